@@ -278,6 +278,19 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def fill_standard_streams() -> None:
+    """Open /dev/null for each standard stream that is closed. Call it before anything else is opened.
+
+    Otherwise the next socket would get the number of a standard stream, and the log would go there.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            lowest = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(lowest, True)
+
+
 def describe(status: int) -> str:
     """Say how a process ended, for people: by its exit status, or minus the signal."""
     if status >= 0:

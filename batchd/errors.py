@@ -1,4 +1,4 @@
-"""What goes wrong on the server's side, sorted by what the operator does next. Daemon, workers and CLI.
+"""Errors on the server's side, sorted by what the operator does next. Daemon, workers and CLI.
 
     BatchdError                   exit code 1: it failed
     ├── ConfigInvalid             2: correct the configuration
@@ -8,9 +8,9 @@
     ├── AlreadyRunning            4: use the daemon that runs, or another runtime directory
     └── MemoryTooSmall            5: give more memory, or ask for less
 
-Invariant: whatever leaves the command line because of the world outside is one of these, and its
-exit code is the class's. A bad sample is no error but data (``SampleUnreadable``,
-``SampleUndecodable``): it never gets this far.
+Invariant: every error that leaves the command line because of the world outside is one of these,
+and its exit code is the class's. A bad sample is no error but data (``SampleUnreadable``,
+``SampleUndecodable``).
 """
 
 import json
@@ -46,11 +46,11 @@ EXIT_CODE_MEANINGS = {
     ExitCode.ALREADY_RUNNING: "another daemon holds the runtime directory",
     ExitCode.NOT_ENOUGH_MEMORY: "not enough memory",
 }
-"""One line for each exit code, for people."""
+"""One line for each exit code, for users."""
 
 
 class BatchdError(Exception):
-    """Something outside of batchd is not as it must be; the text says what, where, and what helps."""
+    """Something outside of batchd is wrong; the text says what, where, and what helps."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
@@ -68,11 +68,11 @@ def path_text(path: KeyPath) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with the configuration.
+    """One problem of the configuration.
 
     ``path`` is the key, such as ``streams.photos.pipeline[1].size`` ("" for the file as a whole),
-    ``meaning`` what the key is for, and ``line`` where it stands in the file, counted from 1 (None
-    where it does not stand there).
+    ``meaning`` explains the key, and ``line`` is its line in the file, counted from 1 (None if the
+    file does not have it).
     """
 
     path: str
@@ -82,7 +82,7 @@ class Problem:
 
 
 class ConfigInvalid(BatchdError):  # noqa: N818  the tree names things by what is wrong with them
-    """The configuration cannot be used; ``problems`` holds everything that is wrong with it, not only the first."""
+    """The configuration cannot be used; ``problems`` holds all problems, not only the first."""
 
     exit_code = ExitCode.USAGE
 
@@ -93,7 +93,10 @@ class ConfigInvalid(BatchdError):  # noqa: N818  the tree names things by what i
 
 
 class MemoryTooSmall(BatchdError):  # noqa: N818  as above
-    """The memory does not hold what was asked for; each of the ``problems`` names the need, the supply and the key to set."""
+    """The memory is too small.
+
+    Each of the ``problems`` names the need, the supply and the key to set.
+    """
 
     exit_code = ExitCode.NOT_ENOUGH_MEMORY
 
@@ -104,31 +107,37 @@ class MemoryTooSmall(BatchdError):  # noqa: N818  as above
 
 
 class SourceInvalid(BatchdError):  # noqa: N818  as above
-    """The files of a stream cannot be served: the folder is empty, the list has a malformed line, a directory is unreadable."""
+    """The files of a stream cannot be served.
+
+    For example: the folder is empty, the list has a malformed line, a directory is unreadable.
+    """
 
     exit_code = ExitCode.USAGE
 
 
 class KeysInvalid(BatchdError):  # noqa: N818  as above
-    """A key file is damaged or open to others, or there is no key of that name, or one already."""
+    """A key file is damaged or open to other users, or the name is unknown or already used."""
 
     exit_code = ExitCode.USAGE
 
 
 class DaemonUnreachable(BatchdError):  # noqa: N818  as above
-    """No daemon answers. Start one with ``batchd serve``, or name its address with ``BATCHD_ADDRESS``."""
+    """No daemon answers. Start one with ``batchd serve``, or set ``BATCHD_ADDRESS``."""
 
     exit_code = ExitCode.NO_DAEMON
 
 
 class AlreadyRunning(BatchdError):  # noqa: N818  as above
-    """Another daemon holds the runtime directory. Use it, stop it, or set ``runtime_dir`` in batchd.toml."""
+    """Another daemon holds the runtime directory.
+
+    Use it, stop it, or set ``runtime_dir`` in batchd.toml.
+    """
 
     exit_code = ExitCode.ALREADY_RUNNING
 
 
 def problems_text(problems: Sequence[Problem], file: str = "") -> str:
-    """Write problems for people: two lines each, where it is and what is wrong, then what the key is for."""
+    """Write problems for users: where each is and what is wrong, then the meaning of the key."""
     name = file or "the configuration"
     lines = [f"{name} has {counted(len(problems), 'problem')}:"]
     for problem in problems:

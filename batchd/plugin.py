@@ -1,4 +1,4 @@
-"""What a package needs that adds a kind of source to batchd. Daemon, workers and ``batchd check``.
+"""The interface for packages that add a kind of source. Daemon, workers and ``batchd check``.
 
 The package names a ``SourceKind`` in its ``pyproject.toml``:
 
@@ -6,17 +6,19 @@ The package names a ``SourceKind`` in its ``pyproject.toml``:
     zip = "batchd_zip:KIND"
 
 and ``source = { type = "plugin", name = "zip", options = { path = "photos.zip" } }`` in batchd.toml
-makes a stream of it. Its four functions get that source as ``PluginSource``. Where each is run, and
-what it has to keep to:
+makes a stream of it. Its four functions get that source as ``PluginSource``. Where each runs, and
+its rules:
 
-* ``problems`` and ``columns``, in ``batchd check`` and in the daemon: quick; they look at headers at most.
-* ``scan``, in the daemon, once: finds every sample, keeps what is needed for each in flat arrays, and refuses with
-  ``SourceInvalid`` what cannot be served, naming file and record. ``Survey.saw`` for each file that is read lets the index be
-  kept for the next start.
-* ``open``, in each worker: a ``Reader``, which reads any sample in any order, and raises ``SampleUnreadable`` for one that it
-  cannot read. A list with an entry for each sample would be in the memory of every worker; the arrays are there once.
+* ``problems`` and ``columns``, in ``batchd check`` and in the daemon: they are quick, and read
+  headers at most.
+* ``scan``, in the daemon, once: finds every sample, and keeps the facts of each in flat arrays. It
+  raises ``SourceInvalid``, which names file and record, for data that cannot be served. With
+  ``Survey.saw`` for each file that it reads, the index is kept for the next start.
+* ``open``, in each worker: a ``Reader``, which reads any sample in any order, and raises
+  ``SampleUnreadable`` for one that it cannot read. A list with an entry for each sample would take
+  memory in every worker; the arrays are in memory once.
 
-The package runs as part of the daemon: it may do whatever the daemon may.
+The package runs as part of the daemon, with all of the daemon's rights.
 """
 
 from batchd.errors import SourceInvalid

@@ -1,10 +1,10 @@
-"""Help with names that nobody has. Daemon, workers and CLI; standard library only."""
+"""Help with unknown names. Daemon, workers and CLI; standard library only."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 SLIPS_MAX, LETTERS_PER_SLIP = 2, 3
-"""Of a name among very many."""
+"""Limits for a name among very many."""
 NAMES_MAX = 40
 """Names that a message lists."""
 
@@ -17,9 +17,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearly(name: str, known: Iterable[str]) -> str | None:
-    """The one of very many ``known`` names that differs from ``name`` by a slip or two, behind the first letter.
+    """The one of very many ``known`` names that differs by a typo or two behind the first letter.
 
-    Among so many, one that only looks similar is hardly ever what was meant.
+    Among so many, a name that only looks similar was hardly ever meant.
     """
     slips = min(SLIPS_MAX, max(1, len(name) // LETTERS_PER_SLIP))
     near = {one: _slips(name.lower(), one.lower()) for one in known if one[:1].lower() == name[:1].lower()}
@@ -27,7 +27,10 @@ def nearly(name: str, known: Iterable[str]) -> str | None:
 
 
 def _slips(one: str, other: str) -> int:
-    """How many letters have to be put in, left out, replaced or swapped with the next to make the one name of the other."""
+    """The typos between two names.
+
+    A typo is a letter inserted, left out, replaced or swapped with the next.
+    """
     if abs(len(one) - len(other)) > SLIPS_MAX:
         return SLIPS_MAX + 1
     rows = [list(range(len(other) + 1))]
@@ -43,7 +46,7 @@ def _slips(one: str, other: str) -> int:
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """Help with a name that is not among the ``known`` ones: one that looks similar, or the only one that begins with it."""
+    """Help with an unknown name: a similar ``known`` one, or the only one that begins with it."""
     begun = [one for one in known if name and one.isidentifier() and one.lower().startswith(name.lower())]
     meant = nearest(name, known) or (begun[0] if len(begun) == 1 else None)
     return f"did you mean {meant}?" if meant is not None else known_here(known)

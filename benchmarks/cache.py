@@ -39,7 +39,7 @@ from batchd.sources.cache.disk import DiskCache
 from batchd.sources.cache.memory import SampleCache
 from batchd.sources.cache.reader import CachedReader
 from batchd.sources.files.options import ListSource
-from batchd.sources.interface import Reader, kind_of
+from batchd.sources.interface import Reader, open_reader
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -139,7 +139,10 @@ def _first_epoch_s(bench: Bench, source: str, cache: str) -> float:
 
 
 class _Side:
-    """A daemon with one stream, of which one epoch after the other is read. It does nothing between two of them."""
+    """A daemon with one stream, of which one epoch after the other is read.
+
+    It does nothing between two of them.
+    """
 
     def __init__(self, stack: ExitStack, bench: Bench, source: str, cache: str) -> None:
         config = bench.scratch / f"batchd-{'with' if cache else 'without'}.toml"
@@ -190,7 +193,7 @@ def _on_disk(bench: Bench, samples: int) -> Iterator[SampleCache | DiskCache]:
 def _singles(bench: Bench, listing: Path, name: str, make: MakeCache) -> None:
     source = ListSource(path=listing, allow_outside_root=True)
     index = scan_source(source, lambda _found: None, IndexCache(None), Storage())
-    reader = kind_of(source).open(source, index, RECORD_BYTES_MAX, Storage())
+    reader = open_reader(source, index, RECORD_BYTES_MAX, Storage())
     rounds = [_single(reader, len(index), make) for _ in range(bench.rounds)]
     reader.close()
     kept = [one.missed_us - one.read_us for one in rounds]

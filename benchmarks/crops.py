@@ -22,9 +22,9 @@ from harness import Bench, Figure, spread
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.decode import decoder_versions
+from batchd.pipeline.image.jpeg_box import seekable
 from batchd.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
 from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.image.seekable import seekable
 from batchd.pipeline.options import StepOptions
 from batchd.samples.columns import Column
 

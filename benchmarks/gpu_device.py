@@ -18,7 +18,10 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 
 class Device(Protocol):
-    """Where batches are brought. ``name`` is None where there is none; ``place`` is where its tensors are."""
+    """Where batches are brought.
+
+    ``name`` is None where there is none; ``place`` is where its tensors are.
+    """
 
     name: str | None
     place: torch.device

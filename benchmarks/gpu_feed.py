@@ -1,4 +1,6 @@
-"""Feeding a GPU from the ring, measured: one table at the end. Needs PyTorch with CUDA and batchd installed on this machine.
+"""Feeding a GPU from the ring, measured: one table at the end.
+
+Needs PyTorch with CUDA and batchd installed on this machine.
 
     python benchmarks/gpu_feed.py [--data FOLDER] [--workers N] [--out FILE.md]
 
@@ -50,7 +52,10 @@ STILL = 'shuffle = false\nmemory = "1GiB"\n'
 
 
 class Extent(NamedTuple):
-    """How much is done. ``ring_batches``: more than the ring has slots, since registering each is not to be measured."""
+    """How much is done.
+
+    ``ring_batches``: more than the ring has slots, since registering each is not to be measured.
+    """
 
     rounds: int
     training_rounds: int
@@ -68,7 +73,10 @@ REHEARSED = Extent(2, 1, 2, 4, 4, 2, 4, 8)
 
 @dataclass
 class Table:
-    """What was found: rows of a name, a value with its spread, and a target where there is one. A rehearsal finds no values."""
+    """What was found: rows of a name, a value with its spread, and a target where there is one.
+
+    A rehearsal finds no values.
+    """
 
     caption: str
     is_measured: bool

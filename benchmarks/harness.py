@@ -59,13 +59,19 @@ class Bench:
         print(figure.line, flush=True)
 
     def config(self, *, workers: int = 2, **stream: Any) -> Path:
-        """Write a configuration with one stream, ``photos``; ``stream`` is what ``self.stream`` takes."""
+        """Write a configuration with one stream, ``photos``.
+
+        ``stream`` is what ``self.stream`` takes.
+        """
         path = self.scratch / "batchd.toml"
         path.write_text(f'[daemon]\nworkers = {workers}\nmemory = "2GiB"\n{self.stream("photos", **stream)}')
         return path
 
     def stream(self, name: str, *, pipeline: str = CROP, batch_size: int = 256, repeats: int = 4, **keys: str) -> str:
-        """The part of a configuration about a stream over the photographs ``repeats`` times; ``keys`` are more of it."""
+        """The part of a configuration about a stream over the photographs ``repeats`` times.
+
+        ``keys`` are more of it.
+        """
         files = sorted(path for path in self.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
         listing = self.scratch / f"list-{repeats}.txt"
         if not listing.exists():  # whoever reads it again while it serves shall find it as it was

@@ -55,7 +55,10 @@ def run(bench: Bench) -> None:
 
 
 def _watchers(bench: Bench) -> None:
-    """What a page that is open costs the observer beside scrapes, and `batchd top` by itself; rounds by turns."""
+    """What a page that is open costs the observer beside scrapes, and `batchd top` by itself.
+
+    Rounds by turns.
+    """
     alone, pages, tops = [], [], []
     for _ in range(min(bench.rounds, 3)):
         alone.append(_watched(bench, _nobody))
@@ -78,7 +81,10 @@ class Watched(NamedTuple):
 
 
 Watcher = Callable[[str, str], "AbstractContextManager[int | None]"]
-"""Watches for as long as it is open, by (address of the daemon, of the observer); gives its process where it has one."""
+"""Watches for as long as it is open, by (address of the daemon, of the observer).
+
+Gives its process where it has one.
+"""
 
 
 def _watched(bench: Bench, watcher: Watcher) -> Watched:

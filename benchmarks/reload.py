@@ -29,7 +29,10 @@ WARM_UP_S = 3.0
 
 
 def run(bench: Bench) -> None:
-    """p99 of the time between batches during reloads, divided by that in steady state; and the longest of each."""
+    """p99 of the time between batches during reloads, divided by that in steady state.
+
+    And the longest of each.
+    """
     gaps: dict[bool, list[float]] = {False: [], True: []}
     config = bench.scratch / "reload.toml"
     with _daemon(bench, config) as (process, address), batchd_client.connect(address) as daemon:

@@ -152,7 +152,10 @@ def _beside_a_hostile_one(bench: Bench) -> None:
 
 
 def _ratios(bench: Bench, good: Player, other: Player, per_s: float) -> list[float]:
-    """The good one's rate beside the other, who acts so often a second, to its rate alone; each side is first in turn."""
+    """The good one's rate beside the other, who acts so often a second, to its rate alone.
+
+    Each side is first in turn.
+    """
     ratios = []
     for number in range(2 * bench.rounds):
         rates = {}
@@ -167,7 +170,10 @@ def _ratios(bench: Bench, good: Player, other: Player, per_s: float) -> list[flo
 
 
 def _many_clients(bench: Bench) -> None:
-    """So many connect within 100 ms to a warm stream of small batches; when has the last one its first batch?"""
+    """So many connect within 100 ms to a warm stream of small batches.
+
+    When has the last one its first batch?
+    """
     config = {"batch_size": 8, "pipeline": SMALL, "memory": '"1GiB"'}
     with ExitStack() as stack:
         address, _, _ = stack.enter_context(served_over_tcp(bench, "many", **config))
@@ -233,7 +239,10 @@ def _trainer(pipe: Connection, address: str, key: Path | None) -> None:
 
 
 def _paced(pipe: Connection, act: Callable[[], object]) -> None:
-    """For each order do something so often a second, until the next word; answer how often it was done."""
+    """For each order do something so often a second, until the next word.
+
+    Answer how often it was done.
+    """
     for per_s in orders(pipe):
         started_s, done = time.perf_counter(), 0
         while not pipe.poll(max(0.0, started_s + done / per_s - time.perf_counter())):
@@ -305,7 +314,10 @@ def _receiver(pipe: Connection) -> None:
 
 
 def _crowd(pipe: Connection, address: str, clients: int) -> None:
-    """Connect many times at once, each in a thread; seconds until the last one has its first batch."""
+    """Connect many times at once, each in a thread.
+
+    Seconds until the last one has its first batch.
+    """
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  in the player alone
 
     def first_batch(_number: int) -> float:

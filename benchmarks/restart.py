@@ -170,7 +170,10 @@ def _has(eyes: batchd_client.Daemon, pid: int) -> bool:
 
 
 def _reader(pipe: Connection, address: str) -> None:
-    """A trainer. Says when the first batch of the next daemon came, and how much CPU it took to wait for it."""
+    """A trainer.
+
+    Says when the first batch of the next daemon came, and how much CPU it took to wait for it.
+    """
     with batchd_client.connect(address) as daemon:
         stream = daemon.stream("photos")
         batches = endless(stream)

@@ -24,7 +24,10 @@ TRAINERS = 8
 WINDOW = 24
 """Batches ahead: 192 workers with two orders each have the rows of 24 batches in hand."""
 SETTLE_S = 20.0
-"""Until every worker has been handed every slot of the ring, once; that is some 13,000 messages with 192 of them."""
+"""Until every worker has been handed every slot of the ring, once.
+
+That is some 13,000 messages with 192 of them.
+"""
 ROUND_S = 10.0
 SMALL = '[{ op = "decode" }, { op = "resize", size = [8, 8] }]'
 

@@ -1,4 +1,7 @@
-"""``batchd serve`` with workers that sleep instead of decoding; see ``scaling``. The same arguments."""
+"""``batchd serve`` with workers that sleep instead of decoding; see ``scaling``.
+
+The same arguments.
+"""
 
 import os
 import sys

@@ -1,4 +1,6 @@
-"""A worker that sleeps instead of decoding: real messages, no pixels. Started by ``scaling_daemon.py`` in place of real ones.
+"""A worker that sleeps instead of decoding: real messages, no pixels.
+
+Started by ``scaling_daemon.py`` in place of real ones.
 
 Each is a fork of this program. Its rows stay as the slot had them, which is zeros. It sleeps until
 the moment when its order would have been done, counted from when the order before it was, so that

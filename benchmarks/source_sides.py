@@ -11,11 +11,11 @@ from pathlib import Path
 
 from stored_sides import write_lmdb, write_parquet, write_small_lmdb, write_small_parquet
 
-from batchd.sources.files.options import WebDatasetSource
 from batchd.sources.options import SourceOptions
 from batchd.sources.tfrecord.frames import FOOTER, HEADER, LENGTH_BYTES, masked_crc
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.sources.tfrecord.reader import Example
+from batchd.sources.webdataset.options import WebDatasetSource
 
 SHARDS = 4
 """Files that the pictures are spread over."""
@@ -26,7 +26,10 @@ class Side:
     """One kind of source."""
 
     write: Callable[[Path, Sequence[Path]], str]
-    """Writes pictures into an empty folder; gives the source as batchd.toml has it. Its image is called ``image``."""
+    """Writes pictures into an empty folder; gives the source as batchd.toml has it.
+
+    Its image is called ``image``.
+    """
     write_small: Callable[[Path, int], SourceOptions]
     """Writes so many samples of a few bytes into an empty folder, for a scan."""
     scan_us_max: float

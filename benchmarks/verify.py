@@ -46,7 +46,10 @@ STREAMS = (("bare", "false"), ("checked", "true"))
 
 
 def _trainer(pipe: Connection, address: str, stream: str) -> None:
-    """Seconds for so many batches; in between the stream is given up, so that nothing is decoded ahead for it."""
+    """Seconds for so many batches.
+
+    In between the stream is given up, so that nothing is decoded ahead for it.
+    """
     with batchd_client.connect(address) as daemon:
         for count in orders(pipe):
             source = daemon.stream(stream)

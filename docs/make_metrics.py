@@ -10,8 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from batchd.config.reference import wrap_prose
-from batchd.observer.metrics import METRICS, OWN, PREFIX, Metric
-from batchd.observer.scopes import OTHER, TRAINERS_MAX
+from batchd.observer.metrics import METRICS, OTHER, OWN, PREFIX, TRAINERS_MAX, Metric
 
 HEAD = Path(__file__).with_name("metrics_head.md")
 TABLE = ("| metric | type | meaning | in the status |", "|---|---|---|---|")

@@ -1,4 +1,6 @@
-"""Two trainers, one daemon: every photograph is decoded once and read twice. Run it with ``make demo``.
+"""Two trainers, one daemon: every photograph is decoded once and read twice.
+
+Run it with ``make demo``.
 
 Serves a folder of photographs (made ones, if none is given) as a child of this script, attaches two
 trainers as processes of their own, shows what they get, draws a contact sheet of a batch, and
@@ -52,7 +54,10 @@ pipeline = [
 
 
 def train(address: str, epochs: int) -> None:
-    """Read every batch of ``epochs`` epochs and look at every pixel; tell the demo how it goes, a line of JSON at a time."""
+    """Read every batch of ``epochs`` epochs and look at every pixel.
+
+    Tell the demo how it goes, a line of JSON at a time.
+    """
     with batchd_client.connect(address) as daemon:
         photos = daemon.stream("photos", epochs=epochs)
         tell(batches=0, samples=0, of=len(photos) * epochs, wait_s=0.0, seconds=0.0)

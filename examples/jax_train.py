@@ -1,4 +1,6 @@
-"""Train a small model in JAX on photographs that batchd serves. Press Ctrl-C, run it again, and it goes on where it was.
+"""Train a small model in JAX on photographs that batchd serves.
+
+Press Ctrl-C, run it again, and it goes on where it was.
 
 Serves a folder with one sub-folder for each class (made photographs, if none is given) as a child
 of this script. Needs JAX alone: pip install jax. The checkpoint holds the parameters and the
@@ -66,7 +68,10 @@ def start(classes: int) -> Trained:
 
 
 def loss_of(parameters: Parameters, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """Cross-entropy. Images come as they were decoded, uint8 [B, H, W, C]; what they shall be is part of the step."""
+    """Cross-entropy.
+
+    Images come as they were decoded, uint8 [B, H, W, C]; what they shall be is part of the step.
+    """
     x = images.astype(jnp.float32) / 127.5 - 1
     for i in range(len(WIDTHS) - 1):
         kernel = parameters[f"convolution{i}"]

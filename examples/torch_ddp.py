@@ -1,4 +1,6 @@
-"""Several processes train one model, each on its share of the same stream; nothing but the launcher says who is who.
+"""Several processes train one model, each on its share of the same stream.
+
+Nothing but the launcher says who is who.
 
     torchrun --nproc-per-node 2 examples/torch_ddp.py --data /path/to/images        gloo on the CPU, nccl on GPUs
 

@@ -1,4 +1,6 @@
-"""Train a small ResNet on a folder of photographs, on one GPU or the CPU; Ctrl-C, start it again, and it goes on.
+"""Train a small ResNet on a folder of photographs, on one GPU or the CPU.
+
+Ctrl-C, start it again, and it goes on.
 
     python examples/torch_resnet.py --data /path/to/images [--epochs 10]        one sub-folder for each class
     python examples/torch_resnet.py                                             makes photographs of its own
@@ -88,7 +90,10 @@ def served(options: argparse.Namespace) -> Iterator[str | None]:
 
 
 def train(loader: BatchdLoader, options: argparse.Namespace) -> None:
-    """Train to the last epoch, from the checkpoint where there is one; write it every few steps and after each epoch."""
+    """Train to the last epoch, from the checkpoint where there is one.
+
+    Write it every few steps and after each epoch.
+    """
     checkpoint = options.out / "checkpoint.pt"
     classes = options.classes or len(loader.stream.classes)
     model = resnet18(classes, options.width).to(loader.device)

@@ -32,6 +32,7 @@ from support.images import write_photos
 from support.keeper import cleared_by, keep
 from support.kernel import RUN_VARIABLE, carriers
 from support.leaks import left_since, look
+from support.s3_server import BucketServer
 from support.settings import folder_stream
 from support.trainer_process import TrainerProcess
 from support.waiting import PATIENCE_S, wait_until
@@ -170,8 +171,6 @@ def web() -> Iterator[FileServer]:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, _network_library: None) -> Iterator[Any]:
     """A server that speaks S3, with an empty bucket, and the environment that names it."""
-    from support.s3_server import BucketServer  # noqa: PLC0415  it takes a second to load
-
     server = BucketServer()
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)

@@ -20,7 +20,10 @@ from pathlib import Path
 PROSE_COLUMNS = 100
 SOURCES = ("batchd", "client")
 READ = (*SOURCES, "tests", "benchmarks", "examples", "docs", "deploy", "tools")
-IMPORTS = "import sys, batchd.cli.main, batchd.cli.serve, batchd.cli.serving; print(*sorted(sys.modules))"
+IMPORTS = (
+    "import sys, batchd.cli.main, batchd.cli.serve, batchd.cli.logs, batchd.config.load, batchd.daemon.serve\n"
+    "print(*sorted(sys.modules))"
+)
 
 
 def python_files(root: Path, *folders: str) -> list[Path]:

@@ -6,8 +6,12 @@ Invariant: whatever goes wrong is a ``BatchdError`` with the exit code of its ki
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import click
+from click.shell_completion import CompletionItem
+
+from batchd.cli.options import completions
 from batchd.errors import BatchdError, DaemonUnreachable
-from batchd_client.asking import ANSWER_TIMEOUT_S, asking
+from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status, asking
 from batchd_client.connection import first_line
 from batchd_client.errors import (
     AddressInvalid,
@@ -21,6 +25,8 @@ from batchd_client.lifeline import SessionLost
 from batchd_client.session import Session
 from batchd_wire.runtime import ADDRESS_VARIABLE
 
+TAB_TIMEOUT_S = 1.0
+"""For a completion: the user cannot type meanwhile."""
 STUCK = "its machine is overloaded or it is stuck: look at its log"
 
 
@@ -58,3 +64,13 @@ def client_errors() -> Iterator[None]:
         raise DaemonUnreachable(first_line(error)) from None
     except BatchdClientError as error:
         raise BatchdError(first_line(error).removeprefix("the daemon says: ")) from None
+
+
+def running_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the names of the daemon's streams in a shell after Tab. Offers nothing, silently, after any error."""
+    try:
+        with running_daemon(context.params.get("address"), TAB_TIMEOUT_S) as session:
+            streams = ask_status(session, TAB_TIMEOUT_S).streams
+    except BatchdError:
+        return []
+    return completions([stream.name for stream in streams], incomplete)

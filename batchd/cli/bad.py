@@ -5,10 +5,9 @@ from time import monotonic
 
 import click
 
-from batchd.cli.asking import running_daemon
-from batchd.cli.complete import running_streams
-from batchd.cli.logs import escaped
+from batchd.cli.asking import running_daemon, running_streams
 from batchd.cli.options import address_option
+from batchd.cli.text import escaped
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskBad, BadSamples
 from batchd_wire.wording import counted

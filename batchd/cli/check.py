@@ -12,9 +12,8 @@ from pathlib import Path
 
 import click
 
-from batchd.cli.logs import escaped
 from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
-from batchd.cli.table import aligned
+from batchd.cli.text import aligned, escaped
 from batchd.config.load import read_config
 from batchd.config.tree import Config
 from batchd.daemon.config_checks import check_reading, preview

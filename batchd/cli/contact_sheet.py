@@ -14,7 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from batchd.cli.peephole import PeekedBatch
+from batchd.cli.peek import PeekedBatch
 from batchd.errors import BatchdError
 
 IMAGES_MAX = 64

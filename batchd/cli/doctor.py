@@ -17,13 +17,12 @@ from rich.text import Text
 
 from batchd import __version__
 from batchd.cli.asking import running_daemon
-from batchd.cli.logs import escaped
 from batchd.cli.options import address_option, config_options
+from batchd.cli.text import escaped
 from batchd.config.load import load_config
-from batchd.doctor.examine import Patient, examine
+from batchd.doctor.examine import Target, check_daemon, examine
 from batchd.doctor.finding import Finding, Level
 from batchd.doctor.machine import Machine, Running
-from batchd.doctor.surroundings import check_daemon
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode
 from batchd_client.asking import ask_status
 from batchd_wire.status import DaemonStatus
@@ -50,7 +49,7 @@ def command(
     Changes nothing. Exit code 1 if there is a problem, 0 with or without warnings.
     """
     is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT
-    findings = _findings(_patient(config_file, overrides, is_given=is_given), address)
+    findings = _findings(_target(config_file, overrides, is_given=is_given), address)
     counts = dict.fromkeys(Level, 0)
     shown = []
     console = Console(markup=False, highlight=False, emoji=False)
@@ -67,23 +66,23 @@ def command(
         sys.exit(ExitCode.FAILED)
 
 
-def _findings(patient: Patient, address: str | None) -> Iterator[Finding]:
+def _findings(target: Target, address: str | None) -> Iterator[Finding]:
     """A daemon is asked first: what it has taken is not what somebody else lacks."""
     status, why_not = _ask_daemon(address)
-    yield from examine(replace(patient, running=_held_by(status)) if status is not None else patient)
+    yield from examine(replace(target, running=_held_by(status)) if status is not None else target)
     yield check_daemon(status.daemon if status is not None else None, why_not, __version__)
 
 
-def _patient(file: Path, overrides: dict[str, str], *, is_given: bool) -> Patient:
+def _target(file: Path, overrides: dict[str, str], *, is_given: bool) -> Target:
     """A configuration that nobody asked for may be missing; one that is there has to be right."""
     machine = Machine()
     if not is_given and not file.exists():
-        return Patient(machine, file, None, f"there is no {file} here, so only the machine is looked at")
+        return Target(machine, file, None, f"there is no {file} here, so only the machine is looked at")
     try:
-        return Patient(machine, file, load_config(file, overrides))
+        return Target(machine, file, load_config(file, overrides))
     except ConfigInvalid as error:
         why = f"{file} has {counted(len(error.problems), 'problem')}"
-        return Patient(machine, file, None, why, is_broken=True)
+        return Target(machine, file, None, why, is_broken=True)
 
 
 def _ask_daemon(address: str | None) -> tuple[DaemonStatus | None, str]:

@@ -10,8 +10,8 @@ consists of.
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from batchd.cli.table import aligned
-from batchd.config.runtime import default_cache_dir
+from batchd.cli.text import aligned
+from batchd.config.directories import default_cache_dir
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect
@@ -24,7 +24,7 @@ from batchd.pipeline.options import StepOptions
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.sizes import round_bytes
-from batchd.sources.interface import Reader, kind_of
+from batchd.sources.interface import Reader, open_reader
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -80,7 +80,7 @@ def _rows(  # noqa: PLR0917  what is read, and how, and what comes of it
     storage: Storage,
 ) -> Iterator[tuple[str, ...]]:
     source = plan.config.source
-    reader = kind_of(source).open(source, index, plan.pipeline.record_bytes_max, storage)
+    reader = open_reader(source, index, plan.pipeline.record_bytes_max, storage)
     try:
         for sample in samples:
             yield (str(sample), reader.name(sample), *_cells(reader, pipeline, sample, decode, kept_bytes))

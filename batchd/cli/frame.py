@@ -14,8 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from batchd.cli.duration import duration
-from batchd.cli.logs import escaped
+from batchd.cli.text import duration, escaped
 from batchd.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
 from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted

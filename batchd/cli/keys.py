@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import click
 
 from batchd.cli.options import DEFAULT_CONFIG_FILE
+from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
-from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY
 from batchd.daemon.tcp.keys import FILE_MODE, RESTART, KeyDirectory, TrainerKey, open_keys
 from batchd.errors import BatchdError
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, connection_file_text

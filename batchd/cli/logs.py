@@ -1,44 +1,101 @@
-"""How the log looks, and that nobody's words can forge it. Set once, at the start of a process.
+"""The log: its form, and lines that neither foreign text nor a full pipe can damage. Set up once, at the start of a process.
 
     text       on a terminal: time, level, event, facts, in colours
-    journal    where standard error is the journal's: <priority>event: facts; the journal has time and process itself
+    journal    if standard error is the journal's: <priority>event: facts; the journal has time and process itself
     json       otherwise: one object on each line
 
 Levels by audience: DEBUG the developer, INFO one line for each event in the life of the daemon,
-WARNING it healed itself, ERROR somebody must act. docs/logs.md has every event.
+WARNING the daemon healed itself, ERROR an operator must act. docs/logs.md has every event.
 
-Invariant: one event is one line. What peers and files bring is shown without anything that a
-terminal or the journal would obey: control characters, escapes and line ends are written as such.
+The other end of standard error may be full, slow or closed:
+
+    room      write
+    no room   (the reader of the pipe sleeps) wait once for a moment; then drop lines until there is room
+    error     (no space on the disk, no reader) drop the line
+
+Invariant: one event is one line. Control characters, escapes and line ends in the text of peers and
+files are written as escapes, so neither a terminal nor the journal obeys them.
+Invariant: logging never blocks for long and never raises. Dropped lines are counted, and the next
+line that is written says how many; a line that was cut is ended before the next begins.
 """
 
 import logging
 import os
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Literal
+import select
+from collections.abc import Mapping
+from typing import Literal
 
 import structlog
+from structlog.typing import EventDict, Processor
 
-from batchd.cli.log_lines import LogLines, standard_error
+from batchd.children import fill_standard_streams
+from batchd.cli.text import escaped
 
 LogFormat = Literal["auto", "text", "json"]
-Event = MutableMapping[str, Any]
 
 JOURNAL_VARIABLE = "JOURNAL_STREAM"
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-"""Of syslog(3), which systemd reads from the beginning of a line (SyslogLevelPrefix=, on by default)."""
+"""Of syslog(3), which systemd reads from the start of a line (SyslogLevelPrefix=, on by default)."""
 VALUE_CHARACTERS_MAX = 4_000
+PORTION_BYTES = select.PIPE_BUF
+"""A pipe that has any room has room for so much."""
+PATIENCE_MS = 100
+STANDARD_ERROR = 2
+
+
+class LogLines:
+    """A logger for structlog: each method writes one line to ``descriptor``."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.lost = 0
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+        self._is_cut = False
+        self._is_stuck = False
+
+    def write(self, line: str) -> None:
+        """Write a line, or count it as dropped."""
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        if self._is_cut:
+            data = b"\n" + data
+        before = len(data)
+        try:
+            while data and self._has_room():
+                data = data[os.write(self._descriptor, data[:PORTION_BYTES]) :]
+        except OSError:
+            self._is_stuck = False  # the error came at once, so try the next line, too
+        if data:
+            self.lost += 1
+            self._is_cut = self._is_cut or len(data) < before
+        else:
+            self._is_cut = self._is_stuck = False
+            self.lost = 0
+
+    msg = debug = info = warning = error = critical = write
+
+    def _has_room(self) -> bool:
+        ready = bool(self._poll.poll(0 if self._is_stuck else PATIENCE_MS))
+        self._is_stuck = not ready
+        return ready
+
+    def mention_lost(self, _logger: object, _method: str, event: EventDict) -> EventDict:
+        """A processor: add the number of dropped lines to the event."""
+        return {**event, "lost_lines": self.lost} if self.lost else event
 
 
 def set_up_logs(level: str, log_format: LogFormat = "auto") -> None:
-    """Write what is at least ``level`` (a name of ``logging``) to standard error."""
-    descriptor = standard_error()
-    lines = LogLines(descriptor)
+    """Write events of ``level`` (a name of ``logging``) and above to standard error."""
+    fill_standard_streams()
+    lines = LogLines(STANDARD_ERROR)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             lines.mention_lost,
             _cut,
-            *_form(log_format, is_terminal=os.isatty(descriptor), is_journal=is_journal(descriptor, os.environ)),
+            *_form(
+                log_format, is_terminal=os.isatty(STANDARD_ERROR), is_journal=is_journal(STANDARD_ERROR, os.environ)
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=lambda *_names: lines,
@@ -47,13 +104,13 @@ def set_up_logs(level: str, log_format: LogFormat = "auto") -> None:
 
 
 def is_journal(descriptor: int, environment: Mapping[str, str]) -> bool:
-    """Is this descriptor the one that systemd connected to the journal? Its variable names device and inode."""
+    """True if systemd connected this descriptor to the journal: its variable names device and inode."""
     status = os.fstat(descriptor)
     return environment.get(JOURNAL_VARIABLE) == f"{status.st_dev}:{status.st_ino}"
 
 
-def _form(log_format: LogFormat, *, is_terminal: bool, is_journal: bool) -> list[Callable[..., Any]]:
-    """The last processors: what makes a line of an event."""
+def _form(log_format: LogFormat, *, is_terminal: bool, is_journal: bool) -> list[Processor]:
+    """The last processors, which make a line of an event."""
     is_json = log_format == "json" or (log_format == "auto" and not is_terminal and not is_journal)
     if is_journal:
         return [_json_with_priority if is_json else _text_with_priority]
@@ -63,8 +120,8 @@ def _form(log_format: LogFormat, *, is_terminal: bool, is_journal: bool) -> list
     return [stamp, _text_in_colors if is_terminal else _text]
 
 
-def _cut(_logger: object, _method: str, event: Event) -> Event:
-    """No value is longer than anybody reads."""
+def _cut(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """A processor: shorten long values."""
     return {name: _shortened(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
@@ -73,35 +130,24 @@ def _shortened(text: str) -> str:
     return f"{text[:VALUE_CHARACTERS_MAX]}... ({more} characters more)" if more > 0 else text
 
 
-def escaped(text: str) -> str:
-    r"""The text with everything that is no visible character written out, as \n and \x1b."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else _written_out(one) for one in text)
-
-
-def _written_out(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-def _text_with_priority(_logger: object, method: str, event: Event) -> str:
+def _text_with_priority(_logger: object, method: str, event: EventDict) -> str:
     """One line for the journal."""
-    return f"<{PRIORITIES[method]}>{_told(event)}"
+    return f"<{PRIORITIES[method]}>{_line(event)}"
 
 
-def _text(_logger: object, method: str, event: Event) -> str:
-    """One line for a file that people read."""
-    return f"{event['timestamp']} {method:<7} {_told(event)}"
+def _text(_logger: object, method: str, event: EventDict) -> str:
+    """One line for a file."""
+    return f"{event['timestamp']} {method:<7} {_line(event)}"
 
 
-def _text_in_colors(_logger: object, method: str, event: Event) -> str:
+def _text_in_colors(_logger: object, method: str, event: EventDict) -> str:
     """One line for a terminal."""
     color = _COLORS[method]
-    return f"{_DIM}{event['timestamp']}{_PLAIN} {color}{method:<7}{_PLAIN} {_told(event, _BOLD, _DIM, _PLAIN)}"
+    return f"{_DIM}{event['timestamp']}{_PLAIN} {color}{method:<7}{_PLAIN} {_line(event, _BOLD, _DIM, _PLAIN)}"
 
 
-def _told(event: Event, bold: str = "", dim: str = "", plain: str = "") -> str:
-    """The event, and what belongs to it as ``key=value``."""
+def _line(event: EventDict, bold: str = "", dim: str = "", plain: str = "") -> str:
+    """The event and its facts as ``key=value``."""
     facts = [f"{dim}{name}={plain}{_value(fact)}" for name, fact in event.items() if name not in _NO_FACTS]
     what = f"{bold}{escaped(str(event['event']))}{plain}"
     return f"{what}: {' '.join(facts)}" if facts else what
@@ -127,5 +173,5 @@ _COLORS = {
 _render_json = structlog.processors.JSONRenderer()
 
 
-def _json_with_priority(logger: object, method: str, event: Event) -> str:
+def _json_with_priority(logger: object, method: str, event: EventDict) -> str:
     return f"<{PRIORITIES[method]}>{_render_json(logger, method, event)!s}"

@@ -4,11 +4,12 @@ Invariant: ``--config`` and ``--set`` mean the same in every command, and reach 
 ``config_file`` and ``overrides``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -59,3 +60,8 @@ def _split(_context: click.Context, _option: click.Parameter, settings: tuple[st
             raise click.BadParameter(f"{setting!r} is not PATH=VALUE, such as streams.photos.batch_size=64")
         overrides[path.strip()] = value.strip()
     return overrides
+
+
+def completions(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """The names that a shell offers after Tab, sorted."""
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]

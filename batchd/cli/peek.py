@@ -1,22 +1,38 @@
-"""``batchd peek``: a picture of one batch of a stream, as a trainer that begins there would get it. Runs in the user's shell.
+"""``batchd peek``: draw one batch of a stream as a new trainer would get it at that position. Runs in the user's shell.
 
-A batch without images is printed as a table instead. Whoever waits because a live stream has no
-samples is told so.
+A batch without images is printed as a table. While a live stream has no samples, the command says
+so and waits.
+
+Invariant: the batch is a copy, so its slot is released at once.
 """
 
+import logging
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+import numpy as np
 
-from batchd.cli.complete import running_streams
+import batchd_client
+from batchd.cli.asking import client_errors, running_daemon, running_streams
 from batchd.cli.options import address_option
-from batchd.cli.peephole import peek
-from batchd.cli.table import batch_table
+from batchd.cli.text import aligned
 from batchd.errors import BatchdError
+from batchd_client.asking import ask_status
+from batchd_client.batch import Room
+from batchd_wire.fields import length_texts
+from batchd_wire.views import row_views
 from batchd_wire.wording import counted
 
+BATCH_TIMEOUT_S = 120.0
 POSITION = re.compile(r"\d{1,9}:\d{1,9}")
+ROWS_MAX = 8
+"""Samples in the table of a batch."""
+VALUES_MAX = 6
+"""Numbers of one field of one sample that the table shows."""
+TEXT_CHARACTERS_MAX = 40
 
 
 def _position(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -70,3 +86,103 @@ def command(  # noqa: PLR0917  one for each option
     drawn = field or images[0]
     write_sheet(batch, output, drawn, is_bgr=bgr or drawn in batch.bgr_fields)
     click.echo(f"{output}: {where}")
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedBatch:
+    """A copy of one batch: ``arrays`` by field, each ``[samples, ...]``; ``classes`` may be empty.
+
+    ``varying``: the fields of which samples differ in shape, by name. Their arrays have room for
+    the largest there may be. ``bgr_fields``: images that the pipeline makes with their colours blue
+    first.
+    """
+
+    epoch: int
+    step: int
+    classes: Sequence[str]
+    arrays: Mapping[str, np.ndarray]
+    varying: Mapping[str, Room] = field(default_factory=dict)
+    bgr_fields: Sequence[str] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many samples it has."""
+        return len(next(iter(self.arrays.values())))
+
+    def samples(self, name: str) -> list[np.ndarray]:
+        """The values of a field, one array for each sample, in its own shape."""
+        array, room = self.arrays[name], self.varying.get(name)
+        if room is None or room.varying is None or room.sizes is None:
+            return [array[row, ...] for row in range(len(array))]
+        return row_views(array, room.sizes, room.varying)
+
+    def type_text(self, name: str) -> str:
+        """Type and shape of one sample, for people."""
+        array, room = self.arrays[name], self.varying.get(name)
+        lengths = length_texts(array.shape[1:], room.varying if room else None)
+        return f"{array.dtype}[{', '.join(lengths)}]" if lengths else str(array.dtype)
+
+
+class _Echo(logging.Handler):
+    """Says what the client would put into a trainer's log, such as that a live stream has no samples yet."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"batchd: {record.getMessage()}", err=True)
+
+
+def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch:
+    """Wait for a batch of the stream and copy it, as a trainer that begins there would get it. Raises ``BatchdError``."""
+    with running_daemon(address) as session:
+        known, found = ask_status(session).stream(stream), session.address
+    log, echo = logging.getLogger("batchd_client"), _Echo(logging.WARNING)
+    log.addHandler(echo)
+    try:
+        with (
+            client_errors(),
+            batchd_client.connect(found, reconnect_timeout_s=0, batch_timeout_s=BATCH_TIMEOUT_S) as daemon,
+            daemon.spectate(stream, epoch, step) as looked_at,
+            next(iter(looked_at)) as batch,
+        ):
+            rooms = {name: (room := batch.room(name))._replace(array=room.array.copy()) for name in batch}
+            arrays = {name: room.array for name, room in rooms.items()}
+            varying = {name: room for name, room in rooms.items() if room.varying is not None}
+            bgr_fields = known.bgr_fields if known is not None else ()
+            return PeekedBatch(batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields)
+    finally:
+        log.removeHandler(echo)
+
+
+def batch_table(batch: PeekedBatch) -> list[str]:
+    """The fields of a batch with their types, and the values of its first samples."""
+    columns = [
+        [name, batch.type_text(name), *(_cell(value) for value in batch.samples(name)[:ROWS_MAX])]
+        for name in batch.arrays
+    ]
+    return aligned(list(zip(*columns, strict=True)))
+
+
+def _cell(value: np.ndarray) -> str:
+    """A sample's value in some forty characters: a number, a text, or the first numbers of an array."""
+    if value.ndim == 0:
+        return _number(value)
+    if (text := _text(value)) is not None:
+        short = text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 2] + ".."
+        return f'"{short}"'
+    shape = f"{list(value.shape)} " if value.ndim > 1 else ""
+    more = f" .. ({value.size})" if value.size > VALUES_MAX else ""
+    return f"{shape}{' '.join(_number(one) for one in value.reshape(-1)[:VALUES_MAX])}{more}" or "(empty)"
+
+
+def _text(value: np.ndarray) -> str | None:
+    """What a field of bytes says, with its zeros at the end left out; None where that is no text."""
+    if value.dtype != np.uint8 or value.ndim != 1:
+        return None
+    try:
+        text = value.tobytes().rstrip(b"\0").decode()
+    except UnicodeDecodeError:
+        return None
+    return text if text and text.isprintable() else None
+
+
+def _number(value: np.ndarray) -> str:
+    return f"{value:.6g}" if value.dtype.kind == "f" else str(value)

@@ -9,22 +9,22 @@ from pathlib import Path
 from types import FrameType
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from batchd.cli.complete import configured_streams
 from batchd.cli.logs import set_up_logs
-from batchd.cli.options import config_options
-from batchd.config.load import load_config
-from batchd.config.runtime import default_cache_dir
+from batchd.cli.options import DEFAULT_CONFIG_FILE, completions, config_options
+from batchd.config.directories import default_cache_dir
+from batchd.config.load import load_config, read_config
 from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.options import Decode, Resize
 from batchd.pipeline.options import SIDE_PIXELS_MAX, StepOptions
+from batchd.prepare.members import files_table, source_table
 from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, PrepareProgress, prepare
-from batchd.prepare.source_table import files_table, source_table
 from batchd.samples.sizes import round_bytes
 from batchd.sources.interface import kind_of
 from batchd.sources.options import SourceOptions
@@ -34,8 +34,17 @@ from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
 
 
+def _configured_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the names of the streams in the configuration in a shell after Tab, also if parts of it are wrong."""
+    try:
+        streams = read_config(context.params.get("config_file") or DEFAULT_CONFIG_FILE).data.get("streams")
+    except BatchdError:
+        return []
+    return completions(streams if isinstance(streams, dict) else (), incomplete)
+
+
 @click.command("prepare")
-@click.argument("stream", shell_complete=configured_streams)
+@click.argument("stream", shell_complete=_configured_streams)
 @click.option(
     "--to", "folder", metavar="DIR", type=click.Path(path_type=Path), required=True, help="The folder of the shards."
 )

@@ -1,11 +1,16 @@
 """``batchd serve``: the daemon in the foreground. Runs as the DAEMON process.
 
-What workers are forked from is started before the daemon imports its own, since both take as long:
-see ``serving``. What is imported stays, so the collector of garbage does not look through it: not
-meanwhile, which is a tenth of the time, and not later. ``structlog`` loads ``rich`` where it can,
-for tracebacks that the daemon never prints: another tenth.
+The fork server of the workers is started before the daemon imports its own modules, since both take
+equally long. The imported modules stay, so the garbage collector skips them: during the imports,
+which saves a tenth of the time, and later. ``structlog`` loads ``rich`` if it is installed, for
+tracebacks that the daemon never prints: another tenth.
+
+Invariant: standard output has one line: the address, once trainers can connect. For a script that
+embeds the daemon it has the reason instead if the daemon does not start. All else is log, on
+standard error.
 """
 
+import faulthandler
 import gc
 import sys
 from collections.abc import Iterator
@@ -16,9 +21,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchd.children import start_linked
-from batchd.cli.log_lines import fill_standard_streams
+from batchd.children import fill_standard_streams, start_linked
 from batchd.cli.options import config_options
+from batchd.errors import BatchdError
+from batchd_wire.wording import counted
 
 if TYPE_CHECKING:
     from batchd.cli.logs import LogFormat
@@ -50,30 +56,64 @@ def command(
     second one exits immediately. SIGHUP, or `batchd reload`, reads the configuration again.
     """
     fill_standard_streams()
-    launched = None
-    with suppress(OSError):  # it is tried again, and said, when the first worker is wanted
-        launched = start_linked("batchd.worker")
+    fork_server = None
+    with suppress(OSError):  # the daemon tries again, and reports it, when it needs the first worker
+        fork_server = start_linked("batchd.worker")
     try:
         gc.disable()
-        with _hidden("rich"):
-            from batchd.cli.serving import run  # noqa: PLC0415  see above
+        with _hidden("rich"):  # imported here for the reasons above
+            from batchd.cli.logs import set_up_logs  # noqa: PLC0415
+            from batchd.config.load import load_config  # noqa: PLC0415
+            from batchd.daemon.reload.requests import Origin  # noqa: PLC0415
+            from batchd.daemon.serve import ServeOptions, serve  # noqa: PLC0415
 
         gc.freeze()
         gc.enable()
-        run(config_file, overrides, (log_level, log_format), lifeline, launched)
+        set_up_logs(log_level, log_format)
+        config = load_config(config_file, overrides)
+        options = ServeOptions(
+            lifeline=lifeline,
+            progress=_ScanProgress(),
+            ready=_print_address,
+            origin=Origin(config_file.absolute(), overrides),
+            launched=fork_server,
+        )
+        if sys.stderr is not None:  # None if it was closed
+            faulthandler.enable()  # if the daemon hangs and is aborted, the log says where
+        serve(config, options)
+    except BatchdError as error:
+        if lifeline is not None:
+            click.echo(str(error))
+        raise
     finally:
-        if launched is not None:
-            launched.child.end()
+        if fork_server is not None:
+            fork_server.child.end()
+
+
+def _print_address(address: str) -> None:
+    click.echo(address)
+    sys.stdout.flush()
+
+
+class _ScanProgress:
+    """Counts samples on one line of the terminal while a source is scanned; prints nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._shows = sys.stderr is not None and sys.stderr.isatty()  # None if it was closed
+
+    def __call__(self, stream: str, found: int) -> None:
+        if self._shows:
+            click.echo(f"\rscanning {stream}: {counted(found, 'sample')}\x1b[K\r", err=True, nl=False)
 
 
 @contextmanager
 def _hidden(package: str) -> Iterator[None]:
-    """Within it, a package that is not loaded yet looks as if it were not installed."""
+    """In the context, a package that is not loaded yet counts as not installed."""
     if package in sys.modules:
         yield
         return
     modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]
-    modules[package] = None  # which the import system takes for "not there"
+    modules[package] = None  # the import system takes None for "not installed"
     try:
         yield
     finally:

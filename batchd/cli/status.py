@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from batchd.cli.asking import running_daemon
-from batchd.cli.duration import duration
 from batchd.cli.options import address_option
+from batchd.cli.text import duration
 from batchd.samples.sizes import round_bytes
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskStatus, Status

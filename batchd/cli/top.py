@@ -25,11 +25,11 @@ from rich.live import Live
 from rich.text import Text
 
 from batchd.cli.asking import client_errors, running_daemon
-from batchd.cli.duration import duration
 from batchd.cli.frame import frame
 from batchd.cli.options import address_option
 from batchd.cli.status import PIPED_COLUMNS
-from batchd.diagnosis.overview import Looks
+from batchd.cli.text import duration
+from batchd.diagnosis.overview import StatusWindow
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_client.asking import ask_status
 from batchd_client.lifeline import SessionLost
@@ -74,7 +74,7 @@ class Source:
         self._stack = ExitStack()
         self._session: Session | None = None
         self._asked_s: float | None = None
-        self.looks = Looks()
+        self.window = StatusWindow()
         self.notice = ""
 
     def __enter__(self) -> Self:
@@ -117,7 +117,7 @@ class Source:
         if not isinstance(reply, Status):
             return False
         self._asked_s, self.notice = None, ""
-        self.looks.add(read_status(reply.status))
+        self.window.add(read_status(reply.status))
         return True
 
     def _try_again(self) -> None:
@@ -134,13 +134,13 @@ class Source:
 
 
 def _print_once(address: str | None, interval_s: float) -> None:
-    looks = Looks()
+    window = StatusWindow()
     with running_daemon(address) as session:
-        looks.add(ask_status(session))
+        window.add(ask_status(session))
         select.select([], [], [], interval_s)
-        looks.add(ask_status(session))
+        window.add(ask_status(session))
     console = _console(None if sys.stdout.isatty() else PIPED_COLUMNS)
-    console.print(_drawn(looks, console.width, None, ""))
+    console.print(_drawn(window, console.width, None, ""))
 
 
 def _watch(source: Source, live: Live, wake: int, interval_s: float) -> None:
@@ -153,7 +153,7 @@ def _watch(source: Source, live: Live, wake: int, interval_s: float) -> None:
             due_s = now + interval_s
         is_news, size = source.take(), live.console.size
         if is_news or shown != (source.notice, size):
-            live.update(_drawn(source.looks, size.width, size.height, source.notice), refresh=True)
+            live.update(_drawn(source.window, size.width, size.height, source.notice), refresh=True)
             shown = source.notice, size
         ready = select.select([sys.stdin, wake, *source.sources()], [], [], max(0.0, due_s - monotonic()))[0]
         if wake in ready:
@@ -167,8 +167,8 @@ def _wants_to_end() -> bool:
     return not keys or any(key in QUIT_KEYS for key in keys)
 
 
-def _drawn(looks: Looks, width: int, height: int | None, notice: str) -> RenderableType:
-    overview = looks.overview()
+def _drawn(window: StatusWindow, width: int, height: int | None, notice: str) -> RenderableType:
+    overview = window.overview()
     if overview is None:
         return Text(notice or "asking the daemon")
     return frame(overview, width, height, notice=notice)

@@ -12,13 +12,11 @@ from pathlib import Path
 
 from batchd.config.tree import StreamConfig
 from batchd.errors import KeyPath, SourceInvalid
-from batchd.functions.find import ModuleNotFound, find_module, function_problems
-from batchd.functions.names import parse_function
+from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
 from batchd.functions.signature import Given
 from batchd.pipeline.call.effects import call_given
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.options import StepOptions
-from batchd.sources.code.declared import source_given
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.sources.composed.options import sources_in
 from batchd.sources.options import SourceOptions
@@ -60,7 +58,7 @@ def code_problems(
     ``sources``: with their keys in the stream's source. ``steps``: by their places in its pipeline.
     """
     named: list[tuple[KeyPath, str, Given]] = [
-        (("source", *key, *inner, "function"), source.function, source_given(source))
+        (("source", *key, *inner, "function"), source.function, source.given)
         for key, whole in sources
         for inner, source in sources_in(whole)
         if isinstance(source, (PythonSource, GeneratorSource))

@@ -21,8 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from batchd.config.lines import key_lines
-from batchd.config.problems import locate, problems_from
+from batchd.config.problems import key_lines, locate, problems_from
 from batchd.config.schema import path_keys, path_places
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import ConfigInvalid, KeyPath, Problem, path_text

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 from textwrap import fill, wrap
 
-from batchd.config.examples import EXAMPLES, example_of
-from batchd.config.schema import Node, alternatives, json_schema, resolve
+from batchd.config.schema import EXAMPLES, Node, alternatives, example_of, json_schema, resolve
 from batchd.samples.sizes import format_bytes
 
 WIDTH_CHARACTERS = 110

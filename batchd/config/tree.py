@@ -17,9 +17,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from batchd.config.addresses import HTTP_DEFAULT, host_name, parse_http, parse_tcp
 from batchd.config.cpus import available_cpus
-from batchd.config.http import DEFAULT, host_name, parse_http
-from batchd.config.tcp import parse_tcp
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import Checks
@@ -127,7 +126,7 @@ class DaemonConfig(_Branch):
     are any, /etc/batchd/keys for root, and $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys
     for other users."""
 
-    http: Annotated[str, AfterValidator(_http_place)] = DEFAULT
+    http: Annotated[str, AfterValidator(_http_place)] = HTTP_DEFAULT
     """Listening address for /metrics, /healthz, /readyz and /status.json: an address of this
     machine (or a name of it, or "*" for all) and a port (0: any free one), or "off". Plain HTTP
     without authentication: do not expose it on an untrusted network. A daemon inside a script has

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from batchd.config.addresses import tcp_endpoint
+from batchd.config.directories import choose_runtime_directory
 from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
 from batchd.config.load import LoadedConfig
-from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
-from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.cache_file import file_problem
@@ -38,9 +38,8 @@ from batchd.daemon.tcp.keys import check_tcp_keys, open_keys
 from batchd.errors import BatchdError, ConfigInvalid, KeyPath, MemoryTooSmall, Problem, SourceInvalid, path_text
 from batchd.pipeline.call.options import Call
 from batchd.samples.columns import Column
-from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd.sources.source_checks import SAMPLES_MAX, try_source
 from batchd.storage.access import Storage
-from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
 
@@ -150,11 +149,11 @@ def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
         return None
     import zmq  # noqa: PLC0415  most configurations need it not
 
-    from batchd.daemon.tcp.sessions import IO_THREADS_MAX, cannot_listen  # noqa: PLC0415  the same
+    from batchd.daemon.tcp.sessions import cannot_listen, check_context_threads  # noqa: PLC0415  the same
 
     endpoint = tcp_endpoint(daemon.tcp)
     try:
-        check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
+        check_context_threads()
         with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
             router.bind(endpoint)
     except BatchdError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from batchd.config.runtime import choose_runtime_directory
+from batchd.config.directories import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.errors import AlreadyRunning, BatchdError, Problem
 from batchd_wire.runtime import RuntimeDirectory

@@ -32,9 +32,9 @@ import structlog
 
 from batchd import failpoints
 from batchd.children import Linked
-from batchd.config.runtime import default_cache_dir
+from batchd.config.addresses import tcp_endpoint
+from batchd.config.directories import default_cache_dir
 from batchd.config.schema import meaning_of
-from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config
 from batchd.core.events import Event, SlotWanted
 from batchd.core.state import DaemonState
@@ -57,7 +57,7 @@ from batchd.daemon.service.manager import Notifier, Service
 from batchd.daemon.service.observer import ObserverProcess, open_http
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.tcp.keys import check_tcp_keys, open_keys
-from batchd.daemon.tcp.sessions import IO_THREADS_MAX, TcpDoor
+from batchd.daemon.tcp.sessions import TcpDoor, check_context_threads
 from batchd.daemon.workers.interface import Workers
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem
@@ -65,7 +65,6 @@ from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
-from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory
 from batchd_wire.status import ReloadOutcome
 
@@ -211,7 +210,7 @@ class Assembly:
         problem = check_tcp_keys(self._daemon, keys)
         if problem is not None:
             raise ConfigInvalid([problem])
-        check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
+        check_context_threads()
         has_keys = keys.daemon_key() is not None
         door = TcpDoor(side, self._session_limits, keys if has_keys else None)
         self._stack.callback(door.close)

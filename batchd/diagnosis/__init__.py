@@ -1,7 +1,7 @@
-"""Why a trainer waits: from two looks at the daemon's numbers to one verdict for each trainer. In no process of its own.
+"""Why a trainer waits: from two statuses of the daemon to one verdict for each trainer. In any process.
 
-    status, a few seconds, status --readings--> what happened in between --verdicts--> kind, numbers, remedy
+    status, a few seconds, status --readings--> the difference --verdicts--> kind, proof, remedy
 
-Pure: it reads the values of ``batchd_wire.status``, so the command line and the page come to the
-same verdict.
+Pure: it reads the values of ``batchd_wire.status``, so the command line and the page reach the same
+verdict.
 """

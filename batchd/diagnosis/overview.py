@@ -1,18 +1,18 @@
-"""What there is to see of a daemon at one moment, for people: ``batchd top`` and the page show the same. Pure; whoever asks.
+"""Overview of a daemon at one moment: ``batchd top`` and the page show the same. Pure.
 
-    statuses, one after the other --> Looks --> Overview: streams, trainers with their verdicts, workers
+    statuses in order --> StatusWindow --> Overview: streams, trainers with their verdicts, workers
 
-Rates and shares are those of the last ``WINDOW_S``: what changed between the oldest look that is
-kept and the newest.
+Rates and shares are those of the last ``WINDOW_S``: the difference between the oldest status that
+is kept and the newest.
 
-Invariant: a number that cannot be known yet is None, never zero.
+Invariant: a number that is not known yet is None, never zero.
 """
 
 from collections import deque
 from dataclasses import dataclass, field, replace
 
 from batchd.diagnosis.readings import Reading, StreamReading, TrainerReading, compare
-from batchd.diagnosis.verdicts import Verdict, judged
+from batchd.diagnosis.verdicts import Verdict, judge_trainers
 from batchd.orders.worker import BAD_PART
 from batchd_wire.status import (
     DaemonStatus,
@@ -24,17 +24,17 @@ from batchd_wire.status import (
 
 WINDOW_S = 5.0
 STILL_S = 5.0
-"""A trainer that has done nothing new for so long is said to."""
+"""Time without progress after which a trainer is shown as still."""
 FILES_PART = "wait for files"
-"""The part of a sample's time that is spent waiting for a server of files."""
+"""Name of the part of a sample's time that is spent waiting for a file server."""
 
 SubscriptionKey = tuple[str, int]
-"""A subscription, wherever it is: its stream and its number."""
+"""A subscription: the name of its stream, and its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """One stream. ``free_slots``: the ring may still grow by these. ``parts``: (name, ms per sample), in order of the work."""
+    """One stream. ``parts``: (name, ms per sample), in order of the work."""
 
     name: str
     batch_size: int
@@ -54,7 +54,7 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True)
 class VerdictView:
-    """A verdict in plain words. ``is_healthy``: there is nothing to be mended."""
+    """A verdict as text. ``is_healthy``: nothing needs a remedy."""
 
     kind: str
     is_healthy: bool
@@ -64,9 +64,9 @@ class VerdictView:
 
 @dataclass(frozen=True, slots=True)
 class TrainerView:
-    """One trainer's claim. ``still_s``: for how long it has taken no batch; ``is_waiting`` says whether it wants one.
+    """One subscription. ``still_s``: seconds without a batch; ``is_waiting``: it waits for one.
 
-    ``epoch`` and ``step`` are None at its end. ``sent_bytes_per_s`` is None for one on this host.
+    ``epoch`` and ``step`` are None at its end; ``sent_bytes_per_s`` is None on this host.
     """
 
     name: str
@@ -90,13 +90,13 @@ class TrainerView:
 
     @property
     def is_still(self) -> bool:
-        """Has it taken no batch for so long that somebody should know, though there are more?"""
+        """True if it has taken no batch for ``STILL_S``, although there are more."""
         return self.epoch is not None and self.still_s >= STILL_S
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker. ``replaced``: how often another took its place while we looked."""
+    """One worker. ``replaced``: how often a new one took its place since the first status."""
 
     place: int
     pid: int | None
@@ -110,7 +110,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All of it. ``seconds``: how far the two looks are apart that rates come from; None where there is one look."""
+    """The whole daemon. ``seconds``: time between the two statuses; None with a single one."""
 
     version: str
     pid: int
@@ -127,14 +127,14 @@ class Overview:
 
 
 @dataclass(slots=True)
-class Memory:
-    """What no two looks tell: since when trainers have been as they are, and how many workers each place has had."""
+class _Changes:
+    """Changes that two statuses do not show: a trainer's last progress, replaced workers by place."""
 
     since_s: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = field(default_factory=dict)
     replaced: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def take(self, status: DaemonStatus) -> None:
-        """Take in one more look. What is gone is forgotten."""
+        """Add one more status. Ended subscriptions are dropped."""
         now_s = status.daemon.uptime_s
         since: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = {}
         for stream in status.streams:
@@ -148,37 +148,37 @@ class Memory:
             self.replaced[worker.place] = (worker.number, times + (number != worker.number))
 
     def still_s(self, claim: SubscriptionKey, now_s: float) -> float:
-        """For how long this trainer has been as it is."""
+        """Seconds since this subscription last changed."""
         known = self.since_s.get(claim)
         return now_s - known[1] if known is not None else 0.0
 
 
-class Looks:
-    """The last looks at a daemon. One that was started anew begins them anew."""
+class StatusWindow:
+    """The statuses of the last ``WINDOW_S``. A restarted daemon starts an empty window."""
 
     def __init__(self) -> None:
         self._kept: deque[DaemonStatus] = deque()
-        self._memory = Memory()
+        self._changes = _Changes()
 
     def add(self, status: DaemonStatus) -> None:
-        """Take in a look."""
+        """Add a status."""
         if self._kept and not _same_life(self._kept[-1], status):
             self._kept.clear()
-            self._memory = Memory()
+            self._changes = _Changes()
         self._kept.append(status)
         end_s = status.daemon.uptime_s
-        while len(self._kept) > 2 and end_s - self._kept[1].daemon.uptime_s >= WINDOW_S:  # noqa: PLR2004  two make a difference
+        while len(self._kept) > 2 and end_s - self._kept[1].daemon.uptime_s >= WINDOW_S:  # noqa: PLR2004  a difference needs two
             self._kept.popleft()
-        self._memory.take(status)
+        self._changes.take(status)
 
     def overview(self) -> Overview | None:
-        """What they show; None before the first."""
-        return see(self._kept[0], self._kept[-1], self._memory) if self._kept else None
+        """The overview; None before the first status."""
+        return overview_between(self._kept[0], self._kept[-1], self._changes) if self._kept else None
 
 
-def see(before: DaemonStatus, after: DaemonStatus, memory: Memory | None = None) -> Overview:
-    """What two looks at a daemon show. They may be the same one, and then there are no rates."""
-    memory = memory or Memory()
+def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Changes | None = None) -> Overview:
+    """Overview from two statuses of a daemon. If they are the same one, there are no rates."""
+    changes = changes or _Changes()
     reading = compare(before, after)
     daemon = after.daemon
     return Overview(
@@ -192,8 +192,8 @@ def see(before: DaemonStatus, after: DaemonStatus, memory: Memory | None = None)
         seconds=reading.seconds if reading else None,
         busy_share=reading.utilisation if reading and reading.workers else None,
         streams=tuple(_streams(before, after, reading)),
-        trainers=tuple(_trainers(after, reading, memory)),
-        workers=tuple(_workers(before, after, memory)),
+        trainers=tuple(_trainers(after, reading, changes)),
+        workers=tuple(_workers(before, after, changes)),
     )
 
 
@@ -240,22 +240,22 @@ def _stream(
     )
 
 
-def _trainers(after: DaemonStatus, reading: Reading | None, memory: Memory) -> list[TrainerView]:
+def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -> list[TrainerView]:
     who = {one.session: one for one in after.trainers}
     now_s = after.daemon.uptime_s
-    judged = _judged(reading) if reading is not None else {}
+    verdicts = _verdicts(reading) if reading is not None else {}
     found = []
     for stream in after.streams:
         for one in stream.subscriptions:
-            if one.session in who:  # else only its batches are left
+            if one.session in who:  # otherwise only batches in flight are left
                 claim = (stream.name, one.number)
-                view = _trainer(one, who[one.session], stream.name, judged.get(claim))
-                found.append(replace(view, still_s=memory.still_s(claim, now_s)))
+                view = _trainer(one, who[one.session], stream.name, verdicts.get(claim))
+                found.append(replace(view, still_s=changes.still_s(claim, now_s)))
     return found
 
 
-def _judged(reading: Reading) -> dict[SubscriptionKey, tuple[TrainerReading, Verdict]]:
-    return {(one.stream.name, one.now.number): (one, verdict) for one, verdict in judged(reading)}
+def _verdicts(reading: Reading) -> dict[SubscriptionKey, tuple[TrainerReading, Verdict]]:
+    return {(one.stream.name, one.now.number): (one, verdict) for one, verdict in judge_trainers(reading)}
 
 
 def _trainer(
@@ -289,11 +289,11 @@ def _trainer(
     )
 
 
-def _workers(before: DaemonStatus, after: DaemonStatus, memory: Memory) -> list[WorkerView]:
+def _workers(before: DaemonStatus, after: DaemonStatus, changes: _Changes) -> list[WorkerView]:
     former = {one.number: one for one in before.workers}
     seconds = after.daemon.uptime_s - before.daemon.uptime_s
     return [
-        _worker(one, former.get(one.number), seconds, memory.replaced.get(one.place, (0, 0))[1])
+        _worker(one, former.get(one.number), seconds, changes.replaced.get(one.place, (0, 0))[1])
         for one in sorted(after.workers, key=lambda one: one.place)
     ]
 

@@ -1,7 +1,7 @@
-"""What happened between two looks at a daemon: differences of its totals. Pure; runs in whichever process asks.
+"""The difference between two statuses of a daemon. Pure; in any process.
 
-A stream or a trainer that came in between is left out, also where a reload has put it in another's
-place: there is nothing yet to compare.
+A stream or a trainer that is in one status only is left out, also if a reload has replaced it:
+there is nothing to compare.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from batchd.orders.worker import BAD_PART, READ_PART
 from batchd_wire.status import DaemonStatus, StreamStatistics, SubscriptionStatistics, TrainerStatistics
 
 OWN_PART = "call"
-"""The step that is somebody's own function."""
+"""The step that is a user's function."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkReading:
-    """The workers' time for one stream, in seconds. ``parts``: by name, in order. ``slowest``: (path, seconds), worst first.
+    """The workers' time for one stream, in seconds.
 
-    ``cpu_wait_s`` is None where the kernel does not say it. ``cache_hits`` of the samples came from
-    the stream's cache.
+    ``parts``: by name, in order. ``slowest``: (path, seconds), worst first. ``cpu_wait_s`` is None
+    if the kernel does not count it. ``cache_hits``: samples from the stream's cache.
     """
 
     samples: int
@@ -39,20 +39,20 @@ class WorkReading:
 
     @property
     def storage_s(self) -> float:
-        """Waiting for files, or reading them, whatever that takes."""
+        """Waiting for files and reading them."""
         return self.waited_s + self._part_s(READ_PART)
 
     @property
     def storage_wait_s(self) -> float:
-        """What of it was waiting: sources that decode while they read, as of videos or compressed tables, want a CPU for it."""
+        """The part of it that was waiting: sources that decode (videos, compressed tables) also need a CPU."""
         return self.waited_s + max(0.0, self._part_s(READ_PART) - self.read_cpu_s - self.no_cpu_s)
 
     @property
     def no_cpu_s(self) -> float:
-        """In which workers wanted a CPU and had none.
+        """Time in which workers were runnable and had no CPU.
 
-        Where the kernel does not say: the time of computing in which they had none, without
-        functions that may wait themselves.
+        If the kernel does not count it: the time of computing without a CPU, except in users'
+        functions, which may wait themselves.
         """
         if self.cpu_wait_s is not None:
             return self.cpu_wait_s
@@ -61,7 +61,7 @@ class WorkReading:
 
     @property
     def bad_s(self) -> float:
-        """With samples that turned out to be bad."""
+        """Time spent on bad samples."""
         return self._part_s(BAD_PART)
 
     def _part_s(self, name: str) -> float:
@@ -69,13 +69,13 @@ class WorkReading:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """Time of computing and of waiting for files."""
         return self.busy_s + self.waited_s
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReading:
-    """One stream. ``now``: as it is at the second look. ``cache_grows``: samples have come into its cache since the first."""
+    """One stream. ``now``: its second status. ``cache_grows``: its cache has more samples than in the first."""
 
     now: StreamStatistics
     work: WorkReading
@@ -83,15 +83,15 @@ class StreamReading:
 
     @property
     def name(self) -> str:
-        """The stream's."""
+        """Name of the stream."""
         return self.now.name
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerReading:
-    """One trainer's claim on a stream: as it is at the second look (``now``, ``who``), and what it got since the first.
+    """One subscription: its second status (``now``, ``who``), and the differences from the first.
 
-    ``waits_s``: by cause, see ``core.measure``. ``ready_ahead``: the smaller of both looks.
+    ``waits_s``: by cause, see ``core.measure``. ``ready_ahead``: the smaller of both statuses.
     """
 
     now: SubscriptionStatistics
@@ -105,27 +105,27 @@ class TrainerReading:
 
     @property
     def name(self) -> str:
-        """The trainer's."""
+        """Name of the trainer."""
         return self.who.name
 
     @property
     def wait_s(self) -> float:
-        """How long it stood still."""
+        """Seconds in which it waited."""
         return sum(self.waits_s.values())
 
     @property
     def wait_share(self) -> float:
-        """The part of the time in which it stood still, 0 to 1."""
+        """The part of the time in which it waited, 0 to 1."""
         return min(1.0, self.wait_s / self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All of it. ``workers`` take orders; ``free_cpus``: those beyond their number; ``deaths``: workers that died or were killed.
+    """The whole daemon. ``workers``: those that take orders; ``free_cpus``: CPUs beyond their number.
 
-    ``work_s`` is what workers had to do in ``seconds``, all streams together. Work is counted when
-    it is done; a worker that did nothing else than what it had in hand already was busy all the
-    time, and so was one that died over it.
+    ``deaths``: workers that died or were killed. ``work_s``: the workers' time in ``seconds``, for
+    all streams together. Work is counted when it is done, so a worker that finished nothing of the
+    orders that it had was busy all the time, and so was one that died over them.
     """
 
     seconds: float
@@ -138,12 +138,12 @@ class Reading:
 
     @property
     def utilisation(self) -> float:
-        """The part of the workers' time that they were busy, or waited for files, 0 to 1."""
+        """The part of the workers' time in which they were busy or waited for files, 0 to 1."""
         return min(1.0, self.work_s / (self.seconds * self.workers)) if self.workers else 0.0
 
 
 def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
-    """What happened between two statuses of the same daemon; None where the second is of another one, or no time passed."""
+    """The difference between two statuses; None if they are of two daemons, or no time has passed."""
     seconds = after.daemon.uptime_s - before.daemon.uptime_s
     if seconds <= 0 or before.daemon.pid != after.daemon.pid:
         return None
@@ -172,7 +172,7 @@ def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
 
 
 def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deaths: int) -> float:
-    """Work that was never counted, since it was not done: of workers that hang, and of those that died with orders in hand."""
+    """Time of unfinished work: of workers that hang, and of those that died with orders."""
     uncounted_s = 0.0
     workers = {worker.number: worker for worker in after.workers}
     successors = {worker.place: worker for worker in after.workers}

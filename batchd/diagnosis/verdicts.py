@@ -1,18 +1,19 @@
-"""The rules: from what happened to one verdict for each trainer, with the numbers that prove it and what helps. Pure.
+"""The rules: from a reading to one verdict for each trainer, with the proof and the remedy. Pure.
 
     waits less than WAIT_SHARE_MIN?  ring full -> trainer-bound, else -> fed
-    else what it waited for most:    network | other trainers | producers -> network-bound | lockstep | producer-bound
+    else what it waited for most:    network -> network-bound | other trainers -> lockstep
+                                     producers -> producer-bound
          workers that died meanwhile                               -> dying-workers
          workers or memory, and
              no slot was free, or workers had time                 -> memory-bound
              bad samples took much of the workers' time            -> bad-data
-             files, or somebody's own source, took half of it      -> storage-bound
+             files, or the user's own source, took half of it      -> storage-bound
              few samples took much of it                           -> slow-samples
-             workers wanted a CPU and had none for much of it      -> cpu-starved
+             workers were runnable without a CPU for much of it    -> cpu-starved
              else                                                  -> decode-bound
 
-The first that fits is the verdict. One further down may fit as well, but who is short of memory is
-no better off with more cores whose workers idle, nor who is short of storage with more that wait.
+The first rule that fits is the verdict. A later one may fit as well, but more cores do not help a
+stream that is limited by memory or storage.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,30 +27,30 @@ from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
 WAIT_SHARE_MIN = 0.05
-"""A trainer that waits less is not slowed down by anything here."""
+"""A trainer that waits less is not slowed down by batchd."""
 MAIN_SHARE = 0.5
-"""What makes up so much of a time is what it is about."""
+"""A cause with this part of the time is the main one."""
 BAD_TIME_MIN = 0.3
-"""Of the workers' time: less than that, and bad samples are not what is waited for."""
+"""Part of the workers' time from which bad samples are the cause."""
 BAD_SHARE_MIN = 0.05
-"""Of the samples: so many bad ones are worth a word, whatever is waited for."""
+"""Part of bad samples that is mentioned, whatever the cause."""
 IDLE_SHARE_MIN = 0.3
-"""Workers that idle for so long while somebody waits were not what it waited for."""
+"""If workers idle for this part while a trainer waits, they are not the cause."""
 SLOW_SHARE_MIN = 0.3
 SLOW_ROWS_SHARE_MAX = 0.25
-"""Where more samples than that are slow, they are no class of their own."""
+"""If more samples than this are slow, they are not outliers."""
 NO_CPU_MIN = 0.3
 ENDLESS_SHARE = 0.9
-"""A trainer that waits more than that takes batches as fast as they come: no number of cores is enough."""
+"""A trainer that waits more takes batches as fast as workers make them: no number of cores is enough."""
 SLOW_NAMED_MAX = 3
 OTHER_REMEDIES = "a cheaper pipeline, or a daemon on another host"
 CACHE_MARGIN = 1.05
-"""What a cache needs beside the bytes of its samples: its index, and the ends of extents."""
+"""Factor on the bytes of the samples, for a cache's index and the ends of extents."""
 FASTER_STORAGE = "faster storage or a local copy"
 
 
 class Kind(Enum):
-    """What a verdict says; see above. The last four are about streams and trainers of which there is nothing to measure."""
+    """Kinds of verdicts, see above. With the last four there is nothing to measure."""
 
     TRAINER_BOUND = "trainer-bound"
     FED = "fed"
@@ -70,13 +71,13 @@ class Kind(Enum):
 
     @property
     def is_healthy(self) -> bool:
-        """Is nothing here to be mended?"""
+        """True if nothing needs a remedy."""
         return self in (Kind.TRAINER_BOUND, Kind.FED, Kind.AT_END, Kind.STANDS_STILL)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why one trainer waits, or that it does not. ``proof``: the numbers; ``remedy``: what helps, empty where nothing need."""
+    """Why one trainer waits, or that it does not. ``proof``: the numbers; ``remedy``: what helps, or ""."""
 
     kind: Kind
     trainer: str
@@ -96,19 +97,19 @@ class Verdict:
 Finding = tuple[Kind, str, str]
 """Kind, proof and remedy."""
 MORE_CORES = "more cores"
+"""A remedy whose number depends on all trainers together, see ``_cores``."""
 DECODED_SIDE = 256
 DECODED_BYTES = 3 * DECODED_SIDE * DECODED_SIDE * 4 // 3
-"""Of a photograph of the usual proportions whose shorter side is that long."""
-"""A remedy of which the findings on all trainers together tell how many, see ``_cores``."""
+"""Of a photograph of 4:3 with a shorter side of ``DECODED_SIDE`` pixels."""
 
 
 def judge(reading: Reading) -> list[Verdict]:
-    """One verdict for each trainer, those who wait most first."""
-    return [verdict for _trainer, verdict in judged(reading)]
+    """One verdict for each trainer, those that wait most first."""
+    return [verdict for _trainer, verdict in judge_trainers(reading)]
 
 
-def judged(reading: Reading) -> list[tuple[TrainerReading, Verdict]]:
-    """The same, each with whom it is about."""
+def judge_trainers(reading: Reading) -> list[tuple[TrainerReading, Verdict]]:
+    """The same, each with its trainer."""
     trainers = sorted(reading.trainers, key=lambda one: -one.wait_share)
     findings = [(trainer, *_finding(trainer, reading)) for trainer in trainers]
     short = [trainer for trainer, _, _, remedy in findings if remedy is MORE_CORES]
@@ -134,7 +135,7 @@ def _verdict(trainer: TrainerReading, kind: Kind, proof: str, remedy: str) -> Ve
 def _finding(trainer: TrainerReading, reading: Reading) -> Finding:
     stopped = trainer.stream.now.stopped
     if stopped is not None:
-        return Kind.STOPPED, f"the stream has stopped: {stopped}", "mend that and restart or reload the daemon"
+        return Kind.STOPPED, f"the stream has stopped: {stopped}", "remove the cause, then reload or restart the daemon"
     if trainer.wait_share < WAIT_SHARE_MIN:
         return _not_waiting(trainer, reading)
     cause = max(trainer.waits_s, key=lambda name: trainer.waits_s[name])
@@ -142,7 +143,7 @@ def _finding(trainer: TrainerReading, reading: Reading) -> Finding:
         return _OUTSIDE[cause](trainer, reading)
     if reading.deaths and cause == "workers":
         died = f"{counted(reading.deaths, 'worker')} died or {'was' if reading.deaths == 1 else 'were'} killed"
-        remedy = f"the daemon's log says why; batchd bad {trainer.stream.name} lists the samples that are to blame"
+        remedy = f"the daemon's log shows why; batchd bad {trainer.stream.name} lists the samples that caused it"
         return Kind.DYING_WORKERS, f"{_waits(trainer)}, and {died} in {reading.seconds:.0f} s", remedy
     if not reading.workers:
         remedy = "batchd status shows whether they start, and the daemon's log why they end"
@@ -152,7 +153,7 @@ def _finding(trainer: TrainerReading, reading: Reading) -> Finding:
 
 
 def _bad_ones(trainer: TrainerReading) -> str:
-    """What is to be said of bad samples beside what is waited for."""
+    """Mention of bad samples that are not the cause, or ""."""
     work = trainer.stream.work
     if not work.samples or work.bad_rows < BAD_SHARE_MIN * work.samples:
         return ""
@@ -170,23 +171,23 @@ def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
     stream = trainer.stream
     readers = sum(one.stream is stream for one in reading.trainers)
     most = min(trainer.now.window, stream.now.slots_max - 1, stream.now.slots_max // readers)
-    has_all = trainer.ready_ahead >= max(1, most - 1)  # the batch behind what was taken last is always being filled
+    has_all = trainer.ready_ahead >= max(1, most - 1)  # the last one of the window is always being filled
     could_have_more = trainer.ready_ahead >= 1 and 1 - reading.utilisation >= IDLE_SHARE_MIN
     if not has_all and not could_have_more:
         return Kind.FED, f"{waits}; {step_ms:.0f} ms of its own for each batch", ""
     idle = f"workers idle {1 - reading.utilisation:.0%}"
     ahead = f"{trainer.ready_ahead} of {counted(trainer.now.window, 'batch')} ready ahead"
-    remedy = "data is not what it waits for: look at the training step"
+    remedy = "it does not wait for data: look at the training step"
     return Kind.TRAINER_BOUND, f"{waits}, {ahead}, {idle}; {step_ms:.0f} ms of its own for each batch", remedy
 
 
-# --- what it waits for is not here ------------------------------------------------------------------------------------
+# --- causes outside of the daemon -------------------------------------------------------------------------------------
 
 
 def _network(trainer: TrainerReading, _reading: Reading) -> Finding:
     rate = f", {trainer.who.sent_bytes_per_s / 1e6:.0f} MB/s" if trainer.who.sent_bytes_per_s is not None else ""
     share = trainer.waits_s["network"] / trainer.wait_s
-    proof = f"{_waits(trainer)}, {share:.0%} of that for batches on their way{rate}"
+    proof = f"{_waits(trainer)}, {share:.0%} of that for batches in transit{rate}"
     return (
         Kind.NETWORK_BOUND,
         proof,
@@ -197,14 +198,14 @@ def _network(trainer: TrainerReading, _reading: Reading) -> Finding:
 def _lockstep(trainer: TrainerReading, reading: Reading) -> Finding:
     others = [one for one in reading.trainers if one.stream is trainer.stream and one is not trainer]
     slowest = min(others, key=lambda one: one.wait_share, default=None)
-    who = f", of which {slowest.name} waits least ({slowest.wait_share:.0%})" if slowest else ""
+    who = f"; {slowest.name} waits least ({slowest.wait_share:.0%})" if slowest else ""
     proof = f"{_waits(trainer)} for the other trainers of the stream{who}"
     return Kind.LOCKSTEP, proof, 'a larger max_skew, or lag = "independent", lets it run ahead'
 
 
 def _producers(trainer: TrainerReading, _reading: Reading) -> Finding:
     samples = trainer.batches * trainer.stream.now.batch_size / trainer.seconds
-    proof = f"{_waits(trainer)} for samples that nobody has pushed; {samples:.0f} samples/s came"
+    proof = f"{_waits(trainer)} for producers; {samples:.0f} samples/s arrived"
     return Kind.PRODUCER_BOUND, proof, "push faster, or from more programs"
 
 
@@ -214,7 +215,7 @@ _OUTSIDE: dict[str, Callable[[TrainerReading, Reading], Finding]] = {
     "producers": _producers,
 }
 
-# --- it is: workers or memory -----------------------------------------------------------------------------------------
+# --- workers or memory ------------------------------------------------------------------------------------------------
 
 
 def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
@@ -232,10 +233,10 @@ def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
         return (
             Kind.MEMORY_BOUND,
             f"{_waits(trainer)}{why}: {slots}{held}",
-            f"give it more: memory = in [streams.{stream.name}], or in [daemon]",
+            f"raise memory = in [streams.{stream.name}], or in [daemon]",
         )
     proof = f"{_waits(trainer)} while workers idle {idle_share:.0%}"
-    proof += f": it takes batches in bursts, and {trainer.now.window} ahead do not bridge them"
+    proof += f": it takes batches in bursts, which a window of {trainer.now.window} does not bridge"
     return Kind.MEMORY_BOUND, proof, f"a larger window = in [streams.{stream.name}], and memory = to match"
 
 
@@ -247,7 +248,7 @@ def _bad_data(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     return (
         Kind.BAD_DATA,
         f"{_waits(trainer)}; {bad}, and take {work.bad_s / work.total_s:.0%} of the workers' time",
-        f"batchd bad {trainer.stream.name} lists them: mend them, or take them out of the source",
+        f"batchd bad {trainer.stream.name} lists them: repair them, or remove them from the source",
     )
 
 
@@ -259,13 +260,13 @@ def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     share = f"workers wait for {'your source' if is_own else 'files'} {work.storage_wait_s / work.total_s:.0%} of their time"
     rate = f", {work.read_bytes / trainer.seconds / 1e6:.1f} MB/s" if work.read_bytes else ""
     proof = f"{_waits(trainer)}; {share}, {_ms(work.storage_wait_s, work)} a sample{rate}"
-    more = "more workers wait for more at once (workers =)"
-    remedies = ["see what its code waits for" if is_own else FASTER_STORAGE, more, *_cache(trainer.stream)]
+    more = "more workers read more at once (workers =)"
+    remedies = ["check what its code waits for" if is_own else FASTER_STORAGE, more, *_cache(trainer.stream)]
     return Kind.STORAGE_BOUND, proof, "; ".join(remedies)
 
 
 def _cache(stream: StreamReading) -> Iterator[str]:
-    """What a cache would do for a stream that waits for its storage, or does already."""
+    """What a cache would do, or does, for a stream that waits for its storage."""
     work, cache, samples = stream.work, stream.now.cache, stream.now.samples
     read = work.samples - work.cache_hits
     if stream.now.live is not None or not samples or read <= 0 or not work.read_bytes:
@@ -294,14 +295,15 @@ def _slow_samples(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     ):
         return None
     rows, times = work.slow_rows / work.samples, work.slow_s / work.slow_rows / (work.usual_sample_s or 1e-6)
-    proof = f"{_waits(trainer)}; {rows:.1%} of the samples take {work.slow_s / spent_s:.0%} of the time, {times:.0f} x as usual"
+    proof = f"{_waits(trainer)}; {rows:.1%} of the samples take {work.slow_s / spent_s:.0%} of the time"
+    proof += f", {times:.0f} x as long as usual"
     named = ", ".join(
         f"{PurePath(path).name} {1000 * taken_s:.0f} ms" for path, taken_s in work.slowest[:SLOW_NAMED_MAX]
     )
     return (
         Kind.SLOW_SAMPLES,
         f"{proof}: {named}" if named else proof,
-        "make these smaller, or leave them out; batchd status --json has more of them",
+        "make these smaller, or leave them out; batchd status --json names more",
     )
 
 
@@ -309,9 +311,9 @@ def _cpu_starved(trainer: TrainerReading, reading: Reading) -> Finding | None:
     work = trainer.stream.work
     if not work.samples or work.no_cpu_s < NO_CPU_MIN * work.total_s:
         return None
-    proof = f"{_waits(trainer)}; workers wanted a CPU and had none for {work.no_cpu_s / work.total_s:.0%} of their time"
-    sharing = f"{counted(reading.workers, 'worker')} share what is left (batchd doctor)"
-    remedy = f"free cores of other work, or raise the CPU quota: {sharing}"
+    proof = f"{_waits(trainer)}; workers were ready to run and had no CPU for {work.no_cpu_s / work.total_s:.0%} of their time"
+    sharing = f"{counted(reading.workers, 'worker')} share the rest (batchd doctor)"
+    remedy = f"stop other programs, or raise the CPU quota: {sharing}"
     return Kind.CPU_STARVED, proof, remedy
 
 
@@ -319,7 +321,7 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
     work = trainer.stream.work
     if not work.samples:
         proof = f"{_waits(trainer)} for workers that finished nothing in {trainer.seconds:.0f} s"
-        return Kind.DECODE_BOUND, proof, "look for longer (--seconds 60): what is in hand is counted when it is done"
+        return Kind.DECODE_BOUND, proof, "sample for longer (--seconds 60): work counts when it is done"
     name, spent_s = _slowest_part(work)
     proof = f"{_waits(trainer)}; {name} takes {_ms(spent_s, work)} of {_ms(work.busy_s, work)} a sample"
     proof += f", workers busy {reading.utilisation:.0%}{_decoded_cache(trainer.stream, name)}"
@@ -327,7 +329,7 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
 
 
 def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
-    """How much a cache of decoded samples would need, where decoding is what takes the time."""
+    """Memory that a cache of decoded samples would need, if decoding takes most of the time, or ""."""
     now = stream.now
     if now.live is not None or not now.samples or not slowest_part.startswith("decode") or now.cache is not None:
         return ""
@@ -347,45 +349,46 @@ _INSIDE: tuple[Callable[[TrainerReading, Reading], Finding | None], ...] = (
 
 
 def _slowest_part(work: WorkReading) -> tuple[str, float]:
-    """The part that takes longest, and its seconds."""
+    """Name and seconds of the part that takes longest."""
     return max(work.parts, key=lambda part: part[1], default=("decode", work.busy_s))
 
 
-# --- how many cores are missing, which is a matter of all streams together ----------------------------------------------
+# --- how many cores are missing, for all streams together -------------------------------------------------------------
 
 
 def _cores(trainer: TrainerReading, short: Sequence[TrainerReading], reading: Reading) -> str:
-    """How many more cores would end the waiting of all trainers that are ``short`` of them, and where they are."""
-    streams = {one.stream.name: one for one in sorted(short, key=lambda one: one.wait_share)}  # who waits most, of each
+    """Number of cores that would end the waiting of all trainers ``short`` of them, and where to get them."""
+    # of each stream the trainer that waits most
+    streams = {one.stream.name: one for one in sorted(short, key=lambda one: one.wait_share)}
     greedy = [one for one in streams.values() if one.wait_share > ENDLESS_SHARE]
     if greedy:
         work = trainer.stream.work
-        each = f"each core more is {work.samples / work.total_s:.0f} samples/s more"
+        each = f"each further core adds {work.samples / work.total_s:.0f} samples/s"
         who = (
             "it takes" if trainer.wait_share > ENDLESS_SHARE else f"{greedy[-1].name} on {greedy[-1].stream.name} takes"
         )
         among = f", shared by {len(streams)} streams" if len(streams) > 1 else ""
-        return f"{who} batches as fast as they come: {each}{among}; {_where(None, reading)}"
+        return f"{who} batches as fast as workers make them: {each}{among}; {_where(None, reading)}"
     more = max(1, ceil(sum(_missing(one, reading) for one in streams.values())))
     together = " for all streams together" if len(streams) > 1 else ""
-    return f"{counted(more, 'core')} more would end it{together}; {_where(more, reading)}"
+    return f"{counted(more, 'core')} more would end the wait{together}; {_where(more, reading)}"
 
 
 def _missing(trainer: TrainerReading, reading: Reading) -> float:
-    """So many cores more make the work of its stream take the time that the trainer computes."""
+    """Cores with which its stream's work takes the time that the trainer computes, beyond today's."""
     used = trainer.stream.work.total_s / reading.seconds
     return used / (1 - trainer.wait_share) - used
 
 
 def _where(more: int | None, reading: Reading) -> str:
-    """Where these cores are; None: as many as there are."""
+    """Where to get these cores; None: as many as there are."""
     free = reading.free_cpus
     if not free:
-        return f"no CPU is left here: {OTHER_REMEDIES}"
-    have = f"{counted(free, 'CPU')} {'has' if free == 1 else 'have'} no worker"
+        return f"every CPU of this host has a worker: {OTHER_REMEDIES}"
+    have = f"{counted(free, 'CPU')} {'is' if free == 1 else 'are'} unused"
     if more is not None and more > free:
-        return f"{have} here (workers = {reading.workers + free}), beyond that {OTHER_REMEDIES}"
-    return f"workers = {reading.workers + (more or free)}, {have}"
+        return f"set workers = {reading.workers + free} ({have}), beyond that {OTHER_REMEDIES}"
+    return f"set workers = {reading.workers + (more or free)} ({have})"
 
 
 def _waits(trainer: TrainerReading) -> str:
@@ -393,10 +396,10 @@ def _waits(trainer: TrainerReading) -> str:
 
 
 def _ms(seconds: float, work: WorkReading) -> str:
-    """Time for each sample."""
+    """Milliseconds for each sample, as text."""
     return f"{1000 * seconds / work.samples:.2f} ms"
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict | None:
-    """The first that says something is wrong, if any does."""
+    """The first verdict that needs a remedy, if any does."""
     return next((verdict for verdict in verdicts if not verdict.kind.is_healthy), None)

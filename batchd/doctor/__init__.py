@@ -1,11 +1,11 @@
-"""``batchd doctor``: is this machine fit for batchd, and what would make it so? Runs in the user's shell; needs no daemon.
+"""``batchd doctor``: checks whether this machine suits batchd. Runs in the user's shell; needs no daemon.
 
-    machine   what /proc, /sys and the limits of this process say   -> memory, processors, limits, kernel, clock, libraries
-    probes    what has to be tried: read files, decode, make memfds  -> storage, decoding, kernel
+    machine   readings of /proc, /sys and the limits of this process -> checks
+    probes    trials: read files, decode, make memfds                -> storage, decoding, checks
 
-Each check is a pure function from readings to findings, so that a test makes a machine of its own
-as a folder.
+Each check is a pure function from readings to findings, so a test can describe a machine by a
+folder.
 
-Invariant: nothing is changed, and a reading that cannot be had is said or left out, never taken for
-good or bad.
+Invariant: nothing is changed, and an unknown reading is reported or left out, never taken for good
+or bad.
 """

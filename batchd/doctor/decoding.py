@@ -1,9 +1,9 @@
-"""How fast this machine decodes a JPEG, and whether decoders have their SIMD parts. Runs in the user's shell, and in children.
+"""How fast this machine decodes a JPEG, with SIMD and without. Runs in the user's shell, and in children.
 
     python -m batchd.doctor.decoding                       as workers decode         -> JSON: each decoder, ms for a megapixel
     JSIMD_FORCENONE=1 python -m batchd.doctor.decoding     without libjpeg's SIMD    -> the same
 
-libjpeg-turbo obeys that variable, so the two differ exactly where SIMD is there and is used. Each
+libjpeg-turbo obeys that variable, so the two differ exactly if SIMD is present and used. Each
 decoder that a worker may use is one row of ``_decoders``.
 """
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from time import process_time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,19 +24,19 @@ MEGAPIXEL = 1_000_000
 QUALITY = 90
 REPEATS = 15
 SIMD_GAIN = 1.3
-"""With SIMD libjpeg-turbo is two to four times as fast; less than this is none."""
+"""Minimum factor that counts as SIMD; libjpeg-turbo gains two to four."""
 SLOW_MS = 25.0
-"""For a megapixel: what a processor of ten years ago takes."""
+"""For a megapixel: the time of a processor of ten years ago."""
 CHILD_TIMEOUT_S = 60.0
 ANSWER_BYTES_MAX = 4096
 ROUNDS_MAX = 3
 BY_BOX = "libjpeg-turbo"
-"""How the name of the decoder begins that is batchd's own."""
+"""Start of the name of batchd's own decoder."""
 FORCE_NONE = "JSIMD_FORCENONE"
 
 
 class DecoderSpeed(NamedTuple):
-    """What was measured of one decoder; ``plain_ms`` is without SIMD, None where it cannot be told."""
+    """One decoder's times for a megapixel. ``plain_ms``: without SIMD, None if unknown."""
 
     name: str
     megapixel_ms: float
@@ -44,47 +44,47 @@ class DecoderSpeed(NamedTuple):
 
     @property
     def has_simd(self) -> bool:
-        """Does it decode faster than without?"""
+        """True if SIMD makes it faster."""
         return self.plain_ms is not None and self.plain_ms >= SIMD_GAIN * self.megapixel_ms
 
 
 def check_decoding(speeds: Sequence[DecoderSpeed]) -> Iterator[Finding]:
-    """Each decoder, the first of which workers use for JPEG; none where it could not be tried."""
+    """Findings on each decoder; workers use the first for JPEG. ``speeds``: empty if none could be loaded."""
     if not speeds:
         yield problem("JPEG decoder", "no decoder could be loaded", "run: pip install --force-reinstall batchd")
     for speed in speeds[:1]:
         yield _check_first(speed)
     for speed in speeds[1:]:
-        yield ok("other decoders", f"{_told(speed)}; for other formats, and for JPEGs that the first cannot read")
+        yield ok("other decoders", f"{_speed_text(speed)}; for other formats, and for JPEGs that the first cannot read")
     if speeds:
         yield _check_crops(speeds[0])
     if speeds and not any(speed.name.startswith("simplejpeg") for speed in speeds):
-        advice = "without it a broken JPEG is noticed less well: pip install simplejpeg"
+        advice = "without it fewer broken JPEGs are detected: pip install simplejpeg"
         yield warning("JPEG decoder", "simplejpeg is not installed, or cannot be loaded", advice)
 
 
 def _check_crops(first: DecoderSpeed) -> Finding:
     if first.name.startswith(BY_BOX):
-        return ok("decoding of crops", "of a JPEG that is cropped, the crop alone is decoded")
+        return ok("decoding of crops", "only the crop of a JPEG is decoded")
     return note(
         "decoding of crops",
-        "every JPEG is decoded whole: batchd's extension for libjpeg-turbo was not built, or its libjpeg is gone",
-        "it saves up to a third of the time: docs/install.md, Decoding of crops",
+        "every JPEG is decoded whole: batchd's extension for libjpeg-turbo was not built, or its libjpeg is missing",
+        "the extension saves up to a third of the time: docs/install.md, Decoding of crops",
     )
 
 
 def check_resampling(*, is_built: bool) -> Finding:
-    """Whether the extension that resizes and rotates is there."""
+    """Finding on the extension that resizes and rotates."""
     if is_built:
         return ok("resampling", "images are resized and rotated by batchd's extension")
     return warning(
         "resampling",
-        "batchd's extension was not built, so numpy resizes and rotates, of the same pixels, in ten times the time",
+        "batchd's extension was not built, so numpy resizes and rotates: the same pixels in ten times the time",
         "install a C compiler, then batchd again: docs/install.md, Resampling",
     )
 
 
-def _told(speed: DecoderSpeed) -> str:
+def _speed_text(speed: DecoderSpeed) -> str:
     found = f"{speed.name}: {speed.megapixel_ms:.1f} ms for a megapixel"
     if speed.plain_ms is None:
         return found
@@ -94,12 +94,10 @@ def _told(speed: DecoderSpeed) -> str:
 
 
 def _check_first(speed: DecoderSpeed) -> Finding:
-    found = _told(speed)
+    found = _speed_text(speed)
     if speed.plain_ms is not None and not speed.has_simd:
         if speed.name.startswith(BY_BOX):
-            advice = (
-                "the libjpeg-turbo of this system is built without its SIMD parts: install that of the distribution"
-            )
+            advice = "the libjpeg-turbo of this system was built without SIMD: install that of the distribution"
         else:
             advice = "use PyPI's wheel, not a build of your own: pip install --force-reinstall --only-binary :all: simplejpeg"
         return warning("JPEG decoder", found, advice)
@@ -113,10 +111,10 @@ def _check_first(speed: DecoderSpeed) -> Finding:
 
 
 def measure_decoders() -> list[DecoderSpeed]:
-    """Decode in two children, with SIMD and without; the best of several rounds, where the first shows no difference.
+    """Decode in two children, with SIMD and without; the best of several rounds if the first shows no gain.
 
-    A core that is shared with others computes more slowly for a moment, and no decoder shall be
-    blamed for that.
+    A core that other programs use at the same time is slower for a moment, which is not the
+    decoder's fault.
     """
     plain: dict[str, float] = {}
     fast: dict[str, float] = {}
@@ -144,8 +142,8 @@ def _measured(environment: dict[str, str | None]) -> dict[str, float]:
 
 
 def made_jpeg() -> bytes:
-    """A picture with soft and sharp parts, the same every time."""
-    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415  the child alone decodes
+    """Encode a picture of 768 x 1024 with soft and sharp parts, the same every time."""
+    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415  only the child decodes
 
     random = np.random.default_rng(1)
     small = random.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8)
@@ -155,13 +153,12 @@ def made_jpeg() -> bytes:
     return bytes(data)
 
 
-def _decoders() -> Iterator[tuple[str, Callable[[bytes], Any]]]:
-    """Those that workers use, in their order."""
-    from batchd.pipeline.image import jpeg_box  # noqa: PLC0415  the child alone decodes
+def _decoders() -> Iterator[tuple[str, Callable[[bytes], object]]]:
+    """Names and functions of the decoders that workers use, in their order."""
+    from batchd.pipeline.image import jpeg_box  # noqa: PLC0415  only the child decodes
     from batchd.pipeline.image.geometry import Cut  # noqa: PLC0415
     from batchd.pipeline.image.probe import ImageHeader  # noqa: PLC0415
-    from batchd.pipeline.image.scratch import Scratch  # noqa: PLC0415
-    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415
+    from batchd.pipeline.image.vision import Scratch, cv2  # noqa: PLC0415
 
     if jpeg_box.IS_BUILT:
         boxes, header = jpeg_box.BoxDecoder("rgb", Scratch()), ImageHeader("JPEG", HEIGHT, WIDTH, 1, 3)
@@ -170,7 +167,7 @@ def _decoders() -> Iterator[tuple[str, Callable[[bytes], Any]]]:
             lambda data: boxes.decode(memoryview(data), header, 1, Cut(0, 0, HEIGHT, WIDTH)),
         )
     with suppress(ImportError):
-        import simplejpeg  # noqa: PLC0415  the child alone decodes
+        import simplejpeg  # noqa: PLC0415  only the child decodes
 
         yield f"simplejpeg {simplejpeg.__version__}", lambda data: simplejpeg.decode_jpeg(data, "RGB")
     yield (
@@ -179,8 +176,8 @@ def _decoders() -> Iterator[tuple[str, Callable[[bytes], Any]]]:
     )
 
 
-def _best_ms(decode: Callable[[bytes], Any], data: bytes) -> float:
-    times = []  # of the CPU: others on this machine are no fault of the decoder
+def _best_ms(decode: Callable[[bytes], object], data: bytes) -> float:
+    times = []  # CPU time, so other programs do not count
     for _ in range(REPEATS):
         began = process_time()
         decode(data)

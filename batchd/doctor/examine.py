@@ -1,35 +1,41 @@
-"""All checks, in the order in which people read them. Runs in the user's shell.
+"""All checks in the order of the report, and those of the installation. Runs in the user's shell.
 
-    Subject (configuration, address) + Machine --probes, checks--> findings, one after the other
+    Target (configuration, address) + Machine --probes, checks--> findings, one after the other
 
-Invariant: whatever is wrong with one thing, the others are looked at.
+Invariant: a problem of one subject does not keep the others from being checked.
 """
 
-from collections.abc import Iterator
+import os
+import platform
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from time import time
 
 import batchd
 from batchd.config.cpus import available_cpus
+from batchd.config.directories import choose_runtime_directory
 from batchd.config.tree import Config
 from batchd.daemon.memory.held_descriptors import plan_descriptors
 from batchd.daemon.memory.rings import RingSize, plan_rings
-from batchd.doctor import caches, clock, decoding, kernel, limits, memory, processors, storage, surroundings
-from batchd.doctor.finding import Finding, note, ok, problem
+from batchd.doctor import checks, decoding, storage
+from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import NOTHING_RUNS, Machine, Running
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
 from batchd.storage.access import Storage
+from batchd_wire.status import DaemonFacts
 from batchd_wire.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
-    """What is examined: a machine, and the configuration that it shall serve, if there is one.
+class Target:
+    """What is checked: a machine, and the configuration that it is to serve, if there is one.
 
-    ``why_none`` says why there is no ``config``; ``is_broken``: because it is wrong, and not
-    because nobody has one yet. ``running``: what a daemon that runs on it has already.
+    ``why_none``: why there is no ``config``; ``is_broken``: because it is invalid, not because it
+    is missing. ``running``: resources of the running daemon.
     """
 
     machine: Machine
@@ -40,48 +46,48 @@ class Patient:
     running: Running = NOTHING_RUNS
 
 
-def examine(patient: Patient) -> Iterator[Finding]:
-    """Everything but the daemon, each finding as soon as it is there."""
-    machine, config = patient.machine, patient.config
-    rings, finding = _rings(patient)
+def examine(target: Target) -> Iterator[Finding]:
+    """Yield the findings on everything but the daemon, each as soon as it is known."""
+    machine, config = target.machine, target.config
+    rings, finding = _rings(target)
     yield finding
-    yield from _about_memory(patient, rings)
+    yield from _about_memory(target, rings)
     workers = config.daemon.worker_count() if config else available_cpus(machine.root)
-    yield from processors.check_count(machine, workers)
-    yield processors.check_flags(machine)
-    yield processors.check_governor(machine)
+    yield from checks.check_count(machine, workers)
+    yield checks.check_flags(machine)
+    yield checks.check_governor(machine)
     yield from decoding.check_decoding(decoding.measure_decoders())
     yield decoding.check_resampling(is_built=find_spec("batchd.pipeline._pixels") is not None)
     plan = None
     if config is not None and rings:
         plan = replace(plan_descriptors(config, rings), limit=machine.limits["files"])
-    yield limits.check_files(machine, plan, len(rings))
-    yield limits.check_processes(machine, workers, patient.running)
-    yield kernel.check_kernel(machine, kernel.try_features())
-    yield clock.check_source(machine)
-    yield from clock.check_date(machine, time(), Path(batchd.__file__).stat().st_mtime)
-    yield surroundings.check_runtime_directory(config.daemon.runtime_dir if config else None)
+    yield checks.check_files(machine, plan, len(rings))
+    yield checks.check_processes(machine, workers, target.running)
+    yield checks.check_kernel(machine, checks.try_features())
+    yield checks.check_source(machine)
+    yield from checks.check_date(machine, time(), Path(batchd.__file__).stat().st_mtime)
+    yield check_runtime_directory(config.daemon.runtime_dir if config else None)
     if config is not None:
         yield from _about_storage(machine, config)
-        yield from caches.check_caches(
+        yield from storage.check_caches(
             stream.cache_dir for stream in config.streams.values() if stream.cache_dir is not None
         )
-    yield from surroundings.check_libraries(surroundings.installed_versions())
+    yield from check_libraries(installed_versions())
 
 
-def _rings(patient: Patient) -> tuple[dict[str, RingSize], Finding]:
-    """What the rings come to, and what is to be said of the configuration."""
-    subject, file = "configuration", patient.file
-    if patient.config is None:
+def _rings(target: Target) -> tuple[dict[str, RingSize], Finding]:
+    """Sizes of the rings by stream, and the finding on the configuration."""
+    subject, file = "configuration", target.file
+    if target.config is None:
         advice = (
             f"batchd check {file}"
-            if patient.is_broken
+            if target.is_broken
             else "batchd config > batchd.toml, then: batchd doctor -c batchd.toml"
         )
-        return {}, (problem if patient.is_broken else note)(subject, patient.why_none, advice)
+        return {}, (problem if target.is_broken else note)(subject, target.why_none, advice)
     try:
-        with Storage(patient.config.daemon.storage_limits()) as storage:
-            rings = plan_rings(patient.config, storage)
+        with Storage(target.config.daemon.storage_limits()) as storage:
+            rings = plan_rings(target.config, storage)
     except (ConfigInvalid, MemoryTooSmall) as error:
         return {}, problem(subject, f"{file} has {counted(len(error.problems), 'problem')}", f"batchd check {file}")
     except BatchdError as error:
@@ -89,24 +95,100 @@ def _rings(patient: Patient) -> tuple[dict[str, RingSize], Finding]:
     return rings, ok(subject, f"{file}: {counted(len(rings), 'stream')}")
 
 
-def _about_memory(patient: Patient, rings: dict[str, RingSize]) -> Iterator[Finding]:
-    machine, config = patient.machine, patient.config
+def _about_memory(target: Target, rings: dict[str, RingSize]) -> Iterator[Finding]:
+    machine, config = target.machine, target.config
     need_bytes = sum(ring.ring_bytes for ring in rings.values())
     if config is not None and not rings:
         need_bytes = config.daemon.memory
-    yield memory.check_memory(machine, need_bytes, patient.running)
-    yield memory.check_locked_memory(machine, need_bytes)
-    yield from memory.check_huge_pages(machine)
-    yield memory.check_swap(machine)
-    yield memory.check_nodes(machine)
-    yield surroundings.check_shared_memory_mount()
+    yield checks.check_memory(machine, need_bytes, target.running)
+    yield checks.check_locked_memory(machine, need_bytes)
+    yield from checks.check_huge_pages(machine)
+    yield checks.check_swap(machine)
+    yield checks.check_nodes(machine)
+    yield check_shared_memory_mount()
 
 
 def _about_storage(machine: Machine, config: Config) -> Iterator[Finding]:
-    """Each place once, though several streams may read it."""
+    """Findings on each place once, even if several streams read it."""
     streams: dict[Path, list[str]] = {}
     for name, stream in config.streams.items():
         for place in storage.places_of(stream.source):
             streams.setdefault(place, []).append(name)
     for place, names in streams.items():
         yield storage.check_place(machine, ", ".join(names), place, storage.measure_place(place))
+
+
+LIBRARIES = ("batchd", "batchd-client", "numpy", "pyzmq", "msgpack", "pydantic", "opencv-python-headless", "simplejpeg")
+EXTRAS = ("pyarrow", "obstore", "lmdb", "tokenizers", "google-crc32c", "protobuf", "av")
+
+
+def check_runtime_directory(configured: Path | None) -> Finding:
+    """The daemon has to be able to write to it; members of its group may connect."""
+    subject = "runtime directory"
+    try:
+        path = choose_runtime_directory(configured).path
+    except ConfigInvalid as error:
+        return problem(
+            subject, error.problems[0].message, "set runtime_dir in [daemon], or RuntimeDirectory=batchd in the unit"
+        )
+    if not path.exists():
+        parent = next(one for one in path.parents if one.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            return ok(subject, f"{path}: the daemon will create it")
+        return problem(
+            subject, f"{path} does not exist, and {parent} is not writable", f"install -d -m 750 {path}, as root"
+        )
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    found = f"{path}, mode {mode:03o}, user {status.st_uid}, group {status.st_gid}"
+    if not stat.S_ISDIR(status.st_mode):
+        return problem(subject, f"{path} is not a directory", "remove it, or set runtime_dir in [daemon]")
+    if not os.access(path, os.W_OK | os.X_OK):
+        return problem(
+            subject, f"{found}: not writable for user {os.geteuid()}", f"chown {os.geteuid()} {path}, as root"
+        )
+    if mode & stat.S_IWOTH:
+        return warning(subject, f"{found}: all users may create sockets there", f"chmod o-w {path}")
+    return ok(subject, found)
+
+
+def check_shared_memory_mount() -> Finding:
+    """Users often ask for it, because other loaders need it."""
+    return note("shared memory", "batchd does not use /dev/shm: its size, and --shm-size of docker, do not matter")
+
+
+def check_libraries(versions: Mapping[str, str | None]) -> Iterator[Finding]:
+    """``versions``: of each distribution, None if it is not installed."""
+    missing = [name for name in LIBRARIES if versions.get(name) is None and name != "simplejpeg"]
+    there = [f"{name} {versions[name]}" for name in LIBRARIES if versions.get(name)]
+    if missing:
+        yield problem("libraries", f"{', '.join(missing)} missing", "pip install --force-reinstall batchd")
+    else:
+        yield ok("libraries", f"Python {platform.python_version()}, {', '.join(there)}")
+    ours, theirs = versions.get("batchd"), versions.get("batchd-client")
+    if ours and theirs and ours != theirs:
+        yield problem("libraries", f"batchd {ours} with batchd-client {theirs}", f"pip install batchd-client=={ours}")
+    extras = [f"{name} {versions[name]}" for name in EXTRAS if versions.get(name)]
+    yield ok("extras", ", ".join(extras) or "none; `batchd check` names the one that a source needs")
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Versions of the libraries and extras in this Python; None for missing ones."""
+    return {name: _version(name) for name in (*LIBRARIES, *EXTRAS)}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_daemon(answer: DaemonFacts | None, why_not: str, ours: str) -> Finding:
+    """``answer``: None if no daemon answers, for the reason ``why_not``; ``ours``: this version."""
+    if answer is None:
+        return note("daemon", why_not)
+    found = f"version {answer.version} runs, pid {answer.pid}"
+    if answer.version != ours:
+        return warning("daemon", f"{found}; this is version {ours}", "restart it: systemctl restart batchd")
+    return ok("daemon", found)

@@ -1,24 +1,24 @@
-"""What a check has found. Runs in the user's shell."""
+"""The result of a check. Runs in the user's shell."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How much a finding matters; in the order of their weight."""
+    """Severity of a finding, in ascending order."""
 
     OK = "ok"
     NOTE = "note"
-    """Good to know; nothing need be done."""
+    """Good to know; no action needed."""
     WARNING = "warning"
-    """It will work, more slowly or less safely than it could."""
+    """It works, but could be faster or safer."""
     PROBLEM = "problem"
-    """It will not work."""
+    """It does not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line for people: what was looked at, what is there, and what helps ("" where nothing needs to)."""
+    """One line for the user: the subject, its state, and what helps ("" if nothing is needed)."""
 
     subject: str
     level: Level
@@ -27,7 +27,7 @@ class Finding:
 
 
 def ok(subject: str, found: str) -> Finding:
-    """As it should be."""
+    """All right."""
     return Finding(subject, Level.OK, found)
 
 
@@ -37,10 +37,10 @@ def note(subject: str, found: str, advice: str = "") -> Finding:
 
 
 def warning(subject: str, found: str, advice: str) -> Finding:
-    """It could be better, and how."""
+    """It works, but could be better; ``advice`` says how."""
     return Finding(subject, Level.WARNING, found, advice)
 
 
 def problem(subject: str, found: str, advice: str) -> Finding:
-    """It does not work, and what has to be done."""
+    """It does not work; ``advice`` says what helps."""
     return Finding(subject, Level.PROBLEM, found, advice)

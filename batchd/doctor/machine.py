@@ -1,6 +1,6 @@
-"""What the kernel says of this machine and of this process's limits. Runs in the user's shell.
+"""Readings of this machine and of this process's limits. Runs in the user's shell.
 
-Invariant: everything is read under ``root`` or was given, so that a folder and a few numbers are a
+Invariant: everything is read under ``root`` or passed in, so a folder and a few numbers describe a
 machine.
 """
 
@@ -16,7 +16,7 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 def _own_limits() -> dict[str, int]:
-    """The limits that count: of files the hard one, to which a daemon raises the soft one, and else the soft ones."""
+    """The soft limits, but the hard one of files: a daemon raises its soft one to that."""
     soft, hard = 0, 1
     return {
         "files": resource.getrlimit(resource.RLIMIT_NOFILE)[hard],
@@ -26,7 +26,7 @@ def _own_limits() -> dict[str, int]:
 
 
 class Process(NamedTuple):
-    """One process: whose it is (the real user; -1 where that cannot be seen), and how many threads it has."""
+    """One process: its real user (-1 if unknown) and its number of threads."""
 
     user: int
     threads: int
@@ -38,13 +38,13 @@ class Machine:
 
     root: Path = Path("/")
     limits: Mapping[str, int] = field(default_factory=_own_limits)
-    """Of "files", "locked memory" (bytes) and "processes"; ``UNLIMITED`` where there is none."""
+    """Of "files", "locked memory" (bytes) and "processes"; ``UNLIMITED`` if there is none."""
     affinity: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """CPUs on which this process may run."""
     user: int = field(default_factory=os.geteuid)
 
     def read(self, path: str | Path) -> str:
-        """The text of a file of the kernel, without its last line end; "" where there is none."""
+        """The stripped text of a file of the kernel; "" if it cannot be read."""
         place = self.root / str(path).lstrip("/") if not Path(path).is_relative_to(self.root) else Path(path)
         try:
             return place.read_text(errors="replace").strip()
@@ -52,22 +52,22 @@ class Machine:
             return ""
 
     def pids(self) -> list[int]:
-        """All processes that can be seen."""
+        """Ids of all visible processes."""
         return [int(folder.name) for folder in (self.root / "proc").glob("[0-9]*") if folder.name.isdecimal()]
 
     def process(self, pid: int) -> Process:
-        """What is known of a process; no thread where it is gone."""
+        """User and threads of a process; no threads if it has ended."""
         lines = (line.partition(":") for line in self.read(f"/proc/{pid}/status").splitlines())
         facts = {name: words.split() for name, _, words in lines}
         return Process(int(facts.get("Uid", ["-1"])[0]), int(facts.get("Threads", ["0"])[0]))
 
     def number(self, path: str | Path) -> int | None:
-        """A file of the kernel that holds one number; None where it does not."""
+        """The number in a file of the kernel; None if it has none."""
         text = self.read(path)
         return int(text) if text.isdecimal() else None
 
     def table(self, path: str | Path) -> dict[str, int]:
-        """The numbers of a file with a name and a number on each line; those in kB as bytes."""
+        """Names and numbers of a file with one of each a line; those in kB as bytes."""
         numbers = {}
         for line in self.read(path).splitlines():
             name, number, *unit = [*line.replace(":", " ").split(), ""][:3]
@@ -76,13 +76,13 @@ class Machine:
         return numbers
 
     def chosen(self, path: str | Path) -> str:
-        """What stands in brackets among the choices, as in "always [madvise] never"; "" where there is no such file."""
+        """The choice in brackets, as in "always [madvise] never"; "" without such a file."""
         return self.read(path).partition("[")[2].partition("]")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What the daemon that runs here has already, and another one, or itself anew, would have in its place."""
+    """Resources of the running daemon, which are available to its next start."""
 
     memory_bytes: int = 0
     """Of its slots."""
@@ -90,7 +90,7 @@ class Running:
     """Its processes."""
 
     def shares_groups(self, machine: Machine) -> bool:
-        """Is it in the control groups of whoever asks, so that what it takes is taken from these?"""
+        """True if it is in this process's control groups, so that its resources count there."""
         own = machine.read("/proc/self/cgroup")
         return any(machine.read(f"/proc/{pid}/cgroup") == own for pid in self.pids)
 

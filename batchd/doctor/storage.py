@@ -1,20 +1,19 @@
-"""Where the sources are, and how fast their files are read: a moment's reading of a few of them. Runs in the user's shell.
+"""Storage of the sources and of caches on disk: a quick test of speed. Runs in the user's shell.
 
-    folder or file -> some files -> each opened, and pieces of it read, in no order   what single images want
-                                 -> in order, whole, for SECONDS_MAX or BYTES_MAX     what shards and videos want
+    folder or file -> some files -> each opened, pieces read at random     matters for single images
+                                 -> read whole, in order                   matters for shards and videos
 
-What the page cache has of a file is given up before it is read, as far as the kernel does that, so
-that it is the storage that is read. Nothing is looked up before it is opened, and no piece is read
-twice, as either would be there the second time.
+The page cache drops a file before it is read, as far as the kernel supports that, so the storage is
+measured. No file is looked up before it is opened, and no piece is read twice, because either would
+be cached the second time.
 
-Invariant: no more than ``FILES_MAX`` files are opened, and nothing is read for longer than
-``SECONDS_MAX`` in either way, but for a storage that does not answer: ``measure_place`` comes back
-after ``ANSWER_TIMEOUT_S`` all the same.
+Invariant: at most ``FILES_MAX`` files are opened, and each kind of reading takes at most
+``SECONDS_MAX``. If a storage hangs, ``measure_place`` returns after ``ANSWER_TIMEOUT_S``.
 """
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -22,8 +21,9 @@ from pathlib import Path
 from random import Random
 from threading import Thread
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from batchd.daemon.memory.cache_folder import CacheFile, cache_files, folder_problem
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import Machine
 from batchd.samples.sizes import round_bytes
@@ -49,13 +49,13 @@ NETWORK_KINDS = {
 }  # fmt: skip
 NETWORK_BEGINNINGS = ("fuse.",)
 FASTER = (
-    "`batchd prepare` writes shards, which are read in order, onto a local disk; a larger ring (memory =) evens out pauses; more "
-    "workers than CPUs help where they only wait"
+    "`batchd prepare` writes shards, which are read in order, to a local disk; a larger ring (memory =) evens out pauses; "
+    "more workers than CPUs help if they only wait"
 )
 
 
 class PlaceSpeed(NamedTuple):
-    """What was measured of one place. ``failure`` says why nothing was, "" where it was."""
+    """Speed of one place. ``failure``: why there is none, else ""."""
 
     files: int = 0
     mb_per_s: float = 0.0
@@ -65,34 +65,33 @@ class PlaceSpeed(NamedTuple):
 
     @property
     def is_slow(self) -> bool:
-        """Small files are a matter of finding them, large ones of reading on."""
+        """True if it is slow: single pieces for small files, throughput for large ones."""
         return self.piece_ms > SLOW_PIECE_MS or (self.mean_bytes >= LARGE_BYTES and self.mb_per_s < SLOW_MB_PER_S)
 
 
 def places_of(whole: SourceOptions) -> list[Path]:
-    """The files and folders of a source and of all that it is made of, each once."""
+    """The files and folders of a source and of its parts, each once."""
     found: list[Path] = []
     for _key, source in sources_in(whole):
-        kind: Any = type(source)  # a dataclass, as every kind is
         if isinstance(source, ListSource):
             found.append(source.root or source.path.parent)
         else:
-            found += [value for one in fields(kind) if isinstance(value := getattr(source, one.name), Path)]
+            found += [value for one in fields(source) if isinstance(value := getattr(source, one.name), Path)]
     return list(dict.fromkeys(found))
 
 
 def check_place(machine: Machine, stream: str, place: Path, speed: PlaceSpeed | None) -> Finding:
-    """What is known of one place of a stream's source; ``speed`` is None for what is on a server."""
+    """Finding on one place of a stream's source. ``speed``: None for a URL."""
     subject = f"storage of {stream}"
     if speed is None:
         return note(
-            subject, f"{place} is on a server, which is not measured here", "`batchd check` asks whether it answers"
+            subject, f"{place} is on a server, which is not measured", "`batchd check` shows whether it answers"
         )
     kind = file_system(machine, place)
     network = kind in NETWORK_KINDS or kind.startswith(NETWORK_BEGINNINGS)
     where = f"{place} ({kind}{', over the network' if network else ''})"
     if speed.failure:
-        return problem(subject, f"{where}: {speed.failure}", "`batchd check` says what is wrong with the source")
+        return problem(subject, f"{where}: {speed.failure}", "`batchd check` names the problem of the source")
     found = (
         f"{where}: {speed.mb_per_s:,.0f} MB/s in order, {speed.piece_ms:.2f} ms for a piece of 64 KiB, "
         f"measured on {counted(speed.files, 'file')} of {round_bytes(round(speed.mean_bytes))} on average"
@@ -103,7 +102,7 @@ def check_place(machine: Machine, stream: str, place: Path, speed: PlaceSpeed | 
 
 
 def file_system(machine: Machine, place: Path) -> str:
-    """The type of the file system that a place is on, by the longest mount point above it; "?" where that is not to be had."""
+    """Type of the file system of ``place``, by the longest mount point above it; "?" if unknown."""
     real = Path(os.path.realpath(place))
     best, kind = -1, "?"
     for line in machine.read("/proc/self/mountinfo").splitlines():
@@ -117,7 +116,7 @@ def file_system(machine: Machine, place: Path) -> str:
 
 
 def measure_place(place: Path) -> PlaceSpeed | None:
-    """Read a few files, in a thread: a storage that hangs does not hang whoever asks. None for a URL."""
+    """Read a few files in a thread, so a hanging storage does not block the caller. None for a URL."""
     if isinstance(place, Url):
         return None
     measured = [PlaceSpeed(failure=f"it has not answered for {ANSWER_TIMEOUT_S:g} s")]
@@ -133,7 +132,7 @@ def measure_place(place: Path) -> PlaceSpeed | None:
 
 @dataclass(slots=True)
 class _Pieces:
-    """What came of reading pieces of files that hold something."""
+    """Totals of reading pieces of non-empty files."""
 
     files: list[Path] = field(default_factory=list)
     file_bytes: int = 0
@@ -142,7 +141,7 @@ class _Pieces:
 
     @property
     def is_enough(self) -> bool:
-        """Has it taken long enough?"""
+        """True once it has taken ``SECONDS_MAX``."""
         return self.spent_s > SECONDS_MAX
 
 
@@ -152,7 +151,7 @@ def _measure(place: Path) -> PlaceSpeed:
         Random(1).shuffle(found)  # noqa: S311  an order to read in, no secret
         read = _here_and_there(found)
         if not read.files:
-            return PlaceSpeed(failure=f"there is no file in it that can be read, of {len(found)} that were tried")
+            return PlaceSpeed(failure=f"no file can be read, of {len(found)} tried")
         for file in read.files:
             with _opened(file) as descriptor:
                 _forget(descriptor)
@@ -163,7 +162,7 @@ def _measure(place: Path) -> PlaceSpeed:
 
 
 def _files(place: Path) -> Iterator[Path]:
-    """The first files in a folder and below it, by what the folders say of them: nothing is asked of the files themselves."""
+    """The first files in a folder and below it, from directory entries alone, without a stat of the files."""
     if stat.S_ISREG(place.stat().st_mode):
         yield place
         return
@@ -181,7 +180,7 @@ def _files(place: Path) -> Iterator[Path]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[int]:
-    """A file's descriptor. A link to something else, as to a FIFO, holds nobody up."""
+    """A file's descriptor. Opening does not block, even for a link to a FIFO."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         yield descriptor
@@ -190,12 +189,12 @@ def _opened(file: Path) -> Iterator[int]:
 
 
 def _forget(descriptor: int) -> None:
-    """Have the page cache give up a file; it keeps what somebody has mapped, or has yet to write."""
+    """Drop a file from the page cache, but for mapped and dirty pages."""
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _here_and_there(files: Sequence[Path]) -> _Pieces:
-    """Open each file, and read pieces of it: so many that all files together have ``PIECES_MAX``."""
+    """Open each file and read pieces of it, ``PIECES_MAX`` for all files together."""
     random = Random(1)  # noqa: S311  places to read, no secret
     read = _Pieces()
     for file in files:
@@ -208,7 +207,7 @@ def _here_and_there(files: Sequence[Path]) -> _Pieces:
             if not stat.S_ISREG(status.st_mode) or not status.st_size:
                 continue
             _forget(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # else the kernel reads what comes next, too
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # otherwise the kernel reads ahead
             read.files.append(file)
             read.file_bytes += status.st_size
             read.spent_s += opened_s
@@ -228,7 +227,7 @@ def _read_pieces(descriptor: int, places: Sequence[int], read: _Pieces) -> None:
 
 
 def _in_order(files: Sequence[Path]) -> float:
-    """Whole files one after the other: MB/s."""
+    """Read whole files in order. Return MB/s."""
     buffer = bytearray(PORTION_BYTES)
     read_bytes, began = 0, perf_counter()
     for file in files:
@@ -238,3 +237,39 @@ def _in_order(files: Sequence[Path]) -> float:
                 if read_bytes > BYTES_MAX or perf_counter() - began > SECONDS_MAX:
                     return read_bytes / (perf_counter() - began) / 1e6
     return read_bytes / (perf_counter() - began) / 1e6
+
+
+NAMED_MAX = 8
+
+
+def check_caches(folders: Iterable[Path]) -> list[Finding]:
+    """A finding for each folder of caches.
+
+    Which files a stopped daemon would use is unknown: that needs its scans.
+    """
+    return [_check_folder(folder) for folder in sorted(set(folders))]
+
+
+def _check_folder(folder: Path) -> Finding:
+    subject = f"caches in {folder}"
+    wrong = folder_problem(folder)
+    if wrong is not None:
+        return problem(subject, wrong, "cache_dir = names the folder; `batchd check` names the stream")
+    try:
+        files = list(cache_files(folder))
+    except OSError as error:
+        return problem(subject, str(error), "cache_dir = names the folder")
+    idle = [file for file in files if not file.in_use]
+    found = f"{counted(len(files), 'file')}, {round_bytes(_size(files))}"
+    if not idle:
+        return ok(subject, found)
+    names = " ".join(str(file.path) for file in idle[:NAMED_MAX]) + (" ..." if len(idle) > NAMED_MAX else "")
+    return note(
+        subject,
+        f"{found}; no daemon that runs uses {len(idle)} of them, {round_bytes(_size(idle))}",
+        f"a daemon logs at its start which ones it uses; to remove these: rm {names}",
+    )
+
+
+def _size(files: Sequence[CacheFile]) -> int:
+    return sum(file.disk_bytes for file in files)

@@ -1,39 +1,61 @@
-"""Where a module lies, and what is in it, without importing it. Daemon, CLI and workers; standard library only.
+"""Finds a user's function, named "package.module:name", without importing it. Daemon, CLI, workers.
 
     "package.module:name"  --folders, one package after the other-->  file  --sha256-->  digest
                                                                             --ast----->  names at its top level
 
-``importlib.util.find_spec`` would import the packages around a module, so each part is looked for
-by itself in the folders of the part before.
+``importlib.util.find_spec`` would import the packages around a module, so each part is searched by
+itself in the folders of the part before. Standard library only.
 
-Invariant: nothing of what is found here is run.
+Invariant: no code that is found here is run.
 """
 
 import ast
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import NamedTuple
 
-from batchd.functions.names import FunctionName, parse_function
 from batchd.functions.signature import Given, call_problem, plain_value, written_signature
-from batchd.suggestions import nearly
+from batchd.suggestions import nearest, nearly
 
+FUNCTION_CHARACTERS_MAX = 256
 ANY_NAME = "*"
-"""Among the names of a module where nobody can tell which there are."""
+"""Among the names of a module that may define others, too."""
+
+
+class FunctionName(NamedTuple):
+    """A function, a class or any other callable.
+
+    ``path`` is ``("name",)``, or leads into a class.
+    """
+
+    module: str
+    path: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.module}:{'.'.join(self.path)}"
+
+
+def parse_function(text: str) -> FunctionName:
+    """Read ``"package.module:name"``. Raises ``ValueError``."""
+    module, colon, name = text.partition(":")
+    parts = [*module.split("."), *name.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts) or len(text) > FUNCTION_CHARACTERS_MAX:
+        raise ValueError(f'function = "{text[:FUNCTION_CHARACTERS_MAX]}" must be written as "package.module:name"')
+    return FunctionName(module, tuple(name.split(".")))
 
 
 class ModuleNotFound(LookupError):  # noqa: N818  names what is wrong
-    """There is no such module, or no file that could be read; the text says where it was looked for."""
+    """There is no such module, or its file cannot be read; the text names the folders searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module as it lies there: its file, and a digest of what stands in it."""
+    """A module on disk: its file and its source."""
 
     file: Path
     source: bytes
@@ -45,12 +67,18 @@ class Module:
 
 
 def interpreter_folders() -> list[str]:
-    """Where workers look besides the configured folders: they leave out the folder that this program was started in."""
+    """Where workers search besides the configured folders.
+
+    They leave out the folder that this program was started in.
+    """
     return sys.path[0 if sys.flags.safe_path else 1 :]
 
 
 def find_module(name: str, folders: Sequence[Path]) -> Module:
-    """Find a module in ``folders``, or else in what the interpreter has. Raises ``ModuleNotFound``."""
+    """Find a module in ``folders``, or else on the interpreter's path.
+
+    Raises ``ModuleNotFound``.
+    """
     PathFinder.invalidate_caches()
     searched = [*map(str, folders), *interpreter_folders()]
     top, *parts = name.split(".")
@@ -76,7 +104,7 @@ def find_module(name: str, folders: Sequence[Path]) -> Module:
 
 
 def function_problems(text: str, folders: Sequence[Path], given: Given | None = None) -> list[str]:
-    """What is wrong with the name of a function, or with how it will be called, as far as it can be seen without importing it."""
+    """Problems of a function's name, or of how it will be called, found without importing it."""
     name = parse_function(text)
     try:
         module = find_module(name.module, folders)
@@ -104,12 +132,13 @@ def _name_problems(name: FunctionName, module: Module, names: frozenset[str]) ->
     wanted = name.path[0]
     if wanted in names or ANY_NAME in names or "__getattr__" in names:
         return []
-    advice = _did_you_mean(wanted, names) or f"defined there: {', '.join(sorted(names)) or 'nothing'}"
+    meant = nearest(wanted, names)
+    advice = f"did you mean {meant}?" if meant else f"defined there: {', '.join(sorted(names)) or 'nothing'}"
     return [f"{module.file} does not define {wanted!r} at its top level; {advice}"]
 
 
 def _elsewhere(name: str) -> ModuleSpec | None:
-    """What other finders than that of folders know: packages that were installed to be edited, and what is built in."""
+    """The spec from finders other than that of folders: editable installs and built-in modules."""
     for finder in sys.meta_path:
         if finder is not PathFinder:
             spec = finder.find_spec(name, None)
@@ -119,7 +148,7 @@ def _elsewhere(name: str) -> ModuleSpec | None:
 
 
 def _nowhere(name: str, missing: str, searched: Sequence[str]) -> str:
-    """What to say where ``missing``, which is ``name`` or a package around it, is in none of the folders."""
+    """The message for ``missing``, which is ``name`` or a package around it, found in no folder."""
     why = "" if missing == name else f", for there is no {missing}"
     meant = nearly(missing.rpartition(".")[2], [module.name for module in iter_modules(searched)])
     advice = "" if meant is None else f"did you mean {meant}?"
@@ -128,13 +157,8 @@ def _nowhere(name: str, missing: str, searched: Sequence[str]) -> str:
     return f"there is no module {name}{why}; {advice + ' ' if advice else ''}searched: {places}{hint}"
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    nearest = get_close_matches(name, list(known), n=1)
-    return f"did you mean {nearest[0]}?" if nearest else ""
-
-
 def _top_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Every name that the statements of a module may define, those within ``if``, ``try`` and the like too."""
+    """Every name that the statements of a module may define, also within ``if`` and ``try``."""
     for statement in body:
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

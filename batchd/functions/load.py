@@ -1,47 +1,48 @@
-"""Imports people's own functions. Workers, and the helper that asks for a length; the daemon never does.
+"""Imports users' functions. Workers, and the helper that asks for a length; never the daemon.
 
-A module is imported only while its source is what the daemon saw when it started: with another one,
-the same position would be other bytes. Modules that it imports in turn are not looked at.
+A module is imported only while its source is the one that the daemon saw at its start: another
+source would change the bytes of a position. Modules that it imports in turn are not checked.
 
-``sys.path`` and the modules belong to the process, so what is expected of them does too.
+``sys.path`` and the modules belong to the process, so the expected digests do, too.
 
-Invariant: a function that is returned is of a file with the digest that was expected.
+Invariant: a function that is returned is of a file with the expected digest.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from inspect import Signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from batchd.functions.failures import FunctionFailed, call
-from batchd.functions.find import Module, ModuleNotFound, find_module
-from batchd.functions.names import parse_function
-from batchd.functions.signature import Given, call_problem, signature_of
+from batchd.functions.calls import FunctionFailed, call
+from batchd.functions.find import Module, ModuleNotFound, find_module, parse_function
+from batchd.functions.signature import Given, call_problem
 
 _expected: dict[str, str] = {}
 
 
 class Here:
-    """What people's own functions may be told of this process."""
+    """What users' functions may learn about this process."""
 
     worker = 0
-    """The number of this worker, as `batchd status` has it; 0 elsewhere."""
+    """The number of this worker, as in `batchd status`; 0 in other processes."""
 
 
 class FunctionUnusable(Exception):  # noqa: N818  names what is wrong
-    """A function of the configuration cannot be had here, which is no sample's fault; the text says why."""
+    """A configured function cannot be used here, which is no sample's fault; the text says why."""
 
 
 def expect(python_path: Sequence[str], digests: Mapping[str, str]) -> None:
-    """Look for modules in these folders first, and take them only with these digests."""
+    """Search these folders first for modules, and accept only those with these digests."""
     sys.path[:] = [*python_path, *(folder for folder in sys.path if folder not in python_path)]
     _expected.update(digests)
 
 
 def load(text: str) -> Callable[..., Any]:
-    """Import a function. Raises ``FunctionUnusable`` saying what happened."""
+    """Import a function. Raises ``FunctionUnusable`` with the reason."""
     name = parse_function(text)
     try:
         module = _import(name.module)
@@ -56,12 +57,28 @@ def load(text: str) -> Callable[..., Any]:
 
 
 def load_for(text: str, given: Given) -> Callable[..., Any]:
-    """Import a function that will be called with this. Raises ``FunctionUnusable``, also where it cannot be called so."""
+    """Import a function to call it with ``given``.
+
+    Raises ``FunctionUnusable``, also if it cannot be called so.
+    """
     function = load(text)
     problem = call_problem(text, signature_of(function), given)
     if problem is not None:
         raise FunctionUnusable(problem)
     return function
+
+
+def signature_of(function: Callable[..., Any]) -> Signature | None:
+    """The signature of a function.
+
+    None if it has none, or only one that its author wrote as text.
+    """
+    if hasattr(function, "__signature__"):
+        return None
+    try:
+        return call(inspect.signature, function, follow_wrapped=False)
+    except FunctionFailed:  # written in C
+        return None
 
 
 def _import(name: str) -> ModuleType:

@@ -1,37 +1,36 @@
-"""Can a function be called with what it will be given? Daemon and CLI, from its source; workers, from the function itself.
+"""Checks that a function can be called with the arguments that it will get. Daemon, CLI, workers.
 
     "mine:generate"  --ast----->  (size, *, rng=None)   nothing is imported
-    generate         --inspect->  (size, *, rng=None)   what a decorator made of it counts
+    generate         --inspect->  (size, *, rng=None)   in workers; a decorator's result counts
 
-What cannot be called would make every sample a bad one, so it is told before the first.
+A function that cannot be called would make every sample a bad one, so this is reported before the
+first.
 
-Invariant: where nobody can tell how a function is called, it passes; it is never refused for what
-its source seems to say.
+Invariant: a function whose signature is not certain passes; it is never refused for what its source
+seems to say.
 """
 
 import ast
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 
-from batchd.functions.failures import FunctionFailed, call
 from batchd.suggestions import nearest
 
 VALUE_CHARACTERS_MAX = 40
 
 
 class Given(NamedTuple):
-    """What a function is called with: names for people of what goes by place, and options by name."""
+    """The arguments of a call: names, for users, of those by place, and options by name."""
 
     places: tuple[str, ...] = ()
     options: Mapping[str, Any] = {}
     offered: str = ""
-    """An option that it gets where it takes it."""
+    """An option that is passed only to a function that takes it."""
 
 
 class _Written:
-    """A default as it stands in the source."""
+    """A default as written in the source."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -41,7 +40,10 @@ class _Written:
 
 
 def call_problem(name: str, signature: Signature | None, given: Given) -> str | None:
-    """Why a function that has this signature cannot be called so; None where it can, or where nobody knows."""
+    """The reason why a function with this signature cannot be called so.
+
+    None if it can, or if that is unknown.
+    """
     if signature is None:
         return None
     options = dict(given.options)
@@ -56,25 +58,15 @@ def call_problem(name: str, signature: Signature | None, given: Given) -> str | 
 
 
 def takes(signature: Signature, option: str) -> bool:
-    """Does a function take an option of this name?"""
+    """True if a function takes an option of this name."""
     return any(
         one.kind is one.VAR_KEYWORD or (one.name == option and one.kind is not one.POSITIONAL_ONLY)
         for one in signature.parameters.values()
     )
 
 
-def signature_of(function: Callable[..., Any]) -> Signature | None:
-    """How a function is called; None where it does not say, or says what somebody wrote about it."""
-    if hasattr(function, "__signature__"):
-        return None
-    try:
-        return call(inspect.signature, function, follow_wrapped=False)
-    except FunctionFailed:  # written in C
-        return None
-
-
 def written_signature(body: Sequence[ast.stmt], name: str) -> Signature | None:
-    """How the function or class ``name`` of a module is called, as far as its source alone tells for sure."""
+    """The signature of the function or class ``name``, if the module's source alone is certain."""
     for statement in body:
         match statement:
             case ast.FunctionDef(name=found, decorator_list=[]) if found == name:
@@ -85,9 +77,9 @@ def written_signature(body: Sequence[ast.stmt], name: str) -> Signature | None:
 
 
 def plain_value(body: Sequence[ast.stmt], name: str) -> str | None:
-    """What ``name`` of a module is that nobody can call and wait for, where its source tells for sure; None elsewhere.
+    """What ``name`` of a module is, if its source shows that it cannot be called; None otherwise.
 
-    Of a name that has one value alone in the module, but for functions that may give it another.
+    Only for a name that has one value in the module, and that no function may set.
     """
     if any(name in node.names for one in body for node in ast.walk(one) if isinstance(node, ast.Global)):
         return None
@@ -107,7 +99,7 @@ def plain_value(body: Sequence[ast.stmt], name: str) -> str | None:
 
 
 def _kind_of_value(value: ast.expr) -> str | None:
-    """What an expression gives, where it is none of what can be called."""
+    """The kind of value of an expression that cannot be called; None for any other."""
     match value:
         case ast.Constant():
             return "None" if value.value is None else f"of type {type(value.value).__name__}"

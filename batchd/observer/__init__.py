@@ -1,17 +1,16 @@
-"""The observer: a process that answers HTTP for the daemon, so that the daemon's loop never does.
+"""The observer: a process that answers HTTP, so that the daemon's loop never does.
 
     scraper, probe, browser -- HTTP --> observer -- AskStatus, as `batchd status` --> daemon
                                            +-- lifeline: ends with the daemon
 
-inquiry          asks the daemon, and keeps its last answer
-metrics          the table of all metrics; ``scopes`` are where in the status their values are
-exposition       the table and an answer, as Prometheus reads them
-routes           the table of all paths
-names            what this machine is called
-ends             who made the other end of a connection
-visitors         who may see what
 server           HTTP, with limits
+access           which requests are answered, and which see details
+routes           the table of all paths, and the page
+metrics          the table of all metrics, and their text for Prometheus
+status_client    asks the daemon, and keeps its last answer
+history          the last 15 minutes, for the page's plots
+contact_sheets   pictures of batches, by `batchd peek`
 
-Invariant: it asks the daemon ten questions a second at most, whatever comes in here, and answers
-while the daemon does not.
+Invariant: it asks the daemon at most ten questions a second, however many requests arrive, and
+answers while the daemon does not.
 """

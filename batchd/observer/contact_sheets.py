@@ -1,17 +1,15 @@
-"""Contact sheets for the page: `batchd peek` in a process of its own, when somebody asks for one. OBSERVER process.
+"""Contact sheets for the page: `batchd peek` in a child process, on request. OBSERVER process.
 
-    asked for --> kept? --> give it
-                  +-- no --> one is being drawn? --> "come again"
-                             +-- no --> start a child: peek -o FILE --> keep what it drew, or said
+    request --> kept? --> return it
+                +-- no --> one is being drawn? --> "ask again"
+                           +-- no --> start a child: peek -o FILE --> keep its picture, or its message
 
-Drawing needs OpenCV, takes a second, and a slot of the stream's ring for that long, so nothing is
-drawn that nobody looks at.
+Drawing needs OpenCV, a second, and a slot of the stream's ring for that long, so nothing is drawn
+without a request. A failure (short memory, for example) becomes the sheet's text; the next attempt
+is a new one.
 
-Whatever goes wrong with one, such as short memory, is what is said instead of it, and the next one
-is tried anew.
-
-Invariant: one child at a time, ended after ``DRAWING_S``; a stream is drawn once in ``KEPT_S`` at
-most, however many ask.
+Invariant: one child at a time, ended after ``DRAWING_S``; a stream is drawn at most once in
+``KEPT_S``, however many clients ask.
 """
 
 import tempfile
@@ -30,20 +28,20 @@ KEPT_MAX = 4
 DRAWING_S = 30.0
 NICE = 10
 SHEET_BYTES_MAX = 32 << 20
-WORDS_BYTES_MAX = 1 << 20
+OUTPUT_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
-    """What there is for a stream: a PNG, or where there is none a text that says why. ``came_s``: of the monotonic clock."""
+class ContactSheet:
+    """A PNG, or without one a text with the reason. ``made_s``: monotonic clock."""
 
     picture: bytes
     text: str
-    came_s: float
+    made_s: float
 
 
 def current_position(stream: StreamStatistics) -> Position:
-    """The batch that the foremost trainer of a stream took last, by the status: the ring likely has it."""
+    """Position of the last batch of the foremost trainer of a stream: the ring likely has it."""
     trainers = [one for one in stream.subscriptions if not one.is_spectator]
     taken = [(one.last_epoch, one.last_step) for one in trainers]
     beginning = [(one.epoch, one.step) for one in trainers]
@@ -54,31 +52,31 @@ def _known(places: Iterable[tuple[int | None, int | None]]) -> list[Position]:
     return [Position(epoch, step) for epoch, step in places if epoch is not None and step is not None]
 
 
-def _no_sheet(reason: str) -> Sheet:
-    return Sheet(b"", f"no sheet can be drawn: {reason}", monotonic())
+def _no_sheet(reason: str) -> ContactSheet:
+    return ContactSheet(b"", f"no sheet can be drawn: {reason}", monotonic())
 
 
-class Sheets:
-    """Use from any thread. ``address`` is the daemon's."""
+class ContactSheets:
+    """The sheets of all streams. Use from any thread. ``address``: the daemon's."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._changed = Condition()
-        self._kept: dict[str, Sheet] = {}
+        self._kept: dict[str, ContactSheet] = {}
         self._is_drawing = False
         self._child: Child | None = None
 
     def close(self) -> None:
-        """End the child, if there is one. Its thread reaps it."""
+        """End the child, if there is one; the drawing thread reaps it."""
         with self._changed:
             if self._child is not None:
                 self._child.kill()
                 self._changed.wait_for(lambda: not self._is_drawing)
 
-    def sheet(self, stream: str, position: Position, within_s: float) -> Sheet | None:
-        """The sheet of a stream that there is; None where it is yet to be drawn, or another is before it.
+    def sheet(self, stream: str, position: Position, within_s: float) -> ContactSheet | None:
+        """The sheet of an existing stream, if it is ready within ``within_s`` seconds, else None.
 
-        A new one is of the batch at ``position``.
+        A new one shows the batch at ``position``.
         """
         with self._changed:
             self._forget()
@@ -89,54 +87,54 @@ class Sheets:
 
     def _forget(self) -> None:
         oldest_s = monotonic() - KEPT_S
-        self._kept = {stream: sheet for stream, sheet in self._kept.items() if sheet.came_s > oldest_s}
+        self._kept = {stream: sheet for stream, sheet in self._kept.items() if sheet.made_s > oldest_s}
 
     def _begin(self, stream: str, position: Position) -> None:
         try:
             Thread(target=self._draw, args=(stream, position), name="sheet", daemon=True).start()
-        except RuntimeError as error:  # there is no memory for one, or too many are allowed nobody
+        except RuntimeError as error:  # out of memory, or of processes
             self._keep(stream, _no_sheet(str(error)))
         else:
             self._is_drawing = True
 
     def _draw(self, stream: str, position: Position) -> None:
-        sheet = _no_sheet("the thread that draws it was ended")
+        sheet = _no_sheet("the thread that draws it has ended")
         try:
             sheet = self._drawn(stream, position)
         except OSError as error:
             sheet = _no_sheet(error.strerror or str(error))
         except MemoryError:
-            sheet = _no_sheet("there is no memory")
+            sheet = _no_sheet("out of memory")
         finally:
             with self._changed:
                 self._keep(stream, sheet)
                 self._is_drawing = False
                 self._changed.notify_all()
 
-    def _keep(self, stream: str, sheet: Sheet) -> None:
+    def _keep(self, stream: str, sheet: ContactSheet) -> None:
         while len(self._kept) >= KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         self._kept[stream] = sheet
 
-    def _drawn(self, stream: str, position: Position) -> Sheet:
+    def _drawn(self, stream: str, position: Position) -> ContactSheet:
         with tempfile.TemporaryDirectory(prefix="batchd-sheet-") as folder:
             file = Path(folder) / "sheet.png"
             arguments = ["peek", "--address", self._address, "--output", str(file), "--at", "{}:{}".format(*position)]
             with start("batchd", *arguments, "--", stream, stdout=PIPE, stderr=STDOUT, nicer_by=NICE) as child:
-                said, is_late = self._words_of(child)
+                output, is_late = self._output_of(child)
             if is_late:
-                return Sheet(b"", f"no batch came within {DRAWING_S:g} s", monotonic())
-            text = said.decode(errors="replace").strip().removeprefix(f"{file}: ")
+                return ContactSheet(b"", f"no batch arrived within {DRAWING_S:g} s", monotonic())
+            text = output.decode(errors="replace").strip().removeprefix(f"{file}: ")
             if not file.exists() or file.stat().st_size > SHEET_BYTES_MAX:
-                return Sheet(b"", text, monotonic())
-            return Sheet(file.read_bytes(), text, monotonic())
+                return ContactSheet(b"", text, monotonic())
+            return ContactSheet(file.read_bytes(), text, monotonic())
 
-    def _words_of(self, child: Child) -> tuple[bytes, bool]:
-        """What it said until it ended, and whether it took too long."""
+    def _output_of(self, child: Child) -> tuple[bytes, bool]:
+        """The output of the child, and True if it took too long."""
         with self._changed:
             self._child = child
         try:
-            return child.read(DRAWING_S, WORDS_BYTES_MAX), not child.has_ended()
+            return child.read(DRAWING_S, OUTPUT_BYTES_MAX), not child.has_ended()
         finally:
             with self._changed:
                 self._child = None

@@ -1,11 +1,11 @@
-"""The last quarter of an hour, for the page's plots: one number every ``STEP_S`` for each series. OBSERVER process.
+"""The last 15 minutes for the page's plots: one number every ``STEP_S`` for each series. OBSERVER process.
 
-    answers of the daemon --> Chronicle --> Looks: what is now
-                                   +------> History: what was
+    answers of the daemon --> StatusRecorder --> StatusWindow: the present
+                                   +-----------> History: the past
 
-Invariant: its memory is bounded, whatever comes and goes: there are ``STREAMS_MAX`` streams with
-``PARTS_MAX`` parts each and ``TRAINERS_MAX`` trainers at a time; what more there are counts as
-``OTHER``. A series of which nothing is left is forgotten.
+Invariant: memory is bounded: there are at most ``STREAMS_MAX`` streams with ``PARTS_MAX`` parts
+each and ``TRAINERS_MAX`` trainers at a time; further ones count as ``OTHER``. A series without a
+remaining point is dropped.
 """
 
 from array import array
@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from math import isnan, nan
 from threading import Lock
 from time import monotonic
-from typing import Any
 
-from batchd.diagnosis.overview import Looks, Overview
+from batchd.diagnosis.overview import Overview, StatusWindow
 from batchd_wire.status import DaemonStatus
 
 STEP_S = 5.0
 POINTS = 180
-LOOK_S = 0.9
-"""Looks that follow each other closer tell nothing new: each is kept for some seconds."""
+SPACING_S = 0.9
+"""Between two statuses that are kept; closer ones add nothing."""
 STREAMS_MAX, PARTS_MAX, TRAINERS_MAX = 16, 12, 64
 OTHER = "other"
 STREAM_KINDS = ("decoded_per_s", "delivered_per_s", "leased_slots", "ready_slots", "filling_slots", "slots_max")
@@ -29,38 +28,38 @@ PART_KIND, WAIT_KIND = "part_ms", "wait_share"
 DIGITS = 4
 
 Key = tuple[str, ...]
-"""Kind, and what it is of: the stream; the stream and the part; the stream, the trainer and its rank."""
+"""Kind, then the stream; or the stream and the part; or the stream, the trainer and its rank."""
 
 
-class Chronicle:
-    """Takes in answers, in one thread, and tells any thread about them."""
+class StatusRecorder:
+    """One thread adds answers of the daemon; any thread reads the rest."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._lock = Lock()
-        self._looks = Looks()
+        self._window = StatusWindow()
         self._history = History()
-        self._looked_s = -STEP_S
+        self._added_s = -STEP_S
 
     def add(self, status: DaemonStatus) -> None:
-        """Take in an answer of the daemon."""
+        """Add an answer of the daemon."""
         now_s = self._now()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._added_s < SPACING_S:
             return
-        self._looked_s = now_s
+        self._added_s = now_s
         tick = int(now_s // STEP_S)
         with self._lock:
-            self._looks.add(status)
-            overview = self._looks.overview() if tick != self._history.tick else None
+            self._window.add(status)
+            overview = self._window.overview() if tick != self._history.tick else None
             if overview is not None:
                 self._history.add(tick, overview)
 
     def overview(self) -> Overview | None:
-        """What there is to see now; None before the first answer."""
+        """The present state; None before the first answer."""
         with self._lock:
-            return self._looks.overview()
+            return self._window.overview()
 
-    def history(self) -> dict[str, Any]:
+    def history(self) -> dict[str, object]:
         """All series up to now, as plain data."""
         with self._lock:
             return {
@@ -71,14 +70,14 @@ class Chronicle:
 
 
 class History:
-    """The series. A point that is missing is not a number."""
+    """The series. A missing point is NaN."""
 
     def __init__(self) -> None:
         self.tick: int | None = None
         self._series: dict[Key, array[float]] = {}
 
     def add(self, tick: int, overview: Overview) -> None:
-        """Put down a moment; the ones between it and the last have passed without a word."""
+        """Record one moment. Those between it and the last one stay empty."""
         self._clear(tick)
         for key, value in _values(overview):
             admitted = key if key in self._series else self._admitted(key)
@@ -88,8 +87,8 @@ class History:
         self._series = {key: series for key, series in self._series.items() if not all(map(isnan, series))}
         self.tick = tick
 
-    def plain(self, tick: int) -> Iterator[dict[str, Any]]:
-        """Every series, the oldest point first; the last is that of ``tick``, or the one before where that is yet to come."""
+    def plain(self, tick: int) -> Iterator[dict[str, object]]:
+        """Every series, oldest point first; the last is that of ``tick``, or of the tick before if ``tick`` has none yet."""
         last = self.tick if self.tick is not None and tick - self.tick <= 1 else tick
         kept_from = (self.tick if self.tick is not None else tick) - POINTS
         for key, series in self._series.items():
@@ -106,7 +105,7 @@ class History:
                 series[one % POINTS] = nan
 
     def _admitted(self, key: Key) -> Key:
-        """The key, where there is room for it, else that of the others."""
+        """The key itself if it fits the limits, else that of ``OTHER``."""
         kind, stream = key[0], key[1]
         if kind in STREAM_KINDS:
             return key if self._count(kind) < STREAMS_MAX else (kind, OTHER)
@@ -121,7 +120,7 @@ class History:
 
 
 def _values(overview: Overview) -> Iterable[tuple[Key, float]]:
-    """What there is to put down. Streams come first: parts have room where their stream has."""
+    """The values to record. Streams first: parts are admitted if their stream is."""
     for stream in overview.streams:
         for kind in STREAM_KINDS:
             value = getattr(stream, kind)
@@ -136,7 +135,7 @@ def _values(overview: Overview) -> Iterable[tuple[Key, float]]:
 
 
 def _merge(kind: str, one: float, other: float) -> float:
-    """Two with the same name, or two of the others: together, but of waiting the worst."""
+    """One value of two with the same key: the larger share of waiting, else the sum."""
     return max(one, other) if kind == WAIT_KIND else one + other
 
 

@@ -1,20 +1,188 @@
-"""The table of all metrics: name, type, where in the status the value is, and what it means. OBSERVER process.
+"""Metrics: where in the daemon's status their values are, the table of all, and the text for Prometheus.
 
-The exposition, the page docs/metrics.md and the tests are made from it. A new number in the status
-is one line here.
+OBSERVER process. The text, the page docs/metrics.md and the tests are made from the table: a new
+number in the status is one line there. A **scope** yields rows: the values of its labels, and the
+part of the status that has the metrics' values. Rows with equal labels (two steps of one name)
+become one value.
 
-Invariant: a counter only grows while what its labels name lives, and ends in ``_total``; a name
-says its unit. What a trainer's rows count ends with the trainer, so what has to last is counted by
-the stream.
+Trainers are told apart by their sessions, because several may have one name: the sum of these would
+fall when one of them leaves, which a scraper takes for a restarted counter.
+
+Invariants:
+
+* The number of values of a scope is bounded, whatever names trainers choose: by streams, workers,
+  and ``TRAINERS_MAX``.
+* A counter only grows while the thing that its labels name lives, and ends in ``_total``; a name
+  says its unit. A trainer's counters end with the trainer, so lasting ones are counted by stream.
+* Each scrape asks the daemon, so at the end of a run the numbers are exact. An answer (at most ten
+  a second) is formatted once, however many scrapers ask.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import chain
+from threading import Lock
+from time import monotonic
 from typing import Literal
 
-from batchd.observer import scopes
-from batchd.observer.scopes import Labels, Scope
-from batchd_wire.status import DaemonStatus
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from batchd.observer.status_client import Answer, StatusClient
+from batchd_wire.status import DaemonStatus, SubscriptionStatistics, TrainerStatistics
+
+TRAINERS_MAX = 200
+"""Further trainers are counted together, as ``OTHER``, by gauges alone."""
+OTHER = "other"
+SESSION = "session"
+WORKER_STATES = ("starting", "ready", "leaving", "ending")
+TRANSPORTS = ("shared memory", "tcp")
+
+_GONE = TrainerStatistics(session=0, name="", pid=None, user=None, transport="")
+
+Labels = tuple[str, ...]
+Row = tuple[Labels, object]
+"""The values of the labels, and the object whose attributes are values of metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """``where``: the place in the status, for the documentation."""
+
+    where: str
+    labels: tuple[str, ...]
+    rows: Callable[[DaemonStatus], Iterable[Row]]
+
+    def is_others(self, labels: Labels) -> bool:
+        """True for the labels of the trainers beyond ``TRAINERS_MAX``, whose set changes: no sum over it only grows."""
+        return SESSION in self.labels and labels[self.labels.index(SESSION)] == OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Values that no object of the status has."""
+
+    one: int = 1
+    count: int = 0
+    waited_s: float = 0.0
+
+
+def _daemon(status: DaemonStatus) -> Iterator[Row]:
+    yield (), status.daemon
+
+
+def _info(status: DaemonStatus) -> Iterator[Row]:
+    daemon = status.daemon
+    yield (daemon.version, daemon.decoders), _Counted()
+
+
+def _reload(status: DaemonStatus) -> Iterator[Row]:
+    if status.daemon.reload is not None:
+        yield (), status.daemon.reload
+
+
+def _tcp(status: DaemonStatus) -> Iterator[Row]:
+    if status.daemon.tcp is not None:
+        yield (), status.daemon.tcp
+
+
+def _worker_states(status: DaemonStatus) -> Iterator[Row]:
+    for state in WORKER_STATES:
+        yield (state,), _Counted(count=sum(worker.state == state for worker in status.workers))
+
+
+def _workers(status: DaemonStatus) -> Iterator[Row]:
+    for worker in status.workers:
+        yield (str(worker.place),), worker
+
+
+def _transports(status: DaemonStatus) -> Iterator[Row]:
+    for transport in TRANSPORTS:
+        yield (transport,), _Counted(count=sum(one.transport == transport for one in status.trainers))
+
+
+def _streams(status: DaemonStatus) -> Iterator[Row]:
+    for stream in status.streams:
+        yield (stream.name,), stream
+
+
+def _work(status: DaemonStatus) -> Iterator[Row]:
+    for stream in status.streams:
+        yield (stream.name,), stream.work
+
+
+def _parts(status: DaemonStatus) -> Iterator[Row]:
+    for stream in status.streams:
+        for part in stream.work.parts:
+            yield (stream.name, part.name), part
+
+
+def _mailboxes(status: DaemonStatus) -> Iterator[Row]:
+    for stream in status.streams:
+        if stream.live is not None:
+            yield (stream.name,), stream.live
+
+
+def _caches(status: DaemonStatus) -> Iterator[Row]:
+    """Streams that share a cache all show it."""
+    for stream in status.streams:
+        if stream.cache is not None:
+            yield (stream.name,), stream.cache
+
+
+def _trainers(status: DaemonStatus) -> Iterator[tuple[Labels, SubscriptionStatistics]]:
+    """Subscriptions but those of spectators; the oldest ``TRAINERS_MAX`` have labels of their own.
+
+    A trainer that disconnected may still have batches in flight; its name is then empty.
+    """
+    sessions = {one.session: one for one in status.trainers}
+    claims = sorted(
+        chain.from_iterable(
+            ((one.session, stream.name, one) for one in stream.subscriptions if not one.is_spectator)
+            for stream in status.streams
+        ),
+        key=lambda found: found[:2],
+    )
+    known: set[Labels] = set()
+    for session, stream, claim in claims:
+        trainer = sessions.get(session, _GONE)
+        labels = (stream, trainer.name, str(claim.rank), trainer.transport, str(session))
+        if labels not in known and len(known) >= TRAINERS_MAX:
+            labels = (stream, OTHER, OTHER, OTHER, OTHER)
+        else:
+            known.add(labels)
+        yield labels, claim
+
+
+def _waits(status: DaemonStatus) -> Iterator[Row]:
+    for labels, claim in _trainers(status):
+        for cause, waited_s in asdict(claim.waits).items():
+            yield (*labels, cause.removesuffix("_s")), _Counted(waited_s=waited_s)
+
+
+def _remote(status: DaemonStatus) -> Iterator[Row]:
+    remote = sorted((one for one in status.trainers if one.transport == "tcp"), key=lambda one: one.session)
+    for place, trainer in enumerate(remote):
+        yield (trainer.name, str(trainer.session)) if place < TRAINERS_MAX else (OTHER, OTHER), trainer
+
+
+DAEMON = Scope("daemon", (), _daemon)
+INFO = Scope("daemon", ("version", "decoders"), _info)
+RELOAD = Scope("daemon.reload", (), _reload)
+TCP = Scope("daemon.tcp", (), _tcp)
+WORKER_COUNTS = Scope("workers", ("state",), _worker_states)
+WORKER = Scope("workers[]", ("worker",), _workers)
+TRAINER_COUNTS = Scope("trainers", ("transport",), _transports)
+STREAM = Scope("streams[]", ("stream",), _streams)
+WORK = Scope("streams[].work", ("stream",), _work)
+PART = Scope("streams[].work.parts[]", ("stream", "part"), _parts)
+CACHE = Scope("streams[].cache", ("stream",), _caches)
+MAILBOX = Scope("streams[].live", ("stream",), _mailboxes)
+TRAINER = Scope("streams[].subscriptions[]", ("stream", "trainer", "rank", "transport", SESSION), _trainers)
+WAIT = Scope("streams[].subscriptions[].waits", (*TRAINER.labels, "cause"), _waits)
+REMOTE = Scope("trainers[]", ("trainer", SESSION), _remote)
+
 
 PREFIX = "batchd_"
 COUNTER: Literal["counter"] = "counter"
@@ -25,7 +193,7 @@ Merge = Callable[[Iterable[float]], float]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """``key`` is the value's in its scope, which becomes a number; text and None stand for whether there is one.
+    """One metric. ``key``: the attribute of the scope's rows; text and None become 1 and 0.
 
     ``merge`` makes one value of several with the same labels.
     """
@@ -38,9 +206,10 @@ class Metric:
     merge: Merge = sum
 
     def values(self, status: DaemonStatus) -> Iterator[tuple[Labels, float]]:
-        """The value for each set of labels; what is not known, as a position past the end of a course, has none.
+        """The value for each set of labels.
 
-        Nor has a counter of the others.
+        An unknown value (a position past the end of a course) is left out, and so are counters of
+        trainers beyond ``TRAINERS_MAX``.
         """
         found: dict[Labels, list[float]] = {}
         for labels, row in self.scope.rows(status):
@@ -61,96 +230,158 @@ def _number(value: object) -> float:
     return value if isinstance(value, (int, float)) else float(value is not None)
 
 
-_C, _G, _S = COUNTER, GAUGE, scopes
+_C, _G = COUNTER, GAUGE
 
 METRICS: tuple[Metric, ...] = (
-    Metric("info", _G, _S.INFO, "one", "Always 1; its labels say which version serves, and what it decodes with."),
-    Metric("uptime_seconds", _G, _S.DAEMON, "uptime_s", "How long the daemon has been up."),
-    Metric("slot_memory_bytes", _G, _S.DAEMON, "memory_bytes", "Shared memory of all slots."),
-    Metric("draining", _G, _S.DAEMON, "draining", "1 while the daemon finishes work in progress and begins no other."),
-    Metric("ending_slots", _G, _S.DAEMON, "ending_slots", "Slots of ended streams that trainers or workers still hold."),
-    Metric("reload_failed", _G, _S.RELOAD, "failed", "1 if the last reload was refused or failed; none before the first."),
-    Metric("reload_timestamp_seconds", _G, _S.RELOAD, "time_s", "When the last reload ended, of the Unix clock."),
-    Metric("worker_deaths_total", _C, _S.DAEMON, "worker_deaths", "Workers that ended without being asked to."),
-    Metric("workers", _G, _S.WORKER_COUNTS, "count", "Workers, by what they are doing."),
-    Metric("trainers", _G, _S.TRAINER_COUNTS, "count", "Trainers that are connected, by the way their batches go."),
-    Metric("tcp_connections", _G, _S.TCP, "connections", "Connections over TCP, with or without a session."),
-    Metric("tcp_strangers", _G, _S.TCP, "strangers", "Connections over TCP without a session."),
-    Metric("tcp_closed_total", _C, _S.TCP, "closed", "Connections over TCP that the daemon closed by itself."),
-    Metric("tcp_failed_handshakes_total", _C, _S.TCP, "failed_handshakes", "Peers over TCP that could not prove a key."),
-    Metric("tcp_sent_bytes_total", _C, _S.TCP, "sent_bytes", "Bytes of batches sent over TCP, to all trainers ever."),
+    Metric("info", _G, INFO, "one", "Always 1; its labels are the version and the decoders."),
+    Metric("uptime_seconds", _G, DAEMON, "uptime_s", "How long the daemon has been up."),
+    Metric("slot_memory_bytes", _G, DAEMON, "memory_bytes", "Shared memory of all slots."),
+    Metric("draining", _G, DAEMON, "draining", "1 while the daemon finishes work in progress and starts no more."),
+    Metric("ending_slots", _G, DAEMON, "ending_slots", "Slots of ended streams that trainers or workers still hold."),
+    Metric("reload_failed", _G, RELOAD, "failed", "1 if the last reload was refused or failed; absent before the first."),
+    Metric("reload_timestamp_seconds", _G, RELOAD, "time_s", "Unix time at which the last reload ended."),
+    Metric("worker_deaths_total", _C, DAEMON, "worker_deaths", "Workers that ended without an order to."),
+    Metric("workers", _G, WORKER_COUNTS, "count", "Workers by state."),
+    Metric("trainers", _G, TRAINER_COUNTS, "count", "Connected trainers by transport."),
+    Metric("tcp_connections", _G, TCP, "connections", "Connections over TCP, with or without a session."),
+    Metric("tcp_strangers", _G, TCP, "strangers", "Connections over TCP without a session."),
+    Metric("tcp_closed_total", _C, TCP, "closed", "Connections over TCP that the daemon closed by itself."),
+    Metric("tcp_failed_handshakes_total", _C, TCP, "failed_handshakes", "TCP peers that failed to prove a key."),
+    Metric("tcp_sent_bytes_total", _C, TCP, "sent_bytes", "Bytes of batches sent over TCP, to all trainers ever."),
     # --- workers
-    Metric("worker_orders", _G, _S.WORKER, "orders", "Orders that the worker has in hand or in its socket."),
-    Metric("worker_chunks_total", _C, _S.WORKER, "chunks", "Chunks that the worker has filled."),
-    Metric("worker_samples_total", _C, _S.WORKER, "samples", "Samples that the worker has filled in."),
-    Metric("worker_busy_seconds_total", _C, _S.WORKER, "busy_s", "Time that the worker has spent on chunks."),
+    Metric("worker_orders", _G, WORKER, "orders", "Orders that the worker works on, or has in its socket."),
+    Metric("worker_chunks_total", _C, WORKER, "chunks", "Chunks that the worker has filled."),
+    Metric("worker_samples_total", _C, WORKER, "samples", "Samples that the worker has written."),
+    Metric("worker_busy_seconds_total", _C, WORKER, "busy_s", "Time that the worker has spent on chunks."),
     # --- streams
-    Metric("stream_samples", _G, _S.STREAM, "samples", "Samples of one epoch."),
-    Metric("stream_batch_size", _G, _S.STREAM, "batch_size", "Samples of a whole batch."),
-    Metric("stream_steps", _G, _S.STREAM, "steps", "Batches of one epoch."),
-    Metric("stream_slots", _G, _S.STREAM, "slots", "Slots of the ring now."),
-    Metric("stream_slots_max", _G, _S.STREAM, "slots_max", "Slots of the ring that its memory suffices for."),
-    Metric("stream_ready_slots", _G, _S.STREAM, "ready_slots", "Slots with a whole batch."),
-    Metric("stream_leased_slots", _G, _S.STREAM, "leased_slots", "Slots that trainers read."),
-    Metric("stream_decoded_batches_total", _C, _S.STREAM, "decoded_batches", "Batches that workers have filled."),
-    Metric("stream_decoded_samples_total", _C, _S.STREAM, "decoded_samples", "Samples that workers have filled in."),
-    Metric("stream_delivered_batches_total", _C, _S.STREAM, "delivered_batches", "Batches handed out, to all trainers ever."),
-    Metric("stream_delivered_samples_total", _C, _S.STREAM, "delivered_samples", "Samples handed out, to all trainers ever."),
-    Metric("stream_shared_batches_total", _C, _S.STREAM, "shared_batches", "Batches decoded once and read by two or more."),
-    Metric("stream_mismatched_batches_total", _C, _S.STREAM, "mismatched_batches", "Batches that did not match their checksums."),
-    Metric("stream_bad_rows_total", _C, _S.STREAM, "bad_rows", "Rows whose sample was bad, each occurrence."),
-    Metric("stream_bad_samples", _G, _S.STREAM, "bad_samples", "Different samples found bad so far."),
-    Metric("stream_quarantined_samples", _G, _S.STREAM, "quarantined_samples", "Samples no longer touched: they crash workers."),
-    Metric("stream_sample_seconds", _G, _S.STREAM, "sample_s", "Time of a worker that one sample takes just now."),
-    Metric("stream_stopped", _G, _S.STREAM, "stopped", "1 if the stream has stopped; `batchd status` says why."),
+    Metric("stream_samples", _G, STREAM, "samples", "Samples of one epoch."),
+    Metric("stream_batch_size", _G, STREAM, "batch_size", "Samples of a full batch."),
+    Metric("stream_steps", _G, STREAM, "steps", "Batches of one epoch."),
+    Metric("stream_slots", _G, STREAM, "slots", "Slots of the ring now."),
+    Metric("stream_slots_max", _G, STREAM, "slots_max", "Slots of the ring that its memory suffices for."),
+    Metric("stream_ready_slots", _G, STREAM, "ready_slots", "Slots with a complete batch."),
+    Metric("stream_leased_slots", _G, STREAM, "leased_slots", "Slots that trainers read."),
+    Metric("stream_decoded_batches_total", _C, STREAM, "decoded_batches", "Batches that workers have filled."),
+    Metric("stream_decoded_samples_total", _C, STREAM, "decoded_samples", "Samples that workers have written."),
+    Metric("stream_delivered_batches_total", _C, STREAM, "delivered_batches", "Batches handed out, to all trainers ever."),
+    Metric("stream_delivered_samples_total", _C, STREAM, "delivered_samples", "Samples handed out, to all trainers ever."),
+    Metric("stream_shared_batches_total", _C, STREAM, "shared_batches", "Batches decoded once and read by two or more."),
+    Metric("stream_mismatched_batches_total", _C, STREAM, "mismatched_batches", "Batches that did not match their checksums."),
+    Metric("stream_bad_rows_total", _C, STREAM, "bad_rows", "Rows whose sample was bad, each occurrence."),
+    Metric("stream_bad_samples", _G, STREAM, "bad_samples", "Different samples found bad so far."),
+    Metric("stream_quarantined_samples", _G, STREAM, "quarantined_samples", "Samples skipped because they crash workers."),
+    Metric("stream_sample_seconds", _G, STREAM, "sample_s", "Worker time for one sample at present."),
+    Metric("stream_stopped", _G, STREAM, "stopped", "1 if the stream has stopped; `batchd status` shows the reason."),
     # --- the workers' time for a stream
-    Metric("stream_busy_seconds_total", _C, _S.WORK, "busy_s", "Time that workers spent on its samples."),
-    Metric("stream_cpu_seconds_total", _C, _S.WORK, "cpu_s", "Of that, time in which they had a CPU."),
-    Metric("stream_cpu_wait_seconds_total", _C, _S.WORK, "cpu_wait_s", "Seconds in which workers were runnable and had no CPU."),
-    Metric("stream_read_cpu_seconds_total", _C, _S.WORK, "read_cpu_s", "Of the time with a CPU, that of reading."),
-    Metric("stream_fetch_seconds_total", _C, _S.WORK, "waited_s", "Time of workers waiting for a server of files, beside that."),
-    Metric("stream_read_bytes_total", _C, _S.WORK, "read_bytes", "Bytes of encoded samples that were read."),
-    Metric("stream_usual_sample_seconds", _G, _S.WORK, "usual_sample_s", "Half of the samples take less than that."),
-    Metric("stream_slow_rows_total", _C, _S.WORK, "slow_rows", "Rows whose sample took several times as long."),
-    Metric("stream_slow_seconds_total", _C, _S.WORK, "slow_s", "Time of workers with these."),
-    Metric("stream_part_seconds_total", _C, _S.PART, "busy_s", "Time of workers with one part of it, as read or a step."),
+    Metric("stream_busy_seconds_total", _C, WORK, "busy_s", "Time that workers spent on the samples of the stream."),
+    Metric("stream_cpu_seconds_total", _C, WORK, "cpu_s", "The part of it with a CPU."),
+    Metric("stream_cpu_wait_seconds_total", _C, WORK, "cpu_wait_s", "Seconds in which workers were runnable and had no CPU."),
+    Metric("stream_read_cpu_seconds_total", _C, WORK, "read_cpu_s", "The part of the CPU time that was spent on reading."),
+    Metric("stream_fetch_seconds_total", _C, WORK, "waited_s", "Further time in which workers waited for a file server."),
+    Metric("stream_read_bytes_total", _C, WORK, "read_bytes", "Bytes of encoded samples that were read."),
+    Metric("stream_usual_sample_seconds", _G, WORK, "usual_sample_s", "Half of the samples take less time than this."),
+    Metric("stream_slow_rows_total", _C, WORK, "slow_rows", "Rows whose sample took several times as long as usual."),
+    Metric("stream_slow_seconds_total", _C, WORK, "slow_s", "Time that workers spent on slow rows."),
+    Metric("stream_part_seconds_total", _C, PART, "busy_s", "Time that workers spent on one part: reading, or a step."),
     # --- caches of samples
-    Metric("stream_cache_hits_total", _C, _S.WORK, "cache_hits", "Samples that were in the stream's cache."),
-    Metric("stream_cache_misses_total", _C, _S.WORK, "cache_misses", "Samples that were not in the stream's cache."),
-    Metric("cache_held_samples", _G, _S.CACHE, "held_samples", "Samples in the cache; streams that share one all show it."),
-    Metric("cache_used_bytes", _G, _S.CACHE, "used_bytes", "Memory, or space on disk, that the cache takes."),
-    Metric("cache_budget_bytes", _G, _S.CACHE, "budget_bytes", "Memory, or space on disk, that the cache may take at most."),
-    Metric("cache_spoilt_samples_total", _C, _S.CACHE, "spoilt_samples", "Records of a cache on disk that were damaged."),
+    Metric("stream_cache_hits_total", _C, WORK, "cache_hits", "Samples that were in the stream's cache."),
+    Metric("stream_cache_misses_total", _C, WORK, "cache_misses", "Samples that were not in the stream's cache."),
+    Metric("cache_held_samples", _G, CACHE, "held_samples", "Samples in the cache; all streams that share it show it."),
+    Metric("cache_used_bytes", _G, CACHE, "used_bytes", "Memory, or space on disk, that the cache takes."),
+    Metric("cache_budget_bytes", _G, CACHE, "budget_bytes", "Memory, or space on disk, that the cache may take at most."),
+    Metric("cache_spoilt_samples_total", _C, CACHE, "spoilt_samples", "Records of a cache on disk that were damaged."),
     # --- live streams
-    Metric("mailbox_places", _G, _S.MAILBOX, "capacity", "Places of a live stream's mailbox."),
-    Metric("mailbox_producers", _G, _S.MAILBOX, "producers", "Producers that are connected."),
-    Metric("mailbox_waiting_producers", _G, _S.MAILBOX, "waiting_producers", "Producers that wait for a place."),
-    Metric("mailbox_queued_samples", _G, _S.MAILBOX, "queued_samples", "Samples that wait for a batch."),
-    Metric("mailbox_bound_samples", _G, _S.MAILBOX, "bound_samples", "Samples of batches that no trainer has yet."),
-    Metric("mailbox_lent_places", _G, _S.MAILBOX, "lent_places", "Places that producers are filling."),
-    Metric("mailbox_pushed_samples_total", _C, _S.MAILBOX, "pushed_samples", "Samples that producers have pushed."),
-    Metric("mailbox_dropped_oldest_total", _C, _S.MAILBOX, "dropped_oldest", "Samples dropped for newer ones."),
-    Metric("mailbox_dropped_newest_total", _C, _S.MAILBOX, "dropped_newest", "Samples dropped on arrival."),
-    Metric("mailbox_refused_pushes_total", _C, _S.MAILBOX, "refused_pushes", "Pushes from places that were not the producer's."),
-    Metric("mailbox_lost_batches_total", _C, _S.MAILBOX, "lost_batches", "Batches that not all trainers got that wanted them."),
+    Metric("mailbox_places", _G, MAILBOX, "capacity", "Places of a live stream's mailbox."),
+    Metric("mailbox_producers", _G, MAILBOX, "producers", "Producers that are connected."),
+    Metric("mailbox_waiting_producers", _G, MAILBOX, "waiting_producers", "Producers that wait for a place."),
+    Metric("mailbox_queued_samples", _G, MAILBOX, "queued_samples", "Samples that wait for a batch."),
+    Metric("mailbox_bound_samples", _G, MAILBOX, "bound_samples", "Samples of batches that no trainer has received yet."),
+    Metric("mailbox_lent_places", _G, MAILBOX, "lent_places", "Places that producers are filling."),
+    Metric("mailbox_pushed_samples_total", _C, MAILBOX, "pushed_samples", "Samples that producers have pushed."),
+    Metric("mailbox_dropped_oldest_total", _C, MAILBOX, "dropped_oldest", "Samples dropped for newer ones."),
+    Metric("mailbox_dropped_newest_total", _C, MAILBOX, "dropped_newest", "Samples dropped on arrival."),
+    Metric("mailbox_refused_pushes_total", _C, MAILBOX, "refused_pushes", "Pushes from places not lent to the producer."),
+    Metric("mailbox_lost_batches_total", _C, MAILBOX, "lost_batches", "Batches that some trainers of the stream missed."),
     # --- trainers
-    Metric("trainer_consumed_batches_total", _C, _S.TRAINER, "consumed_batches", "Batches that the trainer is done with."),
-    Metric("trainer_delivered_samples_total", _C, _S.TRAINER, "delivered_samples", "Samples handed to the trainer."),
-    Metric("trainer_wait_seconds_total", _C, _S.TRAINER, "wait_s", "Time that the trainer has waited for batches."),
-    Metric("trainer_short_of_memory_seconds_total", _C, _S.TRAINER, "short_of_memory_s", "Time with too little room."),
-    Metric("trainer_waiting", _G, _S.TRAINER, "waiting", "1 while the trainer waits; of several, how many do."),
-    Metric("trainer_held_slots", _G, _S.TRAINER, "held_slots", "Slots that the trainer holds."),
-    Metric("trainer_ready_ahead", _G, _S.TRAINER, "ready_ahead", "Batches that lie ready ahead of the trainer."),
-    Metric("trainer_window", _G, _S.TRAINER, "window", "Batches that the trainer wants ready ahead of it."),
-    Metric("trainer_epoch", _G, _S.TRAINER, "epoch", "Epoch of its next batch; none past its end; of several, the last.", max),
-    Metric("trainer_step", _G, _S.TRAINER, "step", "Step of its next batch; none past its end; of several, the last.", max),
-    Metric("trainer_wait_cause_seconds_total", _C, _S.WAIT, "waited_s", "Time that the trainer has waited, by what for."),
-    Metric("trainer_sent_bytes_total", _C, _S.REMOTE, "sent_bytes", "Bytes of batches sent to a trainer over TCP."),
-    Metric("trainer_connections", _G, _S.REMOTE, "connections", "Connections of a trainer over TCP."),
+    Metric("trainer_consumed_batches_total", _C, TRAINER, "consumed_batches", "Batches that the trainer has consumed."),
+    Metric("trainer_delivered_samples_total", _C, TRAINER, "delivered_samples", "Samples handed to the trainer."),
+    Metric("trainer_wait_seconds_total", _C, TRAINER, "wait_s", "Time that the trainer has waited for batches."),
+    Metric("trainer_short_of_memory_seconds_total", _C, TRAINER, "short_of_memory_s", "Time with too few slots in the ring."),
+    Metric("trainer_waiting", _G, TRAINER, "waiting", "1 while the trainer waits; of several, how many do."),
+    Metric("trainer_held_slots", _G, TRAINER, "held_slots", "Slots that the trainer holds."),
+    Metric("trainer_ready_ahead", _G, TRAINER, "ready_ahead", "Batches that are ready ahead of the trainer."),
+    Metric("trainer_window", _G, TRAINER, "window", "Batches that the trainer wants ready ahead of it."),
+    Metric("trainer_epoch", _G, TRAINER, "epoch", "Epoch of its next batch; absent at its end; of several, the last.", max),
+    Metric("trainer_step", _G, TRAINER, "step", "Step of its next batch; absent at its end; of several, the last.", max),
+    Metric("trainer_wait_cause_seconds_total", _C, WAIT, "waited_s", "Time that the trainer has waited, by cause."),
+    Metric("trainer_sent_bytes_total", _C, REMOTE, "sent_bytes", "Bytes of batches sent to a trainer over TCP."),
+    Metric("trainer_connections", _G, REMOTE, "connections", "Connections of a trainer over TCP."),
 )  # fmt: skip
 
 OWN: tuple[tuple[str, str], ...] = (
-    ("up", "1 while the daemon's loop answers the observer, 0 where it does not (then all others are its last words)."),
-    ("status_age_seconds", "How old the daemon's last answer is, from which all others are."),
+    ("up", "1 while the daemon's loop answers the observer, else 0: then all other values are from its last answer."),
+    ("status_age_seconds", "Age of the daemon's last answer, which all other values come from."),
 )
-"""Gauges that the observer makes itself; without labels."""
+"""The observer's own gauges: name and meaning. They have no labels."""
+
+
+SCRAPE_S = 0.5
+"""How long a scrape waits for a new answer before it uses the last one."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Exposition:
+    """Formats the metrics for Prometheus. Use from any thread."""
+
+    def __init__(self, client: StatusClient) -> None:
+        self._client = client
+        self._lock = Lock()
+        self._written: tuple[Answer, bytes] | None = None
+
+    def text(self) -> bytes:
+        """Ask the daemon and format its answer; without an answer only the observer's own metrics."""
+        answer = self._client.fresh(SCRAPE_S)
+        if answer is None:
+            return _written(_Own({"up": 0.0}))
+        own = {"up": float(self._client.is_answered), "status_age_seconds": monotonic() - answer.received_s}
+        return _written(_Own(own)) + self._of(answer)
+
+    def _of(self, answer: Answer) -> bytes:
+        """The text of one answer; formatted once."""
+        with self._lock:
+            if self._written is None or self._written[0] is not answer:
+                self._written = answer, _written(_Table(answer.status))
+            return self._written[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Own(Collector):
+    """The observer's own metrics that have a value."""
+
+    values: dict[str, float]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, meaning in OWN:
+            if name in self.values:
+                yield GaugeMetricFamily(PREFIX + name, meaning, value=self.values[name])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table(Collector):
+    """All metrics of the table, from one status."""
+
+    status: DaemonStatus
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        for metric in METRICS:
+            kind = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
+            family = kind(PREFIX + metric.name, metric.help, labels=metric.scope.labels)
+            for labels, value in metric.values(self.status):
+                family.add_metric(labels, value)
+            yield family
+
+
+def _written(collector: Collector) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return generate_latest(registry)

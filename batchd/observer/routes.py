@@ -1,34 +1,93 @@
-"""The table of all paths, and what stands at them. OBSERVER process; threads of the server.
+"""The table of all paths and the answers at them. OBSERVER process; threads of the server.
 
-Invariant: what is at a path that is not ``is_private`` has numbers in it, and names of streams and
-trainers, and nothing else.
+    /metrics            numbers for Prometheus;  /healthz, /readyz  for probes
+    /status.json        what `batchd status --json` prints
+    /                   page.html, with the first state as plain tables for browsers without JavaScript
+    /page.css, .js      beside it in the package
+    /overview.json      the present state, each second;  /history.json  the last 15 minutes
+    /bad.json           the bad samples of a stream;  /sheet.png  a contact sheet of its current batch
+
+Invariants: a path that is not ``is_private`` has numbers, and names of streams and trainers, and
+nothing else. Names are text, whatever they contain: escaped here, and inserted as text by the
+page's script.
 """
 
+import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from email.message import Message
+from html import escape
+from importlib.resources import files
 from time import monotonic
 from urllib.parse import parse_qsl
 
-from batchd.observer.exposition import CONTENT_TYPE, SCRAPE_S, Exposition
-from batchd.observer.inquiry import Inquiry
-from batchd.observer.pages import Pages
-from batchd.observer.responses import Query, Response, Route, as_json, say
-from batchd.observer.visitors import Visitors, is_passed_on
+from batchd.diagnosis.overview import Overview
+from batchd.observer.access import AccessRules, HostNames, is_forwarded
+from batchd.observer.contact_sheets import ContactSheets, current_position
+from batchd.observer.history import StatusRecorder
+from batchd.observer.metrics import CONTENT_TYPE, SCRAPE_S, Exposition
+from batchd.observer.status_client import StatusClient
+from batchd_wire.position import Position
 from batchd_wire.status import DaemonStatus
 
+PLAIN = "text/plain; charset=utf-8"
+JSON = "application/json"
+ANSWER_S = 2.0
+"""How long a request waits for the daemon, or for a contact sheet."""
+STATE_MARK = "<!-- state -->"
+PUBLIC_PATHS = "/metrics, /healthz and /readyz are public"
+NO_ANSWER = "the daemon has not answered yet"
+_FILES = files("batchd.observer") / "page"
+_FILE_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _OWN_SITES = {"same-origin", "none"}
-"""What a browser says of requests by our page, and of addresses that a person typed."""
-NOT_PRIVATE = "/metrics, /healthz and /readyz are for everybody"
+"""``Sec-Fetch-Site`` of requests by our page, and of addresses that a user typed."""
+
+Query = Mapping[str, str]
+"""The query's parameters; of a repeated one the last."""
 
 
-class Observatory:
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is sent. ``status`` is HTTP's."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path. ``is_private``: only for users who may connect to the daemon.
+
+    ``has_effect``: a request costs the daemon something, so other web pages may not cause one in a
+    visitor's browser.
+    """
+
+    answer: Callable[[Query], Response]
+    meaning: str
+    is_private: bool = False
+    has_effect: bool = False
+
+
+def text_response(status: int, text: str) -> Response:
+    """One line for a user."""
+    return Response(status, PLAIN, f"{text}\n".encode())
+
+
+def json_response(value: object) -> Response:
+    """Data for programs. Raises ``ValueError`` for numbers that JSON does not have."""
+    return Response(200, JSON, json.dumps(value, allow_nan=False).encode())
+
+
+class Router:
     """Answers requests. Use from any thread."""
 
-    def __init__(self, inquiry: Inquiry, visitors: Visitors, pages: Pages) -> None:
-        self._inquiry = inquiry
-        self._visitors = visitors
-        self._exposition = Exposition(inquiry)
+    def __init__(self, client: StatusClient, names: HostNames, access: AccessRules, pages: "Pages") -> None:
+        self._client = client
+        self._names = names
+        self._access = access
+        self._exposition = Exposition(client)
         self.routes: Mapping[str, Route] = {
             "/metrics": Route(self._metrics, "numbers for Prometheus"),
             "/healthz": Route(self._health, "200 as long as the daemon's loop answers"),
@@ -38,62 +97,204 @@ class Observatory:
         }
 
     def answer(self, target: str, headers: "Message[str, str]", connection: socket.socket) -> Response:
-        """Answer a request for ``target`` to who is at the other end."""
+        """Answer a request for ``target``, which arrived over ``connection``."""
         host, *further = headers.get_all("Host", [None])
         if further:
-            return say(400, "a request has one Host header")  # RFC 9112, 3.2
-        if host is None or not self._visitors.knows_host(host):
-            text = f"the Host header names {host or 'none'}, which this is not known as: use an address, or add it to http_names"
-            return say(400 if host is None else 421, text)
+            return text_response(400, "a request has one Host header")  # RFC 9112, 3.2
+        if host is None:
+            return text_response(400, "a request needs a Host header")
+        if not self._names.match(host):
+            text = f"the Host header names {host}, which is no name of this machine: use an address, or add it to http_names"
+            return text_response(421, text)
         path, _mark, query = target.partition("?")
         route = self.routes.get(path)
         if route is None:
             known = "\n".join(f"{path:<16}{route.meaning}" for path, route in self.routes.items())
-            return say(404, f"there is nothing here; there are\n{known}")
-        if route.is_private and not self._visitors.may_see_details(connection, headers):
-            return say(403, self._refusal(connection, headers))
+            return text_response(404, f"unknown path; known are\n{known}")
+        if route.is_private and not self._access.may_see_details(connection, headers):
+            return text_response(403, self._refusal(connection, headers))
         if route.has_effect and headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
-            return say(403, "this is for our own page, not for others")
+            return text_response(403, "this path is for batchd's own page, not for other web pages")
         return route.answer(dict(parse_qsl(query)))
 
     def _refusal(self, connection: socket.socket, headers: "Message[str, str]") -> str:
         port = connection.getsockname()[1]
-        passed_on = "it was passed on by a proxy, and nobody here knows for whom; " if is_passed_on(headers) else ""
-        return passed_on + (
-            "this names processes, users and paths, so it is for users of the daemon's machine who may connect to the daemon, "
-            f"over loopback: ssh -L {port}:localhost:{port} SERVER (with an account in the runtime directory's group), then "
-            f"http://localhost:{port}; or http_details = true in [daemon] shows it to everybody. {NOT_PRIVATE}"
+        forwarded = "a proxy forwarded the request, so its user is unknown; " if is_forwarded(headers) else ""
+        return forwarded + (
+            "this path shows processes, users and paths, so it is for users of the daemon's machine who may connect to "
+            f"the daemon, over loopback: ssh -L {port}:localhost:{port} SERVER (with an account in the runtime directory's "
+            f"group), then http://localhost:{port}; or http_details = true in [daemon] shows it to every client. {PUBLIC_PATHS}"
         )
 
     def _metrics(self, _query: Query) -> Response:
         return Response(200, CONTENT_TYPE, self._exposition.text())
 
     def _health(self, _query: Query) -> Response:
-        if self._inquiry.is_answered:
-            return say(200, "ok")
-        return say(503, f"the daemon's loop has not answered for {self._inquiry.silent_s():.0f} s")
+        if self._client.is_answered:
+            return text_response(200, "ok")
+        return text_response(503, f"the daemon's loop has not answered for {self._client.silent_s():.0f} s")
 
     def _readiness(self, _query: Query) -> Response:
-        answer = self._inquiry.latest()
-        if not self._inquiry.is_answered:
+        answer = self._client.latest()
+        if not self._client.is_answered:
             return self._health({})
-        reason = "the daemon has not answered yet" if answer is None else why_not_ready(answer.status)
-        return say(200, "ready") if reason is None else say(503, reason)
+        reason = NO_ANSWER if answer is None else why_not_ready(answer.status)
+        return text_response(200, "ready") if reason is None else text_response(503, reason)
 
     def _status(self, _query: Query) -> Response:
-        answer = self._inquiry.fresh(SCRAPE_S)
+        answer = self._client.fresh(SCRAPE_S)
         if answer is None:
-            return say(503, "the daemon has not answered yet")
-        observer = {"age_s": monotonic() - answer.came_s, "up": self._inquiry.is_answered}
-        return as_json({**answer.plain, "observer": observer})
+            return text_response(503, NO_ANSWER)
+        observer = {"age_s": monotonic() - answer.received_s, "up": self._client.is_answered}
+        return json_response({**answer.plain, "observer": observer})
 
 
 def why_not_ready(status: DaemonStatus) -> str | None:
-    """Say why trainers would get no batches; None where they get them."""
+    """Reason why trainers would get no batches, or None if they get them."""
     if status.daemon.draining:
         return "the daemon is draining"
     if not any(worker.state == "ready" for worker in status.workers):
         return "no worker is ready"
     if all(stream.stopped is not None for stream in status.streams):
-        return "all streams have stopped; `batchd status` says why"
+        return "all streams have stopped; `batchd status` shows the reasons"
     return None
+
+
+class Pages:
+    """The page and its data. Use from any thread."""
+
+    def __init__(self, client: StatusClient, recorder: StatusRecorder, sheets: ContactSheets) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._sheets = sheets
+        self._html = _text("page.html")
+        self.routes: Mapping[str, Route] = {
+            "/": Route(self._page, "a page to look at", is_private=True),
+            "/page.css": _fixed("page.css"),
+            "/page.js": _fixed("page.js"),
+            "/plots.js": _fixed("plots.js"),
+            "/icon.svg": _fixed("icon.svg"),
+            "/overview.json": Route(self._overview, "what the page shows", is_private=True),
+            "/history.json": Route(self._history, "the last 15 minutes", is_private=True),
+            "/bad.json": Route(self._bad, "?stream=NAME: its bad samples", is_private=True),
+            "/sheet.png": Route(self._sheet, "?stream=NAME: its current batch", is_private=True, has_effect=True),
+        }
+
+    def _page(self, _query: Query) -> Response:
+        overview = self._recorder.overview()
+        state = f"<p>{NO_ANSWER.capitalize()}.</p>" if overview is None else "\n".join(_tables(overview))
+        return Response(200, "text/html; charset=utf-8", self._html.replace(STATE_MARK, state).encode())
+
+    def _overview(self, _query: Query) -> Response:
+        overview, answer = self._recorder.overview(), self._client.latest()
+        if overview is None or answer is None:
+            return text_response(503, NO_ANSWER)
+        observer = {
+            "age_s": monotonic() - answer.received_s,
+            "silent_s": self._client.silent_s(),
+            "up": self._client.is_answered,
+        }
+        return json_response({**asdict(overview), "observer": observer})
+
+    def _history(self, _query: Query) -> Response:
+        return json_response(self._recorder.history())
+
+    def _bad(self, query: Query) -> Response:
+        stream = self._stream(query)
+        if stream is None:
+            return _no_stream(query)
+        answer = self._client.bad(stream, ANSWER_S)
+        if answer is None:
+            return text_response(503, NO_ANSWER)
+        keys = ("sample", "path", "reason", "times")
+        samples = [dict(zip(keys, bad, strict=True)) for bad in answer.samples]
+        return json_response({"total": answer.total, "samples": samples})
+
+    def _sheet(self, query: Query) -> Response:
+        stream = self._stream(query)
+        if stream is None:
+            return _no_stream(query)
+        answer = self._client.latest()
+        found = answer.status.stream(stream) if answer is not None else None
+        position = current_position(found) if found is not None else Position(0, 0)
+        sheet = self._sheets.sheet(stream, position, ANSWER_S)
+        if sheet is None:
+            return text_response(202, "the sheet is being drawn")
+        return Response(200, "image/png", sheet.picture) if sheet.picture else text_response(200, sheet.text)
+
+    def _stream(self, query: Query) -> str | None:
+        """The name of the requested stream, or None if there is no such stream."""
+        overview = self._recorder.overview()
+        known = {stream.name for stream in overview.streams} if overview is not None else set()
+        return query["stream"] if query.get("stream") in known else None
+
+
+def _no_stream(query: Query) -> Response:
+    return text_response(404, f"there is no stream {query.get('stream', '')!r}")
+
+
+def _text(name: str) -> str:
+    return (_FILES / name).read_text("utf-8")
+
+
+def _fixed(name: str) -> Route:
+    kind = _FILE_TYPES[name.rpartition(".")[2]]
+    response = Response(200, f"{kind}; charset=utf-8", _text(name).encode())
+    return Route(lambda _query: response, "part of the page")
+
+
+# --- without JavaScript -----------------------------------------------------------------------------------------------
+
+
+def _tables(overview: Overview) -> Iterable[str]:
+    yield f"<p>batchd {escape(overview.version)}, up {overview.uptime_s:.0f} s</p>"
+    yield _table(
+        "Trainers",
+        ("trainer", "stream", "waits", "ready ahead", "verdict", "proof", "what helps"),
+        (
+            (
+                one.name,
+                one.stream,
+                _share(one.wait_share),
+                f"{one.ready_ahead} of {one.window}",
+                *((one.verdict.kind, one.verdict.proof, one.verdict.remedy) if one.verdict else ("", "", "")),
+            )
+            for one in overview.trainers
+        ),
+    )
+    yield _table(
+        "Streams",
+        ("stream", "slots leased", "ready", "filling", "of", "decoded/s", "delivered/s", "bad samples"),
+        (
+            (
+                one.name,
+                *map(str, (one.leased_slots, one.ready_slots, one.filling_slots, one.slots_max)),
+                _number(one.decoded_per_s),
+                _number(one.delivered_per_s),
+                str(one.bad_samples),
+            )
+            for one in overview.streams
+        ),
+    )
+    yield _table(
+        "Workers",
+        ("worker", "pid", "state", "busy", "ms/sample"),
+        (
+            (str(one.place), str(one.pid or ""), one.state, _share(one.busy_share), _number(one.sample_ms, 2))
+            for one in overview.workers
+        ),
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"

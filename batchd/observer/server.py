@@ -1,13 +1,12 @@
-"""HTTP with limits: the standard library's server, one thread for each connection, a bounded number of them. OBSERVER process.
+"""HTTP with limits: the standard library's server, one thread for each connection. OBSERVER process.
 
     accept --> room? --> head, within HEAD_BYTES_MAX and REQUEST_S --> GET or HEAD --> one response --> close
-                +-- no: the oldest that has not asked for anything yet is ended, of the same peer if that has its share
-                    +-- all have asked: 503, close
+                +-- no: end the oldest connection without a request, of the same peer if that has its share
+                    +-- all have a request: 503, close
 
-Invariant: whatever peers do, there are ``CONNECTIONS_MAX`` threads at most,
-``PEER_CONNECTIONS_MAX`` for one address, each for ``REQUEST_S`` and with ``HEAD_BYTES_MAX`` at
-most; one connection is one request. Who asks at once is answered however many connect and say
-nothing.
+Invariant: there are at most ``CONNECTIONS_MAX`` threads, ``PEER_CONNECTIONS_MAX`` for one address,
+each for at most ``REQUEST_S`` and ``HEAD_BYTES_MAX``; one connection is one request. A client that
+sends its request at once is answered, however many others connect and send nothing.
 """
 
 import io
@@ -19,21 +18,19 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Condition
 from time import monotonic
-from typing import Any
 
 from batchd import failpoints
-from batchd.observer.responses import PLAIN, Response
-from batchd.observer.routes import Observatory
+from batchd.observer.routes import PLAIN, Response, Router
 
 CONNECTIONS_MAX = 64
 PEER_CONNECTIONS_MAX = 16
-"""Of one address; a browser opens six."""
+"""From one address; a browser opens six."""
 EVICTION_S = 1.0
-"""How long a newcomer waits for the end of a connection that has to go for it."""
+"""How long a new connection waits for the end of the one that it replaces."""
 HEAD_BYTES_MAX = 16 * 1024
-"""Request line and headers; a browser's cookies for localhost are among them, whoever set them."""
+"""Request line and headers, with a browser's cookies for localhost, which any local program may have set."""
 REQUEST_S = 5.0
-"""For all of a request and its response, however slowly its bytes come or are taken."""
+"""For a whole request and its response, however slowly the peer sends or receives."""
 BACKLOG = 128
 METHODS = ("GET", "HEAD")
 UNREAD_BYTES_MAX = 1 << 20
@@ -45,12 +42,14 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+_Request = socket.socket | tuple[bytes, socket.socket]
+"""The library's type; a pair is that of a datagram server."""
 _FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n"
 
 
 @dataclass(slots=True)
 class _HttpConnection:
-    """One that is open. ``has_asked``: its head is whole."""
+    """An open connection. ``has_asked``: its head is complete."""
 
     peer: str
     deadline_s: float
@@ -58,23 +57,24 @@ class _HttpConnection:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves on a socket that listens already. ``serve_forever`` in a thread of its own."""
+    """Serves on a listening socket. Run ``serve_forever`` in a thread of its own."""
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listener: socket.socket, observatory: Observatory) -> None:
+    def __init__(self, listener: socket.socket, router: Router) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
         listener.setblocking(True)
-        self.observatory = observatory
+        self.router = router
         self._changed = Condition()
         self._open: dict[socket.socket, _HttpConnection] = {}
-        """The oldest first."""
+        """Oldest first."""
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin with a connection where there is room, or can be made, else say that there is none."""
+    def process_request(self, request: _Request, client_address: tuple[str, int]) -> None:
+        """Start a thread for a connection if there is room, or room can be made; else answer 503."""
+        assert isinstance(request, socket.socket)
         peer = client_address[0]
         with self._changed:
             of_peer = [one for one, connection in self._open.items() if connection.peer == peer]
@@ -92,7 +92,7 @@ class Server(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def _end_oldest(self, requests: Iterable[socket.socket]) -> bool:
-        """End the oldest of these that has not asked for anything yet, and wait until it is gone; False where that cannot be."""
+        """End the oldest of these without a complete request, and wait for that. False if it failed."""
         oldest = next((one for one in requests if not self._open[one].has_asked), None)
         if oldest is None:
             return False
@@ -101,13 +101,13 @@ class Server(ThreadingHTTPServer):
         return self._changed.wait_for(lambda: oldest not in self._open, EVICTION_S)
 
     def note_asked(self, request: socket.socket) -> None:
-        """A connection's head is whole: from now on it is not ended for others."""
+        """A connection's head is complete: from now on it is not ended for others."""
         with self._changed:
             if request in self._open:
                 self._open[request].has_asked = True
 
     def service_actions(self) -> None:
-        """End what takes too long; twice a second, and after each connection that comes."""
+        """End overdue connections; called twice a second, and after each new connection."""
         now = monotonic()
         with self._changed:
             overdue = [request for request, connection in self._open.items() if connection.deadline_s < now]
@@ -115,31 +115,32 @@ class Server(ThreadingHTTPServer):
                 with suppress(OSError):
                     request.shutdown(socket.SHUT_RDWR)
 
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection. Its number may be another's at once, so it is forgotten before."""
+    def shutdown_request(self, request: _Request) -> None:
+        """Close a connection. Its descriptor may be reused at once, so forget it first."""
+        assert isinstance(request, socket.socket)
         with self._changed:
             self._open.pop(request, None)
             self._changed.notify_all()
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that goes away is no error; a bug of ours is told on standard error."""
+    def handle_error(self, request: _Request, client_address: tuple[str, int]) -> None:
+        """Ignore peers that disconnect; print bugs on standard error."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
-class _HeadTooLong(Exception):  # noqa: N818  it is what the peer did
+class _HeadTooLong(Exception):  # noqa: N818  an event, no error of ours
     """More than ``HEAD_BYTES_MAX`` without an end."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request. The whole head is read first, so the library's parser never waits, and never reads more."""
+    """One request. Reads the whole head first, so the library's parser never waits or reads more."""
 
     server: Server
     timeout = REQUEST_S
 
     def handle(self) -> None:
-        """Read the head, and answer."""
+        """Read the head and answer."""
         try:
             head = self._read_head()
         except _HeadTooLong:
@@ -158,23 +159,23 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command not in METHODS:
             self._send(Response(405, PLAIN, b"only GET and HEAD are answered here\n"))
             return
-        self._send(self.server.observatory.answer(self.path, self.headers, self.connection))
+        self._send(self.server.router.answer(self.path, self.headers, self.connection))
 
     def end_headers(self) -> None:
-        """What every response says, those of the library's parser too."""
+        """Add the headers of every response, including those of the library's parser."""
         for name, value in HEADERS.items():
             self.send_header(name, value)
         super().end_headers()
 
     def version_string(self) -> str:
-        """What we are; which version is nobody's business."""
+        """The ``Server`` header, without a version."""
         return "batchd"
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the library's name
-        """Nothing: who asks how often is no event in the daemon's life."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the library's name
+        """Log nothing: requests are no events of the daemon."""
 
     def _read_head(self) -> bytes:
-        """Everything up to the empty line; nothing where the peer goes before that. The server ends what takes too long."""
+        """Read up to the empty line; b"" if the peer disconnects before it. The server enforces the timeout."""
         head = bytearray()
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
             if len(head) >= HEAD_BYTES_MAX:
@@ -189,14 +190,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(response.status)
         self.send_header("Content-Type", response.content_type)
         self.send_header("Content-Length", str(len(response.body)))
-        if response.status == 405:  # noqa: PLR2004  it has to say what else
+        if response.status == 405:  # noqa: PLR2004  it has to name the others
             self.send_header("Allow", ", ".join(METHODS))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(response.body)
 
     def _read_away(self) -> None:
-        """Read some of what is still coming: who is closed on in mid-sentence never hears why."""
+        """Read the rest of the request: a peer that is closed while it sends would lose the response."""
         self.connection.shutdown(socket.SHUT_WR)
         left = UNREAD_BYTES_MAX
         while left > 0 and (part := self.connection.recv(HEAD_BYTES_MAX)):

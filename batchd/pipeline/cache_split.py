@@ -14,26 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.image.options import (
-    CenterCrop,
-    Decode,
-    Follow,
-    Layout,
-    Normalize,
-    RandomCrop,
-    RandomResizedCrop,
-    Resize,
-    SubtractMean,
-    To,
-)
+from batchd.pipeline.image.options import CropStep, Decode, Follow, Resize
 from batchd.pipeline.options import StepOptions
-from batchd.pipeline.sample_fields import is_random
-from batchd.pipeline.shapes.options import PadBatch, Ragged
 
-_BEHIND = (Call, Normalize, SubtractMean, To, Layout, PadBatch, Ragged)
-"""Steps that are never in front of the cut."""
-_CROPS = (RandomResizedCrop, RandomCrop, CenterCrop)
 RECORD_BYTES_MAX = 64 << 20
 """Length of a record, in bytes, above which a sample is bad, where no ``decode`` step says."""
 
@@ -63,7 +46,7 @@ def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_s
         cut_of(steps) if cache == "decoded" else 0,
         max((step.max_bytes for step in steps if isinstance(step, Decode)), default=RECORD_BYTES_MAX),
         cropped_files(steps) if cache == "seekable" else {},
-        is_random(steps),
+        any(step.is_random for step in steps),
     )
 
 
@@ -91,7 +74,7 @@ def cut_problem(steps: Sequence[StepOptions]) -> str | None:
     if not any(isinstance(step, Decode) for step in steps):
         return 'nothing is decoded, so there are no pixels to keep; cache = "encoded" keeps what the source gives'
     step = steps[len(in_front)]
-    why = "is random" if is_random([step]) else "is done anew in each epoch"
+    why = "is random" if step.is_random else "is done anew in each epoch"
     return (
         f'"{step.op}" (pipeline[{len(in_front)}]) {why} and stands in front of "decode", so nothing decoded is the same in all '
         'epochs; put "decode" in front of it, or take cache = "encoded"'
@@ -104,7 +87,7 @@ def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
     for place, step in enumerate(steps):
         if isinstance(step, Decode) and not any(_looks_at(before, step.field) for before in steps[:place]):
             behind = (later for later in steps[place + 1 :] if _looks_at(later, step.field))
-            if isinstance(next((later for later in behind if not isinstance(later, Follow)), None), _CROPS):
+            if isinstance(next((later for later in behind if not isinstance(later, Follow)), None), CropStep):
                 found[step.field] = step.max_bytes
     return found
 
@@ -124,4 +107,4 @@ def _looks_at(step: StepOptions, field: str) -> bool:
 
 
 def _is_in_front(step: StepOptions) -> bool:
-    return not isinstance(step, _BEHIND) and not is_random([step])
+    return step.is_cacheable and not step.is_random

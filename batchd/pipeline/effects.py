@@ -5,21 +5,23 @@ which only workers load.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import singledispatch
 from typing import Any, TypeAlias
 
 from batchd.errors import KeyPath
+from batchd.pipeline.options import StepOptions
 from batchd.samples.columns import Column
 from batchd.suggestions import nearest
+from batchd_wire.fields import Field, sizes_field
 
 Columns: TypeAlias = Mapping[str, Column]
 """By name, in the order in which they become fields."""
-Effect: TypeAlias = Callable[[Any, Columns], Columns]
-"""Gives the columns after a step. Raises ``StepInvalid``."""
 INDEX, VALID = "index", "valid"
 """The fields that every batch has, and every batch of a stream that masks: the sample's number in its source, and whether the
 sample is what it should be."""
 TAKEN = frozenset({INDEX, VALID})
+IMAGE_DIMENSIONS = 3
 
 
 class StepInvalid(ValueError):  # noqa: N818  names what is wrong
@@ -43,6 +45,15 @@ class NoSuchField(StepInvalid):
         self.said = f"{said}, and a sample has {', '.join(map(repr, columns))}"
         self.names = tuple(names)
         super().__init__(self.said + advice, key)
+
+
+@singledispatch
+def effect(step: StepOptions, _columns: Columns) -> Columns:
+    """Return the columns after a step. Raises ``StepInvalid``.
+
+    Each family registers the effects of its steps in its module ``effects``.
+    """
+    raise NotImplementedError(f"the step {step.op} has no effect")
 
 
 def first_step_on(column: Column) -> str:
@@ -71,3 +82,10 @@ def replaced(op: str, columns: Columns, field: str, *made: Column) -> Columns:
     for name, column in columns.items():
         after |= {one.name: one for one in made} if name == field else {name: column}
     return after
+
+
+def sizes_column(column: Column) -> Column:
+    """The column that has the size of each sample of a column that varies."""
+    sizes = sizes_field(Field(column.name, column.dtype, column.fixed_shape, column.varying))
+    assert sizes is not None, f"{column.name} does not vary"
+    return Column(sizes.name, dtype=sizes.dtype, shape=sizes.shape, made_by=column.made_by)

@@ -16,27 +16,20 @@ from types import MappingProxyType
 
 import numpy as np
 
-from batchd.pipeline.call import stages as call_stage
-from batchd.pipeline.effects import Columns
-from batchd.pipeline.fields import stages as field_stage
+from batchd.pipeline.effects import Columns, effect
 from batchd.pipeline.image.options import ImageStep
 from batchd.pipeline.image.stages import ImagePlan, ImageStage, goes_on
 from batchd.pipeline.image.vision import Image
-from batchd.pipeline.numbers import stages as number_stage
+from batchd.pipeline.kinds import import_families
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.sample_fields import EFFECTS, columns_after
-from batchd.pipeline.shapes import stages as shape_stage
-from batchd.pipeline.stages import MakeStage, Row, Stage
-from batchd.pipeline.text import stages as text_stage
+from batchd.pipeline.sample_fields import columns_after
+from batchd.pipeline.stages import Row, Stage, make_stage
 from batchd.pipeline.timings import Laps
 from batchd.samples.columns import Column
 from batchd.samples.values import Value, array_of
 
-STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType(
-    {**number_stage.STAGES, **field_stage.STAGES, **text_stage.STAGES, **shape_stage.STAGES, **call_stage.STAGES}
-)
-"""All steps but those on images, of which a run is one stage."""
+import_families("stages")
 
 
 class Pipeline:
@@ -118,10 +111,10 @@ def _stages(
     for place, run in enumerate(runs):
         before = made
         for step in run:
-            made = EFFECTS[type(step)](step, made)
+            made = effect(step, made)
         on_image = [step for step in run if isinstance(step, ImageStep)]
         if not on_image:
-            yield STAGES[type(run[0])](run[0], before, made), laps.part(run[0].op)
+            yield make_stage(run[0], before, made), laps.part(run[0].op)
             continue
         rest = [step for later in runs[place + 1 :] for step in later]
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()

@@ -6,6 +6,7 @@ JSON can carry.
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ CONTENT_VERSION = 3
 
 STEP_KINDS = kinds_in("batchd.pipeline", StepOptions, "op", first="image")
 """Every step by its ``op``."""
+
+
+def import_families(module: str) -> None:
+    """Import the ``module`` of each family ("effects" or "stages"), which registers its steps there."""
+    for family in dict.fromkeys(kind.__module__.rpartition(".")[0] for kind in STEP_KINDS.values()):
+        import_module(f"{family}.{module}")
 
 
 def step_to_plain(step: StepOptions) -> dict[str, object]:

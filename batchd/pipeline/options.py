@@ -29,6 +29,14 @@ class StepOptions:
     op: str
     """The step's name, by which it is found."""
 
+    is_cacheable: ClassVar[bool] = True
+    """Whether a cache of decoded samples may keep what the step makes, unless ``is_random``."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the step can make different values of one sample."""
+        return False
+
     @property
     def touches(self) -> frozenset[str] | None:
         """The fields of a sample that the step reads or makes; None for all of them."""

@@ -7,21 +7,26 @@ writes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from batchd.errors import KeyPath
-from batchd.pipeline.call import effects as call_effects
-from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, NoSuchField, StepInvalid, first_step_on
-from batchd.pipeline.fields import effects as field_effects
-from batchd.pipeline.file_checks import check_files
-from batchd.pipeline.image import effects as image_effects
-from batchd.pipeline.numbers import effects as number_effects
+from batchd.pipeline.effects import (
+    IMAGE_DIMENSIONS,
+    INDEX,
+    TAKEN,
+    VALID,
+    Columns,
+    NoSuchField,
+    StepInvalid,
+    effect,
+    first_step_on,
+    sizes_column,
+)
+from batchd.pipeline.kinds import import_families
 from batchd.pipeline.options import StepOptions
-from batchd.pipeline.shapes import effects as shape_effects
-from batchd.pipeline.text import effects as text_effects
+from batchd.pipeline.step_files import check_files
 from batchd.samples.columns import Column
 from batchd.suggestions import nearest
 from batchd_wire.fields import FIELDS_MAX, Field
@@ -32,10 +37,7 @@ LARGEST_SIDE, LARGEST_LENGTH = 512, 128
 """What is proposed as the room of a sample, in pixels and in elements."""
 OTHERS_MAX = 4
 """Fields that are proposed in the place of one that is not there."""
-_FAMILIES = (image_effects, number_effects, field_effects, text_effects, shape_effects, call_effects)
-EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
-    {kind: effect for family in _FAMILIES for kind, effect in family.EFFECTS.items()}
-)
+import_families("effects")
 
 
 def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:
@@ -66,11 +68,6 @@ def taken_names(columns: Sequence[Column]) -> list[str]:
         for column in columns
         if column.name in TAKEN
     ]
-
-
-def is_random(steps: Sequence[StepOptions]) -> bool:
-    """Tell whether one sample can give different fields; False means that it always gives the same bytes."""
-    return any(family.is_random(step) for step in steps for family in _FAMILIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +187,12 @@ def _after(step: StepOptions, columns: Columns) -> Columns:
     for column in columns.values():
         if column.varying is None:
             continue
-        done = {column.name, shape_effects.sizes_column(column).name}
+        done = {column.name, sizes_column(column).name}
         if step.touches is None or step.touches & done:
             raise StepInvalid(
                 f'"{step.op}" cannot come after "{column.made_by}", which must be the last step on {column.name!r}; put it before'
             )
-    return EFFECTS[type(step)](step, columns)
+    return effect(step, columns)
 
 
 def _not_fixed(column: Column) -> str:
@@ -206,7 +203,7 @@ def _not_fixed(column: Column) -> str:
             f"{column.name!r} is text, which no batch can hold as it is; add "
             '"tokenize", "lookup" or "text_bytes", or leave it out with "drop"'
         )
-    is_image = len(column.shape) == image_effects.IMAGE_DIMENSIONS
+    is_image = len(column.shape) == IMAGE_DIMENSIONS
     largest = [length or (LARGEST_SIDE if is_image else LARGEST_LENGTH) for length in column.shape]
     options = f"field = {json.dumps(column.name)}, max_shape = {largest}"
     differ = f'{{ op = "pad_batch", {options} }} (filled up) or {{ op = "ragged", {options} }} (a list of arrays)'

@@ -1,10 +1,12 @@
 """What a pipeline consists of in a worker: stages, each of which runs one or several steps. Worker process."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Mapping
+from functools import singledispatch
+from typing import Protocol, TypeAlias
 
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.image.vision import Image
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.samples.values import Value
 
@@ -22,5 +24,11 @@ class Stage(Protocol):
         """
 
 
-MakeStage: TypeAlias = Callable[[Any, Columns, Columns], Stage]
-"""Makes the stage of a step. Takes the step, the columns before it and those after it."""
+@singledispatch
+def make_stage(step: StepOptions, _before: Columns, _after: Columns) -> Stage:
+    """Make the stage of a step from the columns before it and after it.
+
+    Each family registers the stages of its steps in its module ``stages``. Steps on images are not
+    among them: ``execute`` joins them to an ``ImageStage``.
+    """
+    raise NotImplementedError(f"the step {step.op} has no stage")

@@ -16,10 +16,13 @@ import mmap
 import os
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from functools import singledispatch
 from io import BufferedReader
 from pathlib import Path
 from typing import TypeAlias
 
+from batchd.errors import KeyPath
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.kinds import step_to_plain
 from batchd.pipeline.options import StepOptions
@@ -42,6 +45,33 @@ def file_problem(path: Path) -> str | None:
             return None
     except StepFileInvalid as problem:
         return str(problem)
+
+
+def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
+    """What is wrong with the files of a step, each with the option that names it; empty if nothing is.
+
+    Everything that would end a stream at its first batch is found here, when the daemon starts.
+    """
+    files = {option.name: path for option in fields(step) if isinstance(path := getattr(step, option.name), Path)}
+    problems: list[tuple[KeyPath, str]] = [
+        ((name,), problem) for name, path in files.items() if (problem := file_problem(path)) is not None
+    ]
+    if problems:
+        return problems
+    try:
+        check_content(step)
+    except StepInvalid as problem:
+        named = [name for name, path in files.items() if str(path) in str(problem)]
+        return [(tuple(named[:1]), str(problem))]
+    return []
+
+
+@singledispatch
+def check_content(_step: StepOptions) -> None:
+    """Raise ``StepInvalid`` if the files of a step are not what it needs.
+
+    Families register what their steps need in their modules ``effects``.
+    """
 
 
 def open_file(path: Path) -> BufferedReader:

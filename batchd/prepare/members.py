@@ -5,26 +5,29 @@
     text                           NAME.txt                other arrays                    NAME.npy
 
 The image called "image", or else the first one, has its ending alone, others their name in front.
-That is where a ``webdataset`` source looks for fields of these names and types; ``source_table``
-writes the one that reads all of them again.
+A ``webdataset`` source looks for fields of these names and types there. ``source_table`` and
+``files_table`` write the source, as TOML for the user's configuration, that reads all columns again.
 """
 
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.jpeg_box import seekable
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.seekable import seekable
-from batchd.pipeline.image.vision import cv2
+from batchd.pipeline.image.vision import Scratch, cv2
+from batchd.prepare.folder import FileSet
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.webdataset.options import (
     ARRAY_ENDING,
     IMAGE,
@@ -42,6 +45,9 @@ try:
 except ImportError:  # cv2 encodes JPEG too
     simplejpeg = None
 
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_PAIR = {"image": "image", "label": "int64"}
+"""The fields of a source that names none."""
 _IMAGE_CHANNELS = (1, 3)
 _IMAGE_DIMENSIONS = 3
 _ENDINGS = {"JPEG": "jpg", "PNG": "png", "APNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif"}
@@ -161,3 +167,39 @@ def _npy(array: npt.NDArray[np.generic]) -> bytes:
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
     return stream.getvalue() + array.tobytes()
+
+
+def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
+    """The table of a ``webdataset`` source over the shards that the pattern ``shards`` names below ``root``."""
+    members = stored(columns)
+    fields = {name: column.text for name, (column, _member) in members.items()}
+    names = {name: member.text for name, (column, member) in members.items() if member != usual_member(column)}
+    options = [
+        'type = "webdataset"',
+        f"root = {_text(str(root))}",
+        f"shards = [{_text(shards)}]",
+        *([f"fields = {_table(fields)}"] if list(fields.items()) != list(_PAIR.items()) else []),
+        *([f"names = {_table(names)}"] if names else []),
+    ]
+    return f"{{ {', '.join(options)} }}"
+
+
+def files_table(source: FolderSource | ListSource | GlobSource, files: FileSet) -> str:
+    """The table of a source over ``files`` that were written: a folder's where it was one, and nothing of it is missing."""
+    if isinstance(source, FolderSource) and files.has_all_classes:
+        options = ['type = "folder"', f"path = {_text(str(files.root.absolute()))}"]
+    else:
+        places = {"path": files.list_file, "root": files.root}
+        options = ['type = "list"', *(f"{key} = {_text(str(path.absolute()))}" for key, path in places.items())]
+    if source.path_bytes:
+        options.append(f"path_bytes = {max(source.path_bytes, files.path_bytes)}")
+    return f"{{ {', '.join(options)} }}"
+
+
+def _table(texts: Mapping[str, str]) -> str:
+    pairs = (f"{key if _BARE_KEY.fullmatch(key) else _text(key)} = {_text(value)}" for key, value in texts.items())
+    return f"{{ {', '.join(pairs)} }}"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -25,8 +25,7 @@ from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.pipeline.step_files import named_by_content
-from batchd.prepare.folder import LeftOut, ShardFolder
-from batchd.prepare.lists import FileSet, gather
+from batchd.prepare.folder import FileSet, LeftOut, ShardFolder, gather
 from batchd.prepare.writers import Writer, Writers
 from batchd.samples.columns import Column
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource

@@ -1,12 +1,22 @@
-"""One order after the other: read, pipeline, encode, into one tar file or files of their own. A WRITER of ``batchd prepare``.
+"""The WRITER of ``batchd prepare``: one order after the other is read, processed, encoded and written.
 
-NAME.unfinished   flushed to the disk; whoever ordered it gives it its name, when it has noted what was left out
+    shards    NAME-000000.tar        a member for each value, named by the sample's number
+    files     files/a/b.jpg ...      each image under the path that it has below its source's root
+              NAME-000000.list       path and label of each, as a ``list`` source reads them; written last
+
+A shard is written as NAME.unfinished and flushed to the disk. The process of the command renames it
+when it has noted which samples were left out.
+
+Invariant: the output of an order is a function of the source, the steps, the seed and the encoding.
 """
 
+import io
 import os
 import socket
-from collections.abc import Collection
-from contextlib import suppress
+import tarfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,11 +32,12 @@ from batchd.orders.prepare import (
 )
 from batchd.orders.worker import HOPELESS_BYTES_MAX, REASON_BYTES_MAX, SampleRecipe
 from batchd.pipeline.effects import StepInvalid
+from batchd.prepare.folder import FILES
 from batchd.prepare.members import MemberEncoder
-from batchd.prepare.sinks import FileRun, NameUnusable, Sink, TarShard
+from batchd.samples.values import Value
 from batchd.sources.files.index import FilesIndex
 from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
+from batchd.storage.index import SourceIndex, readable
 from batchd.storage.values import StorageLimits
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker, shortened
@@ -34,13 +45,21 @@ from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
 EPOCH = 0
-"""Random steps draw as they do in the first epoch."""
+"""Random steps draw the numbers of the first epoch."""
 AHEAD_SAMPLES = 64
-"""So many are asked of a server at once."""
+"""Requested from a server at once."""
+NAME_DIGITS = 9
+_JPEG_SUFFIXES = (b".jpg", b".jpeg")
+Sink = Callable[[int, Mapping[str, Value]], None]
+"""Writes one sample: its number and its values. Raises ``OSError``, and ``SampleUndecodable`` before anything is written."""
+
+
+class NameUnusable(Exception):  # noqa: N818  names what is wrong
+    """A path that cannot be a file below a folder, or cannot be in a list; with what to do."""
 
 
 class ShardWriter:
-    """Owns the channel to the process that orders."""
+    """Owns the channel to the process of the command, which sends the orders."""
 
     def __init__(self, channel: socket.socket, note: NoteMemory) -> None:
         self._channel = channel
@@ -55,13 +74,13 @@ class ShardWriter:
             while True:
                 order, _ = receive_message(self._channel, TO_WRITER_FROM_PREPARE)
                 assert isinstance(order, WriteShard), "the others are orders"
-                send_message(self._channel, ShardNotWritten(problem) if problem else self._obey(order))
+                send_message(self._channel, ShardNotWritten(problem) if problem else self._carry_out(order))
                 failpoints.passing("prepare.shard.written")
         except ChannelClosed:
             return
 
     def _open(self, told: PrepareStream, index: SourceIndex) -> str:
-        """Get ready for orders; says why none can be obeyed, "" where they can."""
+        """Prepare for orders. Returns the reason if none can be carried out, else ""."""
         storage = Storage(StorageLimits.from_wire(told.storage))
         recipe = SampleRecipe(*told.recipe)
         try:
@@ -79,7 +98,7 @@ class ShardWriter:
         self._files = FilesIndex(index) if told.as_files else None
         return ""
 
-    def _obey(self, order: WriteShard) -> ShardWritten | ShardNotWritten:
+    def _carry_out(self, order: WriteShard) -> ShardWritten | ShardNotWritten:
         unfinished = self._folder / f"{order.name}.unfinished"
         try:
             samples = self._write(order, unfinished)
@@ -93,7 +112,7 @@ class ShardWriter:
         return ShardWritten(samples, size)
 
     def _write(self, order: WriteShard, file: Path) -> int:
-        """Write all samples that are good; how many they are."""
+        """Write all good samples; returns their number."""
         written = 0
         self._note.begin(order.first)
         with file.open("wb") as raw:
@@ -113,18 +132,54 @@ class ShardWriter:
         return written
 
     def _add(self, sample: int, skipped: Collection[int], sink: Sink) -> str | None:
-        """Write one sample; says why it is bad, if it is."""
+        """Write one sample. Returns the reason if it is bad."""
         if sample in skipped:
             return "killed the process that worked on it, twice"
         failpoints.passing("prepare.sample.begin", sample)
         try:
-            sink.add(sample, self._maker.make(EPOCH, sample))
+            sink(sample, self._maker.make(EPOCH, sample))
         except BAD as error:
             return str(error)
         return None
 
-    def _sink(self, raw: BinaryIO) -> Sink:
-        """Where the samples of an order go, of which ``raw`` is the file that is written last."""
+    @contextmanager
+    def _sink(self, raw: BinaryIO) -> Iterator[Sink]:
+        """Writes the samples of an order; ``raw`` is the tar file, or the list of the files."""
         if self._files is None:
-            return TarShard(raw, self._encoder)
-        return FileRun(raw, self._encoder, self._files, self._folder)
+            # closed without an end if the context ends by an error
+            with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                yield partial(self._add_members, tar)
+        else:
+            yield partial(self._add_file, self._files, raw)
+
+    def _add_members(self, tar: tarfile.TarFile, sample: int, values: Mapping[str, Value]) -> None:
+        """Append a sample in WebDataset format. Members have no times and no owners."""
+        for ending, content in list(self._encoder.members(values)):
+            member = tarfile.TarInfo(f"{sample:0{NAME_DIGITS}}.{ending}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+    def _add_file(self, index: FilesIndex, listed: BinaryIO, sample: int, values: Mapping[str, Value]) -> None:
+        """Write a file below ``FILES``, and its line in the list. Raises ``NameUnusable``."""
+        ending, content = self._encoder.image(values)
+        name = file_name(index.name(sample), ending)
+        path = os.path.join(os.fsencode(self._folder / FILES), name)  # noqa: PTH118  bytes, because names need not be text
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120  the same
+        unfinished = b"%s.%d.unfinished" % (path, sample)  # a list may name a file twice
+        with open(unfinished, "wb") as stream:  # noqa: PTH123  the same
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.rename(unfinished, path)  # noqa: PTH104  the same
+        listed.write(b"%s %d\n" % (name, index.label(sample)))
+
+
+def file_name(name: bytes, ending: str) -> bytes:
+    """The path of a file below ``FILES``: its source's, plus ``.jpg`` if it became a JPEG. Raises ``NameUnusable``."""
+    parts = name.split(b"/")
+    if b":" in parts[0] or not parts[0] or b".." in parts:
+        raise NameUnusable(f"{readable(name)} does not lie below its source's root: write shards, without --files")
+    if name.startswith(b"#") or name != name.strip() or b"\n" in name or b"\r" in name:
+        raise NameUnusable(f"{name!r} cannot stand in a list of files: rename it, or write shards, without --files")
+    is_jpeg = ending == "jpg" and not name.lower().endswith(_JPEG_SUFFIXES)
+    return name + b".jpg" if is_jpeg else name

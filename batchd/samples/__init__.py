@@ -1,1 +1,1 @@
-"""Samples: what a source gives and a step takes. Daemon and workers."""
+"""Samples: their columns and values, between sources and steps. Daemon and workers."""

@@ -1,14 +1,14 @@
-"""Several checks of one table, none of which hides what another finds. Daemon, workers and CLI; standard library only.
+"""Several checks of one table that report all problems together. Daemon, workers and CLI.
 
     checks = Checks()
-    with checks.at("fields", "box"):     what goes wrong here stands at the key fields.box
+    with checks.at("fields", "box"):     a problem here has the key fields.box
         parse_column("box", "int46")
-    checks.done()                        raises all of it as one ``ValueError``
+    checks.done()                        raises all problems as one ``ValueError``
 
 Invariant: no key has two problems.
 
-``Range`` is the one statement of what a number may be. pydantic reads it as ``ge`` and ``le``, so
-nothing here needs pydantic.
+``Range`` alone states the limits of a number. pydantic reads it as ``ge`` and ``le``, so this
+module needs only the standard library.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,10 @@ from batchd.errors import KeyPath
 
 
 class OptionsInvalid(ValueError):  # noqa: N818  names what is wrong
-    """Some options of a table make no sense. ``found``: the key of each in the table, () for the whole, and what is wrong."""
+    """Some options of a table are wrong.
+
+    ``found``: for each, its key in the table, () for the whole, and the problem.
+    """
 
     def __init__(self, found: Sequence[tuple[KeyPath, str]]) -> None:
         self.found = tuple(found)

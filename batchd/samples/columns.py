@@ -1,25 +1,36 @@
-"""What a sample consists of: named columns, and what may be in each. Daemon, workers and CLI; standard library only.
+"""The columns of samples: their names, kinds, dtypes and shapes. Daemon, workers and CLI.
 
     source  -->  columns  --step-->  columns  --step-->  ...  -->  fields of a batch
                  image: encoded      image: uint8[?,?,3]           image: uint8[224,224,3]
                  label: int64        label: int64                  label: int64
 
-A source says which columns its samples have, and every step which columns it makes of which. What
-is left at the end becomes the fields of a batch, so by then each must have one shape.
+Standard library only. A source says which columns its samples have, and each step which columns it
+turns them into. The
+columns after the last step become the fields of a batch, so by then each must have one shape.
 
-People write a column as they would say it: ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where
-a length differs from sample to sample, ``"image"`` for the bytes of an image file, and ``"text"``.
+Users write a column as ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs
+from sample to sample, ``"image"`` for the bytes of an image file, and ``"text"``. Of samples that
+have no shape of their own they declare the columns:
 
-Invariant: ``parse_column(name, column.text) == column``, as a source has it.
+    fields   = { image = "image", label = "int64" }    the columns, in the order of a batch
+    names    = { label = "class_id" }                  what the data calls a field, if it differs
+    defaults = { label = -1, ids = [], caption = "" }  in the place of a value that a sample lacks
+
+Invariants: ``parse_column(name, column.text) == column`` for a source's column. A field that is
+wrong in itself has no further problems. A default that was checked fits into its field.
 """
 
 import re
+import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, TypeAlias
 
+from batchd.samples.checks import Checks
 from batchd.suggestions import nearest
 from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES, Varying, length_texts
+from batchd_wire.wording import counted
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 LENGTH_MAX = 1 << 32
@@ -31,9 +42,10 @@ ColumnKind = Literal["encoded", "text", "array"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One named value of a sample. ``dtype`` and ``shape`` count for arrays; None in the shape differs from sample to sample.
+    """One named value of a sample.
 
-    Once a step has given such a column room in a batch, ``varying`` says how its samples differ,
+    ``dtype`` and ``shape`` count for arrays; a length of None differs from sample to sample. Once a
+    step has given such a column room in a batch, ``varying`` says how its samples differ,
     and ``shape`` is the room.
     """
 
@@ -46,19 +58,19 @@ class Column:
     is_bgr: bool = False
     """Whether the channels of an image are blue, green, red."""
     pixels_max: int = 0
-    """How many pixels an image may have, height times width; 0 where no step says."""
+    """The most pixels that an image may have, height times width; 0 if no step limits them."""
     followers: tuple[tuple[str, str], ...] = ()
-    """What the image's geometry is done to as well: ("mask", "boxes" or "points", name of its column)."""
+    """What changes with the image's geometry: ("mask", "boxes" or "points", name of its column)."""
     made_by: str = ""
-    """The step that made it; "" where it is as the source has it."""
+    """The step that made it; "" for a column of the source."""
     varying: Varying | None = None
-    """How its samples lie in a room that is larger than they are."""
+    """How its samples are placed in a room that is larger than they are."""
     fill: float = 0.0
-    """What stands in the room that a sample does not need, and in all of it for a bad one."""
+    """The value of the part of the room that a sample leaves, and of all of it for a bad one."""
 
     @property
     def is_fixed(self) -> bool:
-        """Can it be a field of a batch as it is?"""
+        """True if it can be a field of a batch as it is."""
         return self.kind == "array" and None not in self.shape
 
     @property
@@ -69,7 +81,7 @@ class Column:
 
     @property
     def text(self) -> str:
-        """The column as people write it."""
+        """The column as users write it."""
         if self.kind != "array":
             return {"encoded": "image", "text": "text"}[self.kind]
         if not self.shape:
@@ -80,7 +92,10 @@ class Column:
 
 
 def parse_column(name: str, text: str) -> Column:
-    """Read what people write, such as ``"image"``, ``"text"``, ``"float32"`` or ``"uint8[28,28]"``. Raises ``ValueError``."""
+    """Parse a column such as ``"image"``, ``"text"``, ``"float32"`` or ``"uint8[28,28]"``.
+
+    Raises ``ValueError``.
+    """
     if not COLUMN_NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is no name of a field: letters, digits, _, . and -, at most 64, and no digit in front"
@@ -127,3 +142,125 @@ def _lengths(name: str, text: str, written: str | None) -> tuple[int | None, ...
             "dimensions at most"
         )
     return lengths
+
+
+def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
+    """The columns of a sample.
+
+    ``with_shapes``: the data has the shapes of arrays itself, so several lengths may differ. Raises
+    ``ValueError`` with all fields that are wrong, or if none is declared.
+    """
+    checks = Checks()
+    columns = check_declared(checks, fields, with_shapes=with_shapes)
+    checks.done()
+    return columns
+
+
+def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
+    """The columns of the valid fields; problems of the others are added to ``checks``.
+
+    ``with_shapes``: see ``declared_columns``.
+    """
+    if not fields:
+        checks.say('fields must name at least one field, as in { image = "image", label = "int64" }', "fields")
+    columns = check_types(checks, "fields", fields)
+    usable = []
+    for column in columns:
+        if column.name in ("index", "valid"):
+            text = f"every batch calls something else {column.name!r}; choose another name, and say the old in names"
+            checks.say(text, "fields", column.name)
+        elif column.shape.count(None) > 1 and not with_shapes:
+            text = f'{column.name} = "{column.text}": one length may differ from sample to sample, not several'
+            checks.say(text, "fields", column.name)
+        else:
+            usable.append(column)
+    return tuple(usable)
+
+
+def check_types(checks: Checks, key: str, fields: Mapping[str, str]) -> tuple[Column, ...]:
+    """The columns of the valid types in table ``key``; problems of others go to ``checks``."""
+    columns = []
+    for name, text in fields.items():
+        with checks.at(key, name):
+            columns.append(parse_column(name, text))
+    return tuple(columns)
+
+
+def check_names(
+    checks: Checks, fields: Mapping[str, str], names: Mapping[str, str], **tables: Mapping[str, object]
+) -> None:
+    """Add problems for empty names, and for names in ``names`` or ``tables`` that are no fields."""
+    check_known(checks, fields, names=names, **tables)
+    for field, name in names.items():
+        if field in fields and not name:
+            checks.say(f"names.{field} must not be empty", "names", field)
+
+
+def check_known(checks: Checks, fields: Mapping[str, str], **tables: Mapping[str, object]) -> None:
+    """Add a problem for each name in one of the ``tables``, by their keys, that is no field."""
+    for key, table in tables.items():
+        for name in table if fields else ():
+            if name not in fields:
+                meant = nearest(name, fields)
+                advice = f"; did you mean {meant}?" if meant else ""
+                checks.say(f"{key} has {name!r}, which is none of the fields {', '.join(fields)}{advice}", key, name)
+
+
+Default: TypeAlias = bool | int | float | str | tuple[bool | int | float, ...]
+"""Replaces a missing value: a number for every element, all of the numbers, or a text."""
+_PACKED = {
+    "uint8": "<B",
+    "int8": "<b",
+    "uint16": "<H",
+    "int16": "<h",
+    "float16": "<e",
+    "uint32": "<I",
+    "int32": "<i",
+    "float32": "<f",
+    "uint64": "<Q",
+    "int64": "<q",
+    "float64": "<d",
+}
+
+
+def check_defaults(checks: Checks, columns: Iterable[Column], defaults: Mapping[str, Default]) -> None:
+    """Add a problem for every default that does not fit its field."""
+    for column in columns:
+        if column.name in defaults:
+            with checks.at("defaults", column.name):
+                _check_default(column, defaults[column.name])
+
+
+def _check_default(column: Column, default: Default) -> None:
+    """Raise ``ValueError`` for a default that does not fit its field."""
+    what = f"defaults: {column.name} is {column.text}, so"
+    if column.kind == "encoded":
+        raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")
+    if (column.kind == "text") != isinstance(default, str):
+        raise ValueError(
+            f"{what} its default is {'a text' if column.kind == 'text' else 'a number, or a list of them'}"
+        )
+    if isinstance(default, str):
+        return
+    if isinstance(default, tuple) and default and column.shape.count(None) > 1:
+        raise ValueError(f"{what} its default is [], or none")
+    if isinstance(default, tuple):
+        known = prod(length for length in column.shape if length is not None)
+        fits = len(default) % known == 0 if None in column.shape else len(default) == known
+        if not fits or not column.shape:
+            raise ValueError(f"{what} its default is not {counted(len(default), 'number')}")
+    elif None in column.shape:
+        raise ValueError(f"{what} its default is a list, such as []")
+    for number in default if isinstance(default, tuple) else (default,):
+        if not _holds(column.dtype, number):
+            raise ValueError(f"{what} {number} cannot be in it")
+
+
+def _holds(dtype: str, number: float) -> bool:
+    if dtype == "bool":
+        return number in (0, 1)
+    try:
+        struct.pack(_PACKED[dtype], number)
+    except (struct.error, OverflowError):
+        return False
+    return not isinstance(number, bool)

@@ -1,16 +1,16 @@
-"""Kinds of tables, told apart by one of their keys: sources by ``type``, steps by ``op``. Daemon, workers and CLI.
+"""Kinds of tables, identified by a key: sources by ``type``, steps by ``op``. Daemon, workers, CLI.
 
 A kind is a dataclass in the module ``options`` of a folder of a package. ``kinds_in`` finds all of
 them, so no list names them.
 
 ``OneOf`` validates a table of any kind, in the daemon and the CLI: workers have no pydantic.
 pydantic takes a tenth of a second of a CPU for validators of all kinds, and two milliseconds for
-those of one. So each is made when the first table of its kind is read. To read the meanings of
-keys, which are the strings under them, takes it another tenth. Where everything is wanted, for the
-JSON Schema, ``IS_WHOLE`` is set before the tree is imported.
+those of one. So each is made when the first table of its kind is read. Reading the meanings of
+keys, which are the strings under them, takes another tenth. For the JSON Schema, which needs them
+all, ``IS_WHOLE`` is set before the tree is imported.
 
-Invariant: what is wrong with a table has the type that pydantic's own tagged union would give it,
-and the key where it stands.
+Invariant: a problem of a table has the type that pydantic's own tagged union would give it, and the
+key in the table.
 """
 
 import json
@@ -38,9 +38,9 @@ IS_WHOLE = False
 
 
 def kinds_in(package: str, base: type[T], key: str, first: str) -> dict[str, type[T]]:
-    """Find every kind below a package: dataclasses that derive from ``base``, by the value of ``key``.
+    """Find every kind below a package: dataclasses derived from ``base``, by the value of ``key``.
 
-    Their order is that of the folders' names, the ``first`` one first, and of their definition.
+    They are in the order of the folders' names, the ``first`` one first, and of their definition.
     """
     (path,) = import_module(package).__path__
     folders = (file.parent.name for file in Path(path).glob("*/options.py"))
@@ -58,7 +58,7 @@ def kinds_in(package: str, base: type[T], key: str, first: str) -> dict[str, typ
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Says of a field that it is one of ``kinds``, which are dataclasses, by the value of ``key``."""
+    """Declares that a field is one of ``kinds``, which are dataclasses, by the value of ``key``."""
 
     kinds: Mapping[str, type]
     key: str
@@ -73,7 +73,7 @@ class OneOf:
         return core_schema.tagged_union_schema(choices, self.key)
 
     def _validated(self, value: Any) -> Any:
-        """The table as an instance of its kind. Raises what pydantic expects of validators."""
+        """The table as an instance of its kind. Raises the errors that pydantic expects."""
         from pydantic_core import PydanticKnownError  # noqa: PLC0415  workers have no pydantic
 
         if isinstance(value, tuple(self.kinds.values())):
@@ -95,7 +95,10 @@ class OneOf:
 
 @cache
 def _reader(kind: type) -> Callable[..., Any]:
-    """Reads a table of one kind from JSON, the only way in for which strict mode takes a table for a dataclass."""
+    """Parses a table of one kind from JSON.
+
+    Only from JSON does strict mode accept a table for a dataclass.
+    """
     from pydantic import TypeAdapter  # noqa: PLC0415  workers have no pydantic
 
     return TypeAdapter[Any](kind).validate_json

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them: ``4GiB``, ``512MiB``, ``100 MB`` or a number of bytes. Daemon and CLI.
+"""Amounts of memory as users write them: ``4GiB``, ``100 MB`` or a number of bytes. Daemon and CLI.
 
 Invariant: ``parse_bytes(format_bytes(n)) == n`` for every whole n from 0 on.
 """
@@ -19,7 +19,7 @@ _UNITS = {
 }
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 AMOUNT_PATTERN = r"^\s*\d+(\.\d+)?\s*([KMGTkmgt]?[iI]?[bB])?\s*$"
-"""What JSON Schema tells editors about such a text."""
+"""The pattern that JSON Schema gives to editors."""
 
 
 def parse_bytes(text: str) -> int:
@@ -38,7 +38,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """Write an amount exactly, in the largest unit that leaves it whole: ``4GiB``, ``1536MiB``, ``1000B``."""
+    """Write an amount exactly, in the largest unit that divides it: ``4GiB``, ``1000B``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if count and count % _UNITS[unit] == 0:
             return f"{count // _UNITS[unit]}{unit}"
@@ -46,10 +46,10 @@ def format_bytes(count: int) -> str:
 
 
 def round_bytes(count: int, rounding: Callable[[float], int] = round) -> str:
-    """Write an amount for people, with one decimal: ``38.5 MiB``. Not meant to be read back.
+    """Write an amount for users, with one decimal: ``38.5 MiB``. It is not parsed again.
 
-    ``rounding`` may be ``ceil`` for what is needed and ``floor`` for what there is, so that they
-    never look the same.
+    ``rounding``: ``ceil`` for a need and ``floor`` for a supply, so that the two never look the
+    same.
     """
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if count >= _UNITS[unit]:

@@ -1,12 +1,7 @@
-"""The values of a sample, as sources give them and steps change them. Workers; the one module of ``config`` with numpy.
+"""The values of a sample, between its source and its steps, converted to their columns. Workers.
 
-What stands in a record becomes the value that its column says, or the reason why it cannot. Daemon
-and workers.
-
-Invariant: no number changes its value, but for the rounding of a float: what does not fit is
-refused, never wrapped or cut.
-
-Values of a sample as arrays of the type and shape that their columns say. Worker process.
+Invariant: no number changes its value, except by the rounding of a float: a number that does not
+fit is refused, never wrapped or cut.
 """
 
 from collections.abc import Sequence
@@ -21,11 +16,12 @@ from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd_wire.wording import counted
 
 Value: TypeAlias = memoryview | str | npt.NDArray[Any] | np.generic | int | float | bool
-"""A column of one sample: the bytes of an ``encoded`` one, a ``text``, or an ``array`` (a number where its shape is [])."""
+"""The value of a column: the bytes of an ``encoded`` one, a ``text``, or an ``array``; a number
+for an array of shape []."""
 
 
 class Unfitting(SampleUnreadable):
-    """A number does not fit what its column says; ``place`` is which one of several."""
+    """A number does not fit its column; ``place`` is its index among several."""
 
     def __init__(self, reason: str, place: int = 0) -> None:
         super().__init__(reason)
@@ -33,7 +29,10 @@ class Unfitting(SampleUnreadable):
 
 
 def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value:
-    """A value that is stored as bytes: an image's, a text in UTF-8, or little-endian numbers. Raises ``SampleUnreadable``."""
+    """Parse stored bytes: an image's, a text in UTF-8, or little-endian numbers.
+
+    Raises ``SampleUnreadable``.
+    """
     raw = memoryview(raw).cast("B")
     if raw.nbytes > max_bytes:
         raise SampleUnreadable(f"{column.name} has {raw.nbytes} bytes, more than max_bytes = {max_bytes}")
@@ -56,7 +55,7 @@ def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value
 
 
 def default_value(column: Column, default: Any) -> Value:
-    """What stands for a value that is missing, as ``samples.defaults`` has checked it."""
+    """The value of a default that ``samples.columns`` has checked."""
     if isinstance(default, str):
         return default
     if isinstance(default, Sequence):
@@ -65,7 +64,10 @@ def default_value(column: Column, default: Any) -> Value:
 
 
 def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
-    """Numbers in the shape of their column, the last dimension fastest. Raises ``SampleUnreadable`` where they do not fit."""
+    """Numbers in the shape of their column, the last dimension fastest.
+
+    Raises ``SampleUnreadable`` if they do not fit.
+    """
     known = int(np.prod([length for length in column.shape if length is not None], dtype=np.int64))
     is_open = None in column.shape
     if numbers.size % known if is_open else numbers.size != known:
@@ -74,7 +76,10 @@ def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def from_plain(column: Column, value: object) -> NDArray[Any]:
-    """A number, or a list of them, as JSON and msgpack have it, in the shape that it has. Raises ``SampleUnreadable``."""
+    """A number, or a list of them, from JSON or msgpack, in its own shape.
+
+    Raises ``SampleUnreadable``.
+    """
     try:
         numbers = np.asarray(value)
     except (ValueError, OverflowError):
@@ -83,7 +88,10 @@ def from_plain(column: Column, value: object) -> NDArray[Any]:
 
 
 def converted(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
-    """Numbers as the dtype of their column. Raises ``Unfitting`` where one does not fit, or they are of another kind."""
+    """Numbers as the dtype of their column, in their own shape.
+
+    Raises ``Unfitting`` if a number does not fit, or the kind of dtype differs.
+    """
     wanted = np.dtype(column.dtype)
     if numbers.dtype == wanted:
         return numbers
@@ -119,7 +127,10 @@ def _too_large(column: Column, numbers: NDArray[Any], place: int) -> Unfitting:
 
 
 def array_of(column: Column, value: Value) -> NDArray[Any]:
-    """The value as an array of its column's type. Raises ``SampleUndecodable`` where it is not what the column says."""
+    """The value as an array of its column's dtype.
+
+    Raises ``SampleUndecodable`` if its shape or dtype is not the column's.
+    """
     array = np.asarray(value)
     fits = len(array.shape) == len(column.shape) and all(
         wanted in (None, length) for wanted, length in zip(column.shape, array.shape, strict=True)

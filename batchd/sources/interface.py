@@ -1,20 +1,27 @@
-"""What every kind of source has to be able to do, and where each kind is found. Daemon, workers and CLI.
+"""The interface of every kind of source, and how a kind is found. Daemon, workers and CLI.
 
-    check    problems   is it there, and do its settings make sense?         nothing is scanned
-             columns    what do its samples consist of?                      at most headers are read
-    daemon   scan       all samples, once, at the start                      -> SourceIndex, shared by all workers
-    worker   open       a reader: any sample by its number                   -> values of the columns
+A kind is a folder. Each of its modules belongs to a process:
 
-Each kind is one module with a ``KIND`` in it, imported when a stream needs it, so that what it
-depends on costs nobody else.
+    options.py   all       a dataclass: the options in batchd.toml, the libraries it needs, the extra that installs them
+    scan.py      daemon    KINDS = {options: BuiltInKind}
+                           problems   is it there, and do its settings make sense?     nothing is scanned
+                           columns    what do its samples consist of?                  at most headers are read
+                           scan       all samples, once, at the start                  -> SourceIndex, shared by all workers
+    reader.py    worker    READERS = {options: function}
+                           a reader: any sample by its number                          -> values of the columns
+    others       both      such as index.py, the layout of the index
 
-Invariant: whatever depends on a kind of source asks it here.
+Both are imported when a stream needs them, so a library costs only the streams that use it.
+
+Invariant: code that depends on the kind of a source calls it here; ``sources.kinds`` finds all kinds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from batchd.errors import KeyPath, SourceInvalid
 from batchd.samples.columns import Column
@@ -62,63 +69,51 @@ class SourceProblem(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInKind:
     """One kind of source. The source is always its dataclass of ``sources.kinds``; storage is where its files are."""
 
-    problems: Callable[[Any, Storage], Sequence[str | SourceProblem]]
-    """What is wrong with a source, without scanning it. Of one that is made of others, what is wrong besides these.
-    A text alone is about the source as a whole, or about the path that it names."""
     columns: Callable[[Any, Storage], tuple[Column, ...]]
     """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
     scan: Callable[[Any, Survey], SourceIndex]
     """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
-    open: Callable[[Any, SourceIndex, int, Storage], Reader]
-    """Make a reader. The number is how many bytes a record may have; a longer one is a bad sample."""
+    problems: Callable[[Any, Storage], Sequence[str | SourceProblem]] = lambda _source, _storage: ()
+    """Problems of a source that show without a scan. Those of its parts, if it has some, are found
+    apart. A text alone is about the source as a whole, or about the path that it names."""
     samples: Callable[[Any, Storage], int | None] = lambda _source, _storage: None
     """How many samples there are, where a look at headers tells. Raises ``SourceInvalid`` as ``columns`` does."""
 
 
-_MODULES = {
-    "folder": "batchd.sources.files.folder",
-    "list": "batchd.sources.files.listing",
-    "glob": "batchd.sources.files.glob",
-    "webdataset": "batchd.sources.webdataset.scan",
-    "csv": "batchd.sources.csv.scan",
-    "npy": "batchd.sources.arrays.npy",
-    "npz": "batchd.sources.arrays.npz",
-    "raw": "batchd.sources.arrays.raw",
-    "tfrecord": "batchd.sources.tfrecord.scan",
-    "parquet": "batchd.sources.parquet.reader",
-    "lmdb": "batchd.sources.lmdb.reader",
-    "push": "batchd.sources.push.reader",
-    "video": "batchd.sources.video.kind",
-    "concat": "batchd.sources.composed.concat",
-    "mix": "batchd.sources.composed.mix",
-    "subset": "batchd.sources.composed.subset",
-    "plugin": "batchd.sources.code.plugin",
-    "python": "batchd.sources.code.python",
-    "generator": "batchd.sources.code.generator",
-}
-_EXTRAS: dict[str, tuple[str, ...]] = {
-    "tfrecord": ("google_crc32c", "google", "tfrecord"),
-    "parquet": ("pyarrow", "arrow"),
-    "lmdb": ("lmdb", "lmdb"),
-    "video": ("av", "video"),
-}
-"""What to install for a kind of source whose module needs more than batchd does: modules, and the extra that brings them."""
+OpenReader: TypeAlias = Callable[[Any, SourceIndex, int, Storage], Reader]
+"""Makes a reader of a source; ``open_reader`` says of what."""
 
 
 def kind_of(source: SourceOptions) -> BuiltInKind:
-    """What a source can do, by its type. Raises ``SourceInvalid`` where a library that it needs is not installed."""
-    try:
-        kind = import_module(_MODULES[source.type]).KIND
-    except ModuleNotFoundError as error:
-        *needed, extra = _EXTRAS.get(source.type, ("",))
-        if (error.name or "").partition(".")[0] not in needed:
-            raise
-        raise SourceInvalid(
-            f"a source of type \"{source.type}\" needs {error.name}, which is not installed: pip install 'batchd[{extra}]'"
-        ) from None
+    """What the daemon can do with a source. Raises ``SourceInvalid`` if a library that it needs is not installed."""
+    kind = _module_of(source, "scan").KINDS[type(source)]
     assert isinstance(kind, BuiltInKind)
     return kind
+
+
+def open_reader(source: SourceOptions, index: SourceIndex, max_bytes: int, storage: Storage) -> Reader:
+    """Make a reader. A record of more than ``max_bytes`` bytes is a bad sample. Raises as ``kind_of`` does."""
+    reader: Reader = _module_of(source, "reader").READERS[type(source)](source, index, max_bytes, storage)
+    return reader
+
+
+def _module_of(source: SourceOptions, name: str) -> ModuleType:
+    """A module of the folder in which the source's class is defined."""
+    missing = next((module for module in source.requires if not _is_installed(module)), None)
+    if missing is not None:
+        raise SourceInvalid(
+            f'a source of type "{source.type}" needs {missing}, which is not installed: '
+            f"pip install 'batchd[{source.extra}]'"
+        )
+    return import_module(f"{type(source).__module__.rpartition('.')[0]}.{name}")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around it
+        return False

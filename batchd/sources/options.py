@@ -23,6 +23,11 @@ class SourceOptions:
     is_live: ClassVar[bool] = False
     """Do its samples come as they come? Then a number is a place in the stream, and asking for it again gives something else."""
 
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Modules beyond those of batchd's own dependencies, for its scan and its reader."""
+    extra: ClassVar[str] = ""
+    """The extra of the distribution that installs them."""
+
     type: str
     """Kind of source, by which it is found."""
 

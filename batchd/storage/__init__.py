@@ -1,12 +1,16 @@
-"""Files of this machine, objects of servers, and what a scan keeps of them. Daemon, workers and CLI.
+"""Files of this machine, objects of servers, and indexes of sources. Daemon, workers and CLI.
 
-location        a path, or a URL where a path may be
-access          one ``Storage`` for a process: limits, connections and deadlines, and the interface to both kinds of files
-local_files     the files of this machine, for scans and checks
-remote_files    the objects of servers, for the same
+location        a path, or a URL in the place of a path
+access          one ``Storage`` for a process: limits, connections, deadlines, and files for scans
+objects         requests to servers; the only module that imports obstore
+remote_stream   an object as a file that can be read and sought in
+paths           whether a path can be read, and whether links lead out of a folder
+patterns        patterns of file names, and whether a file matches
+open_files      shards that stay open, for workers
 reader          the bytes of samples, for workers
 values          limits, and what tells whether a file or an object has changed
 index           facts and flat arrays of a scanned source, in one sealed memfd that all workers map
 survey          what a scan looked at, and its progress
 index_cache     indexes of earlier scans, on disk
+compression     compressed files, recognised by their first bytes
 """

@@ -1,31 +1,52 @@
 """One interface to the files of this machine and the objects of servers. Daemon, workers and CLI.
 
     Storage.at(path)  ──  a path  ->  LocalFiles     os.open, os.scandir
-                      └─  a URL   ->  RemoteFiles    range requests and listings, by ``Storage.client``, which needs obstore
+                      └─  a URL   ->  RemoteFiles    range requests and listings, by
+                                                     ``Storage.client``, which needs obstore
 
-A process makes one ``Storage`` and passes it to whatever scans or reads: it has the limits, the
-connections and the deadlines.
+A process makes one ``Storage`` and passes it to all code that scans or reads: it has the limits,
+the connections and the deadlines.
 
-Invariant: without a URL no library is loaded, and no thread and no connection is there.
+Invariants: without a URL no library is loaded, and there is no thread and no connection. A message
+names a path or URL as the user wrote it, and what is wrong with it.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from hashlib import sha256
+from io import BufferedReader
 from math import inf
+from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from batchd.errors import SourceInvalid
-from batchd.storage.local_files import LocalFiles
-from batchd.storage.location import is_url
-from batchd.storage.remote_files import RemoteFiles
-from batchd.storage.values import USUAL_LIMITS, StorageLimits
+from batchd.storage.index import readable
+from batchd.storage.location import Url, is_url
+from batchd.storage.paths import check_bound, open_regular, status_of, unreachable, unreadable
+from batchd.storage.remote_stream import ObjectStream
+from batchd.storage.values import (
+    CHECK_LIMITS,
+    USUAL_LIMITS,
+    Listing,
+    ObjectUnreadable,
+    StorageLimits,
+    Version,
+    Wanted,
+    Witness,
+    listing_witness,
+    object_witness,
+    version_of,
+    witness,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
     from batchd.storage.objects import RemoteClient
+    from batchd.storage.survey import Survey
 
 
 class Storage:
@@ -54,7 +75,7 @@ class Storage:
 
     @property
     def client(self) -> RemoteClient:
-        """What asks servers. Raises ``SourceInvalid`` where its library is not installed."""
+        """The client of servers. Raises ``SourceInvalid`` if obstore is not installed."""
         if self._client is None:
             try:
                 from batchd.storage.objects import RemoteClient  # noqa: PLC0415  only where there are URLs
@@ -74,7 +95,7 @@ class Storage:
             client.close()
 
     def begin_reading_ahead(self) -> None:
-        """From now on what is read ahead, of however many sources, may take as long as one sample."""
+        """From now on, reading ahead, for all sources together, may take as long as one sample."""
         self._ahead_until_s = monotonic() + self.limits.deadline_s
 
     @property
@@ -83,10 +104,240 @@ class Storage:
         return min(self.limits.deadline_s, self._ahead_until_s - monotonic())
 
     def begin_sample(self) -> None:
-        """From now on what is read is of one sample, in however many requests."""
+        """From now on, all requests are for one sample."""
         self._sample_until_s = monotonic() + self.limits.deadline_s
 
     @property
     def sample_s(self) -> float:
         """Seconds that reading this sample may still take."""
         return min(self.limits.deadline_s, self._sample_until_s - monotonic())
+
+
+class WantedNames(NamedTuple):
+    """Filter for the names in a folder: all folders, and files for which ``is_wanted`` is true.
+
+    ``hidden``: also take names that begin with a dot. ``bound``: a real path; a link to a wanted
+    file must not lead out of it. None allows any place.
+    """
+
+    is_wanted: Callable[[bytes], bool]
+    bound: bytes | None = None
+    hidden: bool = False
+
+
+class FoundNames(NamedTuple):
+    """The names of folders and files in a folder, sorted."""
+
+    folders: list[bytes]
+    files: list[bytes]
+
+
+class LocalFiles:
+    """Files of this machine. The survey of a scan records what the scan opens or lists."""
+
+    def file_problems(self, file: Path, what: str) -> list[str]:
+        """Problems of a file, called ``what`` in messages ("the list"); empty if it can be read."""
+        if (problem := unreachable(file)) is not None:
+            return [problem]
+        if not file.is_file():
+            return [f"{file} is no file" if file.exists() else f"there is no file {file}"]
+        if not os.access(file, os.R_OK):
+            return [f"{what} {file} is not readable for this user"]
+        return []
+
+    def folder_problems(self, folder: Path, *, is_listed: bool = False) -> list[str]:
+        """Problems of a folder of samples; empty if it can be scanned.
+
+        ``is_listed``: a scan lists the folder.
+        """
+        del is_listed  # any folder here can be listed
+        if (problem := unreachable(folder)) is not None:
+            return [problem]
+        if not folder.is_dir():
+            return [f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"]
+        if not os.access(folder, os.R_OK | os.X_OK):
+            return [f"the folder {folder} is not readable for this user"]
+        return []
+
+    def known_size(self, file: Path) -> int | None:
+        """Bytes of a file; None where asking for it is a request. Raises ``SourceInvalid``."""
+        return status_of(os.fsencode(file)).st_size
+
+    @contextmanager
+    def open(self, file: Path, survey: Survey) -> Iterator[BinaryIO]:
+        """A file, to be read and sought in. Raises ``SourceInvalid`` where it cannot be read."""
+        path = os.fsencode(file)
+        try:
+            with open(file, "rb", opener=open_regular) as stream:
+                status = os.fstat(stream.fileno())
+                survey.reads(file, witness(path, status), version_of(status))
+                yield stream
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+    def look_at(self, folder: bytes, survey: Survey) -> tuple[int, int] | None:
+        """The device and inode of a folder, behind all links. Raises ``SourceInvalid``."""
+        status = status_of(folder)
+        survey.saw(folder, status)
+        return status.st_dev, status.st_ino
+
+    def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
+        """The names in a folder, sorted.
+
+        Every name that is wanted and is no folder counts as a file here; the reader checks the kind
+        of each. Raises ``SourceInvalid``, also for a wanted file that is a link out of the bound.
+        """
+        folders, files = [], []
+        try:
+            with os.scandir(folder) as found:
+                for entry in found:
+                    survey.looked()
+                    if entry.name.startswith(b".") and not wanted.hidden:
+                        continue
+                    is_file = wanted.is_wanted(entry.name)
+                    if _is_folder(entry, or_else=is_file or wanted.hidden):
+                        folders.append(entry.name)
+                    elif is_file:
+                        if entry.is_symlink():
+                            check_bound(entry.path, wanted.bound)
+                        files.append(entry.name)
+        except OSError as error:
+            raise unreadable(folder, error) from None
+        return FoundNames(sorted(folders), sorted(files))
+
+    def first_changed(self, witnesses: Sequence[Witness]) -> str:
+        """The first path that has changed; "" if none has. Raises ``OSError``."""
+        changed = (one.path for one in witnesses if witness(os.fsencode(one.path), os.stat(one.path)) != one)  # noqa: PTH116
+        return next(changed, "")
+
+
+def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
+    """True for a folder.
+
+    A broken link is no folder if ``or_else`` it counts as a file, and is refused otherwise. Raises
+    ``SourceInvalid``.
+    """
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if or_else:
+            return False
+        raise SourceInvalid(f"{readable(entry.path)} cannot be read: {error.strerror}") from None
+
+
+BUFFER_BYTES = 64 << 10
+
+
+class RemoteFiles:
+    """See ``LocalFiles``. ``storage`` has the client, which is made when the first URL is met."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def file_problems(self, file: Path, _what: str) -> list[str]:
+        """See ``LocalFiles``; a quick check."""
+        return _problems(file, lambda: self._storage.client.head(str(file), CHECK_LIMITS.deadline_s))
+
+    def folder_problems(self, folder: Path, *, is_listed: bool = False) -> list[str]:
+        """See ``LocalFiles``; a quick check."""
+
+        def look() -> None:
+            if is_listed:
+                _refuse_listing(Url(folder))
+            if Url(folder).can_list and not self._storage.client.holds_any(str(folder), CHECK_LIMITS.deadline_s):
+                raise SourceInvalid(f"there is nothing in {folder}")
+
+        return _problems(folder, look)
+
+    def known_size(self, _file: Path) -> None:
+        """See ``LocalFiles``: asking is a request."""
+
+    @contextmanager
+    def open(self, file: Path, survey: Survey) -> Iterator[BinaryIO]:
+        """See ``LocalFiles``."""
+        client, name = self._storage.client, str(file)
+        try:
+            version = client.head(name)
+        except ObjectUnreadable as reason:
+            raise _unreadable(name, reason) from None
+        raw = ObjectStream(name, version.size, lambda start, size: client.read(Wanted(name, start, size, version)))
+        survey.reads(file, object_witness(name, version), version)
+        with BufferedReader(raw, BUFFER_BYTES) as stream:
+            yield stream
+
+    def look_at(self, _folder: bytes, _survey: Survey) -> None:
+        """See ``LocalFiles``. Sends no request.
+
+        A listing is its own witness, and no link leads here.
+        """
+
+    def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
+        """See ``LocalFiles``."""
+        url = os.fsdecode(folder).rstrip("/")
+        _refuse_listing(Url(url))
+        try:
+            found = self._storage.client.list_folder(url)
+        except ObjectUnreadable as reason:
+            raise _unreadable(url, reason) from None
+        survey.add(_listed(url, found))
+        folders, files = (
+            [name for name in map(os.fsencode, names) if name and (wanted.hidden or not name.startswith(b"."))]
+            for names in (found.folders, [name for name, _version in found.files])
+        )
+        return FoundNames(sorted(folders), sorted(filter(wanted.is_wanted, files)))
+
+    def first_changed(self, witnesses: Sequence[Witness]) -> str:
+        """See ``LocalFiles``."""
+        objects = [one for one in witnesses if not one.is_listing]
+        versions = self._storage.client.heads([one.path for one in objects]) if witnesses else []
+        for one, version in zip(objects, versions, strict=True):
+            if isinstance(version, ObjectUnreadable) or object_witness(one.path, version) != one:
+                return one.path
+        return next((one.path for one in witnesses if one.is_listing and not self._is_same_listing(one)), "")
+
+    def look_at_each(self, urls: Sequence[str], survey: Survey) -> None:
+        """Check that objects exist. Raises ``SourceInvalid`` for the first that does not."""
+        for url, version in zip(urls, self._storage.client.heads(urls), strict=True):
+            if isinstance(version, ObjectUnreadable):
+                raise _unreadable(url, version)
+            survey.add(object_witness(url, version))
+
+    def _is_same_listing(self, one: Witness) -> bool:
+        url = one.path.removesuffix("/")
+        try:
+            return _listed(url, self._storage.client.list_folder(url)) == one
+        except ObjectUnreadable:
+            return False
+
+
+def _problems(path: Path, look: Callable[[], object]) -> list[str]:
+    """The problem that ``look`` raises, in a list; empty if it raises none."""
+    try:
+        look()
+    except ObjectUnreadable as reason:
+        return [str(_unreadable(str(path), reason))]
+    except SourceInvalid as problem:
+        return [str(problem)]
+    return []
+
+
+def _refuse_listing(url: Url) -> None:
+    """Raise ``SourceInvalid`` if the server cannot list files."""
+    if not url.can_list:
+        raise SourceInvalid(
+            f"{url} cannot be listed: nobody can ask a server of {url.scheme} what it has. Name its files, in a list source, "
+            'or as shards = ["train-{000..123}.tar"]'
+        )
+
+
+def _unreadable(url: str, reason: ObjectUnreadable) -> SourceInvalid:
+    """The error for an object that cannot be read."""
+    return SourceInvalid(f"{readable(os.fsencode(url))} cannot be read: {reason}")
+
+
+def _listed(url: str, found: Listing) -> Witness:
+    files: list[tuple[str, Version]] = sorted(found.files, key=lambda file: file[0])
+    digest = sha256()
+    for one in [*sorted(found.folders), None, *files]:
+        digest.update(repr(one).encode("utf-8", "backslashreplace") + b"\0")
+    return listing_witness(url, digest.hexdigest())

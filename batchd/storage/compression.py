@@ -1,13 +1,13 @@
-"""Compressed files, told by their first bytes. Daemon, in a scan; standard library only."""
+"""Compressed files, recognised by their first bytes. Daemon, in a scan; standard library only."""
 
 from typing import NamedTuple
 
 MAGIC_BYTES_MAX = 10
-"""How many bytes tell every kind: less may tell none."""
+"""The bytes at a file's beginning that identify every kind; fewer may identify none."""
 
 
 class Compression(NamedTuple):
-    """How a file is compressed, and the command that unpacks its standard input to its standard output."""
+    """The name of a compression, and the command that unpacks standard input to standard output."""
 
     name: str
     unpack: str
@@ -16,7 +16,8 @@ class Compression(NamedTuple):
 ZLIB = Compression(
     "ZLIB", "python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))'"
 )
-"""It has no magic bytes: TensorFlow writes it, and the caller knows what else may begin like it."""
+"""Has no magic bytes. TensorFlow writes it; the caller knows which other files may begin like
+it."""
 _BY_MAGIC = {
     b"\x1f\x8b": Compression("gzip", "gzip -dc"),
     **{b"BZh%d1AY&SY" % level: Compression("bzip2", "bzip2 -dc") for level in range(1, 10)},

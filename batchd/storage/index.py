@@ -1,4 +1,4 @@
-"""What a source holds: facts, and numbers of each sample as flat arrays. Daemon and workers.
+"""The index of a source: facts, and numbers of each sample as flat arrays. Daemon and workers.
 
 The daemon builds the index once and puts it into one sealed memfd; every worker maps that, so
 1,280,000 paths cost a worker page-table entries and nothing else. All numbers little-endian, every
@@ -11,10 +11,10 @@ array at a multiple of 64 bytes:
 
     header: {"samples": n, "facts": {...}, "place": {...}, "arrays": [[name, dtype, shape, first byte], ...]}
 
-What the facts and the arrays mean is each kind of source's own business. ``facts`` are the same
-wherever the files lie; what is not, such as the folder that they lie in, is the ``place``.
+Each kind of source gives the facts and the arrays their meaning. ``facts`` are the same wherever
+the files are; the ``place`` is the rest, such as the folder of the files.
 
-Invariant: an index never changes. The digest names its facts and arrays, and neither the place nor
+Invariant: an index never changes. The digest covers its facts and arrays, and neither the place nor
 any time: the same files on another machine have the same digest.
 """
 
@@ -53,7 +53,10 @@ class IndexMalformed(ValueError):  # noqa: N818  names what is wrong
 
 @dataclass(frozen=True, eq=False)
 class SourceIndex:
-    """All that is known of ``samples`` samples. ``facts`` and ``place`` are as in JSON; ``digest`` is 64 hexadecimal digits."""
+    """All that is known of ``samples`` samples.
+
+    ``facts`` and ``place`` are as in JSON; ``digest`` is 64 hexadecimal digits.
+    """
 
     samples: int
     facts: Mapping[str, Any]
@@ -74,9 +77,10 @@ class SourceIndex:
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Self:
-        """Map what ``to_memfd`` made, read-only, and view it without copying. The descriptor stays the caller's.
+        """Map the memfd of ``to_memfd``, read-only, without copying.
 
-        Raises ``IndexMalformed`` for anything but a sealed index of this version.
+        The descriptor stays the caller's. Raises ``IndexMalformed`` for anything but a sealed index
+        of this version.
         """
         _check_seals(descriptor)
         size = os.fstat(descriptor).st_size
@@ -86,7 +90,10 @@ class SourceIndex:
 
     @classmethod
     def from_memory(cls, memory: memoryview) -> Self:
-        """View the bytes of an index without copying. Raises ``IndexMalformed``; does not compute the digest again."""
+        """View the bytes of an index without copying; the digest is not computed again.
+
+        Raises ``IndexMalformed``.
+        """
         try:
             magic, header_bytes, digest = _PREFIX.unpack_from(memory)
             if magic != MAGIC:
@@ -107,7 +114,7 @@ class SourceIndex:
         return index
 
     def sections(self) -> tuple[list[tuple[int, memoryview]], int]:
-        """Its bytes, as (first byte, bytes) of each section, and how many there are with the gaps."""
+        """(First byte, bytes) of each section, and the total size in bytes with the gaps."""
         header, starts, end = self._header()
         prefix = _PREFIX.pack(MAGIC, len(header), bytes.fromhex(self.digest))
         arrays = zip(starts, map(_bytes_of, self.arrays.values()), strict=True)
@@ -134,15 +141,15 @@ class SourceIndex:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the labels 0, 1, … as people can read them; none where the source has no names."""
+        """The names of the labels 0, 1, … as printable text; none if the source has no names."""
         return tuple(readable(name) for name in self.names("classes"))
 
     def names(self, array: str) -> tuple[bytes, ...]:
-        """The names in an array of bytes in which each is ended by a NUL; none where there is no such array."""
+        """The names in an array of bytes, each ended by a NUL; none without such an array."""
         return tuple(self.arrays[array].tobytes().split(b"\0")[:-1]) if array in self.arrays else ()
 
     def checked(self, sample: int) -> int:
-        """The number of a sample that there is. Raises ``IndexError``."""
+        """Return ``sample`` if it is in range. Raises ``IndexError``."""
         if not 0 <= sample < self.samples:
             raise IndexError(f"sample {sample} of a source with {self.samples} samples")
         return sample
@@ -170,7 +177,7 @@ def blob(names: list[bytes] | tuple[bytes, ...]) -> NDArray[np.uint8]:
 
 
 def readable(raw: bytes) -> str:
-    r"""Write any file name so that a terminal, a log and a message can carry it: odd bytes and characters as ``\x1b``."""
+    r"""Write any file name as printable text: odd bytes and characters become ``\x1b``."""
     text = raw.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text
@@ -194,7 +201,11 @@ def aligned(offset: int) -> int:
 
 
 def _check_seals(descriptor: int) -> None:
-    """Memory that nobody can shrink any more cannot end this process with SIGBUS; what nobody can write stays checked."""
+    """Raise ``IndexMalformed`` unless the memory is sealed.
+
+    Memory that cannot shrink cannot end this process with SIGBUS; memory that cannot be written
+    stays as it was checked.
+    """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Indexes of earlier scans, kept on disk, so that a daemon with a million samples starts at once. Daemon.
+"""Indexes of earlier scans, on disk: a daemon with a million samples starts at once. Daemon.
 
 One file for each source as it is configured:
 
@@ -8,12 +8,11 @@ One file for each source as it is configured:
     |          |                | all but it  |         | a multiple of 64              | draws it                    |
     +----------+----------------+-------------+---------+-------------------------------+-----------------------------+
 
-A kept index counts while every witness is what it was: each folder that was looked into, each file
-that was read; servers are asked for the ETags of objects, and for listings of buckets. As with
-git's index, what changed within a moment of being looked at may have changed once more unseen, so
-such a scan is not kept.
+A kept index is reused while no witness has changed: each folder that was listed, each file that was
+read; servers give the ETags of objects, and listings of buckets. As with git's index, a file that
+changed within a moment of the scan may have changed once more unseen, so such a scan is not kept.
 
-Invariant: a cache that is missing, damaged, full, somebody else's or out of date costs a scan and
+Invariant: a cache that is missing, damaged, full, out of date or another user's costs a scan and
 nothing else.
 """
 
@@ -43,11 +42,12 @@ PREFIX_BYTES = 64
 SAMPLES_MIN = 10_000
 """Smaller sources are scanned in no time."""
 CACHE_BYTES_MAX = 4 << 30
-"""All files together; the one that was used least lately goes first."""
+"""Size of all files together; the least recently used ones are removed first."""
 SETTLED_NS = 2_000_000_000
-"""How long ago a witness must have changed for its times to be trusted: clocks of file systems are coarse."""
+"""A witness must have changed this long ago for its times to be trusted: clocks of file systems
+are coarse."""
 STALE_NS = 3_600_000_000_000
-"""After so long a file that was never finished is nobody's any more."""
+"""An unfinished file of this age is abandoned."""
 PlainSource = Mapping[str, object]
 """A source as it is configured, as plain data."""
 _PREFIX = Struct("<8sQ32s")
@@ -55,13 +55,13 @@ _FOREIGN_WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class IndexCache:
-    """Keeps indexes in ``folder``, which is made when there is something to keep. None keeps nothing."""
+    """Keeps indexes in ``folder``, which is created with the first one. None keeps nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def load(self, source: PlainSource, storage: Storage) -> SourceIndex | None:
-        """The index of a source that has not changed since it was kept; None where it has to be scanned."""
+        """The index of a source that has not changed since; None if it has to be scanned."""
         if self._folder is None:
             return None
         file = self._file(self._folder, source)
@@ -79,7 +79,7 @@ class IndexCache:
         return index
 
     def keep(self, source: PlainSource, index: SourceIndex, survey: Survey) -> None:
-        """Keep what a scan found, where its size is worth it and its witnesses can be trusted."""
+        """Keep the result of a scan if it is large enough and its witnesses can be trusted."""
         if self._folder is None or len(index) < SAMPLES_MIN or not survey.is_settled(SETTLED_NS):
             return
         file = self._file(self._folder, source)
@@ -97,7 +97,7 @@ class IndexCache:
         return folder / f"{name}.index"
 
     def _is_ours(self, folder: Path) -> bool:
-        """An index says which files are opened, so nobody else may have written it."""
+        """True if no other user may write here: an index says which files are opened."""
         status = folder.stat()
         ours = status.st_uid == os.geteuid() and not status.st_mode & _FOREIGN_WRITERS
         if not ours:
@@ -105,7 +105,7 @@ class IndexCache:
         return ours
 
     def _make_room(self, folder: Path) -> None:
-        """Remove what was used least lately where there is too much, and what was never finished."""
+        """Remove the least recently used files beyond the limit, and abandoned ones."""
         files = sorted(
             ((entry.stat(), Path(entry.path)) for entry in os.scandir(folder)), key=lambda one: one[0].st_mtime
         )
@@ -118,7 +118,10 @@ class IndexCache:
 
 
 def _index_in(content: memoryview, storage: Storage) -> SourceIndex:
-    """The index in a file of the cache, if its witnesses still say the same. Raises ``IndexMalformed``, ``FileNotFoundError``."""
+    """The index in a file of the cache, if no witness has changed.
+
+    Raises ``IndexMalformed``, and ``FileNotFoundError`` if a witness has changed.
+    """
     if len(content) < PREFIX_BYTES:
         raise IndexMalformed(f"{len(content)} bytes are less than its beginning")
     magic, witness_bytes, digest = _PREFIX.unpack_from(content)

@@ -1,13 +1,13 @@
-"""Where a source's files are: paths of files, or URLs that stand in the place of paths. Daemon, workers and CLI.
+"""Where a source's files are: paths, or URLs in the place of paths. Daemon, workers and CLI.
 
     /data/train                      a path of files
     https://host/train/a.csv         a server that knows range requests; nothing can be listed there
-    s3://bucket/train  gs://…        a bucket, in which names have folders as far as people are concerned
+    s3://bucket/train  gs://…        a bucket, whose names have folders as far as users see
 
-A ``Path`` makes one slash of two, so a URL is a path of a class of its own, which joins and divides
-like any other and writes itself as people do. Standard library only.
+``Path`` turns two slashes into one, so a URL has a path class of its own, which joins and divides
+like any other and is written as users write it. Standard library only.
 
-Invariant: a URL holds no secret: user names, passwords and queries, in which signatures stand, are
+Invariant: a URL holds no secret: user names, passwords, and queries, which may hold signatures, are
 refused.
 """
 
@@ -21,7 +21,7 @@ _COLLAPSED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+(?=[^/])")
 
 
 class Url(PosixPath):
-    """A URL where a path may stand. What the file system would be asked is never asked of one."""
+    """A URL in the place of a path. It is never passed to the file system."""
 
     __slots__ = ()
 
@@ -32,38 +32,41 @@ class Url(PosixPath):
         return str(self)
 
     def absolute(self) -> "Url":
-        """Is itself: a URL says all."""
+        """The URL itself: it is always complete."""
         return self
 
     @property
     def scheme(self) -> str:
-        """What stands in front of the colon."""
+        """The part before the colon."""
         return str(self).partition(":")[0]
 
     @property
     def can_list(self) -> bool:
-        """Can its server be asked what there is? Buckets can."""
+        """True if the server can list files: buckets can."""
         return self.scheme in ("s3", "gs")
 
 
 def is_url(path: bytes) -> bool:
-    """Is this the path of an object of a server, and not of a file?"""
+    """True for the URL of an object, false for the path of a file."""
     return path.startswith(URL_BEGINNINGS)
 
 
 def looks_like_url(text: str) -> bool:
-    """Did somebody write a URL, of whatever scheme, and not a path that is relative to anything?"""
+    """True for a URL of any scheme."""
     return _WRITTEN.match(text) is not None
 
 
 def check_local(name: str, path: Path, advice: str = "") -> None:
-    """Raise ``ValueError``, with ``advice``, where a URL stands where only a path of this machine can."""
+    """Raise ``ValueError``, with ``advice``, for a URL: only a path of this machine is allowed."""
     if not path.is_absolute() and _COLLAPSED.match(str(path)):
         raise ValueError(f"{name} must be a path on this machine, not a URL{advice and f': {advice}'}")
 
 
 def as_location(name: str, path: Path) -> Path:
-    """The path, as a ``Url`` where it is one. Raises ``ValueError``, with the key's ``name``, for a URL that cannot be used."""
+    """The path, as a ``Url`` if it is one.
+
+    Raises ``ValueError``, with the key's ``name``, for a URL that cannot be used.
+    """
     if isinstance(path, Url) or path.is_absolute():
         return path
     found = _COLLAPSED.match(str(path))
@@ -83,13 +86,16 @@ def as_location(name: str, path: Path) -> Path:
 
 
 def check_path(name: str, path: Path, advice: str = "") -> None:
-    """Raise ``ValueError`` where no file can be: for what can never be a path, and for URLs, with ``advice``."""
+    """Raise ``ValueError`` for an impossible path, and for a URL, with ``advice``."""
     check_written(name, path)
     check_local(name, path, advice)
 
 
 def check_written(name: str, path: Path) -> None:
-    """Raise ``ValueError``: an empty path would mean the current directory, which nobody means; the kernel takes no NUL."""
+    """Raise ``ValueError`` for an empty path and for a NUL.
+
+    An empty path would be the current directory, which no user means; the kernel takes no NUL.
+    """
     if not path.parts:
         raise ValueError(f"{name} must not be empty")
     if "\0" in str(path):

@@ -1,15 +1,15 @@
-"""Objects of http, s3 and gs, by range requests. Daemon, workers and CLI; the one module that knows obstore.
+"""Objects of http, s3 and gs, by range requests; the only user of obstore. Daemon, workers, CLI.
 
     read_many   [ (url, start, size) ... ]  --16 at once-->  bytes, or the reason why there are none
-                every request: a server that says nothing for timeout_s, answers 429 or 5xx, or closes within the answer
-                is asked again, with growing pauses, up to the deadline
+                every request: after timeout_s without a byte, an answer 429 or 5xx, or a connection
+                closed within the answer, it is sent again, with growing pauses, up to the deadline
 
 obstore does the HTTP, the TLS and the signing, and takes credentials, endpoints and proxies from
-the environment. It is asked to try once; trying again is done here, so that it is the same for all
-that may go wrong, within answers too.
+the environment. It tries once; retries are made here, so they are the same for all failures,
+within answers too.
 
-Invariant: what is read of an object whose version is known is of that version. No reason holds what
-a server says in its own words, or anything of the credentials.
+Invariant: the bytes of an object whose version is known are of that version. No reason holds the
+server's own words, or any part of the credentials.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _Ask: TypeAlias = tuple[str, Callable[[float], T]]
-"""A URL, and what asks for it and waits so many seconds at most."""
+"""A URL, and a function that sends a request for it with a timeout in seconds."""
 
 CONCURRENT_MAX = 16
 """Requests of one process at once."""
 BLOCK_BYTES = 4 << 20
-"""A longer range is asked for in parts."""
+"""A longer range is requested in parts."""
 BLOCK_TIMEOUTS = 12
-"""A request may take as many times ``timeout_s`` in all, even if bytes keep coming."""
+"""A request may take this many times ``timeout_s`` in all, even if bytes keep arriving."""
 GONE_FAILURES = 3
-"""After as many requests in a row that no asking again could mend, a server is gone, and left alone for ``timeout_s``."""
+"""After this many failed requests in a row, retries included, a server gets no request for
+``timeout_s``."""
 TIMEOUT_STEP = 1.25
-"""Each time limit that a request may have is as many times the next shorter one."""
+"""Each timeout that a request may have is this many times the next shorter one."""
 PAUSE_S = 0.1
 PAUSE_MAX_S = 5.0
 _STATUS = re.compile(r"\bstatus: (\d{3}),")
@@ -82,7 +83,10 @@ class _Trouble(ObjectUnreadable):
 
 
 class _Time(NamedTuple):
-    """How long some requests may take together. Nothing is begun in the second half, and nothing takes longer than a half."""
+    """The time limits of some requests together.
+
+    No request begins in the second half of the time, and none takes longer than a half.
+    """
 
     deadline_s: float
     begin_until_s: float
@@ -97,13 +101,16 @@ class _Time(NamedTuple):
         return cls(deadline_s, monotonic() + deadline_s / 2, _one_of_few(min(usual_s, deadline_s / 2), usual_s))
 
     def is_fair(self, limits: StorageLimits) -> bool:
-        """Has the server had about as long as it mostly has? The last requests of a sample may have next to no time."""
+        """True if the server had about its usual time.
+
+        The last requests of a sample may have next to no time.
+        """
         return self.request_s >= min(limits.timeout_s, limits.deadline_s / 2) / 2
 
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of a server: its failures since it last answered, and until when it is left alone."""
+    """State of a server: failures since its last answer, and until when it gets no requests."""
 
     failures: int = 0
     gone_until_s: float = 0.0
@@ -113,17 +120,22 @@ class _Server:
 
 
 def _one_of_few(request_s: float, usual_s: float) -> float:
-    """No longer, and one of few limits: each has a store of its own, with connections that are used again."""
+    """Round a timeout down to one of a few values.
+
+    Each value has a store of its own, with connections that are used again.
+    """
     return usual_s / TIMEOUT_STEP ** ceil(log(usual_s / request_s, TIMEOUT_STEP))
 
 
 class RemoteClient:
-    """Asks servers. Belongs to one thread; its own ones work while it is asked for several things, and at no other time.
+    """Sends requests to servers. Belongs to one thread.
 
-    ``limits``: how patient it is, asked for again with each request, as they may change.
+    Its own threads work while it serves a call for several objects, and at no other time.
 
-    Things that don't work: obstore's functions for asyncio. A thread of theirs may still let go of
-    a Python object when the process ends, and the process is aborted then, once in ten times.
+    ``limits`` is called for each request, as the limits may change.
+
+    Things that don't work: obstore's functions for asyncio. One of their threads may still release
+    a Python object while the process ends, and then the process is aborted, once in ten times.
     """
 
     def __init__(self, limits: Callable[[], StorageLimits]) -> None:
@@ -148,7 +160,10 @@ class RemoteClient:
     def read_many(
         self, wanted: Sequence[Wanted], deadline_s: float | None = None
     ) -> list[memoryview | ObjectUnreadable]:
-        """The bytes of each: fewer than were asked for where the object ends before. Within the deadline, or a reason."""
+        """The bytes of each, within the deadline, or the reason why there are none.
+
+        There are fewer bytes than requested if the object ends before.
+        """
         return self._all([(one.url, partial(self._get, one)) for one in wanted], deadline_s)
 
     def read(self, wanted: Wanted, deadline_s: float | None = None) -> memoryview:
@@ -163,7 +178,7 @@ class RemoteClient:
     def fetch(
         self, wanted: Sequence[Wanted], deadline_s: float, bytes_max: int
     ) -> list[memoryview | ObjectUnreadable | None]:
-        """As ``read_many``, but once there are ``bytes_max`` bytes, nothing more is asked for, and the rest are None."""
+        """Like ``read_many``, up to ``bytes_max`` bytes: objects after these are None."""
         spent = 0
 
         def one(wanted: Wanted, request_s: float) -> memoryview | None:
@@ -181,13 +196,13 @@ class RemoteClient:
         return _good(self._all([(url, partial(self._list, url))], deadline_s)[0])
 
     def holds_any(self, url: str, deadline_s: float | None = None) -> bool:
-        """Is there anything in a folder of a bucket? Raises ``ObjectUnreadable``."""
+        """True if a folder of a bucket holds anything. Raises ``ObjectUnreadable``."""
         return _good(self._all([(url, partial(self._holds_any, url))], deadline_s)[0])
 
-    # --- one after the other, several at once ---------------------------------------------------------------------------
+    # --- one after the other, several at once ---
 
     def _all(self, asks: Sequence[_Ask[T]], deadline_s: float | None) -> list[T | ObjectUnreadable]:
-        """The answers, each of them or why there is none. All threads are idle again when they are there."""
+        """The answer to each request, or why there is none. All threads are idle on return."""
         time = _Time.of(self._limits(), deadline_s)
         if len(asks) == 1:
             return [self._one(time, asks[0])]
@@ -205,7 +220,10 @@ class RemoteClient:
             return reason
 
     def _persist(self, server: _Server, time: _Time, ask: Callable[[float], T]) -> T:
-        """Ask until there is an answer, or asking again is of no use. Raises ``ObjectUnreadable``."""
+        """Send a request until it is answered or retries cannot help.
+
+        Raises ``ObjectUnreadable``.
+        """
         patience = self._limits()
         if monotonic() < server.gone_until_s:
             raise ObjectUnreadable(f"{server.gone_because}; it is left alone for a moment")
@@ -227,12 +245,15 @@ class RemoteClient:
         raise _Trouble(f"{server.trouble}{times}")
 
     def _failed(self, server: _Server, trouble: _Trouble) -> None:
-        """A request failed for good. Where they all do, whoever asks next need not wait as long."""
+        """Count a request that failed after all retries.
+
+        When all requests fail, later ones need not wait as long.
+        """
         server.failures += 1
         if server.failures >= GONE_FAILURES:
             server.gone_because, server.gone_until_s = str(trouble), monotonic() + self._limits().timeout_s
 
-    # --- what is asked --------------------------------------------------------------------------------------------------
+    # --- requests ---
 
     def _head(self, url: str, request_s: float) -> Version:
         store, path = self._store(url, request_s)
@@ -274,7 +295,7 @@ class RemoteClient:
         return len(next(iter(obstore.list(store, prefix or None, chunk_size=1)), ())) > 0
 
     def _store(self, url: str, request_s: float) -> tuple[ObjectStore, str]:
-        """The store of an object, whose requests take no longer, and its path there."""
+        """The store of an object with this timeout, and the object's path in it."""
         scheme, _, rest = url.partition("://")
         host, _, path = rest.partition("/")
         key = (_server_of(url), request_s)
@@ -286,7 +307,10 @@ class RemoteClient:
 
 
 def _once(ask: Callable[[float], T], request_s: float) -> T:
-    """Ask once. Raises ``_Trouble`` where asking again may mend it, and ``ObjectUnreadable`` where not."""
+    """Send a request once.
+
+    Raises ``_Trouble`` if a retry may help, and ``ObjectUnreadable`` otherwise.
+    """
     try:
         return ask(request_s)
     except (BaseError, OSError) as error:
@@ -301,7 +325,10 @@ def _server_of(url: str) -> str:
 
 
 def _trouble(error: BaseError | OSError) -> _Trouble:
-    """What an error of obstore means, where asking again may mend it. Raises ``ObjectUnreadable`` where it does not."""
+    """The meaning of an obstore error that a retry may cure.
+
+    Raises ``ObjectUnreadable`` for any other.
+    """
     text = str(error)
     reason, passes = _meaning(error, text)
     if passes:
@@ -310,7 +337,7 @@ def _trouble(error: BaseError | OSError) -> _Trouble:
 
 
 def _meaning(error: BaseError | OSError, text: str) -> tuple[str, bool]:
-    """A reason for people, and whether asking again may mend it."""
+    """A reason for users, and whether a retry may help."""
     if any(host in text for host in _METADATA_HOSTS):
         return "there are no credentials for it in the environment, and no machine gives any", False
     if isinstance(error, NotSupportedError):

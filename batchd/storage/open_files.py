@@ -1,7 +1,6 @@
-"""Files that many samples lie in, open while samples of them are wanted. Workers only.
+"""Shards, which are files with many samples, open while samples of them are read. Workers only.
 
-Invariant: at most ``SHARDS_MAX`` are open for one stream in one worker, those that were used
-lately.
+Invariant: at most ``SHARDS_MAX`` are open for one stream in one worker: the most recently used.
 """
 
 import errno
@@ -23,8 +22,8 @@ OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 class OpenShards:
     """Descriptors of shards by their paths. Belongs to one reader.
 
-    ``bound``: a real path that links must not lead out of. ``versions``: what files were when they
-    were scanned.
+    ``bound``: a real path that links must not lead out of. ``versions``: the files as they were
+    scanned.
     """
 
     def __init__(self, bound: bytes | None = None, versions: Mapping[str, Version] = MappingProxyType({})) -> None:
@@ -34,7 +33,10 @@ class OpenShards:
         """Those used lately last."""
 
     def descriptor(self, file: bytes) -> int:
-        """A shard, open; it stays this object's. The one that was used least lately is closed where there are too many."""
+        """The descriptor of a shard, which stays this object's.
+
+        The least recently used one is closed if there are too many.
+        """
         descriptor = self._descriptors.pop(file, None)
         if descriptor is None:
             if len(self._descriptors) >= SHARDS_MAX:
@@ -44,7 +46,10 @@ class OpenShards:
         return descriptor
 
     def check(self, file: bytes) -> None:
-        """See that an open shard still is what was scanned, after bytes of it were read. Raises ``SampleUnreadable``."""
+        """Check, after bytes of an open shard were read, that it has not changed since the scan.
+
+        Raises ``SampleUnreadable``.
+        """
         version = self._versions.get(file)
         difference = version.differs_from(version_of(os.fstat(self._descriptors[file]))) if version is not None else ""
         if difference:
@@ -57,7 +62,7 @@ class OpenShards:
 
 
 def open_within(path: bytes, bound: bytes | None) -> int:
-    """Open a file to read; the descriptor is the caller's. Raises as ``check_opened``, and ``OSError``."""
+    """Open a file to read; the caller closes it. Raises as ``check_opened``, and ``OSError``."""
     with ExitStack() as where_it_fails:
         descriptor = os.open(path, OPEN_FLAGS)
         where_it_fails.callback(os.close, descriptor)
@@ -67,7 +72,10 @@ def open_within(path: bytes, bound: bytes | None) -> int:
 
 
 def check_opened(descriptor: int, bound: bytes | None) -> None:
-    """Refuse a file that lies elsewhere, by what is open: no link can be changed in between. Raises ``SampleUnreadable``."""
+    """Refuse an open file outside of ``bound``. Raises ``SampleUnreadable``.
+
+    The open descriptor is checked, so no link can be changed in between.
+    """
     if bound is None:
         return
     real = os.readlink(b"/proc/self/fd/%d" % descriptor)  # noqa: PTH115  bytes
@@ -87,5 +95,8 @@ def blaming_the_sample() -> Iterator[None]:
 
 
 def blamed(error: OSError) -> Exception:
-    """What the system refused, as a fault of the sample, unless it is this process that has no descriptors or no memory."""
+    """An error of the system as a fault of the sample.
+
+    It stays an ``OSError`` if this process has no descriptors or no memory left.
+    """
     return error if error.errno in OUR_OWN_FAULTS else SampleUnreadable(os.strerror(error.errno or errno.EIO))

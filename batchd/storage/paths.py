@@ -1,4 +1,7 @@
-"""Paths that a configuration or data name: whether the system lets us look, and whether links lead out. Daemon, workers, CLI."""
+"""Paths that a configuration or data name. Daemon, workers and CLI.
+
+Whether the system lets us read them, and whether their links lead out of a folder.
+"""
 
 import os
 import stat
@@ -11,7 +14,7 @@ from batchd.storage.location import is_url
 
 
 def unreachable(path: Path) -> str | None:
-    """Why the system does not say whether something is there; None where it does."""
+    """The reason why the system does not say whether a path exists; None if it does."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -30,7 +33,7 @@ def status_of(path: bytes) -> os.stat_result:
 
 
 def unreadable(path: bytes, error: OSError) -> SourceInvalid:
-    """What to raise where the system does not let us look."""
+    """The error for a path that the system does not let us read."""
     return SourceInvalid(f"{readable(path)} cannot be read: {error.strerror}")
 
 
@@ -42,7 +45,10 @@ def size_of(stream: BinaryIO) -> int:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """An opener: without waiting for the other end of a FIFO, and it refuses what is no file."""
+    """An opener that does not wait for the other end of a FIFO. Raises ``SourceInvalid``.
+
+    It refuses all but regular files.
+    """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -51,12 +57,15 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def may_lead_out(path: bytes) -> bool:
-    """Does a path that data names say, by itself, that it may lead out of the folder that it is relative to?"""
+    """True if a path from the data is absolute or has "..", so it may lead out of its folder."""
     return path.startswith(b"/") or b".." in path.split(b"/")
 
 
 def bound_of(root: Path | bytes, *, allow_outside_root: bool) -> bytes | None:
-    """What links must not lead out of: the real path of the root; None where they may lead anywhere, and on servers."""
+    """The real path of the root, which links must not lead out of.
+
+    None if they may lead anywhere, and for servers.
+    """
     path = os.fsencode(root)
     return None if allow_outside_root or is_url(path) else os.path.realpath(path)
 
@@ -77,14 +86,15 @@ def check_bound(path: bytes, bound: bytes | None) -> None:
 
 
 def is_within(real: bytes, bound: bytes) -> bool:
-    """Is a real path another one, or below it?"""
+    """True if a real path is ``bound`` or below it."""
     return real == bound or real.startswith(bound.rstrip(b"/") + b"/")
 
 
 def below_root(root: bytes, path: bytes) -> bytes:
-    """Where a file really is that data names, below ``root``, a folder's real path. Raises ``ValueError`` if it is elsewhere.
+    """The real path of a file that data names, below ``root``, a folder's real path.
 
-    All links are followed here, so that what was looked at is what is opened.
+    All links are followed here, so the file that was checked is the one that is opened. Raises
+    ``ValueError`` if the file is elsewhere.
     """
     if may_lead_out(path):
         raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")

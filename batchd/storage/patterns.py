@@ -1,4 +1,4 @@
-r"""Patterns of file names, as shells have them: what they match, and where it is worth looking. Daemon; standard library only.
+r"""Patterns of file names, as in shells: what they match, and where to search. Daemon and CLI.
 
     *        any run of characters in one name          photos/*.jpg
     ?        one character of a name                    scan-?.png
@@ -7,8 +7,16 @@ r"""Patterns of file names, as shells have them: what they match, and where it i
     {a,b}    one or the other                           **/*.{jpg,png}
     {000..123}           every number from the one to the other, with as many digits as the first
 
-Names are bytes, as they need not be text, and are matched as Python reads them; one that starts
-with a dot is matched only by a part that does too.
+Standard library only. Names are bytes, as they need not be text, and are matched as Python reads
+them. A name that starts
+with a dot is matched only by a part that starts with one, too.
+
+Before a scan, and in ``batchd check``, ``absence_problems`` looks for the files on this machine:
+each file that is named costs a ``stat``; of those that patterns match, one is looked for, in no
+order.
+
+Invariant: no file is opened, no more than ``FOLDERS_MAX`` folders are read, and where that does not
+tell, nothing is reported.
 """
 
 import os
@@ -17,6 +25,8 @@ from collections.abc import Callable, Sequence
 from fnmatch import translate
 from itertools import product
 from math import prod
+from pathlib import Path
+from typing import NamedTuple
 
 ALTERNATIVES_MAX = 4_096
 """Into how many plain ones the braces of a pattern may be resolved."""
@@ -27,7 +37,10 @@ _WILD = re.compile(r"[*?\[]")
 
 
 def resolve_braces(pattern: str) -> list[str]:
-    """The patterns without braces that ``pattern`` stands for, in order. Raises ``ValueError`` for braces that do not match."""
+    """The patterns without braces that ``pattern`` stands for, in order.
+
+    Raises ``ValueError`` for braces that do not match.
+    """
     parts = _BRACES.split(pattern)
     choices = [_choices(part) if place % 2 else [part] for place, part in enumerate(parts)]
     if any("{" in part or "}" in part for part in parts[::2]):
@@ -67,15 +80,15 @@ class Pattern:
 
     @property
     def is_plain(self) -> bool:
-        """Is it the path of one file, which has to be there?"""
+        """True for the path of one file, which has to exist."""
         return _WILD.search(self.text) is None
 
     def matches(self, names: Sequence[bytes]) -> bool:
-        """Does it match this path, given as its names?"""
+        """True if it matches this path, given as its names."""
         return len(self._parts) in self._places(names)
 
     def may_match_below(self, folders: Sequence[bytes]) -> bool:
-        """May it match anything in this folder or below it?"""
+        """True if it may match anything in this folder or below it."""
         return any(place < len(self._parts) for place in self._places(folders))
 
     def _places(self, names: Sequence[bytes]) -> set[int]:
@@ -113,3 +126,70 @@ def _name_pattern(name: str) -> Callable[[bytes], bool]:
         return (hidden or not raw.startswith(b".")) and regular.match(os.fsdecode(raw)) is not None
 
     return matches
+
+
+FOLDERS_MAX = 1_000
+"""Folders in which a file is looked for that matches a pattern."""
+SHOWN_MAX = 3
+"""Files that a message names of those that are not there."""
+
+
+class Match(NamedTuple):
+    """A ``file`` that patterns match, or None.
+
+    ``for_sure`` is false if the search was given up before it was complete.
+    """
+
+    file: Path | None
+    for_sure: bool = True
+
+
+def absence_problems(root: Path, patterns: Sequence[Pattern], texts: Sequence[str]) -> list[str]:
+    """Problems of files below an existing folder.
+
+    Empty if all files that are named exist, and patterns match at least one.
+    """
+    named = [one for one in patterns if one.is_plain]
+    absent = [one.text for one in named if not os.path.isfile(root / one.text)]  # noqa: PTH113  it never raises
+    if absent:
+        return [no_file(root, absent)]
+    return [no_match(root, texts)] if not named and first_match(root, patterns) == Match(None) else []
+
+
+def first_file(root: Path, patterns: Sequence[Pattern]) -> Path | None:
+    """The first file that is named, or else one that a pattern matches; None if none is found."""
+    named = next((one.text for one in patterns if one.is_plain), None)
+    return first_match(root, patterns).file if named is None else root / named
+
+
+def first_match(root: Path, patterns: Sequence[Pattern]) -> Match:
+    """A file below a folder that one of the patterns matches."""
+    waiting: list[list[bytes]] = [[]]
+    for _ in range(FOLDERS_MAX):
+        if not waiting:
+            return Match(None)
+        around = waiting.pop()
+        try:
+            with os.scandir(os.path.join(os.fsencode(root), *around)) as entries:  # noqa: PTH118  bytes
+                for entry in entries:
+                    names = [*around, entry.name]
+                    if not entry.is_dir():
+                        if any(one.matches(names) for one in patterns):
+                            return Match(Path(os.fsdecode(entry.path)))
+                    elif any(one.may_match_below(names) for one in patterns):
+                        waiting.append(names)
+        except OSError:
+            return Match(None, for_sure=False)  # the scan says which folder it is
+    return Match(None, for_sure=False)
+
+
+def no_file(root: Path, absent: Sequence[str]) -> str:
+    """What is said of files that are named and not there."""
+    shown = ", ".join(str(root / text) for text in absent[:SHOWN_MAX])
+    more = f" and {len(absent) - SHOWN_MAX} more" if len(absent) > SHOWN_MAX else ""
+    return f"there is no file {shown}{more}"
+
+
+def no_match(root: Path, texts: Sequence[str]) -> str:
+    """What is said of patterns that match nothing."""
+    return f"no file below {root} matches {', '.join(map(repr, texts))}"

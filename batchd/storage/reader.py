@@ -4,30 +4,39 @@ A source is someone else's disk: files vanish, are replaced by a FIFO, shrink wh
 Each of these is one ``SampleUnreadable`` with a short reason; what is wrong with this process
 instead (no descriptors, no memory) stays an ``OSError``, so that a good sample is never called bad.
 
-A file may lie behind links, and must not lie outside of its source's root. Where it really lies,
-the kernel tells of a file that is open, which takes longer than to open it. So a folder that was
-seen to lie within the root stays open, and files in it are opened by their names alone: no link can
-lead elsewhere from there but the last one, which is not followed then.
+A file may be reached through links, but must not be outside of its source's root. The kernel can
+name the real path of an open file, which takes longer than to open it. So a folder that was found
+within the root stays open, and files in it are opened by their names alone: from there only the
+last link could lead elsewhere, and it is not followed.
 
-Invariant: what is returned is the whole of one regular file as it was in one piece, or of one
-record, at most ``max_bytes`` long, within the bound, whoever changes links and folders meanwhile.
-It stays valid until the next call.
+Waiting for a server's answer takes longer than its bytes, so a reader is told what is read next,
+and requests all of it at once:
+
+    extents of one shard   | a | gap | b |        | c |      a, b: one request where the gap is short
+
+Invariants: what is returned is the whole of one regular file as it was in one piece, or of one
+record, at most ``max_bytes`` long, within the bound, however links and folders change meanwhile.
+It stays valid until the next call. What was fetched ahead is forgotten with the next chunk; it is
+never more than ``FETCHED_BYTES_MAX`` and the answers under way when that was reached.
 """
 
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from batchd import failpoints
 from batchd.samples.errors import SampleUnreadable
+from batchd.storage.access import Storage
 from batchd.storage.location import is_url
 from batchd.storage.open_files import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened
-from batchd.storage.remote_reader import Extent, RemoteBytes
-from batchd.storage.values import ObjectUnreadable
+from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versions_in
 
 KEPT_BYTES_MAX = 8 << 20
-"""A buffer up to this length is kept for the next sample; a longer one goes, so that one huge file does not cost for ever."""
+"""A buffer up to this length is kept for the next sample. A longer one is freed, so one huge
+file costs no memory later."""
 FIRST_BUFFER_BYTES = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -41,13 +50,118 @@ FOLDERS_MAX = 4096
 _FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _HAS_LINKS = -1
 """In place of a folder's descriptor, where files in it are links."""
+FETCHED_BYTES_MAX = 32 << 20
+WHOLE_BYTES_MAX = 4 << 20
+"""What is longer is read when it is wanted, not ahead."""
+JOINED_BYTES_MAX = 4 << 20
+GAP_BYTES_MAX = 64 << 10
+
+
+class Extent(NamedTuple):
+    """Some bytes of a file, or of an object: all of them where ``size`` is None."""
+
+    path: bytes
+    start: int
+    size: int | None
+
+
+class RemoteBytes:
+    """Reads objects for one reader.
+
+    ``place``: of the index, with the versions that objects must have. ``root``: the folder of the
+    reader's files; nothing is read ahead of files of this machine.
+    """
+
+    def __init__(self, storage: Storage, root: bytes, place: Mapping[str, Any]) -> None:
+        self.reads_ahead = is_url(root)
+        self.versions = versions_in(place)
+        self._storage = storage
+        self._fetched: dict[Extent, memoryview | ObjectUnreadable] = {}
+
+    def read(self, extent: Extent, bytes_max: int) -> memoryview:
+        """The bytes, fewer if the object ends before.
+
+        Raises ``ObjectUnreadable``, also for more than ``bytes_max``.
+        """
+        found = self._fetched.get(extent)
+        if isinstance(found, ObjectUnreadable):
+            raise found
+        if found is not None:
+            return found
+        deadline_s = self._storage.sample_s
+        if deadline_s <= 0:
+            raise ObjectUnreadable(f"it was not read within {self._storage.limits.deadline_s:g} s")
+        return self._storage.client.read(self._wanted(extent, bytes_max), deadline_s)
+
+    def fetch(self, extents: Iterable[Extent], *, further: bool = False) -> None:
+        """Read ahead these extents. Forget earlier ones unless these are ``further`` to them."""
+        if not self.reads_ahead:
+            return
+        if not further:
+            self._fetched.clear()
+        room_bytes = FETCHED_BYTES_MAX - sum(len(one) for one in self._fetched.values() if isinstance(one, memoryview))
+        groups = []
+        short = {one for one in extents if one.size is None or one.size <= WHOLE_BYTES_MAX}
+        for group in _joined(sorted(short, key=lambda one: (one.path, one.start))):
+            try:
+                groups.append((group, self._wanted(_around(group), WHOLE_BYTES_MAX)))
+            except ObjectUnreadable as reason:
+                self._fetched.update(dict.fromkeys(group, reason))
+        deadline_s = self._storage.ahead_s
+        if not groups or deadline_s <= 0 or room_bytes <= 0:
+            return
+        asked = [wanted for _, wanted in groups]
+        answers = self._storage.client.fetch(asked, deadline_s, room_bytes)
+        for (group, wanted), answer in zip(groups, answers, strict=True):
+            if answer is None or isinstance(answer, ObjectTooLong):
+                continue
+            if isinstance(answer, ObjectUnreadable):
+                self._fetched.update(dict.fromkeys(group, answer))
+                continue
+            for one in group:
+                start = one.start - wanted.start
+                self._fetched[one] = answer[start : None if one.size is None else start + one.size]
+
+    def _wanted(self, extent: Extent, bytes_max: int) -> Wanted:
+        url = os.fsdecode(extent.path)
+        if url.encode(errors="replace").decode() != url:
+            raise ObjectUnreadable("its name is not UTF-8, so no server has it")
+        return Wanted(url, extent.start, extent.size, self.versions.get(url), bytes_max)
+
+
+def _joined(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
+    """Those that one request is for. They come sorted."""
+    for _path, those in groupby(extents, key=lambda one: one.path):
+        group: list[Extent] = []
+        for one in those:
+            if group and not _is_near(group, one):
+                yield group
+                group = []
+            group.append(one)
+        yield group
+
+
+def _is_near(group: list[Extent], one: Extent) -> bool:
+    around = _around(group)
+    if around.size is None or one.size is None:
+        return False
+    gap = one.start - (around.start + around.size)
+    return gap <= GAP_BYTES_MAX and one.start + one.size - around.start <= JOINED_BYTES_MAX
+
+
+def _around(group: list[Extent]) -> Extent:
+    """The bytes from the first to the last."""
+    first = group[0]
+    if first.size is None:
+        return first
+    return Extent(first.path, first.start, max(one.start + (one.size or 0) for one in group) - first.start)
 
 
 class BytesReader:
     """Reads whole files, and parts of files that stay open, one after the other into one buffer.
 
-    Belongs to one worker and one stream. ``remote``: what reads objects, for several readers
-    together. ``holder``: what people call a file that records lie in. ``bound``: a real path that
+    Belongs to one worker and one stream. ``remote``: reads objects, for several readers together.
+    ``holder``: the word in messages for a file with several records. ``bound``: a real path that
     links must not lead out of.
     """
 
@@ -60,12 +174,15 @@ class BytesReader:
         self._shards = OpenShards(bound, remote.versions)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all files and folders."""
         self._shards.close()
         self._folders.close()
 
     def read_file(self, path: bytes, sample: int) -> memoryview:
-        """Return all bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        """Return all bytes of a file, valid until the next call.
+
+        Raises ``SampleUnreadable`` with the reason.
+        """
         if is_url(path):
             return self._read_object(path, sample)
         try:
@@ -79,7 +196,10 @@ class BytesReader:
             raise blamed(error) from None
 
     def read_extent(self, path: bytes, start: int, size: int) -> memoryview:
-        """Return ``size`` bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        """Return ``size`` bytes of a file, valid until the next call.
+
+        Raises ``SampleUnreadable`` with the reason.
+        """
         if is_url(path):
             return self._read_range(path, start, size)
         with blaming_the_sample():
@@ -88,13 +208,16 @@ class BytesReader:
             return data
 
     def prefetch(self, extents: Iterable[Extent]) -> None:
-        """Ask servers for all of these at once, before they are read one by one; files are not read ahead."""
+        """Request all of these extents of objects at once, before they are read one by one."""
         self._remote.fetch(
             one for one in extents if is_url(one.path) and (one.size is None or 0 < one.size <= self._max_bytes)
         )
 
     def read_up_to(self, path: bytes, start: int, size: int) -> bytes:
-        """``size`` bytes of a file, fewer where it ends before: the caller checks them. Raises ``SampleUnreadable``."""
+        """``size`` bytes of a file, fewer if it ends before, which the caller checks.
+
+        Raises ``SampleUnreadable``.
+        """
         if not is_url(path):
             with blaming_the_sample():
                 return os.pread(self._shards.descriptor(path), size, start)
@@ -104,7 +227,10 @@ class BytesReader:
             raise SampleUnreadable(f"cannot be read: {reason}") from None
 
     def end_of(self, path: bytes, reached: int) -> int:
-        """The byte at which a file ends that ended too soon, at byte ``reached``. Raises ``SampleUnreadable``."""
+        """The byte at which a file ends that ended too soon, at byte ``reached``.
+
+        Raises ``SampleUnreadable``.
+        """
         if is_url(path):
             return reached
         with blaming_the_sample():
@@ -182,7 +308,10 @@ class BytesReader:
 
 
 class Folders:
-    """Opens files. Belongs to one reader. ``bound``: a real path that no file may lie outside of; None: any may lie anywhere."""
+    """Opens files. Belongs to one reader.
+
+    ``bound``: a real path that no file may be outside of; None allows any place.
+    """
 
     def __init__(self, bound: bytes | None) -> None:
         self._bound = bound
@@ -190,9 +319,9 @@ class Folders:
         self._has_room = bound is not None
 
     def open(self, path: bytes) -> int:
-        """The descriptor of a file, to read, which is the caller's.
+        """The descriptor of a file, to read; the caller closes it.
 
-        Raises ``OSError``, and ``SampleUnreadable`` for a file that lies outside.
+        Raises ``OSError``, and ``SampleUnreadable`` for a file outside of the bound.
         """
         folder, _, name = path.rpartition(b"/")
         known = self._open.get(folder)
@@ -221,7 +350,10 @@ class Folders:
                 os.close(descriptor)
 
     def _keep(self, folder: bytes) -> None:
-        """Have a folder open from now on, if it lies within the bound, and there is a descriptor for it."""
+        """Keep a folder open from now on if it is within the bound.
+
+        Stop keeping folders when no descriptor is available.
+        """
         try:
             descriptor = os.open(folder or b"/", _FOLDER_FLAGS)
         except OSError:

@@ -1,11 +1,11 @@
 """An object of a server as a file that can be read and sought in. Daemon and workers.
 
-    read here and there    blocks of 64 KiB: headers of a tar file with large members, the directory of a zip archive
-    read on and on         blocks up to 32 MiB, in parts that are asked for at once; a gap shorter than 1 MiB is read through,
-                           as waiting for an answer takes longer than its bytes
+    read here and there    blocks of 64 KiB: headers of a tar file, the directory of a zip archive
+    read on and on         blocks up to 32 MiB, in parts that are requested at once; a gap shorter than
+                           1 MiB is read, too: waiting for an answer takes longer than its bytes
 
-Invariant: all bytes are of one version of the object; where they are not any more, or cannot be
-read, ``SourceInvalid`` says so.
+Invariant: all bytes are of one version of the object. ``SourceInvalid`` reports an object that has
+changed or cannot be read.
 """
 
 from bisect import bisect_right
@@ -43,7 +43,7 @@ class _Block(NamedTuple):
 
 
 class ObjectStream(RawIOBase):
-    """Reads an object of ``size`` bytes, which people know as ``name``, in blocks."""
+    """Reads an object of ``size`` bytes, called ``name`` in messages, in blocks."""
 
     def __init__(self, name: str, size: int, read: ReadRange) -> None:
         self._name = name
@@ -72,7 +72,7 @@ class ObjectStream(RawIOBase):
         return place
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
-        """Read what there is of the block from here on, or get another block. Raises ``SourceInvalid``."""
+        """Read the rest of the present block, or fetch another one. Raises ``SourceInvalid``."""
         room = memoryview(buffer).cast("B")
         if self._place >= self._size or not room:
             return 0
@@ -85,15 +85,18 @@ class ObjectStream(RawIOBase):
         return count
 
     def expect(self, until: int, kept_bytes: int) -> None:
-        """All up to byte ``until`` is read, and once more some way behind: keep so many bytes of blocks besides the last one."""
+        """Expect a second pass over the bytes up to ``until``.
+
+        Keep ``kept_bytes`` bytes of blocks besides the last one for it.
+        """
         self._until, self._kept_bytes = until, kept_bytes
 
     def hold(self, start: int, data: memoryview) -> None:
-        """Have these bytes instead of all blocks: somebody has read them already."""
+        """Use these bytes, which the caller has read already, in the place of all blocks."""
         self._blocks = [_Block(start, data)]
 
     def _next_block(self, need: int) -> _Block:
-        """The block that begins here, longer than the one that it goes on from."""
+        """Fetch the block that begins here, longer than the one that it continues."""
         before = next((one for one in self._blocks if 0 <= self._place - one.end <= GAP_BYTES_MAX), None)
         length = FIRST_BYTES if before is None else max(FIRST_BYTES, min(len(before.data) * GROWTH, LENGTH_MAX))
         end = self._until + FIRST_BYTES if self._place < self._until else self._size
@@ -109,6 +112,6 @@ class ObjectStream(RawIOBase):
         return self._blocks[0]
 
     def _forget(self) -> None:
-        """Keep the last blocks only, before there is another one."""
+        """Drop all but the last blocks, before the next is fetched."""
         kept_bytes = [*accumulate(len(one.data) for one in self._blocks)]
         self._blocks = self._blocks[: min(BLOCKS_MAX - 1, bisect_right(kept_bytes, self._kept_bytes))]

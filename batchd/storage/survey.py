@@ -1,6 +1,6 @@
-"""One scan of a source: who is told of its progress, and what it looked at. Daemon.
+"""One scan of a source: its progress, and its witnesses. Daemon.
 
-What it looked at are its witnesses: as long as each folder and file still is what it was, another
+A scan records each folder and file that it looked at as a witness: while none has changed, another
 scan would find the same.
 """
 
@@ -11,8 +11,7 @@ from pathlib import Path
 from time import time_ns
 from typing import BinaryIO, TypeAlias
 
-from batchd.storage.access import Storage
-from batchd.storage.local_files import FoundNames, WantedNames
+from batchd.storage.access import FoundNames, Storage, WantedNames
 from batchd.storage.values import Version, Witness, witness
 
 ReportProgress: TypeAlias = Callable[[int], None]
@@ -20,10 +19,9 @@ ReportProgress: TypeAlias = Callable[[int], None]
 
 
 class Survey:
-    """What a scan reads through, and what it reports.
+    """The context of one scan: where it reads, and what it reports.
 
-    ``storage``: where the source's files are. Without witnesses of them the source is scanned at
-    each start.
+    ``storage``: of the source's files. A source without witnesses is scanned at each start.
     """
 
     def __init__(
@@ -35,16 +33,16 @@ class Survey:
     ) -> None:
         self.progress = progress
         self.looked = looked
-        """Called for each step of a scan that may take a while: an entry of a folder, a sample of a shard, a block of a file.
-        What it raises ends the scan."""
+        """Called for each step that may take a while: an entry of a folder, a sample of a shard,
+        a block of a file. What it raises ends the scan."""
         self.python_path = python_path
-        """Where modules of people's own functions are looked for first."""
+        """Folders that are searched first for modules of users' functions."""
         self.storage = storage or Storage()
         self.started_ns = time_ns()
         self._seen: list[Witness] = []
         self._parts: list[Survey] = []
         self.versions: dict[str, Version] = {}
-        """The files and the objects of servers that were read, which whoever reads samples of them has to find as they were."""
+        """The files and objects that were read; readers of their samples require them unchanged."""
 
     def part(self, found_before: int) -> "Survey":
         """The survey of one of several sources, when those before it have so many samples."""
@@ -58,7 +56,10 @@ class Survey:
         return self._seen + [one for part in self._parts for one in part.witnesses]
 
     def is_settled(self, settled_ns: int) -> bool:
-        """Would each witness look different if it changed from now on? False where there are none, too."""
+        """True if each witness would look different after a change from now on.
+
+        False without witnesses.
+        """
         last_ns = max((one.last_change_ns(self.started_ns) for one in self._seen), default=None)
         is_settled = last_ns is None or last_ns < self.started_ns - settled_ns
         has_any = bool(self._seen or self._parts)
@@ -69,7 +70,7 @@ class Survey:
         self.add(witness(path, status))
 
     def add(self, seen: Witness) -> None:
-        """The scan looked at what this is the witness of."""
+        """Record the witness of a file, folder or object that the scan looked at."""
         self.looked()
         self._seen.append(seen)
 
@@ -83,15 +84,15 @@ class Survey:
         return self.storage.at(file).open(file, self)
 
     def names_in(self, folder: bytes, wanted: WantedNames) -> FoundNames:
-        """The wanted names in a folder that the scan looks into. Raises ``SourceInvalid``."""
+        """The wanted names in a folder that the scan reads. Raises ``SourceInvalid``."""
         return self.storage.at(folder).names_in(folder, wanted, self)
 
     def place(self) -> dict[str, dict[str, list[object]]]:
-        """What belongs to an index's place besides where files are: what they were."""
+        """The versions of the files, for the place of an index, which also says where files are."""
         versions: dict[str, list[object]] = {where: list(version) for where, version in self.versions.items()}
         return {"versions": versions} if versions else {}
 
 
 def quick_look(storage: Storage) -> Survey:
-    """A survey whose progress and witnesses nobody needs: to look at a file without scanning the source."""
+    """A survey without progress and witnesses: to look at a file without scanning the source."""
     return Survey(lambda _found: None, storage=storage)

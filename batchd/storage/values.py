@@ -1,4 +1,4 @@
-"""Plain values of storage: limits, what identifies a file, and what is asked of servers. Daemon, workers and CLI.
+"""Plain values of storage: limits, versions of files, requests. Daemon, workers and CLI.
 
     Version    what readers of samples compare: size, ETag, time     in an index's place
     Witness    what the index cache compares: also inode and ctime   in a file of the cache
@@ -19,38 +19,41 @@ class StorageLimits(NamedTuple):
     """How patient a process is with servers."""
 
     timeout_s: float = 5.0
-    """How long a server may say nothing."""
+    """Seconds without a byte from a server until a request has failed."""
     retries: int = 3
-    """How often a request is made again."""
+    """How often a request is sent again."""
     deadline_s: float = 24.0
-    """How long the bytes of one sample may take, with all requests that are made again."""
+    """Seconds that the bytes of one sample may take, with all retries."""
 
     def to_wire(self) -> tuple[int, int, int]:
         """As a message carries it, in milliseconds."""
         return round(self.timeout_s * 1000), self.retries, round(self.deadline_s * 1000)
 
     @classmethod
-    def from_wire(cls, told: Sequence[int]) -> StorageLimits:
+    def from_wire(cls, numbers: Sequence[int]) -> StorageLimits:
         """The way back."""
-        timeout_ms, retries, deadline_ms = told
+        timeout_ms, retries, deadline_ms = numbers
         return cls(timeout_ms / 1000, retries, deadline_ms / 1000)
 
 
 USUAL_LIMITS = StorageLimits()
 CHECK_LIMITS = StorageLimits(timeout_s=3.0, retries=0, deadline_s=6.0)
-"""For a quick look: is it there?"""
+"""For a quick check that a file exists."""
 
 
 class Version(NamedTuple):
-    """What an object was. Two of the same version have the same bytes, as far as its server tells."""
+    """Identifies the content of an object.
+
+    Two objects of the same version have the same bytes, as far as the server tells.
+    """
 
     size: int
     etag: str | None
     modified_ns: int
-    """0 where the server does not say."""
+    """0 if the server does not say."""
 
     def differs_from(self, other: Version) -> str:
-        """What tells the two apart; "" where nothing does."""
+        """The difference between two versions, for users; "" if there is none."""
         if self.size != other.size:
             return f"it had {self.size} bytes, and has {other.size}"
         if self.etag is not None and other.etag is not None:
@@ -59,10 +62,11 @@ class Version(NamedTuple):
 
 
 class Witness(NamedTuple):
-    """A file or folder as it was. Whatever happens to the content of either changes ``changed_ns``, the time of the kernel.
+    """A file or folder as it was.
 
-    Of an object of a server, ``identity`` is its ETag, and of a folder in a bucket, whose path ends
-    with a slash, a digest of what was in it.
+    Any change of the content changes ``changed_ns``, the kernel's own time. Of an object,
+    ``identity`` is its ETag; of a folder in a bucket, whose path ends with a slash, a digest of its
+    listing.
     """
 
     path: str
@@ -74,23 +78,26 @@ class Witness(NamedTuple):
 
     @property
     def is_remote(self) -> bool:
-        """Is it a server that can tell whether it has changed?"""
+        """True for an object or a folder of a server."""
         return is_url(os.fsencode(self.path))
 
     @property
     def is_listing(self) -> bool:
-        """Is it a folder of a bucket?"""
+        """True for a folder of a bucket."""
         return self.is_remote and self.path.endswith("/")
 
     def last_change_ns(self, now_ns: int) -> int:
-        """When it last changed, as far as that counts: what has an ETag cannot change unseen, however fast."""
+        """The time of the last change.
+
+        0 for an object with an ETag: it cannot change unseen, however fast.
+        """
         if self.is_remote:
             return 0 if self.identity else self.modified_ns or now_ns
         return max(self.modified_ns, self.changed_ns)
 
 
 def versions_in(place: Mapping[str, Any]) -> dict[str, Version]:
-    """The versions that the place of an index holds, of the files and objects that it was made of."""
+    """The versions, in the place of an index, of the files and objects that it was made from."""
     return {where: Version(*version) for where, version in place.get("versions", {}).items()}
 
 
@@ -110,12 +117,15 @@ def object_witness(url: str, version: Version) -> Witness:
 
 
 def listing_witness(url: str, digest: str) -> Witness:
-    """A folder of a bucket, by a digest of what is in it."""
+    """The witness of a folder of a bucket; ``digest`` is of its listing."""
     return Witness(f"{url.rstrip('/')}/", 0, 0, 0, digest)
 
 
 class ObjectUnreadable(Exception):  # noqa: N818  names what is wrong
-    """An object, or a folder of them, cannot be read; the text is the reason, short, without its name."""
+    """An object, or a folder of them, cannot be read.
+
+    The text is a short reason without its name.
+    """
 
 
 class ObjectTooLong(ObjectUnreadable):
@@ -123,7 +133,10 @@ class ObjectTooLong(ObjectUnreadable):
 
 
 class Wanted(NamedTuple):
-    """Bytes of an object: ``size`` of them from ``start``, or all where ``size`` is None, at most ``bytes_max``."""
+    """Bytes of an object: ``size`` of them from ``start``, at most ``bytes_max``.
+
+    All bytes if ``size`` is None.
+    """
 
     url: str
     start: int = 0

@@ -10,9 +10,9 @@ import os
 import sys
 
 from batchd.children import die_with_parent
-from batchd.functions.failures import FunctionFailed, call
+from batchd.functions.calls import FunctionFailed, call
 from batchd.functions.load import FunctionUnusable, expect
-from batchd.sources.code.python import make_object
+from batchd.sources.code.reader import make_object
 from batchd.worker.process import print_to_the_log
 
 

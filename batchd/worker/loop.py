@@ -62,10 +62,10 @@ from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, shortened
 from batchd.worker.stopwatch import RunQueue, Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
-from batchd_wire.checksum import RowChecksums
 from batchd_wire.codec import Message
 from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.position import Position
+from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 
 

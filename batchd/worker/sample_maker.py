@@ -16,7 +16,7 @@ from batchd.functions.load import FunctionUnusable, expect
 from batchd.orders.worker import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.seekable import made_seekable
+from batchd.pipeline.image.jpeg_box import made_seekable
 from batchd.pipeline.kinds import step_from_plain
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
@@ -24,7 +24,7 @@ from batchd.samples.columns import parse_column
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.cache.reader import CachedReader, open_cache
-from batchd.sources.interface import Reader, ReadsAhead, kind_of, read_ahead
+from batchd.sources.interface import Reader, ReadsAhead, open_reader, read_ahead
 from batchd.sources.kinds import source_from_plain
 from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
@@ -75,7 +75,7 @@ class SampleMaker:
         laps, cut = stopwatch.laps, recipe.cut
         with ExitStack() as where_it_fails:
             try:
-                self._reader: Reader = kind_of(source).open(source, index, recipe.record_bytes_max, storage)
+                self._reader: Reader = open_reader(source, index, recipe.record_bytes_max, storage)
                 where_it_fails.callback(self._reader.close)
                 self._reads_ahead = isinstance(self._reader, ReadsAhead)
                 self.mailbox = self._reader if isinstance(self._reader, PushReader) else None

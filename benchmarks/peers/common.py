@@ -1,4 +1,6 @@
-"""What all sides of the comparison share: the contract with the runner, and decoding by hand. Runs in each side's environment.
+"""What all sides of the comparison share: the contract with the runner, and decoding by hand.
+
+Runs in each side's environment.
 
     python torch_side.py --data FOLDER --batch 256 --workers 2 --variant cv2 [--trainers 4]
 
@@ -40,7 +42,10 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class Options(NamedTuple):
-    """What a side is told. ``address`` is where the server is that its trainers share, if there is one."""
+    """What a side is told.
+
+    ``address`` is where the server is that its trainers share, if there is one.
+    """
 
     data: Path
     batch: int
@@ -96,7 +101,10 @@ def answer(measure: Measure, answers: Callable[..., None]) -> None:
 
 
 def deliver(batches: Iterator[Any], seconds: float, workers: int) -> tuple[int, float]:
-    """Take batches; workers finish theirs at the same time, so it ends with as many as there are workers."""
+    """Take batches.
+
+    Workers finish theirs at the same time, so it ends with as many as there are workers.
+    """
     images, begun_s = 0, time.perf_counter()
     while True:
         for _ in range(workers):
@@ -153,7 +161,10 @@ def load_with_cv2(path: str) -> Any:
 
 
 class RegionLoader:
-    """The same with batchd's decoder, which makes nothing but the crop; batchd is found on PYTHONPATH."""
+    """The same with batchd's decoder, which makes nothing but the crop.
+
+    Batchd is found on PYTHONPATH.
+    """
 
     def __init__(self) -> None:
         self._decoder: Any = None
@@ -165,7 +176,7 @@ class RegionLoader:
         from batchd.pipeline.image.geometry import Cut, Resampling, plan_decoding  # noqa: PLC0415
         from batchd.pipeline.image.jpeg_box import BoxDecoder  # noqa: PLC0415
         from batchd.pipeline.image.probe import probe_image  # noqa: PLC0415
-        from batchd.pipeline.image.scratch import Scratch  # noqa: PLC0415
+        from batchd.pipeline.image.vision import Scratch  # noqa: PLC0415
 
         if self._decoder is None:  # in the worker, as memory is its own
             self._decoder = BoxDecoder("rgb", Scratch())

@@ -1,4 +1,6 @@
-"""The peers' virtual environments under ``build/peers``: what is in each, and how they are made. Runs in the runner.
+"""The peers' virtual environments under ``build/peers``: what is in each, and how they are made.
+
+Runs in the runner.
 
 Pinned is what was measured; what these packages need besides, pip chooses.
 """
@@ -17,12 +19,19 @@ CV2 = "opencv-python-headless==5.0.0.93"
 NUMPY = "numpy==2.4.6"
 TORCH = "torch==2.13.0"
 OURS = "batchd"
-"""The environment of the project itself, in which the runner runs too; what is in it that counts is named here."""
+"""The environment of the project itself, in which the runner runs too.
+
+What is in it that counts is named here.
+"""
 OUR_PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")
 
 
 class Environment(NamedTuple):
-    """What pip installs; ``alone`` afterwards and without what it needs; ``wants`` is what must be on the machine for that."""
+    """What pip installs.
+
+    ``alone`` afterwards and without what it needs; ``wants`` is what must be on the machine for
+    that.
+    """
 
     packages: tuple[str, ...]
     alone: tuple[str, ...] = ()

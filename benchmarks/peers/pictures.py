@@ -35,7 +35,10 @@ def make_pictures(given: Path, scratch: Path, count: int) -> dict[str, Path]:
 
 
 def _write_smaller(file: Path, to: Path) -> None:
-    """Scale a photograph so that its longer side has 400 pixels, as FFCV's ``max_resolution`` does; smaller ones stay."""
+    """Scale a photograph so that its longer side has 400 pixels, as FFCV's ``max_resolution`` does.
+
+    Smaller ones stay.
+    """
     image = cv2.imdecode(np.fromfile(file, np.uint8), cv2.IMREAD_COLOR)
     factor = LONGER_SIDE / max(image.shape[:2])
     if factor < 1:

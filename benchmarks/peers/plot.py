@@ -1,4 +1,7 @@
-"""The tables as a picture: bars, the fastest on top; batchd's in a colour of their own. Needs matplotlib."""
+"""The tables as a picture: bars, the fastest on top; batchd's in a colour of their own.
+
+Needs matplotlib.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

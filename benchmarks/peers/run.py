@@ -74,7 +74,10 @@ def _options() -> argparse.Namespace:
 
 
 def _wanted(sides: Sequence[Side], only: str) -> list[Side]:
-    """Those asked for, by their names, the part in front of the number of trainers being enough; batchd always."""
+    """Those asked for, by their names, the part in front of the number of trainers being enough.
+
+    Batchd always.
+    """
     names = set(filter(None, only.split(",")))
     return [side for side in sides if not names or side.is_ours or names & {side.name, side.name.rpartition("-")[0]}]
 

@@ -85,7 +85,10 @@ OURS_IN = {
     RESIZED: ("batchd", "batchd-shards", "batchd-seekable"),
     SHARING: ("batchd-4",),
 }
-"""What the others are compared with in a table: the fastest of these. Untouched photographs count as they are."""
+"""What the others are compared with in a table: the fastest of these.
+
+Untouched photographs count as they are.
+"""
 TARGETS = (
     Target("vs-bare", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], LIMIT, 0.95),
     Target("vs-tfdata", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "tf-data", 1.15),

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from batchd_client import errors
-    from batchd_client.batch import Batch, text
+    from batchd_client.batch import Batch, CompactRagged, Ragged, text
     from batchd_client.daemon import BadReport, BadSample, Daemon, connect
     from batchd_client.errors import BatchdClientError
     from batchd_client.positions import StreamState
     from batchd_client.producer import Producer, ProducerStatistics, push
-    from batchd_client.ragged import CompactRagged, Ragged
     from batchd_client.stream import FieldSchema, Stream, StreamStatistics
 
 __version__ = "0.1.0"

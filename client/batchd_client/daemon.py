@@ -13,14 +13,13 @@ from typing import NamedTuple, Self, TypedDict
 
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
-from batchd_client.errors import PositionInvalid, RankInvalid, WindowInvalid
+from batchd_client.errors import PositionInvalid, RankInvalid, Unique, WindowInvalid
 from batchd_client.opening import Target
 from batchd_client.positions import checked_position
 from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
 from batchd_client.subscription import SubscriptionRequest
-from batchd_client.unique import Unique
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 
 

@@ -28,7 +28,6 @@ from batchd_client.opening import Place, Target
 from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
-from batchd_wire.pieces import PARTS_MAX
 from batchd_wire.runtime import (
     ADDRESS_VARIABLE,
     CONNECTIONS_VARIABLE,
@@ -39,6 +38,7 @@ from batchd_wire.runtime import (
     runtime_directory,
     unmapped_id,
 )
+from batchd_wire.tcp import PARTS_MAX
 
 CONNECTIONS = 1
 _ROOT = 0

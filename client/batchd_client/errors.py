@@ -34,6 +34,7 @@ known; the rest says what helps and is part of every message.
 # ruff: noqa: N818  each is named by what is wrong, as in "except RingExhausted"
 
 from inspect import cleandoc
+from typing import ClassVar, NoReturn, SupportsIndex
 
 from batchd_wire.codes import ErrorCode
 
@@ -361,6 +362,17 @@ class RingExhausted(Misused):
     Release batches you are done with (``batch.release()`` or ``with batch:``), copy what you keep,
     or give the stream more memory (memory = in batchd.toml). Then the same loop continues.
     """
+
+
+class Unique:
+    """Refuses ``copy.copy``, ``copy.deepcopy`` and pickling; ``INSTEAD`` says what to do."""
+
+    __slots__ = ()
+    INSTEAD: ClassVar[str]
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Raise ``CopyRefused``."""
+        raise CopyRefused(f"{self!r} cannot be copied or pickled: {self.INSTEAD}")
 
 
 # --- the peer speaks nonsense ----------------------------------------------------------------------------------------

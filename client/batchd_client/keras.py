@@ -22,8 +22,8 @@ except ImportError as _error:
         "(https://keras.io/getting_started)"
     ) from _error
 
-from batchd_client.columns import own, wanted
 from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid
+from batchd_client.loader import own, wanted
 from batchd_client.passes import Passes
 from batchd_client.positions import StreamState
 from batchd_client.stream import Stream

@@ -1,64 +1,133 @@
-"""What the loaders of all frameworks are: epochs, a state for the checkpoint, a life. Runs in the trainer.
+"""Base of the frameworks' loaders: rank and fields, epochs, checkpoints, closing. Runs in the trainer.
 
-    a framework's BatchdLoader: what batches become   --is a-->   Loader   --has-->   Opened   --has-->   Feed, Daemon
-                                                                                      ends by itself
+    a framework's BatchdLoader  --is a-->  Loader  --has-->  LoaderConnection  --has-->  Feed, Daemon
+    (what batches become)                                    (ends by itself)
 
-A framework's loader opens its feed when it is made (JAX), or else at its first use in a process
-(torch, whose loaders may be pickled). So what is open is an object by itself: a pickle leaves it
-out in one piece, and what ends it holds no loader alive.
+A JAX loader connects when it is made; a torch loader, which may be pickled, at its first use in a
+process. So the connection is an object of its own: a pickle leaves it out as a whole, and its
+finalizer does not keep the loader alive.
 
-Invariant: what ``state_dict`` says is what the loop has got, whatever is under way to the device.
+``find_share`` reads the rank of this process from the first of these pairs of variables that is
+set:
+
+    torchrun, accelerate, Lightning   RANK           WORLD_SIZE
+    srun                              SLURM_PROCID   SLURM_STEP_NUM_TASKS
+    mpirun (Open MPI)                 OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE
+
+Slurm's variables of a step are read and not those of the job: a script under ``sbatch`` without
+``srun`` has SLURM_NTASKS, but is a single process.
+
+Invariants: ``state_dict`` counts the batches that the loop has received, not those in transit. A
+rank is never guessed: half a pair, or an impossible one, is an error. Arrays from ``own`` have
+memory of their own, which no other batch overwrites.
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import prod
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 from weakref import finalize
 
+import numpy as np
+import numpy.typing as npt
+
 from batchd_client.daemon import Daemon
-from batchd_client.errors import PrefetchInvalid, StreamClosed
+from batchd_client.errors import PrefetchInvalid, RankInvalid, StreamClosed, TensorsInvalid
 from batchd_client.feed import Feed
 from batchd_client.positions import StreamState
-from batchd_client.ranks import RankShare
-from batchd_client.stream import Stream, StreamStatistics
+from batchd_client.stream import FieldSchema, Stream, StreamStatistics
 
 PREFETCH = 2
 
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
+
+
+class RankShare(NamedTuple):
+    """Share ``rank``, from 0, of ``world_size``."""
+
+    rank: int
+    world_size: int
+
+
+ALONE = RankShare(0, 1)
+INDEX = "index"
+"""The field that every stream has: each sample's index in its source."""
+ALIGNMENT_BYTES = 64
+"""Alignment of arrays that TensorFlow and JAX take without another copy."""
+
 T = TypeVar("T")
+D = TypeVar("D", bound=np.generic)
+
+
+def find_share(environment: Mapping[str, str], rank: int | None = None, world_size: int | None = None) -> RankShare:
+    """Find the rank of this process: as given, else from ``environment``, else rank 0 of 1.
+
+    Raises ``RankInvalid``.
+    """
+    if (rank is None) != (world_size is None):
+        raise RankInvalid("give rank and world_size both, or neither: then they come from the environment")
+    if rank is not None and world_size is not None:
+        return _checked(RankShare(rank, world_size), f"rank {rank!r} of {world_size!r}")
+    for names in _LAUNCHERS:
+        values = [environment.get(name) for name in names]
+        if names[0] == "SLURM_PROCID" and values[1] is None:
+            continue  # a process of a job, outside of a step
+        if values == [None, None]:
+            continue
+        found = " and ".join(f"{name}={value}" for name, value in zip(names, values, strict=True) if value is not None)
+        missing = [name for name, value in zip(names, values, strict=True) if value is None]
+        if missing:
+            raise RankInvalid(f"{found} is set, and {missing[0]} is not: set both, or give rank= and world_size=")
+        try:
+            share = RankShare(*(int(value or "") for value in values))
+        except ValueError:
+            raise RankInvalid(f"{found}: these are not numbers") from None
+        return _checked(share, found)
+    return ALONE
+
+
+def _checked(share: RankShare, origin: str) -> RankShare:
+    if not 0 <= share.rank < share.world_size:
+        raise RankInvalid(f"{origin}: there is no such share")
+    return share
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderStatistics(StreamStatistics):
-    """As those of the stream; batches that are under way count as taken.
+    """Statistics of the stream, where batches in transit count as taken, and of the loader.
 
-    ``next_s``: seconds that the loop was inside ``next`` for the batches that it got. Of these it
-    waited ``wait_s`` for batches to come from the daemon; the rest is the loader's own: the copy,
-    ``transform``, and waiting for a device that is behind.
+    ``next_s``: seconds that the loop spent inside ``next`` for the batches it received. ``wait_s``
+    of them were spent waiting for the daemon; the rest is the copy, ``transform``, and waiting for
+    a device that lags behind.
     """
 
     next_s: float
 
 
 class LoaderConnection(Generic[T]):
-    """What a loader reads while it is connected. It ends with the loader or with the program, where nobody ends it before."""
+    """What a loader reads while it is connected. Closed with the loader or the program at the latest."""
 
     def __init__(self, loader: "Loader[T]", feed: Feed[T], daemon: Daemon | None) -> None:
-        """``daemon``: is closed with it."""
+        """``daemon``: closed together with this connection."""
         self.feed = feed
         self._end = partial(_end, feed, daemon, os.getpid())
         self._at_last = finalize(loader, self._end)
 
     def close(self) -> None:
-        """Close feed and connection. Where it is interrupted, it is done again: in another ``close``, or at last."""
+        """Close feed and daemon connection. After an interrupt, the next ``close`` or the finalizer repeats it."""
         if not self._at_last.alive:
             return
         try:
             self._end()
-        except Exception:  # any library of a device may raise it: of a broken device nothing more is to be had
+        except Exception:  # any device library may raise it; closing a broken device again is of no use
             self._at_last.detach()
             raise
         self._at_last.detach()
@@ -66,7 +135,7 @@ class LoaderConnection(Generic[T]):
 
 def _end(feed: Feed[Any], daemon: Daemon | None, process: int) -> None:
     try:
-        if os.getpid() == process:  # in a forked child all of this is the parent's
+        if os.getpid() == process:  # a forked child has copies of the parent's handles
             feed.close()
     finally:
         if daemon is not None:
@@ -74,10 +143,10 @@ def _end(feed: Feed[Any], daemon: Daemon | None, process: int) -> None:
 
 
 class Loader(ABC, Generic[T]):
-    """See above. One thread at a time may use it."""
+    """Base of the loaders; see the module. For one thread at a time."""
 
     def __init__(self, name: str, share: RankShare, place: str, *, restart: bool = False) -> None:
-        """``place``: where batches go, for people. ``restart``: begin the epoch anew with each ``for``."""
+        """``place``: the destination of batches, for ``repr``. ``restart``: each ``for`` restarts the epoch."""
         self._name = name
         self._share = share
         self._place = place
@@ -87,13 +156,16 @@ class Loader(ABC, Generic[T]):
 
     @abstractmethod
     def _open(self) -> Feed[T]:
-        """The feed, opened where it was not. Closed, it still says where it stands; raises ``StreamClosed`` if there is none."""
+        """Return the feed, and connect first if needed. A closed feed still has its position.
+
+        Raises ``StreamClosed`` where the loader was closed before it ever connected.
+        """
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
     def stream(self) -> Stream:
-        """The stream that it reads: names of classes, fingerprint, samples. Positions are the loader's own to move."""
+        """The stream: class names, fingerprint, samples. Do not move its position: the loader does."""
         return self._open().stream
 
     @property
@@ -106,7 +178,7 @@ class Loader(ABC, Generic[T]):
         return len(self.stream)
 
     def statistics(self) -> LoaderStatistics:
-        """What happened so far: whether the loop waits for data (``wait_s``) or for the loader (the rest of ``next_s``)."""
+        """Totals so far: does the loop wait for data (``wait_s``) or the loader (the rest of ``next_s``)."""
         feed = self._open()
         return LoaderStatistics(**asdict(feed.stream.statistics()), next_s=feed.next_s)
 
@@ -118,23 +190,29 @@ class Loader(ABC, Generic[T]):
         return self._open().position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``for`` be over this epoch. Where the loader stands within it already, it stays: as after a resume."""
+        """Let the next ``for`` read this epoch. A loader that is already within it stays, as after a resume."""
         feed = self._open()
         if feed.position.epoch != epoch:
             feed.seek(epoch)
 
     def state_dict(self) -> StreamState:
-        """What a checkpoint needs to go on exactly here: the batch in hand counts as done. Equal on ranks equally far."""
+        """Give the state for a checkpoint: the current batch counts as done. Equal on ranks that are equally far."""
         return self._open().state_dict()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where ``state_dict`` was taken, by any number of ranks. Raises ``StateMismatch``; then everything stays."""
+        """Continue where ``state_dict`` was taken, by any number of ranks.
+
+        Raises ``StateMismatch``, and then changes nothing.
+        """
         self._open().load_state_dict(state)
 
     # --- taking batches -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate the rest of the current epoch. Raises what iterating a ``Stream`` raises, and what the framework raises."""
+        """Iterate the rest of the current epoch.
+
+        Raises what iterating a ``Stream`` raises, ``StreamClosed``, and what the framework raises.
+        """
         self._check_open()
         feed = self._open()
         if self._restart and feed.position.step:
@@ -148,7 +226,7 @@ class Loader(ABC, Generic[T]):
     # --- its life -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give up stream and connection, once nothing is read any more. What was given out stays; so does the position."""
+        """Close stream and connection, once no transfer reads from them. Received batches and the position stay."""
         self._closed = True
         if self._opened is not None:
             self._opened.close()
@@ -177,10 +255,10 @@ class Loader(ABC, Generic[T]):
 
 
 class _LoaderEpoch(Iterator[T]):
-    """One ``for`` over a loader, which ``take`` keeps open: ends with the epoch in which it began, and stays ended.
+    """One ``for`` over a loader, which ``take`` keeps alive: ends with its epoch, and stays ended.
 
-    ``iter(take, None)`` would ask every batch whether it equals None, which arrays answer for each
-    of their numbers.
+    Not ``iter(take, None)``: that compares every batch with None, which arrays do element by
+    element.
     """
 
     __slots__ = ("_take",)
@@ -197,6 +275,34 @@ class _LoaderEpoch(Iterator[T]):
 
 
 def check_prefetch(prefetch: int) -> None:
-    """Raise ``PrefetchInvalid`` where this is no number of batches."""
+    """Raise ``PrefetchInvalid`` unless ``prefetch`` is an int of at least 0."""
     if type(prefetch) is not int or prefetch < 0:
         raise PrefetchInvalid(f"prefetch={prefetch!r}")
+
+
+def wanted(schema: Mapping[str, FieldSchema], fields: Sequence[str] | None, *, as_dict: bool) -> tuple[str, ...]:
+    """Validate the names of the fields that a loop gets, in order.
+
+    Default: all fields; in tuples, all but ``index``. Raises ``TensorsInvalid`` for an unknown name.
+    """
+    if fields is None:
+        return tuple(name for name in schema if as_dict or name != INDEX)
+    for name in fields:
+        if name not in schema:
+            raise TensorsInvalid(f"fields: the stream has no field {name!r}; it has {', '.join(schema)}")
+    return tuple(fields)
+
+
+def own(array: npt.NDArray[D]) -> npt.NDArray[D]:
+    """Copy an array into new aligned memory of the same shape and dtype."""
+    copy = aligned(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[D]) -> npt.NDArray[D]:
+    """Allocate an uninitialised array that begins at a multiple of ``ALIGNMENT_BYTES``."""
+    size = dtype.itemsize * prod(shape)
+    memory = np.empty(size + ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT_BYTES
+    return memory[start : start + size].view(dtype).reshape(shape)

@@ -1,44 +1,74 @@
-"""How a session with a daemon is begun: on this host, and over TCP. Runs in the trainer.
+"""Open a session with a daemon, or say why none can be opened. Runs in the trainer.
 
     on this host   lifeline: Hello -> Welcome (secret) [AskWritable]   DEALER: Open (secret) -> Opened
     over TCP       DEALER: Greet -> Greeted (secret)     further DEALERs: Join (secret) -> Joined
 
-Invariant: a session that is given is open, and one that could not be opened has left nothing
-behind.
+ZeroMQ does not report why a CURVE connection failed. So a failed TCP session is diagnosed on
+connections of its own:
+
+    resolve the name -> connect -> exchange ZMTP greetings (64 bytes, RFC 37): which mechanism?
+        CURVE, and a key is given -> ``_probe_curve``: one more handshake, counting received bytes
+
+    DEALER --(unix socket)--> this process counts --(TCP)--> daemon
+    greeting -> HELLO -> WELCOME: the daemon has the named key -> INITIATE -> its verdict on our key
+
+A daemon with other keys hangs up in place of its WELCOME (RFC 26). A daemon whose authenticator
+does not answer sends nothing after it.
+
+Invariants: a returned session is open, and a failed attempt leaves nothing behind. ``KeyRefused``
+ends all retries, so it needs a second connection that agrees with the first; every failure that the
+network may have caused is an ``OSError``.
 """
 
+import select
 import socket
 import time
+from secrets import token_hex
 from typing import NamedTuple
 
 import zmq
 
-from batchd_client.diagnosis import explain, unknown_key
-from batchd_client.errors import ConnectTimeout
+from batchd_client.errors import ConnectTimeout, KeyRefused
 from batchd_client.hints import nearer_way, tell_once
 from batchd_client.lifeline import DaemonBusy, SessionLost, open_lifeline
 from batchd_client.remote import RemoteLink, remote_socket
 from batchd_client.session import Session
 from batchd_client.sockets import Socket, Sockets
 from batchd_wire.codec import MESSAGE_BYTES_MAX
-from batchd_wire.keys import ConnectionKey
+from batchd_wire.keys import KEY_VARIABLE, ConnectionKey
 from batchd_wire.runtime import RuntimeDirectory, TcpAddress
 
 RECONNECT_INTERVAL_MS = 20
 RECONNECT_INTERVAL_MAX_MS = 500
 DIAGNOSIS_S = 1.0
 DIAGNOSIS_MAX_S = 3.0
-"""How long finding out why there is no session may take; the shorter one also past the deadline."""
+"""Time limits for a diagnosis; the shorter one is granted even past the deadline."""
+
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+_MECHANISM = slice(12, 32)
+_GREETING_START = _SIGNATURE + b"\x03"
+"""As much of a greeting as makes the peer send the whole of its own.
+
+With the rest, a peer that wants another mechanism would hang up instead.
+"""
+_CUT = (
+    "the connection was cut while it was made: by the network, or by a daemon that keeps this host out for some seconds"
+)
+_SILENT = "it took the connection, but did not answer in time: the daemon hangs, or has too much to do"
+GREETING_BYTES = 64
+WELCOME_BYTES = 170
+"""Length of a WELCOME command, including the two bytes that frame it."""
+_PART_BYTES = 4096
 
 Place = RuntimeDirectory | TcpAddress
 
 
 class Target(NamedTuple):
-    """Which daemon, and what is asked of it. ``sockets`` is where it gets its sockets from.
+    """A daemon and the options of a session with it, whose sockets ``sockets`` makes.
 
-    ``key`` and ``connections`` count over TCP alone, ``writable_slots`` on this host alone: see
-    ``AskWritable``. ``lifeline``: a connected socket from the daemon, for one session of a process
-    that it has started.
+    ``key`` and ``connections`` apply over TCP only, ``writable_slots`` on this host only (see
+    ``AskWritable``). ``lifeline``: a connected socket that the daemon gave to a child process, for
+    one session.
     """
 
     sockets: Sockets
@@ -50,7 +80,11 @@ class Target(NamedTuple):
 
 
 def open_session(target: Target, deadline: float) -> Session:
-    """Begin a session. ``DaemonBusy`` and ``OSError`` are worth another try; what else is raised says why not."""
+    """Open a session before ``deadline`` (``time.monotonic``).
+
+    Raises ``DaemonBusy`` or ``OSError`` where a retry may help, and a ``BatchdClientError`` where
+    none does.
+    """
     target.sockets.close_all()
     if isinstance(target.place, TcpAddress):
         return _open_remote(target, target.place, deadline)
@@ -58,7 +92,7 @@ def open_session(target: Target, deadline: float) -> Session:
 
 
 def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) -> Session:
-    """On this host. Raises what ``open_lifeline`` raises."""
+    """Open a session on this host. Raises ``DaemonBusy`` and what ``open_lifeline`` raises."""
     lifeline, secret = open_lifeline(
         directory.lifeline_path,
         deadline,
@@ -80,7 +114,7 @@ def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) ->
 
 
 def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Session:
-    """On another host. Raises ``PermissionDenied`` where keys do not fit, and ``OSError`` saying what stands in the way."""
+    """Open a session over TCP. Raises ``KeyRefused``, ``DaemonBusy``, or ``OSError`` with the reason."""
     dealer, link = _remote_connection(target, address)
     session = Session(dealer, link, address.endpoint)
     opened = False
@@ -101,20 +135,23 @@ def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Sessio
 
 
 def _why_not(target: Target, address: TcpAddress, session: Session, deadline: float, failure: Exception) -> Exception:
-    """What to say of a session that did not open. Each of its connections may have been told the reason."""
+    """Explain a session that did not open. Any of its connections may have received the reason."""
     if any(link.is_put_off for link in session.remote_links):
         return DaemonBusy(
-            f"the daemon at {address.address} lets nobody in from here just now: this host connects too often, or the daemon "
-            "cannot read its keys; its log says which"
+            f"the daemon at {address.address} refuses this host for now: this host connects too often, or the daemon cannot "
+            "read its keys; its log says which"
         )
     if target.key is not None and any(link.is_key_refused for link in session.remote_links):
-        return unknown_key(address, target.key)
+        return KeyRefused(
+            f"the daemon at {address.address} does not know the key {target.key.name!r}: it was revoked, or made for "
+            "another daemon"
+        )
     if session.daemon_version:
         return DaemonBusy(
             f"the daemon at {address.address} took the first of {target.connections} connections, but not all others: {failure}"
         )
     left_s = max(DIAGNOSIS_S, min(DIAGNOSIS_MAX_S, deadline - time.monotonic()))
-    return explain(target.sockets, address, target.key, left_s, timed_out=isinstance(failure, ConnectTimeout))
+    return diagnose(target.sockets, address, target.key, left_s, timed_out=isinstance(failure, ConnectTimeout))
 
 
 def _remote_connection(target: Target, address: TcpAddress) -> tuple[Socket, RemoteLink]:
@@ -130,3 +167,146 @@ def _dealer(sockets: Sockets, endpoint: str) -> Socket:
     dealer.reconnect_ivl_max = RECONNECT_INTERVAL_MAX_MS
     dealer.connect(endpoint)
     return dealer
+
+
+def diagnose(
+    sockets: Sockets,
+    address: TcpAddress,
+    key: ConnectionKey | None,
+    timeout_s: float,
+    *,
+    timed_out: bool,
+) -> Exception:
+    """Diagnose a failed session: return an ``OSError`` where a retry may help, else ``KeyRefused``.
+
+    ``timed_out``: the connection stayed open, but the daemon did not answer.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        mechanism = _mechanism(address, deadline)
+        if mechanism == "CURVE" and key is not None:
+            return _judge(_probe_curve(sockets, address, key, deadline), address, key, timed_out=timed_out)
+    except socket.gaierror as error:
+        return OSError(f"the host {address.host!r} is not known here ({error.strerror}): is the name right?")
+    except ConnectionRefusedError:
+        return OSError(
+            f"the host answers, but nothing listens on port {address.port}: is the daemon running, with tcp = set?"
+        )
+    except TimeoutError:
+        return OSError("no answer: the host is down or unreachable, or a firewall drops what is sent to the port")
+    except OSError as error:
+        return OSError(error.strerror or str(error))
+    if mechanism == "CURVE":
+        return KeyRefused(
+            f"the daemon at {address.address} requires a key, and none was given in ${KEY_VARIABLE} or connect(key=...)"
+        )
+    if mechanism == "NULL" and key is not None:
+        return KeyRefused(
+            f"the daemon at {address.address} has no keys, and a key was given: unset ${KEY_VARIABLE} if that is the right daemon"
+        )
+    return OSError(_SILENT if timed_out else _CUT)
+
+
+class _CurveProbe(NamedTuple):
+    """Result of a probe: bytes received from the daemon, and whether it hung up before its verdict."""
+
+    heard_bytes: int
+    hung_up: bool
+
+    @property
+    def has_welcome(self) -> bool:
+        """True if the whole WELCOME arrived."""
+        return self.heard_bytes >= GREETING_BYTES + WELCOME_BYTES
+
+    @property
+    def has_verdict(self) -> bool:
+        """True if anything arrived after the WELCOME."""
+        return self.heard_bytes > GREETING_BYTES + WELCOME_BYTES
+
+
+def _judge(seen: _CurveProbe, address: TcpAddress, key: ConnectionKey, *, timed_out: bool) -> Exception:
+    if seen.hung_up and seen.heard_bytes == GREETING_BYTES and not timed_out:
+        return KeyRefused(f"the daemon at {address.address} has other keys than those for which {key.name!r} was made")
+    if seen.hung_up:
+        return OSError(_CUT)
+    if seen.has_welcome and not seen.has_verdict:
+        return OSError("the daemon did not say whether it knows the key: its authenticator hangs or is gone")
+    return OSError(_SILENT if timed_out or not seen.has_verdict else _CUT)
+
+
+def _mechanism(address: TcpAddress, deadline: float) -> str:
+    """Ask the peer for its security mechanism: "CURVE", "NULL", .... Raises ``OSError`` without an answer."""
+    with socket.create_connection((address.host, address.port), timeout=_left_s(deadline)) as connection:
+        greeting = b""
+        try:
+            connection.sendall(_GREETING_START)
+            while len(greeting) < GREETING_BYTES:
+                connection.settimeout(_left_s(deadline))
+                part = connection.recv(GREETING_BYTES - len(greeting))
+                if not part:
+                    break
+                greeting += part
+        except TimeoutError:
+            if not greeting:
+                raise OSError("it took the connection but says nothing: stopped, hung, or no batchd daemon") from None
+        except ConnectionError:
+            pass  # the peer has hung up
+    if not greeting:
+        raise OSError(
+            "something listens there and hangs up at once: no batchd daemon, or one that keeps this host out for some "
+            "seconds; its log says so"
+        )
+    ends = slice(None, len(_SIGNATURE), len(_SIGNATURE) - 1)
+    if not _SIGNATURE[ends].startswith(greeting[ends]):
+        raise OSError("something listens there, but it is no batchd daemon")
+    if len(greeting) < GREETING_BYTES:
+        raise OSError(_CUT)
+    return greeting[_MECHANISM].rstrip(b"\0").decode("ascii", "replace")
+
+
+def _probe_curve(sockets: Sockets, address: TcpAddress, key: ConnectionKey, deadline: float) -> _CurveProbe:
+    """Do a CURVE handshake until the daemon gives its verdict on the key, hangs up, or time is up.
+
+    Raises ``OSError`` where no connection is made.
+    """
+    name = f"batchd-{token_hex(16)}"
+    dealer = remote_socket(sockets, key)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+            server.bind(f"\0{name}")
+            server.listen(1)
+            dealer.connect(f"ipc://@{name}")
+            server.settimeout(_left_s(deadline))
+            ours, _ = server.accept()
+        with ours, socket.create_connection((address.host, address.port), _left_s(deadline)) as daemon:
+            return _pass_on(ours, daemon, deadline)
+    finally:
+        dealer.close()
+
+
+def _pass_on(ours: socket.socket, daemon: socket.socket, deadline: float) -> _CurveProbe:
+    heard_bytes = 0
+    poll = select.poll()
+    for end in (ours, daemon):
+        poll.register(end, select.POLLIN)
+    while not _CurveProbe(heard_bytes, hung_up=False).has_verdict and time.monotonic() < deadline:
+        ready = {descriptor for descriptor, _ in poll.poll(_left_s(deadline) * 1000)}
+        try:
+            if daemon.fileno() in ready:
+                data = daemon.recv(_PART_BYTES)
+                if not data:
+                    return _CurveProbe(heard_bytes, hung_up=True)
+                heard_bytes += len(data)
+                ours.sendall(data)
+            if ours.fileno() in ready:
+                data = ours.recv(_PART_BYTES)
+                if not data:
+                    break
+                daemon.sendall(data)
+        except ConnectionError:
+            return _CurveProbe(heard_bytes, hung_up=True)
+    return _CurveProbe(heard_bytes, hung_up=False)
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())

@@ -32,11 +32,11 @@ from batchd_client.errors import (
     SampleInvalid,
     StreamChanged,
     StreamReplaced,
+    Unique,
 )
 from batchd_client.lifeline import SessionLost
 from batchd_client.session import Session
 from batchd_client.sockets import Sockets
-from batchd_client.unique import Unique
 from batchd_wire.mailbox import BYTES_KINDS, MailColumn, PlaceLayout, place_layout_from_wire
 from batchd_wire.messages import AskPlace, PlaceLent, Produce, Producing, Pushed, PushTaken, WithdrawAsk
 

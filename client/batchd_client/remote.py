@@ -20,9 +20,8 @@ from batchd_client.sockets import Socket, Sockets
 from batchd_wire.codec import MESSAGE_BYTES_MAX
 from batchd_wire.keys import ConnectionKey
 from batchd_wire.messages import Parcel
-from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES
 from batchd_wire.runtime import TcpAddress
-from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.tcp import CURVE_BYTES, PARTS_MAX, PIECE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
 
 HELD_MAX = 32
 """Batches of one stream that a trainer may keep alive: there is no ring whose size would bound its memory."""

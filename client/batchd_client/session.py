@@ -43,8 +43,8 @@ from batchd_wire.messages import (
     Subscribed,
     Unsubscribe,
 )
-from batchd_wire.pieces import part_of
 from batchd_wire.runtime import host_id
+from batchd_wire.tcp import part_of
 
 if TYPE_CHECKING:  # they load numpy, and a session that only asks has no subscriptions
     from batchd_client.subscription import OwnerToken, Subscription

@@ -13,13 +13,12 @@ import numpy as np
 
 from batchd_client.batch import Batch
 from batchd_client.connection import Connection
-from batchd_client.errors import PositionInvalid, StateMismatch, StreamClosed
+from batchd_client.errors import PositionInvalid, StateMismatch, StreamClosed, Unique
 from batchd_client.memory import SlotMemory
 from batchd_client.positions import StreamState, checked_position, read_state
 from batchd_client.reader import BEGINNING, StreamReader
 from batchd_client.remote import ReceiveBuffer
 from batchd_client.subscription import SubscriptionRequest, Terms
-from batchd_client.unique import Unique
 from batchd_wire.fields import Varying
 from batchd_wire.position import Position
 

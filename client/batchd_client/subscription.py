@@ -17,10 +17,10 @@ from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
 from batchd_client.errors import ProtocolError
 from batchd_client.positions import PositionCounter
 from batchd_client.remote import Arrivals, ReceiveBuffer
-from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
 from batchd_wire.position import Position
+from batchd_wire.slot import RowChecksums
 
 RELEASED_MAX = 1024
 """Leases given back by one message, so that it stays well below the longest that a daemon takes."""

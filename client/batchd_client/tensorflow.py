@@ -29,11 +29,10 @@ except ImportError as _error:
     ) from _error
 
 from batchd_client.batch import Batch
-from batchd_client.columns import own, wanted
 from batchd_client.errors import TensorsInvalid
+from batchd_client.loader import RankShare, own, wanted
 from batchd_client.passes import Passes
 from batchd_client.positions import StreamState
-from batchd_client.ranks import RankShare
 from batchd_client.stream import FieldSchema, Stream
 from batchd_wire.fields import RAGGED
 

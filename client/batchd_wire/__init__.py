@@ -1,15 +1,14 @@
 """What the daemon and its trainers share, defined once. Runs in every process; standard library and msgpack only.
 
 fields     which arrays a batch holds and where they lie in a slot
-slot       the header page of a slot
+slot       the header page of a slot, and the checksums of its rows
 messages   trainer and daemon, over ZeroMQ and the lifeline socket
 codec      how a message becomes bytes, and the one place where arriving bytes are checked
 channel    messages and file descriptors over an AF_UNIX SOCK_SEQPACKET socket
 codes      error codes, never reused
-pieces     how a batch is cut into the frames that carry it to another host
 runtime    the runtime directory and the addresses in it
 keys       the connection file, with which a trainer on another host is let in
-tcp        how soon a silent peer is given up
+tcp        TCP heartbeats, and the frames that carry a batch to another host
 position   the address of a batch
 views      numpy arrays over a slot (the only module that needs numpy)
 """

@@ -86,7 +86,7 @@ class Field:
 
 
 CHECKSUM = Field("#crc32", "uint32", ())
-"""What a row of a stream with ``verify = true`` has besides its sample; see ``batchd_wire.checksum``. Users never see it."""
+"""The extra field of a stream with ``verify = true``; see ``batchd_wire.slot``. Users never see it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ nothing else. With any of them the session ends. The bytes travel behind their h
        |     Subscribe, Pull, Unsubscribe as above         |
        |  -- further connections: Join ---------------->  |   as many as the trainer wants, each of its own
        |  <----------------------------------------------  |   Joined            | Refused
-       |  <== Parcel + the pieces of its rows ===========  |   see ``batchd_wire.pieces``; one part on each connection
+       |  <== Parcel + the pieces of its rows ===========  |   see ``batchd_wire.tcp``; one part on each connection
 
 The slot is free again once the pieces are on their way, so what a ``Pull`` over TCP gives back is
 not looked at.

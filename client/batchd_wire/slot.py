@@ -1,4 +1,6 @@
-"""The header page of a slot. Every process; standard library only. All numbers little-endian.
+"""The header page of a slot, and checksums of its rows. Every process; standard library only.
+
+All numbers are little-endian:
 
        0                8               16               24               32
        +----------------+---------------+----------------+----------------+
@@ -9,21 +11,31 @@
     64 | zeros up to 4096, where the first field starts                   |
        +------------------------------------------------------------------+
 
-The daemon is the only writer of the header, and no worker ever touches it; workers are the only
-writers of the fields, each of the rows in its chunk. The daemon writes with ``pwrite`` and maps
-nothing.
+Only the daemon writes the header, with ``pwrite``: it maps nothing. Only workers write the fields,
+each worker the rows of its chunk.
+
+A stream with ``verify = true`` has one more field with a checksum of each row. The worker writes
+it, the trainer compares it:
+
+    row i of   | image | label | index | valid |  ->  CRC-32 of these bytes, in this order
+                                                  ->  row i of "#crc32"
+
+So checksums travel as their rows do, and it makes no difference how many workers filled a batch, or
+which ranks share it. The sum is zlib's CRC-32 (ISO 3309, ITU-T V.42).
 
 Invariant: ``generation`` is 0 from the moment a slot is taken for filling until every chunk of it
-is done, and is then the number that the handle names. So a reader that finds its handle's
-generation has one whole batch in front of it. The generation never goes down, and is never given
-twice for one slot.
+is done; then it is the number that the handle names. So a reader that finds its handle's generation
+has one whole batch. Generations of a slot only grow, and none is given twice.
 """
 
+import zlib
 from dataclasses import dataclass
 from struct import Struct
 
+from batchd_wire.fields import CHECKSUM, SlotLayout
+
 MAGIC = b"BATCHD01"
-"""Names the format and its version; another layout gets another magic."""
+"""Format and version; a different layout gets a different magic."""
 
 _HEADER = Struct("<8sQQQQQQQ")
 _MAGIC_AND_GENERATION = Struct("<8sQ")
@@ -36,7 +48,7 @@ UNFINISHED = 0
 
 @dataclass(frozen=True, slots=True)
 class SlotHeader:
-    """What the header page says of the batch in the slot."""
+    """The header of a slot. ``samples``: rows of the batch; ``payload_bytes``: bytes behind the header page."""
 
     generation: int
     slot: int
@@ -46,7 +58,7 @@ class SlotHeader:
     payload_bytes: int
 
     def pack(self) -> bytes:
-        """The header as it lies in memory."""
+        """Encode the header as it is in memory."""
         return _HEADER.pack(
             MAGIC,
             self.generation,
@@ -60,7 +72,7 @@ class SlotHeader:
 
 
 def unpack_header(page: bytes | memoryview) -> SlotHeader:
-    """Read a header. Raises ``ValueError`` where the page does not start with this version's magic."""
+    """Decode a header. Raises ``ValueError`` if the page does not start with this version's magic."""
     magic, *numbers, _zero = _HEADER.unpack_from(page)
     if magic != MAGIC:
         raise ValueError(f"not a slot of this version: it starts with {magic!r} instead of {MAGIC!r}")
@@ -68,5 +80,41 @@ def unpack_header(page: bytes | memoryview) -> SlotHeader:
 
 
 def holds_generation(page: bytes | memoryview, generation: int) -> bool:
-    """Tell whether the slot is whole and is the one that a handle with ``generation`` names. Costs less than a microsecond."""
+    """True if the slot holds the whole batch that ``generation`` names. Takes less than a microsecond."""
     return _MAGIC_AND_GENERATION.unpack_from(page) == (MAGIC, generation)
+
+
+_CRC32 = Struct("<I")
+
+
+class RowChecksums:
+    """Writes and compares row checksums of slots with this layout; without a checksum field, it does nothing."""
+
+    __slots__ = ("_covered", "_sums")
+
+    def __init__(self, layout: SlotLayout) -> None:
+        self._covered = [(field.offset, field.row_bytes) for field in layout.sample_fields]
+        self._sums = next((field.offset for field in layout.fields if field.name == CHECKSUM.name), None)
+
+    def write(self, page: memoryview, row: int) -> None:
+        """Write the checksum of a complete row of the slot mapped by ``page``."""
+        if self._sums is not None:
+            _CRC32.pack_into(page, self._sums + row * _CRC32.size, self._of(page, row))
+
+    def wrong_rows(self, page: memoryview, first: int, count: int) -> list[int]:
+        """List rows of ``first`` to ``first + count`` whose bytes differ from what the worker wrote."""
+        if self._sums is None:
+            return []
+        noted = page[self._sums : self._sums + (first + count) * _CRC32.size]
+        return [
+            row
+            for row in range(first, first + count)
+            if _CRC32.unpack_from(noted, row * _CRC32.size)[0] != self._of(page, row)
+        ]
+
+    def _of(self, page: memoryview, row: int) -> int:
+        crc = 0
+        for offset, row_bytes in self._covered:
+            start = offset + row * row_bytes
+            crc = zlib.crc32(page[start : start + row_bytes], crc)
+        return crc

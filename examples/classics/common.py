@@ -48,7 +48,10 @@ class Photograph(NamedTuple):
 
 
 class Unavailable(Exception):  # noqa: N818  not an error
-    """The example needs a library that is not installed here; the text says which, and what installs it."""
+    """The example needs a library that is not installed here.
+
+    The text says which, and what installs it.
+    """
 
 
 def photographs(folder: Path) -> list[Photograph]:
@@ -116,7 +119,10 @@ class Example:
         return one_round
 
     def compare(self, ways: Mapping[str, Round]) -> None:
-        """Time all ways in turn, several rounds long, and print a table; ratios are to the first way, round by round."""
+        """Time all ways in turn, several rounds long, and print a table.
+
+        Ratios are to the first way, round by round.
+        """
         speeds: dict[str, list[Speed]] = {name: [] for name in ways}
         for _round in range(self.rounds):
             for name, one_round in ways.items():
@@ -169,7 +175,10 @@ def cpu_seconds() -> float:
 
 
 def look(batch: Any) -> int:
-    """What a trainer does at least: every pixel is read. Images come first in a batch, or are its field ``image``."""
+    """What a trainer does at least: every pixel is read.
+
+    Images come first in a batch, or are its field ``image``.
+    """
     images = batch["image"] if isinstance(batch, Mapping) else batch[0]
     for image in images:
         np.asarray(image).max()
@@ -219,7 +228,10 @@ def same(what: str, old: Sequence[Any], new: Sequence[Any], tolerance: float = 0
 
 
 def put(batch: Any, into: Any, stop: Any) -> bool:
-    """Put a batch into a queue of threads or processes; False where that was told to stop meanwhile."""
+    """Put a batch into a queue of threads or processes.
+
+    False where that was told to stop meanwhile.
+    """
     while not stop.is_set():
         try:
             into.put(batch, timeout=QUEUE_TIMEOUT_S)

@@ -1,4 +1,7 @@
-"""2. A tf.data pipeline over a list of files: decode, subtract the channel means, one-hot, shuffle, batch, repeat.
+"""2.
+
+A tf.data pipeline over a list of files: decode, subtract the channel means, one-hot, shuffle,
+batch, repeat.
 
 The old way needs TensorFlow; where it is missing, the example says so and shows batchd alone.
 """
@@ -22,7 +25,10 @@ TOLERANCE = 1.0
 
 
 def dataset(tf: Any, photographs: Sequence[Photograph], epochs: int | None) -> Any:
-    """Batches of images, one-hot labels and the numbers of the photographs, shuffled; without end where epochs is None."""
+    """Batches of images, one-hot labels and the numbers of the photographs, shuffled.
+
+    Without end where epochs is None.
+    """
 
     def load(path: Any, label: Any, number: Any) -> Any:
         # Exact as libjpeg can: what TensorFlow takes by default is a quicker approximation.

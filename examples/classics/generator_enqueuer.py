@@ -78,7 +78,10 @@ def enqueue_own(folder: str, seed: int, into: Any, stop: Any) -> None:
 
 
 def wait_for(runner: threading.Thread) -> None:
-    """It was told to stop. Ctrl-C does not leave it behind either, or it would read from a folder that is gone."""
+    """It was told to stop.
+
+    Ctrl-C does not leave it behind either, or it would read from a folder that is gone.
+    """
     try:
         runner.join()
     except KeyboardInterrupt:

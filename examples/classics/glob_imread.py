@@ -1,4 +1,8 @@
-"""4. A glob of a folder, read by cv2.imread: BGR to RGB, float32, every image in its own size, with the names of the files."""
+"""4.
+
+A glob of a folder, read by cv2.imread: BGR to RGB, float32, every image in its own size, with the
+names of the files.
+"""
 
 import itertools
 import sys

@@ -68,7 +68,10 @@ def with_batchd(config: Path, to: Path, jobs: int) -> int:
 
 
 def shards(folder: Path) -> list[np.ndarray]:
-    """The photographs in the shards, in their order; a trainer reads them with a ``webdataset`` source."""
+    """The photographs in the shards, in their order.
+
+    A trainer reads them with a ``webdataset`` source.
+    """
     images = []
     for shard in sorted(folder.glob("*.tar")):
         with tarfile.open(shard) as members:

@@ -1,4 +1,7 @@
-"""6. A queue runner and a coordinator feeding a small model: feeding by hand, from a queue, and pulling from batchd.
+"""6.
+
+A queue runner and a coordinator feeding a small model: feeding by hand, from a queue, and pulling
+from batchd.
 
 The model is a few lines of numpy, so that this runs everywhere; the coordinator is one in the
 manner of TensorFlow 1.

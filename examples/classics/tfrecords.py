@@ -1,4 +1,7 @@
-"""3. TFRecord files, several read at a time (parallel_interleave), parsed and batched in parallel (map_and_batch).
+"""3.
+
+TFRecord files, several read at a time (parallel_interleave), parsed and batched in parallel
+(map_and_batch).
 
 Both names are gone from TensorFlow: interleave, map with num_parallel_calls and batch are what they
 have become. The old way needs TensorFlow; where it is missing, the example says so and shows batchd

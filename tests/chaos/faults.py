@@ -71,7 +71,10 @@ class Faults:
             self._run.watch(AGAIN_S)
 
     def _shuffle(self) -> None:
-        """Make a new deck. The first one has each kind once, so that a short run has all of them."""
+        """Make a new deck.
+
+        The first one has each kind once, so that a short run has all of them.
+        """
         is_first = not self._run.faults
         self._deck = [kind for kind, (weight, _) in self._kinds.items() for _ in range(1 if is_first else weight)]
         self._chance.shuffle(self._deck)
@@ -107,7 +110,10 @@ class Faults:
         return True
 
     def _kill_trainer(self) -> bool:
-        """Its successor goes on from the state that it last wrote; its slots are free as soon as the kernel says so."""
+        """Its successor goes on from the state that it last wrote.
+
+        Its slots are free as soon as the kernel says so.
+        """
         run = self._run
         lasting = [one for one in run.running() if one.batches is None]
         if not lasting:
@@ -158,7 +164,10 @@ class Faults:
         return self._stop(victim.pid)
 
     def _stop(self, pid: int) -> bool:
-        """Stop it for a while. It is held by a pidfd, so that nobody else is sent on in its place."""
+        """Stop it for a while.
+
+        It is held by a pidfd, so that nobody else is sent on in its place.
+        """
         if pid in self._run.stopped:
             return False
         try:
@@ -189,7 +198,10 @@ class Faults:
         return True
 
     def _reload_what_is_wrong(self) -> bool:
-        """The daemon says so, and nothing else changes. Only one that is up is asked: another would not start."""
+        """The daemon says so, and nothing else changes.
+
+        Only one that is up is asked: another would not start.
+        """
         run = self._run
         daemon = run.stage.daemon
         if not run.is_up or self._is_to_die or daemon.pid in run.stopped:

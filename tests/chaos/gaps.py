@@ -1,4 +1,7 @@
-"""How long a chaos run had to wait for what: from a fault to what the trainers see of its end. No process; pure."""
+"""How long a chaos run had to wait for what: from a fault to what the trainers see of its end.
+
+No process; pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +15,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass
 class Gaps:
-    """The lengths of one kind of gap; one is under way for each of the waiting, and a new fault begins it anew or ends it."""
+    """The lengths of one kind of gap.
+
+    One is under way for each of the waiting, and a new fault begins it anew or ends it.
+    """
 
     name: str
     taken_s: list[float] = field(default_factory=list)

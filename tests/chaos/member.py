@@ -61,7 +61,10 @@ class Member:
         return self._process.stdout.fileno()
 
     def lines(self) -> tuple[list[dict[str, Any]], bool]:
-        """What it has said since, and whether that was the end; to be asked when there is something."""
+        """What it has said since, and whether that was the end.
+
+        To be asked when there is something.
+        """
         part = os.read(self.output, PART_BYTES)
         *lines, self._text = (self._text + part).split(b"\n")
         return [json.loads(line) for line in lines], not part

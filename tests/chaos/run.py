@@ -270,7 +270,10 @@ class Run:
             self.start_daemon()
 
     def _check_daemon(self) -> None:
-        """Nothing of all its trainers is left in it; then it ends well, and nothing is left of it."""
+        """Nothing of all its trainers is left in it.
+
+        Then it ends well, and nothing is left of it.
+        """
         daemon = self.stage.daemon
         with batchd_client.connect(daemon.address, connect_timeout_s=60.0) as connection:
             wait_until(lambda: len(connection.status()["trainers"]) == 1, "the daemon has forgotten all trainers")

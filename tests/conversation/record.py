@@ -29,7 +29,10 @@ def start_daemon(folder: Path, photos: Path) -> DaemonProcess:
 
 
 def conversations(daemon: DaemonProcess) -> list[tuple[str, list[list[str]]]]:
-    """A trainer on this host, one over TCP, and a producer; each from its first message to its last."""
+    """A trainer on this host, one over TCP, and a producer.
+
+    Each from its first message to its last.
+    """
     with recorded() as local, batchd_client.connect(daemon.address) as connection:
         connection.status()
         with connection.stream("photos", epochs=1) as stream:

@@ -189,7 +189,10 @@ def _first_line(daemon: "subprocess.Popen[bytes]") -> str | None:
 
 
 def _judge(status: int | None, words: str, *, has_begun: bool, is_over_early: bool = False) -> Run:
-    """What has become of a process, by its end and its last words. ``is_over_early``: it ended though it was not told to."""
+    """What has become of a process, by its end and its last words.
+
+    ``is_over_early``: it ended though it was not told to.
+    """
     lines = [line for line in words.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     fatal = next((line for line in lines if re.search(r"\.cpp:\d+\)|OUT OF MEMORY|bad_alloc|Fatal Python", line)), "")

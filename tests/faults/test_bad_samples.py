@@ -184,41 +184,37 @@ def test_batchd_bad_lists_path_and_reason(daemon):
         assert f"{entry['path']}: {entry['reason']}" in text
 
 
-def test_a_stream_that_is_mostly_broken_stops(start_daemon, tmp_path):
-    """More samples are bad than ``max_bad_fraction`` allows: trainers get the typed error with the numbers and the key."""
-    write_photos(tmp_path, {"good": 30}, height=72, width=96)
+def test_a_stream_that_is_broken_ends_with_a_message_or_with_masks(start_daemon, tmp_path):
+    """Trainers get the typed error with the numbers and the key where more is bad than ``max_bad_fraction`` allows.
+
+    Where no file is good, nothing can stand in for anything: a defined end, no endless search. Masks need nothing.
+    """
+    write_photos(tmp_path / "mostly", {"good": 30}, height=72, width=96)
+    (tmp_path / "all" / "bad").mkdir(parents=True)
     for number in range(10):
-        (tmp_path / "good" / f"bad{number}.jpg").write_bytes(b"broken")
-    daemon = start_daemon({"photos": folder_stream(tmp_path, max_bad_fraction=0.1)})
-
-    with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=1)
-        with pytest.raises(StreamStopped, match=r"\d+ of 40 samples are bad, more than max_bad_fraction = 0\.1"):
-            see(stream)
-        assert "max_bad_fraction = 0.1" in connection.status()["streams"][0]["stopped"]
-    assert "stream photos has stopped: " in batchd("status", address=daemon.address).stdout
-    (line,) = daemon.log_lines("stream stopped")
-    assert line["level"] == "error"
-
-
-@pytest.mark.parametrize("on_error", ["substitute", "mask"])
-def test_a_source_without_one_good_file_ends_with_a_message_or_with_masks(start_daemon, tmp_path, on_error):
-    """Nothing can stand in for anything: a defined end, no endless search. Masks need nothing."""
-    (tmp_path / "all").mkdir()
+        (tmp_path / "mostly" / "good" / f"bad{number}.jpg").write_bytes(b"broken")
     for number in range(8):
-        (tmp_path / "all" / f"{number}.jpg").write_bytes(b"broken")
-    daemon = start_daemon({"photos": folder_stream(tmp_path, on_error=on_error, max_bad_fraction=1.0)})
+        (tmp_path / "all" / "bad" / f"{number}.jpg").write_bytes(b"broken")
+    streams = {
+        "photos": folder_stream(tmp_path / "mostly", max_bad_fraction=0.1),
+        "substitute": folder_stream(tmp_path / "all", on_error="substitute", max_bad_fraction=1.0),
+        "mask": folder_stream(tmp_path / "all", on_error="mask", max_bad_fraction=1.0),
+    }
+    daemon = start_daemon(streams)
 
     with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=1)
-        if on_error == "substitute":
-            with pytest.raises(StreamStopped, match="none of 32 samples could stand in for"):
-                see(stream)
-        else:
-            (batch,) = stream
-            assert not batch["valid"].any()
-            assert not batch["image"].any()
-            del batch
+        with pytest.raises(StreamStopped, match=r"\d+ of 40 samples are bad, more than max_bad_fraction = 0\.1"):
+            see(connection.stream("photos", epochs=1))
+        with pytest.raises(StreamStopped, match="none of 32 samples could stand in for"):
+            see(connection.stream("substitute", epochs=1))
+        (batch,) = connection.stream("mask", epochs=1)
+        assert not batch["valid"].any()
+        assert not batch["image"].any()
+        del batch
+    assert "max_bad_fraction = 0.1" in daemon.stream_status()["stopped"]
+    assert "stream photos has stopped: " in batchd("status", address=daemon.address).stdout
+    lines = daemon.log_lines("stream stopped")
+    assert [(line["stream"], line["level"]) for line in lines] == [("photos", "error"), ("substitute", "error")]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")

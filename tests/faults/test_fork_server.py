@@ -57,37 +57,35 @@ def test_one_that_dies_again_and_again_is_started_less_and_less_often(start_daem
 
 
 def test_one_that_is_stopped_holds_up_no_trainer_while_its_workers_live(start_daemon):
-    """Who is forked already needs it no more; the daemon ends in time, too."""
-    daemon = start_daemon(workers=2)
+    """Who is forked already needs it no more, and the kernel tells the daemon of a worker that dies: the other fills its rows.
+
+    The daemon ends in time, too.
+    """
+    daemon = start_daemon(workers=2, chunk_rows=1)
     with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=1)
-        daemon.worker_pids()
+        stream = connection.stream("photos", epochs=2)
+        victim = min(daemon.worker_pids())
         server = daemon.fork_server_pid()
         os.kill(server, signal.SIGSTOP)
         assert samples(see(stream)) == list(range(40))
+        seen = see(stream, 1)
+        os.kill(victim, signal.SIGSEGV)
+        seen += see(stream)
+    assert seen == Expected(daemon.config).epoch(1)
+    (line,) = daemon.log_lines("worker ended")
+    assert (line["pid"], line["how"]) == (victim, "signal 11 (SIGSEGV)")
+    os.kill(server, signal.SIGCONT)
+    wait_until(lambda: len(daemon.worker_pids()) == 2, "another one is forked when it goes on")
+    os.kill(server, signal.SIGSTOP)
     assert daemon.terminate() == 0
     assert not is_alive(server)
 
 
-def test_a_worker_that_dies_while_it_is_stopped_is_noticed_at_once(start_daemon):
-    """The kernel tells the daemon; the rows of the dead one are filled by the other."""
-    daemon = start_daemon(workers=2, chunk_rows=1)
-    with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=1)
-        seen = see(stream, 1)
-        victim = min(daemon.worker_pids())
-        os.kill(daemon.fork_server_pid(), signal.SIGSTOP)
-        os.kill(victim, signal.SIGSEGV)
-        seen += see(stream)
-    assert seen == Expected(daemon.config).epoch(0)
-    (line,) = daemon.log_lines("worker ended")
-    assert (line["pid"], line["how"]) == (victim, "signal 11 (SIGSEGV)")
-    os.kill(daemon.fork_server_pid(), signal.SIGCONT)
-    wait_until(lambda: len(daemon.worker_pids()) == 2, "another one is forked when it goes on")
+def test_workers_have_random_numbers_a_channel_and_a_note_of_their_own(start_daemon, photos, tmp_path):
+    """Functions of people's own may ask the random numbers of Python and of NumPy.
 
-
-def test_workers_are_as_random_as_ever(start_daemon, photos, tmp_path):
-    """Functions of people's own may ask the random numbers of Python and of NumPy, of which each worker has its own."""
+    Nothing is left of the fork server's descriptors, nor of those of workers that came before.
+    """
     (tmp_path / "chance.py").write_text(
         "import os, random\nimport numpy as np\n"
         "def draw(sample, rng):\n"
@@ -102,13 +100,6 @@ def test_workers_are_as_random_as_ever(start_daemon, photos, tmp_path):
     pids, ours, numpys = zip(*drawn, strict=True)
     assert len(set(pids)) > 1
     assert len(set(ours)) == len(set(numpys)) == len(drawn)
-
-
-def test_a_worker_has_its_channel_and_its_note_and_nothing_else(start_daemon):
-    """Neither of the fork server nor of workers that came before it."""
-    daemon = start_daemon(workers=3)
-    with batchd_client.connect(daemon.address) as connection:
-        see(connection.stream("photos", epochs=1))
     for pid in daemon.worker_pids():
         held = list(descriptors_of(pid).values())
         assert [sum(what in target for target in held) for what in ("socket:", "note", "pidfd")] == [1, 1, 0], held

@@ -17,7 +17,7 @@ import batchd_client
 from batchd_client.errors import BatchdClientError, DaemonUnavailable, ProtocolError
 from batchd_wire.fields import SLOT_BYTES_MAX
 from batchd_wire.messages import TO_TRAINER_REMOTE, Greeted, Parcel, Subscribed
-from batchd_wire.pieces import PIECE_BYTES
+from batchd_wire.tcp import PIECE_BYTES
 from support.fake_remote import FakeRemoteDaemon, honest
 from support.fuzzer import PLAIN
 from support.hostile_messages import corpus, encode, hostile_messages, mutated

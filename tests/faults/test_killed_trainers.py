@@ -20,9 +20,16 @@ from support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def daemon(start_shared_daemon):
-    """Serve forty samples in batches of eight."""
-    return start_shared_daemon()
+def daemon(start_shared_daemon, photos):
+    """Serve forty samples in batches of eight; also from small rings, one for each test that fills it."""
+    rings = {
+        "photos": {},
+        "hoarded": {"memory": 8 * SLOT_BYTES, "window": 2},
+        "crowded": {"memory": 8 * SLOT_BYTES, "window": 4},
+        "held": {"memory": 6 * SLOT_BYTES, "window": 1},
+        "shared": {"memory": 4 * SLOT_BYTES},
+    }
+    return start_shared_daemon({name: folder_stream(photos, **keys) for name, keys in rings.items()})
 
 
 @pytest.fixture(scope="module")
@@ -131,16 +138,15 @@ def test_a_trainer_that_dies_in_the_handshake_leaves_nothing(daemon, words):
     wait_until(lambda: len(descriptors_of(daemon.pid)) <= before, "its descriptors are closed")
 
 
-def test_a_hoarder_is_told_and_goes_on_after_releasing(start_daemon, photos):
+def test_a_hoarder_is_told_and_goes_on_after_releasing(daemon):
     """It gets all slots but those that another trainer is entitled to, then an error with the numbers, then the next batch."""
-    daemon = start_daemon({"photos": folder_stream(photos, memory=8 * SLOT_BYTES, window=2)})
-    expected = Expected(daemon.config)
-    slots = daemon.stream_status()["slots_max"]
+    expected = Expected(daemon.config, "hoarded")
+    slots = daemon.stream_status("hoarded")["slots_max"]
 
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
-        hoarder, modest = one.stream("photos", epochs=2), other.stream("photos", epochs=2)
+        hoarder, modest = one.stream("hoarded", epochs=2), other.stream("hoarded", epochs=2)
         hoard = []
-        with pytest.raises(RingExhausted, match=rf"holds (\d+) of the {slots} slots of stream 'photos'") as told:
+        with pytest.raises(RingExhausted, match=rf"holds (\d+) of the {slots} slots of stream 'hoarded'") as told:
             hoard.extend(batch for _ in range(2) for batch in hoarder)
         assert f"({len(hoard)} of its batches are alive in this program)" in str(told.value)
         assert "release()" in str(told.value)
@@ -160,51 +166,47 @@ def test_a_hoarder_is_told_and_goes_on_after_releasing(start_daemon, photos):
     assert seen == expected.epoch(0) + expected.epoch(1)
 
 
-def test_a_newcomer_finds_room_between_trainers_that_read_ahead(start_daemon, photos):
+def test_a_newcomer_finds_room_between_trainers_that_read_ahead(daemon):
     """Eight slots, windows of four, and as many trainers as there can be: each is let in at once, whatever the others do."""
-    daemon = start_daemon({"photos": folder_stream(photos, memory=8 * SLOT_BYTES, window=4)})
-    expected = Expected(daemon.config).epoch(0)
+    expected = Expected(daemon.config, "crowded").epoch(0)
 
     with batchd_client.connect(daemon.address, connect_timeout_s=2.0) as connection:
         streams = []
         for _ in range(4):
-            streams.append(connection.stream("photos", epochs=1))
+            streams.append(connection.stream("crowded", epochs=1))
             for stream in streams:
                 see(stream, 1)
         taken = [4, 3, 2, 1]
         assert [see(stream) for stream in streams] == [expected[count:] for count in taken]
 
 
-def test_a_newcomer_waits_for_memory_that_others_hold(start_daemon, photos):
+def test_a_newcomer_waits_for_memory_that_others_hold(daemon):
     """Until they give it back, or its patience is over; then it is told how much they hold."""
-    daemon = start_daemon({"photos": folder_stream(photos, memory=6 * SLOT_BYTES, window=1)})
-
     with (
         batchd_client.connect(daemon.address) as one,
         batchd_client.connect(daemon.address, connect_timeout_s=0.5) as other,
         batchd_client.connect(daemon.address) as third,
     ):
-        hoarder = one.stream("photos", epochs=3)
+        hoarder = one.stream("held", epochs=3)
         hoard = [batch for batch, _ in zip(hoarder, range(5), strict=False)]
-        with pytest.raises(RingBusy, match="5 of the 6 slots of stream 'photos' are held by other trainers"):
-            other.stream("photos", epochs=1)
+        with pytest.raises(RingBusy, match="5 of the 6 slots of stream 'held' are held by other trainers"):
+            other.stream("held", epochs=1)
         with ThreadPoolExecutor(1) as background:
-            patient = background.submit(third.stream, "photos", epochs=1)
+            patient = background.submit(third.stream, "held", epochs=1)
             for batch in hoard:
                 batch.release()
             hoarder.close()
-            assert see(patient.result(10)) == Expected(daemon.config).epoch(0)
+            assert see(patient.result(10)) == Expected(daemon.config, "held").epoch(0)
 
 
-def test_a_trainer_for_whom_there_is_no_memory_is_refused_with_the_numbers(start_daemon, photos):
+def test_a_trainer_for_whom_there_is_no_memory_is_refused_with_the_numbers(daemon):
     """Each needs two slots; when one of those who have them leaves, the next is let in."""
-    daemon = start_daemon({"photos": folder_stream(photos, memory=4 * SLOT_BYTES)})
-    assert daemon.stream_status()["slots_max"] == 4
+    assert daemon.stream_status("shared")["slots_max"] == 4
 
     with batchd_client.connect(daemon.address) as connection:
-        first, second = connection.stream("photos", epochs=1), connection.stream("photos", epochs=1)
+        first, second = connection.stream("shared", epochs=1), connection.stream("shared", epochs=1)
         with pytest.raises(RingTooSmall, match=r"4 slots and 2 trainers, and each needs 2"):
-            connection.stream("photos", epochs=1)
+            connection.stream("shared", epochs=1)
         first.close()
-        third = connection.stream("photos", epochs=1)
-        assert see(second) == see(third) == Expected(daemon.config).epoch(0)
+        third = connection.stream("shared", epochs=1)
+        assert see(second) == see(third) == Expected(daemon.config, "shared").epoch(0)

@@ -51,19 +51,26 @@ def worker_deaths(daemon):
     ],
 )
 def test_poison_sample_ends_two_workers_and_is_quarantined(start_daemon, step, chunk_rows):
-    """By segmentation fault, wherever in its chunk it stands; all others are read, and another one takes its row."""
+    """By segmentation fault, wherever in its chunk it stands; all others are read, and another one takes its row.
+
+    Nobody dies of it again, in this epoch or a later one, and `batchd bad` names the file, so operators need not read the log.
+    """
     daemon = start_daemon(chunk_rows=chunk_rows, lasting_faults={f"{step}:{POISON}": "segv"})
     path = Expected(daemon.config).path(POISON)
 
     with batchd_client.connect(daemon.address) as connection:
-        seen = see(connection.stream("photos", epochs=1))
+        stream = connection.stream("photos", epochs=3)
+        epochs = [samples(see(stream)) for _ in range(3)]
         (bad,) = connection.bad("photos").samples
         status = connection.status()
+    printed = batchd("bad", "photos", address=daemon.address).stdout
+    (listed,) = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)
 
     assert worker_deaths(daemon) == ["signal 11 (SIGSEGV)"] * 2
-    assert set(samples(seen)) == set(range(40)) - {POISON}
-    assert (bad.sample, bad.path) == (POISON, path)
+    assert [set(epoch) for epoch in epochs] == [set(range(40)) - {POISON}] * 3
+    assert (bad.sample, bad.path) == (listed["sample"], listed["path"]) == (POISON, path)
     assert bad.reason == "quarantined: it ended 2 workers, the last by signal 11 (SIGSEGV)"
+    assert f"{path}: quarantined: it ended 2 workers" in printed
     assert status["streams"][0]["quarantined_samples"] == status["streams"][0]["bad_samples"] == 1
     (line,) = daemon.log_lines("sample quarantined")
     assert line["sample"] == POISON
@@ -216,20 +223,6 @@ def test_twelve_small_files_that_announce_large_images_end_no_worker(start_daemo
     assert all("announces 10000 x 9900" in one.reason for one in bad)
 
 
-def test_batchd_bad_names_the_quarantined_file(start_daemon):
-    """The operator finds path, reason and number without reading the log."""
-    daemon = start_daemon(lasting_faults={f"worker.sample.begin:{POISON}": "segv"})
-    path = Expected(daemon.config).path(POISON)
-    with batchd_client.connect(daemon.address) as connection:
-        see(connection.stream("photos", epochs=1))
-        printed = batchd("bad", "photos", address=daemon.address).stdout
-        (listed,) = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)
-
-    assert f"{path}: quarantined: it ended 2 workers" in printed
-    assert listed["path"] == path
-    assert listed["sample"] == POISON
-
-
 def test_poison_samples_in_one_chunk_are_found_one_after_the_other(start_daemon, photos):
     """At most two workers die of each."""
     poisons = {POISON, POISON + 1, 3}
@@ -248,34 +241,19 @@ def test_poison_samples_in_one_chunk_are_found_one_after_the_other(start_daemon,
     assert set(samples(seen)) == set(range(40)) - poisons
 
 
-def test_a_quarantine_holds_for_workers_that_come_later_and_for_later_epochs(start_daemon):
-    """Nobody dies of it again."""
-    daemon = start_daemon(lasting_faults={f"worker.sample.begin:{POISON}": "segv"})
-    with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=3)
-        for _ in range(3):
-            assert POISON not in samples(see(stream))
-
-    assert len(worker_deaths(daemon)) == 2
-
-
-@pytest.mark.parametrize(("on_error", "seen_samples"), [("mask", 40), ("fail", None)])
-def test_a_poison_sample_is_treated_as_any_bad_one(start_daemon, photos, on_error, seen_samples):
+def test_a_poison_sample_is_treated_as_any_bad_one(start_daemon, photos):
     """Masked, or the stream stops and the trainer reads why."""
-    streams = {"photos": folder_stream(photos, on_error=on_error)}
+    streams = {on_error: folder_stream(photos, on_error=on_error) for on_error in ("mask", "fail")}
     daemon = start_daemon(streams, lasting_faults={f"worker.sample.begin:{POISON}": "segv"})
     with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=1)
-        if on_error == "fail":
-            with pytest.raises(batchd_client.errors.StreamStopped, match=rf"sample {POISON}.*quarantined"):
-                see(stream)
-        else:
-            batches = list(stream)
-            (row,) = [(batch, row) for batch in batches for row in range(batch.samples) if not batch["valid"][row]]
-            assert row[0]["index"][row[1]] == POISON
-            assert not row[0]["image"][row[1]].any()
-            assert sum(batch.samples for batch in batches) == seen_samples
-            del row, batches
+        with pytest.raises(batchd_client.errors.StreamStopped, match=rf"sample {POISON}.*quarantined"):
+            see(connection.stream("fail", epochs=1))
+        batches = list(connection.stream("mask", epochs=1))
+        (row,) = [(batch, row) for batch in batches for row in range(batch.samples) if not batch["valid"][row]]
+        assert row[0]["index"][row[1]] == POISON
+        assert not row[0]["image"][row[1]].any()
+        assert sum(batch.samples for batch in batches) == 40
+        del row, batches
 
 
 def test_crashes_that_no_single_file_explains_stop_the_stream(start_daemon, photos, tmp_path):

@@ -1,4 +1,6 @@
-"""What each golden stream gives. ``python -m golden.digests``, run in tests/, writes ``digests.json`` beside this module.
+"""What each golden stream gives.
+
+``python -m golden.digests``, run in tests/, writes ``digests.json`` beside this module.
 
 Write it again only where bytes are meant to change, in the commit that raises the content version.
 """

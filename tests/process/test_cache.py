@@ -5,8 +5,8 @@ import os
 import pytest
 
 import batchd_client
-from batchd.doctor.caches import check_caches
 from batchd.doctor.finding import Level
+from batchd.doctor.storage import check_caches
 from batchd.pipeline.image import jpeg_box
 from support.commands import batchd as command
 from support.expected import Expected
@@ -21,6 +21,16 @@ PHOTOS = 40
 RESTART_INTERVAL = b"\xff\xdd\x00\x04"
 """The marker of a JPEG with restart markers."""
 CACHE = {"cache": "encoded", "cache_memory": "16MiB", "memory": "1MiB"}
+DECODED = {**CACHE, "cache": "decoded"}
+STEADY = [{"op": "decode"}, {"op": "resize", "shorter_side": 48}]
+RANDOM = [{"op": "random_crop", "size": [32, 32]}, {"op": "random_flip"}]
+KINDS = {
+    "photos": CACHE,
+    "decoded": DECODED,
+    "shorter": {**DECODED, "cache_short_side": 40},
+    "resized": {**DECODED, "pipeline": STEADY + RANDOM},
+}
+"""Streams whose caches have samples of different kinds."""
 
 
 @pytest.fixture
@@ -38,69 +48,66 @@ def read(daemon, stream="photos", epochs=1):
         return [see(batches) for _ in range(epochs)]
 
 
-def status_of(daemon, name="photos"):
-    return next(stream for stream in daemon.status()["streams"] if stream["name"] == name)
-
-
-def test_epochs_have_the_same_bytes_with_a_cache(start_daemon, photos):
-    """And each sample is read once."""
-    daemon = start_daemon({"photos": folder_stream(photos, **CACHE)})
-
-    epochs = read(daemon, epochs=3)
-
-    expected = Expected(daemon.config)
-    assert epochs == [expected.epoch(number) for number in range(3)]
-    stream = status_of(daemon)
-    files_bytes = sum(file.stat().st_size for file in photos.rglob("*.jpg"))
-    assert stream["cache"]["held_samples"] == PHOTOS
-    assert files_bytes <= stream["cache"]["used_bytes"] <= stream["cache"]["budget_bytes"]
-    assert (stream["work"]["cache_misses"], stream["work"]["cache_hits"]) == (PHOTOS, 2 * PHOTOS)
-    assert stream["work"]["read_bytes"] == files_bytes
-    shown = command("status", address=daemon.address).stdout
-    assert "cache of encoded samples has 40 of 40 in" in shown
-    assert "67% of 120 reads found there" in shown
-
-
-def test_the_second_epoch_needs_no_storage(start_daemon, own_photos):
-    """The folder is gone by then."""
-    daemon = start_daemon({"photos": folder_stream(own_photos, **CACHE)})
-    expected = Expected(daemon.config)
-    expected_epochs = [expected.epoch(number) for number in range(2)]
-    read(daemon)
+def test_each_sample_is_read_and_made_once(start_daemon, own_photos):
+    """Every epoch has the bytes that it would have without a cache, though the folder is gone after the first one."""
+    daemon = start_daemon({name: folder_stream(own_photos, **keys) for name, keys in KINDS.items()})
+    expected = {name: Expected(daemon.config, name) for name in KINDS}
+    epochs = {name: [each.epoch(number) for number in range(3)] for name, each in expected.items()}
+    for name in KINDS:
+        assert read(daemon, name) == epochs[name][:1]
+    files_bytes = sum(file.stat().st_size for file in own_photos.rglob("*.jpg"))
     own_photos.rename(own_photos.with_name("gone"))
 
-    assert read(daemon, epochs=2) == expected_epochs
-    assert status_of(daemon)["bad_rows"] == 0
+    for name, keys in KINDS.items():
+        assert read(daemon, name, epochs=3) == epochs[name]  # the first one is in the ring already
+        stream = daemon.stream_status(name)
+        cache, work = stream["cache"], stream["work"]
+        assert (work["cache_misses"], work["cache_hits"], stream["bad_rows"]) == (PHOTOS, 2 * PHOTOS, 0)
+        assert work["read_bytes"] == files_bytes
+        assert (cache["kind"], cache["held_samples"]) == (keys["cache"], PHOTOS)
+        assert files_bytes <= cache["used_bytes"] <= cache["budget_bytes"]
+        assert [part["name"] for part in work["parts"]].count("store") == 1
+    shown = command("status", address=daemon.address).stdout
+    assert shown.count("cache of encoded samples has 40 of 40 in") == 1
+    assert shown.count("cache of decoded samples has 40 of 40 in") == 3
+    assert shown.count("67% of 120 reads found there") == 4
 
 
-def test_streams_over_the_same_source_share_a_cache(start_daemon, own_photos):
-    """Whatever their batches and their steps are; one with another budget has its own."""
+@pytest.mark.parametrize(
+    ("keys", "same", "different"),
+    [
+        (CACHE, {}, {"cache_memory": "17MiB"}),
+        (KINDS["resized"], {"pipeline": [*STEADY, RANDOM[0]]}, {"pipeline": [STEADY[0], *RANDOM]}),
+    ],
+    ids=["encoded", "decoded"],
+)
+def test_streams_share_a_cache(start_daemon, own_photos, keys, same, different):
+    """Over the same source, whatever their batches are and what follows; one with another budget or beginning has its own."""
     streams = {
-        "photos": folder_stream(own_photos, **CACHE),
-        "others": folder_stream(own_photos, **CACHE, batch_size=4, seed=5),
-        "larger": folder_stream(own_photos, **{**CACHE, "cache_memory": "17MiB"}),
+        "photos": folder_stream(own_photos, **keys),
+        "others": folder_stream(own_photos, **{**keys, **same, "batch_size": 4, "seed": 5}),
+        "larger": folder_stream(own_photos, **{**keys, **different}),
     }
     daemon = start_daemon(streams)
     read(daemon)
-    expected = Expected(daemon.config, "others")
-    first = expected.epoch(0)
+    first = Expected(daemon.config, "others").epoch(0)
     own_photos.rename(own_photos.with_name("gone"))
 
     assert read(daemon, "others") == [first]
-    others, larger = status_of(daemon, "others"), status_of(daemon, "larger")
+    others, larger = daemon.stream_status("others"), daemon.stream_status("larger")
     assert (others["work"]["cache_hits"], others["cache"]["streams"]) == (PHOTOS, 2)
     assert (larger["cache"]["held_samples"], larger["cache"]["streams"]) == (0, 1)
 
 
 def test_a_cache_that_is_too_small_holds_a_part(start_daemon, photos):
-    """Within its budget; the rest is read each time."""
-    daemon = start_daemon({"photos": folder_stream(photos, **{**CACHE, "cache_memory": "72KiB"})})
+    """Within its budget; the rest is read each time (by one worker: two may both read a sample before either keeps it)."""
+    daemon = start_daemon({"photos": folder_stream(photos, **{**CACHE, "cache_memory": "72KiB"})}, workers=1)
 
     epochs = read(daemon, epochs=3)
 
     expected = Expected(daemon.config)
     assert epochs == [expected.epoch(number) for number in range(3)]
-    stream = status_of(daemon)
+    stream = daemon.stream_status()
     cache, work = stream["cache"], stream["work"]
     assert 5 <= cache["held_samples"] < PHOTOS
     assert cache["used_bytes"] <= cache["budget_bytes"] == 72 << 10
@@ -108,17 +115,22 @@ def test_a_cache_that_is_too_small_holds_a_part(start_daemon, photos):
     assert work["cache_hits"] + work["cache_misses"] == 3 * PHOTOS
 
 
-def test_a_bad_file_that_is_mended_is_read_again(start_daemon, own_photos):
-    """What cannot be decoded is not kept."""
+def test_a_bad_file_is_not_kept(start_daemon, own_photos):
+    """It is substituted by the same other one each time, as without a cache, and read again when it is mended."""
     spoilt = sorted(own_photos.rglob("*.jpg"))[7]
     good = spoilt.read_bytes()
     spoilt.write_bytes(good[: len(good) // 2])
-    daemon = start_daemon({"photos": folder_stream(own_photos, **CACHE, max_bad_fraction=1.0)})
-    read(daemon)
-    assert status_of(daemon)["bad_rows"] == 1
+    kinds = {"photos": CACHE, "decoded": DECODED}
+    daemon = start_daemon({name: folder_stream(own_photos, **keys, max_bad_fraction=1) for name, keys in kinds.items()})
+    for name in kinds:
+        expected = Expected(daemon.config, name)
+        assert read(daemon, name, epochs=2) == [expected.epoch(number) for number in range(2)]
+        stream = daemon.stream_status(name)
+        assert (stream["bad_rows"], stream["cache"]["held_samples"]) == (2, PHOTOS - 1)
     spoilt.write_bytes(good)
 
-    assert read(daemon, epochs=2)[1] == Expected(daemon.config).epoch(1)
+    for name in kinds:
+        assert read(daemon, name, epochs=3)[2] == Expected(daemon.config, name).epoch(2)
 
 
 def test_a_reload_keeps_the_cache_of_a_source_that_stays(start_daemon, own_photos):
@@ -130,12 +142,12 @@ def test_a_reload_keeps_the_cache_of_a_source_that_stays(start_daemon, own_photo
     daemon.reload()
 
     assert read(daemon) == [Expected(daemon.config).epoch(0)]
-    assert status_of(daemon)["work"]["cache_hits"] == PHOTOS
+    assert daemon.stream_status()["work"]["cache_hits"] == PHOTOS
 
     write_settings(daemon.config, {"photos": folder_stream(own_photos)}, settings)
     daemon.reload()
     read(daemon)
-    assert status_of(daemon)["cache"] is None
+    assert daemon.stream_status()["cache"] is None
     held = [target for pid in {daemon.pid, *daemon.worker_pids()} for target in descriptors_of(pid).values()]
     assert not [target for target in held if "batchd-cache" in target]
 
@@ -164,45 +176,45 @@ def damage(folder, every_bytes=1500):
             opened.write(bytes([byte ^ 1]))
 
 
-def test_a_cache_on_disk_survives_the_daemon(start_daemon, own_photos, disk):
-    """It is killed, and the next one has every sample at once, though the folder of the photographs is empty by then."""
-    daemon = start_daemon({"photos": folder_stream(own_photos, **on_disk(disk))})
-    expected = Expected(daemon.config)
-    epochs = [expected.epoch(number) for number in range(2)]
-    assert read(daemon, epochs=2) == epochs
-    daemon.kill()
-    contents = {file: file.read_bytes() for file in own_photos.rglob("*.jpg")}
-    for file in contents:
+def test_caches_on_disk_survive_the_daemon_and_its_workers(start_daemon, photos, own_photos, disk):
+    """All that was entered is there at once, though the photographs are empty by then.
+
+    Workers die while they fill the caches, and one is in the middle of its first epoch when the daemon is killed.
+    """
+    streams = {
+        "photos": folder_stream(own_photos, **on_disk(disk)),
+        "decoded": folder_stream(own_photos, **on_disk(disk, cache="decoded", pipeline=STEADY + RANDOM)),
+        "begun": folder_stream(photos, **on_disk(disk)),
+    }
+    daemon = start_daemon(streams, lasting_faults={"worker.cache.written": "kill@6"})
+    expected = {name: Expected(daemon.config, name) for name in streams}
+    epochs = {name: [each.epoch(number) for number in range(2)] for name, each in expected.items()}
+    for name in ("photos", "decoded"):
+        assert read(daemon, name, epochs=2) == epochs[name]
+    with batchd_client.connect(daemon.address) as connection, connection.stream("begun", epochs=1) as batches:
+        next(iter(batches)).release()
+        held = daemon.stream_status("begun")["cache"]["held_samples"]
+        daemon.kill()
+    assert held > 0
+    for file in own_photos.rglob("*.jpg"):
         file.write_bytes(b"")
 
     daemon.start()
 
-    assert read(daemon, epochs=2) == epochs
-    stream = status_of(daemon)
-    assert (stream["work"]["cache_hits"], stream["work"]["cache_misses"], stream["bad_rows"]) == (2 * PHOTOS, 0, 0)
-    assert stream["cache"]["folder"] == str(disk)
-    opened = daemon.log_lines("cache on disk opened")
-    assert [line["held_samples"] for line in opened] == [0, PHOTOS]
-    shown = command("status", address=daemon.address).stdout
-    assert f"cache of encoded samples on disk ({disk}) has 40 of 40 in" in shown
-
-
-def test_a_daemon_that_dies_while_its_cache_on_disk_fills_loses_none_of_it(start_daemon, photos, disk):
-    """It is killed with its workers in the middle of an epoch; what they had entered is there at once."""
-    daemon = start_daemon({"photos": folder_stream(photos, **on_disk(disk))})
-    expected = Expected(daemon.config)
-    with batchd_client.connect(daemon.address) as connection, connection.stream("photos", epochs=1) as batches:
-        next(iter(batches)).release()
-        held = status_of(daemon)["cache"]["held_samples"]
-        daemon.kill()
-    assert held > 0
-
-    daemon.start()
-
-    assert read(daemon, epochs=2) == [expected.epoch(0), expected.epoch(1)]
-    work = status_of(daemon)["work"]
+    assert {name: read(daemon, name, epochs=2) for name in streams} == epochs
+    for name in ("photos", "decoded"):
+        stream = daemon.stream_status(name)
+        assert (stream["work"]["cache_hits"], stream["work"]["cache_misses"], stream["bad_rows"]) == (2 * PHOTOS, 0, 0)
+        assert stream["cache"]["folder"] == str(disk)
+    work = daemon.stream_status("begun")["work"]
     assert work["cache_hits"] >= held
     assert work["cache_hits"] + work["cache_misses"] == 2 * PHOTOS
+    opened = [line["held_samples"] for line in daemon.log_lines("cache on disk opened")]
+    assert opened[:3] == [0, 0, 0]
+    assert min(opened[3:]) >= held
+    assert sorted(opened[3:])[1:] == [PHOTOS, PHOTOS]
+    shown = command("status", address=daemon.address).stdout
+    assert f"cache of encoded samples on disk ({disk}) has 40 of 40 in" in shown
 
 
 def test_a_cache_that_is_damaged_while_it_is_in_use_is_read_around(start_daemon, photos, disk):
@@ -217,10 +229,10 @@ def test_a_cache_that_is_damaged_while_it_is_in_use_is_read_around(start_daemon,
     os.truncate(file, 10_000)
     assert read(daemon, epochs=4) == [expected.epoch(number) for number in range(4)]
 
-    stream = status_of(daemon)
+    stream = daemon.stream_status()
     assert stream["bad_rows"] == 0
     assert stream["cache"]["held_samples"] == PHOTOS
-    wait_until(lambda: status_of(daemon)["cache"]["spoilt_samples"] > PHOTOS, "all records were missed")
+    wait_until(lambda: daemon.stream_status()["cache"]["spoilt_samples"] > PHOTOS, "all records were missed")
     assert daemon.log_lines("a record of a cache on disk is damaged")
 
 
@@ -235,11 +247,11 @@ def test_workers_that_die_while_they_fill_a_cache_spoil_nothing(start_daemon, ph
 
     assert read(daemon, epochs=3) == epochs
     assert len({daemon.wait_for_fault(step) for step in deaths}) == len(deaths)
-    assert status_of(daemon)["cache"]["held_samples"] == PHOTOS
+    assert daemon.stream_status()["cache"]["held_samples"] == PHOTOS
     if where == "on disk":
         daemon.restart()
         assert read(daemon, epochs=3) == epochs
-        assert status_of(daemon)["work"]["cache_misses"] == 0
+        assert daemon.stream_status()["work"]["cache_misses"] == 0
 
 
 def test_a_second_daemon_does_not_fill_the_same_cache(start_daemon, photos, disk):
@@ -247,7 +259,7 @@ def test_a_second_daemon_does_not_fill_the_same_cache(start_daemon, photos, disk
     streams = {name: folder_stream(photos, **on_disk(disk)) for name in ("photos", "others")}
     daemon = start_daemon(streams)
     read(daemon)
-    assert status_of(daemon, "others")["cache"]["streams"] == 2
+    assert daemon.stream_status("others")["cache"]["streams"] == 2
 
     settings = {"runtime_dir": str(daemon.folder / "second"), "workers": 1, "memory": "64MiB", "http": "off"}
     config = write_settings(daemon.folder / "second.toml", streams, settings)
@@ -264,7 +276,7 @@ def test_a_full_disk_is_nobodys_error(start_daemon, photos, tmp_path):
         daemon = start_daemon({"photos": folder_stream(photos, **on_disk(folder))})
         expected = Expected(daemon.config)
         assert read(daemon, epochs=2) == [expected.epoch(0), expected.epoch(1)]
-        stream = status_of(daemon)
+        stream = daemon.stream_status()
         assert 3 <= stream["cache"]["held_samples"] < PHOTOS
         wait_until(lambda: daemon.log_lines("a cache on disk cannot be used at present"), "the log says so")
         daemon.kill()
@@ -275,19 +287,19 @@ def test_a_reload_gives_a_cache_on_disk_another_size(start_daemon, photos, disk)
     daemon = start_daemon({"photos": folder_stream(photos, **on_disk(disk, cache_size="128KiB"))})
     settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
     read(daemon)
-    before = status_of(daemon)["cache"]["held_samples"]
+    before = daemon.stream_status()["cache"]["held_samples"]
     assert 0 < before < PHOTOS
 
     write_settings(daemon.config, {"photos": folder_stream(photos, **on_disk(disk))}, settings)
     daemon.reload()
     read(daemon)
-    cache = status_of(daemon)["cache"]
+    cache = daemon.stream_status()["cache"]
     assert (cache["held_samples"], cache["budget_bytes"]) == (PHOTOS, 16 << 20)
 
     write_settings(daemon.config, {"photos": folder_stream(photos, **on_disk(disk / "gone"))}, settings)
     refused = daemon.reload(exit_code=2)
     assert "there is no" in refused
-    assert status_of(daemon)["cache"]["held_samples"] == PHOTOS
+    assert daemon.stream_status()["cache"]["held_samples"] == PHOTOS
 
 
 def test_caches_of_no_stream_are_told_and_not_removed(start_daemon, own_photos, disk):
@@ -310,47 +322,6 @@ def test_caches_of_no_stream_are_told_and_not_removed(start_daemon, own_photos, 
     assert finding.advice.endswith(f"rm {old}")
 
 
-DECODED = {"cache": "decoded", "cache_memory": "16MiB", "memory": "1MiB"}
-STEADY = [{"op": "decode"}, {"op": "resize", "shorter_side": 48}]
-RANDOM = [{"op": "random_crop", "size": [32, 32]}, {"op": "random_flip"}]
-
-
-@pytest.mark.parametrize("changes", [{}, {"cache_short_side": 40}, {"pipeline": STEADY + RANDOM}])
-def test_decoded_samples_are_made_once(start_daemon, own_photos, changes):
-    """Every epoch has the bytes that it would have without a cache behind the cut. The first one is in the ring already."""
-    daemon = start_daemon({"photos": folder_stream(own_photos, **DECODED, **changes)})
-    expected = Expected(daemon.config)
-    epochs = [expected.epoch(number) for number in range(3)]
-    assert read(daemon) == epochs[:1]
-    own_photos.rename(own_photos.with_name("gone"))
-
-    assert read(daemon, epochs=3) == epochs
-
-    stream = status_of(daemon)
-    parts = [part["name"] for part in stream["work"]["parts"]]
-    assert (stream["work"]["cache_misses"], stream["work"]["cache_hits"]) == (PHOTOS, 2 * PHOTOS)
-    assert stream["cache"]["kind"] == "decoded"
-    assert stream["cache"]["held_samples"] == PHOTOS
-    assert parts.count("store") == 1
-    assert "cache of decoded samples has 40 of 40 in" in command("status", address=daemon.address).stdout
-
-
-def test_streams_with_the_same_beginning_share_decoded_samples(start_daemon, photos):
-    """Whatever is random in them; one that begins otherwise has its own."""
-    streams = {
-        "photos": folder_stream(photos, **DECODED, pipeline=STEADY + RANDOM),
-        "others": folder_stream(photos, **DECODED, pipeline=[*STEADY, RANDOM[0]], batch_size=4, seed=5),
-        "larger": folder_stream(photos, **DECODED, pipeline=[STEADY[0], *RANDOM]),
-    }
-    daemon = start_daemon(streams)
-    read(daemon)
-
-    assert read(daemon, "others") == [Expected(daemon.config, "others").epoch(0)]
-    others, larger = status_of(daemon, "others"), status_of(daemon, "larger")
-    assert (others["work"]["cache_hits"], others["cache"]["streams"]) == (PHOTOS, 2)
-    assert (larger["cache"]["held_samples"], larger["cache"]["streams"]) == (0, 1)
-
-
 def test_decoded_samples_that_were_kept_in_part_have_the_same_bytes(start_daemon, photos):
     """Within the budget, on any worker."""
     daemon = start_daemon({"photos": folder_stream(photos, **{**DECODED, "cache_memory": "200KiB"})})
@@ -359,36 +330,9 @@ def test_decoded_samples_that_were_kept_in_part_have_the_same_bytes(start_daemon
 
     expected = Expected(daemon.config)
     assert epochs == [expected.epoch(number) for number in range(3)]
-    stream = status_of(daemon)
+    stream = daemon.stream_status()
     assert 0 < stream["cache"]["held_samples"] < PHOTOS
     assert 0 < stream["work"]["cache_hits"] < 2 * PHOTOS
-
-
-def test_decoded_samples_on_disk_survive_the_daemon_and_its_workers(start_daemon, photos, disk):
-    """Some of these die while they fill the cache."""
-    keys = on_disk(disk, cache="decoded", pipeline=STEADY + RANDOM)
-    daemon = start_daemon({"photos": folder_stream(photos, **keys)}, lasting_faults={"worker.cache.written": "kill@6"})
-    expected = Expected(daemon.config)
-    epochs = [expected.epoch(number) for number in range(2)]
-    assert read(daemon, epochs=2) == epochs
-
-    daemon.restart()
-
-    assert read(daemon, epochs=2) == epochs
-    assert status_of(daemon)["work"]["cache_misses"] == 0
-
-
-def test_a_bad_file_of_decoded_samples_is_a_bad_sample(start_daemon, own_photos):
-    """It is substituted by the same other one each time, with a cache or without."""
-    spoilt = sorted(own_photos.rglob("*.jpg"))[7]
-    spoilt.write_bytes(spoilt.read_bytes()[:300])
-    daemon = start_daemon({"photos": folder_stream(own_photos, **DECODED, max_bad_fraction=1.0)})
-
-    epochs = read(daemon, epochs=2)
-
-    expected = Expected(daemon.config)
-    assert epochs == [expected.epoch(number) for number in range(2)]
-    assert status_of(daemon)["cache"]["held_samples"] == PHOTOS - 1
 
 
 def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
@@ -412,7 +356,7 @@ def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
 
     assert read(daemon, epochs=6) == [expected.epoch(number) for number in range(6)]
 
-    stream = status_of(daemon)
+    stream = daemon.stream_status()
     (file,) = disk.iterdir()
     assert stream["cache"]["held_samples"] >= 49
     assert file.read_bytes().count(RESTART_INTERVAL) >= 48

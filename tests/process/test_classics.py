@@ -14,7 +14,7 @@ from support.daemon_process import clean_environment
 from support.waiting import PATIENCE_S, wait_until
 
 CLASSICS = Path(__file__).parents[2] / "examples" / "classics"
-QUICK = ("--photographs", "16", "--rounds", "1", "--seconds", "0.1", "--warm-up", "1")
+QUICK = ("--rounds", "1", "--seconds", "0.1", "--warm-up", "1")
 RUNS_EVERYWHERE = {
     "generator_enqueuer": ["pixels", "labels"],
     "glob_imread": ["pixels, read from the files named", "names of all files"],
@@ -78,9 +78,12 @@ def compared(said):
 
 
 @pytest.mark.parametrize("name", RUNS_EVERYWHERE)
-def test_a_classic_way_gives_the_same_with_batchd(start, name, tmp_path):
-    """All that can be compared is, a table says how fast both are, what is left out is said, and no file is left."""
-    said = finish(start(name, *QUICK))
+def test_a_classic_way_gives_the_same_with_batchd(start, name, photos, tmp_path):
+    """All that can be compared is, a table says how fast both are, what is left out is said, and no file is left.
+
+    The photographs have one sub-folder for each class, whose number is the label.
+    """
+    said = finish(start(name, "--data", photos, *QUICK))
 
     assert set(RUNS_EVERYWHERE[name]) <= set(compared(said))
     assert "\n  batchd" in said
@@ -93,19 +96,12 @@ def test_a_classic_way_gives_the_same_with_batchd(start, name, tmp_path):
 @pytest.mark.slow  # TensorFlow takes long to import
 @pytest.mark.skipif(not HAS_TENSORFLOW, reason="the old way needs TensorFlow: pip install tensorflow")
 @pytest.mark.parametrize("name", WITH_TENSORFLOW)
-def test_what_tensorflow_reads_is_the_same_with_batchd(start, name):
+def test_what_tensorflow_reads_is_the_same_with_batchd(start, name, photos):
     """Pixels to within what each example says, labels exactly."""
-    said = finish(start(name, *QUICK))
+    said = finish(start(name, "--data", photos, *QUICK))
 
     assert set(WITH_TENSORFLOW[name]) <= set(compared(said))
     assert "\n  tf.data" in said
-
-
-def test_classics_take_a_folder_of_photographs(start, photos):
-    """One sub-folder for each class, whose number is the label."""
-    said = finish(start("glob_imread", "--data", str(photos), *QUICK))
-
-    assert set(RUNS_EVERYWHERE["glob_imread"]) <= set(compared(said))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from batchd_wire.runtime import SYSTEM_DIRECTORY
 from support.commands import batchd
 from support.expected import Expected
 from support.seen import see
-from support.settings import SIDE_PIXELS, STILL_PIPELINE, folder_stream
+from support.settings import SIDE_PIXELS, STILL_PIPELINE, folder_stream, list_stream, write_settings
 
 
 @pytest.fixture(scope="module")
@@ -217,9 +217,8 @@ def test_the_log_says_once_what_workers_decode_with(daemon):
     assert line["level"] == "info"
 
 
-def test_what_check_passes_serves_and_what_it_refuses_does_not(start_daemon, tmp_path):
+def test_what_check_passes_serves_and_what_it_refuses_does_not(daemon, tmp_path):
     """The printed default configuration, with a source of one's own, is good for both."""
-    daemon = start_daemon()
     checked = batchd("check", daemon.config).stdout
     assert f"{daemon.config} is fine: 2 workers" in checked
 
@@ -249,33 +248,24 @@ def test_check_says_all_of_it_in_one_round_with_lines(tmp_path):
     assert "cannot be set by --set streams.a.pipeline.2.size: streams.a.pipeline has 2 items, numbers 0 to 1" in message
 
 
-@pytest.mark.parametrize("content", ["", "a.jpg\n", "a.jpg 0\nb.jpg one\n"])
-def test_a_malformed_list_ends_the_start_with_file_and_line(tmp_path, content):
-    """Exit status 2; nothing is served that the user did not mean."""
-    (tmp_path / "list.txt").write_text(content)
-    config = tmp_path / "batchd.toml"
-    config.write_text(
-        f'[daemon]\nruntime_dir = "{tmp_path}/run"\nmemory = "16MiB"\n[streams.photos]\nbatch_size = 2\n'
-        'source = { type = "list", path = "list.txt" }\n'
-        'pipeline = [ { op = "decode" }, { op = "resize", size = [8, 8] } ]\n'
-    )
-    message = batchd("serve", "-c", config, status=2).stderr
-
-    assert "streams.photos.source" in message
-    assert f"{tmp_path}/list.txt" in message
-    if content:
-        assert f"list.txt:{len(content.splitlines())}:" in message
-
-
-def test_an_empty_folder_ends_the_start_with_its_name(tmp_path):
-    """Exit status 2."""
+def test_a_source_without_samples_ends_the_start_with_file_and_line(tmp_path):
+    """Exit status 2, with the first of those that the check lists; nothing is served that the user did not mean."""
+    for name, content in {"empty": "", "bare": "a.jpg\n", "wordy": "a.jpg 0\nb.jpg one\n"}.items():
+        (tmp_path / name).write_text(content)
     (tmp_path / "photos").mkdir()
-    config = tmp_path / "batchd.toml"
-    config.write_text(
-        f'[daemon]\nruntime_dir = "{tmp_path}/run"\n[streams.photos]\nbatch_size = 2\n'
-        'source = { type = "folder", path = "photos" }\n'
-        'pipeline = [ { op = "decode" }, { op = "resize", size = [8, 8] } ]\n'
+    wrong = {
+        "empty": f"the list {tmp_path}/empty names no sample",
+        "bare": f"{tmp_path}/bare:1: not a path, a space and a whole number: a.jpg",
+        "wordy": f"{tmp_path}/wordy:2: not a path, a space and a whole number: b.jpg one",
+        "photos": f"{tmp_path}/photos holds no image",
+    }
+    streams = {name: list_stream(tmp_path / name, tmp_path) for name in ("empty", "bare", "wordy")}
+    streams["photos"] = folder_stream(tmp_path / "photos")
+    config = write_settings(
+        tmp_path / "batchd.toml", streams, {"runtime_dir": str(tmp_path / "run"), "memory": "16MiB"}
     )
-    message = batchd("serve", "-c", config, status=2).stderr
 
-    assert f"{tmp_path}/photos" in message
+    checked = batchd("check", config, status=2).stderr
+    for name, words in wrong.items():
+        assert f"streams.{name}.source: {words}" in checked
+    assert f"streams.empty.source: {wrong['empty']}" in batchd("serve", "-c", config, status=2).stderr

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ USER_MAPS = {"of the same users": None, "as root": ["--map-root-user"], "as nobo
 """Arguments of `unshare --user`: who the user of a container is inside."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _containers():
     """Need namespaces."""
     need_containers()
@@ -109,39 +109,40 @@ def run_inside(container):
 # --- what must be shared ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shm_kib", [64, 0])
-def test_a_trainer_that_shares_only_the_runtime_directory_gets_shared_memory(start_daemon, start_inside, shm_kib):
+def test_a_trainer_that_shares_only_the_runtime_directory_gets_shared_memory(start_daemon, start_inside):
     """At another path, and whatever its /dev/shm is like."""
     daemon = start_daemon()
-    trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}, shm_kib=shm_kib).ready()
-    pid = process_inside(trainer.pid)
-    ours = namespaces("self")
-    assert not set(namespaces(pid).values()) & set(ours.values())
-    assert Path(f"/proc/{pid}/root/dev/shm").exists() == bool(shm_kib)
-    seen = trainer.hold(3)
-    assert mapped_slots(pid) >= 3
-    [status] = trainers(daemon)
-    assert (status["transport"], status["pid"], status["user"]) == ("shared memory", pid, 0)
-    assert trainer.look() == seen
-    trainer.release()
-    assert seen + trainer.take() == Expected(daemon.config).epoch(0)
+    for shm_kib in (64, 0):
+        trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}, shm_kib=shm_kib).ready()
+        pid = process_inside(trainer.pid)
+        ours = namespaces("self")
+        assert not set(namespaces(pid).values()) & set(ours.values())
+        assert Path(f"/proc/{pid}/root/dev/shm").exists() == bool(shm_kib)
+        seen = trainer.hold(3)
+        assert mapped_slots(pid) >= 3
+        [status] = trainers(daemon)
+        assert (status["transport"], status["pid"], status["user"]) == ("shared memory", pid, 0)
+        assert trainer.look() == seen
+        trainer.release()
+        assert seen + trainer.take() == Expected(daemon.config).epoch(0)
+        trainer.close()
+        wait_until(lambda: not trainers(daemon), "it is gone")
 
 
-def test_a_trainer_killed_in_its_container_gives_its_slots_back(start_daemon, start_inside):
-    """Its lifeline ends with it, in whatever namespaces it was."""
+def test_a_trainers_container_and_the_daemon_outlive_each_other(start_daemon, start_inside):
+    """The lifeline ends with a killed trainer, in whatever namespaces it was.
+
+    A restarted daemon has new sockets in the same directory, so the mount stays good.
+    """
     daemon = start_daemon()
-    trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}).ready()
-    trainer.hold(3)
+    shares = {daemon.runtime_dir: RUNTIME_DIRECTORY}
+    killed = start_inside(shares=shares).ready()
+    killed.hold(3)
     assert daemon.stream_status()["leased_slots"] >= 3
-    os.kill(process_inside(trainer.pid), signal.SIGKILL)
+    os.kill(process_inside(killed.pid), signal.SIGKILL)
     wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
     assert daemon.stream_status()["leased_slots"] == 0
-
-
-def test_a_restarted_daemon_is_found_through_the_shared_directory(start_daemon, start_inside):
-    """Its sockets are new ones in the same directory, so the mount stays good."""
-    daemon = start_daemon()
-    trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}).ready()
+    trainer = start_inside(shares=shares).ready()
     seen = trainer.take(2)
     daemon.restart()
     assert seen + trainer.take() == Expected(daemon.config).epoch(0)
@@ -227,20 +228,24 @@ def test_a_daemon_and_a_trainer_in_containers_of_their_own(start_contained, star
 # --- users -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def groups_directory(tmp_path):
-    """A runtime directory as an operator makes it for a group that is not the daemon's own."""
-    folder = tmp_path / "run"
+def make_directory(folder):
+    """Make a runtime directory as an operator does for a group that is not the daemon's own."""
     folder.mkdir()
     os.chown(folder, -1, DIRECTORY_GROUP)
     folder.chmod(0o750)
     return folder
 
 
-@pytest.fixture
-def daemon_for_group(start_daemon, groups_directory):
+@pytest.fixture(scope="module")
+def groups_directory(_containers, tmp_path_factory):
+    """One for all tests of users."""
+    return make_directory(tmp_path_factory.mktemp("users") / "run")
+
+
+@pytest.fixture(scope="module")
+def daemon_for_group(start_shared_daemon, groups_directory):
     """Serve in it."""
-    return serving(start_daemon(runtime_dir=str(groups_directory), ready=False))
+    return serving(start_shared_daemon(runtime_dir=str(groups_directory), ready=False))
 
 
 def serving(daemon):
@@ -249,11 +254,16 @@ def serving(daemon):
     return daemon
 
 
-def take_modes_away(directory):
-    """Open everything to everybody, so that only the daemon's own word is left."""
-    directory.chmod(0o755)
-    for name in ("lifeline.sock", "batchd.sock"):
-        (directory / name).chmod(0o666)
+@contextmanager
+def modes_taken_away(directory):
+    """Everything is open to everybody, so that only the daemon's own word is left."""
+    places = [directory / name for name in ("lifeline.sock", "batchd.sock", ".")]
+    before = [place.stat().st_mode for place in places]
+    for place in places:
+        place.chmod(0o755 if place.is_dir() else 0o666)
+    yield
+    for place, mode in zip(places, before, strict=True):
+        place.chmod(mode)
 
 
 @pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
@@ -281,35 +291,27 @@ def test_a_stranger_may_not_connect_whoever_it_is_inside(groups_directory, start
     stranger = {"shares": {groups_directory: RUNTIME_DIRECTORY}, "identity": identity, "user_map": user_map}
     with pytest.raises(TrainerFailed, match=rf"PermissionDenied: .*\(its group {group}\)[\s\S]*--group-add"):
         start_inside(**stranger).ready()
-    take_modes_away(groups_directory)
-    with pytest.raises(TrainerFailed, match=f"PermissionDenied: the daemon says: user {STRANGER} is not in the group"):
+    refused = f"PermissionDenied: the daemon says: user {STRANGER} is not in the group"
+    with modes_taken_away(groups_directory), pytest.raises(TrainerFailed, match=refused):
         start_inside(**stranger).ready()
 
 
-@pytest.fixture
-def unmapped_daemon(start_contained, groups_directory):
-    """Serve as root of a user namespace in which neither the directory's group nor anybody but root has a number."""
-    groups_directory.chmod(0o2750)
-    return serving(start_contained(runtime_dir=groups_directory, ready=False, user_map=["--map-root-user"]))
+def test_a_daemon_with_users_of_its_own_serves_members_of_the_hosts_group(start_contained, start_inside, tmp_path):
+    """Neither the directory's group nor anybody but root has a number there, so it cannot tell who they are.
 
-
-def test_a_daemon_with_users_of_its_own_serves_members_of_the_hosts_group(
-    unmapped_daemon, groups_directory, start_inside
-):
-    """It cannot tell who they are, but the kernel let them into a closed directory."""
-    member = {"identity": (STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP), "shares": {groups_directory: RUNTIME_DIRECTORY}}
-    assert start_inside(**member).ready().take() == Expected(unmapped_daemon.config).epoch(0)
+    But the kernel let them into a closed directory. Into an open one anybody might come: the group's number and the stranger's
+    are the same there, which means neither, so none is let in.
+    """
+    directory = make_directory(tmp_path / "run")
+    directory.chmod(0o2750)
+    daemon = serving(start_contained(runtime_dir=directory, ready=False, user_map=["--map-root-user"]))
+    member = {"identity": (STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP), "shares": {directory: RUNTIME_DIRECTORY}}
+    assert start_inside(**member).ready().take() == Expected(daemon.config).epoch(0)
     stranger = {**member, "identity": (STRANGER, STRANGERS_GROUP)}
     with pytest.raises(TrainerFailed, match=r"PermissionDenied: .*permission denied"):
         start_inside(**stranger).ready()
-
-
-@pytest.mark.usefixtures("unmapped_daemon")
-def test_a_daemon_that_cannot_tell_strangers_apart_lets_none_in(groups_directory, start_inside):
-    """In its user namespace the directory's group and the stranger's are the same number, which means neither."""
-    take_modes_away(groups_directory)
-    stranger = {"identity": (STRANGER, STRANGERS_GROUP), "shares": {groups_directory: RUNTIME_DIRECTORY}}
-    with pytest.raises(TrainerFailed, match=r"PermissionDenied: the daemon says: .* cannot tell members of its group"):
+    refused = r"PermissionDenied: the daemon says: .* cannot tell members of its group"
+    with modes_taken_away(directory), pytest.raises(TrainerFailed, match=refused):
         start_inside(**stranger).ready()
-    with batchd_client.connect(str(groups_directory)) as connection:
+    with batchd_client.connect(str(directory)) as connection:
         assert connection.status()["daemon"]["pid"] == 1

@@ -86,4 +86,4 @@ def test_a_daemon_that_runs_is_found(start_daemon):
     assert found["level"] == "ok"
     assert f"pid {daemon.pid}" in found["found"]
     (memory,) = [one for one in told["findings"] if one["subject"] == "memory"]
-    assert "in the slots of the daemon that runs" in memory["found"]
+    assert "in slots of the running daemon" in memory["found"]

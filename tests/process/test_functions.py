@@ -69,21 +69,38 @@ def see_epochs(stream, count):
 # --- call ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_makes_the_same_bytes_on_any_number_of_workers(start_daemon, photos, code, write):
-    """With random numbers, whatever the chunks are, and after a worker was killed; it may print."""
-    write("mine.py", AUGMENT)
+def test_functions_give_the_same_bytes_on_any_number_of_workers(start_daemon, photos, code, write):
+    """With random numbers, whatever the chunks are, and after a worker was killed; they may print.
+
+    A dataset of one's own has every sample once in an epoch.
+    """
+    write("mine.py", AUGMENT + DATA)
+    streams = {"photos": called(photos), "numbers": NUMBERS}
     one, two = (
-        start_daemon({"photos": called(photos)}, python_path=[str(code)], workers=workers, chunk_rows=rows)
+        start_daemon(streams, python_path=[str(code)], workers=workers, chunk_rows=rows)
         for workers, rows in ((1, 256), (2, 1))
     )
+    expected = np.random.default_rng(7).integers(0, 256, (50, 8, 8, 3), np.uint8)
     with batchd_client.connect(one.address) as first, batchd_client.connect(two.address) as second:
-        streams = [connection.stream("photos", epochs=3) for connection in (first, second)]
-        assert see(streams[0]) == see(streams[1])
+        reads = [connection.stream("photos", epochs=3) for connection in (first, second)]
+        assert see(reads[0]) == see(reads[1])
         os.kill(second.status()["workers"][0]["pid"], signal.SIGKILL)
-        epochs = [[see(stream), see(stream)] for stream in streams]
+        epochs = [[see(stream), see(stream)] for stream in reads]
+        reads = [connection.stream("numbers", epochs=2) for connection in (first, second)]
+        assert see(reads[0]) == see(reads[1])
+        found = {}
+        for batch in reads[0]:
+            images, labels = batch["image"].copy(), batch["label"].tolist()
+            assert labels == batch["index"].tolist()
+            found |= dict(zip(labels, images, strict=True))
+            del batch
+        assert see(reads[1])
     assert epochs[0] == epochs[1]
     assert epochs[0][0] != epochs[0][1]
     assert "a word" in one.log
+    assert sorted(found) == list(range(50))
+    for label, image in found.items():
+        assert np.array_equal(image, expected[label]) or np.array_equal(image, expected[label][:, ::-1])
 
 
 def test_an_exception_is_a_bad_sample_with_its_place(start_daemon, photos, code, write):
@@ -99,13 +116,21 @@ def test_an_exception_is_a_bad_sample_with_its_place(start_daemon, photos, code,
             return {"score": 1.0}
         def broken(sample):
             raise ValueError("cannot do this one, " + "for many reasons " * 15)
+        def Data(count): return Odd()
+        class Odd:
+            def __len__(self): return 50
+            def __getitem__(self, i):
+                if i == 9: raise OSError("the disk is gone")
+                return [[[i] * 3] * 8] * 8, i
         """,
     )
     stream = called(photos, outputs={"score": "float32"}) | {"on_error": "mask", "max_bad_fraction": 1.0}
-    daemon = start_daemon({"photos": stream}, python_path=[str(code)])
+    daemon = start_daemon({"photos": stream, "numbers": NUMBERS}, python_path=[str(code)])
     with batchd_client.connect(daemon.address) as connection:
         see(connection.stream("photos", epochs=1))
         reasons = bad_reasons(connection, "photos")
+        see(connection.stream("numbers", epochs=1))
+        (bad,) = wait_until(lambda: connection.bad("numbers").samples, "it is listed")
         workers = {worker["pid"] for worker in connection.status()["workers"]}
     text = batchd("bad", "photos", address=daemon.address).stdout
     listed = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)
@@ -118,6 +143,8 @@ def test_an_exception_is_a_bad_sample_with_its_place(start_daemon, photos, code,
     assert place in text
     assert len([reason for reason in reasons if reason.startswith("mine:fn: SystemExit: enough")]) == 10
     assert [entry["reason"] for entry in listed] == reasons
+    assert bad.path == "mine:Data[9]"
+    assert bad.reason.startswith(f"OSError: the disk is gone\n  at {file}:14 in __getitem__: if i == 9")
     assert workers == daemon.worker_pids()
 
 
@@ -135,33 +162,58 @@ def test_a_function_that_never_returns_costs_its_sample(start_daemon, code, writ
     assert bad.reason.startswith("quarantined: it ended 2 workers")
 
 
-def test_what_cannot_be_imported_stops_the_stream_at_once(start_daemon, photos, code, write):
-    """Trainers and the log read why, with the place; no worker dies of it, and other streams go on."""
-    file = write("mine.py", "\nimport not_there_at_all\ndef fn(sample, rng): ...")
-    daemon = start_daemon({"photos": called(photos), "plain": folder_stream(photos)}, python_path=[str(code)])
+def test_what_cannot_be_imported_made_or_called_stops_its_stream_at_once(start_daemon, photos, code, write):
+    """Trainers and the log read why, with the place; no worker dies of it, no sample is bad, and other streams go on.
+
+    Such as an object that only the helper can make, and an option that the check cannot know, as behind a decorator. The object
+    of a part of another source is made when its first sample is asked for.
+    """
+    broken = write("broken.py", "\nimport not_there_at_all\ndef fn(sample, rng): ...")
+    write("wrapped.py", "def same(call): return call\n@same\ndef generate(size, *, rng):\n    yield 1, 2")
+    write("mine.py", DATA)
+    write(
+        "helpers.py",
+        """
+        import sys
+        def Data(count):
+            if "batchd.worker.loop" in sys.modules: raise OSError("not here")
+            return range(count)
+        """,
+    )
+    generated = {**GENERATED["source"], "function": "wrapped:generate", "options": {"sise": 3}}
+    helpers = {**NUMBERS["source"], "function": "helpers:Data"}
+    stopped = {
+        "import": called(photos, function="broken:fn"),
+        "options": {**GENERATED, "source": generated},
+        "whole": {**NUMBERS, "source": helpers},
+        "part": {**NUMBERS, "source": {"type": "subset", "stop": 20, "of": helpers}},
+    }
+    reasons = {
+        "import": "importing broken:fn in a worker: ModuleNotFoundError: No module named 'not_there_at_all'\n"
+        f"  at {broken}:2 in <module>: import not_there_at_all",
+        "options": "wrapped:generate(size, *, rng) cannot be called as wrapped:generate(sise=3, rng): "
+        "there is no option 'sise'",
+        "whole": "calling helpers:Data in a worker: OSError: not here",
+        "part": "calling helpers:Data in a worker: OSError: not here",
+    }
+    good = {
+        "plain": folder_stream(photos),
+        "good": {**NUMBERS, "source": {**stopped["part"]["source"], "of": NUMBERS["source"]}},
+    }
+    daemon = start_daemon({**stopped, **good}, python_path=[str(code)])
     workers = daemon.worker_pids()
     with batchd_client.connect(daemon.address) as connection:
-        with pytest.raises(StreamStopped) as told:
-            see(connection.stream("photos", epochs=1))
+        for name, reason in reasons.items():
+            with pytest.raises(StreamStopped) as told:
+                see(connection.stream(name), 1)
+            assert reason in str(told.value)
+            assert not connection.bad(name).samples
         assert len(see(connection.stream("plain", epochs=1))) == 5
-    message = "importing mine:fn in a worker: ModuleNotFoundError: No module named 'not_there_at_all'\n"
-    assert f"{message}  at {file}:2 in <module>: import not_there_at_all" in str(told.value)
-    (line,) = daemon.log_lines("stream stopped")
-    assert message in line["reason"]
+        assert sorted(samples(see(connection.stream("good", epochs=1)))) == list(range(20))
+    logged = {line["stream"]: line["reason"] for line in daemon.log_lines("stream stopped")}
+    assert all(reason in logged[name] for name, reason in reasons.items())
     assert daemon.worker_pids() == workers
-
-
-def test_a_generator_with_a_wrong_option_stops_its_stream_at_once(start_daemon, code, write):
-    """Where the check cannot tell, as behind a decorator; trainers read how it is defined, and no sample is bad for it."""
-    write("mine.py", "def same(call): return call\n@same\ndef generate(size, *, rng):\n    yield 1, 2")
-    source = {**GENERATED["source"], "options": {"sise": 3}}
-    daemon = start_daemon({"numbers": {**GENERATED, "source": source}}, python_path=[str(code)])
-    with batchd_client.connect(daemon.address) as connection:
-        with pytest.raises(StreamStopped) as told:
-            see(connection.stream("numbers", epochs=None), 1)
-        assert not connection.bad("numbers").samples
-    message = "mine:generate(size, *, rng) cannot be called as mine:generate(sise=3, rng): there is no option 'sise'"
-    assert message in str(told.value)
+    assert not daemon.log_lines("worker ended")
 
 
 def test_a_module_that_has_changed_stops_the_stream_instead_of_changing_bytes(start_daemon, photos, code, write):
@@ -255,87 +307,6 @@ def test_prepare_calls_functions_too(photos, code, write):
 # --- python ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_dataset_of_ones_own_is_served_as_it_is(start_daemon, code, write):
-    """Every sample once in an epoch, the same batches with one worker and with two."""
-    write("mine.py", DATA)
-    one, two = (start_daemon({"numbers": NUMBERS}, python_path=[str(code)], workers=workers) for workers in (1, 2))
-    expected = np.random.default_rng(7).integers(0, 256, (50, 8, 8, 3), np.uint8)
-    with batchd_client.connect(one.address) as first, batchd_client.connect(two.address) as second:
-        streams = [connection.stream("numbers", epochs=2) for connection in (first, second)]
-        assert see(streams[0]) == see(streams[1])
-        found = {}
-        for batch in streams[0]:
-            images, labels = batch["image"].copy(), batch["label"].tolist()
-            assert labels == batch["index"].tolist()
-            found |= dict(zip(labels, images, strict=True))
-            del batch
-        assert see(streams[1])
-    assert sorted(found) == list(range(50))
-    for label, image in found.items():
-        assert np.array_equal(image, expected[label]) or np.array_equal(image, expected[label][:, ::-1])
-
-
-def test_samples_that_raise_are_bad_and_named(start_daemon, code, write):
-    """As they would be written in Python."""
-    file = write(
-        "mine.py",
-        """
-        def Data(count): return Odd()
-        class Odd:
-            def __len__(self): return 50
-            def __getitem__(self, i):
-                if i == 9: raise OSError("the disk is gone")
-                return [[[i] * 3] * 8] * 8, i
-        """,
-    )
-    daemon = start_daemon({"numbers": NUMBERS}, python_path=[str(code)])
-    with batchd_client.connect(daemon.address) as connection:
-        see(connection.stream("numbers", epochs=1))
-        (bad,) = wait_until(lambda: connection.bad("numbers").samples, "it is listed")
-    assert bad.path == "mine:Data[9]"
-    assert bad.reason.startswith(f"OSError: the disk is gone\n  at {file}:6 in __getitem__: if i == 9")
-
-
-def test_an_object_that_workers_cannot_make_stops_the_stream(start_daemon, code, write):
-    """Though the helper could: it says what was raised."""
-    write(
-        "mine.py",
-        """
-        import sys
-        def Data(count):
-            if "batchd.worker.loop" in sys.modules: raise OSError("not here")
-            return range(count)
-        """,
-    )
-    daemon = start_daemon({"numbers": NUMBERS}, python_path=[str(code)])
-    with batchd_client.connect(daemon.address) as connection, pytest.raises(StreamStopped, match="OSError: not here"):
-        see(connection.stream("numbers", epochs=1))
-
-
-def test_a_part_of_another_source_is_served_and_stops_the_stream_as_the_whole_does(start_daemon, code, write):
-    """Its object is made when its first sample is asked for."""
-    write("mine.py", DATA)
-    write(
-        "broken.py",
-        """
-        import sys
-        def Data(count):
-            if "batchd.worker.loop" in sys.modules: raise OSError("not here")
-            return range(count)
-        """,
-    )
-    good = {"type": "subset", "stop": 20, "of": NUMBERS["source"]}
-    bad = {"type": "subset", "stop": 20, "of": {**NUMBERS["source"], "function": "broken:Data"}}
-    daemon = start_daemon(
-        {"good": {**NUMBERS, "source": good}, "bad": {**NUMBERS, "source": bad}}, python_path=[str(code)]
-    )
-    with batchd_client.connect(daemon.address) as connection:
-        assert sorted(samples(see(connection.stream("good", epochs=1)))) == list(range(20))
-        with pytest.raises(StreamStopped, match="calling broken:Data in a worker: OSError: not here"):
-            see(connection.stream("bad", epochs=1))
-    assert not daemon.log_lines("worker ended")
-
-
 def test_a_daemon_whose_object_has_no_length_does_not_start(code, write, tmp_path):
     """With the key, and what its helper said."""
     write("mine.py", "def Data(count): raise OSError('no such disk')")
@@ -392,31 +363,26 @@ def test_each_worker_runs_a_generator_with_a_seed_of_its_own(start_daemon, code,
     assert len(set(seeds.values())) == len(seeds) >= 3
 
 
-def test_with_a_seed_a_daemon_with_one_worker_gives_the_same_samples_again(start_daemon, code, write):
-    """Those of ``numpy.random.default_rng((seed, 1))``."""
-    write("mine.py", "def generate(rng):\n    while True: yield int(rng.integers(1 << 62)), 0")
-    stream = {**GENERATED, "source": {**GENERATED["source"], "seed": 5}}
-    daemon = start_daemon({"live": stream}, python_path=[str(code)], workers=1)
-    expected = np.random.default_rng((5, 1)).integers(1 << 62, size=8).tolist()
-
-    def first_batch():
-        with batchd_client.connect(daemon.address) as connection, next(iter(connection.stream("live"))) as batch:
-            return batch["x"].tolist()
-
-    first = first_batch()
-    daemon.restart()
-
-    assert first == first_batch() == expected
-
-
 def test_trainers_share_what_is_in_the_ring_and_a_position_counts(start_daemon, code, write):
-    """Two that read together have the same batches; a state that is taken up again goes on counting, with new samples."""
+    """Two that read together have the same batches; a state that is taken up again goes on counting, with new samples.
+
+    With a seed a daemon with one worker gives the same samples again: those of ``numpy.random.default_rng((seed, 1))``.
+    """
     write("mine.py", "def generate(rng):\n    while True: yield int(rng.integers(1 << 62)), 0")
     source = {**GENERATED["source"], "epoch_samples": 24}
-    daemon = start_daemon(
-        {"live": {**GENERATED, "source": source, "lag": "lockstep"}}, python_path=[str(code)], workers=1
-    )
+    streams = {
+        "live": {**GENERATED, "source": source, "lag": "lockstep"},
+        "seeded": {**GENERATED, "source": {**GENERATED["source"], "seed": 5}},
+    }
+    daemon = start_daemon(streams, python_path=[str(code)], workers=1)
+    expected = np.random.default_rng((5, 1)).integers(1 << 62, size=8).tolist()
+
+    def seeded_batch(connection):
+        with next(iter(connection.stream("seeded"))) as batch:
+            return batch["x"].tolist()
+
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as two:
+        assert seeded_batch(one) == expected
         first, second = one.stream("live", epochs=2), two.stream("live", epochs=2)
         pairs = [(see(first, 1), see(second, 1)) for _ in range(3)]
         assert all(mine == theirs for mine, theirs in pairs)
@@ -424,6 +390,7 @@ def test_trainers_share_what_is_in_the_ring_and_a_position_counts(start_daemon, 
         state = first.state_dict()
     daemon.restart()
     with batchd_client.connect(daemon.address) as connection:
+        assert seeded_batch(connection) == expected
         stream = connection.stream("live", epochs=2)
         again = see(stream)
         stream.load_state_dict(state)

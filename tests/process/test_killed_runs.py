@@ -31,8 +31,9 @@ def pytest_with(*options):
 
 
 def make_test(arguments):
-    """The command of a run as people, and what runs CI, begin it."""
-    return ["make", "-o", "bytecode", "test", f"VENV={sys.prefix}", f"ARGS={shlex.join(arguments)}"]
+    """The command of a run in two lanes as people, and what runs CI, begin it."""
+    arguments = shlex.join([*LANES["in two lanes"], *arguments])
+    return ["make", "-o", "bytecode", "test", f"VENV={sys.prefix}", f"ARGS={arguments}"]
 
 
 HOLDS_MUCH = """
@@ -125,9 +126,11 @@ class TestKilled:
         ("lanes", "number"),
         [
             ("in one process", signal.SIGKILL),
-            pytest.param("in one process", signal.SIGTERM, marks=pytest.mark.slow),  # as that of `make test`, below
+            pytest.param("in one process", signal.SIGTERM, marks=pytest.mark.slow),
             pytest.param("in two lanes", signal.SIGKILL, marks=[needs_lanes, pytest.mark.slow]),
-            pytest.param("in two lanes", signal.SIGTERM, marks=needs_lanes),
+            pytest.param(
+                "in two lanes", signal.SIGTERM, marks=[needs_lanes, pytest.mark.slow]
+            ),  # as `make test`, below
         ],
     )
     def test_a_run_that_is_killed_leaves_nothing(self, begin, tmp_path, lanes, number):
@@ -152,6 +155,7 @@ class TestKilled:
         wait_until(lambda: not left_of(found), "nothing is left of the lane")
         assert run.wait(PATIENCE_S) == pytest.ExitCode.TESTS_FAILED
 
+    @needs_lanes
     @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
     def test_a_sigterm_of_make_test_leaves_nothing(self, begin, tmp_path):
         """Make passes the signal on, and that is all that pytest learns."""
@@ -162,6 +166,7 @@ class TestKilled:
 
         run.wait(PATIENCE_S)
         wait_until(lambda: not left_of(found), "nothing is left of the run")
+        wait_until(lambda: not is_alive(found["runner"]), "its lanes have ended as well")
 
     def test_the_network_of_a_run_that_is_gone_is_cleared_by_the_next(self):
         """Where even its keeper was killed; that of a run that goes on stays."""

@@ -17,34 +17,47 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
 needs_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
 
-def test_a_second_daemon_on_the_same_directory_is_refused(start_daemon):
-    """It says which process holds the directory, ends with 4, and does the first one no harm."""
+def test_a_second_daemon_is_refused_until_the_first_is_drained(start_daemon):
+    """It says which process holds the directory, ends with 4, and does that one no harm.
+
+    Trainers of a drained daemon wait for the next one, as after any end of a daemon.
+    """
     daemon = start_daemon()
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=1)
         seen = see(stream, 1)
         refused = batchd("serve", "--config", daemon.config, status=4)
+        assert f"(pid {daemon.pid})" in refused.stderr
+        assert str(daemon.runtime_dir) in refused.stderr
+        seen += see(stream, 1)
+        assert daemon.terminate() == 0
+        assert daemon.files() == {"lock"}
+        daemon.start()
         seen += see(stream)
 
-    assert f"(pid {daemon.pid})" in refused.stderr
-    assert str(daemon.runtime_dir) in refused.stderr
     assert seen == Expected(daemon.config).epoch(0)
-    assert daemon.terminate() == 0
-    assert daemon.files() == {"lock"}
 
 
 def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
-    """Its sockets lie there, and nobody listens; the next one takes the directory and serves."""
+    """Its sockets lie there, and nobody listens; the next one takes the directory and serves. Other files are replaced, too."""
     daemon = start_daemon()
-    daemon.kill()
-    assert daemon.files() == {"batchd.sock", "lifeline.sock", "lock"}
-    with pytest.raises(batchd_client.errors.DaemonNotFound, match="nobody listens on it any more"):
-        batchd_client.connect(daemon.address, connect_timeout_s=0)
+    sockets = {"batchd.sock", "lifeline.sock"}
+    for text in (None, "left over"):
+        daemon.kill()
+        assert daemon.files() == {*sockets, "lock"}
+        with pytest.raises(batchd_client.errors.DaemonNotFound, match="nobody listens on it any more"):
+            batchd_client.connect(daemon.address, connect_timeout_s=0)
+        if text:
+            for name in sockets:
+                (daemon.runtime_dir / name).unlink()
+                (daemon.runtime_dir / name).write_text(text)
 
-    daemon.start()
+        daemon.start()
 
-    with batchd_client.connect(daemon.address) as connection:
-        assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+        with batchd_client.connect(daemon.address) as connection:
+            assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+            assert connection.status()["daemon"]["pid"] == daemon.pid
+        assert (daemon.runtime_dir.stat().st_mode & 0o777) == 0o750
     assert daemon.terminate() == 0
     assert daemon.files() == {"lock"}
 
@@ -78,19 +91,6 @@ def test_a_runtime_directory_without_inodes_is_refused_with_advice(start_daemon,
     assert "its file system has no space or no inodes left (df, df -i): make room there" in daemon.log
 
 
-def test_odd_files_in_place_of_the_sockets_are_replaced(start_daemon):
-    """Whatever lies under a socket's name was left over by somebody."""
-    daemon = start_daemon()
-    daemon.kill()
-    for name in ("batchd.sock", "lifeline.sock"):
-        (daemon.runtime_dir / name).unlink()
-        (daemon.runtime_dir / name).write_text("left over")
-    daemon.start()
-
-    assert daemon.status()["daemon"]["pid"] == daemon.pid
-    assert (daemon.runtime_dir.stat().st_mode & 0o777) == 0o750
-
-
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_drains_and_ends_well(start_daemon, start_trainer, number):
     """Under load: two trainers read as fast as they can; the workers finish what they have, and the exit status is 0."""
@@ -108,22 +108,12 @@ def test_the_first_signal_drains_and_ends_well(start_daemon, start_trainer, numb
     assert not daemon.log_lines("worker killed")
 
 
-def test_a_drained_daemon_leaves_trainers_where_they_are(start_daemon):
-    """They wait for the next one, as after any end of a daemon."""
-    daemon = start_daemon()
-    with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=1)
-        seen = see(stream, 2)
-        assert daemon.terminate() == 0
-        daemon.start()
-        seen += see(stream)
-
-    assert seen == Expected(daemon.config).epoch(0)
-
-
 @pytest.mark.parametrize("number", [SIGNALS[0], pytest.param(SIGNALS[1], marks=pytest.mark.slow)])
-def test_the_second_signal_ends_at_once(start_daemon, number):
-    """A worker is caught in a sample, so draining would take its whole time."""
+def test_draining_takes_nobody_in_and_a_second_signal_ends_it(start_daemon, number):
+    """A worker is caught in a sample, so draining would take its whole time.
+
+    Who comes now waits for the next daemon; questions are answered to the end.
+    """
     daemon = start_daemon(workers=2, faults={"worker.sample.read": "hang"}, drain_timeout_s=9.9)
     with batchd_client.connect(daemon.address) as connection:
         connection.stream("photos")
@@ -131,6 +121,9 @@ def test_the_second_signal_ends_at_once(start_daemon, number):
         daemon.send(number)
         wait_until(lambda: daemon.log_lines("draining"), "the first signal has arrived")
         assert daemon.status()["daemon"]["draining"] is True
+        impatient = batchd_client.connect(daemon.address, connect_timeout_s=0.2, reconnect_timeout_s=0.2)
+        with impatient as late, pytest.raises(batchd_client.errors.DaemonUnavailable):
+            late.stream("photos")
         daemon.send(number)
         assert daemon.wait() == 0
 
@@ -159,21 +152,6 @@ def test_a_daemon_whose_workers_are_all_stopped_still_ends(start_daemon):
 
     assert daemon.terminate() == 0
     assert not any(map(is_alive, workers))
-
-
-def test_draining_takes_nobody_in(start_daemon):
-    """Who comes now waits for the next daemon; questions are answered to the end."""
-    daemon = start_daemon(workers=1, faults={"worker.sample.read": "hang"}, drain_timeout_s=9.9)
-    with batchd_client.connect(daemon.address) as connection:
-        connection.stream("photos")
-        daemon.wait_for_fault("worker.sample.read")
-        daemon.send(signal.SIGTERM)
-        wait_until(lambda: daemon.status()["daemon"]["draining"], "the daemon drains")
-        impatient = batchd_client.connect(daemon.address, connect_timeout_s=0.2, reconnect_timeout_s=0.2)
-        with impatient as late, pytest.raises(batchd_client.errors.DaemonUnavailable):
-            late.stream("photos")
-        daemon.send(signal.SIGTERM)
-        assert daemon.wait() == 0
 
 
 @pytest.mark.parametrize("moment", ["starting", "just serving"])

@@ -162,8 +162,11 @@ def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
     trainer.kill()
 
 
-def test_a_killed_observer_comes_back_and_no_trainer_notices(start_daemon, start_trainer):
-    """At the same address; who asked meanwhile is answered. It takes no trainer's place: ``sessions_max`` is for trainers."""
+def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, start_trainer):
+    """At the same address, and no trainer notices; who asked meanwhile is answered. It ends by its lifeline.
+
+    It takes no trainer's place: ``sessions_max`` is for trainers.
+    """
     daemon = start_daemon(http=ANYWHERE, sessions_max=1)
     trainer = start_trainer(daemon.address)
     victims = []
@@ -178,16 +181,8 @@ def test_a_killed_observer_comes_back_and_no_trainer_notices(start_daemon, start
         batchd_client.connect(daemon.address)
     assert len(trainer.take()) == BATCHES
     assert not daemon.log_lines("worker ended")
-
-
-def test_the_observer_ends_with_a_killed_daemon(start_daemon):
-    """By its lifeline; nobody could tell it."""
-    daemon = start_daemon(http=ANYWHERE)
     observer = observer_of(daemon)
-    assert fetch(daemon, "/healthz").status == 200
-
     daemon.kill()
-
     wait_until(lambda: not is_alive(observer), "the observer is gone")
 
 

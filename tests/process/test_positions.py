@@ -18,8 +18,9 @@ MANY = {"batch_size": 3}
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """Serve forty samples in batches of three, for tests that do it no harm."""
-    return start_shared_daemon({"photos": folder_stream(photos, **MANY)})
+    """Serve forty samples in batches of three, and in the order of the source."""
+    streams = {"photos": folder_stream(photos, **MANY), "in-order": folder_stream(photos, shuffle=False)}
+    return start_shared_daemon(streams)
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +108,10 @@ def test_a_state_resumes_with_another_number_of_ranks(daemon, expected, before, 
     assert samples(seen + [one for part in rest for one in part]) == list(range(40))
 
 
-def test_a_stream_without_shuffling_keeps_the_order_of_the_source(start_daemon, photos):
+def test_a_stream_without_shuffling_keeps_the_order_of_the_source(daemon):
     """Every epoch counts through the files, and only the random crops differ."""
-    daemon = start_daemon({"photos": folder_stream(photos, shuffle=False)})
-
     with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=2)
+        stream = connection.stream("in-order", epochs=2)
         first, second = see(stream), see(stream)
 
     assert [sample for one in first for sample in one.samples] == list(range(40))

@@ -63,15 +63,28 @@ def reloading(start_daemon, photos):
 
 
 def test_streams_are_added_removed_and_left_alone(reloading):
-    """The command says what has changed, and so do the status and the log."""
+    """The command says what has changed, and so do the status and the log.
+
+    A trainer of a stream that is removed keeps what it holds, and is told; the memory goes back with its last lease.
+    """
     it = reloading()
 
     assert it.reload({"photos": it.stream(), "more": it.stream(seed=5)}) == "added more"
     assert it.serves() == {"photos", "more"}
-    with batchd_client.connect(it.daemon.address) as connection:
+    with batchd_client.connect(it.daemon.address) as connection, connection.stream("more") as stream:
         assert len(list(connection.stream("more", epochs=1))) == 10
-    it.write({"photos": it.stream()})
-    assert command("reload", address=it.daemon.address).stdout == "removed more\n"
+        held = next(iter(stream))
+        before = held["image"].copy()
+        it.write({"photos": it.stream()})
+        assert command("reload", address=it.daemon.address).stdout == "removed more\n"
+        with pytest.raises(StreamRemoved, match="more"):
+            read_on(stream)
+        assert (held["image"] == before).all()
+        assert it.daemon.status()["daemon"]["ending_slots"] >= 1
+        held.release()
+        stream.close()
+        connection.status()
+        wait_until(lambda: not it.daemon.status()["daemon"]["ending_slots"], "the last slot is given back")
     assert it.serves() == {"photos"}
     assert it.reload({"photos": it.stream()}) == "nothing has changed"
     outcome = it.daemon.status()["daemon"]["reload"]
@@ -102,7 +115,7 @@ def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading
 
 
 def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloading):
-    """It sees every batch once, in order, and keeps what it holds."""
+    """It sees every batch once, in order, and keeps what it holds. Descriptors are kept for the new ring's slots alone."""
     it = reloading()
     with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos", epochs=2) as stream:
         expected = Expected(it.daemon.config)
@@ -117,14 +130,7 @@ def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloa
         assert stream.window == 7
         assert (held["image"] == before).all()
         assert stream.statistics().resubscribed == 1
-
-
-def test_descriptors_are_kept_for_the_slots_of_a_stream_that_has_changed(reloading):
-    """The old ring's slots are on their way out, so they are none of the new one's."""
-    it = reloading()
-    with batchd_client.connect(it.daemon.address) as connection:
-        read_on(connection.stream("photos", epochs=2))
-        it.reload({"photos": it.stream(window=3)})
+        held.release()
         read_on(connection.stream("photos", epochs=2))
     most = it.daemon.stream_status()["slots_max"]
     wait_until(lambda: slot_descriptors(it.daemon) == SLOT_DESCRIPTORS * most, "each slot has its own, made or not")
@@ -144,24 +150,6 @@ def test_a_trainer_of_a_stream_with_other_batches_is_told_so(reloading):
             read_on(stream)
         with connection.stream("photos", epochs=1) as new:
             assert len(list(new)) == 10
-
-
-def test_a_trainer_of_a_stream_that_is_taken_out_keeps_what_it_holds_and_is_told(reloading):
-    """Its slots' memory goes back with its last lease."""
-    it = reloading()
-    it.reload({"photos": it.stream(), "more": it.stream(seed=5)})
-    with batchd_client.connect(it.daemon.address) as connection, connection.stream("more") as stream:
-        held = next(iter(stream))
-        before = held["image"].copy()
-        it.reload({"photos": it.stream()})
-        with pytest.raises(StreamRemoved, match="more"):
-            read_on(stream)
-        assert (held["image"] == before).all()
-        assert it.daemon.status()["daemon"]["ending_slots"] >= 1
-        held.release()
-        stream.close()
-        connection.status()
-        wait_until(lambda: not it.daemon.status()["daemon"]["ending_slots"], "the last slot is given back")
 
 
 def test_workers_come_and_go_without_a_death(reloading):
@@ -188,10 +176,9 @@ def test_a_stream_that_has_stopped_begins_anew_when_what_stopped_it_is_mended(st
     write_photos(tmp_path, {"cat": 40}, height=72, width=96)
     spoilt = min((tmp_path / "cat").iterdir())
     good = spoilt.read_bytes()
-    it = Reloading(start_daemon, tmp_path)
     spoilt.write_bytes(good[: len(good) // 2])
-    stream = it.stream(on_error="fail")
-    it.reload({"photos": stream})
+    stream = folder_stream(tmp_path, batch_size=4, on_error="fail")
+    it = Reloading(start_daemon, tmp_path, {"photos": stream})
     with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos") as reader:
         with pytest.raises(StreamStopped):
             read_on(reader)
@@ -272,22 +259,13 @@ def test_a_change_that_is_taken_back_while_it_is_read_is_taken_back(reloading, p
     assert it.serves() == {"photos", "more"}
 
 
-def test_reading_the_configuration_gives_way_to_workers_and_trainers(reloading):
-    """From the first moment on: what it imports takes longer than what it reads."""
+def test_reading_the_configuration_gives_way_to_workers_trainers_and_the_end(reloading):
+    """From the first moment on: what it imports takes longer than what it reads. Who waits for it is told of the end."""
     it = reloading(faults={"rescan.starting": "stop"})
     it.daemon.send(signal.SIGHUP)
     reader = it.daemon.wait_for_fault("rescan.starting")
     usual = os.getpriority(os.PRIO_PROCESS, it.daemon.pid)
     assert os.getpriority(os.PRIO_PROCESS, reader) == usual + NICENESS
-    os.kill(reader, signal.SIGCONT)
-    wait_until(lambda: it.daemon.log_lines("configuration reloaded"), "it is read")
-
-
-def test_the_end_of_the_daemon_wins_over_a_reload(reloading):
-    """The command that waits is told."""
-    it = reloading(faults={"rescan.starting": "stop"})
-    it.daemon.send(signal.SIGHUP)
-    it.daemon.wait_for_fault("rescan.starting")
     assert it.daemon.terminate() == 0
     assert it.daemon.log_lines("configuration not reloaded")[-1]["reason"] == "the daemon is shutting down"
 
@@ -376,43 +354,34 @@ def mappings(pid, what):
     return sum(f"memfd:batchd-{what}" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
 
 
-def live_daemon(start_daemon, photos):
-    """A live stream with two samples in its mailbox, half a batch."""
-    it = Reloading(start_daemon, photos, memory="64MiB")
+def test_a_push_stream_keeps_its_mailbox_unless_it_has_changed(start_daemon, photos):
+    """What waited is in the first batch after the reload; in the mailbox of one that has changed it is lost.
+
+    Nothing that comes afterwards is: producers go over to the new mailbox.
+    """
     live = {**push_stream(), "memory": "8MiB"}
-    it.reload({"photos": it.stream(), "live": live})
-    return it, live
+    it = Reloading(start_daemon, photos, {"live": live}, memory="64MiB")
 
+    def put(*numbers):
+        assert all(producer.put(frame(number)) for number in numbers)
 
-def test_a_push_stream_that_is_the_same_keeps_its_mailbox(start_daemon, photos):
-    """What waited there before the reload is in the first batch after it."""
-    it, live = live_daemon(start_daemon, photos)
-    with batchd_client.push("live", it.daemon.address) as producer:
-        for number in range(2):
-            assert producer.put(frame(number))
+    with (
+        batchd_client.connect(it.daemon.address) as connection,
+        batchd_client.push("live", it.daemon.address) as producer,
+    ):
+        put(0, 1)
         it.reload({"photos": it.stream(seed=8), "live": live})
-        for number in range(2, 4):
-            assert producer.put(frame(number))
-        with batchd_client.connect(it.daemon.address) as connection:
-            assert read(connection.stream("live"), 1) == [0, 1, 2, 3]
+        put(2, 3)
+        assert read(connection.stream("live"), 1) == [0, 1, 2, 3]
+        put(4, 5)
+        it.reload({"photos": it.stream(seed=8), "live": {**live, "window": 2}})
+        put(6, 7, 8, 9)
+        assert read(connection.stream("live"), 1) == [6, 7, 8, 9]
 
 
-def test_producers_go_over_to_the_new_mailbox_of_a_push_stream_that_has_changed(start_daemon, photos):
-    """What waited in the old one is lost, and nothing that comes afterwards."""
-    it, live = live_daemon(start_daemon, photos)
-    with batchd_client.push("live", it.daemon.address) as producer:
-        for number in range(2):
-            assert producer.put(frame(number))
-        it.reload({"photos": it.stream(), "live": {**live, "window": 2}})
-        for number in range(4, 8):
-            assert producer.put(frame(number))
-        with batchd_client.connect(it.daemon.address) as connection:
-            assert read(connection.stream("live"), 1) == [4, 5, 6, 7]
-
-
-def test_a_daemon_of_a_script_has_no_configuration_to_read_again(reloading):
+def test_a_daemon_of_a_script_has_no_configuration_to_read_again(photos, tmp_path):
     """The command is told so."""
-    it = reloading()
-    with batchd.serve(it.daemon.config) as address:
+    streams = {"photos": folder_stream(photos)}
+    with batchd.serve(write_settings(tmp_path / "batchd.toml", streams, {"workers": 1, "memory": "64MiB"})) as address:
         said = command("reload", address=address, status=1).stderr
     assert "serves one script" in said

@@ -29,9 +29,10 @@ def start_remote(start_daemon):
 
 
 @pytest.fixture(scope="module")
-def daemon(start_shared_daemon):
-    """Serve forty samples, over TCP too."""
-    return start_shared_daemon(tcp=f"127.0.0.1:{free_port()}")
+def daemon(start_shared_daemon, photos):
+    """Serve forty samples, over TCP too; also one by one."""
+    streams = {"photos": folder_stream(photos), "single": folder_stream(photos, batch_size=1)}
+    return start_shared_daemon(streams, tcp=f"127.0.0.1:{free_port()}")
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +111,17 @@ def test_batches_are_read_only_and_buffers_are_used_again(daemon, expected):
         del batch, array
 
 
-def test_a_remote_hoarder_is_told(start_remote, photos):
+def test_a_remote_hoarder_is_told(daemon):
     """There is no ring that would stop it, so there is a number; after releasing, the loop goes on."""
-    daemon = start_remote({"photos": folder_stream(photos, batch_size=1)})
     with batchd_client.connect(daemon.tcp_address) as far:
-        stream = far.stream("photos", epochs=1)
+        stream = far.stream("single", epochs=1)
         hoard = []
-        with pytest.raises(RingExhausted, match=f"holds {HELD_MAX} batches of stream 'photos'"):
+        with pytest.raises(RingExhausted, match=f"holds {HELD_MAX} batches of stream 'single'"):
             hoard.extend(stream)
         seen = [look_at(batch) for batch in hoard]
         for batch in hoard:
             batch.release()
-        assert seen + see(stream) == Expected(daemon.config).epoch(0)
+        assert seen + see(stream) == Expected(daemon.config, "single").epoch(0)
 
 
 def test_status_shows_who_came_which_way(daemon):
@@ -146,9 +146,8 @@ def test_a_trainer_on_the_daemons_own_host_is_told_once_that_shared_memory_is_fa
     ]
 
 
-def test_a_killed_remote_trainer_leaves_nothing(start_remote, start_trainer):
+def test_a_killed_remote_trainer_leaves_nothing(daemon, start_trainer):
     """The end of its connection ends its claims; what was being sent to it is free again."""
-    daemon = start_remote()
     trainer = start_trainer(daemon.tcp_address)
     trainer.take(2)
     trainer.kill()
@@ -234,7 +233,7 @@ def test_a_slow_network_only_takes_longer(daemon, expected):
 
 def test_nobody_listening_is_said_with_what_to_check():
     """After ``connect_timeout_s``, during which a daemon may start."""
-    with pytest.raises(DaemonNotFound, match=r"nobody listens on port \d+: is the daemon running, with tcp = set"):
+    with pytest.raises(DaemonNotFound, match=r"nothing listens on port \d+: is the daemon running, with tcp = set"):
         batchd_client.connect(f"tcp://127.0.0.1:{free_port()}", connect_timeout_s=0.3)
 
 

@@ -77,34 +77,35 @@ def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, phot
         assert [connection.bad(name).total for name in streams] == [0] * 7
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy"])
-def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, photos, tmp_path, web, compression):
+def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, photos, tmp_path, web):
     """Faults that pass cost time and no sample; of a file that has changed and one that is gone every row is a bad sample."""
-    source = {
-        **photo_rows(photos, tmp_path, compression=compression),
-        "root": web.url,
-        "shards": ["train-{0..1}.parquet"],
-    }
-    web.files.update(contents(tmp_path))
-    stream = {**folder_stream(photos), "source": source, "on_error": "mask", "max_bad_fraction": 1.0}
-    daemon = start_daemon({"photos": {**stream, "pipeline": STILL_PIPELINE}}, storage_retries=10)
-    web.faults["train-0.parquet"] = [Status(503), Cut(5), Status(500)]
-    with batchd_client.connect(daemon.address) as connection:
-        assert len(see(connection.stream("photos", epochs=1))) > 0
-        assert connection.bad("photos").total == 0
-        assert web.faults["train-0.parquet"] == []
-
-    daemon = start_daemon({"photos": {**stream, "pipeline": STILL_PIPELINE}})
-    web.files["train-0.parquet"] = web.files["train-0.parquet"][:-1] + b"!"
-    web.files.pop("train-1.parquet")
-    with batchd_client.connect(daemon.address) as connection:
-        assert sum(len(one.samples) for one in see(connection.stream("photos", epochs=1))) == 40
-        wait_until(lambda: connection.bad("photos").total == 40, "all samples are listed")
-        bad = {one.path.removeprefix(f"{web.url}/"): one.reason for one in connection.bad("photos").samples}
-    assert bad.keys() == {f"train-{file}.parquet: row {row}" for file in range(2) for row in range(20)}
-    for place, reason in bad.items():
-        what = "it has changed since the source was scanned" if "train-0" in place else "it is not there (404)"
-        assert what in reason
+    streams = {}
+    for compression in ("none", "snappy"):
+        source = photo_rows(photos, tmp_path / compression, compression=compression)
+        source["shards"] = ["train-{0..1}.parquet"]
+        for fault in ("passes", "stays"):
+            name = f"{compression}-{fault}"
+            web.files.update({f"{name}/{file}": data for file, data in contents(tmp_path / compression).items()})
+            stream = folder_stream(photos, source={**source, "root": f"{web.url}/{name}"}, pipeline=STILL_PIPELINE)
+            streams[name] = {**stream, "on_error": "mask", "max_bad_fraction": 1.0}
+    daemon = start_daemon(streams, storage_retries=10)
+    for name in ("none-passes", "snappy-passes"):
+        faults = web.faults[f"{name}/train-0.parquet"] = [Status(503), Cut(5), Status(500)]
+        with batchd_client.connect(daemon.address) as connection:
+            assert len(see(connection.stream(name, epochs=1))) > 0
+            assert connection.bad(name).total == 0
+        assert faults == []
+    for name in ("none-stays", "snappy-stays"):
+        web.files[f"{name}/train-0.parquet"] = web.files[f"{name}/train-0.parquet"][:-1] + b"!"
+        web.files.pop(f"{name}/train-1.parquet")
+        with batchd_client.connect(daemon.address) as connection:
+            assert sum(len(one.samples) for one in see(connection.stream(name, epochs=1))) == 40
+            wait_until(lambda name=name: connection.bad(name).total == 40, "all samples are listed")
+            bad = {one.path.removeprefix(f"{web.url}/{name}/"): one.reason for one in connection.bad(name).samples}
+        assert bad.keys() == {f"train-{file}.parquet: row {row}" for file in range(2) for row in range(20)}
+        for place, reason in bad.items():
+            what = "it has changed since the source was scanned" if "train-0" in place else "it is not there (404)"
+            assert what in reason
     assert SECRET not in daemon.log
 
 

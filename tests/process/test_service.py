@@ -71,8 +71,13 @@ def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
     assert daemon.stream_status()["slots"] == stream["slots_max"]
 
 
-def test_a_reload_tells_how_far_its_scan_is(manager: NotifySocket, start_daemon: Callable[..., DaemonProcess]) -> None:
-    """So it gets the time that it takes, from its first stream on. Workers cannot speak for it: they do not know to whom."""
+def test_a_reload_tells_how_far_its_scan_is(
+    manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
+) -> None:
+    """So it gets the time that it takes, from its first stream on. Workers cannot speak for it: they do not know to whom.
+
+    A socket that nobody reads, and one that is gone, hold no trainer up.
+    """
     daemon = start_daemon(environment=variables(manager))
     wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
     for worker in daemon.worker_pids():
@@ -86,13 +91,6 @@ def test_a_reload_tells_how_far_its_scan_is(manager: NotifySocket, start_daemon:
     reloading = next(number for number, message in enumerate(told) if message[0] == "RELOADING=1")
     scanning = told.index(["EXTEND_TIMEOUT_USEC=60000000", "STATUS=scanning photos: 0 samples so far"])
     assert reloading < scanning < told.index(["READY=1", "STATUS=nothing has changed"])
-
-
-def test_a_daemon_lives_without_its_service_manager(
-    manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
-) -> None:
-    """A socket that nobody reads, and one that is gone, hold no trainer up."""
-    daemon = start_daemon(environment=variables(manager))
     trainer = start_trainer(daemon.address)
     trainer.take(2)
     manager.close()

@@ -13,7 +13,7 @@ from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import connection_file_text
 from batchd_wire.messages import TO_TRAINER_REMOTE, AskStatus, Greet, Greeted, Join, Joined, Refused
-from batchd_wire.pieces import PARTS_MAX
+from batchd_wire.tcp import PARTS_MAX
 from support.commands import batchd
 from support.expected import Expected
 from support.network import Proxy, free_port

@@ -59,48 +59,34 @@ def pictures(file):
     return {"source": {"type": "npy", "path": str(file)}, "batch_size": 8, "pipeline": steps}
 
 
-def test_an_array_that_is_cut_while_it_is_served_kills_no_worker(start_daemon, tmp_path):
-    """All of it is bad samples: what is left may be something else by now."""
+def test_what_is_missing_or_cut_while_it_is_served_is_a_bad_sample_and_kills_no_worker(start_daemon, photos, tmp_path):
+    """Images that a table names: with the table, the record, the column and the path. An array: all of it.
+
+    What is left of that may be something else by now.
+    """
+    files = sorted(path.relative_to(photos) for path in photos.rglob("*.jpg"))[:10]
+    lines = ["file,label", *(f"{file},{number}" for number, file in enumerate([*files, "gone.jpg"]))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
     np.save(tmp_path / "x.npy", np.arange(SAMPLES * 4).reshape(SAMPLES, 4))
-    stream = {"source": {"type": "npy", "path": str(tmp_path / "x.npy"), "field": "x"}, "batch_size": 8}
-    daemon = start_daemon({"photos": {**stream, "on_error": "mask", "max_bad_fraction": 1.0}})
+    table = {"type": "csv", "path": str(tmp_path / "t.csv"), "image": "file", "image_root": str(photos)}
+    masked = {"batch_size": 8, "on_error": "mask", "max_bad_fraction": 1.0}
+    streams = {
+        "table": {**masked, "source": {**table, "fields": {"label": "int64"}}, "pipeline": STILL_PIPELINE},
+        "array": {**masked, "source": {"type": "npy", "path": str(tmp_path / "x.npy"), "field": "x"}},
+    }
+    daemon = start_daemon(streams)
     workers = daemon.worker_pids()
     os.truncate(tmp_path / "x.npy", 128 + 20 * 32)
     valid = {}
     with batchd_client.connect(daemon.address) as connection:
-        for batch in connection.stream("photos", epochs=1):
+        for batch in connection.stream("array", epochs=1):
             valid |= dict(zip(batch["index"].tolist(), batch["valid"].tolist(), strict=True))
-        bad = connection.bad("photos").samples
+        cut = connection.bad("array").samples
+        assert see(connection.stream("table", epochs=1)) == Expected(daemon.config, "table").epoch(0)
+        wait_until(lambda: connection.bad("table").total > 0, "the sample is listed")
+        (gone,) = connection.bad("table").samples
     assert valid == dict.fromkeys(range(SAMPLES), False)
-    assert {("ends at byte" if one.sample >= 20 else "its file has changed") in one.reason for one in bad} == {True}
+    assert {("ends at byte" if one.sample >= 20 else "its file has changed") in one.reason for one in cut} == {True}
+    assert gone.path == f"{tmp_path}/t.csv: record 11 (byte {sum(len(line) + 1 for line in lines[:-1])})"
+    assert gone.reason == "'file' is 'gone.jpg': No such file or directory"
     assert daemon.worker_pids() == workers
-
-
-def test_images_that_a_table_names_are_decoded_and_missing_ones_are_bad_samples(start_daemon, photos, tmp_path):
-    """With the table, the record, the column and the path."""
-    files = sorted(path.relative_to(photos) for path in photos.rglob("*.jpg"))[:10]
-    lines = [f"{file},{number}" for number, file in enumerate([*files, "gone.jpg"])]
-    (tmp_path / "t.csv").write_text("\n".join(["file,label", *lines]))
-    source = {
-        "type": "csv",
-        "path": str(tmp_path / "t.csv"),
-        "image": "file",
-        "image_root": str(photos),
-        "fields": {"label": "int64"},
-    }
-    stream = {
-        "source": source,
-        "batch_size": 8,
-        "pipeline": STILL_PIPELINE,
-        "on_error": "mask",
-        "max_bad_fraction": 1.0,
-    }
-    daemon = start_daemon({"photos": stream})
-    with batchd_client.connect(daemon.address) as connection:
-        assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
-        wait_until(lambda: connection.bad("photos").total > 0, "the sample is listed")
-        (bad,) = connection.bad("photos").samples
-    assert (
-        bad.path == f"{tmp_path}/t.csv: record 11 (byte {sum(len(line) + 1 for line in ['file,label', *lines[:-1]])})"
-    )
-    assert bad.reason == "'file' is 'gone.jpg': No such file or directory"

@@ -30,33 +30,30 @@ def records_of(photos, folder, count=3):
     }
 
 
-def test_records_give_the_batches_that_the_same_files_give(start_daemon, photos, tmp_path):
-    """Shuffled and cropped, over epochs, with one worker and with two, one of which is killed meanwhile."""
+def test_records_give_the_batches_that_the_same_files_give_until_one_is_damaged(start_daemon, photos, tmp_path):
+    """Shuffled and cropped, over epochs, with one worker and with two, one of which is killed meanwhile.
+
+    A bad sample is named with the file, the record and its byte.
+    """
     files = folder_stream(photos)
-    streams = {"files": files, "records": {**files, "source": records_of(photos, tmp_path)}}
-    alone = start_daemon(streams, workers=1)
+    damaged = {"source": records_of(photos, tmp_path / "one", count=1), "max_bad_fraction": 1.0, "shuffle": False}
+    records = {**files, "source": records_of(photos, tmp_path)}
+    alone = start_daemon({"records": records}, workers=1)
     with batchd_client.connect(alone.address) as connection:
-        expected = [see(connection.stream("records", epochs=1))]
-    daemon = start_daemon(streams, workers=2)
+        expected = see(connection.stream("records", epochs=1))
+    daemon = start_daemon({"files": files, "records": records, "damaged": {**files, **damaged}}, workers=2)
+    file = tmp_path / "one" / "train-00000-of-00001"
     with batchd_client.connect(daemon.address) as connection:
         one, other = connection.stream("files", epochs=3), connection.stream("records", epochs=3)
-        assert see(one) == see(other) == expected[0]
+        assert see(one) == see(other) == expected
         os.kill(daemon.status()["workers"][0]["pid"], signal.SIGKILL)
         for _ in range(2):
             assert see(one) == see(other)
-
-
-def test_a_file_that_is_damaged_while_it_is_served_makes_bad_samples_that_are_named(start_daemon, photos, tmp_path):
-    """With the file, the record and its byte."""
-    stream = {**folder_stream(photos), "source": records_of(photos, tmp_path, count=1), "max_bad_fraction": 1.0}
-    daemon = start_daemon({"photos": {**stream, "shuffle": False}})
-    file = tmp_path / "train-00000-of-00001"
-    with batchd_client.connect(daemon.address) as connection:
         data = bytearray(file.read_bytes())
         data[200] ^= 1
         file.write_bytes(data)
-        assert sum(len(one.samples) for one in see(connection.stream("photos", epochs=1))) == 40
-        wait_until(lambda: connection.bad("photos").total > 0, "the sample is listed")
-        (bad,) = connection.bad("photos").samples
+        assert sum(len(one.samples) for one in see(connection.stream("damaged", epochs=1))) == 40
+        wait_until(lambda: connection.bad("damaged").total > 0, "the sample is listed")
+        (bad,) = connection.bad("damaged").samples
     assert bad.path == f"{file}: record 0 (byte 0)"
     assert bad.reason == "does not match its checksum: its data is damaged"

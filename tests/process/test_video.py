@@ -38,20 +38,24 @@ def streams_over(videos):
     }
 
 
-def test_one_worker_and_two_give_the_same_bytes(start_daemon, videos):
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, videos):
+    """One with two workers."""
+    return start_shared_daemon(streams_over(videos), workers=2, chunk_rows=3)
+
+
+def test_one_worker_and_two_give_the_same_bytes(daemon, start_daemon, videos):
     """In any order, over epochs."""
-    streams = streams_over(videos)
-    one, two = start_daemon(streams, workers=1), start_daemon(streams, workers=2, chunk_rows=3)
-    with batchd_client.connect(one.address) as alone, batchd_client.connect(two.address) as both:
-        for name in streams:
+    one = start_daemon(streams_over(videos), workers=1)
+    with batchd_client.connect(one.address) as alone, batchd_client.connect(daemon.address) as both:
+        for name in streams_over(videos):
             single, many = alone.stream(name, epochs=2), both.stream(name, epochs=2)
             assert single.fingerprint == many.fingerprint
             assert [see(single), see(single)] == [see(many), see(many)]
 
 
-def test_frames_and_clips_come_with_label_time_and_path(start_daemon, videos):
+def test_frames_and_clips_come_with_label_time_and_path(daemon):
     """Each sample is the one that its number says."""
-    daemon = start_daemon(streams_over(videos))
     assert "image uint8[4, 4, 24, 32, 3]" in batchd("check", daemon.config).stdout
     with batchd_client.connect(daemon.address) as connection:
         for batch in connection.stream("whole", epochs=1):

@@ -19,29 +19,68 @@ import pytest
 import batchd_client
 from batchd_client import BatchdClientError, Stream
 from support.commands import batchd
+from support.daemon_process import DaemonProcess
 from support.images import jpeg, photo, write_photos
 from support.network import Proxy, free_port
-from support.settings import folder_stream
+from support.settings import PIPELINE, folder_stream
 from support.waiting import wait_until
 
 SECONDS = 2.5
-SLEEPING = "import time\ndef fn(sample, rng):\n    time.sleep({})\n    return sample"
-FAILING = """import time
-def fn(sample, rng):
+MODULE = """
+import time
+def slow(sample, rng):
+    time.sleep(0.2)
+    return sample
+def brief(sample, rng):
+    time.sleep(0.004)
+    return sample
+def failing(sample, rng):
     if sample["label"] == 0:
         time.sleep(0.02)
         raise ValueError("bad")
     return sample"""
-CALL = {"op": "call", "function": "slow:fn"}
 PNG_SIDE_PIXELS = 2200
+LARGER = [{"op": "decode"}, {"op": "resize", "size": [224, 224]}]
+
+
+def called(folder: Path, function: str, **changes: Any) -> dict[str, Any]:
+    """A stream of random crops with a function of the module in the end."""
+    call = {"op": "call", "function": f"slow:{function}"}
+    return folder_stream(folder, **changes, pipeline=[*PIPELINE, call])
+
+
+@pytest.fixture(scope="module")
+def daemon(
+    start_shared_daemon: Callable[..., DaemonProcess], photos: Path, tmp_path_factory: pytest.TempPathFactory
+) -> DaemonProcess:
+    """One with a stream for each reason to wait; each test reads one."""
+    folder = tmp_path_factory.mktemp("why")
+    (folder / "slow.py").write_text(MODULE)
+    write_photos(folder / "few", {"bad": 5, "good": 15}, height=32, width=32)
+    write_photos(folder / "large", {"small": 38}, height=32, width=32)
+    noise = np.random.default_rng(0).integers(0, 255, (PNG_SIDE_PIXELS, PNG_SIDE_PIXELS, 3), np.uint8)
+    for name in ("huge1.png", "huge2.png"):
+        assert cv2.imwrite(str(folder / "large" / "small" / name), noise)
+    streams = {
+        "photos": folder_stream(photos),
+        "narrow": folder_stream(photos, window=1),
+        "slow-step": called(photos, "slow", batch_size=2),
+        "small-ring": called(photos, "brief", window=6, memory="80KiB"),
+        "far": folder_stream(photos, pipeline=LARGER, shuffle=False),
+        "large-files": folder_stream(folder / "large"),
+        "bad-files": called(folder / "few", "failing", max_bad_fraction=1.0),
+    }
+    return start_shared_daemon(streams, tcp=f"127.0.0.1:{free_port()}", python_path=[str(folder)])
 
 
 @contextmanager
-def reading(address: str, between: Callable[[int], None] = lambda _taken: None) -> Iterator[Stream]:
-    """Somebody trains on the stream ``photos`` in a thread of his own; after each batch he does ``between``."""
+def reading(
+    address: str, name: str = "photos", between: Callable[[int], None] = lambda _taken: None
+) -> Iterator[Stream]:
+    """Somebody trains on a stream in a thread of his own; after each batch he does ``between``."""
     stop = threading.Event()
     with batchd_client.connect(address) as connection:
-        stream = connection.stream("photos")
+        stream = connection.stream(name)
 
         def train() -> None:
             with suppress(BatchdClientError):
@@ -62,9 +101,9 @@ def reading(address: str, between: Callable[[int], None] = lambda _taken: None) 
             thread.join()
 
 
-def why(address: str, *options: str) -> dict[str, Any]:
-    """The verdict about the one trainer."""
-    printed = batchd("why", "photos", "--seconds", str(SECONDS), "--json", *options, address=address).stdout
+def why(address: str, name: str = "photos") -> dict[str, Any]:
+    """The verdict about the one trainer of a stream."""
+    printed = batchd("why", name, "--seconds", str(SECONDS), "--json", address=address).stdout
     (verdict,) = json.loads(printed)
     return verdict
 
@@ -74,10 +113,17 @@ def pause(seconds: float, every: int = 1) -> Callable[[int], None]:
     return lambda taken: time.sleep(seconds if taken % every == every - 1 else 0)
 
 
-def test_a_slow_trainer_is_told_that_it_is_its_own_pace(start_daemon, photos):
+def test_without_a_trainer_nobody_waits(daemon):
+    """And a stream that does not exist is a mistake."""
+    printed = batchd("why", "--seconds", "0.5", address=daemon.address).stdout
+    assert printed == "no trainer reads any stream: nobody waits\n"
+    message = batchd("why", "photo", "--seconds", "0.5", address=daemon.address, status=1).stderr
+    assert message.startswith("batchd: there is no stream 'photo'; there are ")
+
+
+def test_a_slow_trainer_is_told_that_it_is_its_own_pace(daemon):
     """The ring is full whenever it comes."""
-    daemon = start_daemon({"photos": folder_stream(photos)})
-    with reading(daemon.address, pause(0.3)):
+    with reading(daemon.address, between=pause(0.3)):
         verdict = why(daemon.address)
 
     assert verdict["kind"] == "trainer-bound"
@@ -85,24 +131,19 @@ def test_a_slow_trainer_is_told_that_it_is_its_own_pace(start_daemon, photos):
     assert verdict["wait_share"] < 0.05
 
 
-def test_nothing_is_claimed_where_nothing_is_wrong(start_daemon, photos):
+def test_nothing_is_claimed_where_nothing_is_wrong(daemon):
     """Workers have just as much to do as they can, and the trainer hardly waits."""
-    daemon = start_daemon({"photos": folder_stream(photos, window=1)})
-    with reading(daemon.address, pause(0.25)):
+    with reading(daemon.address, "narrow", pause(0.25)):
         line = batchd("why", "--seconds", str(SECONDS), address=daemon.address).stdout
 
-    assert " on photos: " in line
+    assert " on narrow: " in line
     assert any(f": {kind}: " in line for kind in ("trainer-bound", "fed"))
 
 
-def test_a_slow_step_is_named(start_daemon, photos, code, write):
+def test_a_slow_step_is_named(daemon):
     """A function of the user's takes 200 ms: so long that it outweighs any waiting for CPUs that others share."""
-    write("slow.py", SLEEPING.format(0.2))
-    pipeline = [*folder_stream(photos)["pipeline"], CALL]
-    stream = folder_stream(photos, pipeline=pipeline, batch_size=2)
-    daemon = start_daemon({"photos": stream}, python_path=[str(code)])
-    with reading(daemon.address):
-        verdict = why(daemon.address)
+    with reading(daemon.address, "slow-step"):
+        verdict = why(daemon.address, "slow-step")
 
     assert verdict["kind"] == "decode-bound"
     assert float(re.search(r"call takes ([0-9.]+) ms", verdict["proof"])[1]) >= 200
@@ -124,70 +165,42 @@ def test_slow_storage_is_told_from_a_slow_step(start_daemon, web):
     assert "workers wait for files" in verdict["proof"]
 
 
-def test_a_ring_that_is_too_small_is_told(start_daemon, photos, code, write):
+def test_a_ring_that_is_too_small_is_told(daemon):
     """The trainer takes batches in bursts of six, and there is room for two."""
-    write("slow.py", SLEEPING.format(0.004))
-    pipeline = [*folder_stream(photos)["pipeline"], CALL]
-    stream = folder_stream(photos, pipeline=pipeline, window=6, memory="80KiB")
-    daemon = start_daemon({"photos": stream}, python_path=[str(code)])
-    with reading(daemon.address, pause(0.6, every=5)):
-        verdict = why(daemon.address)
+    with reading(daemon.address, "small-ring", pause(0.6, every=5)):
+        verdict = why(daemon.address, "small-ring")
 
     assert verdict["kind"] == "memory-bound"
     assert "a ring of 2 slots for a window of 6" in verdict["proof"]
 
 
-def test_a_throttled_link_is_told(start_daemon, photos):
+def test_a_throttled_link_is_told(daemon):
     """Large batches of small photographs, and a way that takes a moment for every 64 KiB."""
-    pipeline = [{"op": "decode"}, {"op": "resize", "size": [224, 224]}]
-    stream = folder_stream(photos, pipeline=pipeline, shuffle=False)
-    port = free_port()
-    daemon = start_daemon({"photos": stream}, tcp=f"127.0.0.1:{port}")
-    with Proxy(port) as far:
+    with Proxy(int(daemon.tcp_address.rpartition(":")[2])) as far:
         far.delay_s = 0.01
-        with reading(f"tcp://127.0.0.1:{far.port}"):
-            verdict = why(daemon.address)
+        with reading(f"tcp://127.0.0.1:{far.port}", "far"):
+            verdict = why(daemon.address, "far")
 
     assert verdict["kind"] == "network-bound"
     assert "MB/s" in verdict["proof"]
 
 
-def test_a_few_large_files_among_small_ones_are_named(start_daemon, tmp_path):
+def test_a_few_large_files_among_small_ones_are_named(daemon):
     """Two of forty are PNGs of millions of pixels."""
-    write_photos(tmp_path, {"small": 38}, height=32, width=32)
-    noise = np.random.default_rng(0).integers(0, 255, (PNG_SIDE_PIXELS, PNG_SIDE_PIXELS, 3), np.uint8)
-    for name in ("huge1.png", "huge2.png"):
-        assert cv2.imwrite(str(tmp_path / "small" / name), noise)
-    daemon = start_daemon({"photos": folder_stream(tmp_path)})
-    with reading(daemon.address):
-        verdict = why(daemon.address)
+    with reading(daemon.address, "large-files"):
+        verdict = why(daemon.address, "large-files")
 
     assert verdict["kind"] == "slow-samples"
     assert "huge" in verdict["proof"]
 
 
-def test_bad_samples_that_take_long_are_told(start_daemon, tmp_path, code, write):
+def test_bad_samples_that_take_long_are_told(daemon):
     """A quarter of them; what is wrong with them turns out after 20 ms."""
-    write("slow.py", FAILING)
-    write_photos(tmp_path / "photos", {"bad": 5, "good": 15}, height=32, width=32)
-    stream = folder_stream(tmp_path / "photos", max_bad_fraction=1.0)
-    stream["pipeline"] = [*stream["pipeline"], CALL]
-    daemon = start_daemon({"photos": stream}, python_path=[str(code)])
-    with reading(daemon.address):
-        verdict = why(daemon.address)
+    with reading(daemon.address, "bad-files"):
+        verdict = why(daemon.address, "bad-files")
 
     assert verdict["kind"] == "bad-data"
-    assert "batchd bad photos" in verdict["remedy"]
-
-
-def test_without_a_trainer_nobody_waits(start_daemon, photos):
-    """And a stream that does not exist is a mistake."""
-    daemon = start_daemon({"photos": folder_stream(photos)})
-
-    printed = batchd("why", "--seconds", "0.5", address=daemon.address).stdout
-    assert printed == "no trainer reads any stream: nobody waits\n"
-    message = batchd("why", "photo", "--seconds", "0.5", address=daemon.address, status=1).stderr
-    assert message == "batchd: there is no stream 'photo'; there are photos\n"
+    assert "batchd bad bad-files" in verdict["remedy"]
 
 
 @pytest.mark.parametrize("seconds", ["0", "often"])

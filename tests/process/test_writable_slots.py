@@ -1,10 +1,19 @@
 """Slots that trainers may map writable, where the configuration says so; a trainer that spoils them is noticed by checksums."""
 
+import pytest
+
 import batchd_client
 from support.expected import Expected
 from support.network import free_port
 from support.seen import see
 from support.settings import folder_stream
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """One that gives them, also with checksums."""
+    streams = {"photos": folder_stream(photos), "verified": folder_stream(photos, verify=True)}
+    return start_shared_daemon(streams, writable_slots=True, tcp=f"127.0.0.1:{free_port()}")
 
 
 def is_writable(batch):
@@ -22,35 +31,32 @@ def read(connection):
         return see(stream), writable
 
 
-def test_who_asks_gets_writable_slots_if_they_are_allowed_and_all_get_the_same_batches(start_daemon):
+def test_who_asks_gets_writable_slots_if_they_are_allowed_and_all_get_the_same_batches(daemon, start_daemon):
     """Those who do not ask are none the wiser."""
-    for allowed in (False, True):
-        daemon = start_daemon(writable_slots=allowed)
-        expected = Expected(daemon.config)
+    for serving, allowed in ((start_daemon(), False), (daemon, True)):
+        expected = Expected(serving.config)
         with (
-            batchd_client.connect(daemon.address, writable_slots=True) as asking,
-            batchd_client.connect(daemon.address) as other,
+            batchd_client.connect(serving.address, writable_slots=True) as asking,
+            batchd_client.connect(serving.address) as other,
         ):
             assert read(asking) == (expected.epoch(0), allowed)
             assert read(other) == (expected.epoch(0), False)
 
 
-def test_over_tcp_nobody_asks(start_daemon):
+def test_over_tcp_nobody_asks(daemon):
     """Batches are copies there."""
-    daemon = start_daemon(writable_slots=True, tcp=f"127.0.0.1:{free_port()}")
     with batchd_client.connect(daemon.tcp_address, writable_slots=True) as far:
         assert see(far.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
 
 
-def test_a_batch_that_another_trainer_spoilt_is_noticed_and_made_anew(start_daemon, photos):
+def test_a_batch_that_another_trainer_spoilt_is_noticed_and_made_anew(daemon):
     """With ``verify = true``: the one who reads it later gets what the worker wrote."""
-    daemon = start_daemon({"photos": folder_stream(photos, verify=True)}, writable_slots=True)
-    expected = Expected(daemon.config)
+    expected = Expected(daemon.config, "verified")
     with (
         batchd_client.connect(daemon.address, writable_slots=True) as bad,
         batchd_client.connect(daemon.address) as good,
     ):
-        spoiler, stream = bad.stream("photos", epochs=1), good.stream("photos", epochs=1)
+        spoiler, stream = bad.stream("verified", epochs=1), good.stream("verified", epochs=1)
         batch = next(iter(spoiler))
         start = batch["image"].__array_interface__["data"][0] - batch.memory.address
         batch.memory.page[start] ^= 1

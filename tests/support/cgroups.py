@@ -17,7 +17,10 @@ _numbers = count(1)
 
 @contextmanager
 def memory_group(limit_bytes: int) -> Iterator[Path]:
-    """Make a group that may take so much; skips the test where that cannot be. Whoever is in it must have ended at its end."""
+    """Make a group that may take so much; skips the test where that cannot be.
+
+    Whoever is in it must have ended at its end.
+    """
     group = CONTROLLER / f"batchd-test-{os.getpid()}-{next(_numbers)}"
     try:
         group.mkdir()

@@ -1,4 +1,7 @@
-"""A small configuration to change, and how to load one from text. For tests of the configuration."""
+"""A small configuration to change, and how to load one from text.
+
+For tests of the configuration.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -33,7 +33,9 @@ _FOREVER = ("--fork", "--kill-child=KILL")
 
 @dataclass(frozen=True)
 class Container:
-    """Where a process is put. ``shares``: paths outside and where they are seen inside; ``shm_kib`` 0: no /dev/shm.
+    """Where a process is put.
+
+    ``shares``: paths outside and where they are seen inside; ``shm_kib`` 0: no /dev/shm.
 
     ``identity``: user, group and further groups, instead of root. ``user_map``: arguments of
     ``unshare --user``, for a user namespace of its own. ``network``: None for a network of its own

@@ -25,8 +25,8 @@ def rounds_of(plan: Plan, world_size: int, base: int) -> list[list[tuple[int, in
 
 
 def rows_of(plan: Plan, step: int) -> int:
-    """Count the samples of a batch one by one."""
-    return sum(step * plan.batch_size <= place < (step + 1) * plan.batch_size for place in range(plan.samples))
+    """Count the samples of a batch, of which the last one may have fewer."""
+    return len(range(plan.samples)[step * plan.batch_size : (step + 1) * plan.batch_size])
 
 
 def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: int | None) -> Iterator[Share]:
@@ -40,7 +40,10 @@ def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: 
 
 
 def _shared_round(plan: Plan, world_size: int, batches: list[int]) -> list[tuple[int, int, int]]:
-    """Ranks in order stand before the batches, as evenly as can be; those before one cut its rows evenly, one each at least."""
+    """Ranks in order stand before the batches, as evenly as can be.
+
+    Those before one cut its rows evenly, one each at least.
+    """
     members: dict[int, list[int]] = {step: [] for step in batches}
     for rank in range(world_size):
         members[batches[rank * len(batches) // world_size]].append(rank)

@@ -1,4 +1,7 @@
-"""Which slot may be given up, spelled out slowly: each reader is asked about each slot. Tests only."""
+"""Which slot may be given up, spelled out slowly: each reader is asked about each slot.
+
+Tests only.
+"""
 
 from collections.abc import Iterable
 
@@ -11,7 +14,10 @@ NEVER = float("inf")
 
 
 def next_use(readers: Iterable[tuple[Course, int]], key: Position, *, repeats: bool) -> float:
-    """How many batches until one of ``readers`` (course, next sequence) reads ``key``; ``NEVER`` where none will."""
+    """How many batches until one of ``readers`` (course, next sequence) reads ``key``.
+
+    ``NEVER`` where none will.
+    """
     nearest = NEVER
     for course, sequence in readers:
         share = course.at(sequence)

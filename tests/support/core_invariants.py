@@ -62,7 +62,10 @@ def check_invariants(world: World) -> None:
 
 
 def _check_streams(world: World) -> None:
-    """What is served is what was asked for; what is not served any more is there for those alone who still hold some of it."""
+    """What is served is what was asked for.
+
+    What is not served any more is there for those alone who still hold some of it.
+    """
     assert sorted(world.state.numbers.values()) == sorted(world.serving)
     for number, stream in world.state.streams.items():
         assert (stream.delivery.retired is None) == (number in world.serving)
@@ -250,7 +253,10 @@ def is_too_far_ahead(delivery: Delivery, one: Subscription) -> bool:
 
 
 def _check_workers(world: World) -> None:
-    """No worker stands idle while rows that a trainer claimed wait for one; and core and workers agree on the orders."""
+    """No worker stands idle while rows that a trainer claimed wait for one.
+
+    And core and workers agree on the orders.
+    """
     fleet = world.state.fleet
     assert len(fleet._places) == world.workers_wanted
     wanted = [worker for worker in fleet.workers.values() if not worker.is_surplus]

@@ -1,4 +1,6 @@
-"""A world with producers around ``DaemonState``, in which every sample that is pushed has a number. Tests only.
+"""A world with producers around ``DaemonState``, in which every sample that is pushed has a number.
+
+Tests only.
 
     producer --PlaceAsked, SamplePushed--> DaemonState --LendPlace--> World: which sample lies in which place
                                                        --OrderChunk-> World: which samples a worker read, and so are in which slot
@@ -24,7 +26,10 @@ Key = tuple[int, Position]
 
 
 def live_spec(number: int = 1, *, capacity: int = 12, when_full: WhenFull = "block", **changes: object) -> StreamSpec:
-    """A small live stream: batches of 3, 40 of them in an epoch, in lockstep. ``changes`` are those of ``make_spec``."""
+    """A small live stream: batches of 3, 40 of them in an epoch, in lockstep.
+
+    ``changes`` are those of ``make_spec``.
+    """
     batch_size = changes.get("batch_size", 3)
     assert isinstance(batch_size, int)
     values = {"samples": 40 * batch_size, "max_skew": 8, "on_error": "mask", **changes}
@@ -50,7 +55,10 @@ class LiveWorld(CheckedWorld):
         super().__init__(specs, workers, chunk_rows_max)
         self.producers: dict[int, ModelProducer] = {}
         self.places: dict[tuple[int, int], int | None] = {}
-        """By (stream, place): the sample in it that is still to be read by somebody; None where there is none."""
+        """By (stream, place): the sample in it that is still to be read by somebody.
+
+        None where there is none.
+        """
         self.pushed: dict[int, set[int]] = {spec.number: set() for spec in specs}
         self.dropped: dict[int, set[int]] = {spec.number: set() for spec in specs}
         self.handed_out: dict[int, dict[int, Position]] = {spec.number: {} for spec in specs}
@@ -115,7 +123,10 @@ class LiveWorld(CheckedWorld):
         return pushed
 
     def mismatch(self, number: int, sequence: int) -> list[act.Action]:
-        """A trainer says that a batch which it was handed is not what was written; nobody loses it for that."""
+        """A trainer says that a batch which it was handed is not what was written.
+
+        Nobody loses it for that.
+        """
         trainer = self.trainers[number]
         _slot, generation = trainer.grants[sequence]
         return self.do(ev.BatchMismatched(trainer.session, number, sequence, generation))
@@ -132,7 +143,10 @@ class LiveWorld(CheckedWorld):
         return self.do(ev.SessionEnded(session))
 
     def fill(self, number: int, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> list[act.Action]:
-        """A worker carries out its oldest order; what it read must have stayed in its place till now."""
+        """A worker carries out its oldest order.
+
+        What it read must have stayed in its place till now.
+        """
         order = self.workers[number].orders[0]
         for row, (place, sample) in self._read.get(order.order, {}).items():
             assert self.places[order.stream, place] == sample, "a place was given away under a worker that reads it"

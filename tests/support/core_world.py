@@ -32,7 +32,10 @@ WORKERS = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
 
 
 def make_spec(number: int = 1, **changes: object) -> StreamSpec:
-    """A small stream: 12 samples in 4 batches of 3, in order, in a ring of 8 slots. ``changes`` also takes ``Plan``'s fields."""
+    """A small stream: 12 samples in 4 batches of 3, in order, in a ring of 8 slots.
+
+    ``changes`` also takes ``Plan``'s fields.
+    """
     plan = {"samples": 12, "batch_size": 3, "seed": 7, "shuffle": False, "drop_last": False}
     values: dict[str, object] = {
         "number": number,
@@ -114,7 +117,10 @@ NEVER_SEEN = 1 << 60
 
 
 class World:
-    """Feeds events, performs and checks actions. ``slots_left`` is how many more slots the machine has memory for."""
+    """Feeds events, performs and checks actions.
+
+    ``slots_left`` is how many more slots the machine has memory for.
+    """
 
     def __init__(
         self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256, kind: WorkerKind = WORKERS

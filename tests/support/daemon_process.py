@@ -1,4 +1,6 @@
-"""A real daemon as a child of the test: ``batchd serve`` in a runtime directory of its own. For tests of processes.
+"""A real daemon as a child of the test: ``batchd serve`` in a runtime directory of its own.
+
+For tests of processes.
 
     start -> [ address, status, kill | terminate | restart ]* -> close
 
@@ -200,7 +202,10 @@ class DaemonProcess:
         return outcome.text
 
     def worker_pids(self) -> set[int]:
-        """The processes of its workers, as the kernel knows them; the first ones are forked soon after its start."""
+        """The processes of its workers, as the kernel knows them.
+
+        The first ones are forked soon after its start.
+        """
         if not self._has_workers:
             wait_until(lambda: len(workers_of(self.pid)) >= self._workers, "all workers are forked")
             self._has_workers = True
@@ -212,7 +217,10 @@ class DaemonProcess:
         return pid
 
     def kill_a_worker(self) -> None:
-        """End its oldest worker that was not ended so before; who is about to die may be gone at any moment."""
+        """End its oldest worker that was not ended so before.
+
+        Who is about to die may be gone at any moment.
+        """
         victim = min(wait_until(lambda: self.worker_pids() - self._killed, "a worker lives"))
         os.kill(victim, signal.SIGKILL)
         self._killed.add(victim)

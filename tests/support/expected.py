@@ -15,7 +15,7 @@ from batchd.pipeline.cache_split import cut_of, steps_of
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import kind_of, open_reader
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -32,10 +32,9 @@ class Expected:
     def __init__(self, config_file: Path, stream: str = "photos") -> None:
         config = load_config(config_file, {}, {}).streams[stream]
         self._config = config
-        kind = kind_of(config.source)
         index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage())
-        self._columns = kind.columns(config.source, Storage())
-        self._reader = kind.open(config.source, index, 1 << 26, Storage())
+        self._columns = kind_of(config.source).columns(config.source, Storage())
+        self._reader = open_reader(config.source, index, 1 << 26, Storage())
         self._pipeline = Pipeline(self._columns, config.pipeline, config.seed)
         self._maker: Pipeline | None = None
         if config.cache == "decoded":

@@ -1,4 +1,6 @@
-"""A stand-in for CUDA that copies late, on tensors in the memory of the host. For tests of the torch loader's way to a GPU.
+"""A stand-in for CUDA that copies late, on tensors in the memory of the host.
+
+For tests of the torch loader's way to a GPU.
 
     copy_(non_blocking) within ``aside`` --> queue --(an event is done, awaited or adopted, or ``work``)--> the tensor
 
@@ -47,7 +49,10 @@ def mappings() -> list[Mapping]:
 
 
 def is_mapped(address: int, size: int) -> bool:
-    """Is there memory at each page of this place? One call of the kernel; ``mappings`` lists a thousand with torch loaded."""
+    """Is there memory at each page of this place? One call of the kernel.
+
+    ``mappings`` lists a thousand with torch loaded.
+    """
     pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
     return _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages) == 0
 
@@ -179,7 +184,10 @@ class FakeCuda:
         self._refuses = False
 
     def break_down(self, *, refuses: bool) -> None:
-        """From now on nothing is done, and who asks for it is told so. ``refuses``: also to unregister memory."""
+        """From now on nothing is done, and who asks for it is told so.
+
+        ``refuses``: also to unregister memory.
+        """
         self._is_broken = True
         self._refuses = refuses
         self.queue.clear()

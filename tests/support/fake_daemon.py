@@ -1,4 +1,6 @@
-"""A small scripted daemon for testing the client: real sockets, real memfds, no decoding. Runs as a thread of the test.
+"""A small scripted daemon for testing the client: real sockets, real memfds, no decoding.
+
+Runs as a thread of the test.
 
 It serves one stream, whose batches say which position they are, and obeys like a good daemon unless
 it is told otherwise:
@@ -60,7 +62,10 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class FakeDaemon:
-    """See the module docstring. ``with FakeDaemon(directory) as fake`` starts it; ``kill`` and ``start`` restart it."""
+    """See the module docstring.
+
+    ``with FakeDaemon(directory) as fake`` starts it; ``kill`` and ``start`` restart it.
+    """
 
     def __init__(self, directory: Path, stream: FakeStream | None = None) -> None:
         self.runtime: RuntimeDirectory = runtime_directory(directory)
@@ -154,7 +159,10 @@ class FakeDaemon:
             self._router.send_multipart([session.routing, data])
 
     def refuses(self, session: FakeSession, message: Message, error: ErrorCode, text: str) -> bool:
-        """For ``answer``: tell a trainer that waits why it will get nothing; inside the daemon's thread only."""
+        """For ``answer``: tell a trainer that waits why it will get nothing.
+
+        Inside the daemon's thread only.
+        """
         if not isinstance(message, Pull) or not message.waiting:
             return False
         self._pull(session, message)

@@ -29,7 +29,7 @@ from batchd_wire.messages import (
     Subscribe,
     Unsubscribe,
 )
-from batchd_wire.pieces import pieces
+from batchd_wire.tcp import pieces
 from support.fake_stream import FakeStream
 
 TURN_MS = 20

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import Field, SlotLayout, place_fields
 from batchd_wire.messages import Subscribe, Subscribed
+from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 
 

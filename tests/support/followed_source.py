@@ -1,4 +1,6 @@
-"""A kind of source whose images come with a mask, boxes and points. Installed by tests as a package of its own.
+"""A kind of source whose images come with a mask, boxes and points.
+
+Installed by tests as a package of its own.
 
 options = { samples = 24 }      each sample is made from its number alone
 """
@@ -29,7 +31,10 @@ def scan(source: PluginSource, _survey: Survey) -> SourceIndex:
 
 
 class FollowedReader:
-    """A bright rectangle on dark grey, its outline as a box, its corners as points; every fifth mask has another size."""
+    """A bright rectangle on dark grey, its outline as a box, its corners as points.
+
+    Every fifth mask has another size.
+    """
 
     def __init__(self, _source: PluginSource, _index: SourceIndex, _max_bytes: int) -> None:
         pass

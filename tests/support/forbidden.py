@@ -127,7 +127,10 @@ def _forbidden_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
 
 
 def _full_name(node: ast.expr, names: dict[str, str]) -> str | None:
-    """What a name, or a chain of attributes that starts with one, stands for; None where no import bound it."""
+    """What a name, or a chain of attributes that starts with one, stands for.
+
+    None where no import bound it.
+    """
     match node:
         case ast.Name(id=name):
             return names.get(name)

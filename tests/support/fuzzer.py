@@ -1,4 +1,6 @@
-"""A trainer that says whatever it is told to, and remembers of the answers what it could use. For fuzzing a daemon.
+"""A trainer that says whatever it is told to, and remembers of the answers what it could use.
+
+For fuzzing a daemon.
 
 Each way to a daemon has its own kind, which says how to ``tell`` and to ``listen``.
 """
@@ -37,7 +39,10 @@ class Fuzzer:
         self.refusals: list[str] = []
 
     def tell(self, *frames: bytes) -> None:
-        """Send anything over ZeroMQ, and hear what there is to hear; who was hung up on speaks to nobody."""
+        """Send anything over ZeroMQ, and hear what there is to hear.
+
+        Who was hung up on speaks to nobody.
+        """
         raise NotImplementedError
 
     def listen(self) -> None:

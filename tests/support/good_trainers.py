@@ -1,4 +1,6 @@
-"""Trainers that read on while others misbehave, and know what every batch should be. For tests of processes.
+"""Trainers that read on while others misbehave, and know what every batch should be.
+
+For tests of processes.
 
 with good_trainers(daemon) as good: ...      one on this host; another over TCP where the daemon listens there
 good.read()                                  each takes its next batch, byte for byte
@@ -64,7 +66,10 @@ class GoodTrainers:
 
 @contextmanager
 def good_trainers(daemon: DaemonProcess, key: Path | None = None) -> Iterator[GoodTrainers]:
-    """Good trainers of this daemon, the one over TCP with ``key``; at the end the daemon has had no accident."""
+    """Good trainers of this daemon, the one over TCP with ``key``.
+
+    At the end the daemon has had no accident.
+    """
     with ExitStack() as stack:
         connections = [stack.enter_context(batchd_client.connect(daemon.address))]
         if daemon.tcp_address is not None:

@@ -1,4 +1,6 @@
-"""A real server on this machine that answers as Google Cloud Storage does, to what is asked of it. For tests of sources.
+"""A real server on this machine that answers as Google Cloud Storage does, to what is asked of it.
+
+For tests of sources.
 
 The name of a file is BUCKET/PATH. A bucket is listed as its XML interface lists one:
 ?list-type=2&prefix=a/&delimiter=/

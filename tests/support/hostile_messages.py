@@ -102,7 +102,10 @@ def without_none(hint: Any) -> Any:
 
 
 def encode(parts: list[Any], known: dict[str, Any]) -> bytes:
-    """The bytes of a message, with what the session knows; what msgpack itself cannot carry goes as its ``repr``."""
+    """The bytes of a message, with what the session knows.
+
+    What msgpack itself cannot carry goes as its ``repr``.
+    """
     plain = [known.get(part.name, part.otherwise) if isinstance(part, Known) else part for part in parts]
     packed: bytes = msgpack.packb(plain, default=repr, unicode_errors="surrogatepass")
     return packed

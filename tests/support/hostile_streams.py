@@ -1,4 +1,6 @@
-"""What a ZeroMQ peer says over TCP, and what becomes of it below ZeroMQ. For fuzzing; the format is ZMTP 3 (RFC 23).
+"""What a ZeroMQ peer says over TCP, and what becomes of it below ZeroMQ. For fuzzing.
+
+The format is ZMTP 3 (RFC 23).
 
 recorded(bytes) -> [ greeting | command or message | ... ] -> spoilt(parts, chance) -> the same,
 nearly
@@ -49,7 +51,10 @@ def frame(body: bytes, flags: int = 0) -> bytes:
 
 
 def spoilt(parts: list[bytes], chance: Random) -> list[bytes]:
-    """The same parts with something wrong with them, once or several times, at any layer; and perhaps not all of them."""
+    """The same parts with something wrong with them, once or several times, at any layer.
+
+    And perhaps not all of them.
+    """
     parts = list(parts)
     for _ in range(chance.randrange(1, CHANGES_MAX + 1)):
         chance.choice(_CHANGES)(parts, chance.randrange(len(parts)), chance)

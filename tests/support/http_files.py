@@ -1,4 +1,6 @@
-"""A real HTTP server over files in memory, with range requests and every way in which servers fail. For tests of sources.
+"""A real HTTP server over files in memory, with range requests and every way in which servers fail.
+
+For tests of sources.
 
 server.files["a.tar"] = b"..."          what there is
 server.faults["a.tar"] = [Status(500)]  what happens to the next requests for it, one after the other; then it is well again
@@ -25,7 +27,10 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Says nothing until the server is closed; with ``after``, once so many bytes of the body are out."""
+    """Says nothing until the server is closed.
+
+    With ``after``, once so many bytes of the body are out.
+    """
 
     after: int | None = None
 
@@ -184,7 +189,11 @@ class _Handler(BaseHTTPRequestHandler):
             files.stall()
 
     def _send(self, status: int, headers: dict[str, str], content: bytes, after: int | None = None) -> None:
-        """Send an answer; only ``after`` bytes of its body, where that is a number, and nothing more on this connection."""
+        """Send an answer.
+
+        Only ``after`` bytes of its body, where that is a number, and nothing more on this
+        connection.
+        """
         self.send_response(status)
         for key, value in {**headers, **self.server.files.headers, "Content-Length": str(len(content))}.items():
             self.send_header(key, value)

@@ -65,7 +65,10 @@ def jpeg_with_scans(image, scans):
 
 
 def jpeg_of(image, subsampling="420", restart=0, quality=90, *, is_progressive=False):
-    """Write a JPEG of colours with a restart marker every so many MCUs, baseline or progressive; a grey image as a grey one."""
+    """Write a JPEG of colours with a restart marker every so many MCUs, baseline or progressive.
+
+    A grey image as a grey one.
+    """
     options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_RST_INTERVAL, restart]
     if image.ndim == 3:
         factor = getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{subsampling}")
@@ -74,7 +77,10 @@ def jpeg_of(image, subsampling="420", restart=0, quality=90, *, is_progressive=F
 
 
 def jpeg_by_component(grey, scans=1):
-    """Write a baseline JPEG with a scan for each of three components, all the same; that of the first ``scans`` times."""
+    """Write a baseline JPEG with a scan for each of three components, all the same.
+
+    That of the first ``scans`` times.
+    """
     data = jpeg(grey)
     frame, scan = data.index(b"\xff\xc0"), data.index(b"\xff\xda")
     head, height_and_width = data[:frame], data[frame + 5 : frame + 9]
@@ -236,7 +242,10 @@ def huge_png_header():
 
 
 def write_photos(folder, counts: Mapping[str, int], height=48, width=64):
-    """Write ``counts[name]`` small JPEGs, each different, into ``folder``/name/number.jpg. Gives their paths, sorted."""
+    """Write ``counts[name]`` small JPEGs, each different, into ``folder``/name/number.jpg.
+
+    Gives their paths, sorted.
+    """
     paths = []
     for seed_base, name in enumerate(sorted(counts)):
         (Path(folder) / name).mkdir(parents=True, exist_ok=True)

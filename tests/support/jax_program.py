@@ -1,4 +1,6 @@
-"""Programs with a JAX loader, as processes of their own: what people's scripts do. Started by the tests of ``tests/with_jax``.
+"""Programs with a JAX loader, as processes of their own: what people's scripts do.
+
+Started by the tests of ``tests/with_jax``.
 
 python -m support.jax_program NAME ADDRESS [MORE...]        (the name of a function here)
 """

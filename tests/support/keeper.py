@@ -56,7 +56,10 @@ class Keeper:
 
     @contextmanager
     def sees_to(self, *command: str) -> Iterator[None]:
-        """Meanwhile ``command`` is run where this process is killed; it takes something away that is made meanwhile."""
+        """Meanwhile ``command`` is run where this process is killed.
+
+        It takes something away that is made meanwhile.
+        """
         number = next(self._numbers)
         self._tell({"number": number, "command": command})
         try:
@@ -74,7 +77,10 @@ _ours: list[Keeper] = []
 
 
 def keep(mark: str) -> None:
-    """Have a keeper from now on, for processes that are started with ``mark``. Once in each process of pytest's."""
+    """Have a keeper from now on, for processes that are started with ``mark``.
+
+    Once in each process of pytest's.
+    """
     _ours.append(Keeper(mark))
 
 

@@ -1,4 +1,7 @@
-"""What the kernel knows of processes: who lives, whose child it is, what it holds open. For tests of processes."""
+"""What the kernel knows of processes: who lives, whose child it is, what it holds open.
+
+For tests of processes.
+"""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +14,10 @@ _READ_BYTES = 1 << 16
 
 
 def _read(path: str) -> bytes:
-    """A whole file of ``/proc``. Every test looks at all processes twice: ``Path.read_bytes`` takes four times as long."""
+    """A whole file of ``/proc``.
+
+    Every test looks at all processes twice: ``Path.read_bytes`` takes four times as long.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = [os.read(descriptor, _READ_BYTES)]

@@ -1,4 +1,6 @@
-"""The leak oracle: what this test process and its offspring hold, before and after a test. For every test.
+"""The leak oracle: what this test process and its offspring hold, before and after a test.
+
+For every test.
 
 Counted: processes that the test started, wherever they ended up; this process's threads (ZeroMQ's
 too), its descriptors other than plain files, its mappings of slots, the signals that its main
@@ -19,7 +21,10 @@ from pathlib import Path
 from support.kernel import RUN_VARIABLE, carries, descriptors_of, mapped_slots, parent_of, process_ids
 
 _strangers: set[int] = set()
-"""Processes that were found not to be ours, and so never will be. To look at each of them again takes a third of most tests."""
+"""Processes that were found not to be ours, and so never will be.
+
+To look at each of them again takes a third of most tests.
+"""
 
 _KINDS = ("socket:", "pipe:", "anon_inode:", "/memfd:")
 
@@ -68,7 +73,10 @@ def look(directory: Path) -> Possessions:
 
 
 def left_since(before: Possessions, directory: Path) -> list[str]:
-    """What a test has left behind by now; what only waits for the garbage collector does not count."""
+    """What a test has left behind by now.
+
+    What only waits for the garbage collector does not count.
+    """
     left = look(directory).beyond(before)
     if left:
         gc.collect()

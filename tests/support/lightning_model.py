@@ -1,4 +1,7 @@
-"""A LightningModule that learns nothing and remembers what it was given. For tests of the data module."""
+"""A LightningModule that learns nothing and remembers what it was given.
+
+For tests of the data module.
+"""
 
 # ruff: noqa: ARG002  hooks have the signatures that Lightning calls them with
 
@@ -51,7 +54,10 @@ class SaveAfter(Callback):
 
 
 class StopAfter(SaveAfter):
-    """Die after so many batches of the training, as a killed job does; before it, write what it takes to go on."""
+    """Die after so many batches of the training, as a killed job does.
+
+    Before it, write what it takes to go on.
+    """
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         """Some batches after the checkpoint, so that those are read again."""

@@ -36,7 +36,9 @@ def free_port() -> int:
 
 
 class Proxy:
-    """Passes bytes between whoever connects and a port, in a thread. What it does to them can be changed at any time.
+    """Passes bytes between whoever connects and a port, in a thread.
+
+    What it does to them can be changed at any time.
 
     ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of
     whatever it is, as long as there are ``cuts_left``; ``delay_s`` is slept before each part is
@@ -144,7 +146,9 @@ def _ip(*arguments: str) -> str:
 
 
 class TwoHosts:
-    """A second host, made of a network namespace, with a cable to ours that can be pulled. Needs root.
+    """A second host, made of a network namespace, with a cable to ours that can be pulled.
+
+    Needs root.
 
     The namespace is named after the process that made it, so a later run knows it and removes it
     where that process is gone. The cable is named after its subnet: it is made only if no run has
@@ -157,7 +161,10 @@ class TwoHosts:
         self._cable = ""
 
     def make(self) -> None:
-        """Make host and cable. Raises ``CalledProcessError`` or ``OSError`` where that is not allowed."""
+        """Make host and cable.
+
+        Raises ``CalledProcessError`` or ``OSError`` where that is not allowed.
+        """
         for namespace in _left_namespaces():
             subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True)
         _ip("netns", "add", self._namespace)
@@ -178,7 +185,10 @@ class TwoHosts:
         _ip("link", "set", f"{self._cable}a", "down")
 
     def plug_in(self) -> None:
-        """Mend the cable. The address went with the link's state on some kernels, so it is given again."""
+        """Mend the cable.
+
+        The address went with the link's state on some kernels, so it is given again.
+        """
         _ip("link", "set", f"{self._cable}a", "up")
         _ip("addr", "replace", f"{self.ours}/{_SUBNET_BITS}", "dev", f"{self._cable}a")
 

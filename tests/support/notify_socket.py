@@ -5,7 +5,10 @@ from pathlib import Path
 
 
 class NotifySocket:
-    """A bound datagram socket. ``address`` as in ``NOTIFY_SOCKET``: a path, or an abstract name that begins with @."""
+    """A bound datagram socket.
+
+    ``address`` as in ``NOTIFY_SOCKET``: a path, or an abstract name that begins with @.
+    """
 
     def __init__(self, address: str | Path) -> None:
         self.address = str(address)

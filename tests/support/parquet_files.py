@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from batchd.sources.interface import Reader, kind_of
+from batchd.sources.interface import Reader, kind_of, open_reader
 from batchd.sources.parquet.options import ParquetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -27,7 +27,10 @@ def hugging_face(images: Iterable[bytes | None], paths: Iterable[str | None] | N
 
 
 def class_labels(**names: list[str]) -> dict[bytes, bytes]:
-    """What Hugging Face's `datasets` writes into a file of columns that are labels; compared with what its version 5.2 writes."""
+    """What Hugging Face's `datasets` writes into a file of columns that are labels.
+
+    Compared with what its version 5.2 writes.
+    """
     features = {column: {"names": those, "_type": "ClassLabel"} for column, those in names.items()}
     return {b"huggingface": json.dumps({"info": {"features": {"image": {"_type": "Image"}, **features}}}).encode()}
 
@@ -54,7 +57,7 @@ def scan_parquet(root: Path, fields: dict[str, str], *shards: str, **changes: An
 
 def open_parquet(root: Path, fields: dict[str, str], *shards: str, max_bytes: int = 1 << 26, **changes: Any) -> Reader:
     source, index = scan_parquet(root, fields, *shards, **changes)
-    return kind_of(source).open(source, index, max_bytes, Storage())
+    return open_reader(source, index, max_bytes, Storage())
 
 
 def photo_rows(photos: Path, folder: Path, **options: Any) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Producers of numbered frames, in this process or as processes of their own. For tests of processes.
+"""Producers of numbered frames, in this process or as processes of their own.
+
+For tests of processes.
 
 A frame is 6 x 8 pixels, all of which say its number, as its label does: whoever reads it sees
 whether it is whole.

@@ -36,7 +36,10 @@ def start(module: str, program: str, daemon: DaemonProcess, *arguments: object) 
 
 
 def end(program: "subprocess.Popen[str]", still_max_s: float = EXIT_S) -> tuple[list[dict[str, Any]], int, str]:
-    """What a program said, less than a pipe holds; its status; its errors. After its last words it stands still for less."""
+    """What a program said, less than a pipe holds; its status; its errors.
+
+    After its last words it stands still for less.
+    """
     ended = os.WEXITED | os.WNOWAIT | os.WNOHANG  # it stays, to be asked what it has run
     wait_until(lambda: os.waitid(os.P_PID, program.pid, ended), "the program has ended")
     now_s, busy_s = time.monotonic(), _busy_s(program.pid)

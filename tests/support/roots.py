@@ -44,7 +44,10 @@ class Root:
     folder: Path
 
     def run(self, command: str, *, status: int = 0, user: int | None = None) -> str:
-        """Run a line of shell inside, as root or as another user; what it wrote, standard error too."""
+        """Run a line of shell inside, as root or as another user.
+
+        What it wrote, standard error too.
+        """
         for name in ("upper", "work", "merged"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         places = {name: self.folder / name for name in ("upper", "work", "merged")}
@@ -126,7 +129,10 @@ def _problem() -> str:
 
 @cache
 def collect_wheels() -> None:
-    """Have all in ``WHEELHOUSE`` that an installation without a network needs. Skips the test where the Pythons differ."""
+    """Have all in ``WHEELHOUSE`` that an installation without a network needs.
+
+    Skips the test where the Pythons differ.
+    """
     minor = subprocess.run([PYTHON, "--version"], capture_output=True, text=True, check=True).stdout.split(".")[1]
     if not (DEBIAN / f"usr/bin/python3.{minor}").exists():
         pytest.skip(f"{PYTHON} is 3.{minor}, and that of {DEBIAN} is another: wheels for it cannot be collected here")

@@ -4,7 +4,6 @@ import logging
 from urllib.request import Request, urlopen
 
 import obstore
-from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
 BUCKET = "bucket"
@@ -65,5 +64,7 @@ class BucketServer:
 
     def open_again(self) -> None:
         """Begin again, on the same port, with what there was."""
+        from moto.server import ThreadedMotoServer  # noqa: PLC0415  it takes a second to load
+
         self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)
         self._server.start()

@@ -1,4 +1,7 @@
-"""Sources as workers see them: scanned, shared, and read by their own readers. For tests of sources."""
+"""Sources as workers see them: scanned, shared, and read by their own readers.
+
+For tests of sources.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, kind_of
+from batchd.sources.interface import Reader, open_reader
 from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
@@ -31,7 +34,7 @@ def opened(source: SourceOptions, max_bytes: int = 1 << 24) -> Iterator[tuple[Re
         index = SourceIndex.from_descriptor(descriptor)
     finally:
         os.close(descriptor)
-    reader = kind_of(source).open(source_from_plain(source_to_plain(source)), index, max_bytes, Storage())
+    reader = open_reader(source_from_plain(source_to_plain(source)), index, max_bytes, Storage())
     try:
         yield reader, index
     finally:
@@ -39,7 +42,10 @@ def opened(source: SourceOptions, max_bytes: int = 1 << 24) -> Iterator[tuple[Re
 
 
 def read_samples(source: SourceOptions) -> list[Mapping[str, Any]]:
-    """All samples, the last one read first, as any order will do; what is only valid until the next one is copied."""
+    """All samples, the last one read first, as any order will do.
+
+    What is only valid until the next one is copied.
+    """
     with opened(source) as (reader, index):
         return [_copied(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
 

@@ -1,4 +1,7 @@
-"""What trainers get: every byte of a batch in a digest. For tests of processes; imports nothing but what a trainer does."""
+"""What trainers get: every byte of a batch in a digest.
+
+For tests of processes; imports nothing but what a trainer does.
+"""
 
 from collections.abc import Iterable
 from hashlib import blake2b

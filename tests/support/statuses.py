@@ -87,7 +87,10 @@ def two_looks(
     sent_bytes_per_s: float | None = None,
     workers: int = 2,
 ) -> tuple[DaemonStatus, DaemonStatus]:
-    """A daemon's status now and ``SECONDS`` later. Changes are those of the second look; what counts up counts from zero."""
+    """A daemon's status now and ``SECONDS`` later.
+
+    Changes are those of the second look; what counts up counts from zero.
+    """
     begun = _status(
         replace(
             _STREAM, decoded_samples=0, subscriptions=(replace(_SUBSCRIPTION, consumed_batches=0),), work=_none_done()

@@ -1,4 +1,6 @@
-"""Programs that train with TensorFlow or Keras, as processes of their own. Started by the tests of ``tests/with_tensorflow``.
+"""Programs that train with TensorFlow or Keras, as processes of their own.
+
+Started by the tests of ``tests/with_tensorflow``.
 
 python -m support.tensorflow_program NAME ADDRESS [MORE...]        (the name of a function here)
 """
@@ -139,7 +141,10 @@ def train_without_tensorflow(address, backend):
 
 
 def train_on_two_devices(address):
-    """A strategy of two devices of one process, each of which gets whole batches; by itself and by Keras."""
+    """A strategy of two devices of one process, each of which gets whole batches.
+
+    By itself and by Keras.
+    """
     import keras  # noqa: PLC0415
     import tensorflow as tf  # noqa: PLC0415
 

@@ -20,7 +20,10 @@ def word_level(**options):
 
 
 def byte_pairs():
-    """A tokenizer of pieces of words that are merged in the order of ``BPE_MERGES``; without special tokens."""
+    """A tokenizer of pieces of words that are merged in the order of ``BPE_MERGES``.
+
+    Without special tokens.
+    """
     tokenizer = Tokenizer(models.BPE(BPE_VOCABULARY, BPE_MERGES, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer

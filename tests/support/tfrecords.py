@@ -27,7 +27,10 @@ def framed(data: bytes) -> bytes:
 
 
 def example(**features: Values) -> bytes:
-    """A ``tf.train.Example``; a name may have ``__`` for a slash. Whether they are floats is told by the first value."""
+    """A ``tf.train.Example``; a name may have ``__`` for a slash.
+
+    Whether they are floats is told by the first value.
+    """
     message = Example()
     _fill(message.features, features)
     return bytes(message.SerializeToString(deterministic=True))

@@ -1,4 +1,6 @@
-"""Programs with a torch loader, as processes of their own: what people's scripts do. For ``tests/with_torch``.
+"""Programs with a torch loader, as processes of their own: what people's scripts do.
+
+For ``tests/with_torch``.
 
 python -m support.torch_program NAME ADDRESS [MORE...]        (the name of a function here)
 """

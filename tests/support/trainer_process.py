@@ -1,4 +1,7 @@
-"""Starts ``trainer_program`` and talks to it, so that a trainer can be killed and stopped. For tests of processes."""
+"""Starts ``trainer_program`` and talks to it, so that a trainer can be killed and stopped.
+
+For tests of processes.
+"""
 
 import json
 import os
@@ -25,7 +28,10 @@ class TrainerFailed(Exception):  # noqa: N818  it is what the trainer reports
 
 
 class TrainerProcess:
-    """One trainer of one stream. Orders that take long are begun by ``begin`` and ended by ``finish``."""
+    """One trainer of one stream.
+
+    Orders that take long are begun by ``begin`` and ended by ``finish``.
+    """
 
     def __init__(
         self,

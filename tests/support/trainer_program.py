@@ -1,4 +1,6 @@
-"""A trainer as a process of its own, which does what it is told, a line of JSON at a time; ``trainer_process`` starts it.
+"""A trainer as a process of its own, which does what it is told, a line of JSON at a time.
+
+``trainer_process`` starts it.
 
 {"do": "take", "batches": 3}         -> {"seen": [epoch, step, samples, digest]} ... {"done": true}
 {"do": "hold", "batches": 3}         -> the same, and keeps them

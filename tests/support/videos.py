@@ -1,4 +1,7 @@
-"""Videos, made for tests. Every frame shows its own number in twelve blocks, which survive any codec."""
+"""Videos, made for tests.
+
+Every frame shows its own number in twelve blocks, which survive any codec.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +18,10 @@ ROWS, COLUMNS = 3, 4
 
 @dataclass(frozen=True)
 class Coding:
-    """How a video is written. ``times`` gives the time of a frame in units of 1 / ``units`` seconds."""
+    """How a video is written.
+
+    ``times`` gives the time of a frame in units of 1 / ``units`` seconds.
+    """
 
     codec: str = "libx264"
     options: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,7 @@
-"""Waiting for a condition. For tests of processes; the bound is there to end a broken test, not to time a good one."""
+"""Waiting for a condition.
+
+For tests of processes; the bound is there to end a broken test, not to time a good one.
+"""
 
 import time
 from collections.abc import Callable
@@ -17,7 +20,9 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE_S, every_s: float = 0.0) -> T:
-    """Ask again and again until ``condition`` gives something true, and give that; fail with ``what`` after ``seconds``.
+    """Ask again and again until ``condition`` gives something true, and give that.
+
+    Fail with ``what`` after ``seconds``.
 
     ``every_s``: how long to wait between questions at least; over TCP the daemon answers so many in
     a second and no more.

@@ -8,7 +8,7 @@ from batchd_client.errors import ProtocolError
 from batchd_client.remote import UNDER_WAY_MAX, Arrivals
 from batchd_wire.fields import Field, place_fields
 from batchd_wire.messages import Parcel
-from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of, pieces
+from batchd_wire.tcp import PARTS_MAX, PIECE_BYTES, part_of, pieces
 
 ROWS = 8
 LAYOUT = place_fields([Field("image", "uint8", (3, PIECE_BYTES // 2)), Field("label", "int64", ())], ROWS)

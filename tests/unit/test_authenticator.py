@@ -243,7 +243,7 @@ def test_a_dead_authenticator_says_no_byte_and_is_not_taken_for_a_wrong_key(
     file.touch(0o600)
     file.write_text(connection_file_text(keys.new("a")))
     with serving(context, keys, None) as server:
-        with pytest.raises(DaemonNotFound, match="did not answer whether it knows the key"):
+        with pytest.raises(DaemonNotFound, match="did not say whether it knows the key"):
             batchd_client.connect(server.endpoint, key=str(file), connect_timeout_s=0.5)
         assert server.router.poll(0) == 0
     authenticator.close()

@@ -23,14 +23,15 @@ from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.sources.interface import Reader, kind_of
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.interface import Reader, kind_of, open_reader
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.sources.video.options import VideoSource
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from support.lmdb_files import write_lmdb
@@ -188,12 +189,11 @@ def outcome(source: SourceOptions, file: Path) -> str:
 
 def scan(source: SourceOptions) -> Callable[[], str]:
     """Scan; gives a function that reads everything, as ``outcome`` tells it."""
-    kind = kind_of(source)
-    columns = {column.name: column for column in kind.columns(source, Storage())}
+    columns = {column.name: column for column in kind_of(source).columns(source, Storage())}
     index = scan_source(source, nothing, IndexCache(None), Storage())
 
     def read_all() -> str:
-        reader = kind.open(source, index, MAX_BYTES, Storage())
+        reader = open_reader(source, index, MAX_BYTES, Storage())
         told = "".join(read(reader, sample, columns) for sample in range(len(index)))
         reader.close()
         return told
@@ -331,9 +331,8 @@ def test_what_is_said_of_a_lost_record_is_where_it_was_and_what_became_of_its_fi
     root = tmp_path / "data"
     root.mkdir()
     source, file = KINDS[kind](root)
-    reader = kind_of(source).open(
-        source, scan_source(source, nothing, IndexCache(None), Storage()), MAX_BYTES, Storage()
-    )
+    index = scan_source(source, nothing, IndexCache(None), Storage())
+    reader = open_reader(source, index, MAX_BYTES, Storage())
     left = file.stat().st_size // 3
     if damage == "vanished":
         file.unlink()
@@ -369,7 +368,7 @@ def test_a_record_that_is_too_large_is_a_bad_sample(made: Made) -> None:
     """Whatever its kind: nobody reads more than ``max_bytes`` for one sample."""
     source, _ = made
     index = scan_source(source, nothing, IndexCache(None), Storage())
-    reader = kind_of(source).open(source, index, 3, Storage())
+    reader = open_reader(source, index, 3, Storage())
 
     for sample in range(len(index)):
         with pytest.raises(SampleUnreadable, match="more than"):

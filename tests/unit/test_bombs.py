@@ -12,18 +12,18 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.pipeline.image.capacity import (
+from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.options import Decode, Resize
+from batchd.pipeline.image.probe import (
     PIXELS_PER_BYTE,
     ROW_PIXELS_PER_BYTE,
     SMALL_FILE_BYTES,
     jpeg_blocks,
     lzw_pixels_max,
     png_bytes,
+    probe_image,
 )
-from batchd.pipeline.image.decode import Decoder
-from batchd.pipeline.image.options import Decode, Resize
-from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.image.scratch import Scratch
+from batchd.pipeline.image.vision import Scratch
 from batchd.samples.errors import SampleUndecodable
 from support import bombs
 from support.images import animation, encode, jpeg, jpeg_of, photo, png_chunk, ycck_jpeg

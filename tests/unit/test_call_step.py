@@ -10,7 +10,7 @@ from batchd.functions.load import FunctionUnusable
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.options import CenterCrop, Follow, RandomFlip
-from batchd.pipeline.sample_fields import columns_after, is_random, sample_fields
+from batchd.pipeline.sample_fields import columns_after, sample_fields
 from batchd.samples.columns import Column, parse_column
 from batchd.samples.errors import SampleUndecodable
 from batchd_wire.fields import Field
@@ -252,8 +252,8 @@ def test_what_promises_to_be_the_same_gets_no_random_numbers(write):
     step = Call(function="mine:fn", outputs={"score": "int64"}, random=False)
 
     assert run(step)["score"] == 1
-    assert not is_random([step])
-    assert is_random([Call(function="mine:fn")])
+    assert not step.is_random
+    assert Call(function="mine:fn").is_random
     with pytest.raises(SampleUndecodable, match="'NoneType' object has no attribute 'random'"):
         run(Call(function="mine:bad", random=False))
 

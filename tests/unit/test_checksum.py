@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from batchd.config.tree import StreamConfig
 from batchd.pipeline.image.options import Decode, Resize
 from batchd.pipeline.sample_fields import sample_fields
-from batchd.sources.files.reader import image_columns
-from batchd_wire.checksum import RowChecksums
+from batchd.sources.files.index import image_columns
 from batchd_wire.fields import CHECKSUM, Field, layout_from_wire, place_fields
+from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 
 FIELDS = (Field("image", "uint8", (5, 3)), Field("label", "int64", ()), Field("valid", "bool", ()))

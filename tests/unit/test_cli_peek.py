@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from batchd.cli.main import cli
-from batchd.cli.peephole import PeekedBatch
-from batchd.cli.table import ROWS_MAX, aligned, batch_table
+from batchd.cli.peek import ROWS_MAX, PeekedBatch, batch_table
+from batchd.cli.text import aligned
 from batchd_client.batch import Room
 from batchd_wire.fields import Field, Varying
 from batchd_wire.views import slot_arrays

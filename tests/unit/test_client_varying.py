@@ -5,8 +5,8 @@ import pytest
 
 import batchd_client
 from batchd_client.errors import BatchReleased, ProtocolError
-from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import CHECKSUM, Field, Varying, place_fields
+from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 from support.fake_daemon import FakeDaemon
 from support.fake_stream import FakeStream

@@ -9,7 +9,7 @@ from batchd.config.functions import code_of, code_problems, runs_own_code
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
 from batchd.errors import SourceInvalid
-from batchd.functions.failures import FunctionFailed
+from batchd.functions.calls import FunctionFailed
 from batchd.functions.find import find_module
 from batchd.functions.load import FunctionUnusable, Here
 from batchd.pipeline.execute import Pipeline
@@ -19,7 +19,7 @@ from batchd.samples.errors import SampleUnreadable
 from batchd.sources.code.options import SAMPLES_MAX, GeneratorSource, PluginSource, PythonSource
 from batchd.sources.composed.options import ConcatSource, SubsetSource
 from batchd.sources.files.options import FolderSource
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import kind_of, open_reader
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
 from batchd_wire.position import Position
@@ -35,14 +35,13 @@ def survey(code):
 
 
 def open_python(fields=FIELDS, max_bytes=1000, **options):
-    return kind_of(source := PythonSource(function="mine:Data", fields=fields, options=options)).open(
-        source, None, max_bytes, Storage()
-    )
+    source = PythonSource(function="mine:Data", fields=fields, options=options)
+    return open_reader(source, None, max_bytes, Storage())
 
 
 def open_generator(fields=FIELDS, function="mine:generate", **changes):
     source = GeneratorSource(function=function, fields=fields, **changes)
-    return kind_of(source).open(source, None, 1000, Storage())
+    return open_reader(source, None, 1000, Storage())
 
 
 def test_a_source_is_somebodys_own_code_if_a_part_of_it_is():

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.errors import ConfigInvalid, SourceInvalid
-from batchd.sources.composed.mix import mixed_counts, mixed_order
 from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource, share_of
-from batchd.sources.composed.subset import shuffled
-from batchd.sources.files.options import FolderSource, ListSource, WebDatasetSource
-from batchd.sources.interface import Reader, kind_of
+from batchd.sources.composed.scan import mixed_counts, mixed_order, shuffled
+from batchd.sources.files.options import FolderSource, ListSource
+from batchd.sources.interface import Reader, kind_of, open_reader
 from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
 from batchd.sources.source_checks import look_at
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
@@ -43,7 +43,7 @@ def reader_of(source: SourceOptions) -> Reader:
     finally:
         os.close(descriptor)
     assert shared.digest == index.digest
-    return kind_of(source).open(source_from_plain(source_to_plain(source)), shared, 1000, Storage())
+    return open_reader(source_from_plain(source_to_plain(source)), shared, 1000, Storage())
 
 
 def contents(source: SourceOptions) -> list[str]:

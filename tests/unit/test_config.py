@@ -20,7 +20,7 @@ from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.sources.options import SourceOptions
@@ -28,6 +28,7 @@ from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.push.options import PushSource
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.sources.video.options import VideoSource
+from batchd.sources.webdataset.options import WebDatasetSource
 from support.configs import STREAM, WHOLE, load
 from support.toml_values import SCALARS, TREES, written
 

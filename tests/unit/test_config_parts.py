@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.config.cpus import available_cpus
-from batchd.config.lines import key_lines
-from batchd.config.runtime import choose_runtime_directory
+from batchd.config.directories import choose_runtime_directory
+from batchd.config.problems import key_lines
 from batchd.config.tree import DaemonConfig
 from batchd.errors import ConfigInvalid, KeyPath
 from batchd.samples.sizes import format_bytes, parse_bytes, round_bytes

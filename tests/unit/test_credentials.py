@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from batchd.cli.main import cli
-from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY
+from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.daemon.tcp.keys import CredentialKeys, KeyDirectory, check_tcp_keys, open_keys
 from batchd.errors import KeysInvalid
 from support.configs import WHOLE, load

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.csv import records as csv_records
+from batchd.sources.csv import scan as csv_scan
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.interface import kind_of
 from batchd.storage.access import Storage
@@ -109,7 +109,7 @@ def test_columns_are_the_image_and_the_fields(tmp_path) -> None:
 def test_records_are_those_of_rfc_4180(tmp_path, monkeypatch, content, expected) -> None:
     """Wherever the blocks end in which they are found."""
     for block in (*range(1, 12), 1 << 20):
-        monkeypatch.setattr(csv_records, "BLOCK_BYTES", block)
+        monkeypatch.setattr(csv_scan, "BLOCK_BYTES", block)
         assert rows(table(tmp_path, content)) == expected, block
 
 
@@ -136,7 +136,7 @@ def test_whatever_is_written_is_read(tmp_path_factory, cells, ends, block, quote
 
     text = end.join(["a,b", *(f"{written(one)},{written(other)}" for one, other in cells)]) + end * has_last_end
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csv_records, "BLOCK_BYTES", block)
+        patch.setattr(csv_scan, "BLOCK_BYTES", block)
         assert rows(table(tmp_path_factory.getbasetemp(), text)) == cells
 
 
@@ -183,13 +183,13 @@ import sys
 from pathlib import Path
 
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import kind_of, open_reader
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
 
 source = CsvSource(path=Path(sys.argv[1]), fields={"number": "int64"})
 index = kind_of(source).scan(source, Survey(lambda _found: None))
-reader = kind_of(source).open(source, index, 1 << 20, Storage())
+reader = open_reader(source, index, 1 << 20, Storage())
 numbers = [int(reader.read(sample)["number"]) for sample in (0, 1, len(index) - 2, len(index) - 1)]
 status = Path("/proc/self/status").read_text().splitlines()
 peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM:"))
@@ -271,14 +271,14 @@ def test_the_digest_names_the_content_and_the_options_but_not_the_place(tmp_path
 def test_what_is_no_table_is_refused(tmp_path, monkeypatch, content, message) -> None:
     """With the record and the byte, wherever blocks end."""
     for block in (*range(1, 8), 1 << 20):
-        monkeypatch.setattr(csv_records, "BLOCK_BYTES", block)
+        monkeypatch.setattr(csv_scan, "BLOCK_BYTES", block)
         assert message in refused(table(tmp_path, content)), block
 
 
 def test_a_quote_that_is_left_open_does_not_fill_the_memory(tmp_path, monkeypatch) -> None:
     """A record has a limit."""
-    monkeypatch.setattr(csv_records, "RECORD_BYTES_MAX", 1000)
-    monkeypatch.setattr(csv_records, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(csv_scan, "RECORD_BYTES_MAX", 1000)
+    monkeypatch.setattr(csv_scan, "BLOCK_BYTES", 100)
 
     text = refused(table(tmp_path, 'a,b\n1,2\n3,"4\n' + "5,6\n" * 1000))
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.config.http import parse_http
+from batchd.config.addresses import parse_http
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.service import observer

@@ -10,11 +10,10 @@ import pytest
 
 from batchd.pipeline.image import decode, jpeg_box
 from batchd.pipeline.image.decode import Decoder
-from batchd.pipeline.image.exif import exif_orientation
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.options import Decode, Resize
-from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.image.scratch import Scratch
+from batchd.pipeline.image.probe import exif_orientation, probe_image
+from batchd.pipeline.image.vision import Scratch
 from support.images import (
     animation,
     cmyk_jpeg,

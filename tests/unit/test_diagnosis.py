@@ -8,8 +8,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from batchd.daemon.tcp.keys import KeyDirectory
-from batchd_client.diagnosis import explain
-from batchd_client.rehearsal import GREETING_BYTES
+from batchd_client.opening import GREETING_BYTES, diagnose
 from batchd_client.sockets import Sockets
 from batchd_wire.runtime import TcpAddress
 from support.waiting import PATIENCE_S
@@ -75,9 +74,9 @@ def stay_silent(connection: socket.socket, _number: int) -> None:
         (stay_silent, "took the connection but says nothing: stopped, hung, or no batchd daemon"),
         (
             lambda _connection, _number: None,
-            "hangs up without a word: no batchd daemon, or one that keeps this host out",
+            "hangs up at once: no batchd daemon, or one that keeps this host out",
         ),
-        (says(b""), "hangs up without a word"),
+        (says(b""), "hangs up at once"),
         (says(b"SSH-2.0-OpenSSH"), "something listens there, but it is no batchd daemon"),
         (says(b"\xff" * GREETING_BYTES), "something listens there, but it is no batchd daemon"),
         (says(GREETING[:1]), "the connection was cut while it was made"),
@@ -88,7 +87,7 @@ def stay_silent(connection: socket.socket, _number: int) -> None:
 def test_what_is_no_daemon_that_answers_is_said_and_worth_another_try(sockets, behave, hint) -> None:
     """Somebody else's port, a daemon that stands still, a cable."""
     with listening(behave) as address:
-        reason = explain(sockets, address, None, SECONDS, timed_out=False)
+        reason = diagnose(sockets, address, None, SECONDS, timed_out=False)
     assert isinstance(reason, OSError)
     assert hint in str(reason)
 
@@ -96,7 +95,7 @@ def test_what_is_no_daemon_that_answers_is_said_and_worth_another_try(sockets, b
 def test_a_daemon_that_greets_and_does_not_answer_is_said_to_hang(sockets) -> None:
     """It has no keys, so nothing else can be wrong."""
     with listening(says(GREETING.replace(b"CURVE", b"NULL\0"))) as address:
-        reason = explain(sockets, address, None, SECONDS, timed_out=True)
+        reason = diagnose(sockets, address, None, SECONDS, timed_out=True)
     assert isinstance(reason, OSError)
     assert "did not answer in time" in str(reason)
 
@@ -112,6 +111,6 @@ def test_a_cut_in_the_handshake_is_no_wrong_key(sockets, tmp_path, cut_after) ->
         says(GREETING if number == 0 else words[:cut_after])(connection, number)
 
     with listening(behave) as address:
-        reason = explain(sockets, address, keys.new("a"), PATIENCE_S, timed_out=False)
+        reason = diagnose(sockets, address, keys.new("a"), PATIENCE_S, timed_out=False)
     assert isinstance(reason, OSError)
     assert "the connection was cut" in str(reason)

@@ -307,7 +307,7 @@ def test_the_shares_by_which_verdicts_are_made_are_those_of_the_code():
         ("if bad samples took {} % of the workers' time", verdicts.BAD_TIME_MIN),
         ("for {} % or more", verdicts.IDLE_SHARE_MIN),
         ("took {} % of it", verdicts.SLOW_SHARE_MIN),
-        ("wanted a CPU and had none for {} % of it", verdicts.NO_CPU_MIN),
+        ("were ready to run and had no CPU for {} % of it", verdicts.NO_CPU_MIN),
         ("more than {} % takes", verdicts.ENDLESS_SHARE),
     ):
         assert words.format(round(100 * share)) in " ".join(rules.split())

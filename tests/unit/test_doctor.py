@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchd.daemon.memory.held_descriptors import DescriptorPlan
-from batchd.doctor import clock, decoding, kernel, limits, memory, processors, storage, surroundings
+from batchd.doctor import checks, decoding, examine, storage
 from batchd.doctor.decoding import DecoderSpeed
 from batchd.doctor.finding import Level
 from batchd.doctor.machine import Machine, Running
@@ -35,19 +35,19 @@ def test_a_fine_machine_is_fine(tmp_path):
     """No check that reads the machine has anything against it, or a remedy for it."""
     machine = made_machine(tmp_path)
     findings = [
-        memory.check_memory(machine, GIBIBYTE),
-        memory.check_locked_memory(machine, GIBIBYTE),
-        *memory.check_huge_pages(machine),
-        memory.check_swap(machine),
-        memory.check_nodes(machine),
-        *processors.check_count(machine, 8),
-        processors.check_flags(machine),
-        processors.check_governor(machine),
-        limits.check_files(machine, None, 0),
-        limits.check_processes(machine, 8),
-        kernel.check_kernel(machine, {"memfd": "", "sealing": "", "pidfd": "", "populate": ""}),
-        clock.check_source(machine),
-        *clock.check_date(machine, 2e9, 1e9),
+        checks.check_memory(machine, GIBIBYTE),
+        checks.check_locked_memory(machine, GIBIBYTE),
+        *checks.check_huge_pages(machine),
+        checks.check_swap(machine),
+        checks.check_nodes(machine),
+        *checks.check_count(machine, 8),
+        checks.check_flags(machine),
+        checks.check_governor(machine),
+        checks.check_files(machine, None, 0),
+        checks.check_processes(machine, 8),
+        checks.check_kernel(machine, {"memfd": "", "sealing": "", "pidfd": "", "populate": ""}),
+        checks.check_source(machine),
+        *checks.check_date(machine, 2e9, 1e9),
     ]
 
     assert [finding for finding in findings if finding.level is not Level.OK or finding.advice] == []
@@ -59,15 +59,15 @@ def test_a_machine_that_says_nothing_is_no_problem(tmp_path):
     for folder in ("proc", "sys"):
         shutil.rmtree(tmp_path / folder)
     findings = [
-        memory.check_memory(machine, GIBIBYTE),
-        *memory.check_huge_pages(machine),
-        memory.check_swap(machine),
-        memory.check_nodes(machine),
-        *processors.check_count(machine, 8),
-        processors.check_flags(machine),
-        processors.check_governor(machine),
-        limits.check_processes(machine, 8),
-        clock.check_source(machine),
+        checks.check_memory(machine, GIBIBYTE),
+        *checks.check_huge_pages(machine),
+        checks.check_swap(machine),
+        checks.check_nodes(machine),
+        *checks.check_count(machine, 8),
+        checks.check_flags(machine),
+        checks.check_governor(machine),
+        checks.check_processes(machine, 8),
+        checks.check_source(machine),
     ]
 
     assert {finding.level for finding in findings} <= {Level.OK, Level.NOTE}
@@ -78,11 +78,11 @@ def test_a_machine_that_says_nothing_is_no_problem(tmp_path):
 
 def test_memory_that_is_too_small_is_a_problem_with_its_key(tmp_path):
     """By the same rule by which the daemon refuses to start."""
-    finding = memory.check_memory(made_machine(tmp_path), 32 * GIBIBYTE)
+    finding = checks.check_memory(made_machine(tmp_path), 32 * GIBIBYTE)
 
     assert finding.level is Level.PROBLEM
-    assert "32.0 GiB available, 32.0 GiB wanted" in finding.found
-    assert finding.advice.startswith("set memory = in [daemon] to less, or add memory")
+    assert "32.0 GiB available, 32.0 GiB needed" in finding.found
+    assert finding.advice.startswith("reduce memory = in [daemon], or add memory")
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -97,7 +97,7 @@ def test_the_limit_of_a_control_group_counts(tmp_path, version):
             "sys/fs/cgroup/memory/box/memory.usage_in_bytes": str(GIBIBYTE),
         }
     )
-    finding = memory.check_memory(made_machine(tmp_path, files), GIBIBYTE)
+    finding = checks.check_memory(made_machine(tmp_path, files), GIBIBYTE)
 
     assert finding.level is Level.PROBLEM
     assert "1.0 GiB available" in finding.found
@@ -108,11 +108,11 @@ def test_the_slots_of_a_daemon_that_runs_are_not_missing(tmp_path):
     """They are what the rings want, and they are taken already."""
     files = {"proc/meminfo": f"MemAvailable: {2 * GIBIBYTE // 1024} kB\n"}
     machine = made_machine(tmp_path, files)
-    assert memory.check_memory(machine, 4 * GIBIBYTE).level is Level.PROBLEM
+    assert checks.check_memory(machine, 4 * GIBIBYTE).level is Level.PROBLEM
 
-    finding = memory.check_memory(machine, 4 * GIBIBYTE, Running(3 * GIBIBYTE))
+    finding = checks.check_memory(machine, 4 * GIBIBYTE, Running(3 * GIBIBYTE))
     assert finding.level is Level.OK
-    assert "5.0 GiB available (3.0 GiB of it in the slots of the daemon that runs), 4.0 GiB wanted" in finding.found
+    assert "5.0 GiB available (3.0 GiB of it in slots of the running daemon), 4.0 GiB needed" in finding.found
 
 
 @pytest.mark.parametrize(("group", "level"), [("batchd", Level.OK), ("other", Level.PROBLEM)])
@@ -125,15 +125,15 @@ def test_a_limit_is_relieved_by_what_is_held_below_it(tmp_path, group, level):
     }
     running = Running(3 * GIBIBYTE, frozenset({7}))
 
-    assert memory.check_memory(made_machine(tmp_path, files), 3 * GIBIBYTE, running).level is level
+    assert checks.check_memory(made_machine(tmp_path, files), 3 * GIBIBYTE, running).level is level
 
 
 def test_a_small_limit_of_locked_memory_is_worth_a_note(tmp_path):
     """It matters to those who let devices read the ring, and to nobody else."""
     machine = made_machine(tmp_path, limits={"locked memory": 8 << 20})
 
-    assert memory.check_locked_memory(machine, GIBIBYTE).level is Level.NOTE
-    assert memory.check_locked_memory(machine, 1 << 20).level is Level.OK
+    assert checks.check_locked_memory(machine, GIBIBYTE).level is Level.NOTE
+    assert checks.check_locked_memory(machine, 1 << 20).level is Level.OK
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_small_limit_of_locked_memory_is_worth_a_note(tmp_path):
 def test_huge_pages_are_told_by_what_they_do_to_slots(tmp_path, choice, level):
     """None of it is a warning."""
     path = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
-    (finding,) = memory.check_huge_pages(made_machine(tmp_path, {path: f"x [{choice}] y\n"}))
+    (finding,) = checks.check_huge_pages(made_machine(tmp_path, {path: f"x [{choice}] y\n"}))
 
     assert finding.level is level
 
@@ -151,9 +151,9 @@ def test_huge_pages_are_told_by_what_they_do_to_slots(tmp_path, choice, level):
 def test_huge_pages_that_nobody_can_use_are_counted(tmp_path):
     """They are taken off the memory that batchd could have."""
     files = {"proc/meminfo": "MemAvailable: 1 kB\nHugePages_Total:    1024\nHugepagesize:       2048 kB\n"}
-    *_, finding = memory.check_huge_pages(made_machine(tmp_path, files))
+    *_, finding = checks.check_huge_pages(made_machine(tmp_path, files))
 
-    assert "2.0 GiB are set aside" in finding.found
+    assert "2.0 GiB are reserved" in finding.found
     assert finding.advice.endswith("sysctl vm.nr_hugepages=0")
 
 
@@ -162,12 +162,12 @@ def test_swap_matters_when_it_is_used(tmp_path, free, level):
     """Slots that are on the disk are no cache."""
     files = {"proc/meminfo": f"SwapTotal: 100 kB\nSwapFree: {free} kB\n"}
 
-    assert memory.check_swap(made_machine(tmp_path, files)).level is level
+    assert checks.check_swap(made_machine(tmp_path, files)).level is level
 
 
 def test_several_nodes_are_worth_a_note(tmp_path):
     """With what pins a daemon to one."""
-    finding = memory.check_nodes(made_machine(tmp_path, {"sys/devices/system/node/node1/cpulist": "8-15"}))
+    finding = checks.check_nodes(made_machine(tmp_path, {"sys/devices/system/node/node1/cpulist": "8-15"}))
 
     assert (finding.level, finding.found) == (Level.NOTE, "2 nodes")
 
@@ -177,20 +177,20 @@ def test_several_nodes_are_worth_a_note(tmp_path):
 
 def test_workers_beyond_the_processors_are_worth_a_note(tmp_path):
     """They help where they wait for files. Affinity counts, and is named beside what there is."""
-    (finding,) = processors.check_count(made_machine(tmp_path, affinity=4), 16)
+    (finding,) = checks.check_count(made_machine(tmp_path, affinity=4), 16)
 
     assert finding.level is Level.NOTE
-    assert finding.found == "4 of 8 may be used; 16 workers"
+    assert finding.found == "4 of 8 CPUs usable; 16 workers"
     assert "storage-bound" in finding.advice
 
 
 def test_a_quota_counts_and_so_does_its_throttling(tmp_path):
     """A group that was stopped half of the time has a limit that is too low, whatever its number."""
     files = {f"{GROUP}/cpu.max": "150000 100000\n", f"{GROUP}/cpu.stat": "nr_periods 1000\nnr_throttled 500\n"}
-    count, throttled = processors.check_count(made_machine(tmp_path, files), 8)
+    count, throttled = checks.check_count(made_machine(tmp_path, files), 8)
 
     assert count.level is Level.NOTE
-    assert "1.5 by the control group's quota" in count.found
+    assert "1.5 by the quota of the control group" in count.found
     assert throttled.level is Level.WARNING
     assert "50% of its periods" in throttled.found
 
@@ -201,7 +201,7 @@ def test_a_quota_counts_and_so_does_its_throttling(tmp_path):
 )
 def test_instructions_are_those_that_decoders_use(tmp_path, flags, level):
     """On both kinds of processors."""
-    assert processors.check_flags(made_machine(tmp_path, {"proc/cpuinfo": f"processor : 0\n{flags}\n"})).level is level
+    assert checks.check_flags(made_machine(tmp_path, {"proc/cpuinfo": f"processor : 0\n{flags}\n"})).level is level
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_low_clock_is_a_warning_where_it_is_one(tmp_path, governor, driver, le
     folder = "sys/devices/system/cpu/cpu0/cpufreq"
     files = {f"{folder}/scaling_governor": governor, f"{folder}/scaling_driver": driver}
 
-    assert processors.check_governor(made_machine(tmp_path, files)).level is level
+    assert checks.check_governor(made_machine(tmp_path, files)).level is level
 
 
 # --- limits, kernel, clocks ----------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_open_files_are_judged_by_the_daemons_own_plan(tmp_path, limit, level):
     """Too few to begin with, too few for everybody, enough."""
     plan = DescriptorPlan(limit=limit, own=70, slots=400, connections=100)
     machine = made_machine(tmp_path, limits={"files": limit})
-    finding = limits.check_files(machine, plan, 1)
+    finding = checks.check_files(machine, plan, 1)
 
     assert finding.level is level
     assert ("LimitNOFILE=" in finding.advice) == (level is not Level.OK)
@@ -238,13 +238,13 @@ def test_processes_are_limited_by_user_and_group(tmp_path):
     """Whichever is the tighter; the user's limit does not count for root."""
     files = {f"{GROUP}/pids.max": "100\n", f"{GROUP}/pids.current": "90\n"}
     machine = made_machine(tmp_path, files)
-    assert limits.check_processes(machine, 8).level is Level.PROBLEM
-    assert "TasksMax=" in limits.check_processes(machine, 8).advice
+    assert checks.check_processes(machine, 8).level is Level.PROBLEM
+    assert "TasksMax=" in checks.check_processes(machine, 8).advice
 
     (tmp_path / GROUP / "pids.max").write_text("max\n")
     few = {"processes": 10}
-    assert "LimitNPROC=" in limits.check_processes(made_machine(tmp_path / "b", limits=few), 8).advice
-    assert limits.check_processes(made_machine(tmp_path / "c", limits=few, user=0), 8).level is Level.OK
+    assert "LimitNPROC=" in checks.check_processes(made_machine(tmp_path / "b", limits=few), 8).advice
+    assert checks.check_processes(made_machine(tmp_path / "c", limits=few, user=0), 8).level is Level.OK
 
 
 def test_what_a_user_has_started_already_counts_against_his_limit(tmp_path):
@@ -257,10 +257,10 @@ def test_what_a_user_has_started_already_counts_against_his_limit(tmp_path):
     }
     machine = made_machine(tmp_path, files, limits={"processes": 100})
 
-    assert limits.check_processes(machine, 8).found == "10 more, 48 wanted for 8 workers"
-    assert limits.check_processes(machine, 8).level is Level.PROBLEM
+    assert checks.check_processes(machine, 8).found == "10 more, 48 needed for 8 workers"
+    assert checks.check_processes(machine, 8).level is Level.PROBLEM
     running = Running(pids=frozenset({7}))
-    assert limits.check_processes(machine, 8, running).found == "70 more, 48 wanted for 8 workers"
+    assert checks.check_processes(machine, 8, running).found == "70 more, 48 needed for 8 workers"
 
 
 def test_the_limits_that_count_are_those_that_the_kernel_enforces(monkeypatch):
@@ -277,16 +277,16 @@ def test_the_limits_that_count_are_those_that_the_kernel_enforces(monkeypatch):
 def test_a_kernel_without_memfd_is_a_problem_and_one_without_populate_is_not(tmp_path):
     """A seccomp profile may be what is in the way."""
     machine = made_machine(tmp_path)
-    finding = kernel.check_kernel(machine, {"memfd": "Operation not permitted", "sealing": "", "pidfd": ""})
+    finding = checks.check_kernel(machine, {"memfd": "Operation not permitted", "sealing": "", "pidfd": ""})
 
     assert finding.level is Level.PROBLEM
     assert "without memfd (Operation not permitted)" in finding.found
-    assert kernel.check_kernel(machine, {"memfd": "", "populate": "Invalid argument"}).level is Level.OK
+    assert checks.check_kernel(machine, {"memfd": "", "populate": "Invalid argument"}).level is Level.OK
 
 
 def test_what_the_kernel_refuses_is_told(monkeypatch):
     """Here is a kernel that has everything; there is one whose memfd_create is forbidden."""
-    assert {name: why for name, why in kernel.try_features().items() if name in kernel.WANTED} == dict.fromkeys(
+    assert {name: why for name, why in checks.try_features().items() if name in checks.WANTED} == dict.fromkeys(
         ("memfd", "sealing", "pidfd"), ""
     )
 
@@ -294,7 +294,7 @@ def test_what_the_kernel_refuses_is_told(monkeypatch):
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    assert kernel.try_features()["memfd"] == "Operation not permitted"
+    assert checks.try_features()["memfd"] == "Operation not permitted"
 
 
 @pytest.mark.parametrize(("source", "level"), [("tsc", Level.OK), ("kvm-clock", Level.OK), ("hpet", Level.WARNING)])
@@ -302,18 +302,18 @@ def test_a_slow_clock_is_a_warning(tmp_path, source, level):
     """Every batch looks at it."""
     path = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 
-    assert clock.check_source(made_machine(tmp_path, {path: source})).level is level
+    assert checks.check_source(made_machine(tmp_path, {path: source})).level is level
 
 
 def test_the_date_is_not_before_the_installation(tmp_path):
     """And where systemd keeps it, it is known whether it is kept."""
     machine = made_machine(tmp_path)
-    assert levels(clock.check_date(machine, 1e9, 1.1e9)) == [("date", Level.WARNING)]
-    folder = tmp_path / clock.TIMESYNC
+    assert levels(checks.check_date(machine, 1e9, 1.1e9)) == [("date", Level.WARNING)]
+    folder = tmp_path / checks.TIMESYNC
     folder.mkdir(parents=True)
-    assert levels(clock.check_date(machine, 2e9, 1e9)) == [("date", Level.NOTE)]
+    assert levels(checks.check_date(machine, 2e9, 1e9)) == [("date", Level.NOTE)]
     (folder / "synchronized").touch()
-    assert levels(clock.check_date(machine, 2e9, 1e9)) == [("date", Level.OK)]
+    assert levels(checks.check_date(machine, 2e9, 1e9)) == [("date", Level.OK)]
 
 
 # --- decoding ------------------------------------------------------------------------------------------------------------
@@ -481,7 +481,7 @@ def test_files_that_cannot_be_read_or_hold_nothing_are_passed_over(tmp_path):
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
     (tmp_path / "up").symlink_to(tmp_path)
     (tmp_path / "empty").touch()
-    assert "no file" in storage.measure_place(tmp_path).failure
+    assert "no file can be read" in storage.measure_place(tmp_path).failure
     (tmp_path / "photo").write_bytes(bytes(1000))
 
     assert storage.measure_place(tmp_path).files == 1
@@ -490,7 +490,7 @@ def test_files_that_cannot_be_read_or_hold_nothing_are_passed_over(tmp_path):
 def test_what_cannot_be_measured_says_why(tmp_path):
     """Nothing there, nothing in it, and a server."""
     assert storage.measure_place(tmp_path / "nothing").failure == "No such file or directory"
-    assert "no file" in storage.measure_place(tmp_path).failure
+    assert "no file can be read" in storage.measure_place(tmp_path).failure
     assert storage.measure_place(Url("s3://bucket/train")) is None
 
 
@@ -521,37 +521,37 @@ def test_a_storage_that_does_not_answer_holds_nobody_up(tmp_path, monkeypatch):
 def test_the_runtime_directory_is_there_or_can_be_made(tmp_path):
     """And is open to no more people than it should be."""
     folder = tmp_path / "run"
-    assert surroundings.check_runtime_directory(folder).level is Level.OK
+    assert examine.check_runtime_directory(folder).level is Level.OK
     folder.mkdir(mode=0o750)
-    assert surroundings.check_runtime_directory(folder).level is Level.OK
+    assert examine.check_runtime_directory(folder).level is Level.OK
     folder.chmod(0o777)
-    assert surroundings.check_runtime_directory(folder).level is Level.WARNING
+    assert examine.check_runtime_directory(folder).level is Level.WARNING
     file = tmp_path / "file"
     file.touch()
-    assert surroundings.check_runtime_directory(file).level is Level.PROBLEM
+    assert examine.check_runtime_directory(file).level is Level.PROBLEM
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_runtime_directory_of_somebody_else_is_a_problem():
     """With the command that helps."""
-    assert re.search(r"as root$", surroundings.check_runtime_directory(Path("/usr/nowhere")).advice)
+    assert re.search(r"as root$", examine.check_runtime_directory(Path("/usr/nowhere")).advice)
 
 
 def test_libraries_have_to_be_there_and_to_fit():
     """Server and client of one version; extras are extra."""
-    there = dict.fromkeys(surroundings.LIBRARIES, "1.0")
-    assert {level for _, level in levels(surroundings.check_libraries(there))} == {Level.OK}
-    assert ("libraries", Level.PROBLEM) in levels(surroundings.check_libraries({**there, "numpy": None}))
-    assert ("libraries", Level.PROBLEM) in levels(surroundings.check_libraries({**there, "batchd-client": "0.9"}))
+    there = dict.fromkeys(examine.LIBRARIES, "1.0")
+    assert {level for _, level in levels(examine.check_libraries(there))} == {Level.OK}
+    assert ("libraries", Level.PROBLEM) in levels(examine.check_libraries({**there, "numpy": None}))
+    assert ("libraries", Level.PROBLEM) in levels(examine.check_libraries({**there, "batchd-client": "0.9"}))
 
 
 def test_a_daemon_of_another_version_is_a_warning():
     """It was not started anew after an upgrade."""
     running = read_status({"daemon": {"version": "1.0", "pid": 7}}).daemon
 
-    assert surroundings.check_daemon(running, "", "1.0").level is Level.OK
-    assert surroundings.check_daemon(replace(running, version="0.9"), "", "1.0").level is Level.WARNING
-    assert surroundings.check_daemon(None, "no daemon was found", "1.0").level is Level.NOTE
+    assert examine.check_daemon(running, "", "1.0").level is Level.OK
+    assert examine.check_daemon(replace(running, version="0.9"), "", "1.0").level is Level.WARNING
+    assert examine.check_daemon(None, "no daemon was found", "1.0").level is Level.NOTE
 
 
 def test_a_core_that_was_slow_for_a_moment_does_not_make_a_decoder_one_without_simd(

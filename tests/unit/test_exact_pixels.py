@@ -7,7 +7,7 @@ import pytest
 
 from batchd.pipeline.image import recolor, resample
 from batchd.pipeline.image.geometry import Warp
-from batchd.pipeline.image.rotate import sine_and_cosine, warp
+from batchd.pipeline.image.resample import sine_and_cosine, warp
 
 METHODS = ("nearest", "linear", "area", "cubic")
 RANDOM = np.random.default_rng(11)

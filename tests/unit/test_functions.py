@@ -5,11 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from batchd.functions.failures import FRAMES_MAX, FunctionFailed, call
-from batchd.functions.find import ModuleNotFound, find_module, function_problems
+from batchd.functions.calls import FRAMES_MAX, FunctionFailed, NotAsDeclared, call, checked_value
+from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
 from batchd.functions.load import FunctionUnusable, expect, load
-from batchd.functions.names import parse_function
-from batchd.functions.returned import NotAsDeclared, taken
 from batchd.functions.signature import Given
 from batchd.samples.columns import parse_column
 
@@ -444,7 +442,7 @@ class Picture:
 )
 def test_a_value_as_declared_is_taken(text, value, expected):
     """Arrays of any library, and numbers of Python, which have no dtype of their own."""
-    array = taken(parse_column("x", text), value)
+    array = checked_value(parse_column("x", text), value)
 
     assert array.dtype == expected.dtype
     assert array.shape == np.shape(expected)
@@ -479,19 +477,19 @@ def test_a_value_as_declared_is_taken(text, value, expected):
 def test_a_value_that_is_not_as_declared_is_told(text, value, message):
     """With what it is, and what was declared; nothing is cast in silence."""
     with pytest.raises(NotAsDeclared, match=message):
-        taken(parse_column("x", text), value)
+        checked_value(parse_column("x", text), value)
 
 
 def test_a_value_that_cannot_become_an_array_is_told_by_whom():
     """A tensor on a graphics card says itself what to do."""
     with pytest.raises(FunctionFailed, match=r"TypeError: use Tensor\.cpu\(\)"):
-        taken(parse_column("x", "float32"), Tensor(TypeError("use Tensor.cpu()")))
+        checked_value(parse_column("x", "float32"), Tensor(TypeError("use Tensor.cpu()")))
     with pytest.raises(FunctionFailed, match="ValueError"):
-        taken(parse_column("x", "float32[2]"), [[1], [2, 3]])
+        checked_value(parse_column("x", "float32[2]"), [[1], [2, 3]])
 
 
 def test_bytes_and_text_are_taken_as_they_are():
     """Each kind of bytes."""
     for value in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
-        assert bytes(taken(parse_column("x", "image"), value)) == b"abc"
-    assert taken(parse_column("x", "text"), "abc") == "abc"
+        assert bytes(checked_value(parse_column("x", "image"), value)) == b"abc"
+    assert checked_value(parse_column("x", "text"), "abc") == "abc"

@@ -14,10 +14,10 @@ from batchd.pipeline.image.geometry import (
     Resampling,
     decode_factor,
     plan_decoding,
+    planner_for,
     scaled_cut,
 )
 from batchd.pipeline.image.options import CenterCrop, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline.image.planners import planner_for
 from batchd.pipeline.randomness import SampleRandom
 from batchd.samples.errors import SampleUndecodable
 

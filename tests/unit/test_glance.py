@@ -9,13 +9,14 @@ import pytest
 from batchd.errors import SourceInvalid
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import GlobSource, WebDatasetSource
+from batchd.sources.files.options import GlobSource
 from batchd.sources.interface import kind_of
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.sources.video.options import VideoSource
-from batchd.storage import path_checks as glance
+from batchd.sources.webdataset.options import WebDatasetSource
+from batchd.storage import patterns
 from batchd.storage.survey import Survey
 from support.looks import source_problems
 from support.parquet_files import write_parquet
@@ -73,7 +74,7 @@ def test_what_would_take_long_to_find_is_left_to_the_scan(tmp_path: Path, monkey
     make(tmp_path, "a/1", "b/1", "c/1")
     source = GlobSource(root=tmp_path, patterns=("**/*.tar",))
     assert source_problems(source) == [f"no file below {tmp_path} matches '**/*.tar'"]
-    monkeypatch.setattr(glance, "FOLDERS_MAX", 3)
+    monkeypatch.setattr(patterns, "FOLDERS_MAX", 3)
     assert source_problems(source) == []
     monkeypatch.undo()
     (tmp_path / "a/again").symlink_to(tmp_path)

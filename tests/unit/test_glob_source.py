@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from batchd.errors import SourceInvalid
-from batchd.sources.files.glob import KIND
 from batchd.sources.files.options import GlobSource
+from batchd.sources.files.scan import KINDS
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -88,7 +88,7 @@ def test_wrong_patterns_are_found_without_looking_at_any_file(tmp_path, pattern)
     """By `batchd check`, as at the start."""
     source = GlobSource(root=tmp_path, patterns=("*.jpg", pattern))
 
-    (problem,) = KIND.problems(source, Storage())
+    (problem,) = KINDS[GlobSource].problems(source, Storage())
     assert problem.startswith("patterns: ")
     with pytest.raises(SourceInvalid, match="patterns: "):
         scan_source(source, nothing, IndexCache(None), Storage())
@@ -98,10 +98,10 @@ def test_a_root_that_is_not_there_is_named(tmp_path) -> None:
     """Or is a file."""
     make(tmp_path, "file")
 
-    assert KIND.problems(GlobSource(root=tmp_path / "no", patterns=("*",)), Storage()) == [
+    assert KINDS[GlobSource].problems(GlobSource(root=tmp_path / "no", patterns=("*",)), Storage()) == [
         f"there is no folder {tmp_path / 'no'}"
     ]
-    assert KIND.problems(GlobSource(root=tmp_path / "file", patterns=("*",)), Storage()) == [
+    assert KINDS[GlobSource].problems(GlobSource(root=tmp_path / "file", patterns=("*",)), Storage()) == [
         f"{tmp_path / 'file'} is no folder"
     ]
 

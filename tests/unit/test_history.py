@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import isclose
 from typing import Any
 
-from batchd.diagnosis.overview import Overview, see
+from batchd.diagnosis.overview import Overview, overview_between
 from batchd.observer.history import (
     OTHER,
     PART_KIND,
@@ -16,8 +16,8 @@ from batchd.observer.history import (
     STREAMS_MAX,
     TRAINERS_MAX,
     WAIT_KIND,
-    Chronicle,
     History,
+    StatusRecorder,
 )
 from support.statuses import later, two_looks
 
@@ -26,7 +26,7 @@ TICK = 1_000
 
 def overview(**changes: Any) -> Overview:
     """What there is to see of a made daemon."""
-    return replace(see(*two_looks(waits={"workers_s": 4.0})), **changes)
+    return replace(overview_between(*two_looks(waits={"workers_s": 4.0})), **changes)
 
 
 def series(history: History, kind: str, *of: str, tick: int = TICK) -> list[float | None]:
@@ -96,26 +96,26 @@ def test_trainers_that_come_and_go_do_not_add_up():
     assert sum(one["kind"] == WAIT_KIND for one in history.plain(TICK + POINTS)) <= TRAINERS_MAX + 1
 
 
-def test_a_chronicle_puts_down_a_point_every_few_seconds():
+def test_a_recorder_keeps_a_point_every_few_seconds():
     """However often the daemon is asked, and its answer is plain data."""
     now = [0.0]
-    chronicle = Chronicle(lambda: now[0])
+    recorder = StatusRecorder(lambda: now[0])
     _before, status = two_looks()
     for tenth in range(300):
         now[0] = tenth / 10
-        chronicle.add(later(status, tenth / 10))
+        recorder.add(later(status, tenth / 10))
 
-    history = json.loads(json.dumps(chronicle.history(), allow_nan=False))
+    history = json.loads(json.dumps(recorder.history(), allow_nan=False))
     (ready,) = [one for one in history["series"] if one["kind"] == "ready_slots"]
     assert sum(value is not None for value in ready["values"]) == 30 / STEP_S
-    current = chronicle.overview()
+    current = recorder.overview()
     assert current is not None
     assert current.trainers[0].still_s > 25
 
 
-def test_a_chronicle_knows_nothing_before_the_first_answer():
+def test_a_recorder_knows_nothing_before_the_first_answer():
     """And makes nothing up."""
-    chronicle = Chronicle()
+    recorder = StatusRecorder()
 
-    assert chronicle.overview() is None
-    assert chronicle.history()["series"] == []
+    assert recorder.overview() is None
+    assert recorder.history()["series"] == []

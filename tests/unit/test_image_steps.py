@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.pipeline.effects import effect
 from batchd.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
@@ -27,7 +28,6 @@ from batchd.pipeline.image.options import (
 )
 from batchd.pipeline.image.stages import ImageStage
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.sample_fields import EFFECTS
 from batchd.pipeline.timings import Laps
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
@@ -549,7 +549,7 @@ def test_any_steps_give_what_each_gives_by_itself(steps, sample):
     before = {"image": Column("image", shape=(None, None, 3))}
     values = {"image": NOISE}
     for step in steps:
-        stage = ImageStage([step], before, EFFECTS[type(step)](step, before), frozenset(), Laps())
+        stage = ImageStage([step], before, effect(step, before), frozenset(), Laps())
         stage.run(values, random, {})
         values["image"] = values["image"].copy()
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.runtime import default_cache_dir
+from batchd.config.directories import default_cache_dir
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.index import FilesIndex
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.interface import kind_of
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.scan import scan_source
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage import index_cache as cache_module
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache

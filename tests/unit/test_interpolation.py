@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from batchd.pipeline.image.geometry import Geometry, planner_for
 from batchd.pipeline.image.options import Decode, RandomResizedCrop, Resize
+from batchd.pipeline.randomness import SampleRandom
 from support.images import encode, photo
 from support.pipelines import run_once
 
@@ -131,10 +133,6 @@ def test_a_crop_is_interpolated_within_its_own_borders():
 
 def all_boxes(step):
     """Give the box that the documented randomness draws for sample 3 of an image of 60 x 80 pixels."""
-    from batchd.pipeline.image.geometry import Geometry  # noqa: PLC0415  this test alone looks inside
-    from batchd.pipeline.image.planners import planner_for  # noqa: PLC0415
-    from batchd.pipeline.randomness import SampleRandom  # noqa: PLC0415
-
     random = SampleRandom(0)
     random.start(0, 3, 0)
     geometry = Geometry(60, 80, 1, 10**6)

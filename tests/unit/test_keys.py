@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from zmq.utils import z85
 
-from batchd.config.tcp import default_keys_dir, is_loopback, parse_tcp, tcp_endpoint
+from batchd.config.addresses import is_loopback, parse_tcp, tcp_endpoint
+from batchd.config.directories import default_keys_dir
 from batchd.config.tree import Config
 from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey, check_tcp_keys
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, KeysInvalid

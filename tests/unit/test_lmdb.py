@@ -14,7 +14,7 @@ import pytest
 
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import kind_of, open_reader
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
@@ -322,7 +322,7 @@ def test_a_database_that_is_gone_or_replaced_before_it_is_opened_makes_bad_sampl
     source, index = scan_lmdb(tmp_path / "db", PAIRS, key="{field}-*")
 
     def reason() -> str:
-        reader = kind_of(source).open(source, index, 1 << 20, Storage())
+        reader = open_reader(source, index, 1 << 20, Storage())
         with pytest.raises(SampleUnreadable) as caught:
             reader.read(3)
         reader.close()

@@ -10,8 +10,9 @@ from batchd.errors import ConfigInvalid
 from batchd.pipeline.text.options import RemoveStopwords
 from batchd.sources.arrays.options import NpySource
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import FolderSource, ListSource, WebDatasetSource
+from batchd.sources.files.options import FolderSource, ListSource
 from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.location import Url
 
 

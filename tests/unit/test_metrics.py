@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from batchd.core.fleet import WorkerState
-from batchd.observer import exposition, scopes
-from batchd.observer.exposition import Exposition
-from batchd.observer.inquiry import Answer
-from batchd.observer.metrics import COUNTER, METRICS, OWN, PREFIX
+from batchd.observer import metrics
+from batchd.observer.metrics import COUNTER, METRICS, OTHER, OWN, PREFIX, TRAINERS_MAX, Exposition
 from batchd.observer.routes import why_not_ready
-from batchd.observer.scopes import OTHER, TRAINERS_MAX
+from batchd.observer.status_client import Answer
 from batchd_wire.status import (
     CacheStatistics,
     DaemonStatistics,
@@ -65,14 +63,14 @@ NO_METRIC = {
 }
 """What is a label, a part with fields of its own, or says nothing over time."""
 SCOPES_OF = {
-    DaemonStatistics: {scopes.DAEMON},
-    WorkerStatistics: {scopes.WORKER},
-    StreamStatistics: {scopes.STREAM},
-    WorkStatistics: {scopes.WORK},
-    PartStatistics: {scopes.PART},
-    SubscriptionStatistics: {scopes.TRAINER},
-    LiveStatistics: {scopes.MAILBOX},
-    CacheStatistics: {scopes.CACHE},
+    DaemonStatistics: {metrics.DAEMON},
+    WorkerStatistics: {metrics.WORKER},
+    StreamStatistics: {metrics.STREAM},
+    WorkStatistics: {metrics.WORK},
+    PartStatistics: {metrics.PART},
+    SubscriptionStatistics: {metrics.TRAINER},
+    LiveStatistics: {metrics.MAILBOX},
+    CacheStatistics: {metrics.CACHE},
 }
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (apt install prometheus)"
@@ -103,8 +101,8 @@ def status(trainers: list[dict], claims: list[dict], **stream: object) -> Daemon
     return read_status({"daemon": daemon, "workers": [worker], "trainers": trainers, "streams": [photos]})
 
 
-class FakeInquiry:
-    """An inquiry that was answered."""
+class FakeStatusClient:
+    """A client that got an answer."""
 
     is_answered = True
 
@@ -133,7 +131,7 @@ def test_every_number_of_the_statistics_is_a_metric(kind):
 
 def test_workers_are_counted_in_every_state_that_there_is():
     """Those that leave after a reload are some, too."""
-    assert set(scopes.WORKER_STATES) == {state.value for state in WorkerState}
+    assert set(metrics.WORKER_STATES) == {state.value for state in WorkerState}
 
 
 def test_names_say_unit_and_kind():
@@ -245,7 +243,7 @@ def test_a_reload_that_was_refused_is_told():
 
 def test_without_an_answer_only_the_observer_speaks():
     """No metric claims a zero that nobody said."""
-    text = Exposition(FakeInquiry(None)).text().decode()
+    text = Exposition(FakeStatusClient(None)).text().decode()
 
     assert "batchd_up 0.0" in text
     assert "stream" not in text
@@ -253,15 +251,15 @@ def test_without_an_answer_only_the_observer_speaks():
 
 def test_an_answer_is_written_down_once_however_many_ask(monkeypatch):
     """Only its age, and whether the daemon answers, are new each time."""
-    inquiry = FakeInquiry(status([trainer(1)], [claim(1)]))
-    answers = [Answer(inquiry.told, {}, 0.0, 0.0), Answer(inquiry.told, {}, 1.0, 1.0)]
-    monkeypatch.setattr(inquiry, "fresh", lambda _within_s: answers[0])
+    client = FakeStatusClient(status([trainer(1)], [claim(1)]))
+    answers = [Answer(client.told, {}, 0.0, 0.0), Answer(client.told, {}, 1.0, 1.0)]
+    monkeypatch.setattr(client, "fresh", lambda _within_s: answers[0])
     written = []
-    table, asked = exposition._Table, Exposition(inquiry)
-    monkeypatch.setattr(exposition, "_Table", lambda told: written.append(told) or table(told))
+    table, asked = metrics._Table, Exposition(client)
+    monkeypatch.setattr(metrics, "_Table", lambda told: written.append(told) or table(told))
 
     first, second = asked.text(), asked.text()
-    inquiry.is_answered = False
+    client.is_answered = False
     third = asked.text()
     del answers[0]
     asked.text()
@@ -279,7 +277,7 @@ def test_an_answer_is_written_down_once_however_many_ask(monkeypatch):
         ({}, None),
         ({"draining": True}, "the daemon is draining"),
         ({"state": "starting"}, "no worker is ready"),
-        ({"stopped": "bad"}, "all streams have stopped; `batchd status` says why"),
+        ({"stopped": "bad"}, "all streams have stopped; `batchd status` shows the reasons"),
     ],
 )
 def test_readiness_has_its_reasons(change, reason):
@@ -325,7 +323,9 @@ def test_the_dashboard_has_a_plot_for_each_part_of_the_work():
 @needs_promtool
 def test_promtool_finds_nothing_wrong_with_the_exposition():
     """Names, types and help as Prometheus wants them."""
-    text = Exposition(FakeInquiry(status([trainer(1), trainer(2, transport="tcp", sent_bytes=5)], [claim(1)]))).text()
+    text = Exposition(
+        FakeStatusClient(status([trainer(1), trainer(2, transport="tcp", sent_bytes=5)], [claim(1)]))
+    ).text()
 
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
 

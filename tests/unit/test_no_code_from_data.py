@@ -38,7 +38,11 @@ ALLOWED = {
     (
         "batchd.sources.interface",
         "importlib.import_module",
-    ): "the module of a kind of source, which is a value of a table there",
+    ): "scan or reader of a kind of source, beside the class of its options",
+    ("batchd.sources.interface", "importlib.util.find_spec"): "of a library that a kind of source needs",
+    ("batchd.pipeline.kinds", "importlib.import_module"): "effects and stages of each family of steps",
+    ("batchd.samples.kinds", "importlib.import_module"): "the options of each folder of sources and of steps",
+    ("batchd_client", "importlib.import_module"): "one of its own modules, from a table there",
     ("batchd.doctor.examine", "importlib.util.find_spec"): "of one extension of ours, which is not loaded",
 }
 """What may stand in which module, and why."""

@@ -12,17 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from batchd.observer import ends, names, visitors
+from batchd.observer import access
 from batchd.observer import server as limits
-from batchd.observer.contact_sheets import Sheets
-from batchd.observer.ends import place_of, user_by_question, user_by_table, user_of
-from batchd.observer.history import Chronicle
-from batchd.observer.inquiry import Inquiry
-from batchd.observer.names import Names
-from batchd.observer.pages import Pages
-from batchd.observer.routes import Observatory
+from batchd.observer.access import AccessRules, HostNames, endpoint, user_by_question, user_by_table, user_of
+from batchd.observer.contact_sheets import ContactSheets
+from batchd.observer.history import StatusRecorder
+from batchd.observer.routes import Pages, Router
 from batchd.observer.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, PEER_CONNECTIONS_MAX, Server
-from batchd.observer.visitors import Visitors
+from batchd.observer.status_client import StatusClient
 from support.waiting import PATIENCE_S, wait_until
 
 
@@ -30,9 +27,9 @@ from support.waiting import PATIENCE_S, wait_until
 def place(tmp_path):
     """Where a server answers that has never heard from a daemon."""
     listener = socket.create_server(("127.0.0.1", 0))
-    inquiry = Inquiry()
-    pages = Pages(inquiry, Chronicle(), Sheets(f"ipc://{tmp_path}"))
-    server = Server(listener, Observatory(inquiry, Visitors(tmp_path, Names(["bigbox"])), pages))
+    client = StatusClient()
+    pages = Pages(client, StatusRecorder(), ContactSheets(f"ipc://{tmp_path}"))
+    server = Server(listener, Router(client, HostNames(["bigbox"]), AccessRules(tmp_path), pages))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield listener.getsockname()
@@ -40,7 +37,7 @@ def place(tmp_path):
     thread.join()
     server.server_close()
     wait_until(lambda: threading.active_count() == 1, "no connection is left")
-    os.close(inquiry._wake)
+    os.close(client._wake)
 
 
 def say(place, words: bytes) -> bytes:
@@ -203,7 +200,7 @@ def test_the_kernel_says_who_is_at_the_other_end():
             peer.connect(listener.getsockname())
             connection, _address = listener.accept()
             with connection:
-                theirs, ours = (place_of(one) for one in (connection.getpeername(), connection.getsockname()))
+                theirs, ours = (endpoint(one) for one in (connection.getpeername(), connection.getsockname()))
                 assert user_by_question(theirs, ours) == user_by_table(theirs, ours) == os.getuid()
                 assert user_of(ours, theirs) == os.getuid(), "both ends are ours"
                 assert user_by_question(ours, (theirs[0], 9)) is None, "a listener is no connection"
@@ -236,9 +233,9 @@ def test_only_a_living_connection_with_both_its_ends_is_somebodys(tmp_path: Path
 
 def test_where_the_kernel_answers_no_questions_its_table_is_read(monkeypatch):
     """As in a sandbox that has no such sockets."""
-    monkeypatch.setattr(ends, "_NETLINK_SOCK_DIAG", 77)
+    monkeypatch.setattr(access, "_NETLINK_SOCK_DIAG", 77)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
-        places = place_of(peer.getsockname()), place_of(peer.getpeername())
+        places = endpoint(peer.getsockname()), endpoint(peer.getpeername())
 
         assert user_by_question(*places) is None
         assert user_of(*places) == os.getuid()
@@ -247,20 +244,20 @@ def test_where_the_kernel_answers_no_questions_its_table_is_read(monkeypatch):
 def test_insiders_are_root_the_daemons_user_and_the_group(tmp_path, monkeypatch):
     """And nobody whom the user namespace does not know."""
     group = tmp_path.stat().st_gid
-    here = Visitors(tmp_path, Names([]))
-    monkeypatch.setattr(visitors, "groups_of", {1: frozenset({group}), 2: frozenset({group + 1})}.__getitem__)
-    monkeypatch.setattr(visitors.os, "geteuid", lambda: 3)
+    here = AccessRules(tmp_path)
+    monkeypatch.setattr(access, "groups_of", {1: frozenset({group}), 2: frozenset({group + 1})}.__getitem__)
+    monkeypatch.setattr(access.os, "geteuid", lambda: 3)
 
     assert [here._is_insider(user) for user in (0, 1, 2, 3)] == [True, True, False, True]
 
-    monkeypatch.setattr(visitors, "unmapped_id", lambda kind: {"uid": 3, "gid": group}[kind])
+    monkeypatch.setattr(access, "unmapped_id", lambda kind: {"uid": 3, "gid": group}[kind])
     assert [here._is_insider(user) for user in (0, 1, 3)] == [True, False, False]
 
 
 def test_a_user_without_an_entry_is_in_no_group():
     """The system's databases do not know everybody."""
-    assert visitors.groups_of(54_321) == frozenset()
-    assert 0 in visitors.groups_of(0)
+    assert access.groups_of(54_321) == frozenset()
+    assert 0 in access.groups_of(0)
 
 
 @pytest.mark.parametrize(
@@ -280,28 +277,28 @@ def test_a_user_without_an_entry_is_in_no_group():
 )
 def test_addresses_and_our_names_are_ours(header, is_ours):
     """Only a name can be made to mean another machine."""
-    assert Names(["bigbox"]).know(header) is is_ours
+    assert HostNames(["bigbox"]).match(header) is is_ours
 
 
 def test_the_whole_name_of_the_machine_is_one_of_its_names(monkeypatch):
     """As its resolver has it when it has it: one that knew only half at first is asked again, and never by a request."""
     told = iter(["bigbox", "bigbox.example.org"])
-    monkeypatch.setattr(names, "AGAIN_S", 0.01)
-    monkeypatch.setattr(names, "whole_name", lambda: next(told))
-    known = Names(["127.0.0.1"])
-    assert not known.know("bigbox.example.org")
+    monkeypatch.setattr(access, "RETRY_S", 0.01)
+    monkeypatch.setattr(access, "full_name", lambda: next(told))
+    known = HostNames(["127.0.0.1"])
+    assert not known.match("bigbox.example.org")
 
     known.start()
 
-    wait_until(lambda: known.know("bigbox.example.org:7071"), "the name is known")
-    assert known.know("BIGBOX.example.org.")
-    assert not known.know("bigbox.evil.example")
+    wait_until(lambda: known.match("bigbox.example.org:7071"), "the name is known")
+    assert known.match("BIGBOX.example.org.")
+    assert not known.match("bigbox.evil.example")
     wait_until(lambda: threading.active_count() == 1, "the resolver is asked no more")
 
 
-def test_a_resolver_that_hangs_is_waited_for_by_nobody(place, monkeypatch):
-    """Whatever names visitors think up."""
-    monkeypatch.setattr(names, "whole_name", lambda: pytest.fail("a request asks the resolver"))
+def test_a_resolver_that_hangs_holds_up_no_request(place, monkeypatch):
+    """Whatever names clients invent."""
+    monkeypatch.setattr(access, "full_name", lambda: pytest.fail("a request asks the resolver"))
 
     assert [get(place, Host=f"host{number}.evil.example") for number in range(5)] == [421] * 5
 

@@ -1,9 +1,9 @@
-"""What two looks, or many, show of a daemon."""
+"""The overview of a daemon from two statuses, or many."""
 
 import json
 from dataclasses import asdict, replace
 
-from batchd.diagnosis.overview import FILES_PART, STILL_S, WINDOW_S, Looks, see
+from batchd.diagnosis.overview import FILES_PART, STILL_S, WINDOW_S, StatusWindow, overview_between
 from batchd_wire.status import WaitStatistics
 from support.statuses import SECONDS, later, two_looks
 
@@ -13,7 +13,7 @@ def test_rates_are_differences_of_two_looks():
     before, after = two_looks(parts={"read": 1.0, "decode": 8.0}, work={"waited_s": 2.0})
     after.streams[0].delivered_samples += 5_000
 
-    (stream,) = see(before, after).streams
+    (stream,) = overview_between(before, after).streams
 
     assert stream.decoded_per_s == 10_000 / SECONDS
     assert stream.delivered_per_s == 5_000 / SECONDS
@@ -23,7 +23,9 @@ def test_rates_are_differences_of_two_looks():
 
 def test_the_parts_of_a_ring_make_up_its_slots():
     """A leased slot is ready too, and is counted once."""
-    (stream,) = see(*two_looks(stream={"slots": 8, "slots_max": 10, "ready_slots": 5, "leased_slots": 2})).streams
+    (stream,) = overview_between(
+        *two_looks(stream={"slots": 8, "slots_max": 10, "ready_slots": 5, "leased_slots": 2})
+    ).streams
 
     assert (stream.leased_slots, stream.ready_slots, stream.filling_slots, stream.slots_max) == (2, 3, 3, 10)
 
@@ -31,7 +33,7 @@ def test_the_parts_of_a_ring_make_up_its_slots():
 def test_one_look_has_no_rates():
     """What is not known is not zero."""
     _before, only = two_looks()
-    overview = see(only, only)
+    overview = overview_between(only, only)
 
     assert overview.seconds is None
     assert overview.busy_share is None
@@ -49,7 +51,7 @@ def test_each_trainer_has_its_own_verdict():
         second = replace(first, number=2, waits=WaitStatistics())
         status.streams[0].subscriptions = (first, second)
 
-    waiting, fed = see(before, after).trainers
+    waiting, fed = overview_between(before, after).trainers
 
     assert waiting.verdict is not None
     assert fed.verdict is not None
@@ -58,13 +60,13 @@ def test_each_trainer_has_its_own_verdict():
 
 
 def test_a_trainer_that_does_nothing_new_stands_still():
-    """For as long as its position and its waiting have been the same, however many looks that are."""
+    """For as long as its position and its waiting are the same, however many statuses that takes."""
     _before, status = two_looks(trainer={"waiting": True})
-    looks = Looks()
+    window = StatusWindow()
     for seconds in range(41):
-        looks.add(later(status, seconds))
+        window.add(later(status, seconds))
 
-    overview = looks.overview()
+    overview = window.overview()
     assert overview is not None
     (trainer,) = overview.trainers
     assert trainer.still_s == 40
@@ -73,8 +75,8 @@ def test_a_trainer_that_does_nothing_new_stands_still():
 
     moved = later(status, 41)
     moved.streams[0].subscriptions[0].consumed_batches += 1
-    looks.add(moved)
-    overview = looks.overview()
+    window.add(moved)
+    overview = window.overview()
     assert overview is not None
     assert overview.trainers[0].still_s == 0
     assert not overview.trainers[0].is_still
@@ -83,38 +85,38 @@ def test_a_trainer_that_does_nothing_new_stands_still():
 def test_a_trainer_at_its_end_does_not_stand_still():
     """It has nothing left to take."""
     _before, status = two_looks(trainer={"epoch": None, "step": None})
-    looks = Looks()
+    window = StatusWindow()
     for seconds in (0, STILL_S * 2):
-        looks.add(later(status, seconds))
+        window.add(later(status, seconds))
 
-    overview = looks.overview()
+    overview = window.overview()
     assert overview is not None
     assert not overview.trainers[0].is_still
 
 
-def test_looks_are_kept_for_the_window_and_no_longer():
+def test_statuses_are_kept_for_the_window_and_no_longer():
     """So rates are those of the last seconds, and memory does not grow."""
     _before, status = two_looks()
-    looks = Looks()
+    window = StatusWindow()
     for seconds in range(100):
-        looks.add(later(status, seconds))
-        overview = looks.overview()
+        window.add(later(status, seconds))
+        overview = window.overview()
         assert overview is not None
         assert overview.seconds is None or overview.seconds <= WINDOW_S
 
-    assert len(looks._kept) == WINDOW_S + 1
+    assert len(window._kept) == WINDOW_S + 1
 
 
 def test_a_daemon_that_was_started_anew_is_not_compared_with_the_last():
     """Its totals begin anew."""
     before, after = two_looks()
-    looks = Looks()
-    looks.add(after)
+    window = StatusWindow()
+    window.add(after)
     other = later(before, -50)
     other.daemon.pid += 1
-    looks.add(other)
+    window.add(other)
 
-    overview = looks.overview()
+    overview = window.overview()
     assert overview is not None
     assert overview.seconds is None
 
@@ -122,13 +124,13 @@ def test_a_daemon_that_was_started_anew_is_not_compared_with_the_last():
 def test_workers_that_were_replaced_are_counted_by_their_places():
     """A number is used once, a place again and again."""
     _before, status = two_looks()
-    looks = Looks()
-    looks.add(status)
+    window = StatusWindow()
+    window.add(status)
     replaced = later(status, 1)
     replaced.workers[1].number = 7
-    looks.add(replaced)
+    window.add(replaced)
 
-    overview = looks.overview()
+    overview = window.overview()
     assert overview is not None
     assert [worker.replaced for worker in overview.workers] == [0, 1]
 
@@ -138,9 +140,9 @@ def test_batches_of_a_trainer_that_is_gone_are_no_trainer():
     before, after = two_looks()
     after.trainers = ()
 
-    assert see(before, after).trainers == ()
+    assert overview_between(before, after).trainers == ()
 
 
 def test_an_overview_is_plain_data():
     """It is sent as JSON."""
-    assert json.loads(json.dumps(asdict(see(*two_looks()))))["streams"][0]["name"] == "photos"
+    assert json.loads(json.dumps(asdict(overview_between(*two_looks()))))["streams"][0]["name"] == "photos"

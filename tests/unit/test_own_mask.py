@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from batchd.pipeline.image import resample
+from batchd.pipeline.image.geometry import planner_for
 from batchd.pipeline.image.options import (
     CenterCrop,
     Decode,
@@ -15,7 +16,6 @@ from batchd.pipeline.image.options import (
     Resize,
     Rotate,
 )
-from batchd.pipeline.image.planners import planner_for
 from batchd.samples.columns import Column
 from support.images import encode, png_with_exif, stored_as
 from support.pipelines import run_fields

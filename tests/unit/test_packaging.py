@@ -114,7 +114,7 @@ def test_the_observer_brings_along_no_more_than_it_needs() -> None:
     loaded = loaded_by("batchd.observer.__main__")
 
     assert {"zmq", "msgpack", "prometheus_client"} <= loaded
-    assert not loaded & {"numpy", "cv2", "pydantic", "click", "structlog", "rich", "batchd_client"}
+    assert not loaded & {"numpy", "cv2", "pydantic", "click", "structlog", "rich"}
 
 
 def _names(node: ast.AST) -> list[str]:

@@ -7,54 +7,54 @@ from pathlib import Path
 
 import pytest
 
-from batchd.observer.contact_sheets import Sheets
-from batchd.observer.history import Chronicle
-from batchd.observer.inquiry import Inquiry
-from batchd.observer.pages import STATE_MARK, Pages
+from batchd.observer.contact_sheets import ContactSheets
+from batchd.observer.history import StatusRecorder
+from batchd.observer.routes import STATE_MARK, Pages
+from batchd.observer.status_client import StatusClient
 from support.statuses import later, two_looks
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"
 
 
 @pytest.fixture
-def chronicle():
+def recorder():
     """Of a daemon whose names are hostile."""
-    found = Chronicle()
+    found = StatusRecorder()
     before, after = two_looks(stream={"name": HOSTILE}, waits={"workers_s": 4.0}, slowest={HOSTILE: 1.0})
     for status in (before, after):
         status.streams[0].name = HOSTILE
         status.trainers[0].name = HOSTILE
-    found._looks.add(before)
-    found._looks.add(later(after, 0))
+    found._window.add(before)
+    found._window.add(later(after, 0))
     return found
 
 
 @pytest.fixture
 def make_pages(tmp_path):
-    """Makes pages of a chronicle."""
-    inquiries = []
+    """Makes pages of a recorder."""
+    clients = []
 
-    def make(chronicle: Chronicle) -> Pages:
-        inquiries.append(Inquiry())
-        return Pages(inquiries[-1], chronicle, Sheets(f"ipc://{tmp_path}"))
+    def make(recorder: StatusRecorder) -> Pages:
+        clients.append(StatusClient())
+        return Pages(clients[-1], recorder, ContactSheets(f"ipc://{tmp_path}"))
 
     yield make
-    for inquiry in inquiries:
-        os.close(inquiry._wake)
+    for client in clients:
+        os.close(client._wake)
 
 
-def test_names_are_text_in_the_page_for_browsers_without_javascript(make_pages, chronicle):
+def test_names_are_text_in_the_page_for_browsers_without_javascript(make_pages, recorder):
     """Whatever they say."""
-    body = make_pages(chronicle).routes["/"].answer({}).body.decode()
+    body = make_pages(recorder).routes["/"].answer({}).body.decode()
 
     assert "<img" not in body
     assert "&lt;img src=x onerror=alert(1)&gt;" in body
     assert "1,000" in body
 
 
-def test_the_page_brings_everything_with_it(make_pages, chronicle):
+def test_the_page_brings_everything_with_it(make_pages, recorder):
     """No other host, no inline script or style, which the content security policy would refuse."""
-    pages = make_pages(chronicle)
+    pages = make_pages(recorder)
     for path in ("/", "/page.css", "/page.js", "/plots.js", "/icon.svg"):
         text = pages.routes[path].answer({}).body.decode().replace("http://www.w3.org/2000/svg", "")
         assert "://" not in text, path
@@ -72,7 +72,7 @@ def test_names_are_never_put_in_as_markup():
 
 def test_before_the_daemon_has_answered_that_is_said(make_pages):
     """By the page, and by what it asks for."""
-    pages = make_pages(Chronicle())
+    pages = make_pages(StatusRecorder())
 
     assert b"has not answered yet" in pages.routes["/"].answer({}).body
     assert STATE_MARK.encode() not in pages.routes["/"].answer({}).body
@@ -82,14 +82,14 @@ def test_before_the_daemon_has_answered_that_is_said(make_pages):
 
 @pytest.mark.parametrize("path", ["/bad.json", "/sheet.png"])
 @pytest.mark.parametrize("query", [{}, {"stream": "other"}, {"stream": "--address"}])
-def test_streams_that_there_are_not_have_no_sheets(make_pages, chronicle, path, query):
+def test_streams_that_there_are_not_have_no_sheets(make_pages, recorder, path, query):
     """Nothing is started for them."""
-    assert make_pages(chronicle).routes[path].answer(query).status == 404
+    assert make_pages(recorder).routes[path].answer(query).status == 404
 
 
-def test_what_names_details_is_private_and_what_costs_something_is_for_our_page_alone(make_pages, chronicle):
+def test_what_names_details_is_private_and_what_costs_something_is_for_our_page_alone(make_pages, recorder):
     """Files of the page are for everybody."""
-    routes = make_pages(chronicle).routes
+    routes = make_pages(recorder).routes
 
     assert {path for path, route in routes.items() if not route.is_private} == {
         "/page.css",

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import open_reader
 from batchd.sources.parquet.options import ParquetSource
 from batchd.storage.access import Storage
 from support.parquet_files import class_labels, hugging_face, open_parquet, scan_parquet, write_parquet
@@ -66,7 +66,7 @@ def test_values_that_are_not_compressed_are_read_without_their_row_group(tmp_pat
     file.write_bytes(data[:-100] + bytes(100))
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    assert [one["image"] for one in read_all(kind_of(source).open(source, index, 1 << 20, Storage()))] == IMAGES
+    assert [one["image"] for one in read_all(open_reader(source, index, 1 << 20, Storage()))] == IMAGES
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -380,7 +380,7 @@ def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
     source, index = scan_parquet(tmp_path, BOTH)
 
     def reason() -> str:
-        reader = kind_of(source).open(source, index, 1 << 20, Storage())
+        reader = open_reader(source, index, 1 << 20, Storage())
         with pytest.raises(SampleUnreadable) as caught:
             reader.read(3)
         reader.close()

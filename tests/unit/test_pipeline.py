@@ -6,9 +6,8 @@ import pytest
 
 from batchd.pipeline.image.decode import decoder_versions
 from batchd.pipeline.image.options import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline.image.scratch import KEPT_BYTES_MAX, Scratch
-from batchd.pipeline.image.vision import written
-from batchd.pipeline.sample_fields import is_random, sample_fields
+from batchd.pipeline.image.vision import KEPT_BYTES_MAX, Scratch, written
+from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column
 from support.images import encode, jpeg, jpeg_with_exif, photo, png_with_exif, stored_as
 from support.pipelines import image_pipeline, image_row, run, run_once
@@ -65,7 +64,7 @@ def test_steps_without_chance_give_the_same_image_in_every_epoch():
     """What ``is_random`` says is so."""
     data = jpeg(photo(90, 120))
 
-    assert not is_random(EVALUATE)
+    assert not any(step.is_random for step in EVALUATE)
     assert np.array_equal(run_once(EVALUATE, data), run_once(EVALUATE, data, epoch=5, sample=6, seed=7))
 
 

@@ -9,7 +9,7 @@ import pytest
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.code.options import PluginSource
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import kind_of, open_reader
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -31,7 +31,7 @@ def zip_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def reader_of(source: PluginSource, max_bytes: int = 1000):
-    return kind_of(source).open(source, scan_source(source, nothing, IndexCache(None), Storage()), max_bytes, Storage())
+    return open_reader(source, scan_source(source, nothing, IndexCache(None), Storage()), max_bytes, Storage())
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

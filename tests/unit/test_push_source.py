@@ -14,7 +14,7 @@ from batchd.daemon.memory.slots import MailboxMemory
 from batchd.errors import MemoryTooSmall
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.composed.options import ConcatSource
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import kind_of, open_reader
 from batchd.sources.push.options import PushSource
 from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
@@ -43,8 +43,8 @@ def mailbox():
     def make(fields=FIELDS, *, capacity=3, max_bytes=1 << 20, **options):
         source = PushSource(fields=fields, capacity=capacity, **({"sample_bytes_max": "4KiB"} | options))
         memory = MailboxMemory(source.mailbox_bytes)
-        kind = kind_of(source)
-        reader = kind.open(source, kind.scan(source, Survey(lambda _found: None)), max_bytes, Storage())
+        index = kind_of(source).scan(source, Survey(lambda _found: None))
+        reader = open_reader(source, index, max_bytes, Storage())
         assert isinstance(reader, PushReader)
         reader.attach(os.dup(memory.readable))
         opened.append((memory, reader))

@@ -24,10 +24,11 @@ from batchd.daemon.memory.held_descriptors import OWN_DESCRIPTORS
 from batchd.daemon.serve import ServeOptions, serve
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError
-from batchd.sources import trial
-from batchd.sources.files.options import FolderSource, WebDatasetSource
+from batchd.sources import source_checks
+from batchd.sources.files.options import FolderSource
 from batchd.sources.scan import scan_source
-from batchd.sources.trial import try_source
+from batchd.sources.source_checks import try_source
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from support.images import write_photos
@@ -339,7 +340,7 @@ def test_a_large_source_is_left_behind_its_first_samples(tmp_path: Path, monkeyp
 def test_a_slow_source_is_left_when_its_time_is_over(tmp_path: Path) -> None:
     """Also where a folder with very many files has not come to its end."""
     write_photos(tmp_path, {"a": 3, "b": 3})
-    clock = count(0, trial.SECONDS_MAX / 4)
+    clock = count(0, source_checks.SECONDS_MAX / 4)
 
     left = try_source(FolderSource(path=tmp_path), (), Storage(), clock=lambda: next(clock))
 

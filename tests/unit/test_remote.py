@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchd.errors import SourceInvalid
 from batchd.storage import remote_stream
 from batchd.storage.access import Storage
-from batchd.storage.remote_reader import FETCHED_BYTES_MAX, WHOLE_BYTES_MAX, Extent, RemoteBytes
+from batchd.storage.reader import FETCHED_BYTES_MAX, WHOLE_BYTES_MAX, Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.values import ObjectUnreadable, StorageLimits, Version, Wanted
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
@@ -273,8 +273,8 @@ class TestReadingAhead:
     ) -> None:
         """The rest is read when it is wanted; and all is forgotten with the next chunk."""
         assert FETCHED_BYTES_MAX < 1 << 26
-        monkeypatch.setattr("batchd.storage.remote_reader.FETCHED_BYTES_MAX", 1000)
-        monkeypatch.setattr("batchd.storage.remote_reader.GAP_BYTES_MAX", 0)
+        monkeypatch.setattr("batchd.storage.reader.FETCHED_BYTES_MAX", 1000)
+        monkeypatch.setattr("batchd.storage.reader.GAP_BYTES_MAX", 0)
         web.files["a"] = bytes(100 * 1000)
         wanted = self.extents(web, *[(1000 * number, 500) for number in range(100)])
         remote = RemoteBytes(storage, b"http://", {})

@@ -11,7 +11,7 @@ import pytest
 
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, kind_of, read_ahead
+from batchd.sources.interface import Reader, open_reader, read_ahead
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
 from batchd.storage import index_cache as cache_module
@@ -48,7 +48,7 @@ def scan(storage: Storage, source: ParquetSource) -> SourceIndex:
 
 
 def opened(storage: Storage, source: ParquetSource) -> Reader:
-    return kind_of(source).open(source, scan(storage, source), 1 << 30, storage)
+    return open_reader(source, scan(storage, source), 1 << 30, storage)
 
 
 def image(reader: Reader, sample: int) -> bytes:
@@ -317,5 +317,5 @@ def test_a_kept_index_counts_while_the_etag_is_the_same(
     put(IMAGES[::-1], compression="none")
     changed = scan_source(source, nothing, cache, storage)
     assert changed.digest != first.digest
-    reader = kind_of(source).open(source, changed, 1 << 20, storage)
+    reader = open_reader(source, changed, 1 << 20, storage)
     assert image(reader, 0) == IMAGES[-1]

@@ -15,12 +15,13 @@ from batchd.sources import interface as kinds
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.composed.options import ConcatSource, SubsetSource
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.sources.interface import Reader, kind_of, read_ahead
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.interface import Reader, kind_of, open_reader, read_ahead
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
 from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage import index_cache as cache_module
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -111,7 +112,7 @@ def opened(
     storage: Storage, source: SourceOptions, index: SourceIndex | None = None, max_bytes: int = 1 << 20
 ) -> Reader:
     """A reader, as a worker has it."""
-    return kind_of(source).open(source, index or scan(storage, source), max_bytes, storage)
+    return open_reader(source, index or scan(storage, source), max_bytes, storage)
 
 
 def plain(values: Any) -> dict[str, Any]:

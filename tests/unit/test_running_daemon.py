@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from batchd import threads
-from batchd.config import runtime as places
+from batchd.config import directories as places
 from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
 from batchd.daemon import config_checks
@@ -22,9 +21,8 @@ from batchd.daemon.memory.cache_folder import folder_problem
 from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
-from batchd.storage.access import Storage
-from batchd.storage.local_files import LocalFiles
-from batchd_wire import runtime
+from batchd.storage.access import LocalFiles, Storage
+from batchd_wire import runtime, threads
 from batchd_wire.runtime import RuntimeDirectory
 
 STRANGER = 12345
@@ -78,12 +76,12 @@ def test_a_daemon_of_the_system_is_found_by_a_user_with_a_directory_of_his_own(
     system: RuntimeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who may not write the system's directory would take another; where the file names one, that alone counts."""
-    monkeypatch.setattr(places, "_is_ours", lambda directory: directory != system.path)
+    monkeypatch.setattr(places, "_is_usable", lambda directory: directory != system.path)
     assert not is_running(tmp_path)
     with listening(system):
         assert is_running(tmp_path)
         assert not is_running(tmp_path, f'runtime_dir = "{tmp_path}/other"')
-        monkeypatch.setattr(places, "_is_ours", lambda _directory: False)
+        monkeypatch.setattr(places, "_is_usable", lambda _directory: False)
         assert is_running(tmp_path)
     (system.lifeline_path).unlink()
 
@@ -159,16 +157,15 @@ def test_a_directory_that_cannot_be_asked_about_is_a_problem(tmp_path: Path, mon
 def test_a_tcp_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libzmq would end the process; it is said as the daemon says it."""
 
-    class Scarce(threads.Thread):
-        def start(self) -> None:
-            raise RuntimeError("can't start new thread")
+    def refuse(_function: object, _arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads, "Thread", Scarce)
+    monkeypatch.setattr(threads, "start_new_thread", refuse)
 
     problem = config_checks._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
 
     assert problem is not None
-    assert "can't start new thread, of 6 that are needed: raise the limit" in problem.message
+    assert "ZeroMQ needs 6 threads, and only 0 could be started: raise the limit" in problem.message
 
 
 def test_a_tcp_address_without_descriptors_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

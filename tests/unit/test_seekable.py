@@ -35,7 +35,7 @@ from support.jpeg_boxes import PRIVATE_GROWTH_BYTES_MAX, SUBSAMPLINGS, decoder, 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
     from batchd.pipeline import _jpeg
-    from batchd.pipeline.image.seekable import made_seekable, seekable
+    from batchd.pipeline.image.jpeg_box import made_seekable, seekable
 
 WIDE = photo(150, 320)
 UNDER_THE_MIDDLE = Cut(70, 140, 20, 40)

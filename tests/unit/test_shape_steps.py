@@ -5,7 +5,7 @@ import pytest
 
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.options import Decode, Layout, Normalize, RandomFlip, Resize
-from batchd.pipeline.sample_fields import is_random, sample_fields
+from batchd.pipeline.sample_fields import sample_fields
 from batchd.pipeline.shapes import stages as shape_stage
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.samples.columns import Column
@@ -217,7 +217,7 @@ def test_fields_say_how_they_vary_and_sizes_stand_behind_them() -> None:
         Field("index", "int64", ()),
         Field("valid", "bool", ()),
     )
-    assert not is_random([Decode(), PAD_IMAGE, RAGGED_TOKENS])
+    assert not any(step.is_random for step in (Decode(), PAD_IMAGE, RAGGED_TOKENS))
 
 
 LENGTHS = Column("tokens_length", dtype="int32")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from batchd.observer import contact_sheets as sheets
-from batchd.observer.contact_sheets import Sheets, current_position
+from batchd.observer.contact_sheets import ContactSheets, current_position
 from support.statuses import two_looks
 from support.waiting import PATIENCE_S
 
@@ -36,13 +36,13 @@ def test_the_current_batch_is_what_the_foremost_trainer_took_last(subscriptions,
 @pytest.mark.parametrize(
     ("failure", "text"),
     [
-        (MemoryError(), "no sheet can be drawn: there is no memory"),
+        (MemoryError(), "no sheet can be drawn: out of memory"),
         (OSError(12, "Cannot allocate memory"), "no sheet can be drawn: Cannot allocate memory"),
     ],
 )
 def test_a_sheet_that_cannot_be_drawn_says_why_and_the_next_one_is_tried(monkeypatch, failure, text):
     """Whatever it was: memory may be there again later."""
-    drawing = Sheets("ipc:///nowhere")
+    drawing = ContactSheets("ipc:///nowhere")
 
     def fail(*_arguments):
         raise failure
@@ -51,13 +51,13 @@ def test_a_sheet_that_cannot_be_drawn_says_why_and_the_next_one_is_tried(monkeyp
     assert drawing.sheet("photos", (0, 0), PATIENCE_S).text == text
 
     monkeypatch.setattr(sheets, "KEPT_S", 0.0)
-    monkeypatch.setattr(drawing, "_drawn", lambda *_arguments: sheets.Sheet(b"PNG", "", float("inf")))
+    monkeypatch.setattr(drawing, "_drawn", lambda *_arguments: sheets.ContactSheet(b"PNG", "", float("inf")))
     assert drawing.sheet("photos", (0, 0), PATIENCE_S).picture == b"PNG"
 
 
 def test_a_sheet_for_which_there_is_no_thread_says_so_and_the_next_one_is_tried(monkeypatch):
     """The machine may have threads again later."""
-    drawing = Sheets("ipc:///nowhere")
+    drawing = ContactSheets("ipc:///nowhere")
 
     def fail(_thread):
         raise RuntimeError("can't start new thread")
@@ -67,5 +67,5 @@ def test_a_sheet_for_which_there_is_no_thread_says_so_and_the_next_one_is_tried(
         assert drawing.sheet("photos", (0, 0), 0.0).text == "no sheet can be drawn: can't start new thread"
 
     monkeypatch.setattr(sheets, "KEPT_S", 0.0)
-    monkeypatch.setattr(drawing, "_drawn", lambda *_arguments: sheets.Sheet(b"PNG", "", float("inf")))
+    monkeypatch.setattr(drawing, "_drawn", lambda *_arguments: sheets.ContactSheet(b"PNG", "", float("inf")))
     assert drawing.sheet("photos", (0, 0), PATIENCE_S).picture == b"PNG"

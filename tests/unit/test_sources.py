@@ -494,7 +494,7 @@ def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list
 def test_a_worker_imports_sources_without_what_only_the_daemon_needs() -> None:
     """The likes of pydantic and click cost each worker memory and start time."""
     code = (
-        "import sys, batchd.sources.interface, batchd.sources.files.folder, batchd.sources.webdataset.scan\n"
+        "import sys, batchd.sources.interface, batchd.sources.files.reader, batchd.sources.webdataset.reader\n"
         "import batchd.pipeline.kinds\n"
         "print(*sorted({'pydantic', 'click', 'structlog', 'rich', 'zmq'} & sys.modules.keys()))"
     )

@@ -1,7 +1,6 @@
 """The files that steps read, from ``batchd check`` to a worker that starts late."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -119,12 +118,8 @@ def test_a_file_that_changes_is_found_by_its_content(tmp_path):
     assert changed_file(told) == f"there is no file {file}; it was there when the daemon started"
 
 
-@dataclass
-class TextsKind:
-    """A kind of source whose samples are ``TEXTS``."""
-
-    def open(self, _source, _index, _max_bytes, _storage):
-        return self
+class TextsReader:
+    """A reader whose samples are ``TEXTS``."""
 
     def read(self, sample):
         return {"text": TEXTS[sample]}
@@ -142,7 +137,7 @@ class TextsKind:
 @pytest.fixture
 def worker(monkeypatch):
     """A function that makes what a worker has of a stream with these steps, as the daemon told it of them."""
-    monkeypatch.setattr(sample_maker, "kind_of", lambda _source: TextsKind())
+    monkeypatch.setattr(sample_maker, "open_reader", lambda *_given: TextsReader())
     descriptor = os.memfd_create("note")
     os.truncate(descriptor, NOTE_BYTES)
     note = NoteMemory(descriptor)

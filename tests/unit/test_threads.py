@@ -1,12 +1,11 @@
-"""Threads are there before libzmq wants them, or it is said that they are not."""
+"""Threads can be started before libzmq needs them, or the process says that they cannot."""
 
 import threading
 
 import pytest
 
-from batchd import threads
-from batchd.errors import BatchdError
-from batchd.threads import check_threads
+from batchd_wire import threads
+from batchd_wire.threads import TooFewThreads, check_threads
 
 
 def test_threads_that_can_be_had_end_again() -> None:
@@ -16,25 +15,16 @@ def test_threads_that_can_be_had_end_again() -> None:
     assert threading.active_count() == before
 
 
-@pytest.fixture
-def one_thread(monkeypatch) -> None:
+def test_threads_that_cannot_be_had_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more can be started, and then none."""
-    left = [1]
+    left, start = [1], threads.start_new_thread
 
-    class Scarce(threading.Thread):
-        def start(self) -> None:
-            if not left:
-                raise RuntimeError("can't start new thread")
-            left.pop()
-            super().start()
+    def scarce(function, arguments):
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        return start(function, arguments)
 
-    monkeypatch.setattr(threads, "Thread", Scarce)
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_threads_that_cannot_be_had_are_said_with_what_helps() -> None:
-    """How many are needed, and where the limit is."""
-    before = threading.active_count()
-    with pytest.raises(BatchdError, match="can't start new thread, of 3 that are needed: raise the limit"):
+    monkeypatch.setattr(threads, "start_new_thread", scarce)
+    with pytest.raises(TooFewThreads, match="needs 3 threads, and only 1 could be started"):
         check_threads(3)
-    assert threading.active_count() == before

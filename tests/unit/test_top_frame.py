@@ -10,7 +10,7 @@ from rich.console import Console
 
 from batchd.cli import top
 from batchd.cli.frame import bar, frame
-from batchd.diagnosis.overview import Looks, see
+from batchd.diagnosis.overview import StatusWindow, overview_between
 from support.statuses import later, two_looks
 
 
@@ -25,7 +25,9 @@ def drawn(overview, width: int = 140, height: int | None = None, notice: str = "
 def test_a_frame_shows_streams_trainers_and_workers():
     """Rates, the parts of a sample's time, positions, waiting and the verdict."""
     text = drawn(
-        see(*two_looks(waits={"workers_s": 4.0}, trainer={"waiting": True}, work={"busy_s": 19.0, "cpu_s": 19.0}))
+        overview_between(
+            *two_looks(waits={"workers_s": 4.0}, trainer={"waiting": True}, work={"busy_s": 19.0, "cpu_s": 19.0})
+        )
     )
 
     for expected in ("photos", "1,000", "read", "decode", "train-01", "0:40", "40%", "decode-bound", "shared memory"):
@@ -35,7 +37,7 @@ def test_a_frame_shows_streams_trainers_and_workers():
 
 def test_a_ring_is_a_bar_of_its_slots():
     """Leased, ready, filling and free, each so wide as it is many."""
-    text = drawn(see(*two_looks(stream={"slots": 6, "slots_max": 8, "ready_slots": 4, "leased_slots": 1})))
+    text = drawn(overview_between(*two_looks(stream={"slots": 6, "slots_max": 8, "ready_slots": 4, "leased_slots": 1})))
 
     assert "█" * 3 + "▓" * 9 + "░" * 6 + "·" * 6 in text
 
@@ -61,15 +63,15 @@ def test_a_stalled_trainer_is_shown_as_such():
     """With how long it has waited, or has not even asked."""
     for is_waiting, words in ((True, "waiting for 40 s"), (False, "stands still for 40 s")):
         _before, status = two_looks(trainer={"waiting": is_waiting})
-        looks = Looks()
+        window = StatusWindow()
         for seconds in (0, 40):
-            looks.add(later(status, seconds))
-        assert words in drawn(looks.overview())
+            window.add(later(status, seconds))
+        assert words in drawn(window.overview())
 
 
 def test_names_and_rates_are_whole_in_a_terminal_of_80_columns():
     """As most open; the bars are shorter there."""
-    text = drawn(see(*two_looks(stream={"name": "imagenet-train"})), 80)
+    text = drawn(overview_between(*two_looks(stream={"name": "imagenet-train"})), 80)
 
     for expected in ("imagenet-train", "decoded/s", "delivered/s", "leased", "ready", "bad"):
         assert expected in text
@@ -78,14 +80,14 @@ def test_names_and_rates_are_whole_in_a_terminal_of_80_columns():
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width):
     """Columns that matter less are left out, and long words go on in the next line."""
-    overview = see(*two_looks(waits={"workers_s": 4.0}, stream={"name": "a" * 70}))
+    overview = overview_between(*two_looks(waits={"workers_s": 4.0}, stream={"name": "a" * 70}))
 
     assert max(len(line) for line in drawn(overview, width).splitlines()) <= width
 
 
 def test_of_long_lists_so_much_is_shown_as_there_is_room_for():
     """And how many are left out."""
-    text = drawn(see(*two_looks(workers=200)), height=30)
+    text = drawn(overview_between(*two_looks(workers=200)), height=30)
 
     assert len(text.splitlines()) <= 30
     assert "more" in text
@@ -97,7 +99,7 @@ def test_names_that_a_terminal_would_obey_are_written_out():
     for status in (before, after):
         status.trainers[0].name = "\x1b[2Jevil[bold]"
 
-    text = drawn(see(before, after))
+    text = drawn(overview_between(before, after))
 
     assert "\x1b" not in text
     assert "\\x1b[2Jevil[bold]" in text
@@ -108,7 +110,7 @@ def test_nothing_to_show_is_said():
     _before, status = two_looks(workers=0)
     status.streams[0].subscriptions = ()
 
-    text = drawn(see(status, status), notice="the daemon has gone")
+    text = drawn(overview_between(status, status), notice="the daemon has gone")
 
     assert "no trainer reads any stream" in text
     assert "no worker runs" in text
@@ -116,10 +118,10 @@ def test_nothing_to_show_is_said():
 
 
 class WatchedSource:
-    """A daemon of which there is an answer at some looks; the last look presses q."""
+    """A daemon that answers some of the questions; with the last one, q is pressed."""
 
     def __init__(self, news: list[bool], keys: int) -> None:
-        self.looks, self.notice = Looks(), ""
+        self.window, self.notice = StatusWindow(), ""
         self._news, self._keys = iter(news), keys
 
     def ask(self) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from batchd.failpoints import VARIABLE
-from batchd.sources import trial
+from batchd.sources import source_checks
 from batchd.sources.isolated_scan import scan_apart
 from batchd.sources.lmdb.options import LmdbSource
-from batchd.sources.lmdb.reader import SCAN_MODULE
+from batchd.sources.lmdb.scan import MODULE
 from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.trial import try_source
+from batchd.sources.source_checks import try_source
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
 from support.lmdb_files import write_lmdb
@@ -24,7 +24,7 @@ def test_a_trial_ends_within_a_row_group(tmp_path: Path, kind: str, value: objec
     """Which may hold a whole file, and is told of when it has been read."""
     write_parquet(tmp_path / "a.parquet", {"x": [value] * 200_000}, compression="none", use_dictionary=False)
     source = ParquetSource(root=tmp_path, shards=("*.parquet",), fields={"x": kind if kind == "int64" else "uint8[10]"})
-    clock = count(0, trial.SECONDS_MAX / 6)
+    clock = count(0, source_checks.SECONDS_MAX / 6)
 
     left = try_source(source, (), Storage(), samples_max=1 << 30, clock=lambda: next(clock))
 
@@ -47,4 +47,4 @@ def test_the_time_of_a_scan_in_another_process_ends_while_that_says_nothing(
 
     source = LmdbSource(path=tmp_path / "db", fields={"x": "uint8[1]"})
     with pytest.raises(_Over):
-        scan_apart(SCAN_MODULE, source, Survey(nothing, looked=looked), silence_max_s=5)
+        scan_apart(MODULE, source, Survey(nothing, looked=looked), silence_max_s=5)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.samples.columns import Column
-from batchd_client.ragged import ragged_view
+from batchd_client.batch import ragged_view
 from batchd_wire.fields import Varying
 from batchd_wire.views import checked_sizes, cut_to_largest, row_views
 

@@ -80,7 +80,7 @@ def test_a_slow_step_is_named_with_its_time_and_the_cores_that_it_takes() -> Non
 
     assert found.kind is Kind.DECODE_BOUND
     assert "waits 40% of the time; color_jitter takes 1.20 ms of 1.90 ms a sample" in found.proof
-    assert found.remedy == "2 cores more would end it; workers = 4, 6 CPUs have no worker"
+    assert found.remedy == "2 cores more would end the wait; set workers = 4 (6 CPUs are unused)"
 
 
 def test_a_trainer_that_only_takes_batches_is_not_told_how_many_cores_are_enough() -> None:
@@ -88,7 +88,8 @@ def test_a_trainer_that_only_takes_batches_is_not_told_how_many_cores_are_enough
     found = verdict(work=BUSY, waits={"workers_s": 9.9})
 
     assert found.remedy == (
-        "it takes batches as fast as they come: each core more is 526 samples/s more; workers = 8, 6 CPUs have no worker"
+        "it takes batches as fast as workers make them: each further core adds 526 samples/s; "
+        "set workers = 8 (6 CPUs are unused)"
     )
 
 
@@ -97,19 +98,25 @@ def test_time_for_servers_of_files_is_time_of_a_core_more() -> None:
     work = {"busy_s": 11.0, "cpu_s": 11.0, "waited_s": 8.0}
     found = verdict(work=work, waits={"workers_s": 9.9}, parts={"decode": 11.0})
 
-    assert "each core more is 526 samples/s more" in found.remedy
+    assert "each further core adds 526 samples/s" in found.remedy
 
 
 @pytest.mark.parametrize(
     ("cpus", "remedy"),
     [
-        (2, "2 cores more would end it; no CPU is left here: a cheaper pipeline, or a daemon on another host"),
-        (1, "2 cores more would end it; no CPU is left here: a cheaper pipeline, or a daemon on another host"),
+        (
+            2,
+            "2 cores more would end the wait; every CPU of this host has a worker: " + OTHER_REMEDIES,
+        ),
+        (
+            1,
+            "2 cores more would end the wait; every CPU of this host has a worker: " + OTHER_REMEDIES,
+        ),
         (
             3,
-            f"2 cores more would end it; 1 CPU has no worker here (workers = 3), beyond that {OTHER_REMEDIES}",
+            f"2 cores more would end the wait; set workers = 3 (1 CPU is unused), beyond that {OTHER_REMEDIES}",
         ),
-        (4, "2 cores more would end it; workers = 4, 2 CPUs have no worker"),
+        (4, "2 cores more would end the wait; set workers = 4 (2 CPUs are unused)"),
     ],
 )
 def test_cores_that_are_not_there_are_not_advised(cpus: int, remedy: str) -> None:
@@ -125,10 +132,13 @@ def test_cores_that_are_not_there_are_not_advised(cpus: int, remedy: str) -> Non
 @pytest.mark.parametrize(
     ("wait_s", "remedy"),
     [
-        (4.0, "3 cores more would end it for all streams together"),
+        (4.0, "3 cores more would end the wait for all streams together"),
         (
             9.5,
-            "train-02 on other takes batches as fast as they come: each core more is 526 samples/s more, shared by 2 streams",
+            (
+                "train-02 on other takes batches as fast as workers make them: "
+                "each further core adds 526 samples/s, shared by 2 streams"
+            ),
         ),
     ],
 )
@@ -223,7 +233,7 @@ def test_a_source_of_ones_own_is_not_told_to_get_faster_storage() -> None:
 
     assert found.kind is Kind.STORAGE_BOUND
     assert found.proof.endswith("workers wait for your source 74% of their time, 1.40 ms a sample")
-    assert found.remedy.startswith("see what its code waits for")
+    assert found.remedy.startswith("check what its code waits for")
 
 
 def test_reading_that_takes_a_cpu_is_no_slow_storage() -> None:
@@ -304,7 +314,7 @@ def test_a_ring_that_is_too_small_leaves_workers_idle_while_somebody_waits() -> 
 
     assert found.kind is Kind.MEMORY_BOUND
     assert "while workers idle 75%: a ring of 2 slots for a window of 4" in found.proof
-    assert found.remedy == "give it more: memory = in [streams.photos], or in [daemon]"
+    assert found.remedy == "raise memory = in [streams.photos], or in [daemon]"
 
 
 def test_who_waits_for_a_slot_waits_for_memory_however_busy_another_stream_keeps_the_workers() -> None:
@@ -313,7 +323,7 @@ def test_who_waits_for_a_slot_waits_for_memory_however_busy_another_stream_keeps
 
     assert found.kind is Kind.MEMORY_BOUND
     assert "waits 40% of the time, 100% of that for a free slot: a ring of 2 slots for a window of 4" in found.proof
-    assert found.remedy == "give it more: memory = in [streams.photos], or in [daemon]"
+    assert found.remedy == "raise memory = in [streams.photos], or in [daemon]"
 
 
 def test_a_window_that_is_too_small_is_told_from_a_ring_that_is() -> None:
@@ -321,7 +331,7 @@ def test_a_window_that_is_too_small_is_told_from_a_ring_that_is() -> None:
     found = verdict(waits=WAITING, work={"busy_s": 5.0, "cpu_s": 5.0})
 
     assert found.kind is Kind.MEMORY_BOUND
-    assert "it takes batches in bursts, and 4 ahead do not bridge them" in found.proof
+    assert "it takes batches in bursts, which a window of 4 does not bridge" in found.proof
     assert found.remedy.startswith("a larger window = in [streams.photos]")
 
 
@@ -330,7 +340,7 @@ def test_a_slow_link_is_not_the_workers_fault() -> None:
     found = verdict(waits={"network_s": 5.0, "workers_s": 1.0}, work=BUSY, sent_bytes_per_s=12e6)
 
     assert found.kind is Kind.NETWORK_BOUND
-    assert "waits 60% of the time, 83% of that for batches on their way, 12 MB/s" in found.proof
+    assert "waits 60% of the time, 83% of that for batches in transit, 12 MB/s" in found.proof
 
 
 def test_a_few_slow_samples_are_named() -> None:
@@ -342,7 +352,10 @@ def test_a_few_slow_samples_are_named() -> None:
     )
 
     assert found.kind is Kind.SLOW_SAMPLES
-    assert "2.0% of the samples take 49% of the time, 50 x as usual: huge.png 200 ms, big.png 100 ms" in found.proof
+    assert (
+        "2.0% of the samples take 49% of the time, 50 x as long as usual: huge.png 200 ms, big.png 100 ms"
+        in found.proof
+    )
 
 
 def test_slow_samples_of_former_times_are_not_named() -> None:
@@ -358,7 +371,7 @@ def test_slow_samples_of_former_times_are_not_named() -> None:
 
     (found,) = judge(reading)
     assert found.kind is Kind.SLOW_SAMPLES
-    assert found.proof.endswith(" x as usual: huge.png 200 ms")
+    assert found.proof.endswith(" x as long as usual: huge.png 200 ms")
 
 
 def test_bad_samples_that_take_much_of_the_workers_time_are_told_of() -> None:
@@ -395,7 +408,7 @@ def test_workers_without_a_cpu_are_not_slow(cpu_wait_s: float | None) -> None:
     found = verdict(work=work, parts={"read": 1.0, "decode": 17.0}, waits=WAITING)
 
     assert found.kind is Kind.CPU_STARVED
-    assert "workers wanted a CPU and had none for 63% of their time" in found.proof
+    assert "workers were ready to run and had no CPU for 63% of their time" in found.proof
 
 
 def test_reading_without_a_cpu_is_no_slow_storage() -> None:

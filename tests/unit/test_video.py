@@ -17,7 +17,6 @@ from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.interface import kind_of
-from batchd.sources.video import kind as video
 from batchd.sources.video import scan as video_scan
 from batchd.sources.video.files import READ_BYTES, open_video, packets_of
 from batchd.sources.video.frames import VideoFrames
@@ -53,7 +52,7 @@ def scan_here(monkeypatch, request) -> None:
     """Scan in this process, as starting another takes longer than most of these tests; ``apart`` marks those that do not."""
     if "apart" not in request.fixturenames:
         monkeypatch.setattr(
-            video, "scan_apart", lambda _module, source, survey, _silence: video_scan.scan(source, survey)
+            video_scan, "scan_apart", lambda _module, source, survey, _silence: video_scan.scan(source, survey)
         )
 
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import batchd_client
 import batchd_client.reader
-from batchd.cli import peephole
+from batchd.cli import peek
 from batchd.cli.main import cli
 from batchd.errors import BatchdError
 from batchd_client.errors import BatchTimeout
@@ -100,7 +100,7 @@ def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:
 
 def test_peek_says_at_last_what_never_came(fake, monkeypatch) -> None:
     """Not that the daemon is stuck: it is not."""
-    monkeypatch.setattr(peephole, "BATCH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(peek, "BATCH_TIMEOUT_S", 0.2)
     fake.granted_when_asked = 0
 
     result = CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address])

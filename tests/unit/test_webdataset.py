@@ -15,9 +15,9 @@ import pytest
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.files.index import FilesIndex
-from batchd.sources.files.options import WebDatasetSource
 from batchd.sources.files.reader import SampleReader
-from batchd.sources.webdataset.scan import KIND
+from batchd.sources.webdataset.options import WebDatasetSource
+from batchd.sources.webdataset.scan import KINDS
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.open_files import SHARDS_MAX
@@ -28,7 +28,9 @@ from support.source_files import nothing
 
 def scan(root: Path, *shards: str, **changes: object) -> FilesIndex:
     """The index of shards, as a worker gets it."""
-    index = KIND.scan(WebDatasetSource(root=root, shards=shards or ("*.tar",), **changes), Survey(nothing))
+    index = KINDS[WebDatasetSource].scan(
+        WebDatasetSource(root=root, shards=shards or ("*.tar",), **changes), Survey(nothing)
+    )
     descriptor = index.to_memfd()
     try:
         shared = FilesIndex(SourceIndex.from_descriptor(descriptor))
@@ -389,7 +391,7 @@ def test_settings_that_cannot_be_are_refused(changes) -> None:
 
 def test_patterns_of_shards_are_checked_without_looking_at_any(tmp_path) -> None:
     """By `batchd check`."""
-    (problem,) = KIND.problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)), Storage())
+    (problem,) = KINDS[WebDatasetSource].problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)), Storage())
     assert problem == "shards: {9..1} goes down; write the smaller number first"
 
 

@@ -15,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.errors import SourceInvalid
-from batchd.prepare.members import MemberEncoder
-from batchd.prepare.source_table import source_table
+from batchd.prepare.members import MemberEncoder, source_table
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.files.options import WebDatasetSource
-from batchd.sources.interface import Reader
+from batchd.sources.interface import Reader, open_reader
 from batchd.sources.kinds import source_from_plain, source_to_plain
-from batchd.sources.webdataset.options import Member, usual_member
-from batchd.sources.webdataset.scan import KIND
+from batchd.sources.webdataset.options import Member, WebDatasetSource, usual_member
+from batchd.sources.webdataset.scan import KINDS
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
@@ -56,16 +54,16 @@ def source(root: Path, fields: dict[str, str] | None, **changes: object) -> WebD
     return WebDatasetSource(**{"root": root, "shards": ("*.tar",), "fields": fields} | changes)
 
 
-def open_reader(of: WebDatasetSource, max_bytes: int = 1 << 20) -> Reader:
+def opened(of: WebDatasetSource, max_bytes: int = 1 << 20) -> Reader:
     """The reader that a worker has, with the index as it gets it."""
-    index = KIND.scan(of, Survey(nothing))
+    index = KINDS[WebDatasetSource].scan(of, Survey(nothing))
     descriptor = index.to_memfd()
     try:
         shared = SourceIndex.from_descriptor(descriptor)
     finally:
         os.close(descriptor)
     assert (shared.digest, len(shared)) == (index.digest, len(index))
-    return KIND.open(of, shared, max_bytes, Storage())
+    return open_reader(of, shared, max_bytes, Storage())
 
 
 def write(root: Path, *samples: dict[str, bytes]) -> Path:
@@ -84,7 +82,7 @@ def plain(values: Any) -> dict[str, Any]:
 def read_one(root: Path, kind: str, ending: str, data: bytes, **changes: object) -> Any:
     """The value of one field ``x`` that comes from one member."""
     write(root, {ending.partition(":")[0]: data})
-    reader = open_reader(source(root, {"x": kind}, names={"x": ending}, **changes))
+    reader = opened(source(root, {"x": kind}, names={"x": ending}, **changes))
     try:
         return plain(reader.read(0))["x"]
     finally:
@@ -99,7 +97,7 @@ def test_each_field_comes_from_its_member(tmp_path: Path) -> None:
         "jpg": b"i" * 9,
     }
     write(tmp_path, MEMBERS, others)
-    reader = open_reader(source(tmp_path, ALL))
+    reader = opened(source(tmp_path, ALL))
 
     for sample, image, label in ((1, b"i" * 9, -8), (0, b"an image", 7)):
         found = plain(reader.read(sample))
@@ -124,7 +122,7 @@ def test_names_say_which_member_it_is(tmp_path: Path) -> None:
         "said": "ann.json:text",
         "all": "ann.json",
     }
-    reader = open_reader(source(tmp_path, fields, names=names))
+    reader = opened(source(tmp_path, fields, names=names))
 
     first, second = plain(reader.read(0)), plain(reader.read(1))
 
@@ -139,7 +137,7 @@ def test_a_name_may_have_the_dot_in_front_that_messages_show(tmp_path: Path) -> 
     write(tmp_path, {"jpg": b"x", "seg.png": b"y", "json": b'{"w": 3}'})
     fields = {"image": "image", "mask": "image", "width": "int64"}
     plain, dotted = (
-        KIND.scan(source(tmp_path, fields, names=names), Survey(nothing))
+        KINDS[WebDatasetSource].scan(source(tmp_path, fields, names=names), Survey(nothing))
         for names in (
             {"image": "png;jpg", "mask": "seg.png", "width": "json:w"},
             {"image": ".png;.jpg", "mask": ".seg.png", "width": ".json:w"},
@@ -153,16 +151,17 @@ def test_a_name_may_have_the_dot_in_front_that_messages_show(tmp_path: Path) -> 
 def test_the_name_that_members_share_may_be_a_field(tmp_path: Path) -> None:
     """Also for a sample that is bad."""
     write_shard(tmp_path / "a.tar", [("v1.0/cat.jpg", b"x"), ("v1.0/cat.cls", b"1")])
-    reader = open_reader(source(tmp_path, {"label": "int64"}, path_bytes=12))
+    reader = opened(source(tmp_path, {"label": "int64"}, path_bytes=12))
 
     assert reader.read(0)["path"].tobytes() == b"v1.0/cat\0\0\0\0"
     assert reader.known(0)["path"].tobytes() == b"v1.0/cat\0\0\0\0"
-    assert [column.text for column in KIND.columns(source(tmp_path, {"label": "int64"}, path_bytes=12), Storage())] == [
+    columns = KINDS[WebDatasetSource].columns(source(tmp_path, {"label": "int64"}, path_bytes=12), Storage())
+    assert [column.text for column in columns] == [
         "int64",
         "uint8[12]",
     ]
     with pytest.raises(SourceInvalid, match=r"a\.tar: the name v1\.0/cat has 8 bytes, more than path_bytes = 7"):
-        open_reader(source(tmp_path, {"label": "int64"}, path_bytes=7))
+        opened(source(tmp_path, {"label": "int64"}, path_bytes=7))
     reader.close()
 
 
@@ -198,7 +197,7 @@ def test_a_member_is_read_by_its_ending_and_its_field(
     if isinstance(value, str):
         assert found == value
         return
-    column = KIND.columns(source(tmp_path, {"x": kind}, names={"x": ending}), Storage())[0]
+    column = KINDS[WebDatasetSource].columns(source(tmp_path, {"x": kind}, names={"x": ending}), Storage())[0]
     assert (found.dtype, found.ndim) == (column.dtype, len(column.shape))
     assert all(length in (None, there) for length, there in zip(column.shape, found.shape, strict=True))
     assert found.tolist() == value
@@ -276,7 +275,7 @@ def test_arrays_that_need_pickle_are_refused(tmp_path: Path) -> None:
 def test_a_missing_member_is_a_bad_sample_or_its_default(tmp_path: Path) -> None:
     """The sample's name has the shard and the key; a key of JSON that is missing, or null, is the same."""
     write(tmp_path, MEMBERS, {"jpg": b"x", "json": b'{"score": null}'}, {"jpg": b"x"})
-    reader = open_reader(source(tmp_path, {"image": "image", "mask": "image"}))
+    reader = opened(source(tmp_path, {"image": "image", "mask": "image"}))
     with pytest.raises(
         SampleUnreadable, match=r"^there is no member \.mask\.jpg or .*, which the field mask comes from$"
     ):
@@ -287,7 +286,7 @@ def test_a_missing_member_is_a_bad_sample_or_its_default(tmp_path: Path) -> None
 
     fields = {name: kind for name, kind in ALL.items() if name != "mask"} | {"boxes": "int32[?,?]"}
     defaults = {"caption": "none", "box": (1, 2, 3, 4), "score": -1, "label": 5, "boxes": ()}
-    filled = open_reader(source(tmp_path, fields, defaults=defaults))
+    filled = opened(source(tmp_path, fields, defaults=defaults))
     for sample in (1, 2):
         found = plain(filled.read(sample))
         assert (found["caption"], found["box"].tolist(), found["score"].item()) == ("none", [1, 2, 3, 4], -1)
@@ -303,18 +302,18 @@ def test_a_member_that_no_sample_has_is_said_at_the_start(tmp_path: Path) -> Non
         SourceInvalid,
         match=r"no sample has a member \.segg\.png for the field mask; the first, 0 of .*a\.tar has \.jpg, \.mask",
     ):
-        open_reader(source(tmp_path, {"mask": "image"}, names={"mask": "segg.png"}))
+        opened(source(tmp_path, {"mask": "image"}, names={"mask": "segg.png"}))
 
 
 def test_members_that_are_too_large_are_bad_samples(tmp_path: Path) -> None:
     """By their sizes, before anything is read; others of the sample do not count."""
     write(tmp_path, {**MEMBERS, "mask.png": b"m" * 300})
 
-    reader = open_reader(source(tmp_path, ALL), 299)
+    reader = opened(source(tmp_path, ALL), 299)
     with pytest.raises(SampleUnreadable, match=r"^mask\.png: has 300 bytes, more than max_bytes = 299$"):
         reader.read(0)
     reader.close()
-    reader = open_reader(source(tmp_path, {"image": "image"}), 299)
+    reader = opened(source(tmp_path, {"image": "image"}), 299)
     assert plain(reader.read(0)) == {"image": b"an image"}
     reader.close()
 
@@ -322,7 +321,7 @@ def test_members_that_are_too_large_are_bad_samples(tmp_path: Path) -> None:
 def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path: Path) -> None:
     """With the member, and where the shard ends."""
     file = write(tmp_path, {"jpg": b"a" * 600, "cls": b"1"}, {"cls": b"2", "jpg": b"b" * 5000})
-    reader = open_reader(source(tmp_path, {"image": "image", "label": "int64"}))
+    reader = opened(source(tmp_path, {"image": "image", "label": "int64"}))
     os.truncate(file, file.stat().st_size - 8192)
 
     with pytest.raises(SampleUnreadable, match=r"^jpg: its file has changed since the daemon read it"):
@@ -337,10 +336,10 @@ def test_a_shard_that_is_cut_or_holds_nothing_is_refused(tmp_path: Path) -> None
     file = write(tmp_path, MEMBERS)
     os.truncate(file, 516)
     with pytest.raises(SourceInvalid, match=r"a\.tar is cut: it ends at byte 516, within 0\.jpg; copy it again"):
-        open_reader(source(tmp_path, ALL))
+        opened(source(tmp_path, ALL))
     write(tmp_path)
     with pytest.raises(SourceInvalid, match=r"a\.tar holds no sample"):
-        open_reader(source(tmp_path, ALL))
+        opened(source(tmp_path, ALL))
 
 
 def test_the_digest_names_what_decides_bytes(tmp_path: Path) -> None:
@@ -348,7 +347,9 @@ def test_the_digest_names_what_decides_bytes(tmp_path: Path) -> None:
 
     def digest(folder: str, members: dict[str, bytes], **changes: object) -> str:
         write(tmp_path / folder, members)
-        return KIND.scan(source(tmp_path / folder, **{"fields": ALL} | changes), Survey(nothing)).digest
+        return (
+            KINDS[WebDatasetSource].scan(source(tmp_path / folder, **{"fields": ALL} | changes), Survey(nothing)).digest
+        )
 
     first = digest("1", MEMBERS)
     others = [
@@ -369,10 +370,10 @@ def test_a_source_without_fields_is_what_it_was(tmp_path: Path) -> None:
     write(tmp_path, MEMBERS, {"jpg": b"more", "cls": b"3"})
     old = WebDatasetSource(root=tmp_path, shards=("*.tar",))
 
-    index = KIND.scan(old, Survey(nothing))
+    index = KINDS[WebDatasetSource].scan(old, Survey(nothing))
 
     assert index.digest == "e2b6f8ab1432e407e275ade8f55a8e3647a8f6d75ef2c0484d9ccccdf6c495f2"
-    assert [column.text for column in KIND.columns(old, Storage())] == ["image", "int64"]
+    assert [column.text for column in KINDS[WebDatasetSource].columns(old, Storage())] == ["image", "int64"]
     assert source_to_plain(old)["fields"] is None
 
 
@@ -474,7 +475,7 @@ def test_what_prepare_writes_is_read_again_whole(made: tuple[dict[str, Column], 
         write(root, *(dict(encoder.members(sample)) for sample in samples))
         table = tomllib.loads(f"source = {source_table(root, 'a.tar', columns)}")["source"]
         plain_source = source_to_plain(WebDatasetSource(root=root, shards=("a.tar",))) | table
-        reader = open_reader(source_from_plain(plain_source))
+        reader = opened(source_from_plain(plain_source))
         for number, sample in enumerate(samples):
             found, expected = plain(reader.read(number)), plain(sample)
             assert list(found) == list(expected)
@@ -507,7 +508,7 @@ def test_pixels_come_back_as_images(tmp_path: Path, image_format: str, differenc
     values = {"photo": photo(64, 96), "mask": photo(64, 96, seed=1)[:, :, :1], "planes": np.ones((3, 4, 4), np.uint8)}
     write(tmp_path, dict(MemberEncoder(columns, image_format, 90, is_bgr=False).members(values)))
     table = tomllib.loads(f"source = {source_table(tmp_path, 'a.tar', columns)}")["source"]
-    reader = open_reader(source(tmp_path, table["fields"], names=table["names"]))
+    reader = opened(source(tmp_path, table["fields"], names=table["names"]))
     found = reader.read(0)
     for name in ("photo", "mask"):
         pixels = cv2.imdecode(np.frombuffer(found[name], np.uint8), cv2.IMREAD_UNCHANGED)

@@ -24,8 +24,7 @@ from batchd_client.errors import (  # noqa: E402
     TensorsInvalid,
 )
 from batchd_client.feed import Feed  # noqa: E402
-from batchd_client.jax import BatchdLoader, batches  # noqa: E402
-from batchd_client.jax.placement import JaxPlacement, JaxTarget  # noqa: E402
+from batchd_client.jax import BatchdLoader, JaxPlacement, JaxTarget, batches  # noqa: E402  # noqa: E402
 from support.images import encode, photo  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 from support.waiting import wait_until  # noqa: E402

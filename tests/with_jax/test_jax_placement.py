@@ -6,7 +6,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
 from batchd_client.batch import Room  # noqa: E402
-from batchd_client.jax.placement import JaxPlacement, JaxTarget  # noqa: E402
+from batchd_client.jax import JaxPlacement, JaxTarget  # noqa: E402
 
 
 class Batch:

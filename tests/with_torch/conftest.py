@@ -1,8 +1,12 @@
 """What the tests of a loader for a GPU share: the stand-in for CUDA, and images of many sizes."""
 
+import os
+
 import pytest
 
 from support.device_streams import write_sizes
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch loads: its threads would spin beside other lanes
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The examples for PyTorch on a handful of photographs: they train, end with Ctrl-C, go on where they were, and leave nothing."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -58,6 +59,22 @@ def resnet(photos, out, epochs, *more):
     return (EXAMPLES / "torch_resnet.py", "--data", photos, "--out", out, "--epochs", epochs, *sizes, *more)
 
 
+@pytest.fixture
+def run(tmp_path, daemons_folder, monkeypatch, capfd):
+    """Run an example to its end in this process, which has torch already: its exit status, and what it said and complained."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemons_folder))
+    monkeypatch.delenv("BATCHD_ADDRESS", raising=False)
+
+    def run(*command):
+        monkeypatch.setattr(sys, "argv", list(map(str, command)))
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(command[0]), run_name="__main__")
+        return ended.value.code, *capfd.readouterr()
+
+    return run
+
+
 def until(example, beginning):
     """The first line that begins so."""
     for line in example.stdout:
@@ -66,13 +83,16 @@ def until(example, beginning):
     raise AssertionError(example.stderr.read())
 
 
-def test_the_resnet_trains_to_the_end(start, photos, tmp_path):
-    """Every step says its loss."""
-    said = finish(start(*resnet(photos, tmp_path / "out", 1)))
-    steps = [line.partition(":")[0] for line in said if line.startswith("epoch ")]
+def test_the_resnet_trains_to_the_end(run, photos, tmp_path):
+    """Every step says its loss; once more, there is nothing left to do."""
+    command = resnet(photos, tmp_path / "out", 1)
+    code, said, _ = run(*command)
+    steps = [line.partition(":")[0] for line in said.splitlines() if line.startswith("epoch ")]
     assert steps == [f"epoch 0, step {step} of 5" for step in range(1, 6)]
-    assert said[-1] == "done: 1 epochs"
-    assert finish(start(*resnet(photos, tmp_path / "out", 1))) == ["resuming at epoch 1, step 0", "done: 1 epochs"]
+    assert said.endswith("\ndone: 1 epochs\n")
+    code_again, said, _ = run(*command)
+    assert said == "resuming at epoch 1, step 0\ndone: 1 epochs\n"
+    assert code == code_again == 0
 
 
 @pytest.mark.jobs
@@ -122,11 +142,10 @@ def test_the_resnet_is_told_how_many_classes_a_source_without_names_has(start, s
     assert list(model.values())[-1].shape == (7,)
 
 
-def test_a_mistake_is_said_in_a_line(start, tmp_path):
+def test_a_mistake_is_said_in_a_line(run, tmp_path):
     """Not in a traceback."""
-    example = start(*resnet(tmp_path / "nothing", tmp_path / "out", 1))
-    _, complained = example.communicate(timeout=DEADLINE_S)
-    assert example.returncode == 1
+    code, _, complained = run(*resnet(tmp_path / "nothing", tmp_path / "out", 1))
+    assert code == 1
     assert "Traceback" not in complained
     assert "torch_resnet: " in complained
 

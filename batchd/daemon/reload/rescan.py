@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 import structlog
 
 from batchd import __version__, failpoints
+from batchd.config.directories import default_cache_dir
 from batchd.config.load import LoadedConfig, read_config
-from batchd.config.runtime import default_cache_dir
 from batchd.config.schema import meaning_of
 from batchd.config.tree import Config, DaemonConfig
 from batchd.daemon.config_checks import check_reading

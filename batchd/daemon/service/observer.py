@@ -20,9 +20,8 @@ from typing import Self
 import structlog
 
 from batchd.children import DEVNULL, Child, start_linked
-from batchd.config.http import parse_http
+from batchd.config.addresses import EVERYWHERE, parse_http
 from batchd.config.schema import meaning_of
-from batchd.config.tcp import EVERYWHERE
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.descriptors import Selector
 from batchd.errors import ConfigInvalid, Problem

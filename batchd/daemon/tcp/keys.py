@@ -41,8 +41,9 @@ from typing import Any, NoReturn
 import structlog
 import zmq
 
+from batchd.config.addresses import is_loopback, parse_tcp
+from batchd.config.directories import SYSTEM_KEYS_DIRECTORY, default_keys_dir
 from batchd.config.schema import meaning_of
-from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY, default_keys_dir, is_loopback, parse_tcp
 from batchd.config.tree import STREAM_NAME_PATTERN, DaemonConfig
 from batchd.daemon.limits import OncePerMinute
 from batchd.errors import BatchdError, KeysInvalid, Problem

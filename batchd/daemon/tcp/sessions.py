@@ -67,10 +67,10 @@ from batchd_wire.messages import (
     Subscribe,
     Unsubscribe,
 )
-from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of
 from batchd_wire.runtime import host_id
 from batchd_wire.status import TcpCounts, TrainerStatistics
-from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.tcp import CURVE_BYTES, PARTS_MAX, PIECE_BYTES, SOCKET_OPTIONS, part_of, unpack_monitor_event
+from batchd_wire.threads import MORE_THREADS, TooFewThreads, check_threads
 from batchd_wire.wording import counted
 
 _log = structlog.get_logger()
@@ -86,6 +86,8 @@ SHORT_FRAME_BYTES = 2
 LONG_FRAME_BYTES = 9
 LONG_FRAME_FROM = 256
 IO_THREADS_MAX = 4
+CONTEXT_THREADS = 2
+"""Other threads of a ZeroMQ context: its reaper, and the one of pyzmq that frees messages."""
 """Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
 EVENTS_AT_ONCE = 4_096
 """More than ZeroMQ queues in its monitor, so one pass reads every earlier event."""
@@ -94,6 +96,14 @@ EVENTS_AT_ONCE = 4_096
 def cannot_listen(endpoint: str, error: zmq.ZMQError) -> str:
     """Error text for an address that the daemon cannot listen on."""
     return f"{endpoint} cannot be listened on: {error.strerror}; choose another address or port"
+
+
+def check_context_threads() -> None:
+    """Check that a context of ZeroMQ can start its threads. Raises ``BatchdError``."""
+    try:
+        check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
+    except TooFewThreads as error:
+        raise BatchdError(f"ZeroMQ {error}: {MORE_THREADS}") from None
 
 
 class TcpDoor:

@@ -1,16 +1,14 @@
 """What a step that calls somebody's function makes of the columns: what it declares. Daemon, workers and ``batchd check``."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from batchd.functions.signature import Given
 from batchd.pipeline.call.options import Call
-from batchd.pipeline.effects import TAKEN, Columns, Effect, StepInvalid
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.effects import TAKEN, Columns, StepInvalid, effect
 from batchd.samples.columns import Column, parse_column
 
 
+@effect.register
 def _call(step: Call, columns: Columns) -> Columns:
     for name in step.outputs:
         if name in TAKEN:
@@ -40,14 +38,6 @@ def _declared(step: Call, declared: Column, there: Column | None) -> Column:
         channels_first=there.channels_first and keeps_axes,
         made_by=step.op,
     )
-
-
-EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({Call: _call})
-
-
-def is_random(step: StepOptions) -> bool:
-    """Can this step make different fields of one sample? A function may, unless somebody promises that it does not."""
-    return isinstance(step, Call) and step.random
 
 
 def call_given() -> Given:

@@ -1,12 +1,12 @@
 """The step that calls somebody's own function. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from batchd.functions.names import parse_function
+from batchd.functions.find import parse_function
 from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import Checks
-from batchd.samples.declared import check_types
+from batchd.samples.columns import check_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,7 @@ class Call(StepOptions):
 
     op: Literal["call"] = "call"
     """What the step does."""
+    is_cacheable: ClassVar[bool] = False
 
     function: str
     """The function, as "package.module:name". It is imported in workers alone, from the folders of `python_path` in [daemon]."""
@@ -37,6 +38,11 @@ class Call(StepOptions):
             parse_function(self.function)
         check_types(checks, "outputs", self.outputs)
         checks.done()
+
+    @property
+    def is_random(self) -> bool:
+        """A function may be random, unless the user promises that it is not."""
+        return self.random
 
     @property
     def touches(self) -> None:

@@ -9,27 +9,24 @@ not declared.
 Invariant: afterwards each field is what its column says, or the sample is bad.
 """
 
-from collections.abc import Mapping
 from sys import getrefcount
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from batchd.functions.failures import FunctionFailed, call
+from batchd.functions.calls import FunctionFailed, NotAsDeclared, call, checked_value
 from batchd.functions.load import load_for
-from batchd.functions.returned import NotAsDeclared, taken
 from batchd.pipeline.call.effects import call_given
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.stages import MakeStage, Row
+from batchd.pipeline.stages import Row, make_stage
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
 
 
+@make_stage.register(Call)
 class CallStage:
     """See the module. Raises ``FunctionUnusable`` where the function cannot be had."""
 
@@ -86,7 +83,7 @@ class CallStage:
             raise SampleUndecodable(f"{self._name} returned {_listed(undeclared)}, which its outputs do not declare")
         returned = {name: made[name] for name in self._changing if name in made}
         return {
-            name: value if self._is_as_given(name, value, given) else taken(self._changing[name], value)
+            name: value if self._is_as_given(name, value, given) else checked_value(self._changing[name], value)
             for name, value in returned.items()
         }
 
@@ -115,7 +112,6 @@ class _Copies:
         return owner.view()
 
 
-STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType({Call: CallStage})
 _KNOWN_REFERENCES = 3
 """The table's, the variable's and the argument's; each view of an array refers to the owner of the memory."""
 

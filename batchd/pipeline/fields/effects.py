@@ -1,14 +1,12 @@
 """What dropping and renaming make of the columns. Daemon, workers and ``batchd check``; standard library only."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
-from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of, replaced
+from batchd.pipeline.effects import Columns, NoSuchField, StepInvalid, column_of, effect, replaced
 from batchd.pipeline.fields.options import Drop, Rename
-from batchd.pipeline.options import StepOptions
 
 
+@effect.register
 def _drop(step: Drop, columns: Columns) -> Columns:
     missing = [name for name in step.fields if name not in columns]
     if missing:
@@ -20,13 +18,6 @@ def _drop(step: Drop, columns: Columns) -> Columns:
     return left
 
 
+@effect.register
 def _rename(step: Rename, columns: Columns) -> Columns:
     return replaced(step.op, columns, step.field, replace(column_of(step, columns), name=step.to, made_by=step.op))
-
-
-EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({Drop: _drop, Rename: _rename})
-
-
-def is_random(_step: StepOptions) -> bool:
-    """None of them is."""
-    return False

@@ -1,16 +1,13 @@
 """Dropping and renaming, run. Worker process."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.fields.options import Drop, Rename
-from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.stages import MakeStage, Row
+from batchd.pipeline.stages import Row, make_stage
 from batchd.samples.values import Value
 
 
+@make_stage.register(Drop)
 class DropStage:
     """Forgets values."""
 
@@ -23,6 +20,7 @@ class DropStage:
             values.pop(name, None)
 
 
+@make_stage.register(Rename)
 class RenameStage:
     """Calls a value something else."""
 
@@ -32,6 +30,3 @@ class RenameStage:
     def run(self, values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
         """See ``stages.Stage``."""
         values[self._to] = values.pop(self._field)
-
-
-STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType({Drop: DropStage, Rename: RenameStage})

@@ -26,14 +26,12 @@ from typing import Any
 import numpy as np
 
 from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.containers import without_animation, without_padding
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.jpeg_box import BoxDecoder
-from batchd.pipeline.image.jpeg_end import without_padding
 from batchd.pipeline.image.options import Decode
-from batchd.pipeline.image.png import without_animation
 from batchd.pipeline.image.probe import ImageHeader
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.vision import Pixels, cv2
+from batchd.pipeline.image.vision import Pixels, Scratch, cv2
 from batchd.pipeline.image.warps import cut_out
 from batchd.samples.errors import SampleUndecodable
 

@@ -5,14 +5,20 @@
 Invariant: for steps without problems, the column at the end is exactly what ``image_stage`` makes.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
-from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of, first_step_on
+from batchd.pipeline.effects import (
+    IMAGE_DIMENSIONS,
+    Columns,
+    NoSuchField,
+    StepInvalid,
+    column_of,
+    effect,
+    first_step_on,
+)
 from batchd.pipeline.image.options import (
-    CenterCrop,
     ColorJitter,
+    CropStep,
     Cutout,
     Decode,
     Fill,
@@ -24,18 +30,15 @@ from batchd.pipeline.image.options import (
     Pad,
     RandomCrop,
     RandomFlip,
-    RandomResizedCrop,
     Resize,
     Rotate,
     SubtractMean,
     To,
 )
 from batchd.pipeline.kinds import STEP_KINDS
-from batchd.pipeline.options import StepOptions
 from batchd.samples.columns import Column
 from batchd_wire.wording import counted
 
-IMAGE_DIMENSIONS = 3
 GRAY_DIMENSIONS = 2
 """Of an image whose source gives it no axis for its one channel; the first step on it adds that."""
 COLOR_CHANNELS = 3
@@ -50,6 +53,7 @@ _FOLLOWERS = {
 _COORDINATES = {"boxes": (None, 4), "points": (None, 2)}
 
 
+@effect.register
 def _decode(step: Decode, columns: Columns) -> Columns:
     column = column_of(step, columns)
     if column.kind != "encoded":
@@ -60,6 +64,7 @@ def _decode(step: Decode, columns: Columns) -> Columns:
     )
 
 
+@effect.register
 def _follow(step: Follow, columns: Columns) -> Columns:
     lead = _pixels(step, columns)
     if lead.followers or lead.made_by in _OPS - {"decode"}:
@@ -94,21 +99,25 @@ def _can_follow(role: str, column: Column) -> bool:
     return column.dtype == "float32" and (None, *column.shape[1:]) == _COORDINATES[role]
 
 
+@effect.register
 def _resize(step: Resize, columns: Columns) -> Columns:
     return _placed(step, columns, step.size or (None, None))
 
 
-def _crop(step: CenterCrop | RandomCrop | RandomResizedCrop, columns: Columns) -> Columns:
+@effect.register
+def _crop(step: CropStep, columns: Columns) -> Columns:
     if isinstance(step, RandomCrop):
         _check_fill(step, step.fill, columns)
     return _placed(step, columns, step.size)
 
 
+@effect.register
 def _flip(step: RandomFlip, columns: Columns) -> Columns:
     height, width, _channels = _pixels(step, columns).shape
     return _placed(step, columns, (height, width))
 
 
+@effect.register
 def _pad(step: Pad, columns: Columns) -> Columns:
     _check_fill(step, step.fill, columns)
     height, width, _channels = _pixels(step, columns).shape
@@ -124,6 +133,7 @@ def _pad(step: Pad, columns: Columns) -> Columns:
     return _placed(step, columns, step.size)
 
 
+@effect.register
 def _rotate(step: Rotate, columns: Columns) -> Columns:
     _check_fill(step, step.fill, columns)
     height, width, _channels = _pixels(step, columns).shape
@@ -133,6 +143,7 @@ def _rotate(step: Rotate, columns: Columns) -> Columns:
     return _placed(step, columns, (width, height) if sideways == {True} else (None, None))
 
 
+@effect.register
 def _same(step: ColorJitter | Cutout, columns: Columns) -> Columns:
     column = _pixels(step, columns)
     if isinstance(step, Cutout):
@@ -142,6 +153,7 @@ def _same(step: ColorJitter | Cutout, columns: Columns) -> Columns:
     return _changed(step, columns, shape=column.shape)
 
 
+@effect.register
 def _gray(step: Gray, columns: Columns) -> Columns:
     column = _pixels(step, columns)
     height, width, channels = column.shape
@@ -150,10 +162,12 @@ def _gray(step: Gray, columns: Columns) -> Columns:
     return _changed(step, columns, shape=(height, width, step.channels))
 
 
+@effect.register
 def _normalize(step: Normalize, columns: Columns) -> Columns:
     return _with_factors(step, columns, step.dtype, (("mean", step.mean), ("std", step.std)))
 
 
+@effect.register
 def _subtract_mean(step: SubtractMean, columns: Columns) -> Columns:
     return _with_factors(step, columns, "float32", (("mean", step.mean),))
 
@@ -171,6 +185,7 @@ def _with_factors(
     return _changed(step, columns, dtype=dtype, shape=shape)
 
 
+@effect.register
 def _to(step: To, columns: Columns) -> Columns:
     height, width, channels = _pixels(step, columns).shape
     is_first = step.layout == "nchw"
@@ -178,6 +193,7 @@ def _to(step: To, columns: Columns) -> Columns:
     return _changed(step, columns, dtype=step.dtype, shape=shape, channels_first=is_first)
 
 
+@effect.register
 def _layout(step: Layout, columns: Columns) -> Columns:
     column = _with_channels(column_of(step, columns))
     if column.kind != "array" or len(column.shape) != IMAGE_DIMENSIONS or column.channels_first:
@@ -188,42 +204,7 @@ def _layout(step: Layout, columns: Columns) -> Columns:
     return _changed(step, columns, shape=(channels, height, width), channels_first=True)
 
 
-EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
-    {
-        Decode: _decode,
-        Follow: _follow,
-        Resize: _resize,
-        CenterCrop: _crop,
-        RandomCrop: _crop,
-        RandomResizedCrop: _crop,
-        RandomFlip: _flip,
-        Pad: _pad,
-        Rotate: _rotate,
-        ColorJitter: _same,
-        Gray: _gray,
-        Cutout: _same,
-        Normalize: _normalize,
-        SubtractMean: _subtract_mean,
-        To: _to,
-        Layout: _layout,
-    }
-)
-_OPS = frozenset(op for op, kind in STEP_KINDS.items() if kind in EFFECTS)
-
-
-def is_random(step: StepOptions) -> bool:
-    """Can this step make different images of one sample?"""
-    match step:
-        case RandomCrop() | RandomResizedCrop() | Cutout():
-            return True
-        case RandomFlip(probability=probability):
-            return 0 < probability < 1
-        case Rotate(quarter_turns=quarter_turns, degrees=degrees):
-            return len(set(quarter_turns or degrees or ())) > 1
-        case ColorJitter():
-            return max(step.brightness, step.contrast, step.saturation, step.hue) > 0
-        case _:
-            return False
+_OPS = frozenset(op for op, kind in STEP_KINDS.items() if issubclass(kind, ImageStep))
 
 
 def _placed(step: ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:

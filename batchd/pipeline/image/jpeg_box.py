@@ -1,19 +1,25 @@
-"""A box of a JPEG, by the extension ``_jpeg``, where that was built. Worker process.
+"""What the extension ``_jpeg`` does, where it was built: decode a box of a JPEG, make files for that.
 
-Rows below the box are not read, and of what lies around it nothing is made but entropy decoding: a
-photograph of which half is cut away takes some two thirds of the time. Of a file with restart
-markers (``seekable`` makes such), what lies above and beside the box is not even that.
+Workers, and writers of ``batchd prepare``.
 
-Invariant: at each of the scales the pixels are those that decoding the whole image and cutting
-would give, bit for bit.
+A box: rows below it are not read, and the surrounding pixels are entropy-decoded only. A photograph
+of which half is cut away takes some two thirds of the time.
+
+A seekable file: a baseline JPEG can only be read from its start, but at a restart marker, where
+nothing depends on what was before. So the same coefficients are written again with a marker every
+few blocks: a plain JPEG for any reader, some 1 % larger, and what is above and beside a box is not
+even entropy-decoded. The decoder finds the markers by searching, which takes 1 to 2 % of the time of
+decoding the crop, so nothing is written beside the file.
+
+Invariant: at each of the scales the pixels are those of decoding the whole image and cutting it, bit
+for bit.
 """
 
 import numpy as np
 
 from batchd.pipeline.image.geometry import Cut
-from batchd.pipeline.image.probe import ImageHeader
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.vision import Pixels
+from batchd.pipeline.image.probe import ImageHeader, probe_image
+from batchd.pipeline.image.vision import Pixels, Scratch
 from batchd.samples.errors import SampleUndecodable
 
 try:
@@ -60,3 +66,43 @@ class BoxDecoder:
             return _jpeg.tiles(data, _EIGHTHS // factor, (header.height, header.width), box)
         except _jpeg.JpegError:
             return None  # decoding says what is wrong
+
+
+TILE_WIDTH_PIXELS = 64
+"""About how wide a part between two markers is. Half of it saves 2 % of the time of decoding, and costs 1.4 % more bytes."""
+
+
+_WHOLE_SIZE = 8
+
+
+def made_seekable(data: memoryview, bytes_max: int) -> bytes | None:
+    """A file that was decoded already, as a cache keeps it; None where it stays as it is.
+
+    Because it can be cut as it is, is no JPEG of a usual kind, is broken where no crop has looked,
+    or would be too long.
+    """
+    try:
+        header = probe_image(data)
+        if header.format != "JPEG":
+            return None
+        last_pixel = header.height - 1, header.width - 1, 1, 1
+        if _jpeg.tiles(data, _WHOLE_SIZE, (header.height, header.width), last_pixel) is not None:
+            return None
+        made = seekable(data, header)
+    except (_jpeg.JpegError, SampleUndecodable):
+        return None
+    return made if made is not None and len(made) <= bytes_max else None
+
+
+def seekable(data: memoryview, header: ImageHeader) -> bytes | None:
+    """The file with restart markers: the same coefficients, so the same pixels, and the same EXIF and colours.
+
+    None: it is not a JPEG of a usual kind (inks, unusual subsampling, missing scans), and stays as
+    it is. Needs the extension. Raises ``SampleUndecodable`` where it is broken anywhere.
+    """
+    if header.format != "JPEG":
+        return None
+    try:
+        return _jpeg.transcode(data, (header.height, header.width), TILE_WIDTH_PIXELS)
+    except _jpeg.JpegError as error:
+        raise SampleUndecodable(f"a broken JPEG: {error}") from None

@@ -17,7 +17,7 @@ Daemon, workers and CLI; standard library only.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX, Interpolation, Side, Size, StepOptions
 from batchd.samples.checks import Range
@@ -30,6 +30,15 @@ class ImageStep(StepOptions):
 
     field: str
     """Which field of the sample it is done to."""
+
+
+class CropStep(ImageStep):
+    """Base of the steps that keep a box of the image."""
+
+    __slots__ = ()
+
+    size: Size
+    """Height and width afterwards, in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +93,7 @@ class Resize(ImageStep):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CenterCrop(ImageStep):
+class CenterCrop(CropStep):
     """Cut ``size`` out of the middle. A smaller image is centred on black."""
 
     op: Literal["center_crop"] = "center_crop"
@@ -96,7 +105,7 @@ class CenterCrop(ImageStep):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomResizedCrop(ImageStep):
+class RandomResizedCrop(CropStep):
     """Crop a part of random area and proportions and scale it to ``size``, as torchvision's RandomResizedCrop does.
 
     Ten attempts to fit a random box into the image; then the largest box in the middle with
@@ -122,6 +131,11 @@ class RandomResizedCrop(ImageStep):
             if low > high:
                 raise ValueError(f"{name} = [{low}, {high}] goes downwards; write the smaller number first")
 
+    @property
+    def is_random(self) -> bool:
+        """Always true."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFlip(ImageStep):
@@ -136,6 +150,11 @@ class RandomFlip(ImageStep):
     direction: Literal["horizontal", "vertical", "both"] = "horizontal"
     """"horizontal" swaps left and right, "vertical" swaps top and bottom, "both" either of them, each by itself."""
 
+    @property
+    def is_random(self) -> bool:
+        """True unless the result is certain."""
+        return 0 < self.probability < 1
+
 
 Factors: TypeAlias = tuple[Annotated[float, Range(-1e6, 1e6)], ...]
 Divisors: TypeAlias = tuple[Annotated[float, Range(1e-6, 1e6)], ...]
@@ -147,6 +166,7 @@ class Normalize(ImageStep):
 
     op: Literal["normalize"] = "normalize"
     """The step's name."""
+    is_cacheable: ClassVar[bool] = False
     field: str = "image"
     """Which field of the sample it is done to."""
     mean: Factors = (0.485, 0.456, 0.406)
@@ -167,6 +187,7 @@ class Layout(ImageStep):
 
     op: Literal["layout"] = "layout"
     """The step's name."""
+    is_cacheable: ClassVar[bool] = False
     field: str = "image"
     """Which field of the sample it is done to."""
     order: Literal["nhwc", "nchw"] = "nchw"
@@ -181,7 +202,7 @@ QuarterTurns: TypeAlias = Annotated[int, Range(0, 3)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomCrop(ImageStep):
+class RandomCrop(CropStep):
     """Cut ``size`` out of a random place, each as likely; with ``padding``, out of the image with this much ``fill`` around it.
 
     If that is still smaller than ``size``, it is centred on ``fill``. Drawn: the row, then the
@@ -199,6 +220,11 @@ class RandomCrop(ImageStep):
     fill: Fill = (0,)
     """The value outside of the image: one number from 0 to 255 for all channels, or one for
     each."""
+
+    @property
+    def is_random(self) -> bool:
+        """Always true."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +284,11 @@ class Rotate(ImageStep):
         if self.degrees is not None and self.degrees[0] > self.degrees[1]:
             low, high = self.degrees
             raise ValueError(f"degrees = [{low}, {high}] goes downwards; write the smaller number first")
+
+    @property
+    def is_random(self) -> bool:
+        """True if there is a choice of turns."""
+        return len(set(self.quarter_turns or self.degrees or ())) > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +362,11 @@ class ColorJitter(ImageStep):
     hue: Annotated[float, Range(0.0, 0.5)] = 0.0
     """How far the hue may go round the circle of colours, either way; 0.5 is to the opposite. Saturation and value (HSV) stay."""
 
+    @property
+    def is_random(self) -> bool:
+        """True if any factor varies."""
+        return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gray(ImageStep):
@@ -363,6 +399,11 @@ class Cutout(ImageStep):
     fill: Fill = (0,)
     """The value of the rectangles: one number from 0 to 255 for all channels, or one for each."""
 
+    @property
+    def is_random(self) -> bool:
+        """Always true."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtractMean(ImageStep):
@@ -370,6 +411,7 @@ class SubtractMean(ImageStep):
 
     op: Literal["subtract_mean"] = "subtract_mean"
     """The step's name."""
+    is_cacheable: ClassVar[bool] = False
     field: str = "image"
     """Which field of the sample it is done to."""
     mean: Factors = (123.68, 116.779, 103.938)
@@ -385,6 +427,7 @@ class To(ImageStep):
 
     op: Literal["to"] = "to"
     """The step's name."""
+    is_cacheable: ClassVar[bool] = False
     field: str = "image"
     """Which field of the sample it is done to."""
     dtype: Literal["uint8", "float32", "float16"] = "float32"

@@ -1,33 +1,39 @@
-"""What a file is, how large its image will be and whether all of it is there, before any decoder sees it. Worker process.
+"""What a file is, how large its image is and whether it is complete, before a decoder sees it.
+
+Worker process; standard library only.
 
 Decoders are generous: they allocate what a header announces, and they fill what is missing with
 grey, or with the pixels of the image before. So this module reads the container itself: magic bytes
-(never the file's name), dimensions, orientation, how many pixels the bytes can hold (``capacity``),
-and the mark of the end. It decodes nothing and allocates nothing, reads every byte at most once,
-and every loop has a limit. Standard library only.
+(never the file's name), dimensions, orientation, how many pixels the bytes can hold, and the end
+mark. It decodes nothing and allocates nothing, reads every byte at most once, and every loop has a
+limit.
 
-Invariant: what ``probe_image`` returns is a file that reaches from its first byte to its end mark;
-everything else is ``SampleUndecodable``.
+A decoder takes time and memory for every pixel that a header announces. So a header is believed only
+as far as the bytes behind it can hold pixels by the rules of their format:
+
+    JPEG   a Huffman code has at least one bit; each block of 64 samples has two codes, and one in
+           the scans of a progressive file
+    PNG    deflate (RFC 1951) copies at most 258 bytes with two codes: 1,032 bytes for one
+    GIF    LZW (GIF89a, appendix F): code number k since the table was empty has at most k pixels
+    BMP    as many bits for each pixel as the header says
+
+Some pixels take no bits, or nearly none: WebP without loss gives a code of one symbol no bits,
+arithmetic coding continues behind its end, run-length coded bitmaps and frames of a GIF leave pixels
+out. These have a budget: what decodes in about 50 ms and 64 MB, for a file of up to
+``SMALL_FILE_BYTES``; in proportion for a longer one. A byte of a PNG may be eight pixels, so up to
+``SMALL_FILE_BYTES`` the budget holds for a PNG of less than 8 bits per pixel, too.
+
+Invariants: what ``probe_image`` returns is a file that reaches from its first byte to its end mark;
+everything else is ``SampleUndecodable``. The budget refuses no JPEG with Huffman codes, no PNG of 8
+bits or of more than ``SMALL_FILE_BYTES``, no GIF whose first frame fills its screen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
 from struct import unpack_from
 from typing import NamedTuple
 
-from batchd.pipeline.image.capacity import (
-    COEFFICIENT_BLOCK_BYTES,
-    DEFLATED_MAX,
-    ROW_PIXELS_PER_BYTE,
-    SMALL_FILE_BYTES,
-    jpeg_blocks,
-    lzw_pixels_max,
-    pixels_for_nothing,
-    png_bytes,
-)
-from batchd.pipeline.image.exif import exif_orientation, exif_payload_orientation
-from batchd.pipeline.image.jpeg_end import JPEG_SEGMENTS_MAX, scan_markers
-from batchd.pipeline.image.png import is_animation, png_chunks
+from batchd.pipeline.image.containers import JPEG_SEGMENTS_MAX, is_animation, png_chunks, scan_markers
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.samples.errors import SampleUndecodable
 
@@ -293,3 +299,94 @@ def _probe_gif(data: memoryview) -> ImageHeader:
 
 def _color_table_bytes(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+SMALL_FILE_BYTES = 4096
+PIXELS_PER_BYTE = 1_040
+"""Of pixels that take no bits: 4.3 million in a small file."""
+ROW_PIXELS_PER_BYTE = 2_200
+"""Of pixels of less than 8 bits in the rows of a PNG, which cost least: 9 million in a small file, an empty page at 300 dpi."""
+DEFLATED_MAX = 1_032
+JPEG_BLOCK_SIDE = 8
+COEFFICIENT_BLOCK_BYTES = 128
+
+_LZW_CODE_BITS_MAX = 12
+_ADAM7 = ((0, 8, 0, 8), (0, 8, 4, 8), (4, 8, 0, 4), (0, 4, 2, 4), (2, 4, 0, 2), (0, 2, 1, 2), (1, 2, 0, 1))
+"""Of each pass of an interlaced PNG: the first row and the step to the next, the first column and the step."""
+_ROWS = ((0, 1, 0, 1),)
+
+
+def pixels_for_nothing(file_bytes: int, per_byte: int = PIXELS_PER_BYTE) -> int:
+    """How many pixels are allowed that may take no bits."""
+    return per_byte * max(SMALL_FILE_BYTES, file_bytes)
+
+
+def lzw_pixels_max(pixel_bits: int, data_bytes: int) -> int:
+    """How many pixels a GIF's codes can stand for, of which the shortest has a bit more than ``pixel_bits``.
+
+    ``data_bytes`` counts what blocks say of their lengths, too. Each code enters a run into the
+    table that is one pixel longer than a run that is there. A table that is full stays as it is; to
+    start again with an empty one is never better.
+    """
+    colors = 1 << pixel_bits
+    longest = max(1, (1 << _LZW_CODE_BITS_MAX) - colors - 1)
+    bits, codes = 8 * data_bytes, 0
+    for code_bits in range(pixel_bits + 1, _LZW_CODE_BITS_MAX + 1):
+        further = bits // code_bits
+        if code_bits < _LZW_CODE_BITS_MAX:
+            further = min(further, (1 << code_bits) - colors + 1 - codes)
+        bits -= further * code_bits
+        codes += further
+    short = min(codes, longest)
+    return short * (short + 1) // 2 + (codes - short) * longest
+
+
+def png_bytes(height: int, width: int, pixel_bits: int, *, is_interlaced: bool) -> int:
+    """How many bytes the rows of a PNG have before they are deflated, each with its filter."""
+    passes = _ADAM7 if is_interlaced else _ROWS
+    sizes = ((-(-(height - top) // down), -(-(width - left) // across)) for top, down, left, across in passes)
+    return sum(rows * (1 + -(-columns * pixel_bits // 8)) for rows, columns in sizes if rows > 0 and columns > 0)
+
+
+def jpeg_blocks(height: int, width: int, samplings: Iterable[tuple[int, int]]) -> int:
+    """How many blocks a JPEG has, in all components; ``samplings``: of each of these, horizontally and vertically."""
+    factors = list(samplings)
+    across, down = (max((factor[axis] for factor in factors), default=0) or 1 for axis in (0, 1))
+    return sum(
+        -(-height * vertical // (down * JPEG_BLOCK_SIDE)) * -(-width * horizontal // (across * JPEG_BLOCK_SIDE))
+        for horizontal, vertical in factors
+    )
+
+
+EXIF_PREFIX = b"Exif\0\0"
+ENTRIES_MAX = 512
+"""Entries of the first directory that are looked at. Cameras write about a dozen."""
+
+_ORIENTATION_TAG, _SHORT, _ENTRY_BYTES = 0x0112, 3, 12
+_ORIENTATIONS = range(1, 9)
+
+
+def exif_payload_orientation(payload: memoryview) -> int:
+    """Read the orientation (1 to 8) of an APP1 segment's payload, or 0 where it is no EXIF block."""
+    return exif_orientation(payload[len(EXIF_PREFIX) :]) if payload[: len(EXIF_PREFIX)] == EXIF_PREFIX else 0
+
+
+def exif_orientation(block: memoryview) -> int:
+    """Read the orientation (1 to 8) of an EXIF block, which has the layout of a TIFF file.
+
+    1 (upright) for a block that is broken, has no orientation or an invalid one: viewers do the
+    same, and a bad tag does not make a bad image.
+    """
+    order = {b"II": "<", b"MM": ">"}.get(bytes(block[:2]))
+    if order is None:
+        return 1
+    try:
+        directory = int(unpack_from(f"{order}I", block, 4)[0])
+        entries = int(unpack_from(f"{order}H", block, directory)[0])
+        for index in range(min(entries, ENTRIES_MAX)):
+            tag, kind, _count, value = unpack_from(f"{order}HHIH", block, directory + 2 + index * _ENTRY_BYTES)
+            if tag == _ORIENTATION_TAG:
+                return value if kind == _SHORT and value in _ORIENTATIONS else 1
+    except StructError:
+        return 1
+    return 1

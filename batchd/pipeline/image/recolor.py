@@ -13,6 +13,7 @@ Invariant: each draws the same number of random numbers for every image, whateve
 """
 
 from collections.abc import Callable
+from functools import singledispatch
 from itertools import permutations
 from typing import Any, TypeAlias
 
@@ -21,8 +22,7 @@ import numpy.typing as npt
 
 from batchd.pipeline.image import resample
 from batchd.pipeline.image.options import ColorJitter, Cutout, Gray
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.vision import Pixels, cv2, written
+from batchd.pipeline.image.vision import Pixels, Scratch, cv2, written
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 
@@ -40,17 +40,10 @@ Recolor: TypeAlias = Callable[[Pixels, SampleRandom, Pixels | None], Pixels]
 there is one, or into memory of its own."""
 
 
-def recolor_for(step: StepOptions, scratch: Scratch, *, is_bgr: bool) -> Recolor | None:
-    """Make what does ``step``; None for steps that change no pixels."""
-    match step:
-        case ColorJitter():
-            return _Jitter(step, scratch, is_bgr=is_bgr)
-        case Gray():
-            return _Gray(step, scratch, is_bgr=is_bgr)
-        case Cutout():
-            return _Cutout(step)
-        case _:
-            return None
+@singledispatch
+def recolor_for(_step: StepOptions, _scratch: Scratch, *, is_bgr: bool) -> Recolor | None:  # noqa: ARG001  others use it
+    """Make the function that changes pixels as a step says; None for steps that change none."""
+    return None
 
 
 class _Grey:
@@ -76,6 +69,7 @@ class _Grey:
         return into
 
 
+@recolor_for.register(Gray)
 class _Gray:
     def __init__(self, step: Gray, scratch: Scratch, *, is_bgr: bool) -> None:
         self._channels = step.channels
@@ -97,8 +91,9 @@ class _Gray:
         return into
 
 
+@recolor_for.register(Cutout)
 class _Cutout:
-    def __init__(self, step: Cutout) -> None:
+    def __init__(self, step: Cutout, _scratch: Scratch, *, is_bgr: bool) -> None:  # noqa: ARG002  others use it
         self._step = step
 
     def __call__(self, pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
@@ -110,6 +105,7 @@ class _Cutout:
         return pixels
 
 
+@recolor_for.register(ColorJitter)
 class _Jitter:
     """The four changes in the order that is drawn for each image; those without strength take no number and do nothing."""
 

@@ -28,7 +28,8 @@ the decoders' versions.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import singledispatch
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +37,11 @@ import numpy.typing as npt
 from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
-from batchd.pipeline.image.geometry import DecodePlan, Geometry, Move, Orientation, plan_decoding
-from batchd.pipeline.image.options import Decode, Follow, ImageStep, Layout, Normalize, SubtractMean, To
-from batchd.pipeline.image.planners import planner_for
+from batchd.pipeline.image.geometry import DecodePlan, Geometry, Move, Orientation, plan_decoding, planner_for
+from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
 from batchd.pipeline.image.probe import ImageHeader, probe_image
 from batchd.pipeline.image.recolor import recolor_for
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.vision import Image, Pixels, cv2, written
+from batchd.pipeline.image.vision import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.image.warps import cut_out, make_moves, turned
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
@@ -52,6 +51,7 @@ from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
 
 _GRAY_DIMENSIONS = 2
+Levels: TypeAlias = npt.NDArray[np.float64]
 
 
 def goes_on(step: ImageStep, following: ImageStep) -> bool:
@@ -65,7 +65,8 @@ def _part(step: ImageStep) -> int:
         return 0
     if planner_for(step):
         return 1
-    return 3 if isinstance(step, Normalize | SubtractMean | To | Layout) else 2
+    kinds = recolor_for.registry
+    return 2 if type(step) in kinds else 3
 
 
 def _laps_of(steps: Sequence[ImageStep], laps: Laps) -> tuple[tuple[int, int, int], list[int]]:
@@ -275,17 +276,34 @@ def _look_up(pixels: Pixels, tables: Image, out: Image) -> None:
     written(cv2.LUT(pixels, tables, dst=out), out)
 
 
+@singledispatch
+def conversion(_step: ImageStep, _levels: Levels) -> tuple[Levels, str] | None:
+    """What a step makes of each level from 0 to 255, [1, 256, channels], and its dtype.
+
+    None for steps that make no floating-point numbers of pixels.
+    """
+    return None
+
+
+@conversion.register
+def _normalize(step: Normalize, levels: Levels) -> tuple[Levels, str]:
+    return (levels / 255 - np.array(step.mean)) / np.array(step.std), step.dtype
+
+
+@conversion.register
+def _subtract_mean(step: SubtractMean, levels: Levels) -> tuple[Levels, str]:
+    return (levels - np.array(step.mean)) * step.scale, "float32"
+
+
+@conversion.register
+def _to(step: To, levels: Levels) -> tuple[Levels, str] | None:
+    if step.dtype == "uint8":
+        return None
+    return levels / 255 if step.scale else levels, step.dtype
+
+
 def _tables(step: ImageStep, channels: int) -> npt.NDArray[np.floating[Any]] | None:
-    """Compute every result of a step that makes floating-point numbers, [1, 256, channels], each rounded once."""
-    pixel = np.arange(256, dtype=np.float64)[np.newaxis, :, np.newaxis]
-    dtype: str
-    match step:
-        case Normalize():
-            numbers, dtype = (pixel / 255 - np.array(step.mean)) / np.array(step.std), step.dtype
-        case SubtractMean():
-            numbers, dtype = (pixel - np.array(step.mean)) * step.scale, "float32"
-        case To(dtype="float32" | "float16"):
-            numbers, dtype = np.repeat(pixel / 255 if step.scale else pixel, channels, axis=2), step.dtype
-        case _:
-            return None
-    return np.ascontiguousarray(numbers.astype(dtype))
+    """Compute every result of a step that makes floating-point numbers, each rounded once."""
+    levels = np.broadcast_to(np.arange(256, dtype=np.float64)[np.newaxis, :, np.newaxis], (1, 256, channels))
+    made = conversion(step, levels)
+    return None if made is None else np.ascontiguousarray(made[0].astype(made[1]))

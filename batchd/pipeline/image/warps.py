@@ -15,10 +15,8 @@ from typing import Final
 
 from batchd.pipeline.image.geometry import UPRIGHT, Cut, Move, Orientation, Padding, Resampling
 from batchd.pipeline.image.options import Fill
-from batchd.pipeline.image.resample import resample
-from batchd.pipeline.image.rotate import warp
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.vision import Pixels, cv2, written
+from batchd.pipeline.image.resample import resample, warp
+from batchd.pipeline.image.vision import Pixels, Scratch, cv2, written
 
 AREA_FROM_REDUCTION: Final = 2
 """Where "auto" changes from linear to area: source divided by target, in pixels, of the side that shrinks more."""

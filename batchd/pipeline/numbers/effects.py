@@ -1,14 +1,11 @@
 """What the steps on labels and numbers make of their column. Daemon, workers and ``batchd check``; standard library only."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import inf, prod
-from types import MappingProxyType
 from typing import Any
 
-from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of
+from batchd.pipeline.effects import Columns, StepInvalid, column_of, effect
 from batchd.pipeline.numbers.options import Cast, Clip, NumberStep, OneHot, Scale
-from batchd.pipeline.options import StepOptions
 from batchd.samples.columns import LENGTH_MAX, Column
 from batchd_wire.fields import DIMENSIONS_MAX
 
@@ -22,6 +19,7 @@ FLOAT_MAX = {"float16": 65504.0, "float32": (2 - 2.0**-23) * 2.0**127, "float64"
 """The largest number of each type of floating point; every bound of "clip" is within the last."""
 
 
+@effect.register
 def _one_hot(step: OneHot, columns: Columns) -> Columns:
     column = _numbers(step, columns)
     if column.dtype not in WHOLE or column.dtype == "bool":
@@ -36,11 +34,13 @@ def _one_hot(step: OneHot, columns: Columns) -> Columns:
     return _changed(step, columns, shape=shape, dtype=step.dtype)
 
 
+@effect.register
 def _typed(step: Cast | Scale, columns: Columns) -> Columns:
     _numbers(step, columns)
     return _changed(step, columns, dtype=step.dtype)
 
 
+@effect.register
 def _clip(step: Clip, columns: Columns) -> Columns:
     column = _numbers(step, columns)
     if column.dtype == "bool":
@@ -55,16 +55,6 @@ def _clip(step: Clip, columns: Columns) -> Columns:
         if is_beyond:
             raise StepInvalid(f'"clip" has {name} = {bound}, and {column.name!r} is {column.text}: {low} to {high}')
     return _changed(step, columns)
-
-
-EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
-    {OneHot: _one_hot, Cast: _typed, Clip: _clip, Scale: _typed}
-)
-
-
-def is_random(_step: StepOptions) -> bool:
-    """None of them is."""
-    return False
 
 
 def _numbers(step: NumberStep, columns: Columns) -> Column:

@@ -5,8 +5,7 @@ none wraps around, and no rule is left to what the machine does with numbers tha
 hold.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,9 @@ from numpy.typing import NDArray
 
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.numbers.effects import FLOAT_MAX, WHOLE
-from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.numbers.options import Cast, Clip, NumberStep, OneHot, Scale
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.stages import MakeStage, Row
+from batchd.pipeline.stages import Row, make_stage
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value, array_of
@@ -25,36 +23,29 @@ from batchd.samples.values import Value, array_of
 Numbers = NDArray[Any]
 
 
+@make_stage.register(NumberStep)
 class NumberStage:
     """One step on the numbers of one field."""
 
-    def __init__(self, step: OneHot | Cast | Clip | Scale, before: Columns, _after: Columns) -> None:
+    def __init__(self, step: NumberStep, before: Columns, _after: Columns) -> None:
         self._step = step
+        self._change = changed.dispatch(type(step))
         self._column: Column = before[step.field]
 
     def run(self, values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
         """See ``stages.Stage``."""
         numbers = array_of(self._column, values[self._column.name])
-        values[self._column.name] = self._changed(numbers)
-
-    def _changed(self, numbers: Numbers) -> Numbers:
-        match self._step:
-            case OneHot() as step:
-                return one_hot(numbers, step)
-            case Cast() as step:
-                return cast(numbers, step)
-            case Clip() as step:
-                return clip(numbers, step)
-            case Scale() as step:
-                return scale(numbers, step)
+        values[self._column.name] = self._change(self._step, numbers)
 
 
-STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType(
-    dict.fromkeys((OneHot, Cast, Clip, Scale), NumberStage)
-)
+@singledispatch
+def changed(step: NumberStep, _numbers: Numbers) -> Numbers:
+    """Return the numbers after a step. Raises ``SampleUndecodable`` naming the first bad number."""
+    raise NotImplementedError(f"the step {step.op} is not registered")
 
 
-def one_hot(labels: Numbers, step: OneHot) -> Numbers:
+@changed.register
+def one_hot(step: OneHot, labels: Numbers) -> Numbers:
     """Zeros with a one in the place of each label, [..., classes]. Raises ``SampleUndecodable``."""
     _refuse(labels, (labels < 0) | (labels >= step.classes), f'is no class from 0 to {step.classes - 1} of "one_hot"')
     made = np.zeros((*labels.shape, step.classes), step.dtype)
@@ -62,7 +53,8 @@ def one_hot(labels: Numbers, step: OneHot) -> Numbers:
     return made
 
 
-def cast(numbers: Numbers, step: Cast) -> Numbers:
+@changed.register
+def cast(step: Cast, numbers: Numbers) -> Numbers:
     """The numbers in another type. Raises ``SampleUndecodable`` for what it cannot hold."""
     if step.dtype in WHOLE:
         low, high = WHOLE[step.dtype]
@@ -78,7 +70,8 @@ def cast(numbers: Numbers, step: Cast) -> Numbers:
     return made
 
 
-def clip(numbers: Numbers, step: Clip) -> Numbers:
+@changed.register
+def clip(step: Clip, numbers: Numbers) -> Numbers:
     """The numbers between the bounds. NaN is neither below nor above."""
     for bound, beyond in ((step.min, np.less), (step.max, np.greater)):
         if bound is None:
@@ -89,7 +82,8 @@ def clip(numbers: Numbers, step: Clip) -> Numbers:
     return numbers
 
 
-def scale(numbers: Numbers, step: Scale) -> Numbers:
+@changed.register
+def scale(step: Scale, numbers: Numbers) -> Numbers:
     """``number * factor + offset`` in float64, rounded to the step's type. Raises ``SampleUndecodable`` where it overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         made: Numbers = (numbers.astype(np.float64) * step.factor + step.offset).astype(step.dtype)

@@ -8,19 +8,16 @@ Daemon, workers and ``batchd check``; standard library only.
 Invariant: for each column that varies, the one with its sizes stands right behind it.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
-from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.effects import Columns, StepInvalid, column_of, effect, sizes_column
 from batchd.pipeline.shapes.options import PadBatch, Ragged
-from batchd.samples.columns import Column
-from batchd_wire.fields import PADDED, RAGGED, Field, Varying, sizes_field
+from batchd_wire.fields import PADDED, RAGGED, Varying
 
 FLOAT16_MAX = 65_504
 
 
+@effect.register
 def _pad_batch(step: PadBatch, columns: Columns) -> Columns:
     made = _with_room(step, columns, PADDED)
     column = made[step.field]
@@ -29,23 +26,9 @@ def _pad_batch(step: PadBatch, columns: Columns) -> Columns:
     return {**made, step.field: replace(column, fill=step.fill)}
 
 
+@effect.register
 def _ragged(step: Ragged, columns: Columns) -> Columns:
     return _with_room(step, columns, RAGGED)
-
-
-EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({PadBatch: _pad_batch, Ragged: _ragged})
-
-
-def is_random(_step: StepOptions) -> bool:
-    """Can this step make different values of one sample? None of them."""
-    return False
-
-
-def sizes_column(column: Column) -> Column:
-    """The column that says how large each sample of a varying one is."""
-    sizes = sizes_field(Field(column.name, column.dtype, column.fixed_shape, column.varying))
-    assert sizes is not None, f"{column.name} does not vary"
-    return Column(sizes.name, dtype=sizes.dtype, shape=sizes.shape, made_by=column.made_by)
 
 
 def _with_room(step: PadBatch | Ragged, columns: Columns, kind: str) -> Columns:

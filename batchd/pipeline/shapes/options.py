@@ -5,7 +5,7 @@ Daemon, workers and CLI; standard library only.
 
 from dataclasses import dataclass
 from math import prod
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import Range
@@ -27,6 +27,7 @@ class PadBatch(StepOptions):
 
     op: Literal["pad_batch"] = "pad_batch"
     """The step's name."""
+    is_cacheable: ClassVar[bool] = False
     field: str = "image"
     """Which field of the sample it is done to."""
     max_shape: MaxShape
@@ -59,6 +60,7 @@ class Ragged(StepOptions):
 
     op: Literal["ragged"] = "ragged"
     """The step's name."""
+    is_cacheable: ClassVar[bool] = False
     field: str = "image"
     """Which field of the sample it is done to."""
     max_shape: MaxShape

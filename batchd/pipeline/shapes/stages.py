@@ -16,25 +16,23 @@ in fresh memory, which is zeros; and while a row is written its sizes say that a
 used, so it stays true wherever a worker dies.
 """
 
-from collections.abc import Mapping
 from math import prod
-from types import MappingProxyType
 
 import numpy as np
 
-from batchd.pipeline.effects import Columns
+from batchd.pipeline.effects import Columns, sizes_column
 from batchd.pipeline.image.vision import Image
-from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.shapes.effects import sizes_column
 from batchd.pipeline.shapes.options import PadBatch, Ragged
-from batchd.pipeline.stages import MakeStage, Row
+from batchd.pipeline.stages import Row, make_stage
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
 from batchd_wire.fields import PADDED, Varying
 
 
+@make_stage.register(PadBatch)
+@make_stage.register(Ragged)
 class RoomStage:
     """``pad_batch`` or ``ragged`` on one field."""
 
@@ -72,9 +70,6 @@ class RoomStage:
             length > largest for length, largest in zip(array.shape, step.max_shape, strict=True)
         ):
             raise SampleUndecodable(f"{_shown(column, array)}, larger than the max_shape {list(step.max_shape)}")
-
-
-STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType({PadBatch: RoomStage, Ragged: RoomStage})
 
 
 def _shown(column: Column, array: Image) -> str:

@@ -5,20 +5,20 @@ text  --lowercase, remove_stopwords-->  text  --tokenize-->    tokens: int32[n],
                                               --text_bytes-->  text: uint8[n]
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
-from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of, replaced
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.effects import Columns, StepInvalid, column_of, effect, replaced
+from batchd.pipeline.step_files import check_content
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, TextStep, Tokenize
 from batchd.samples.columns import Column
 
 
+@effect.register
 def _words(step: Lowercase | RemoveStopwords, columns: Columns) -> Columns:
     return {**columns, step.field: replace(_text(step, columns), made_by=step.op)}
 
 
+@effect.register
 def _tokenize(step: Tokenize, columns: Columns) -> Columns:
     _text(step, columns)
     if step.padding == "none":
@@ -34,9 +34,10 @@ def _tokenize(step: Tokenize, columns: Columns) -> Columns:
     )
 
 
+@effect.register
 def _lookup(step: Lookup, columns: Columns) -> Columns:
     """How many columns the table has stands in its header."""
-    from batchd.pipeline.text.word_table import table_shape  # noqa: PLC0415  needs numpy
+    from batchd.pipeline.text.words import table_shape  # noqa: PLC0415  needs numpy
 
     _text(step, columns)
     _rows, width, _offset = table_shape(step.table)
@@ -50,25 +51,35 @@ def _lookup(step: Lookup, columns: Columns) -> Columns:
     )
 
 
+@effect.register
 def _text_bytes(step: TextBytes, columns: Columns) -> Columns:
     _text(step, columns)
     return {**columns, step.field: Column(step.field, dtype="uint8", shape=(step.length,), made_by=step.op)}
 
 
-EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
-    {
-        Tokenize: _tokenize,
-        Lowercase: _words,
-        RemoveStopwords: _words,
-        Lookup: _lookup,
-        TextBytes: _text_bytes,
-    }
-)
+@check_content.register
+def _check_tokenizer(step: Tokenize) -> None:
+    try:
+        from batchd.pipeline.text.tokenizer_file import load_tokenizer  # noqa: PLC0415  needs an extra
+    except ModuleNotFoundError as error:
+        if error.name != "tokenizers":
+            raise
+        raise StepInvalid("\"tokenize\" needs tokenizers, which is not installed: pip install 'batchd[text]'") from None
+    load_tokenizer(step)
 
 
-def is_random(_step: StepOptions) -> bool:
-    """None of them is."""
-    return False
+@check_content.register
+def _check_stop_words(step: RemoveStopwords) -> None:
+    from batchd.pipeline.text.words import read_stop_words  # noqa: PLC0415  needs numpy
+
+    read_stop_words(step.file, lower=step.case == "ignore")
+
+
+@check_content.register
+def _check_word_table(step: Lookup) -> None:
+    from batchd.pipeline.text.words import check_word_table  # noqa: PLC0415  needs numpy
+
+    check_word_table(step.words, step.table)
 
 
 def _text(step: TextStep, columns: Columns) -> Column:

@@ -4,16 +4,14 @@ Libraries and files that a step needs are loaded when its stage is made.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.stages import MakeStage, Row, Stage
-from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
-from batchd.pipeline.text.words import read_stop_words, without_words, words_of
+from batchd.pipeline.stages import Row, Stage, make_stage
+from batchd.pipeline.text.options import TOKEN_MAX, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.pipeline.text.words import WordTable, read_stop_words, without_words, words_of
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
 
@@ -32,6 +30,7 @@ class ChangeText:
         values[self._field] = self._change(text_in(values, self._field))
 
 
+@make_stage.register(TextBytes)
 class EncodeText:
     """Writes text as UTF-8 with zeros behind it."""
 
@@ -51,12 +50,11 @@ class EncodeText:
         values[step.field] = made
 
 
+@make_stage.register(Lookup)
 class LookUpWords:
     """Replaces text by the rows of its words in a table."""
 
     def __init__(self, step: Lookup, _before: Columns, _after: Columns) -> None:
-        from batchd.pipeline.text.word_table import WordTable  # noqa: PLC0415  only where a stream has the step
-
         self._step = step
         self._table = WordTable(step.words, step.table)
 
@@ -75,6 +73,44 @@ class LookUpWords:
         vectors[known] = self._table.vectors[[rows[place] for place in known]]
         del values[step.field]
         values |= dict(zip(step.makes, (vectors, np.int32(len(rows))), strict=True))
+
+
+@make_stage.register(Tokenize)
+class TokenizeStage:
+    """Replaces text by tokens, and where they are padded, by their mask and their number too."""
+
+    def __init__(self, step: Tokenize, _before: Columns, _after: Columns) -> None:
+        from batchd.pipeline.text.tokenizer_file import failures_as, load_tokenizer  # noqa: PLC0415  needs an extra
+
+        self._step = step
+        self._failures_as = failures_as
+        self._tokenizer, self._pad_id = load_tokenizer(step)
+
+    def run(self, values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        """See ``stages.Stage``."""
+        step = self._step
+        tokens = self._tokens(text_in(values, step.field))
+        del values[step.field]
+        if step.padding == "none":
+            values[step.to] = tokens
+            return
+        count = len(tokens)
+        padded = np.full(step.max_length, self._pad_id, np.int32)
+        padded[:count] = tokens
+        mask = np.zeros(step.max_length, np.uint8)
+        mask[:count] = 1
+        values |= dict(zip(step.makes, (padded, mask, np.int32(count)), strict=True))
+
+    def _tokens(self, text: str) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        """Raises ``SampleUndecodable``."""
+        step = self._step
+        with self._failures_as(SampleUndecodable, "the tokenizer does not take the text"):
+            numbers = self._tokenizer.encode(text, add_special_tokens=step.special_tokens).ids
+        if len(numbers) > step.max_length:
+            raise SampleUndecodable(f"the text has {len(numbers)} tokens, more than max_length = {step.max_length}")
+        if max(numbers, default=0) > TOKEN_MAX:
+            raise SampleUndecodable(f"the tokenizer makes the number {max(numbers)}, which int32 cannot hold")
+        return np.array(numbers, np.int32)
 
 
 def text_in(values: Mapping[str, Value], field: str) -> str:
@@ -102,28 +138,13 @@ def _cut(encoded: bytes, length: int) -> bytes:
     return encoded[:length]
 
 
+@make_stage.register
 def _lowercase(step: Lowercase, _before: Columns, _after: Columns) -> Stage:
     return ChangeText(step.field, str.lower)
 
 
+@make_stage.register
 def _remove_stopwords(step: RemoveStopwords, _before: Columns, _after: Columns) -> Stage:
     lower = step.case == "ignore"
     words = read_stop_words(step.file, lower=lower)
     return ChangeText(step.field, lambda text: without_words(text, words, lower=lower))
-
-
-def _tokenize(step: Tokenize, _before: Columns, _after: Columns) -> Stage:
-    from batchd.pipeline.text.tokenize import TokenizeStage  # noqa: PLC0415  needs an extra
-
-    return TokenizeStage(step)
-
-
-STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType(
-    {
-        Tokenize: _tokenize,
-        Lowercase: _lowercase,
-        RemoveStopwords: _remove_stopwords,
-        Lookup: LookUpWords,
-        TextBytes: EncodeText,
-    }
-)

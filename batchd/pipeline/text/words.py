@@ -1,16 +1,36 @@
-"""What a word is, and lists of them in files. Daemon, workers and CLI; standard library only.
+"""What a word is, and the files of words: lists of stop words, and tables of vectors.
 
-    "(Don't stop!)  2 go"   -split->   "(Don't"   "stop!)"   "2"   "go"     at white space, as str.split() does
-                            -core-->    Don't      stop       2     go      without what is at the ends and belongs to no word
+Workers; the daemon and ``batchd check`` check the files. Needs numpy.
 
-Invariant: every step that speaks of words means these.
+    "(Don't stop!)  2 go"   -split->   "(Don't"   "stop!)"   "2"   "go"     at white space
+                            -core-->    Don't      stop       2     go      without punctuation at the ends
+
+A table has one vector for each word:
+
+    words    the file as it is, mapped          one word on each line
+    starts   int64 [n + 1]                      where each line begins
+    hashes   uint32 [n], sorted                 CRC-32 of each word, to find it without a dictionary
+    rows     int32 [n]                          the row of each; equal hashes in the order of rows
+    table    the .npy file, mapped              float32 [n, columns]
+
+Both files are pages that all workers share. Each worker itself needs 16 bytes for each word, where a
+dictionary would need about 150.
+
+Invariant: all steps on words mean these.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unicodedata import category
+from zlib import crc32
 
-from batchd.pipeline.step_files import StepFileInvalid, read_file
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from batchd.pipeline.step_files import MappedFile, StepFileInvalid, open_file, read_file
+from batchd_wire.wording import counted
 
 STOP_WORDS_BYTES_MAX = 64 << 20
 
@@ -75,3 +95,106 @@ def _before_comment(line: str) -> str:
 
 def _is_of_word(character: str) -> bool:
     return character.isalnum() or category(character)[0] == "M"
+
+
+ROWS_MAX = (1 << 31) - 1
+_NEWLINE, _RETURN = ord("\n"), ord("\r")
+
+
+class WordTable:
+    """Finds the rows of words. Raises ``StepFileInvalid`` for files that are not what they should be."""
+
+    def __init__(self, words: Path, table: Path) -> None:
+        self._words = MappedFile(words)
+        self._table = MappedFile(table)
+        rows, columns, offset = table_shape(table)
+        items = np.frombuffer(self._table.memory, np.dtype("<f4"), rows * columns, offset)
+        self.vectors: NDArray[np.float32] = items.reshape(rows, columns)
+        """The table, read-only. Call ``check`` before it is read."""
+        self._starts = line_starts(self._words.memory)
+        _check_lengths(words, self._starts, table, rows)
+        hashes = np.fromiter(map(crc32, self._lines()), np.uint32, rows)
+        self._rows = np.argsort(hashes, kind="stable").astype(np.int32)
+        self._hashes = hashes[self._rows]
+
+    def check(self) -> None:
+        """Raise ``StepFileInvalid`` where somebody has written to a file since it was mapped."""
+        self._words.check()
+        self._table.check()
+
+    def rows_of(self, words: Sequence[str]) -> list[int]:
+        """The row of each word; -1 for those that are not in the table."""
+        encoded = [word.encode("utf-8", "surrogatepass") for word in words]
+        hashes = np.fromiter(map(crc32, encoded), np.uint32, len(encoded))
+        first = np.searchsorted(self._hashes, hashes, "left").tolist()
+        last = np.searchsorted(self._hashes, hashes, "right").tolist()
+        return [self._find(word, *places) for word, *places in zip(encoded, first, last, strict=True)]
+
+    def _find(self, word: bytes, first: int, last: int) -> int:
+        for row in self._rows[first:last].tolist():
+            if self._line(row) == word:
+                return int(row)
+        return -1
+
+    def _lines(self) -> Iterator[bytes]:
+        return (self._line(row) for row in range(len(self._starts) - 1))
+
+    def _line(self, row: int) -> bytes:
+        start, end = int(self._starts[row]), int(self._starts[row + 1]) - 1
+        line = bytes(self._words.memory[start:end])
+        return line[:-1] if line.endswith(b"\r") else line
+
+
+def line_starts(memory: memoryview) -> NDArray[np.int64]:
+    """Where each line begins, and one more: where one would begin behind the last. A newline at the end begins no line."""
+    content = np.frombuffer(memory, np.uint8)
+    ends = np.flatnonzero(content == _NEWLINE)
+    if len(content) and content[-1] != _NEWLINE:
+        ends = np.append(ends, len(content))
+    return np.concatenate(([0], ends + 1)).astype(np.int64)
+
+
+def table_shape(path: Path) -> tuple[int, int, int]:
+    """(rows, columns, offset of the first number) of an .npy file of float32. Raises ``StepFileInvalid``."""
+    with open_file(path) as stream:
+        try:
+            shape, is_fortran, dtype = _header(stream)
+        except ValueError as error:
+            raise StepFileInvalid(f"{path} is no .npy file, or it is cut: {str(error).splitlines()[0]}") from None
+        offset, size = stream.tell(), stream.seek(0, 2)
+    if dtype != np.dtype("<f4") or dtype.hasobject or len(shape) != 2 or is_fortran:  # noqa: PLR2004  [words, columns]
+        order = ", columns first in memory" if is_fortran else ""
+        raise StepFileInvalid(
+            f"{path} holds {dtype}{list(shape)}{order}; it must be float32[words, columns], as "
+            "np.save(file, np.ascontiguousarray(table, np.float32)) writes it"
+        )
+    rows, columns = shape
+    if not (0 < rows <= ROWS_MAX and columns > 0):
+        raise StepFileInvalid(f"{path} holds float32{list(shape)}, so there is nothing to look up")
+    if size < offset + rows * columns * dtype.itemsize:
+        raise StepFileInvalid(
+            f"{path} is cut: it has {size} bytes, and {rows * columns * dtype.itemsize + offset} by its header"
+        )
+    return rows, columns, offset
+
+
+def check_word_table(words: Path, table: Path) -> None:
+    """Raise ``StepFileInvalid`` where words and table do not fit together, without reading either to its end."""
+    rows, _columns, _offset = table_shape(table)
+    _check_lengths(words, line_starts(MappedFile(words).memory), table, rows)
+
+
+def _check_lengths(words: Path, starts: NDArray[np.int64], table: Path, rows: int) -> None:
+    lines = len(starts) - 1
+    if lines != rows:
+        raise StepFileInvalid(
+            f"{words} has {counted(lines, 'line')}, and the table {table} has {counted(rows, 'row')}; they must be as many"
+        )
+
+
+def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """What an .npy file says of itself, read as text: nothing is unpickled."""
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    header: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
+    return header

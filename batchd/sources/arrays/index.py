@@ -13,17 +13,25 @@ A run is what is read at once: one array's sample, or a record of several fields
 an array in Fortran order lies in more than one piece. An index has no array with something for each
 sample, so it is as small for any number of them.
 
+Only headers of .npy files are parsed, by numpy, and nothing of them is run; arrays of objects, which
+need pickle, are refused.
+
 Invariant: the runs of all samples lie within the bytes that the files had when they were scanned.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from pathlib import Path
+from struct import error as StructError  # noqa: N812  the standard library's name is lower case
+from tokenize import TokenError
 from typing import Any, BinaryIO, NamedTuple
+from warnings import catch_warnings
 
 import numpy as np
+from numpy.lib import format as npy_format
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
@@ -36,6 +44,21 @@ PROBE_BYTES = 1 << 20
 """A file of as many blocks, or a shorter one, is read whole."""
 PIECES_MAX = 4096
 """Pieces that the sample of an array in Fortran order may lie in: each is a read of its own."""
+
+
+_DAMAGED = (
+    ValueError,
+    TypeError,
+    KeyError,
+    SyntaxError,
+    TokenError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    StructError,
+)
+"""What numpy's parser raises for a header that is none."""
+_PARSERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 
 
 class Run(NamedTuple):
@@ -122,6 +145,36 @@ def checked_array(where: str, array: StoredArray) -> StoredArray:
             "numpy.ascontiguousarray(array)"
         )
     return array
+
+
+def read_array(where: str, stream: BinaryIO) -> StoredArray:
+    """The array of samples whose header begins where the stream stands. Raises ``SourceInvalid``, naming ``where``."""
+    return checked_array(where, read_header(where, stream))
+
+
+def read_header(where: str, stream: BinaryIO) -> StoredArray:
+    """The array of numbers whose header begins where the stream stands. Raises ``SourceInvalid``, naming ``where``."""
+    start = stream.read(npy_format.MAGIC_LEN)
+    if not start.startswith(npy_format.MAGIC_PREFIX):
+        what = "is empty" if not start else f"begins with {start[:6]!r}"
+        raise SourceInvalid(f"{where} is no .npy file: it {what}; numpy.save writes one")
+    stream.seek(-len(start), os.SEEK_CUR)
+    try:
+        version = npy_format.read_magic(stream)
+        if version in _PARSERS:
+            with catch_warnings(action="ignore"):  # that Python 2 wrote it
+                shape, fortran, dtype = _PARSERS[version](stream)
+        else:
+            raise SourceInvalid(
+                f"{where} is a .npy file of version {version[0]}.{version[1]}, which is for structured arrays"
+            )
+    except _DAMAGED:
+        raise SourceInvalid(f"{where} has a damaged header; copy it again") from None
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise SourceInvalid(f"{where} has a damaged header: its shape is {shape!r}")
+    one_dimension = 1
+    check_dtype(where, dtype)
+    return StoredArray(stream.tell(), dtype, shape, fortran and len(shape) > one_dimension)
 
 
 def samples_of(arrays: Mapping[str, StoredArray]) -> int:

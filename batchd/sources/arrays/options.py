@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import COLUMN_NAME, Column, parse_column
-from batchd.samples.declared import check_types
+from batchd.samples.columns import COLUMN_NAME, Column, check_types, parse_column
 from batchd.sources.options import SourceOptions, check_files, place_of_files
 from batchd.storage.location import check_path
 from batchd_wire.fields import ITEM_BYTES

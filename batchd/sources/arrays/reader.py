@@ -23,8 +23,7 @@ from batchd.sources.arrays.index import ArrayField, Run
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 
 class ArrayReader:
@@ -103,3 +102,6 @@ def _array(field: ArrayField, data: memoryview) -> NDArray[Any]:
         raise SampleUnreadable(f"{field.name!r} has a byte {items.view(np.uint8).max()}, which is not bool: 0 or 1")
     array = items.reshape(field.shape, order="F" if field.order == "F" else "C")
     return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+
+
+READERS = dict.fromkeys((NpySource, NpzSource, RawSource), ArrayReader)

@@ -7,9 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from batchd.functions.names import parse_function
+from batchd.functions.find import parse_function
+from batchd.functions.signature import Given
 from batchd.samples.checks import Checks, Range
-from batchd.samples.declared import check_types
+from batchd.samples.columns import Column, check_types, parse_column
 from batchd.sources.options import SourceOptions
 
 LENGTH_TIMEOUT_MAX_S = 86_400.0
@@ -83,6 +84,16 @@ class PythonSource(SourceOptions):
         """Where the samples come from, for people."""
         return self.function
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The declared fields, in their order."""
+        return tuple(parse_column(name, text) for name, text in self.fields.items())
+
+    @property
+    def given(self) -> Given:
+        """The arguments that the function is called with."""
+        return Given(options=self.options)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSource(SourceOptions):
@@ -133,6 +144,16 @@ class GeneratorSource(SourceOptions):
     def place(self) -> str:
         """Where the samples come from, for people."""
         return self.function
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The declared fields, in their order."""
+        return tuple(parse_column(name, text) for name, text in self.fields.items())
+
+    @property
+    def given(self) -> Given:
+        """The arguments that the function is called with."""
+        return Given(options=self.options, offered="rng")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,20 +4,16 @@ Invariant: a package's code runs only where a stream asks for it by name, and wh
 with its name.
 """
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from batchd.errors import SourceInvalid
-from batchd.functions.failures import FunctionFailed, call
+from batchd.functions.calls import FunctionFailed, call
 from batchd.samples.columns import Column
 from batchd.sources.code.options import PluginSource
-from batchd.sources.interface import BuiltInKind, Reader, SourceProblem
-from batchd.storage.access import Storage
+from batchd.sources.interface import Reader, SourceProblem
 from batchd.storage.index import SourceIndex
-from batchd.storage.paths import status_of
 from batchd.storage.survey import Survey
 from batchd.suggestions import nearest
 
@@ -40,7 +36,7 @@ class SourceKind:
     """How many samples there are, where a look at headers tells. Raises ``SourceInvalid`` as ``columns`` does."""
 
 
-def _kind(source: PluginSource) -> SourceKind:
+def plugin_kind(source: PluginSource) -> SourceKind:
     """What the package can do. Raises ``SourceInvalid`` where there is none, or where it cannot be imported."""
     found = entry_points(group=GROUP, name=source.name)
     if not found:
@@ -64,32 +60,3 @@ def _those_there(name: str, known: Sequence[str]) -> str:
     if meant is not None:
         return f"did you mean {meant}?"
     return f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else "there is none at all"
-
-
-def _scan(source: PluginSource, survey: Survey) -> SourceIndex:
-    kind = _kind(source)
-    module = getattr(sys.modules.get(kind.scan.__module__), "__file__", None)
-    if module is not None:  # another version of the package may find something else
-        survey.saw(os.fsencode(module), status_of(os.fsencode(module)))
-    index = kind.scan(source, survey)
-    if not len(index):
-        raise SourceInvalid(f"{source.place} holds no sample")
-    return index
-
-
-def _problems(source: PluginSource, _storage: Storage) -> Sequence[str | SourceProblem]:
-    try:
-        return _kind(source).problems(source)
-    except SourceInvalid as error:
-        return [str(error)]
-
-
-def _columns(source: PluginSource, _storage: Storage) -> tuple[Column, ...]:
-    return _kind(source).columns(source)
-
-
-def _open(source: PluginSource, index: SourceIndex, max_bytes: int, _storage: Storage) -> Reader:
-    return _kind(source).open(source, index, max_bytes)
-
-
-KIND = BuiltInKind(problems=_problems, columns=_columns, scan=_scan, open=_open)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column, parse_column
-from batchd.samples.declared import check_known, check_types
+from batchd.samples.columns import Column, check_known, check_types, parse_column
 from batchd.sources.options import SourceOptions, check_files, place_of_files
 
 

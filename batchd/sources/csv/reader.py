@@ -17,17 +17,13 @@ from numpy.typing import NDArray
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.csv.records import TOO_LONG
-from batchd.sources.csv.values import cell_reader, split_record
+from batchd.sources.csv.values import IMAGE, TOO_LONG, cell_reader, split_record
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.paths import below_root, real_path
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 from batchd_wire.wording import counted
 
-IMAGE = "image"
-"""The field of the images that a table names."""
 _LINE_FEED = b"\n"[0]
 
 
@@ -139,3 +135,6 @@ class CsvReader:
         if image_root is not None:
             return [os.fsencode(image_root)] * len(self._files)
         return [os.path.dirname(file) for file in self._files]  # noqa: PTH120  bytes
+
+
+READERS = {CsvSource: CsvReader}

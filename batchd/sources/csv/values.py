@@ -18,9 +18,13 @@ from batchd.samples.columns import Column
 from batchd.samples.values import Value
 from batchd_wire.wording import counted
 
+IMAGE = "image"
+"""The field of the images that a table names."""
 SHOWN_CHARACTERS_MAX = 40
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """What some programs write in front of UTF-8."""
+TOO_LONG = "its cells are too long for a table: put them into files of their own, or into parquet"
+"""What to do about a record that is too long."""
 ReadCell: TypeAlias = Callable[[str], Value]
 """Makes a value of a cell's text. Raises ``ValueError`` saying what the text is not."""
 _Number: TypeAlias = int | float | bool

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
 from batchd.storage.index import NUMBER, IndexMalformed, SourceIndex, blob, readable
 from batchd.storage.survey import ReportProgress, Survey
 
@@ -137,3 +138,13 @@ class GrowingIndex:
 
 def _numbers(grown: "array[int]") -> NDArray[np.int64]:
     return np.frombuffer(grown, np.int64).astype(NUMBER, copy=False) if grown else np.empty(0, NUMBER)
+
+
+def image_columns(path_bytes: int) -> tuple[Column, ...]:
+    """The columns of a sample that is one image with a label."""
+    return Column("image", "encoded"), Column("label", dtype="int64"), *path_columns(path_bytes)
+
+
+def path_columns(path_bytes: int) -> tuple[Column, ...]:
+    """The column ``path``, uint8 ``[path_bytes]``; none if ``path_bytes`` is 0."""
+    return (Column("path", shape=(path_bytes,)),) if path_bytes else ()

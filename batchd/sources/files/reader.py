@@ -6,15 +6,14 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from batchd.samples.columns import Column
 from batchd.samples.values import Value
 from batchd.sources.files.index import FilesIndex
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.paths import bound_of
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 
 class SampleReader(BytesReader):
@@ -37,12 +36,6 @@ class SampleReader(BytesReader):
         self.prefetch(
             Extent(self._index.file(sample), *(self._index.extent(sample) or (0, None))) for sample in samples
         )
-
-
-def image_columns(path_bytes: int) -> tuple[Column, ...]:
-    """What a sample consists of that is one image with a label; ``path`` comes where it is asked for, ``path_bytes`` long."""
-    path = (Column("path", shape=(path_bytes,)),) if path_bytes else ()
-    return Column("image", "encoded"), Column("label", dtype="int64"), *path
 
 
 class FilesReader:
@@ -84,3 +77,6 @@ class FilesReader:
 def padded_text(text: bytes, length: int) -> npt.NDArray[np.uint8]:
     """A text as a field holds it: its bytes, which have to fit, and zeros behind them. uint8 [length]."""
     return np.frombuffer(text.ljust(length, b"\0"), np.uint8)
+
+
+READERS = dict.fromkeys((FolderSource, ListSource, GlobSource), FilesReader.of)

@@ -12,13 +12,11 @@ from typing import NamedTuple
 from batchd.errors import SourceInvalid
 from batchd.sources.arrays.options import RawSource
 from batchd.sources.csv.options import CsvSource
-from batchd.storage.access import Storage
+from batchd.storage.access import Storage, WantedNames
 from batchd.storage.index import readable
-from batchd.storage.local_files import WantedNames
 from batchd.storage.location import Url
-from batchd.storage.path_checks import absence_problems, first_file, no_file, no_match
 from batchd.storage.paths import bound_of, check_bound
-from batchd.storage.patterns import Pattern, resolve_braces
+from batchd.storage.patterns import Pattern, absence_problems, first_file, no_file, no_match, resolve_braces
 from batchd.storage.survey import Survey
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")

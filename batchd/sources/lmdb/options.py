@@ -6,11 +6,10 @@ JSON Schema and the manual.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column
-from batchd.samples.declared import check_declared, check_names
+from batchd.samples.columns import Column, check_declared, check_names
 from batchd.sources.options import SourceOptions
 from batchd.storage.location import check_path
 
@@ -26,6 +25,9 @@ class LmdbSource(SourceOptions):
 
     Do not write to it while it is served.
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("lmdb",)
+    extra: ClassVar[str] = "lmdb"
 
     type: Literal["lmdb"] = "lmdb"
     """Kind of source."""

@@ -18,20 +18,14 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from batchd.samples.columns import Column
-from batchd.samples.declared import declared_columns
+from batchd.samples.columns import Column, declared_columns
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, from_plain, shaped
-from batchd.sources.interface import BuiltInKind
-from batchd.sources.isolated_scan import scan_apart
-from batchd.sources.lmdb.environment import Environment, data_file
+from batchd.sources.lmdb.environment import Environment
 from batchd.sources.lmdb.options import LmdbSource
-from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.open_files import blaming_the_sample
-from batchd.storage.survey import Survey
 
-SCAN_MODULE = "batchd.sources.lmdb.scan"
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """How pickles begin."""
 NUMBER_BYTES_MAX = 64
@@ -154,19 +148,4 @@ def _from_msgpack(column: Column, record: dict[Any, Any], name: str, max_bytes: 
     raise SampleUnreadable(f'{column.name} is {type(value).__name__} in msgpack, not "{column.text}"')
 
 
-def _scan(source: LmdbSource, survey: Survey) -> SourceIndex:
-    with survey.open(data_file(source.path)):
-        return scan_apart(SCAN_MODULE, source, survey)
-
-
-def _problems(source: LmdbSource, storage: Storage) -> list[str]:
-    file = data_file(source.path)
-    return storage.at(file).file_problems(file, "the database")
-
-
-KIND = BuiltInKind(
-    problems=_problems,
-    columns=lambda source, _storage: declared_columns(source.fields),
-    scan=_scan,
-    open=lambda source, index, max_bytes, _storage: LmdbReader(source, index, max_bytes),
-)
+READERS = {LmdbSource: lambda source, index, max_bytes, _storage: LmdbReader(source, index, max_bytes)}

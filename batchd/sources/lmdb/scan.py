@@ -1,4 +1,4 @@
-"""The keys of an LMDB database become an index. A process of its own, which the daemon starts: see ``apart``.
+"""The keys of an LMDB database become an index. A process of its own: see ``isolated_scan``.
 
     offsets   int64 [n + 1]    the part of the key of sample i is keys[offsets[i]:offsets[i + 1]]
     keys      uint8 [bytes]    the parts of the keys that tell samples apart, one right after the other, in their order
@@ -22,13 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
+from batchd.samples.columns import declared_columns
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.isolated_scan import answer
-from batchd.sources.lmdb.environment import Environment
+from batchd.sources.interface import BuiltInKind
+from batchd.sources.isolated_scan import answer, scan_apart
+from batchd.sources.lmdb.environment import Environment, data_file
 from batchd.sources.lmdb.options import FIELD_MARK, LmdbSource
+from batchd.storage.access import Storage
 from batchd.storage.index import NUMBER, SourceIndex, readable
 from batchd.storage.survey import Survey
 
+MODULE = "batchd.sources.lmdb.scan"
 PROGRESS_EVERY = 4096
 """Samples between two reports of progress."""
 SHOWN_KEYS = 3
@@ -36,12 +40,18 @@ SHOWN_KEYS = 3
 _LENGTH = Struct("<Q")
 
 
+def _scan(source: LmdbSource, survey: Survey) -> SourceIndex:
+    """Have another process scan. Raises ``SourceInvalid``."""
+    with survey.open(data_file(source.path)):
+        return scan_apart(MODULE, source, survey)
+
+
 def scan(source: LmdbSource, survey: Survey) -> SourceIndex:
-    """Find all samples. Raises ``SourceInvalid``."""
+    """Find, in the other process, all samples. Raises ``SourceInvalid``."""
     try:
         environment = Environment.of(source.path)
         try:
-            return _scan(source, environment, survey)
+            return _index(source, environment, survey)
         finally:
             environment.close()
     except SampleUnreadable as error:
@@ -50,7 +60,7 @@ def scan(source: LmdbSource, survey: Survey) -> SourceIndex:
         raise SourceInvalid(f"{source.path} is damaged: {error}; copy it again") from None
 
 
-def _scan(source: LmdbSource, environment: Environment, survey: Survey) -> SourceIndex:
+def _index(source: LmdbSource, environment: Environment, survey: Survey) -> SourceIndex:
     keys, offsets, lengths = bytearray(), array("q", [0]), sha256()
     first, *others = [source.key_of(field) for field in (source.fields if FIELD_MARK in source.key else ["*"])]
     for part, value in _records(environment, *first):
@@ -106,6 +116,20 @@ def _nothing(source: LmdbSource, environment: Environment, before: bytes, behind
     some = [repr(readable(bytes(key))) for key in islice(cursor.iternext(values=False), SHOWN_KEYS)]
     wanted = readable(before + b"*" + behind)
     return f"{source.path}: no key looks like {wanted}; there are {entries}, such as {', '.join(some)}"
+
+
+def _problems(source: LmdbSource, storage: Storage) -> list[str]:
+    file = data_file(source.path)
+    return storage.at(file).file_problems(file, "the database")
+
+
+KINDS = {
+    LmdbSource: BuiltInKind(
+        problems=_problems,
+        columns=lambda source, _storage: declared_columns(source.fields),
+        scan=_scan,
+    )
+}
 
 
 if __name__ == "__main__":

@@ -1,26 +1,48 @@
-"""The index of Parquet files: which row of which row group a sample is, and what need not be read there. Daemon and workers.
+"""The index of Parquet files: where each sample is, and where the bytes of its values are. Daemon and workers.
 
     shards           uint8 [bytes]    the paths of the files, a NUL after each
-    files            int64 [f, 2]     size and CRC-32 of the footer of each
+    files            int64 [f, 2]     size in bytes and CRC-32 of the footer of each
     groups           int64 [g, 3]     (file, row group in it, first sample)
-    chunks           int64 [g, c]     bytes of each field in a row group when it is decoded; 0 where nobody needs to decode it
+    chunks           int64 [g, c]     decoded bytes of each field in a row group; 0 where no worker decodes it
     numbers.NAME     dtype [n]        fields that are one number for each sample
-    extents.NAME     int64 [n, 2]     (first byte, bytes) in the file, of fields that stand there as they are; else (-1, 0)
+    extents.NAME     int64 [n, 2]     (first byte, bytes) in the file, of fields stored as they are; else (-1, 0)
 
-Invariant: whatever a worker has to decode as a whole row group is, by what its footer says, no
-larger than ``cache_bytes``.
+pyarrow gives one value only by reading the whole row group around it. But where a column chunk is
+not compressed, the file holds each value as it is, so a worker can read it with one ``pread``, or
+one request:
+
+    | page header | levels | length | value 1 | length | value 2 | ... | page header | levels | length | value 9 | ...
+                                    ^         ^
+                                    place, bytes: an extent
+
+The scan finds the extents (``extents_of``), and parses nothing of the format: pyarrow gives the
+values, and each is searched behind the one before it: right there first, then a little further on,
+as pages begin. The place of a value that a dictionary holds once is where it was found first.
+
+Invariants: what a worker has to decode as a whole row group is, by what its footer says, no larger
+than ``cache_bytes``. The bytes of an extent are the bytes of the value, compared when it was found;
+a chunk in which one value is not found has no extents at all.
 """
 
 import os
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.sources.parquet.row_groups import Footer
+from batchd.sources.parquet.row_groups import Footer, read_at
 from batchd.storage.index import SourceIndex, readable
+
+LENGTH_BYTES = 4
+"""What stands between two values of a page, unless all have the same length."""
+GAP_BYTES = 64 << 10
+"""How far behind a value the next one is looked for: over the end of a page and the beginning of another."""
+NOWHERE = -1
+"""The place of a value that is null."""
 
 
 class Place(NamedTuple):
@@ -86,3 +108,42 @@ class ParquetIndex:
         groups = self.index.arrays["groups"]
         first = int(groups[int(groups[:, 0].searchsorted(place.file)), 2])
         return f"{readable(self.file(place.file))}: row {sample - first}"
+
+
+def extents_of(
+    stream: BinaryIO, start: int, end: int, values: Iterable[memoryview | None], *, repeats: bool
+) -> "array[int] | None":
+    """(place, bytes) of each value of a chunk, flat, where the chunk is bytes ``start`` to ``end`` of the file.
+
+    ``repeats``: may values stand there once for several rows? None where they do not stand there as
+    they are.
+    """
+    found = array("q")
+    known: dict[int, int] = {}
+    behind = start
+    for value in values:
+        if value is None:
+            found.extend((NOWHERE, 0))
+            continue
+        size = value.nbytes
+        place = _next_place(stream, behind, end, value)
+        name = hash(bytes(value)) if repeats else 0
+        if place is not None:
+            behind = place + size
+            known.setdefault(name, place)
+        elif name in known and read_at(stream, known[name], size) == value:
+            place = known[name]
+        else:
+            return None
+        found.extend((place, size))
+    return found
+
+
+def _next_place(stream: BinaryIO, behind: int, end: int, value: memoryview) -> int | None:
+    size = value.nbytes
+    for guess in (behind + LENGTH_BYTES, behind):
+        if guess + size <= end and read_at(stream, guess, size) == value:
+            return guess
+    window = read_at(stream, behind, max(0, min(GAP_BYTES + size, end - behind)))
+    offset = window.find(value)
+    return None if offset < 0 else behind + offset

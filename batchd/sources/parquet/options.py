@@ -6,16 +6,19 @@ JSON Schema and the manual.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.declared import check_declared, check_names
+from batchd.samples.columns import check_declared, check_names
 from batchd.sources.options import SourceOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetSource(SourceOptions):
     """The rows of Parquet files."""
+
+    requires: ClassVar[tuple[str, ...]] = ("pyarrow",)
+    extra: ClassVar[str] = "arrow"
 
     type: Literal["parquet"] = "parquet"
     """Kind of source."""

@@ -24,13 +24,10 @@ from io import BufferedReader
 from typing import Any, BinaryIO
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.declared import declared_columns
+from batchd.samples.columns import Column, declared_columns
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, shaped
-from batchd.sources.files.walk import file_to_look_at, shards_problems
-from batchd.sources.interface import BuiltInKind
-from batchd.sources.parquet.index import ParquetIndex, Place
+from batchd.sources.parquet.index import NOWHERE, ParquetIndex, Place
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.row_groups import (
     FOOTER_BYTES,
@@ -40,17 +37,13 @@ from batchd.sources.parquet.row_groups import (
     footer_bytes,
     use_one_thread,
 )
-from batchd.sources.parquet.scan import check_columns, scan
 from batchd.sources.parquet.types import BYTES, PATH, has_path, is_image, is_single_number
-from batchd.sources.parquet.value_extents import NOWHERE
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.open_files import blaming_the_sample
 from batchd.storage.paths import below_root, open_regular, real_path
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
-from batchd.storage.survey import quick_look
 from batchd.storage.values import ObjectUnreadable
 from batchd_wire.wording import counted
 
@@ -327,19 +320,4 @@ class _RowGroups:
             self._kept_bytes -= self._kept.pop(next(iter(self._kept)))[1]
 
 
-def _problems(source: ParquetSource, storage: Storage) -> list[str]:
-    """The footer of one file is read too, so that a column that is not there is found before the daemon starts."""
-    problems = shards_problems(source.root, source.shards, storage)
-    file = None if problems else file_to_look_at(source.root, source.shards)
-    if file is not None:
-        with quick_look(storage).open(file) as stream:
-            check_columns(source, file, stream)
-    return problems
-
-
-KIND = BuiltInKind(
-    problems=_problems,
-    columns=lambda source, _storage: declared_columns(source.fields),
-    scan=scan,
-    open=ParquetReader,
-)
+READERS = {ParquetSource: ParquetReader}

@@ -18,18 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.declared import declared_columns
+from batchd.samples.columns import Column, declared_columns
 from batchd.samples.values import Unfitting, converted
-from batchd.sources.files.walk import Patterns, shards_of
+from batchd.sources.files.walk import Patterns, file_to_look_at, shards_of, shards_problems
+from batchd.sources.interface import BuiltInKind
+from batchd.sources.parquet.index import NOWHERE, extents_of
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.row_groups import ParquetFile, Unreadable
 from batchd.sources.parquet.types import BYTES, class_names, is_image, is_single_number, is_stored_as_bytes, problem_of
-from batchd.sources.parquet.value_extents import NOWHERE, extents_of
+from batchd.storage.access import Storage
 from batchd.storage.index import NUMBER, SourceIndex, blob
 from batchd.storage.paths import size_of
 from batchd.storage.remote_stream import ObjectStream
-from batchd.storage.survey import Survey
+from batchd.storage.survey import Survey, quick_look
 from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
 
@@ -43,7 +44,7 @@ KEPT_BYTES_MAX = 256 << 20
 """What was read of a server is kept until pyarrow's values were compared with it; beyond this it is read a second time."""
 
 
-def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
+def _scan(source: ParquetSource, survey: Survey) -> SourceIndex:
     """Find all rows of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
     shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
     scanning = _Scan(source, survey)
@@ -250,3 +251,22 @@ def _stored(column: Column) -> np.dtype[Any]:
 def _rows(numbers: "array[int]", width: int) -> NDArray[np.int64]:
     flat = np.frombuffer(numbers, np.int64) if numbers else np.empty(0, np.int64)
     return flat.astype(NUMBER, copy=False).reshape(-1, width)
+
+
+def _problems(source: ParquetSource, storage: Storage) -> list[str]:
+    """The footer of one file is read too, so that a column that is not there is found before the daemon starts."""
+    problems = shards_problems(source.root, source.shards, storage)
+    file = None if problems else file_to_look_at(source.root, source.shards)
+    if file is not None:
+        with quick_look(storage).open(file) as stream:
+            check_columns(source, file, stream)
+    return problems
+
+
+KINDS = {
+    ParquetSource: BuiltInKind(
+        problems=_problems,
+        columns=lambda source, _storage: declared_columns(source.fields),
+        scan=_scan,
+    )
+}

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column, parse_column
-from batchd.samples.declared import check_types
+from batchd.samples.columns import Column, check_types, parse_column
 from batchd.samples.sizes import parse_bytes
 from batchd.sources.options import SourceOptions
 from batchd_wire.fields import FIELDS_MAX

@@ -1,6 +1,6 @@
-"""Samples that producers push into a mailbox while they are read. Daemon and workers.
+"""Samples that producers push into a mailbox while they are read. Workers only.
 
-There is nothing to scan. A sample's number is its row in the stream, counted from the first batch,
+A sample's number is its row in the stream, counted from the first batch,
 and says nothing of where it is: each order says in which places the samples of its rows lie.
 
 Whoever may push can also write into any place at any time, also while it is read. So a place is
@@ -19,10 +19,7 @@ import numpy.typing as npt
 
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
-from batchd.sources.interface import BuiltInKind
 from batchd.sources.push.options import PushSource
-from batchd.storage.index import SourceIndex
-from batchd.storage.survey import Survey
 from batchd_wire.mailbox import MailColumn, ValueExtent
 
 
@@ -103,15 +100,4 @@ def _text(name: str, value: npt.NDArray[np.uint8]) -> str:
         raise SampleUnreadable(f"{name!r} is no UTF-8") from None
 
 
-def _scan(source: PushSource, survey: Survey) -> SourceIndex:
-    survey.progress(0)
-    facts = {"push": [column.text for column in source.columns], "fields": [column.name for column in source.columns]}
-    return SourceIndex.build(0, facts, {}, {})
-
-
-KIND = BuiltInKind(
-    problems=lambda _source, _storage: [],
-    columns=lambda source, _storage: source.columns,
-    scan=_scan,
-    open=lambda source, _index, max_bytes, _storage: PushReader(source, max_bytes),
-)
+READERS = {PushSource: lambda source, _index, max_bytes, _storage: PushReader(source, max_bytes)}

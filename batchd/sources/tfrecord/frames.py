@@ -1,4 +1,4 @@
-"""How a record lies in a TFRecord file. Daemon and workers.
+"""How a record lies in a TFRecord file, and which features of it are fields. Daemon and workers.
 
     +--------------+------------------+---------------+----------------+
     | length       | its masked CRC   | data          | its masked CRC |    and so on to the end of the file
@@ -9,10 +9,15 @@ Numbers are little-endian, and the checksum is CRC-32C. It is masked, because a 
 hold their own CRC says little.
 """
 
+from dataclasses import dataclass
 from struct import Struct
 
 import numpy as np
 from google_crc32c import value as crc32c
+
+from batchd.samples.columns import Column
+from batchd.samples.values import Value, default_value
+from batchd.sources.tfrecord.options import TFRecordSource
 
 LENGTH_BYTES = 8
 HEADER = Struct("<QI")
@@ -26,3 +31,31 @@ def masked_crc(data: bytes) -> int:
     """The checksum of ``data`` as it stands in a file."""
     crc: int = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK) & _CRC_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureField:
+    """A field of a sample: the column, the feature that it is made of, and what stands for a missing one."""
+
+    column: Column
+    feature: str
+    default: Value | None
+
+    @property
+    def fact(self) -> list[str | None]:
+        """What decides bytes, however it was written."""
+        default = self.default.tobytes().hex() if isinstance(self.default, np.ndarray) else self.default
+        assert default is None or isinstance(default, str)
+        return [self.column.text, self.feature, default]
+
+
+def parts_of(source: TFRecordSource) -> tuple[FeatureField, ...]:
+    """The fields of a source, in their order."""
+    return tuple(
+        FeatureField(
+            column,
+            source.names.get(column.name, column.name),
+            default_value(column, source.defaults[column.name]) if column.name in source.defaults else None,
+        )
+        for column in source.columns
+    )

@@ -8,18 +8,19 @@ Invariant: in a source that exists, every default fits into its field.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column, parse_column
-from batchd.samples.declared import check_names, check_types
-from batchd.samples.defaults import Default, check_defaults
+from batchd.samples.columns import Column, Default, check_defaults, check_names, check_types, parse_column
 from batchd.sources.options import SourceOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TFRecordSource(SourceOptions):
     """Files of TFRecords; each record is one sample: a `tf.train.Example` or a `tf.train.SequenceExample`."""
+
+    requires: ClassVar[tuple[str, ...]] = ("google_crc32c", "google.protobuf")
+    extra: ClassVar[str] = "tfrecord"
 
     type: Literal["tfrecord"] = "tfrecord"
     """Kind of source."""

@@ -38,7 +38,6 @@ round.
 import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -52,13 +51,12 @@ from numpy.typing import NDArray
 
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.samples.values import Value, default_value
-from batchd.sources.tfrecord.frames import FOOTER, HEADER, masked_crc
+from batchd.samples.values import Value
+from batchd.sources.tfrecord.frames import FOOTER, HEADER, FeatureField, masked_crc, parts_of
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.storage.access import Storage
 from batchd.storage.index import IndexMalformed, SourceIndex, readable
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 _PACKAGE = "tensorflow"
 
@@ -207,34 +205,6 @@ def _described(feature: Any) -> str:
     return f"is of kind {kind}, {len(getattr(feature, kind).value)} long" if kind else "is of no kind"
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureField:
-    """A field of a sample: the column, the feature that it is made of, and what stands for a missing one."""
-
-    column: Column
-    feature: str
-    default: Value | None
-
-    @property
-    def fact(self) -> list[str | None]:
-        """What decides bytes, however it was written."""
-        default = self.default.tobytes().hex() if isinstance(self.default, np.ndarray) else self.default
-        assert default is None or isinstance(default, str)
-        return [self.column.text, self.feature, default]
-
-
-def parts_of(source: TFRecordSource) -> tuple[FeatureField, ...]:
-    """The fields of a source, in their order."""
-    return tuple(
-        FeatureField(
-            column,
-            source.names.get(column.name, column.name),
-            default_value(column, source.defaults[column.name]) if column.name in source.defaults else None,
-        )
-        for column in source.columns
-    )
-
-
 class _Record(NamedTuple):
     """Where a sample is."""
 
@@ -340,3 +310,6 @@ class TFRecordReader:
         if name in lists:
             raise FeatureMisfits("is a feature list: set sequence = true")
         raise FeatureMisfits(f"is missing; there are {', '.join(map(repr, sorted([*features, *lists]))) or 'none'}")
+
+
+READERS = {TFRecordSource: TFRecordReader}

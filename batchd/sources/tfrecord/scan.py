@@ -26,9 +26,8 @@ from batchd.errors import SourceInvalid
 from batchd.sources.files.index import PROGRESS_EVERY
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
-from batchd.sources.tfrecord.frames import CHECKSUM, FOOTER, HEADER, LENGTH_BYTES, masked_crc
+from batchd.sources.tfrecord.frames import CHECKSUM, FOOTER, HEADER, LENGTH_BYTES, masked_crc, parts_of
 from batchd.sources.tfrecord.options import TFRecordSource
-from batchd.sources.tfrecord.reader import TFRecordReader, parts_of
 from batchd.storage.compression import ZLIB, compression_of
 from batchd.storage.index import NUMBER, SourceIndex, blob
 from batchd.storage.paths import size_of
@@ -159,9 +158,10 @@ def _is_zlib(data: bytes) -> bool:
     return data[0] & _ZLIB_METHOD_BITS == _ZLIB_METHOD and int.from_bytes(data[:2], "big") % _ZLIB_DIVISOR == 0
 
 
-KIND = BuiltInKind(
-    problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
-    columns=lambda source, _storage: source.columns,
-    scan=_scan,
-    open=TFRecordReader,
-)
+KINDS = {
+    TFRecordSource: BuiltInKind(
+        problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
+        columns=lambda source, _storage: source.columns,
+        scan=_scan,
+    )
+}

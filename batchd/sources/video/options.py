@@ -6,7 +6,7 @@ JSON Schema and the manual.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from batchd.samples.checks import Range
 from batchd.sources.options import SourceOptions, check_path_bytes
@@ -24,6 +24,9 @@ SAMPLE_BYTES_MAX = 1 << 30
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoSource(SourceOptions):
     """The frames of video files, in the order in which they are shown; a sample is one frame, or a clip of several."""
+
+    requires: ClassVar[tuple[str, ...]] = ("av",)
+    extra: ClassVar[str] = "video"
 
     type: Literal["video"] = "video"
     """Kind of source."""

@@ -182,3 +182,6 @@ class VideoReader:
             video = VideoFrames(descriptor, self._index.frames(file), self._source.max_pixels, self._max_bytes)
         self._open[file] = video
         return video
+
+
+READERS = {VideoSource: lambda source, index, max_bytes, _storage: VideoReader(source, index, max_bytes)}

@@ -1,10 +1,11 @@
-"""Video files become an index: which frames they have, without decoding any. A process of its own: see ``apart``.
+"""Video files become an index: which frames they have, without decoding any. A process of its own: see ``isolated_scan``.
 
 A file is read once, from its first packet to its last. Packets come in the order in which they are
 decoded, each with the time at which its frame is shown; what the header says about their number
 does not count.
 
-Invariant: no decoder runs, and as long as packets come, progress is reported.
+Invariant: no decoder runs, and no demuxer in the daemon; as long as packets come, progress is
+reported.
 """
 
 import os
@@ -26,17 +27,21 @@ from numpy.typing import NDArray
 
 from batchd import failpoints
 from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
 from batchd.sources.arrays.index import fingerprint
-from batchd.sources.files.walk import Patterns, matching
-from batchd.sources.isolated_scan import answer
+from batchd.sources.files.walk import Patterns, matching, shards_problems
+from batchd.sources.interface import BuiltInKind
+from batchd.sources.isolated_scan import answer, scan_apart
 from batchd.sources.video.files import VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video.index import NO_KEY, PACKET
 from batchd.sources.video.options import VideoSource
+from batchd.storage.access import Storage
 from batchd.storage.index import NUMBER, SourceIndex, blob, readable
-from batchd.storage.path_checks import no_match
+from batchd.storage.patterns import no_match
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
+MODULE = "batchd.sources.video.scan"
 PROGRESS_EVERY_S = 0.5
 """Between two reports of progress within a file; half of the shortest ``scan_timeout_s``."""
 _VP8_SHOWN = 0x10
@@ -45,7 +50,7 @@ _REMUX = 'write it anew without decoding it: "ffmpeg -fflags +genpts -i FILE -c 
 
 
 def scan(source: VideoSource, survey: Survey) -> SourceIndex:
-    """Find the frames of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
+    """Find, in the other process, the frames of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
     folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
     if not folders:
         raise SourceInvalid(no_match(source.root, source.files))
@@ -182,6 +187,32 @@ def _in_order(path: Path, found: _Packets) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _numbers(grown: "array[int]") -> NDArray[np.int64]:
     return np.frombuffer(grown, np.int64).astype(NUMBER, copy=False)
+
+
+def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:
+    height, width = source.size or (None, None)
+    several = (source.frames,) if source.frames > 1 else ()
+    path = (Column("path", shape=(source.path_bytes,)),) if source.path_bytes else ()
+    return (
+        Column("image", shape=(*several, height, width, source.channels)),
+        Column("label", dtype="int64"),
+        Column("time", dtype="float64", shape=several),
+        *path,
+    )
+
+
+def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
+    """Have another process scan. Raises ``SourceInvalid``."""
+    return scan_apart(MODULE, source, survey, source.scan_timeout_s)
+
+
+KINDS = {
+    VideoSource: BuiltInKind(
+        problems=lambda source, storage: shards_problems(source.root, source.files, storage, "files"),
+        columns=_columns,
+        scan=_scan,
+    )
+}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from tarfile import BLOCKSIZE
 from typing import Any, NamedTuple
@@ -35,17 +34,17 @@ from numpy.typing import NDArray
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.samples.values import Value, converted, default_value, from_bytes, from_plain, shaped
-from batchd.sources.arrays.npy import read_header
+from batchd.samples.values import Value, converted, from_bytes, from_plain, shaped
+from batchd.sources.arrays.index import read_header
 from batchd.sources.csv.values import cell_reader
-from batchd.sources.files.options import WebDatasetSource
-from batchd.sources.files.reader import padded_text
-from batchd.sources.webdataset.options import Coding, Member, coding_of, member_of
+from batchd.sources.files.reader import FilesReader, padded_text
+from batchd.sources.interface import Reader
+from batchd.sources.webdataset.index import BYTES_MAX, MISSING, MemberField, endings_of, parts_of
+from batchd.sources.webdataset.options import Coding, WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.storage.paths import bound_of
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 
 def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int) -> Value:
@@ -129,60 +128,6 @@ def _written(column: Column, content: memoryview) -> Value:
 def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
-
-
-PLACE = np.dtype("<u4")
-BYTES_MAX = (1 << 32) - 1
-"""A member that says so many bytes has as many or more: none can be read that is so long."""
-MISSING = 255
-"""Stands for the ending of a member that is not there."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberField:
-    """A field of a sample: the member that it comes from, which is number ``slot`` of those that are read."""
-
-    column: Column
-    member: Member
-    slot: int
-    coding: Coding
-    default: Value | None
-
-    @property
-    def members(self) -> str:
-        """Its member, for people, or those that it may come from."""
-        return " or ".join(f".{ending}" for ending in self.member.endings)
-
-    @property
-    def fact(self) -> list[str | None]:
-        """What decides bytes, however it was written."""
-        default = self.default.tobytes().hex() if isinstance(self.default, np.ndarray) else self.default
-        assert default is None or isinstance(default, str)
-        return [self.column.text, self.member.text, default]
-
-
-def parts_of(source: WebDatasetSource) -> tuple[MemberField, ...]:
-    """The fields of a source, in their order."""
-    slots: dict[tuple[str, ...], int] = {}
-    parts = []
-    for column in source.columns:
-        member = member_of(column, source.names)
-        slot = slots.setdefault(member.endings, len(slots))
-        given = column.name in source.defaults
-        default = default_value(column, source.defaults[column.name]) if given else None
-        parts.append(MemberField(column, member, slot, coding_of(column, member), default))
-    return tuple(parts)
-
-
-def endings_of(parts: Sequence[MemberField]) -> list[tuple[str, ...]]:
-    """Of each member that is read, the endings that it may have."""
-    return list(dict.fromkeys(part.member.endings for part in parts))
-
-
-def fields_columns(source: WebDatasetSource) -> tuple[Column, ...]:
-    """What a sample consists of, where the source says it."""
-    path = (Column("path", shape=(source.path_bytes,)),) if source.path_bytes else ()
-    return *source.columns, *path
 
 
 class _Found(NamedTuple):
@@ -303,3 +248,10 @@ def _default(part: MemberField, problem: str) -> Value:
     if part.default is None:
         raise SampleUnreadable(f"{problem}, which the field {part.column.name} comes from")
     return part.default
+
+
+def _open(source: WebDatasetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> Reader:
+    return (MembersReader if source.fields else FilesReader.of)(source, index, max_bytes, storage)
+
+
+READERS = {WebDatasetSource: _open}

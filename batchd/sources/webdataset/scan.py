@@ -1,6 +1,5 @@
 """Shards in tar format become an index: which bytes of which shard are a sample's image, and what its label is. Daemon.
 
-Where the source says which fields samples have, ``webdataset_fields`` makes the index instead.
 Labels are read here; of images only the place is noted, and workers read them with one ``pread``
 each, in any order.
 
@@ -22,14 +21,6 @@ Invariant: what is no plain tar file, or ends too soon, is refused with the shar
 member's.
 
 Shards in tar format become an index of the members that fields come from. Daemon.
-
-    firsts    int64 [shards + 1]        the number of the first sample of each shard, and of all samples
-    starts    int64 [n]                 first byte of the first member of each sample in its shard
-    extents   uint32 [n, members, 2]    (blocks of 512 bytes from there on, bytes) of each member that is wanted
-    endings   uint8 [n, members]        which of its possible endings it has; MISSING where there is none
-    offsets   int64 [n + 1]             the key of sample i is keys[offsets[i]:offsets[i + 1]]
-    keys      uint8 [bytes]             one key right after the other
-    shards    uint8 [bytes]             the paths of the shards below the root, a NUL after each
 
 Numbers, arrays and texts that are short go into the digest with their content, everything else with
 its place and its length.
@@ -54,21 +45,11 @@ from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
-from batchd.sources.files.index import PROGRESS_EVERY, GrowingIndex
-from batchd.sources.files.options import WebDatasetSource
-from batchd.sources.files.reader import FilesReader, image_columns
+from batchd.sources.files.index import PROGRESS_EVERY, GrowingIndex, image_columns, path_columns
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
-from batchd.sources.interface import BuiltInKind, Reader
-from batchd.sources.webdataset.reader import (
-    BYTES_MAX,
-    MISSING,
-    PLACE,
-    MemberField,
-    MembersReader,
-    endings_of,
-    fields_columns,
-    parts_of,
-)
+from batchd.sources.interface import BuiltInKind
+from batchd.sources.webdataset.index import BYTES_MAX, MISSING, PLACE, MemberField, endings_of, parts_of
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.compression import compression_of
 from batchd.storage.index import NUMBER, SourceIndex, blob, readable
@@ -338,16 +319,15 @@ def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict
 
 
 def _columns(source: WebDatasetSource, _storage: Storage) -> tuple[Column, ...]:
-    return fields_columns(source) if source.fields else image_columns(source.path_bytes)
+    if source.fields:
+        return *source.columns, *path_columns(source.path_bytes)
+    return image_columns(source.path_bytes)
 
 
-def _open(source: WebDatasetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> Reader:
-    return (MembersReader if source.fields else FilesReader.of)(source, index, max_bytes, storage)
-
-
-KIND = BuiltInKind(
-    problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
-    columns=_columns,
-    scan=_scan,
-    open=_open,
-)
+KINDS = {
+    WebDatasetSource: BuiltInKind(
+        problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
+        columns=_columns,
+        scan=_scan,
+    )
+}

@@ -18,8 +18,7 @@ except ImportError as _error:
         "batchd_client.torch needs PyTorch: pip install torch (https://pytorch.org/get-started)"
     ) from _error
 
-from batchd_client.torch.dataset import BatchdDataset
-from batchd_client.torch.loader import BatchdLoader
+from batchd_client.torch.loader import BatchdDataset, BatchdLoader
 from batchd_client.torch.tensors import TensorSchema
 
 __all__ = ["BatchdDataset", "BatchdLoader", "TensorSchema"]

@@ -27,8 +27,7 @@ from batchd_client.batch import Batch, Room
 from batchd_client.hints import tell_once
 from batchd_client.memory import SlotMemory
 from batchd_client.remote import ReceiveBuffer
-from batchd_client.torch.placements import Give
-from batchd_client.torch.tensors import Recipe, Tensors, cut, fill, is_ragged, largest_in, over, rows_in
+from batchd_client.torch.tensors import Give, Recipe, Tensors, cut, fill, is_ragged, largest_in, over, rows_in
 
 Memory = SlotMemory | ReceiveBuffer
 

@@ -14,15 +14,13 @@ import torch
 import torch.distributed
 import torch.utils.data
 
-from batchd_client.columns import wanted
 from batchd_client.daemon import Connecting, connect
 from batchd_client.errors import LoaderInWorker
 from batchd_client.feed import Feed
-from batchd_client.loader import PREFETCH, Loader, LoaderConnection, check_prefetch
-from batchd_client.ranks import RankShare, find_share
+from batchd_client.loader import PREFETCH, Loader, LoaderConnection, RankShare, check_prefetch, find_share, wanted
+from batchd_client.positions import StreamState
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
-from batchd_client.torch.placements import HostPlacement
-from batchd_client.torch.tensors import ImageLayout, Tensors, TensorSchema, recipes_for
+from batchd_client.torch.tensors import HostPlacement, ImageLayout, Tensors, TensorSchema, recipes_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +188,39 @@ def _share(rank: int | None, world_size: int | None) -> RankShare:
     if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
         return RankShare(distributed.get_rank(), distributed.get_world_size())
     return find_share(os.environ, rank, world_size)
+
+
+class BatchdDataset(torch.utils.data.IterableDataset[Any]):
+    """The batches of a ``BatchdLoader`` as a data set.
+
+        dataset = BatchdDataset(BatchdLoader("photos"))
+        loader = DataLoader(dataset, batch_size=None, num_workers=0)
+
+    ``batch_size=None``, since batches come whole; ``num_workers=0``, since the daemon's workers do
+    the work: in a worker process of a DataLoader it raises ``LoaderInWorker``. For a checkpoint ask
+    the data set for its state, not the DataLoader.
+    """
+
+    def __init__(self, loader: BatchdLoader) -> None:
+        super().__init__()
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate the rest of the current epoch."""
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch for this rank."""
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See ``BatchdLoader``."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> StreamState:
+        """See ``BatchdLoader``."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: StreamState) -> None:
+        """See ``BatchdLoader``."""
+        self.loader.load_state_dict(state)

@@ -17,17 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from batchd_client.batch import Room
+from batchd_client.batch import Batch, Room, ragged_view
 from batchd_client.errors import TensorsInvalid
-from batchd_client.ragged import ragged_view
 from batchd_client.stream import FieldSchema
 from batchd_wire.fields import RAGGED, Varying
 
 CHANNELS = (1, 3, 4)
 """How many channels an image has that is found by its shape."""
 IMAGE_DIMENSIONS = 3
-INDEX = "index"
-"""The field that every stream has: the numbers of the samples in their source."""
 WHITE = 255
 
 Tensors = torch.Tensor | list[torch.Tensor]
@@ -299,3 +296,52 @@ def _normalization(
         )
     scale, bias = 1 / (WHITE * std), -mean / std
     return tuple(torch.tensor(one, dtype=torch.float32, device=device).view(-1, 1, 1) for one in (scale, bias))  # type: ignore[return-value]
+
+
+Give = Callable[[list[Tensors]], Any]
+"""Makes of the tensors of a batch, in the order of the recipes, what the user's loop gets."""
+HOST = torch.device("cpu")
+
+
+class Placed:
+    """Tensors that are there; the user's own part in them comes when the loop wants them."""
+
+    def __init__(self, tensors: list[Tensors], give: Give) -> None:
+        self._tensors = tensors
+        self._give = give
+
+    def finish(self) -> Any:
+        """See ``feed.Transfer``."""
+        return self._give(self._tensors)
+
+
+class HostPlacement:
+    """Copies batches, in one pass together with whatever is done to them; then, where that is wanted, to another device."""
+
+    def __init__(self, recipes: Sequence[Recipe], give: Give, device: torch.device = HOST) -> None:
+        self._recipes = recipes
+        self._give = give
+        self._device = device
+
+    def begin(self, batch: Batch) -> Placed:
+        """See ``feed.Placement``."""
+        with batch:
+            return Placed([self._tensors(recipe, batch) for recipe in self._recipes], self._give)
+
+    def _tensors(self, recipe: Recipe, batch: Batch) -> Tensors:
+        room = batch.room(recipe.name)
+        if is_ragged(room):
+            rows = rows_in(room).packed(fresh, fill)
+            if self._device != HOST:
+                rows = rows.over(rows.values.to(self._device))
+            return [recipe.look(row, owned=True) for row in rows.views()]
+        source = cut(over(room.array), largest_in(room))
+        if self._device == HOST:
+            return recipe.look(source, owned=False)
+        return recipe.look(source.to(self._device), owned=True)
+
+    def sweep(self, *, wait: bool = False) -> None:
+        """See ``feed.Placement``. Nothing is under way."""
+
+    def close(self) -> None:
+        """See ``feed.Placement``."""

@@ -1,4 +1,6 @@
-"""Writes down every time this interpreter makes code or objects from data. Imported by itself where it is in ``PYTHONPATH``.
+"""Writes down every time this interpreter makes code or objects from data.
+
+Imported by itself where it is in ``PYTHONPATH``.
 
 One line for each event in the file that ``BATCHD_TEST_AUDIT`` names: the process, the event, and
 the innermost frames. A line is one write to a file opened for appending, so processes may share it.
@@ -19,7 +21,10 @@ EVENTS = frozenset(
         "os.system",
     }
 )
-"""Unpickling that could call something; byte-code and its use; ``eval``, ``exec`` and ``compile``; a shell."""
+"""Unpickling that could call something.
+
+Byte-code and its use; ``eval``, ``exec`` and ``compile``; a shell.
+"""
 FRAMES = 4
 
 _file = os.open(os.environ["BATCHD_TEST_AUDIT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

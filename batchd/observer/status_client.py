@@ -1,0 +1,182 @@
+"""Asks the daemon for its status, and keeps its last answer. OBSERVER process.
+
+    every INTERVAL_S, or for a scrape that wants a new one --> AskStatus --> Answer
+    for a request about bad samples                        --> AskBad    --> BadSamples
+
+Invariant: one question at a time, and two are at least ``SPACING_S`` apart; one answer serves every
+thread that asked before its question was sent.
+"""
+
+import os
+import select
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from threading import Condition
+from time import monotonic
+
+from batchd_client.asking import asking_parent
+from batchd_client.errors import BatchdClientError, ProtocolError
+from batchd_client.lifeline import SessionLost
+from batchd_client.session import Session
+from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
+from batchd_wire.runtime import RuntimeDirectory
+from batchd_wire.status import DaemonStatus, read_status
+
+INTERVAL_S = 1.0
+SPACING_S = 0.1
+OPENING_S = 3600.0
+"""How long to wait for the session: the lifeline reports the daemon's end at once, so this may be long."""
+BAD_S = 5.0
+BAD_KEPT_MAX = 8
+STALL_S = 5.0
+"""Time without an answer after which the loop counts as hung; an answer takes it a few milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status, also as ``plain`` data as printed by ``batchd status --json``. Times: monotonic clock."""
+
+    status: DaemonStatus
+    plain: Mapping[str, object]
+    asked_s: float
+    received_s: float
+
+
+class StatusClient:
+    """One thread calls ``run``, any thread the rest. ``on_status`` gets every status, in the thread of ``run``."""
+
+    def __init__(self, on_status: Callable[[DaemonStatus], None] = lambda _status: None) -> None:
+        self._on_status = on_status
+        self._bad_wanted: dict[str, float] = {}
+        self._bad: dict[str, tuple[float, BadSamples]] = {}
+        """For each stream, when its last answer was asked for, and the answer."""
+        self._bad_asked: tuple[str, float] | None = None
+        self._changed = Condition()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._latest: Answer | None = None
+        self._asked_s = -INTERVAL_S
+        """Time of the last question for the status."""
+        self._last_s = -SPACING_S
+        """Time of the last question of either kind."""
+        self._was_bad = False
+        """True if that was for bad samples."""
+        self._wanted_s = 0.0
+        self._waiting_since_s: float | None = monotonic()
+        """Since when an answer is due; from the start on, because the session has to be opened first."""
+
+    # --- any thread ---------------------------------------------------------------------------------------------------
+
+    def latest(self) -> Answer | None:
+        """The daemon's last answer; None before the first."""
+        return self._latest
+
+    def fresh(self, within_s: float) -> Answer | None:
+        """Ask now and return the answer; without one in ``within_s`` seconds, the last answer, if any."""
+        wanted_s = monotonic()
+        with self._changed:
+            self._wanted_s = wanted_s
+            os.eventfd_write(self._wake, 1)
+            self._changed.wait_for(lambda: self._latest is not None and self._latest.asked_s >= wanted_s, within_s)
+            return self._latest
+
+    def bad(self, stream: str, within_s: float) -> BadSamples | None:
+        """The bad samples of an existing stream, at most ``BAD_S`` old. Without an answer in time the last, if any."""
+        oldest_s = monotonic() - BAD_S
+        with self._changed:
+            if self._bad.get(stream, (-inf, None))[0] < oldest_s:
+                self._bad_wanted[stream] = monotonic()
+                os.eventfd_write(self._wake, 1)
+                self._changed.wait_for(lambda: self._bad.get(stream, (-inf, None))[0] >= oldest_s, within_s)
+            return self._bad[stream][1] if stream in self._bad else None
+
+    def silent_s(self) -> float:
+        """Seconds for which a question has been unanswered."""
+        since_s = self._waiting_since_s
+        return 0.0 if since_s is None else monotonic() - since_s
+
+    @property
+    def is_answered(self) -> bool:
+        """True while the daemon's loop answers."""
+        return self.silent_s() < STALL_S
+
+    # --- the thread that asks -----------------------------------------------------------------------------------------
+
+    def run(self, directory: RuntimeDirectory, lifeline: socket.socket) -> None:
+        """Ask until the daemon is gone. Raises ``BatchdClientError`` if it refuses the session."""
+        with suppress(SessionLost), asking_parent(directory, lifeline, OPENING_S) as session:
+            self._waiting_since_s = None
+            poll = select.poll()
+            for descriptor in (*session.descriptors, self._wake):
+                poll.register(descriptor, select.POLLIN)
+            while True:
+                self._ask_if_due(session)
+                self._take(session)
+                poll.poll(self._patience_ms())
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+
+    def _due_s(self) -> float:
+        """When the next question is due, if none is unanswered."""
+        spaced_s = self._last_s + SPACING_S
+        return spaced_s if self._bad_wanted else max(spaced_s, self._status_due_s())
+
+    def _status_due_s(self) -> float:
+        return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
+
+    def _ask_if_due(self, session: Session) -> None:
+        """Ask one question that is due. The two kinds take turns, so neither keeps the other waiting."""
+        now = monotonic()
+        if self._waiting_since_s is not None or now < self._due_s():
+            return
+        self._was_bad = bool(self._bad_wanted) and (now < self._status_due_s() or not self._was_bad)
+        self._last_s = self._waiting_since_s = now
+        if self._was_bad:
+            with self._changed:
+                stream, _wanted_s = self._bad_wanted.popitem()
+            self._bad_asked = stream, now
+            session.begin(lambda request: AskBad(request, stream))
+        else:
+            self._asked_s = now
+            session.begin(AskStatus)
+
+    def _patience_ms(self) -> int | None:
+        if self._waiting_since_s is not None:
+            return None
+        return max(0, int((self._due_s() - monotonic()) * 1000) + 1)
+
+    def _take(self, session: Session) -> None:
+        """Take the answer, if it has arrived."""
+        bad_asked, self._bad_asked = self._bad_asked, None
+        try:
+            reply = session.answer()
+        except BatchdClientError:
+            if bad_asked is None:
+                raise
+            self._waiting_since_s = None  # the stream has ended
+            return
+        if reply is None:
+            self._bad_asked = bad_asked
+            return
+        answer = None
+        if isinstance(reply, Status):
+            answer = Answer(read_status(reply.status), reply.status, self._asked_s, monotonic())
+            self._on_status(answer.status)
+        with self._changed:
+            if answer is not None:
+                self._latest = answer
+            elif isinstance(reply, BadSamples) and bad_asked is not None:
+                self._keep_bad(bad_asked, reply)
+            else:
+                raise ProtocolError(f"the daemon answered AskStatus with {type(reply).__name__}")
+            self._waiting_since_s = None
+            self._changed.notify_all()
+
+    def _keep_bad(self, asked: tuple[str, float], answer: BadSamples) -> None:
+        stream, asked_s = asked
+        self._bad.pop(stream, None)
+        self._bad[stream] = (asked_s, answer)
+        while len(self._bad) > BAD_KEPT_MAX:
+            del self._bad[next(iter(self._bad))]

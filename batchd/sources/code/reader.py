@@ -1,0 +1,206 @@
+"""Samples of users' own objects and generators, as the fields that they declared. Workers only.
+
+    object       made before the first sample, and asked for samples by number
+    generator    a number counts, and names nothing: a read gets the next sample of the generator in this process; one that
+                 ends is begun again with another seed, and so is one that raises, which is a bad sample
+    plugin       the reader of the package
+
+    a tuple or list      values in the order of the fields
+    a dict               values by name; what is more in it is left out
+    anything else        the value itself, where there is one field
+
+Invariant: without ``seed`` no two instances of a generator have the same seed, in whatever process,
+before or after a restart; with it, instance n of worker i always has the same, and no other instance
+of a stream has it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from operator import getitem
+from typing import Any
+
+import numpy as np
+
+from batchd.functions.calls import FunctionFailed, NotAsDeclared, call, checked_value
+from batchd.functions.load import FunctionUnusable, Here, load_for
+from batchd.functions.signature import Given
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUnreadable
+from batchd.samples.values import Value
+from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
+from batchd.sources.code.plugin import plugin_kind
+from batchd.sources.interface import OpenReader, Reader
+from batchd.sources.options import SourceOptions
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+
+_END = object()
+
+
+class PythonReader:
+    """Samples of an object that was made in this process."""
+
+    def __init__(self, source: PythonSource, max_bytes: int) -> None:
+        self._function = source.function
+        self._columns = source.columns
+        self._max_bytes = max_bytes
+        try:
+            self._object = make_object(source.function, source.options)
+        except FunctionFailed as error:
+            raise FunctionUnusable(f"calling {source.function} in a worker: {error}") from None
+        if not hasattr(type(self._object), "__getitem__"):
+            raise FunctionUnusable(f"what {source.function} returns in a worker has no __getitem__")
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        try:
+            given = call(getitem, self._object, sample)
+        except FunctionFailed as error:
+            raise SampleUnreadable(str(error)) from None
+        return _values_of(self._columns, _named(self._columns, given), self._max_bytes)
+
+    def known(self, _sample: int) -> Mapping[str, Value]:
+        """Nothing is known without asking."""
+        return {}
+
+    def name(self, sample: int) -> str:
+        """As it would be written in Python."""
+        return f"{self._function}[{sample}]"
+
+    def close(self) -> None:
+        """The object goes with the process."""
+
+
+def make_object(function: str, options: Mapping[str, Any]) -> Any:
+    """Import the function and call it. Raises ``FunctionUnusable`` or ``FunctionFailed``."""
+    return call(load_for(function, Given(options=options)), **options)
+
+
+class GeneratorReader:
+    """What the generator of this process yields, one sample after the other."""
+
+    def __init__(self, source: GeneratorSource, max_bytes: int) -> None:
+        self._name = source.function
+        self._function = load_for(source.function, source.given)
+        self._options = source.options
+        self._takes_rng = _takes_rng(self._function)
+        self._seed = source.seed
+        self._begun = 0
+        self._columns = source.columns
+        self._max_bytes = max_bytes
+        self._next = self._next_of_batch if source.yields == "batch" else self._next_sample
+        self._running: Iterator[Any] | None = None
+        self._batch: Mapping[str, Any] = {}
+        self._rows = range(0)
+
+    def read(self, _sample: int) -> Mapping[str, Value]:
+        """The next sample, whatever number is asked for. See ``kinds.Reader``."""
+        try:
+            return _values_of(self._columns, self._next(), self._max_bytes)
+        except FunctionFailed as error:
+            self._running, self._rows = None, range(0)
+            raise SampleUnreadable(f"{error}\n  so the generator was begun anew") from None
+
+    def known(self, _sample: int) -> Mapping[str, Value]:
+        """Nothing is known of what comes."""
+        return {}
+
+    def name(self, sample: int) -> str:
+        """Its place in the stream."""
+        return f"{self._name}, number {sample}"
+
+    def close(self) -> None:
+        """The generator goes with the process."""
+
+    def _next_sample(self) -> Mapping[str, Any]:
+        return _named(self._columns, self._yielded())
+
+    def _next_of_batch(self) -> Mapping[str, Any]:
+        if not self._rows:
+            self._batch = _named(self._columns, self._yielded())
+            self._rows = range(self._length())
+        row, self._rows = self._rows[0], self._rows[1:]
+        return {name: call(_row, values, row) for name, values in self._batch.items()}
+
+    def _length(self) -> int:
+        lengths = {name: call(len, values) for name, values in self._batch.items()}
+        if len(set(lengths.values())) > 1:
+            raise SampleUnreadable(f"a batch whose fields have different lengths: {lengths}")
+        length = min(lengths.values())
+        if not length:
+            raise SampleUnreadable("a batch without samples")
+        return length
+
+    def _yielded(self) -> Any:
+        """The next that is yielded, by another generator where one has ended."""
+        if self._running is not None:
+            given = call(next, self._running, _END)
+            if given is not _END:
+                return given
+        self._running = self._begin()
+        given = call(next, self._running, _END)
+        if given is _END:
+            self._running = None
+            raise SampleUnreadable("the generator ended before it had yielded anything")
+        return given
+
+    def _begin(self) -> Iterator[Any]:
+        random = {"rng": np.random.default_rng(self._entropy())} if self._takes_rng else {}
+        self._begun += 1
+        return call(iter, call(self._function, **self._options, **random))
+
+    def _entropy(self) -> tuple[int, ...] | None:
+        """What the next instance's random numbers come from: None has the operating system choose."""
+        if self._seed is None:
+            return None
+        return self._seed, Here.worker, *([self._begun] if self._begun else [])
+
+
+def _row(values: Any, row: int) -> Any:
+    return values[row]
+
+
+def _takes_rng(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = call(inspect.signature, function).parameters
+    except FunctionFailed:  # written in C
+        return False
+    return "rng" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def _named(columns: tuple[Column, ...], given: Any) -> dict[str, Any]:
+    """What was given for each field. Raises ``SampleUnreadable``."""
+    if isinstance(given, Mapping):
+        missing = [column.name for column in columns if column.name not in given]
+        if missing:
+            raise SampleUnreadable(f"there is no {missing[0]!r}, only {', '.join(map(repr, list(given)[:8]))}")
+        return {column.name: given[column.name] for column in columns}
+    if len(columns) == 1 and not (isinstance(given, tuple) and len(given) == 1):
+        return {columns[0].name: given}
+    if not isinstance(given, (tuple, list)) or len(given) != len(columns):
+        what = f"{len(given)} values" if isinstance(given, (tuple, list)) else f"one {type(given).__name__}"
+        raise SampleUnreadable(f"{what} instead of the {len(columns)} that fields declares")
+    return {column.name: value for column, value in zip(columns, given, strict=True)}
+
+
+def _values_of(columns: tuple[Column, ...], given: Mapping[str, Any], max_bytes: int) -> dict[str, Value]:
+    """The values as the columns hold them. Raises ``SampleUnreadable``."""
+    try:
+        values = {column.name: checked_value(column, given[column.name]) for column in columns}
+    except (NotAsDeclared, FunctionFailed) as error:
+        raise SampleUnreadable(str(error)) from None
+    for name, value in values.items():
+        if isinstance(value, memoryview) and value.nbytes > max_bytes:
+            raise SampleUnreadable(f"{name!r} has {value.nbytes} bytes, more than max_bytes = {max_bytes}")
+    return values
+
+
+def _open_plugin(source: PluginSource, index: SourceIndex, max_bytes: int, _storage: Storage) -> Reader:
+    return plugin_kind(source).open(source, index, max_bytes)
+
+
+READERS: dict[type[SourceOptions], OpenReader] = {
+    PythonSource: lambda source, _index, max_bytes, _storage: PythonReader(source, max_bytes),
+    GeneratorSource: lambda source, _index, max_bytes, _storage: GeneratorReader(source, max_bytes),
+    PluginSource: _open_plugin,
+}

@@ -1,0 +1,311 @@
+"""Several sources one after the other, mixed by weight, or some samples of one become an index. Daemon.
+
+    numbers   int64 [n]   of mix and subset: the number of each sample within its part
+    parts     uint8 [n]   of mix: the part of each sample; a part that has come to its end begins again
+
+A mix: part k with weight w comes for the m-th time at the moment (m + 1/2) / w, and the earliest
+moment comes first. So in each stretch of the order every part has its share, to within one sample.
+
+    weights [2, 1]   moments of part 0: 0.75, 2.25, 3.75, 5.25 ...   of part 1: 1.5, 4.5 ...   order 0 1 0 | 0 1 0 | ...
+
+Invariant: the samples of all parts have the same columns, and where two of them have names for
+their classes, the same names.
+"""
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
+from batchd.sources.arrays.index import read_array
+from batchd.sources.composed.options import NUMBER_MAX, ConcatSource, MixSource, SubsetSource, share_of
+from batchd.sources.csv.values import BYTE_ORDER_MARK
+from batchd.sources.interface import BuiltInKind, kind_of
+from batchd.sources.options import SourceOptions
+from batchd.storage.access import Storage
+from batchd.storage.index import NUMBER, Arrays, SourceIndex, blob, readable
+from batchd.storage.survey import Survey, quick_look
+from batchd_wire.wording import counted
+
+SAMPLES_MAX = 1 << 30
+"""Of an epoch; each costs nine bytes."""
+INDICES_BYTES_MAX = 8 << 30
+CHECKED_BYTES_MAX = 64 << 20
+"""``batchd check`` reads a file of indices up to this size, which takes a second or two; the daemon reads any."""
+DIGITS_MAX = 18
+_NPY = b"\x93NUMPY"
+_MIX_1, _MIX_2, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
+"""The constants of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+
+
+def common_columns(parts: Sequence[SourceOptions], storage: Storage, source_field: str = "") -> tuple[Column, ...]:
+    """The columns that all of them have, and one for which part a sample is from. Raises ``SourceInvalid`` where they differ."""
+    return agreed_columns(
+        {number: _part_columns(part, number, storage) for number, part in enumerate(parts)}, source_field
+    )
+
+
+def agreed_columns(columns: Mapping[int, tuple[Column, ...]], source_field: str = "") -> tuple[Column, ...]:
+    """As above, for parts whose columns are known, by their numbers."""
+    (earliest, first), *others = columns.items()
+    for number, other in others:
+        if set(other) != set(first):
+            raise SourceInvalid(f"sources[{number}] has {_listed(other)}, but sources[{earliest}] has {_listed(first)}")
+    if source_field in {column.name for column in first}:
+        raise SourceInvalid(f"source_field = {source_field!r} is a field of the sources already")
+    return (*first, Column(source_field, dtype="int64")) if source_field else first
+
+
+def scan_parts(parts: Sequence[SourceOptions], survey: Survey) -> list[SourceIndex]:
+    """Find the samples of all parts. Raises ``SourceInvalid`` naming the part."""
+    found: list[SourceIndex] = []
+    for number, part in enumerate(parts):
+        try:
+            found.append(kind_of(part).scan(part, survey.part(sum(map(len, found)))))
+        except SourceInvalid as error:
+            raise SourceInvalid(f"sources[{number}]: {error}" if len(parts) > 1 else str(error)) from None
+    return found
+
+
+def join(parts: Sequence[SourceIndex], samples: int, facts: Mapping[str, Any], arrays: Arrays) -> SourceIndex:
+    """One index of several, with ``facts`` and ``arrays`` that say which samples of theirs it has."""
+    joined = {f"{number}/{name}": array for number, part in enumerate(parts) for name, array in part.arrays.items()}
+    classes = _common_classes(parts)
+    return SourceIndex.build(
+        samples,
+        {"parts": [[len(part), part.facts] for part in parts], **facts},
+        {**arrays, **joined, **({"classes": blob(classes)} if classes else {})},
+        {"parts": [part.place for part in parts]},
+    )
+
+
+def _part_columns(part: SourceOptions, number: int, storage: Storage) -> tuple[Column, ...]:
+    try:
+        return kind_of(part).columns(part, storage)
+    except SourceInvalid as error:
+        raise SourceInvalid(f"sources[{number}]: {error}") from None
+
+
+def _common_classes(parts: Sequence[SourceIndex]) -> tuple[bytes, ...]:
+    """The names of the classes that all parts with names have. Raises ``SourceInvalid`` where two have different ones."""
+    named = {number: names for number, part in enumerate(parts) if any(names := part.names("classes"))}
+    if not named:
+        return ()
+    first, names = next(iter(named.items()))
+    for number, others in named.items():
+        for label, pair in enumerate(zip(names, others, strict=False)):
+            if pair[0] != pair[1]:
+                raise SourceInvalid(
+                    f"label {label} is {readable(pair[0])} in sources[{first}], but {readable(pair[1])} in sources[{number}]: "
+                    "give them the same classes, or name the files in list sources"
+                )
+        if len(names) != len(others):
+            raise SourceInvalid(
+                f"sources[{first}] has {len(names)} classes, but sources[{number}] has {len(others)}: give them the same "
+                "classes, or name the files in list sources"
+            )
+    return names
+
+
+def _listed(columns: tuple[Column, ...]) -> str:
+    return ", ".join(f"{column.name}: {column.text}" for column in columns)
+
+
+def _scan_concat(source: ConcatSource, survey: Survey) -> SourceIndex:
+    parts = scan_parts(source.sources, survey)
+    return join(parts, sum(map(len, parts)), {"order": "concat"}, {})
+
+
+def _concat_samples(source: ConcatSource, storage: Storage) -> int | None:
+    samples = 0
+    for part in source.sources:
+        count = kind_of(part).samples(part, storage)
+        if count is None:
+            return None
+        samples += count
+    return samples
+
+
+def _scan_mix(source: MixSource, survey: Survey) -> SourceIndex:
+    parts = scan_parts(source.sources, survey)
+    expected = mixed_counts([len(part) for part in parts], source.weights, whole=source.until == "all")
+    if sum(expected) > SAMPLES_MAX:
+        raise SourceInvalid(
+            f"weights = {list(source.weights)} of sources with {', '.join(str(len(part)) for part in parts)} samples "
+            f'make an epoch of {sum(expected)}, more than {SAMPLES_MAX}; choose other weights, or until = "first"'
+        )
+    order, numbers = mixed_order([len(part) for part in parts], source.weights, whole=source.until == "all")
+    return join(parts, len(order), {"order": "mix"}, {"parts": order, "numbers": numbers})
+
+
+def mixed_order(
+    samples: list[int], weights: tuple[float, ...], *, whole: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Which part, and which of its samples, stands where: uint8 [n] and int64 [n]. The arguments are ``mixed_counts``' ones."""
+    counts = mixed_counts(samples, weights, whole=whole)
+    moments = np.concatenate([(np.arange(count) + 0.5) / weight for count, weight in zip(counts, weights, strict=True)])
+    parts = np.repeat(np.arange(len(samples), dtype=np.uint8), counts)
+    numbers = np.concatenate(
+        [np.arange(count, dtype=NUMBER) % size for count, size in zip(counts, samples, strict=True)]
+    )
+    order = np.argsort(moments, kind="stable")
+    return parts[order], numbers[order]
+
+
+def mixed_counts(samples: list[int], weights: tuple[float, ...], *, whole: bool) -> list[int]:
+    """How often each part comes. ``samples``: of each part, 1 or more.
+
+    ``whole``: until every sample of every part has come; otherwise until a part has no further one.
+    """
+    rounds = [count / weight for count, weight in zip(samples, weights, strict=True)]
+    end = max(rounds) if whole else min(rounds)
+    return [math.ceil(weight * end - 0.5) for weight in weights]
+
+
+def _scan_subset(source: SubsetSource, survey: Survey) -> SourceIndex:
+    (part,) = scan_parts([source.of], survey)
+    if source.indices is not None:
+        numbers = _read_indices(source.indices, len(part), survey.part(0))
+    else:
+        numbers = _range(source, len(part))
+    return join([part], len(numbers), {"order": "subset"}, {"numbers": numbers})
+
+
+def _range(source: SubsetSource, samples: int) -> NDArray[np.int64]:
+    start, stop = _bounds(source, samples)
+    order = np.arange(samples, dtype=NUMBER) if source.shuffle_seed is None else shuffled(samples, source.shuffle_seed)
+    return order[start:stop]
+
+
+def _bounds(source: SubsetSource, samples: int) -> tuple[int, int]:
+    """Where the range begins and ends. Raises ``SourceInvalid`` where it holds nothing."""
+    start, stop = share_of(source.start, samples), share_of(source.stop, samples)
+    assert start is not None, "its dataclass has read it"
+    assert stop is not None, "the same"
+    if not start < stop <= samples:
+        raise SourceInvalid(
+            f"the range from {source.start} to {source.stop} of {counted(samples, 'sample')} is from {start} to {stop}, "
+            "which holds none"
+            if stop <= samples
+            else f"stop = {source.stop}, but the source has {counted(samples, 'sample')}"
+        )
+    return start, stop
+
+
+def shuffled(samples: int, seed: int) -> NDArray[np.int64]:
+    """The numbers 0 to ``samples`` - 1 in the order of their SplitMix64 under ``seed``: the same for ever, on every machine."""
+    keys: NDArray[np.uint64] = (np.arange(samples, dtype=np.uint64) + np.uint64(1)) * _STEP
+    for number in (np.uint64(seed), np.uint64(0)):
+        keys = (keys ^ (keys >> np.uint64(30)) ^ number) * _MIX_1
+        keys = (keys ^ (keys >> np.uint64(27))) * _MIX_2
+        keys ^= keys >> np.uint64(31)
+    return np.argsort(keys, kind="stable").astype(NUMBER)
+
+
+def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np.int64]:
+    """The numbers in a file. Raises ``SourceInvalid`` naming the line, or the place, of one that is no sample.
+
+    Where nobody knows yet how many ``samples`` there are, any number may be one.
+    """
+    with survey.open(file) as stream:
+        content = stream.read(INDICES_BYTES_MAX)
+    numbers, places = _read_array(file, content) if content.startswith(_NPY) else _read_lines(file, content)
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= (NUMBER_MAX if samples is None else samples)))
+    if len(wrong):
+        place = int(places[wrong[0]])
+        known = "they are" if samples is None else f"there are {samples},"
+        raise SourceInvalid(f"{file}:{place}: {numbers[wrong[0]]} is no sample; {known} counted from 0")
+    if not len(numbers):
+        raise SourceInvalid(f"{file} names no sample; each line is a number")
+    return numbers.astype(NUMBER)
+
+
+def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+    """The numbers of a .npy file, and where each stands in it."""
+    stored = read_array(str(file), BytesIO(content))
+    count = math.prod(stored.shape)
+    if len(content) < stored.first + count * stored.dtype.itemsize:
+        raise SourceInvalid(f"{file} is cut: it ends at byte {len(content)}, within its numbers; copy it again")
+    found = np.frombuffer(content, stored.dtype, count, stored.first).reshape(stored.shape)
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        raise SourceInvalid(f"{file} holds {found.dtype}{list(found.shape)}, not a list of whole numbers")
+    return found, np.arange(len(found), dtype=NUMBER)
+
+
+def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+    """The numbers of a text, and the line of each."""
+    numbers, lines = array("q"), array("q")
+    for line_number, line in enumerate(BytesIO(content.removeprefix(BYTE_ORDER_MARK)), 1):
+        text = line.strip()
+        if not text or text.startswith(b"#"):
+            continue
+        if not text.isdigit() or len(text) > DIGITS_MAX:
+            raise SourceInvalid(f"{file}:{line_number}: not the number of a sample: {readable(text[:40])}")
+        numbers.append(int(text))
+        lines.append(line_number)
+    return np.array(numbers, NUMBER), np.array(lines, NUMBER)
+
+
+def _subset_problems(source: SubsetSource, storage: Storage) -> list[str]:
+    file = source.indices
+    if file is not None and (problems := storage.at(file).file_problems(file, "the file of indices")):
+        return problems
+    try:
+        _check_subset(source, storage)
+    except SourceInvalid as error:
+        return [str(error)]
+    return []
+
+
+def _check_subset(source: SubsetSource, storage: Storage) -> None:
+    """Raise ``SourceInvalid`` where a scan would, as far as a quick look tells."""
+    samples = _known_samples(source.of, storage)
+    if source.indices is None:
+        if samples is not None:
+            _bounds(source, samples)
+        return
+    size = storage.at(source.indices).known_size(source.indices)
+    if size is not None and size <= CHECKED_BYTES_MAX:
+        _read_indices(source.indices, samples, quick_look(storage))
+
+
+def _known_samples(source: SourceOptions, storage: Storage) -> int | None:
+    """How many samples there are, where that is known without a scan; what is wrong with the source, others say."""
+    try:
+        return kind_of(source).samples(source, storage)
+    except SourceInvalid:
+        return None
+
+
+def _subset_samples(source: SubsetSource, storage: Storage) -> int | None:
+    samples = _known_samples(source.of, storage)
+    if samples is None or source.indices is not None:
+        return None
+    start, stop = _bounds(source, samples)
+    return stop - start
+
+
+KINDS = {
+    ConcatSource: BuiltInKind(
+        columns=lambda source, storage: common_columns(source.sources, storage, source.source_field),
+        scan=_scan_concat,
+        samples=_concat_samples,
+    ),
+    MixSource: BuiltInKind(
+        columns=lambda source, storage: common_columns(source.sources, storage, source.source_field),
+        scan=_scan_mix,
+    ),
+    SubsetSource: BuiltInKind(
+        problems=_subset_problems,
+        columns=lambda source, storage: kind_of(source.of).columns(source.of, storage),
+        scan=_scan_subset,
+        samples=_subset_samples,
+    ),
+}

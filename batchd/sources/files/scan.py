@@ -1,0 +1,157 @@
+"""Folders of images, lists and patterns become an index. Daemon.
+
+    folder/cat/1.jpg            class per sub-folder: labels follow the names of the classes, order as torchvision's
+    folder/cat/more/2.jpg       ImageFolder has it (folders by path, then files by name), so that sample numbers agree
+    folder/dog/3.jpg
+
+    folder/1.jpg                flat: one class "", label 0
+
+    list.txt: "a b/1.jpg 7"     the label is the last word of the line
+
+    root/**/*.jpg               every path that matches, once, folders in the order of their paths and files in that of
+                                their names
+
+Invariant: input that cannot be served as the user means it is refused here with the file's name, or
+the list and the line; it is never left out quietly.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from batchd.errors import SourceInvalid
+from batchd.sources.csv.values import BYTE_ORDER_MARK
+from batchd.sources.files.index import GrowingIndex, image_columns
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.files.walk import IMAGE_SUFFIXES, Patterns, below, is_image, matching, shards_problems, walk
+from batchd.sources.interface import BuiltInKind
+from batchd.storage.access import Storage, WantedNames
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.paths import bound_of, may_lead_out
+from batchd.storage.patterns import no_match
+from batchd.storage.survey import Survey
+
+PATH_BYTES_MAX = 4095
+"""``PATH_MAX`` of limits.h without the closing zero."""
+LINE_BYTES_MAX = PATH_BYTES_MAX + 64
+_LABEL = re.compile(rb"[+-]?\d{1,19}")
+_LABEL_MAX = (1 << 63) - 1
+
+
+def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
+    growing = GrowingIndex(survey.progress, source.path_bytes)
+    top = os.fsencode(source.path)
+    survey.storage.at(top).look_at(top, survey)
+    bound = bound_of(source.path, allow_outside_root=source.allow_outside_root)
+    images_only = WantedNames(is_image, bound)
+    folders, images = survey.names_in(top, images_only)
+    if folders and images:
+        raise SourceInvalid(
+            f"{source.path} holds both class folders ({readable(folders[0])}, …) and images of its own "
+            f"({readable(images[0])}, …), so it is neither one class per folder nor flat; move the images into a "
+            "class folder, or name the files in a list source"
+        )
+
+    def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
+        return survey.names_in(os.path.join(top, folder), images_only)  # noqa: PTH118  bytes
+
+    for name in images:
+        growing.add(name, 0)
+    for label, class_name in enumerate(folders):
+        found = len(growing)
+        for folder, names in walk(top, class_name, look, survey, bound):
+            for name in names:
+                growing.add(below(folder, name), label)
+        if len(growing) == found:
+            raise SourceInvalid(
+                f"the class folder {readable(os.path.join(top, class_name))} holds no image ({_suffixes()}); "  # noqa: PTH118
+                "fill it or remove it"
+            )
+    if not len(growing):
+        raise SourceInvalid(f"{source.path} holds no image ({_suffixes()}) and no class folder")
+    return growing.finish(source.path, folders or [b""], survey)
+
+
+def _suffixes() -> str:
+    return b" ".join(IMAGE_SUFFIXES).decode()
+
+
+def _scan_list(source: ListSource, survey: Survey) -> SourceIndex:
+    growing = GrowingIndex(survey.progress, source.path_bytes)
+    root = source.path.absolute().parent if source.root is None else source.root
+    for number, line in _lines_of(source.path, survey):
+        try:
+            path, label = _read_line(line, allow_outside_root=source.allow_outside_root)
+        except ValueError as error:
+            shown = readable(line[:80]) + ("…" if len(line) > 80 else "")  # noqa: PLR2004  a line of a terminal
+            raise SourceInvalid(f"{source.path}:{number}: {error}: {shown}") from None
+        growing.add(path, label)
+    if not len(growing):
+        raise SourceInvalid(f"the list {source.path} names no sample; each line is a path, a space and a label")
+    return growing.finish(root, [], survey)
+
+
+def _lines_of(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
+    """The lines that name samples, with their numbers from 1 on."""
+    with survey.open(file) as stream:
+        number = 0
+        while line := stream.readline(LINE_BYTES_MAX + 1):
+            number += 1
+            if len(line) > LINE_BYTES_MAX:
+                raise SourceInvalid(f"{file}:{number}: a line longer than {LINE_BYTES_MAX} bytes; is this a list?")
+            stripped = line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").strip()
+            if stripped and not stripped.startswith(b"#"):
+                yield number, stripped
+
+
+def _read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:
+    """Split a line into path and label. Raises ``ValueError`` saying what is wrong with it."""
+    path, *label = line.rsplit(maxsplit=1)
+    if len(path) > PATH_BYTES_MAX:
+        raise ValueError(f"the path is longer than {PATH_BYTES_MAX} bytes")
+    if b"\0" in line:
+        raise ValueError("a character NUL in the line; a list is plain text, not UTF-16")
+    if not label or not _LABEL.fullmatch(label[0]):
+        raise ValueError("not a path, a space and a whole number")
+    if not -_LABEL_MAX <= int(label[0]) <= _LABEL_MAX:
+        raise ValueError("a label that does not fit into 64 bits")
+    if not allow_outside_root and may_lead_out(path):
+        raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
+    return path, int(label[0])
+
+
+def _list_problems(source: ListSource, storage: Storage) -> list[str]:
+    root = storage.at(source.root).folder_problems(source.root) if source.root is not None else []
+    return root + storage.at(source.path).file_problems(source.path, "the list")
+
+
+def _scan_glob(source: GlobSource, survey: Survey) -> SourceIndex:
+    growing = GrowingIndex(survey.progress, source.path_bytes)
+    found = matching(Patterns(source.root, source.patterns, "patterns", source.allow_outside_root), survey)
+    if not found:
+        raise SourceInvalid(no_match(source.root, source.patterns))
+    for label, (folder, names) in enumerate(found):
+        for name in names:
+            growing.add(below(folder, name), label if source.classes == "folder" else 0)
+    classes = [folder for folder, _ in found] if source.classes == "folder" else [b""]
+    return growing.finish(source.root, classes, survey)
+
+
+KINDS = {
+    FolderSource: BuiltInKind(
+        problems=lambda source, storage: storage.at(source.path).folder_problems(source.path, is_listed=True),
+        columns=lambda source, _storage: image_columns(source.path_bytes),
+        scan=_scan_folder,
+    ),
+    ListSource: BuiltInKind(
+        problems=_list_problems,
+        columns=lambda source, _storage: image_columns(source.path_bytes),
+        scan=_scan_list,
+    ),
+    GlobSource: BuiltInKind(
+        problems=lambda source, storage: shards_problems(source.root, source.patterns, storage, "patterns"),
+        columns=lambda source, _storage: image_columns(source.path_bytes),
+        scan=_scan_glob,
+    ),
+}

@@ -1,0 +1,20 @@
+"""The index of pushed samples: there is nothing to scan. Daemon."""
+
+from batchd.sources.interface import BuiltInKind
+from batchd.sources.push.options import PushSource
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
+
+
+def _scan(source: PushSource, survey: Survey) -> SourceIndex:
+    survey.progress(0)
+    facts = {"push": [column.text for column in source.columns], "fields": [column.name for column in source.columns]}
+    return SourceIndex.build(0, facts, {}, {})
+
+
+KINDS = {
+    PushSource: BuiltInKind(
+        columns=lambda source, _storage: source.columns,
+        scan=_scan,
+    )
+}

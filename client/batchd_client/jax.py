@@ -1,0 +1,350 @@
+"""batchd in JAX: dicts of ``jax.Array``, copied to the device before the loop asks. Runs in the trainer.
+
+    from batchd_client.jax import BatchdLoader
+
+    loader = BatchdLoader("photos", sharding=sharding)      # rank and world size: JAX's processes
+    for epoch in range(90):
+        for batch in loader:
+            state = step(state, batch["image"], batch["label"])
+
+``batches`` is the same over a stream that the program has opened itself.
+
+    field in the slot             array that the loop gets
+    float32 [B, 224, 224, 3]  ->  float32 [B, 224, 224, 3]
+    int64 [B]                 ->  int32 [B] (TensorsInvalid if a number does not fit);
+                                  int64 if jax_enable_x64 is set
+    int32 [B, <=128]          ->  int32 [B, 128], the whole room, with NAME_length beside it
+
+    GPU, TPU        slot --device_put, ahead of the loop--> arrays; then the batch is released
+    other platforms slot --copy--> aligned host memory --device_put, without a copy--> arrays
+
+On a CPU, a JAX array shares the memory of an aligned numpy array, and slots are aligned. Without
+the copy, the array would change as soon as the daemon refills the slot. So only devices that are
+known to have memory of their own read slots directly.
+
+Invariants: an array has the same shape in every whole batch, so ``jax.jit`` compiles once. A batch
+is held until no transfer reads it. An interrupted transfer's batch is dropped and not released,
+because JAX itself holds what it still reads.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from types import MappingProxyType
+from typing import Any, Protocol, Unpack
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    import jax
+except ImportError as _error:
+    raise ImportError(
+        "batchd_client.jax needs JAX: pip install jax (https://docs.jax.dev/en/latest/installation.html)"
+    ) from _error
+
+from batchd_client.batch import Batch
+from batchd_client.daemon import Connecting, Daemon, connect
+from batchd_client.errors import StreamTaken, TensorsInvalid
+from batchd_client.feed import Feed
+from batchd_client.loader import (
+    PREFETCH,
+    Loader,
+    LoaderConnection,
+    RankShare,
+    aligned,
+    check_prefetch,
+    find_share,
+    wanted,
+)
+from batchd_client.stream import Stream
+
+__all__ = ["BatchdLoader", "Batches", "batches"]
+
+HAVE_MEMORY = frozenset({"gpu", "cuda", "rocm", "tpu"})
+"""The platforms whose devices read the host's memory once, into their own."""
+
+_taken: WeakSet[Stream] = WeakSet()
+
+
+class Batches(Loader[dict[str, jax.Array]]):
+    """Batches of a stream as dicts of ``jax.Array``; ``batches`` and ``BatchdLoader`` make it.
+
+    ``for batch in ...`` gives the rest of the current epoch; the next ``for`` gives the next one,
+    and what is under way goes on across the boundary. An array never changes, and may be donated.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        sharding: jax.sharding.Sharding | None,
+        fields: Sequence[str] | None,
+        prefetch: int,
+        daemon: Daemon | None = None,
+    ) -> None:
+        """``daemon``: is closed with this. Raises ``StreamTaken`` and ``TensorsInvalid``."""
+        if stream in _taken:
+            raise StreamTaken(f"the batches of stream {stream.name!r} are brought to JAX already")
+        self._specs = specs_for(stream, fields, sharding)
+        target = JaxTarget(sharding, stream.batch_size, stream.world_size)
+        super().__init__(stream.name, RankShare(stream.rank, stream.world_size), f"platform={target.platform}")
+        ahead = 0 if target.keeps_host_memory() else prefetch
+        self._feed = Feed(stream, JaxPlacement(tuple(self._specs), target), ahead)
+        self._opened = LoaderConnection(self, self._feed, daemon)
+        _taken.add(stream)
+
+    @property
+    def schema(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        """The arrays of a whole batch, by field, those of all processes together: what ``jax.eval_shape`` and ``lower`` take."""
+        return MappingProxyType(self._specs)
+
+    def _open(self) -> Feed[dict[str, jax.Array]]:
+        """See ``Loader``. It was open from the beginning."""
+        return self._feed
+
+
+def batches(
+    stream: Stream,
+    *,
+    sharding: jax.sharding.Sharding | None = None,
+    prefetch: int = PREFETCH,
+    fields: Sequence[str] | None = None,
+) -> Batches:
+    """Bring the batches of a stream to JAX; make it once, for all epochs. The stream belongs to it from now on.
+
+        stream = daemon.stream("photos", rank=jax.process_index(), world_size=jax.process_count())
+        train = batches(stream)
+
+    ``sharding``, ``prefetch`` and ``fields`` as for ``BatchdLoader``. Raises ``TensorsInvalid``,
+    ``PrefetchInvalid`` and, where another one has the stream, ``StreamTaken``.
+    """
+    check_prefetch(prefetch)
+    return Batches(stream, sharding, fields, prefetch)
+
+
+class BatchdLoader(Batches):
+    """The stream ``stream`` of the daemon at ``address`` as dicts of ``jax.Array``, by field.
+
+    ``sharding``: how arrays lie on devices; default: all of them on JAX's default device. Where it
+    has devices of other processes too, each brings its share of the rows, and the arrays are of all
+    of them together. ``fields``: which, in which order; default: all. A padded or ragged field
+    comes with all the room that it has, with ``NAME_length`` or ``NAME_shape`` beside it.
+    ``prefetch``: how many batches are under way ahead of the loop; on a CPU there is no way to go,
+    and so none.
+
+    ``rank`` and ``world_size``: default: ``jax.process_index()`` and ``jax.process_count()``, so it
+    is made after ``jax.distributed.initialize()``. ``window``, ``epochs`` and ``state`` as for
+    ``Daemon.stream``. ``restart``: begin the epoch anew with each ``for``, as validation wants it;
+    else a ``for`` that was left goes on where it stopped. ``connecting``: as for
+    ``batchd_client.connect``.
+
+    Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
+    """
+
+    def __init__(  # noqa: PLR0913  what a program may say of its arrays, each by its name
+        self,
+        stream: str,
+        *,
+        address: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        sharding: jax.sharding.Sharding | None = None,
+        fields: Sequence[str] | None = None,
+        prefetch: int = PREFETCH,
+        window: int | None = None,
+        epochs: int | None = None,
+        state: Mapping[str, object] | None = None,
+        restart: bool = False,
+        **connecting: Unpack[Connecting],
+    ) -> None:
+        check_prefetch(prefetch)
+        share = _share(rank, world_size)
+        daemon = connect(address, **connecting)
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(daemon.close)
+            opened = daemon.stream(stream, *share, window=window, epochs=epochs, state=state)
+            super().__init__(opened, sharding, fields, prefetch, daemon)
+            where_it_fails.pop_all()
+        self._restart = restart
+
+
+def _share(rank: int | None, world_size: int | None) -> RankShare:
+    if rank is None and world_size is None:
+        return RankShare(jax.process_index(), jax.process_count())
+    return find_share({}, rank, world_size)
+
+
+class ArrayTarget(Protocol):
+    """Where arrays go; tests have another one than ``JaxTarget``."""
+
+    def keeps_host_memory(self) -> bool:
+        """May an array there be the memory that it was made of?"""
+
+    def put(self, local: npt.NDArray[Any]) -> Any:
+        """Begin to make an array of what this process has of it."""
+
+
+class JaxTarget:
+    """Devices as ``sharding`` says, or JAX's default device at the time.
+
+    Where other processes have devices of the sharding, each of ``world_size`` brings ``batch_size``
+    rows of every array.
+    """
+
+    def __init__(self, sharding: jax.sharding.Sharding | None, batch_size: int, world_size: int) -> None:
+        self._sharding = sharding
+        self._batch_size = batch_size
+        self._world_size = world_size
+
+    @property
+    def platform(self) -> str:
+        """What kind of devices."""
+        devices: Any = [_default_device()] if self._sharding is None else self._sharding.device_set
+        return str(next(iter(devices)).platform)
+
+    def keeps_host_memory(self) -> bool:
+        """See ``ArrayTarget``."""
+        kind = None if self._sharding is None else self._sharding.memory_kind
+        return self.platform not in HAVE_MEMORY or kind not in {None, "device"}
+
+    def put(self, local: npt.NDArray[Any]) -> jax.Array:
+        """See ``ArrayTarget``."""
+        if self._sharding is None or self._sharding.is_fully_addressable:
+            return jax.device_put(local, self._sharding)
+        if len(local) != self._batch_size:
+            raise TensorsInvalid(
+                f"this process has {len(local)} rows of a batch of {self._batch_size}, so {self._world_size} processes cannot "
+                "make one array: set drop_last = true for the stream in batchd.toml"
+            )
+        shape = (self._batch_size * self._world_size, *local.shape[1:])
+        return jax.make_array_from_process_local_data(self._sharding, local, shape)
+
+
+class _JaxTransfer:
+    """A batch on its way; see ``feed.Transfer``."""
+
+    __slots__ = ("_arrays", "_batch")
+
+    def __init__(self, batch: Batch, arrays: dict[str, Any]) -> None:
+        self._batch = batch
+        self._arrays = arrays
+
+    def is_over(self) -> bool:
+        """Has it arrived? Then the batch is given back. What the loop has got is not looked at: it may have been donated."""
+        if not self._batch.released and all(array.is_ready() for array in self._arrays.values()):
+            self._batch.release()
+        return self._batch.released
+
+    def finish(self) -> dict[str, Any]:
+        """See ``feed.Transfer``. Waits until the arrays are there."""
+        if not self._batch.released:
+            self.wait()
+        return dict(self._arrays)
+
+    def wait(self) -> None:
+        """Wait until it has arrived, and give the batch back."""
+        for array in self._arrays.values():
+            array.block_until_ready()
+        self._batch.release()
+
+
+class JaxPlacement:
+    """See above."""
+
+    def __init__(self, fields: Sequence[str], target: ArrayTarget) -> None:
+        self._fields = fields
+        self._target = target
+        self._under_way: list[_JaxTransfer] = []
+
+    def begin(self, batch: Batch) -> _JaxTransfer:
+        """See ``feed.Placement``. Raises ``TensorsInvalid``, and what JAX raises."""
+        if self._target.keeps_host_memory():
+            with batch:
+                local = self._local(batch, own=True)
+        else:
+            local = self._local(batch, own=False)
+        transfer = _JaxTransfer(batch, {name: self._target.put(array) for name, array in local.items()})
+        self._under_way.append(transfer)
+        return transfer
+
+    def _local(self, batch: Batch, *, own: bool) -> dict[str, npt.NDArray[Any]]:
+        return {name: host_array(name, batch.room(name).array, own=own) for name in self._fields}
+
+    def sweep(self, *, wait: bool = False) -> None:
+        """See ``feed.Placement``."""
+        if wait:
+            for one in self._under_way:
+                with suppress(jax.errors.JaxRuntimeError):  # a transfer that has failed reads nothing any more
+                    one.finish()
+        self._under_way = [one for one in self._under_way if not (wait or one.is_over())]
+
+    def close(self) -> None:
+        """See ``feed.Placement``."""
+        self.sweep(wait=True)
+
+
+def _default_device() -> Any:
+    """Where ``jax.device_put`` brings what has no sharding."""
+    config: Any = jax.config
+    device = config.jax_default_device
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
+
+
+def specs_for(
+    stream: Stream, fields: Sequence[str] | None, sharding: jax.sharding.Sharding | None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a whole batch, by field, in the order that is wanted. Raises ``TensorsInvalid``."""
+    schema = stream.schema
+    names = wanted(schema, fields, as_dict=True)
+    is_whole = sharding is None or sharding.is_fully_addressable
+    rows = stream.batch_size if is_whole else stream.batch_size * stream.world_size
+    specs = {
+        name: jax.ShapeDtypeStruct((rows, *schema[name].shape), dtype_in_jax(schema[name].dtype), sharding=sharding)
+        for name in names
+    }
+    if sharding is not None:
+        _check_rows(stream, specs, sharding)
+    return specs
+
+
+def dtype_in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that JAX has for this one: half as wide where it is one of 64 bits, unless ``jax_enable_x64`` is set."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def host_array(name: str, array: npt.NDArray[Any], *, own: bool) -> npt.NDArray[Any]:
+    """A field as JAX takes it: as it lies there if its type may stay, unless it shall have memory of its ``own``.
+
+    Raises ``TensorsInvalid`` where a number does not fit into JAX's type.
+    """
+    dtype = dtype_in_jax(array.dtype)
+    if dtype == array.dtype and not own:
+        return array
+    copy = aligned(array.shape, dtype)
+    np.copyto(copy, array, casting="unsafe")
+    if dtype != array.dtype and dtype.kind in "iu" and (copy != array).any():
+        raise TensorsInvalid(
+            f"field {name!r} has the number {array[copy != array][0]}, which is no {dtype.name}: set jax_enable_x64, or leave "
+            "the field out (fields=)"
+        )
+    return copy
+
+
+def _check_rows(stream: Stream, specs: Mapping[str, jax.ShapeDtypeStruct], sharding: jax.sharding.Sharding) -> None:
+    """Does the sharding go with the rows of every batch, those of a smaller last one too? Raises ``TensorsInvalid``."""
+    rest = stream.samples % stream.batch_size if stream.world_size == 1 else 0
+    is_even = len(stream) * stream.world_size * stream.batch_size <= stream.samples
+    if not is_even and not sharding.is_fully_addressable:
+        raise TensorsInvalid(
+            f"stream {stream.name!r} may end its epochs with a smaller batch, of which {stream.world_size} processes cannot make "
+            "one array: set drop_last = true for it in batchd.toml"
+        )
+    for name, spec in specs.items():
+        for rows in {spec.shape[0]} if is_even or not rest else {spec.shape[0], rest}:
+            try:
+                sharding.shard_shape((rows, *spec.shape[1:]))
+            except ValueError as error:
+                remedy = (
+                    "" if rows == spec.shape[0] else " (the last batch of an epoch; drop_last = true leaves it out)"
+                )
+                raise TensorsInvalid(f"field {name!r}, {rows} rows{remedy}: {error}") from None

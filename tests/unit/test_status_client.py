@@ -1,0 +1,99 @@
+"""How often the observer asks the daemon, whatever requests arrive, with a clock and a session that are not real."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+
+from batchd.observer import status_client
+from batchd.observer.status_client import INTERVAL_S, SPACING_S, StatusClient
+from batchd_wire.messages import AskBad, AskStatus
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Session:
+    """Notes when what was asked, and answers at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.asked: list[tuple[float, type]] = []
+        self._clock = clock
+
+    def begin(self, make) -> None:
+        self.asked.append((self._clock.now, type(make(1))))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The client's."""
+    found = Clock()
+    monkeypatch.setattr(status_client, "monotonic", found)
+    return found
+
+
+@pytest.fixture
+def asking():
+    """A client whose session is open."""
+    found = StatusClient()
+    found._waiting_since_s = None
+    yield found
+    os.close(found._wake)
+
+
+def run(asking, clock, want, seconds=10.0) -> list[tuple[float, type]]:
+    """Let time pass, in steps that are shorter than any pause; ``want`` is called before each."""
+    session = Session(clock)
+    for _ in range(int(seconds * 100)):
+        want()
+        asking._ask_if_due(session)
+        asking._waiting_since_s = None
+        clock.now += 0.01
+    return session.asked
+
+
+def test_questions_are_spaced_whatever_is_wanted(asking, clock):
+    """Status and bad samples of many streams, all the time: both are asked, and ten a second together."""
+
+    def want():
+        asking._wanted_s = clock.now
+        asking._bad_wanted.update(one=clock.now, other=clock.now)
+
+    asked = run(asking, clock, want)
+
+    times = [when for when, _kind in asked]
+    assert min(after - before for before, after in itertools.pairwise(times)) >= SPACING_S - 1e-6
+    assert len(asked) >= 90
+    assert 40 <= sum(kind is AskBad for _when, kind in asked) <= len(asked) - 40
+
+
+def test_without_requests_the_status_alone_is_asked_for(asking, clock):
+    """Once a second."""
+    asked = run(asking, clock, lambda: None)
+
+    assert {kind for _when, kind in asked} == {AskStatus}
+    assert len(asked) == 10 / INTERVAL_S
+
+
+def test_bad_samples_keep_nobody_from_the_status(asking, clock):
+    """Which is asked for once a second all the same."""
+    asked = run(asking, clock, lambda: asking._bad_wanted.update(one=clock.now))
+
+    assert 9 <= sum(kind is AskStatus for _when, kind in asked) <= 11
+
+
+def test_the_observer_loads_no_numpy():
+    """Nor anything else that makes a process large; its client loads what it needs when that is needed."""
+    large = {"numpy", "cv2", "pydantic", "click", "rich"}
+    program = f"import batchd.observer.__main__, sys; print({large} & set(sys.modules))"
+
+    assert subprocess.check_output([sys.executable, "-P", "-c", program], text=True) == "set()\n"
