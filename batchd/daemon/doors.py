@@ -181,7 +181,7 @@ class Door(Protocol):
         """Number of connections of all kinds, for ``batchd status``."""
 
     def send(self, session: int, message: Message) -> None:
-        """Send a message of the core without waiting. A trainer that does not read is disconnected."""
+        """Send without waiting. A trainer that does not read is disconnected."""
 
     def answer(self, session: int, message: Message) -> None:
         """Send the answer to a question."""
