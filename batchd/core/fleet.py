@@ -1,14 +1,14 @@
-"""Workers, their orders, their restarts. Nobody's process.
+"""Workers, their orders, their restarts. In no process.
 
-    spawn -> starting --Ready--> ready --(gone)--> its place waits `back-off` -> spawn again, under a new number
+    spawn -> starting --Ready--> ready --(gone)--> its place waits `back-off` -> spawn, new number
                  |                 |
-                 +----(too slow)---+--(stuck)--> ending, until the kernel says it is gone
+                 +----(too slow)---+--(stuck)--> ending, until the kernel reports the death
                  |                 |
-                 +-(not wanted any more)-> leaving --(nothing in hand)--> dismissed --(gone)--> nobody takes its place
+                 +--(surplus)-> leaving --(no orders)--> dismissed --(gone)--> no successor
 
-Death is only what the kernel reports: a worker that was told to die may still write, so its orders
-count as under way until then. A worker that did something useful is replaced at once; one that dies
-again and again without, less and less often.
+Only the kernel reports a death: a worker that was told to die may still write, so its orders count
+as under way until then. A worker that has filled a chunk is replaced at once. One that dies
+repeatedly before that is replaced with growing back-off.
 """
 
 from dataclasses import dataclass, field
@@ -28,17 +28,19 @@ LEAVE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """What one kind of workers is allowed; a kind is a way to reach workers, such as processes of this host."""
+    """Limits of one kind of workers, which is a way to reach them, such as local processes."""
 
     orders_max: int
-    """Orders in flight: one in hand, and enough behind it that the worker never waits for the daemon."""
+    """Orders in flight: one in hand, and enough behind it that the worker never waits for the
+    daemon."""
     start_timeout_s: float
     note_delay_s: float
-    """How late a worker's note may reach the daemon: a sample may take so much longer than ``sample_timeout_s``."""
+    """Delay of a worker's note on its way: a sample may take so much longer than
+    ``sample_timeout_s``."""
 
 
 class WorkerState(Enum):
-    """Where a worker stands in its life."""
+    """State of a worker."""
 
     STARTING = "starting"
     READY = "ready"
@@ -48,7 +50,7 @@ class WorkerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A chunk that a worker has: rows ``first`` to ``first + rows`` of ``position``, into ``slot``."""
+    """A worker's chunk: rows ``first`` to ``first + rows`` of ``position``, into ``slot``."""
 
     number: int
     stream: int
@@ -60,7 +62,7 @@ class Order:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker process. ``noted_s`` is when its note last changed."""
+    """One worker process. ``noted_s``: when its note last changed."""
 
     number: int
     place: int
@@ -74,7 +76,7 @@ class Worker:
     note: Note | None = None
     noted_s: float = 0.0
     is_surplus: bool = False
-    """It has no place any more, and nobody follows it."""
+    """It has no place any more, and gets no successor."""
     dismissed_s: float | None = None
 
 
@@ -101,11 +103,12 @@ class Fleet:
         self._surplus: set[int] = set()
         """Workers that have no place and were not dismissed yet."""
         self._takers: tuple[dict[int, Worker], ...] = tuple({} for _ in range(kind.orders_max))
-        """Those that take one more order, by how many they have; who has had them for longest comes first."""
+        """Workers that take one more order, by their number of orders; the longest unchanged one
+        first."""
         self._last_number = 0
 
     def spawn_due(self, now: float, actions: list[Action]) -> None:
-        """Start the workers whose time has come."""
+        """Start the workers that are due."""
         if self.is_ending:
             return
         for index, place in enumerate(self._places):
@@ -116,7 +119,7 @@ class Fleet:
                 actions.append(SpawnWorker(self._last_number))
 
     def resize(self, places: int, now: float, *, renews: bool) -> None:
-        """Have so many workers from now on. The surplus ones finish what they have; with ``renews`` that is all of them."""
+        """Set the number of places. Surplus workers (all, with ``renews``) finish their orders."""
         assert places > 0
         for worker in self.workers.values():
             if not worker.is_surplus and (renews or worker.place >= places):
@@ -161,7 +164,7 @@ class Fleet:
 
     @property
     def has_orders(self) -> bool:
-        """Is any worker at work?"""
+        """True if any worker has an order."""
         return any(worker.orders for worker in self.workers.values())
 
     def free(self) -> Worker | None:
@@ -192,13 +195,13 @@ class Fleet:
         return order
 
     def recall(self, number: int) -> None:
-        """Nobody waits for this order any more; whoever has it never got it."""
+        """Drop an order that was never sent to its worker."""
         for worker in self.workers.values():
             if worker.orders.pop(number, None) is not None:
                 self._sort(worker)
 
     def _sort(self, worker: Worker) -> None:
-        """Keep who takes orders, whenever a worker's state or orders have changed."""
+        """Update the takers after a change of a worker's state or orders."""
         for takers in self._takers:
             takers.pop(worker.number, None)
         if worker.state is WorkerState.READY and len(worker.orders) < worker.kind.orders_max:
@@ -236,7 +239,7 @@ class Fleet:
             self.end(worker, f"it {what} for {self.sample_timeout_s:g} s", actions)
 
     def kill_late_starters(self, now: float, actions: list[Action]) -> None:
-        """A worker that does not come up is replaced."""
+        """Kill workers that do not start in time."""
         for worker in self.workers.values():
             timeout_s = worker.kind.start_timeout_s
             if worker.state is WorkerState.STARTING and now - worker.started_s > timeout_s:
@@ -256,7 +259,7 @@ class Fleet:
             actions.append(KillWorker(worker.number, reason))
 
     def forgive(self, gap_s: float, now: float) -> None:
-        """Nobody ran for ``gap_s`` (the machine was paused): take it off everything that is being timed."""
+        """The machine was paused for ``gap_s``: take that off everything that is being timed."""
         for worker in self.workers.values():
             worker.noted_s = min(now, worker.noted_s + gap_s)
             worker.started_s = min(now, worker.started_s + gap_s)

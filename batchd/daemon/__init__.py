@@ -1,12 +1,11 @@
 """The daemon process: decides through ``core``, touches no pixels, and supervises the workers.
 
-serve            its entry: from a configuration to a daemon that runs, and back to nothing
-loop             waits, turns what happened into events, performs the actions
-doors            what a way in for trainers is; ``sessions`` has the one of this host, ``remote`` the one over TCP
-workers          the worker processes; ``forks`` has the process that they are forked from
-slot_memory      the memory of the slots; ``memory`` and ``rings`` say how much there is and how it is divided
-streams          from the configuration of a stream to what everybody must know of it
-reload           SIGHUP: a process of ``rescan`` reads and scans, ``switch`` puts it into force
-checkup          everything that is wrong with a configuration
-runtime          the runtime directory and its lock
+serve            its entry: from a configuration to a running daemon, and back loop
+waits, turns input into events, performs the actions doors            the ways in for trainers:
+``local`` (this host) and ``tcp`` (other hosts) workers          the worker processes and their fork
+server memory           slots, rings, mailboxes, caches, and held descriptors streams          from
+the configuration of a stream to the facts for core and workers reload           SIGHUP: ``rescan``
+reads and scans in a process of its own, ``apply`` applies the result config_checks    every problem
+of a configuration service          systemd, and the observer's process runtime          the runtime
+directory and its lock
 """

@@ -44,7 +44,7 @@ from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
 
 def check_reading(reading: LoadedConfig, config_file: Path, storage: Storage) -> tuple[Config, dict[str, RingSize]]:
-    """Plan the rings. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems and their lines."""
+    """Plan the rings. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems."""
     kind: type[ConfigInvalid | MemoryTooSmall] = ConfigInvalid
     problems = list(reading.problems)
     rings: dict[str, RingSize] = {}
@@ -63,7 +63,7 @@ def check_reading(reading: LoadedConfig, config_file: Path, storage: Storage) ->
 
 
 def _problems_around(reading: LoadedConfig, storage: Storage) -> list[Problem]:
-    """What else is wrong where the file by itself is, as far as anybody can tell. Not the memory: that is divided among all."""
+    """Find further problems of a file that is wrong by itself, except of the memory."""
     daemon, wrong = daemon_draft(reading.data)
     problems = _daemon_problems(daemon, wrong)
     python_path = None if "python_path" in wrong else daemon.python_path or ()
@@ -77,7 +77,7 @@ def _problems_around(reading: LoadedConfig, storage: Storage) -> list[Problem]:
 
 
 def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Problem]:
-    """What is wrong with the places that the daemon names; not with the keys that are ``wrong`` by themselves."""
+    """Check the directories and keys of the daemon, except keys that are ``wrong`` anyhow."""
     problems: list[Problem] = []
     if "runtime_dir" not in wrong:
         try:
@@ -103,7 +103,10 @@ _RUNS = "memory, descriptors and addresses: the daemon that runs has its own, an
 
 
 class Preview(NamedTuple):
-    """What was found. ``shortage``: of memory. ``unseen``: what was not looked at, each with the stream that it is about."""
+    """What ``preview`` has found.
+
+    ``shortage``: of memory. ``unseen``: parts that were not checked, each with its stream.
+    """
 
     problems: list[Problem]
     shortage: Problem | None
@@ -111,7 +114,7 @@ class Preview(NamedTuple):
 
 
 def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Preview:
-    """Look at everything that the daemon looks at before its first trainer; ``rings`` are planned."""
+    """Check everything that the daemon checks before its first trainer; ``rings`` are planned."""
     is_running = _is_running(config.daemon.runtime_dir)
     problems = [] if is_running else _machine_problems(config, rings)
     unseen = [("[daemon]", _RUNS)] if is_running else []
@@ -125,7 +128,7 @@ def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Pre
 
 
 def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Problem]:
-    """What the machine has not, but for memory."""
+    """Problems of the machine, except memory."""
     found = [
         directory_problem(choose_runtime_directory(config.daemon.runtime_dir)),
         _tcp_problem(config.daemon),
@@ -141,7 +144,7 @@ def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Proble
 
 
 def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
-    """What keeps ZeroMQ from listening: it is tried, as it takes other addresses than the kernel does."""
+    """Try whether ZeroMQ can listen: it accepts other addresses than the kernel does."""
     if daemon.tcp is None:
         return None
     import zmq  # noqa: PLC0415  most configurations need it not
@@ -163,7 +166,7 @@ def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
 
 
 def _is_running(configured: Path | None) -> bool:
-    """Whether a daemon runs that the configuration may be for: where none is named, in any directory that it may take."""
+    """True if a daemon runs for this configuration, in any directory that it may use."""
     if configured is not None:
         return has_daemon(choose_runtime_directory(configured))
     return any(map(has_daemon, map(RuntimeDirectory, candidate_directories())))
@@ -178,7 +181,7 @@ def _stream(  # noqa: PLR0913  all of it is about one stream
     *,
     is_running: bool,
 ) -> tuple[list[Problem], list[str]]:
-    """What is wrong with a stream, and what of it was not looked at."""
+    """Problems of a stream, and the parts of it that were not checked."""
     trial = try_source(config.source, python_path, storage, max(SAMPLES_MAX, config.batch_size))
     unseen = [
         *trial.unseen,

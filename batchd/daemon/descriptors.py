@@ -1,6 +1,6 @@
-"""The descriptors that the loop waits for, apart from ZeroMQ's, in one epoll. DAEMON process.
+"""The descriptors that the loop waits for, except ZeroMQ's, in one epoll. DAEMON process.
 
-One epoll stands for all of them in the loop's ``zmq.Poller``, so waiting costs the same with two
+The loop's ``zmq.Poller`` holds this one epoll for all of them, so waiting costs the same with two
 trainers and with two hundred.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 EVENTS_AT_ONCE = 256
 
 
-class Watch:
-    """Calls back for each descriptor that has something to read, or whose other end is gone, or that may be written to again."""
+class Selector:
+    """Calls back for each descriptor that is readable, or closed by its peer, or writable again."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -22,7 +22,7 @@ class Watch:
         return self._epoll.fileno()
 
     def add(self, descriptor: int, callback: Callable[[], None]) -> None:
-        """Watch a descriptor. Paired with ``remove``, before it is closed. Raises ``OSError`` where the kernel has no room."""
+        """Watch a descriptor. Paired with ``remove``, before it is closed. Raises ``OSError``."""
         assert descriptor not in self._callbacks, f"descriptor {descriptor} is watched already"
         self._epoll.register(descriptor, select.EPOLLIN)
         self._callbacks[descriptor] = callback
@@ -37,10 +37,10 @@ class Watch:
             self._epoll.unregister(descriptor)
 
     def dispatch(self) -> None:
-        """Call back for whatever is there now.
+        """Call back for each ready descriptor.
 
-        A callback may remove others: those are passed over, and so is who was added meanwhile under
-        a number that is free again.
+        A callback may remove others: those are skipped, and so is a descriptor that was added
+        meanwhile under a number that became free.
         """
         ready = [(number, self._callbacks.get(number)) for number, _events in self._epoll.poll(0, EVENTS_AT_ONCE)]
         for descriptor, callback in ready:

@@ -1,6 +1,6 @@
-"""What trainers say, as items of the daemon's queue; the same on this host and over TCP. DAEMON process.
+"""From messages of trainers to items of the daemon's queue, for both doors. DAEMON process.
 
-    message of an open session -> event, for the core | ``Asked``, for ``clerk``
+    message of an open session -> event, for the core | ``Query``, for ``queries``
 
 Each message becomes one item; nothing is answered here.
 """
@@ -19,7 +19,7 @@ from batchd.core.events import (
     SubscriptionAsked,
     SubscriptionEnded,
 )
-from batchd.daemon.doors import Asked
+from batchd.daemon.doors import Query
 from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
@@ -39,7 +39,7 @@ from batchd_wire.messages import (
 )
 
 UNREAD_MAX = 4_096
-"""Messages that a trainer may leave unread before it is cut off; an honest one never comes near."""
+"""Unread messages after which a trainer is disconnected; a correct one stays far below."""
 MESSAGE_BYTES_MAX = 64 * 1024
 """Longest message from a trainer that ZeroMQ lets through."""
 HANDSHAKE_TIMEOUT_MS = 5_000
@@ -48,10 +48,10 @@ MESSAGES_AT_ONCE = 64
 
 def event_of(
     session: int, message: Message, numbers: Iterator[int], *, is_remote: bool = False
-) -> Event | Asked | None:
-    """What a trainer's message means to the daemon; None where it is no message of an open session.
+) -> Event | Query | None:
+    """Return the event or query of a trainer's message; None if it is not one of an open session.
 
-    ``numbers`` gives a number to each subscription.
+    ``numbers`` gives each subscription a number.
     """
     match message:
         case Pull():
@@ -71,7 +71,7 @@ def event_of(
         case Produce():
             return ProducerAsked(session, message.request, message.stream)
         case AskStatus() | AskBad() | AskReload():
-            return Asked(session, message)
+            return Query(session, message)
         case _:
             return None
 
@@ -79,7 +79,7 @@ def event_of(
 def _pulled(session: int, message: Pull, *, is_remote: bool) -> Pulled:
     if message.released:
         failpoints.passing("daemon.release.received")
-    # What is sent as bytes is given back by the daemon itself.
+    # The daemon itself ends the leases of batches that were sent as bytes.
     released = [] if is_remote else [(sequence, generation) for sequence, generation in message.released]
     return Pulled(session, message.subscription, message.consumed, message.waiting, message.wait_us, released)
 
@@ -103,12 +103,12 @@ def _asked(session: int, subscription: int, message: Subscribe, *, is_remote: bo
 
 
 def is_served(version: int) -> bool:
-    """Tell whether clients that speak this version of the protocol are served."""
+    """True if clients of this protocol version are served."""
     return OLDEST_VERSION <= version <= PROTOCOL_VERSION
 
 
 def wrong_version(theirs: int) -> Refused:
-    """Refuse a version that is not served, with the numbers and the command that upgrades the older side."""
+    """Refuse an unserved version, with the numbers and the command that upgrades the older side."""
     is_old = theirs < OLDEST_VERSION
     older = "client (pip install --upgrade batchd-client)" if is_old else "daemon (pip install --upgrade batchd)"
     served = f"clients of the versions {OLDEST_VERSION} to {PROTOCOL_VERSION} of the protocol"

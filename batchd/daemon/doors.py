@@ -4,7 +4,7 @@
     ``tcp.sessions``:   TCP, for other hosts; batches are sent as bytes
 
 A door puts the messages of its trainers into the daemon's queue: events for the core, and each
-query as ``Asked``. It does not call the rest of the daemon, so doors are made before everything
+query as ``Query``. It does not call the rest of the daemon, so doors are made before everything
 that uses them. ``SessionLog`` writes one line when a trainer subscribes and one when it leaves:
 
     admitted (an action of the core) -> "trainer subscribed"
@@ -26,8 +26,8 @@ import zmq
 
 from batchd.core.actions import AdmitProducer, AdmitSubscription, GrantLease
 from batchd.core.events import Event, SessionCutOff, SessionEnded, SubscriptionEnded
-from batchd.daemon.descriptors import Watch
-from batchd.daemon.limits import Ration, SessionLimits
+from batchd.daemon.descriptors import Selector
+from batchd.daemon.limits import LinesPerMinute, SessionLimits
 from batchd.daemon.memory.slots import MailboxMemory, SlotPool
 from batchd_wire.codec import Message
 from batchd_wire.fields import SlotLayout
@@ -36,62 +36,63 @@ from batchd_wire.status import LocalCounts, TcpCounts, TrainerStatistics
 
 _log = structlog.get_logger()
 
-SAID_PER_MINUTE = 240
-"""About the trainers of one user, or of one host: a crowd of hundreds may come at once, but not again and again."""
+SESSION_LINES_PER_MINUTE = 240
+"""Log lines about the trainers of one user or one host: hundreds may connect at once, but not
+repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
-    """Who is behind a session. ``peer`` is whom lines are rationed by: a user of this host, or another host."""
+class Peer:
+    """The trainer of a session. ``owner``: its user or host, which limits its log lines."""
 
     name: str
     pid: int | None
-    peer: str
+    owner: str
     is_remote: bool = False
 
 
 class _Entry(NamedTuple):
-    guest: Guest
+    peer: Peer
     stream: str
 
 
-class Guestbook:
-    """Is told who is admitted, and of every event."""
+class SessionLog:
+    """Logs the sessions of the loop's actions and events."""
 
     def __init__(self) -> None:
-        self._ration = Ration(SAID_PER_MINUTE)
+        self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
         self._readers: dict[int, dict[int, _Entry]] = {}
         """By session, then by subscription."""
         self._producers: dict[int, dict[int, _Entry]] = {}
         """By session, then by stream."""
 
-    def subscribed(self, action: AdmitSubscription, stream: str, guest: Guest) -> None:
+    def subscribed(self, action: AdmitSubscription, stream: str, peer: Peer) -> None:
         """A trainer reads a stream from now on."""
         course = action.course
-        self._readers.setdefault(action.session, {})[action.subscription] = _Entry(guest, stream)
-        speak = _log.info if self._ration.allows(guest.peer) else _log.debug
-        speak(
+        self._readers.setdefault(action.session, {})[action.subscription] = _Entry(peer, stream)
+        write = _log.info if self._lines_per_minute.allows(peer.owner) else _log.debug
+        write(
             "trainer subscribed",
             stream=stream,
-            name=guest.name,
-            pid=guest.pid,
+            name=peer.name,
+            pid=peer.pid,
             session=action.session,
             rank=f"{course.rank} of {course.world_size}",
             epoch=course.epoch,
             step=course.base,
         )
 
-    def produces(self, action: AdmitProducer, stream: str, guest: Guest) -> None:
+    def produces(self, action: AdmitProducer, stream: str, peer: Peer) -> None:
         """A program pushes samples into a stream from now on; it may say so again."""
         streams = self._producers.setdefault(action.session, {})
         if action.stream in streams:
             return
-        streams[action.stream] = _Entry(guest, stream)
-        speak = _log.info if self._ration.allows(guest.peer) else _log.debug
-        speak("producer came", stream=stream, name=guest.name, pid=guest.pid, session=action.session)
+        streams[action.stream] = _Entry(peer, stream)
+        write = _log.info if self._lines_per_minute.allows(peer.owner) else _log.debug
+        write("producer connected", stream=stream, name=peer.name, pid=peer.pid, session=action.session)
 
     def observe(self, event: Event) -> None:
-        """Something happened; perhaps somebody leaves by it."""
+        """Log the trainers and producers that leave by this event."""
         if isinstance(event, SubscriptionEnded):
             entry = self._readers.get(event.session, {}).pop(event.subscription, None)
             if entry is not None:
@@ -101,41 +102,40 @@ class Guestbook:
 
     def _all_leave(self, event: SessionEnded | SessionCutOff) -> None:
         for entry in self._readers.pop(event.session, {}).values():
-            is_cut_off = isinstance(event, SessionCutOff) and not entry.guest.is_remote
-            self._leaves(event.session, entry, "it was cut off" if is_cut_off else "its connection ended")
+            is_disconnected = isinstance(event, SessionCutOff) and not entry.peer.is_remote
+            self._leaves(event.session, entry, "it was disconnected" if is_disconnected else "its connection ended")
         for entry in self._producers.pop(event.session, {}).values():
-            speak = _log.info if self._ration.allows(entry.guest.peer) else _log.debug
-            speak(
-                "producer left", stream=entry.stream, name=entry.guest.name, pid=entry.guest.pid, session=event.session
-            )
+            write = _log.info if self._lines_per_minute.allows(entry.peer.owner) else _log.debug
+            write("producer left", stream=entry.stream, name=entry.peer.name, pid=entry.peer.pid, session=event.session)
 
     def _leaves(self, session: int, entry: _Entry, reason: str) -> None:
-        guest = entry.guest
-        speak = _log.info if self._ration.allows(guest.peer) else _log.debug
-        speak("trainer left", stream=entry.stream, name=guest.name, pid=guest.pid, session=session, reason=reason)
+        peer = entry.peer
+        write = _log.info if self._lines_per_minute.allows(peer.owner) else _log.debug
+        write("trainer left", stream=entry.stream, name=peer.name, pid=peer.pid, session=session, reason=reason)
 
 
-_GONE = Guest("", None, "those who have gone")
+_GONE = Peer("", None, "ended sessions")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A session asks what the core does not decide: for an answer for people, or for a reload."""
+class Query:
+    """A session's request that the core does not decide: a query, or a reload."""
 
     session: int
     message: AskStatus | AskBad | AskReload
 
 
-Queue: TypeAlias = deque[Event | Asked]
-"""What has happened, in order. A daemon makes it first, and gives its ``append`` to everything else."""
-Enqueue: TypeAlias = Callable[[Event | Asked], None]
+Queue: TypeAlias = deque[Event | Query]
+"""Events in order. The daemon makes the queue first and passes its ``append`` to all other
+parts."""
+Enqueue: TypeAlias = Callable[[Event | Query], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonSide:
-    """What every door is given of the daemon."""
+    """The parts of the daemon that every door gets."""
 
-    watch: Watch
+    selector: Selector
     enqueue: Enqueue
     memory: SlotPool
     session_numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -150,7 +150,7 @@ class Door(Protocol):
 
     @property
     def sockets(self) -> Sequence["zmq.Socket[bytes]"]:
-        """The ZeroMQ sockets that the loop polls; all other descriptors are in ``Watch``."""
+        """The ZeroMQ sockets that the loop polls; all other descriptors are in ``Selector``."""
 
     @property
     def patience_s(self) -> float:
@@ -168,20 +168,20 @@ class Door(Protocol):
     def __contains__(self, session: int) -> bool:
         """Tell whether the session came in here and is not gone."""
 
-    def guest(self, session: int) -> Guest:
-        """Who the session's trainer is, for the log."""
+    def peer(self, session: int) -> Peer:
+        """The session's trainer, for the log."""
 
     def may_read(self, session: int, stream: str) -> bool:
         """Tell whether a session that is here may read a stream, and see it in the status."""
 
     def statistics(self, now: float) -> Sequence[TrainerStatistics]:
-        """All trainers, for people."""
+        """All trainers, for ``batchd status``."""
 
     def counts(self) -> LocalCounts | TcpCounts:
-        """Connections of all kinds, for people."""
+        """Number of connections of all kinds, for ``batchd status``."""
 
     def send(self, session: int, message: Message) -> None:
-        """Send a message of the core without waiting. A trainer that does not read is cut off."""
+        """Send without waiting. A trainer that does not read is disconnected."""
 
     def answer(self, session: int, message: Message) -> None:
         """Send the answer to a question."""
@@ -193,17 +193,17 @@ class Door(Protocol):
         """
 
     def share_mailbox(self, session: int, stream: int, mailbox: MailboxMemory) -> None:
-        """Hand a producer a stream's mailbox, once. Producers come through the local door alone."""
+        """Hand a producer a stream's mailbox, once. Producers use the local door only."""
 
     def withdraw_slots(self, slots: Sequence[int]) -> None:
         """Have trainers unmap slots whose memory is given back."""
 
     def limit(self, limits: SessionLimits) -> None:
-        """Admit new sessions within these limits; nobody is sent away."""
+        """Admit new sessions within these limits; no present session ends."""
 
 
 class Doors:
-    """All doors of the daemon, in the order in which they are heard."""
+    """All doors of the daemon, in the order in which they are read."""
 
     def __init__(self, doors: Iterable[Door]) -> None:
         self._doors = tuple(doors)
@@ -221,7 +221,7 @@ class Doors:
         if door is not None:
             door.send(session, message)
 
-    def guest(self, session: int) -> Guest:
-        """Who the session's trainer is, for the log; it may be gone already."""
+    def peer(self, session: int) -> Peer:
+        """The session's trainer, for the log; it may be gone already."""
         door = self.of(session)
-        return door.guest(session) if door is not None else _GONE
+        return door.peer(session) if door is not None else _GONE

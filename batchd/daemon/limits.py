@@ -4,7 +4,7 @@
                                   <--PER_S come back each second, up to BURST--
 
 An IPv6 host is its network of 64 bits, since a host that has one address there has them all. A peer
-that sends nonsense, or connects and leaves, as fast as it can must not fill the disk with log
+that sends invalid messages, or connects and leaves, as fast as it can must not fill the disk with log
 lines: ``OncePerMinute`` and ``LinesPerMinute`` bound these.
 
 Invariant: the table of buckets never has more than ``HOSTS_MAX`` hosts. A host that is forgotten
@@ -29,11 +29,12 @@ PER_S = 32.0
 HOSTS_MAX = 4_096
 ADDRESS_CHARACTERS_MAX = 64
 NAME_CHARACTERS_MAX = 64
-STRANGER_TICKS = 20
-"""How many ticks of the loop (10 s of them) a connection may be no session; ZeroMQ gives a handshake 5 s. Ticks, not seconds:
-while the machine stands still nobody can greet."""
-STRANGERS_MIN = 256
-"""So many connections may be no sessions, however few sessions there may be: a whole crowd may be about to greet."""
+PENDING_TICKS = 20
+"""Ticks of the loop (10 s of them) that a connection may be pending; ZeroMQ gives a handshake 5 s.
+Ticks, not seconds: while the machine is paused no peer can greet."""
+PENDING_MIN = 256
+"""So many connections may be pending, however few sessions are allowed: a whole job may be
+starting."""
 _HOST_BITS = 64
 
 K = TypeVar("K", bound=Hashable)
@@ -41,19 +42,22 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """How many sessions one door may have: altogether, and over TCP of one key (or of one host, where there are no keys)."""
+    """Sessions that one door admits: in total, and over TCP per key (per host without keys)."""
 
     sessions_max: int
     sessions_per_peer: int
 
     @property
-    def strangers_max(self) -> int:
+    def pending_max(self) -> int:
         """Connections that are no sessions."""
-        return max(STRANGERS_MIN, self.sessions_max)
+        return max(PENDING_MIN, self.sessions_max)
 
 
 def oldest_of_crowds(owners: Mapping[K, Hashable], count: int) -> list[K]:
-    """So many of ``owners``, which are in the order of their age: each the oldest of the owner who has most by then."""
+    """Return ``count`` of ``owners``, which are ordered by age.
+
+    Each is the oldest connection of the owner that has most of them at that point.
+    """
     if count <= 0:
         return []
     crowds: dict[Hashable, deque[K]] = {}
@@ -70,7 +74,8 @@ class HandshakeRate:
         self._burst = burst
         self._per_s = per_s
         self._left: dict[str, tuple[float, float]] = {}
-        """For each host: its tokens, and when they were counted. A host that is not here has all of them."""
+        """For each host: its tokens, and when they were counted. A host that is absent has all of
+        them."""
 
     def __len__(self) -> int:
         return len(self._left)
@@ -87,7 +92,7 @@ class HandshakeRate:
         return True
 
     def complaint(self, host: str) -> str:
-        """What a host without tokens is told, and the log."""
+        """Message for a host without tokens, and for the log."""
         often = "once" if self._per_s == 1 else f"{self._per_s:g} times"
         return (
             f"{host} connects more often than {often} a second, after {self._burst} at once; "
@@ -99,7 +104,10 @@ class HandshakeRate:
         return min(float(self._burst), left + max(0.0, now - counted) * self._per_s)
 
     def _forget_some(self, now: float) -> None:
-        """Make room: those with all their tokens go, and a quarter of all at least, of which those that took least."""
+        """Forget hosts that have all their tokens, and the least active ones.
+
+        At least a quarter of the table is freed.
+        """
         by_tokens = sorted(self._left, key=lambda host: self._tokens(host, now))
         kept = by_tokens[: HOSTS_MAX * 3 // 4]
         self._left = {host: self._left[host] for host in kept if self._tokens(host, now) < self._burst}
@@ -107,7 +115,10 @@ class HandshakeRate:
 
 @lru_cache(maxsize=HOSTS_MAX)
 def peer_network(address: str) -> str:
-    """Who is one peer among addresses: an IPv4 address, or a network of IPv6; what is neither stands for itself, cut short."""
+    """Return what counts as one peer: an IPv4 address, or a network of IPv6.
+
+    Any other text is returned as it is, shortened.
+    """
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
@@ -130,14 +141,14 @@ PERIOD_S = 60.0
 KINDS_MAX = 256
 
 
-class Seldom:
+class OncePerMinute:
     """Tells whether it is time to say something again."""
 
     def __init__(self) -> None:
         self._said_s: dict[str, float] = {}
 
-    def now(self, kind: str) -> bool:
-        """Is this the first ``kind`` of its minute?"""
+    def allows(self, kind: str) -> bool:
+        """True for the first ``kind`` in its minute."""
         now = monotonic()
         last = self._said_s.get(kind)
         if last is not None and now - last < PERIOD_S:
@@ -148,19 +159,19 @@ class Seldom:
         return True
 
 
-class Ration:
-    """So many lines a minute about each peer, or each stream: for what is worth a line each, unless there is no end of it.
+class LinesPerMinute:
+    """A limit of lines per minute for each peer or stream, for events that deserve a line each.
 
-    What is more goes to the developer's level, and one warning says that it does.
+    Further lines are at the level debug, and one warning says so.
     """
 
     def __init__(self, lines_max: int) -> None:
         self._lines_max = lines_max
         self._said: dict[str, tuple[float, int]] = {}
-        """For each whom it may be about: when its minute began, and how many lines it has had since."""
+        """For each subject: when its minute began, and how many lines it has had since."""
 
     def allows(self, about: str) -> bool:
-        """May one more line be written about it in this minute?"""
+        """True if one more line about it may be written in this minute."""
         now = monotonic()
         began_s, lines = self._said.get(about, (now, 0))
         if now - began_s >= PERIOD_S:

@@ -1,11 +1,11 @@
-"""The daemon's loop: waits, turns what happened into events, lets the core decide, does what it decided. DAEMON process.
+"""The loop: waits, makes events, lets the core decide, performs its actions. DAEMON process.
 
-    zmq.Poller( ROUTER over TCP | epoll( trainers and lifelines of this host, worker channels, pidfds, signals ) )
+    zmq.Poller( ROUTER over TCP | epoll( local trainers, worker channels, pidfds, signals ) )
          |                                     |
-         +-------- callbacks only enqueue -----+--> queue --> DaemonState.handle --> actions --> performed in order
+         +------- callbacks only enqueue ------+--> queue -> DaemonState.handle -> actions, in order
 
-Single-threaded: there is nothing to lock. Invariant: an action is performed after everything that
-was decided before it, and nothing but ``DaemonState`` decides.
+Single-threaded: there is nothing to lock. Invariant: an action is performed after all actions that
+were decided before it, and only ``DaemonState`` decides.
 """
 
 import os
@@ -44,14 +44,14 @@ from batchd.core.actions import (
 )
 from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.state import TICK_S, DaemonState
-from batchd.daemon.descriptors import Watch
-from batchd.daemon.doors import Asked, Doors, Guestbook, Queue
-from batchd.daemon.limits import Ration, Seldom
+from batchd.daemon.descriptors import Selector
+from batchd.daemon.doors import Doors, Query, Queue, SessionLog
+from batchd.daemon.limits import LinesPerMinute, OncePerMinute
 from batchd.daemon.memory.available import available_bytes
 from batchd.daemon.memory.cache_file import CacheOnDisk
 from batchd.daemon.memory.cache_memory import CacheMemory, allow_caches, different
 from batchd.daemon.memory.slots import SlotPool
-from batchd.daemon.queries import Clerk
+from batchd.daemon.queries import Queries
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import WorkerBook, Workers
@@ -61,29 +61,29 @@ from batchd_wire.slot import SlotHeader
 
 _log = structlog.get_logger()
 
-BAD_SAID_PER_MINUTE = 120
+BAD_SAMPLE_LINES_PER_MINUTE = 120
 """Lines about bad samples of one stream; `batchd bad` has all of them."""
 
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """Works the queue off, and has the clock. Everything is given to it, open; it closes nothing."""
+    """Handles the events of the queue, and has the clock. It opens and closes no part."""
 
     queue: Queue
     """Made first, and filled by all that is given here."""
     state: DaemonState
     streams: dict[int, ServedStream]
     memory: SlotPool
-    watch: Watch
+    selector: Selector
     workers: Workers
     doors: Doors
     observer: ObserverProcess
-    clerk: Clerk
+    queries: Queries
     lack: str | None = None
     """Why there was no memory for a slot, the last time that there was none."""
-    _seldom: Seldom = field(default_factory=Seldom)
-    _ration: Ration = field(default_factory=lambda: Ration(BAD_SAID_PER_MINUTE))
-    _guestbook: Guestbook = field(default_factory=Guestbook)
+    _once_per_minute: OncePerMinute = field(default_factory=OncePerMinute)
+    _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
+    _session_log: SessionLog = field(default_factory=SessionLog)
     _book: WorkerBook = field(default_factory=WorkerBook)
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
     _next_tick_s: float = 0.0
@@ -91,7 +91,7 @@ class Loop:
     _performers: dict[type, Callable[[Any], None]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._poller.register(self.watch.fileno(), zmq.POLLIN)
+        self._poller.register(self.selector.fileno(), zmq.POLLIN)
         for one in (one for door in self.doors for one in door.sockets):
             self._poller.register(one, zmq.POLLIN)
         self._performers = {
@@ -117,7 +117,7 @@ class Loop:
         }
 
     def drain(self, within_s: float) -> None:
-        """Begin nothing new and end when what is under way is done, or after ``within_s``."""
+        """Start nothing new; end when work in progress is done, or after ``within_s`` seconds."""
         if self._deadline_s is None:
             self._deadline_s = monotonic() + within_s
             self.queue.append(DrainAsked())
@@ -128,14 +128,14 @@ class Loop:
         self._deadline_s = monotonic()
 
     def run(self, after_round: Callable[[], None]) -> None:
-        """Run until drained or stopped; ``after_round`` is called when a round has done everything that it had to do."""
+        """Run until drained or stopped; ``after_round`` is called at the end of each round."""
         self._tick()
         self._handle_queue()  # the core must know of the workers that were started ahead before it hears from them
         more = False
         while not self._is_over():
             ready = dict(self._poller.poll(0 if more or self.queue else self._patience_ms()))
-            if self.watch.fileno() in ready:
-                self.watch.dispatch()
+            if self.selector.fileno() in ready:
+                self.selector.dispatch()
             heard = [door.receive(ready) for door in self.doors]
             self._tick()
             self._handle_queue()
@@ -145,10 +145,10 @@ class Loop:
     def _handle_queue(self) -> None:
         while self.queue:
             event = self.queue.popleft()
-            if isinstance(event, Asked):
-                self.clerk.hear(event)
+            if isinstance(event, Query):
+                self.queries.answer(event)
                 continue
-            self._guestbook.observe(event)
+            self._session_log.observe(event)
             if isinstance(event, WorkerGone):
                 self._book.drop_worker(event.worker)
             for action in self.state.handle(event, monotonic()):
@@ -181,7 +181,7 @@ class Loop:
             self.queue.append(WorkerObserved(worker, self.workers.note(worker)))
 
     def _allow_caches(self) -> None:
-        """Let caches fill with what the machine has left, but for what the rings were promised; say what is wrong with files."""
+        """Let caches fill with memory that no ring was promised. Log trouble with their files."""
         every = different(stream.cache for stream in self.streams.values())
         for cache in every:
             if isinstance(cache, CacheOnDisk):
@@ -215,7 +215,7 @@ class Loop:
             failpoints.passing("daemon.slot.created")
         except (MemoryError, OSError) as error:
             self.lack = f"no memory for a slot of stream {stream.name!r}: {error}"
-            if self._seldom.now(f"no memory {action.stream}"):
+            if self._once_per_minute.allows(f"no memory {action.stream}"):
                 advice = "the ring stays smaller; set memory = to less, or give the machine or the cgroup more"
                 _log.warning("no memory for a slot", stream=stream.name, reason=str(error), advice=advice)
             self.queue.append(SlotLost(action.stream, action.slot, str(error)))
@@ -240,7 +240,7 @@ class Loop:
             return  # its memory could not be had; SlotLost is in the queue
         stream, worker = self.streams[action.stream], action.worker
         if self._book.enter_stream(worker, action.stream):
-            self.workers.send(worker, stream.told, *stream.descriptors)
+            self.workers.send(worker, stream.message, *stream.descriptors)
             for first in range(0, len(stream.quarantined), _QUARANTINED_AT_ONCE):
                 part = stream.quarantined[first : first + _QUARANTINED_AT_ONCE]
                 self.workers.send(worker, Quarantine(action.stream, part))
@@ -274,7 +274,7 @@ class Loop:
                 classes=stream.classes,
             ),
         )
-        self._guestbook.subscribed(action, stream.name, self.doors.guest(action.session))
+        self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))
         failpoints.passing("daemon.subscribed")
 
     def _grant(self, action: GrantLease) -> None:
@@ -294,7 +294,7 @@ class Loop:
         if door is not None:
             door.share_mailbox(action.session, action.stream, mailbox)
             door.send(action.session, Producing(action.request, action.stream, live.capacity, stream.place_layout))
-        self._guestbook.produces(action, stream.name, self.doors.guest(action.session))
+        self._session_log.produces(action, stream.name, self.doors.peer(action.session))
         failpoints.passing("daemon.producer.admitted")
 
     def _lend_place(self, action: LendPlace) -> None:
@@ -310,8 +310,8 @@ class Loop:
 
     def _report_bad(self, action: ReportBad) -> None:
         stream = self.streams[action.stream]
-        speak = _log.warning if self._ration.allows(f"bad samples of {stream.name}") else _log.debug
-        speak(
+        write = _log.warning if self._lines_per_minute.allows(f"bad samples of {stream.name}") else _log.debug
+        write(
             "bad sample",
             stream=stream.name,
             path=action.path,
@@ -321,7 +321,7 @@ class Loop:
 
     def _report_mismatch(self, action: ReportMismatch) -> None:
         stream = self.streams[action.stream]
-        if self._seldom.now(f"mismatch {action.session}"):
+        if self._once_per_minute.allows(f"mismatch {action.session}"):
             _log.warning(
                 "batch did not match its checksums",
                 stream=stream.name,
@@ -364,25 +364,25 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP, through a descriptor: the handler does nothing, the loop reads what came."""
+    """SIGTERM, SIGINT and SIGHUP through a descriptor, which the loop reads."""
 
-    def __init__(self, watch: Watch, callback: Callable[[int], None]) -> None:
-        self.watch = watch
+    def __init__(self, selector: Selector, callback: Callable[[int], None]) -> None:
+        self.selector = selector
         self._callback = callback
         self._ours, self._theirs = socket.socketpair()
         for end in (self._ours, self._theirs):
             end.setblocking(False)
-        # The descriptor before the handlers, or a signal between the two would be nobody's.
+        # The descriptor is set before the handlers: a signal between the two would be lost.
         self._wakeup_before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, _ignore) for number in _SIGNALS}
-        watch.add(self._ours.fileno(), self._read)
+        selector.add(self._ours.fileno(), self._read)
 
     def close(self) -> None:
         """Put everything back as it was."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
-        self.watch.remove(self._ours.fileno())
+        self.selector.remove(self._ours.fileno())
         self._ours.close()
         self._theirs.close()
 

@@ -1,4 +1,4 @@
-"""Answers people's questions: status, bad samples, and what became of a reload. DAEMON process."""
+"""Answers queries: status, bad samples, and the outcome of a reload. DAEMON process."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from batchd import __version__
 from batchd.config.cpus import available_cpus
 from batchd.core.admission import unknown_stream
 from batchd.core.state import DaemonState
-from batchd.daemon.doors import Asked, Doors
+from batchd.daemon.doors import Doors, Query
 from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.reload.requests import Reloader
 from batchd.daemon.service.observer import ObserverProcess
@@ -24,7 +24,7 @@ BAD_SHOWN_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Clerk:
+class Queries:
     """See above. ``cpus``: how many this process may use."""
 
     state: DaemonState
@@ -37,17 +37,17 @@ class Clerk:
     started_s: float
     cpus: int = field(default_factory=available_cpus)
 
-    def hear(self, asked: Asked) -> None:
-        """Begin a reload, which is answered when it has ended; answer anything else at once, from what is known."""
-        door = self.doors.of(asked.session)
-        if isinstance(asked.message, AskReload):
-            self.reloader.ask(asked.session, asked.message.request)
+    def answer(self, query: Query) -> None:
+        """Begin a reload, which is answered at its end; answer any other query at once."""
+        door = self.doors.of(query.session)
+        if isinstance(query.message, AskReload):
+            self.reloader.ask(query.session, query.message.request)
         elif door is not None:
-            may_read = partial(door.may_read, asked.session)
-            door.answer(asked.session, self._answer(asked.message, may_read))
+            may_read = partial(door.may_read, query.session)
+            door.answer(query.session, self._reply(query.message, may_read))
 
-    def _answer(self, question: AskStatus | AskBad, may_read: Callable[[str], bool]) -> Message:
-        """Answer from what is known. Streams that the asking session may not read are left out of a status."""
+    def _reply(self, question: AskStatus | AskBad, may_read: Callable[[str], bool]) -> Message:
+        """Answer a query. Streams that the session may not read are left out of a status."""
         if isinstance(question, AskBad):
             return self._bad(question)
         status = self._status(monotonic())

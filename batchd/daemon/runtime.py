@@ -1,10 +1,9 @@
-"""The runtime directory of a daemon: made and locked. DAEMON process; ``batchd check`` looks at it.
+"""The runtime directory of a daemon: made and locked. DAEMON process; ``batchd check`` inspects it.
 
-The lock is a file held with ``flock``: the kernel gives it up with the process, however that ends,
-so it is never stale. The file stays where it is; removing it would let two daemons hold two locks
-of one name.
+The lock is a file held with ``flock``: the kernel releases it with the process, so it is never
+stale. The file is never removed: otherwise two daemons could hold two locks of one name.
 
-Invariant: who holds the lock owns the sockets in the directory.
+Invariant: the process with the lock owns the sockets in the directory.
 """
 
 import errno
@@ -46,12 +45,12 @@ class HeldDirectory:
                 path.unlink(missing_ok=True)
             if self._is_private:
                 self.names.lock_path.unlink(missing_ok=True)
-                with suppress(OSError):  # not empty: what somebody else put there is his
+                with suppress(OSError):  # not empty: another program's files stay
                     self.names.path.rmdir()
         os.close(self._lock)
 
     def _is_ours(self) -> bool:
-        """Is it the directory that we locked? Where that was removed, another daemon may have made one of the same name."""
+        """True if it is the locked directory, not another of its name made after its removal."""
         try:
             return os.path.samestat(self.names.lock_path.lstat(), os.fstat(self._lock))
         except OSError:
@@ -59,10 +58,11 @@ class HeldDirectory:
 
 
 def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
-    """Make and lock the runtime directory. A private one was made for this daemon alone, and is removed at its end.
+    """Make and lock the runtime directory.
 
-    Raises ``AlreadyRunning`` where another daemon holds it, ``ConfigInvalid`` where there is none
-    to take, and ``BatchdError`` where it cannot be used.
+    A private one was made for this daemon only, and is removed at its end. Raises
+    ``AlreadyRunning`` if another daemon holds it, ``ConfigInvalid`` if no directory is available,
+    and ``BatchdError`` if it cannot be used.
     """
     names = choose_runtime_directory(configured)
     problem = directory_problem(names)
@@ -94,7 +94,7 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
 
 
 def directory_problem(names: RuntimeDirectory) -> Problem | None:
-    """Why the directory cannot be used, as far as can be told without making it; None where nothing speaks against it."""
+    """Say why the directory cannot be used, without making it; None if no reason is found."""
     try:
         number = _obstacle(names.path)
     except OSError as error:
@@ -115,7 +115,7 @@ def _obstacle(path: Path) -> int | None:
 
 
 def has_daemon(names: RuntimeDirectory) -> bool:
-    """Whether a daemon runs in the directory, or may: one behind a directory that is closed to this user, or that is stopped."""
+    """True if a daemon runs in the directory, or may: it is closed to this user, or stopped."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as asking:
         try:
             answer = asking.connect_ex(os.fspath(names.lifeline_path))
@@ -154,7 +154,7 @@ def _cannot_use(path: Path, number: int | None) -> str:
 
 
 def _make(path: Path) -> None:
-    """Make the directory with its mode, whatever the umask; one that is there is left as its owner wants it."""
+    """Make the directory with its mode, whatever the umask; an existing one keeps its mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(mode=DIRECTORY_MODE)

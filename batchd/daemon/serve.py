@@ -38,7 +38,7 @@ from batchd.config.schema import meaning_of
 from batchd.config.tree import Config
 from batchd.core.events import Event, SlotWanted
 from batchd.core.state import DaemonState
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide, Door, Doors, Enqueue, Queue
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.local.sessions import LocalDoor
@@ -49,9 +49,9 @@ from batchd.daemon.memory.cache_memory import memory_problem, needed_bytes
 from batchd.daemon.memory.held_descriptors import ADVICE, BlankSlots, plan_descriptors
 from batchd.daemon.memory.rings import RingSize, plan_rings
 from batchd.daemon.memory.slots import SlotPool
-from batchd.daemon.queries import Clerk
-from batchd.daemon.reload.apply import Switch, code_in
-from batchd.daemon.reload.requests import Origin, Reloader, Watcher
+from batchd.daemon.queries import Queries
+from batchd.daemon.reload.apply import ReloadApplier, code_in
+from batchd.daemon.reload.requests import Origin, Reloader, ReloadListener
 from batchd.daemon.runtime import hold
 from batchd.daemon.service.manager import Notifier, Service
 from batchd.daemon.service.observer import ObserverProcess, open_http
@@ -74,11 +74,11 @@ WORKERS_END_S = 1.0
 """How long workers have to notice that their channel is closed, before they are killed."""
 
 OnProgress: TypeAlias = Callable[[str, int], None]
-"""Told now and then how many samples of which stream were found."""
+"""Called now and then with a stream's name and its number of samples found so far."""
 
 
 class Reservation:
-    """Has slots made until there are all. ``is_wanted`` false: they are made on demand, and nothing is to be done."""
+    """Makes all slots before the daemon is ready. ``is_wanted`` False: on demand instead."""
 
     def __init__(self, state: DaemonState, enqueue: Callable[[Event], None], *, is_wanted: bool) -> None:
         self.is_complete = not is_wanted
@@ -86,7 +86,7 @@ class Reservation:
         self._enqueue = enqueue
 
     def round_ended(self, lack: str | None, memory_bytes: int) -> None:
-        """Ask for the next slot. Raises ``MemoryTooSmall`` where there was a ``lack`` of memory for one."""
+        """Ask for the next slot. Raises ``MemoryTooSmall`` if a slot found no memory (``lack``)."""
         if self.is_complete or self._state.draining:
             return
         if lack is not None:
@@ -98,7 +98,7 @@ class Reservation:
             self._enqueue(SlotWanted())
 
 
-class Opening:
+class Assembly:
     """See above. Each method is called once."""
 
     def __init__(self, config: Config, stack: ExitStack) -> None:
@@ -107,11 +107,11 @@ class Opening:
         self._daemon = config.daemon
         self._stack = stack
         _allow_descriptors()
-        self.watch = Watch()
-        stack.callback(self.watch.close)
+        self.selector = Selector()
+        stack.callback(self.selector.close)
 
     def service(self, *, is_embedded: bool) -> Service:
-        """What speaks to the service manager. The one of the script that embeds the daemon is not ours."""
+        """Connect to the service manager. An embedded daemon leaves that of its script alone."""
         notifier = Notifier.from_environment(os.environ)
         self._stack.callback(notifier.close)
         if is_embedded:
@@ -119,8 +119,8 @@ class Opening:
         return Service(notifier, self._daemon.worker_count())
 
     def workers(self, enqueue: Enqueue, launched: Linked | None) -> WorkerProcesses:
-        """Have the workers started, while sources are scanned. ``launched``: what they are forked from, where it was started."""
-        workers = WorkerProcesses(self.watch, enqueue, launched)
+        """Start the workers, while sources are scanned. ``launched``: their fork server, if any."""
+        workers = WorkerProcesses(self.selector, enqueue, launched)
         self._stack.callback(lambda: workers.close(WORKERS_END_S))
         with suppress(OSError):  # it is tried again, and said, when the loop wants the first worker
             for number in range(1, self._daemon.worker_count() + 1):
@@ -128,12 +128,15 @@ class Opening:
         return workers
 
     def observer(self, names: RuntimeDirectory, *, is_embedded: bool) -> ObserverProcess:
-        """Take the address where HTTP is answered. Nobody answers before the observer is started."""
+        """Bind the address for HTTP. Connections wait until the observer is started."""
         door = open_http(self._daemon, is_embedded=is_embedded)
-        return self._stack.enter_context(ObserverProcess(self.watch, door, names))
+        return self._stack.enter_context(ObserverProcess(self.selector, door, names))
 
     def rings(self, tell: Callable[[str], None]) -> dict[str, RingSize]:
-        """Divide the memory; wait for what others are about to give back, as ``tell`` is told. Raises where it stays short."""
+        """Divide the memory; wait for memory that other processes are about to free.
+
+        ``tell`` gets a status line meanwhile. Raises ``MemoryTooSmall`` if it stays short.
+        """
         rings = plan_rings(self._config, self._storage)
         problem = memory_problem(self._config, wait_for_memory(needed_bytes(self._config, rings), tell))
         if problem is not None:
@@ -141,7 +144,10 @@ class Opening:
         return rings
 
     def memory(self, rings: dict[str, RingSize]) -> SlotPool:
-        """Hold the descriptors that slots will need. What is too little to begin with is refused; what may be is said."""
+        """Hold the descriptors that slots will need.
+
+        Raises ``ConfigInvalid`` if they are too few to begin with; a possible shortage is logged.
+        """
         plan = plan_descriptors(self._config, rings)
         refusal, shortage_text = plan.refusal(len(rings)), plan.shortage()
         if refusal is not None:
@@ -154,7 +160,7 @@ class Opening:
         return memory
 
     def streams(self, rings: dict[str, RingSize], progress: OnProgress) -> dict[int, ServedStream]:
-        """Scan all sources. Those that come and go later belong to the same dictionary."""
+        """Scan all sources. Streams of later reloads are in the same dictionary."""
         streams: dict[int, ServedStream] = {}
         self._stack.callback(_close_all, streams)
         cache = IndexCache(self._daemon.cache_dir or default_cache_dir())
@@ -176,7 +182,7 @@ class Opening:
             raise ConfigInvalid([Problem(path, text)]) from None
 
     def state(self, streams: dict[int, ServedStream], workers: Workers) -> DaemonState:
-        """What decides."""
+        """Build the pure state from the streams and the limits of ``[daemon]``."""
         rows = self._daemon.chunk_rows
         return DaemonState(
             [stream.spec for stream in streams.values()],
@@ -217,7 +223,10 @@ class Opening:
 
 
 def _allow_descriptors() -> None:
-    """Take as many descriptors as we may: two for each slot soon reach the usual soft limit of 1024, which is for select()."""
+    """Raise the soft limit of descriptors to the hard one.
+
+    Two for each slot soon reach the usual soft limit of 1024, which is for select().
+    """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -229,21 +238,21 @@ def _close_all(streams: dict[int, ServedStream]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What is not in the configuration.
+    """Options that are not in the configuration.
 
-    ``lifeline``: a descriptor whose end of file ends the daemon, for embedding; then its directory
-    is its own and goes with it.
+    ``lifeline``: a descriptor whose end of file ends the daemon, for embedding; then the directory
+    is its own and is removed at the end.
     """
 
     lifeline: int | None = None
     progress: OnProgress = field(default=lambda _stream, _found: None)
-    """Told now and then how many samples of which stream were found."""
+    """Called now and then with a stream's name and its number of samples found so far."""
     ready: Callable[[str], None] = field(default=lambda _address: None)
-    """Told the address when trainers may come."""
+    """Called with the address when trainers can connect."""
     origin: Origin | None = None
-    """Where the configuration came from, so that it can be read again; None where nobody may ask for that."""
+    """Origin of the configuration, to read it again; None if the daemon cannot be reloaded."""
     launched: Linked | None = None
-    """What workers are forked from, where it was started already."""
+    """The workers' fork server, if it was started already."""
 
 
 _LACKING = {
@@ -256,13 +265,13 @@ _LACKING = {
 
 
 def serve(config: Config, options: ServeOptions) -> None:
-    """Serve until SIGTERM, SIGINT or the end of the lifeline. Raises ``BatchdError`` where that cannot begin or go on."""
+    """Serve until SIGTERM, SIGINT or the end of the lifeline. Raises ``BatchdError``."""
     try:
         _serve(config, options)
     except OSError as error:
         if error.errno not in _LACKING:
             raise
-        _log.debug("something is lacking", exc_info=True)
+        _log.debug("out of a resource", exc_info=True)
         raise BatchdError(f"{error.strerror}; there is no more of {_LACKING[error.errno]}") from None
 
 
@@ -272,22 +281,22 @@ def _serve(config: Config, options: ServeOptions) -> None:
     with ExitStack() as stack:
         hangups = stack.enter_context(_remembered_hangups())
         queue = Queue()
-        opening = Opening(config, stack)
-        service = opening.service(is_embedded=is_embedded)
+        assembly = Assembly(config, stack)
+        service = assembly.service(is_embedded=is_embedded)
         held = stack.enter_context(hold(config.daemon.runtime_dir, is_private=is_embedded))
-        workers = opening.workers(queue.append, options.launched)
+        workers = assembly.workers(queue.append, options.launched)
         failpoints.passing("daemon.starting")
-        observer = opening.observer(held.names, is_embedded=is_embedded)
-        rings = opening.rings(service.waiting)
-        memory = opening.memory(rings)
-        streams = opening.streams(rings, _both(options.progress, service.scanned))
-        state = opening.state(streams, workers)
-        side = DaemonSide(opening.watch, queue.append, memory)
-        local = opening.local_door(side)
-        doors = Doors([local, *opening.tcp_doors(side, held.names)])
+        observer = assembly.observer(held.names, is_embedded=is_embedded)
+        rings = assembly.rings(service.waiting)
+        memory = assembly.memory(rings)
+        streams = assembly.streams(rings, _both(options.progress, service.scanned))
+        state = assembly.state(streams, workers)
+        side = DaemonSide(assembly.selector, queue.append, memory)
+        local = assembly.local_door(side)
+        doors = Doors([local, *assembly.tcp_doors(side, held.names)])
         local.bind(held.names.lifeline_path, held.names.zmq_path)
         failpoints.passing("daemon.bound")
-        switch = Switch(
+        applier = ReloadApplier(
             state=state,
             streams=streams,
             memory=memory,
@@ -299,15 +308,15 @@ def _serve(config: Config, options: ServeOptions) -> None:
             last_number=len(streams),
             imported=code_in(streams.values()),
         )
-        watcher = Watcher(service.reloading, service.rescanned, partial(_reload_ended, service, switch))
+        listener = ReloadListener(service.reloading, service.rescanned, partial(_reload_ended, service, applier))
         origin = None if is_embedded else options.origin
-        reloader = Reloader(opening.watch, switch, origin, doors.send, watcher)
+        reloader = Reloader(assembly.selector, applier, origin, doors.send, listener)
         stack.callback(reloader.close)
-        clerk = Clerk(state, streams, memory, workers, observer, doors, reloader, started_s)
-        loop = Loop(queue, state, streams, memory, opening.watch, workers, doors, observer, clerk)
-        stack.callback(Signals(opening.watch, _signal_handler(loop, reloader)).close)
+        queries = Queries(state, streams, memory, workers, observer, doors, reloader, started_s)
+        loop = Loop(queue, state, streams, memory, assembly.selector, workers, doors, observer, queries)
+        stack.callback(Signals(assembly.selector, _signal_handler(loop, reloader)).close)
         if options.lifeline is not None:
-            opening.watch.add(options.lifeline, loop.stop)
+            assembly.selector.add(options.lifeline, loop.stop)
         _log.info(
             "serving",
             address=held.names.address,
@@ -327,10 +336,10 @@ def _serve(config: Config, options: ServeOptions) -> None:
 
 @contextmanager
 def _remembered_hangups() -> Iterator[list[int]]:
-    """SIGHUP does not end us while ``Signals`` is not there yet, or not any more; those that came are remembered.
+    """Record SIGHUP before ``Signals`` exists and after its end, instead of being ended by it.
 
-    A function, and not SIG_IGN: what is ignored, the processes that we start would ignore, too.
-    That is what nohup wants, so where SIGHUP is ignored already it stays so.
+    A function and not SIG_IGN, which child processes would inherit. nohup wants that, so an ignored
+    SIGHUP stays ignored.
     """
     hangups: list[int] = []
     before = signal.getsignal(signal.SIGHUP)
@@ -351,8 +360,8 @@ def _round_ended(loop: Loop, service: Service, reservation: Reservation, reloade
     service.round_ended(loop.state, has_memory=reservation.is_complete)
 
 
-def _reload_ended(service: Service, switch: Switch, outcome: ReloadOutcome) -> None:
-    service.reloaded(switch.workers_wanted, outcome.text.partition("\n")[0])
+def _reload_ended(service: Service, applier: ReloadApplier, outcome: ReloadOutcome) -> None:
+    service.reloaded(applier.workers_wanted, outcome.text.partition("\n")[0])
 
 
 def _both(first: OnProgress, second: OnProgress) -> OnProgress:
@@ -366,7 +375,7 @@ def _both(first: OnProgress, second: OnProgress) -> OnProgress:
 
 
 def _signal_handler(loop: Loop, reloader: Reloader) -> Callable[[int], None]:
-    """SIGHUP reads the configuration again. Of the others the first one drains, the second stops at once."""
+    """SIGHUP reloads the configuration. The first other signal drains, the second stops at once."""
     received: list[int] = []
 
     def handle(number: int) -> None:
@@ -380,7 +389,7 @@ def _signal_handler(loop: Loop, reloader: Reloader) -> Callable[[int], None]:
             _log.info("stopping at once", signal=name)
             loop.stop()
         else:
-            within_s = reloader.switch.daemon["drain_timeout_s"]
+            within_s = reloader.applier.daemon["drain_timeout_s"]
             _log.info("draining", signal=name, within_s=within_s)
             loop.drain(within_s)
 

@@ -1,9 +1,9 @@
-"""What is wrong with the streams of a configuration, each problem at its own key. The daemon at its start, and ``batchd check``.
+"""Problems of a configuration's streams, each at its key. Daemon, and ``batchd check``.
 
     source      at its own key, or that of one of its parts      streams.a.source.sources[1].path
-    functions   where they are named                             streams.a.pipeline[2].function
+    functions   at the key that names them                       streams.a.pipeline[2].function
     steps       at the step, or at the option that is wrong      streams.a.pipeline[1].field
-    the whole   what the steps leave                             streams.a.pipeline
+    the whole   if the steps leave no valid fields               streams.a.pipeline
 
 Invariant: a stream without problems has columns.
 """
@@ -23,10 +23,9 @@ from batchd.storage.access import Storage
 
 
 class Findings(NamedTuple):
-    """What a look at a stream gives. Problems have no lines yet.
+    """Result of the checks of one stream. Problems have no lines yet.
 
-    ``columns``: of its source, None where nobody can tell them, or where the steps do not make
-    fields of them.
+    ``columns``: of its source; None if they are unknown, or if the steps make no fields of them.
     """
 
     columns: tuple[Column, ...] | None
@@ -36,10 +35,10 @@ class Findings(NamedTuple):
 def look_at_stream(
     name: str, draft: StreamDraft, python_path: Sequence[Path] | None, storage: Storage, *, thoroughly: bool = True
 ) -> Findings:
-    """Look at the source, the functions and the steps of a stream, without scanning anything.
+    """Check the source, the functions and the steps of a stream, without a scan.
 
-    ``python_path`` is None where nobody knows it, and then no functions are looked for. Not
-    ``thoroughly``: of the source only what is wrong with its columns, because it will be scanned.
+    ``python_path`` is None if it is unknown; then no functions are looked up. Not ``thoroughly``:
+    check only the source's columns, because it will be scanned.
     """
     looks = [(key, check_source(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
     found: list[tuple[KeyPath, str]] = [

@@ -1,12 +1,12 @@
-"""What follows from the configuration of a stream before its source is scanned. Daemon, ``batchd check`` and ``batchd prepare``.
+"""Facts of a stream that need no scan. Daemon, ``check`` and ``prepare``.
 
     StreamConfig ------------------------> pipeline: steps, cut, longest record
     source ------------------------------> columns
     files of steps ----------------------> digests
     modules of the user's functions -----> code
 
-Invariant: a stream has one plan, made when it is opened; what else needs to know any of this is
-handed the plan.
+Invariant: a stream has one plan, made when it is opened and passed to all code that needs its
+facts.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,16 @@ from batchd.sources.push.options import PushSource
 from batchd_wire.wording import counted
 
 LIVE_STEPS = 1 << 40
-"""Batches in an epoch of a live stream, which never ends: at a million in a second this one lasts twelve days."""
+"""Batches in an epoch of a live stream, which never ends: at a million per second it lasts twelve
+days."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """See above. ``columns``: of the source. ``digests``: SHA-256 of each file that a step reads. ``code``: the user's modules.
+    """The plan of one stream.
 
-    ``runs_own_code``: the source, or a part of it, is the user's own code.
+    ``columns``: of the source. ``digests``: SHA-256 of each file that a step reads. ``code``: the
+    user's modules. ``runs_own_code``: the source, or a part of it, is the user's own code.
     """
 
     name: str
@@ -64,7 +66,10 @@ class StreamPlan:
 def plan_stream(
     name: str, config: StreamConfig, columns: tuple[Column, ...], python_path: Sequence[Path]
 ) -> StreamPlan:
-    """Plan a stream, whose steps fit the ``columns`` of its source. Raises ``SourceInvalid`` naming the key and what is wrong."""
+    """Plan a stream, whose steps fit the ``columns`` of its source.
+
+    Raises ``SourceInvalid`` with the key and the reason.
+    """
     pipeline = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
     try:
         code = code_of(config, python_path)
@@ -78,7 +83,10 @@ def plan_stream(
 
 
 def epoch_plan(name: str, config: StreamConfig, samples: int) -> Plan:
-    """Which sample is in which batch, of so many samples. Raises ``SourceInvalid``, naming the stream, where it has no batch."""
+    """Plan the epochs of a stream: which sample is in which batch.
+
+    Raises ``SourceInvalid``, naming the stream, if it has no batch.
+    """
     if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS
     plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last)

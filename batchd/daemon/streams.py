@@ -1,8 +1,8 @@
-"""The streams that this daemon serves: from the configuration to what core, workers and trainers must know. DAEMON process.
+"""The streams that the daemon serves: facts for core, workers and trainers. DAEMON process.
 
     StreamConfig --> StreamPlan --scan--> index (memfd) --> ServeStream + descriptor, for workers
                                           layout, epochs --> StreamSpec, for the core
-                                          fingerprint    --> what a position of this stream means
+                                          fingerprint    --> the meaning of this stream's positions
 
 Invariant: two streams with the same fingerprint have the same bytes at every position.
 """
@@ -37,7 +37,8 @@ from batchd_wire.fields import SlotLayout
 FINGERPRINT_DIGITS = 32
 REMOTE_BYTES_MAX = 1 << 30
 REMOTE_WINDOW_MIN = 2
-"""A trainer on another host has so many bytes of a stream waiting in its memory, or two batches, whatever its window is."""
+"""Bytes of a stream that a remote trainer has waiting in its memory, or two batches, whatever its
+window."""
 CLASSES_MAX = 4_096
 CLASSES_CHARACTERS_MAX = 256 * 1024
 
@@ -48,35 +49,35 @@ Scan: TypeAlias = Callable[[SourceOptions], SourceIndex]
 
 @dataclass(slots=True, eq=False)
 class ServedStream:
-    """One stream, as plain facts. The index's descriptor stays open, for workers that come later.
+    """One stream, as plain facts. The index's descriptor stays open, for later workers.
 
-    ``told``: what workers are told of it. ``signature``: two with the same one need not be told
-    apart: every setting is the same, and so is what was found in the source and in files.
-    ``place_layout``: of a live stream.
+    ``message``: the ``ServeStream`` for workers. ``signature``: equal for two streams with equal
+    settings and equal findings in source and files. ``place_layout``: of a live stream.
     """
 
     spec: StreamSpec
-    told: ServeStream
+    message: ServeStream
     layout: SlotLayout
     signature: str
     index_descriptor: int
     classes: list[str]
     place_layout: object = None
     mailbox: MailboxMemory | None = None
-    """Of a live stream."""
+    """Only for a live stream."""
     cache_spec: CacheSpec | None = None
     cache: CacheMemory | CacheOnDisk | None = None
-    """What its workers keep samples in; whoever serves the stream provides it, see ``provide_cache``."""
+    """The cache of the stream's samples; the process that serves the stream provides it, see
+    ``provide_cache``."""
     quarantined: list[int] = field(default_factory=list)
 
     @property
     def number(self) -> int:
-        """What orders and the core call it."""
+        """The stream's number in orders and in the core."""
         return self.spec.number
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The stream's name in the configuration."""
         return self.spec.name
 
     @property
@@ -86,12 +87,12 @@ class ServedStream:
 
     @property
     def descriptors(self) -> list[int]:
-        """What goes to a worker with ``told``: the index, and the mailbox of a live stream, or the cache."""
+        """Descriptors for a worker: the index, then the mailbox or the cache."""
         mailbox = [self.mailbox.readable] if self.mailbox is not None else []
         return [self.index_descriptor, *mailbox, *(self.cache.descriptors if self.cache is not None else [])]
 
     def provide_cache(self, others: Iterable["ServedStream"]) -> None:
-        """Have the cache that one of the ``others`` has, or else a new one, where it wants one. Raises ``OSError``."""
+        """Join the cache of one of the ``others``, or make one, if wanted. Raises ``OSError``."""
         spec = self.cache_spec
         if spec is None:
             return
@@ -111,7 +112,7 @@ class ServedStream:
             cache.resize(spec.budget_bytes)
 
     def close(self) -> None:
-        """Let go of the index, the mailbox and the cache. Workers and producers that have them keep them."""
+        """Close index, mailbox and cache. Workers and producers keep theirs."""
         os.close(self.index_descriptor)
         if self.cache is not None:
             self.cache.leave()
@@ -129,7 +130,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     *,
     python_path: Sequence[Path] = (),
 ) -> ServedStream:
-    """Scan the source and work out everything that follows. Raises ``SourceInvalid`` naming the stream and what is wrong."""
+    """Scan the source and derive the rest. Raises ``SourceInvalid``, naming the stream."""
     plan = plan_stream(name, config, ring.columns, python_path)
     try:
         index = scan(config.source)
@@ -155,7 +156,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
         own_source=plan.runs_own_code,
     )
-    told = ServeStream(
+    message = ServeStream(
         stream=number,
         name=name,
         recipe=plan.recipe(),
@@ -170,9 +171,9 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     wanted_cache = cache_spec(plan, index)
     return ServedStream(
         spec=spec,
-        told=told,
+        message=message,
         layout=ring.layout,
-        signature=signature(config, spec.fingerprint, index, told.recipe),
+        signature=signature(config, spec.fingerprint, index, message.recipe),
         index_descriptor=index.to_memfd(),
         classes=_classes(index),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
@@ -182,9 +183,9 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
 
 
 def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: SampleRecipe) -> str:
-    """Name everything of a stream: its settings, its fingerprint, and where and in which versions its files were found.
+    """Digest of all of a stream: settings, fingerprint, and its files with their versions.
 
-    Not what its ring got of the daemon's memory: a stream that stays keeps that.
+    Without its share of the daemon's memory: a stream that stays keeps its ring.
     """
     facts = {
         "settings": config.model_dump(mode="json"),
@@ -198,13 +199,13 @@ def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: Sa
 
 
 def fingerprint(plan: StreamPlan, source_digest: str) -> str:
-    """Name everything that decides what is at a position: the source's content, the steps, how batches are made.
+    """Digest of all that decides the bytes of a position: source, steps, batches.
 
-    A file that a step reads counts by its content, wherever it lies, and so do the modules of the
+    A file that a step reads counts by its content, not its path, and so do the modules of the
     user's functions.
 
-    Not the window, the memory or the number of workers: they decide when a batch is there, not what
-    is in it; nor a cache, but for one of decoded samples, for which the pipeline is cut.
+    Window, memory and the number of workers do not count: they decide when a batch is ready, not
+    its bytes. Nor does a cache, except one of decoded samples, which cuts the pipeline.
     """
     config = plan.config
     content = {

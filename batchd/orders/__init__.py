@@ -1,7 +1,8 @@
-"""Messages between the daemon and its own processes, always of the same version. The trainers' protocol is ``batchd_wire``.
+"""Messages between the daemon and its own processes, always of the same version.
 
-worker    orders to workers, and what they report
-forks     to the process that forks workers
+The trainers' protocol is ``batchd_wire``.
+
+worker    orders to workers, and their reports; the fork server's messages
 rescan    from the process that reads the configuration again
 prepare   to the processes of ``batchd prepare``
 """

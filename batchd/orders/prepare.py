@@ -1,4 +1,4 @@
-"""Messages between ``batchd prepare`` and the processes that write its shards; numbers are never reused.
+"""Messages between ``batchd prepare`` and its writers of shards. Numbers are never reused.
 
 prepare                                       writer
 |  -- PrepareStream (+ fd: the index) ------>  |   once
@@ -13,10 +13,10 @@ from batchd_wire.codec import Message, Vocabulary, message
 
 @message(44)
 class PrepareStream(Message):
-    """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
+    """The stream for a writer of ``batchd prepare``. Travels with the source's index, read-only.
 
-    ``storage`` as in ``ServeStream``. ``folder``: where its shards go. Pixels are encoded as
-    ``image_format`` with ``quality``. ``is_seekable``: JPEGs get restart markers. ``as_files``:
+    ``storage`` as in ``ServeStream``. ``folder``: where its shards are written. Pixels are encoded
+    as ``image_format`` with ``quality``. ``is_seekable``: JPEGs get restart markers. ``as_files``:
     images become files of their own, and each shard is a list of some of them.
     """
 
@@ -31,7 +31,7 @@ class PrepareStream(Message):
 
 @message(45)
 class WriteShard(Message):
-    """Write samples ``first`` to ``first + count`` into the file ``name`` of the folder. ``skipped``: these are not touched."""
+    """Write samples ``first`` to ``first + count``, except ``skipped``, into the file ``name``."""
 
     name: str
     first: int
@@ -41,7 +41,7 @@ class WriteShard(Message):
 
 @message(46)
 class SampleLeftOut(Message):
-    """A sample of the shard in hand is bad: ``sample`` is its index, ``path`` where it is, ``reason`` why."""
+    """A sample of the current shard is bad: its index ``sample``, its ``path``, the ``reason``."""
 
     sample: int
     path: str
@@ -50,7 +50,7 @@ class SampleLeftOut(Message):
 
 @message(47)
 class ShardWritten(Message):
-    """The shard in hand is on the disk, whole, with ``.unfinished`` behind its name: ``samples`` in ``shard_bytes`` bytes."""
+    """The current shard is written, as NAME.unfinished: ``samples`` in ``shard_bytes`` bytes."""
 
     samples: int
     shard_bytes: int
@@ -58,7 +58,7 @@ class ShardWritten(Message):
 
 @message(48)
 class ShardNotWritten(Message):
-    """The shard in hand cannot be written, for a ``reason`` that is not any sample's: the disk is full, say."""
+    """The current shard cannot be written, for a ``reason`` like a full disk."""
 
     reason: str
 

@@ -1,7 +1,7 @@
-"""Messages from the process that reads the configuration again to the daemon; numbers are never reused.
+"""Messages from the process that reads the configuration again to the daemon. Never reused numbers.
 
 daemon                                        rescan
-|  <-----------------------------------------  |   ScanProgressed, RescanLogged: again and again
+|  <-----------------------------------------  |   ScanProgressed, RescanLogged: repeatedly
 |  <-----------------------------------------  |   StreamScanned (+ fds): once for each new source
 |  <-----------------------------------------  |   ConfigRead (+ fd): the last one
 """
@@ -11,9 +11,10 @@ from batchd_wire.codec import Message, Vocabulary, message
 
 @message(53)
 class StreamScanned(Message):
-    """A stream of the configuration that was read again. Travels with the source's index, and a live stream's mailbox, to write.
+    """A new stream of the configuration.
 
-    ``name`` is the stream's.
+    Travels with the source's index, and a live stream's mailbox, to write. ``name`` is the
+    stream's.
     """
 
     name: str
@@ -21,9 +22,9 @@ class StreamScanned(Message):
 
 @message(54)
 class ConfigRead(Message):
-    """The last word of the process that reads the configuration again. Travels with one descriptor: memory with JSON in it.
+    """The last message of the process. Travels with one descriptor: memory that contains JSON.
 
-    ``document_bytes``: how long that is.
+    ``document_bytes``: the length of the JSON.
     """
 
     document_bytes: int
@@ -31,10 +32,10 @@ class ConfigRead(Message):
 
 @message(55)
 class ScanProgressed(Message):
-    """The process that reads the configuration again gets on: ``found`` samples of the stream ``name`` so far.
+    """Progress: ``found`` samples of the stream ``name`` so far.
 
-    ``name`` is empty as long as no source is scanned. ``patience_s``: after so long without another
-    word it hangs.
+    ``name`` is empty while no source is scanned. ``patience_s``: after so many seconds without
+    another message the process hangs.
     """
 
     name: str

@@ -49,21 +49,21 @@ OUT_OF_MEMORY_STATUS = 12
 
 @message(30)
 class Ready(Message):
-    """The worker has imported what it needs and takes orders. ``decoders``: what it decodes with, and versions."""
+    """The worker has finished its imports. ``decoders``: their names and versions."""
 
     decoders: str
 
 
 class SampleRecipe(NamedTuple):
-    """How the samples of a stream are made: all that its bytes depend on but the index of the source.
+    """How the samples of a stream are made: what decides their bytes, beside the source's index.
 
-    ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the
-    source's samples consist of, as (name, type as people write it). The first ``cut`` steps make
-    what a cache of decoded samples keeps, 0 for any other. ``record_bytes_max``: the longest record
-    of the source; a longer one is a bad sample. ``rewritten``: the fields that a cache keeps as
-    seekable files, each with the bytes that one may have. ``files``: the files that steps read, as
-    (path, SHA-256 of what the daemon found in it). ``modules``: the same of the modules of the
-    user's functions, by name, and ``python_path``: the folders that are searched for them first.
+    ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: the columns
+    of the source's samples, as (name, type as in the configuration). The first ``cut`` steps make
+    the content of a cache of decoded samples, 0 for any other. ``record_bytes_max``: the longest
+    record of the source; a longer one is a bad sample. ``rewritten``: the fields that a cache keeps
+    as seekable files, each with its most bytes. ``files``: the files that steps read, as (path,
+    SHA-256 of the content that the daemon read). ``modules``: the same of the modules of the user's
+    functions, by name, and ``python_path``: the folders that are searched for them first.
     """
 
     seed: int
@@ -80,15 +80,15 @@ class SampleRecipe(NamedTuple):
 
 @message(31)
 class ServeStream(Message):
-    """Everything a worker must know of a stream. Travels with one descriptor: the source's index, read-only.
+    """Everything a worker must know of a stream. Travels with the source's index, read-only.
 
-    For a live stream there is a second one: the mailbox that its samples are pushed into,
-    read-only. Where ``cache`` is not "off" there are two more, to read and write: the cache, and
-    its claims; or three, of one on disk: its index, its notes, its file. ``cache`` says what is
-    kept: "encoded" or "seekable" values of the source, or, "decoded", what the first steps make.
+    For a live stream there is a second descriptor: the mailbox for its samples, read-only. If
+    ``cache`` is not "off" there are two more, to read and write: the cache, and its claims; or
+    three, for one on disk: its index, its notes, its file. ``cache`` names its content: "encoded"
+    or "seekable" values of the source, or, "decoded", the result of the first steps.
 
-    ``layout`` is a ``SlotLayout``. ``storage``: how patient to be with servers of files, as (ms
-    that one may say nothing, how often a request is made again, ms that a sample may take).
+    ``layout`` is a ``SlotLayout``. ``storage``: limits for file servers, as (ms without data,
+    number of retries, ms per sample).
     """
 
     stream: int
@@ -115,8 +115,7 @@ class UseSlot(Message):
 class FillChunk(Message):
     """Fill rows ``first`` to ``first + count`` of position (``epoch``, ``step``) into ``slot``.
 
-    ``places``: of a live stream, in which place of the mailbox the sample of each of these rows
-    lies; else empty.
+    ``places``: for a live stream, the place in the mailbox of each row's sample; else empty.
     """
 
     order: int
@@ -176,7 +175,7 @@ class ChunkFilled(Message):
 
 @message(49)
 class StreamMeasured(Message):
-    """What the times of ``stream`` will be about: ``parts`` are the names of what a sample's way consists of, in order."""
+    """The names of the timed ``parts`` of ``stream``, in order."""
 
     stream: int
     parts: list[str]
@@ -184,7 +183,7 @@ class StreamMeasured(Message):
 
 @message(36)
 class Quarantine(Message):
-    """These samples of the stream killed workers: never decode them, treat them as bad. Adds to what was said before."""
+    """These samples, too, killed workers: treat them as bad, without decoding them."""
 
     stream: int
     samples: list[int]
@@ -192,7 +191,7 @@ class Quarantine(Message):
 
 @message(37)
 class ForgetStream(Message):
-    """No order will name the stream any more: close what is open for it."""
+    """No further order names the stream: close its files."""
 
     stream: int
 
@@ -206,7 +205,7 @@ class ForgetSlots(Message):
 
 @message(39)
 class UseStorage(Message):
-    """Be as patient with servers of files from now on as ``storage`` says, in every stream; see ``ServeStream``."""
+    """Use these limits for file servers from now on, in every stream; see ``ServeStream``."""
 
     storage: tuple[int, int, int]
 
@@ -217,13 +216,14 @@ CHUNK_ROWS_MAX = 256
 READ_PART = "read"
 KEEP_PART = "cache"
 BAD_PART = "bad samples"
-"""Names of parts in ``StreamMeasured`` that are no steps. The second one is for keeping samples, where there is a cache; the last
-one has all time with samples that turned out to be bad."""
+"""Names of parts in ``StreamMeasured`` that are no steps. The second one is the time of writing to
+a cache; the last one has all time of samples that turned out to be bad."""
 LONG_REASON_BYTES_MAX = 1500
 LONG_REASONS_MAX = 4
-"""So many bad samples of a chunk, its first ones, may have a reason that is longer: where a function of somebody's own failed."""
+"""Number of bad samples of a chunk, its first ones, that may have a longer reason, since a user's
+function failed."""
 SLOW_LISTED_MAX = 4
-"""So many slow samples of a chunk are named."""
+"""Number of slow samples of a chunk that are listed."""
 HOPELESS_BYTES_MAX = 2000
 """So that even a chunk of nothing but bad samples fits into one message."""
 
@@ -233,7 +233,7 @@ TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunkFilled)
 
 @message(57)
 class Fork(Message):
-    """Start ``worker``. Travels with two descriptors: its end of its channel, and its note, to write; see ``orders``."""
+    """Start ``worker``. Travels with its end of its channel, and its note, both writable."""
 
     worker: int
 
@@ -247,7 +247,7 @@ class Reap(Message):
 
 @message(59)
 class Forked(Message):
-    """``worker`` lives, as process ``pid``. Travels with one descriptor, of this process (pidfd_open(2))."""
+    """``worker`` lives, as process ``pid``. Travels with its pidfd (pidfd_open(2))."""
 
     worker: int
     pid: int
@@ -255,7 +255,7 @@ class Forked(Message):
 
 @message(60)
 class NotForked(Message):
-    """There is no ``worker``, for a ``reason`` that the kernel gives: no memory, or too many processes."""
+    """``worker`` was not started, for the kernel's ``reason``: no memory, or too many processes."""
 
     worker: int
     reason: str

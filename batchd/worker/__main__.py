@@ -1,4 +1,4 @@
-"""Entry of the FORK SERVER and of each WORKER: ``python -m batchd.worker CHANNEL_FD``. Started by the daemon, by nobody else."""
+"""Entry of the FORK SERVER and its WORKERS: ``python -m batchd.worker CHANNEL_FD``."""
 
 import os
 import socket
@@ -20,12 +20,12 @@ def main() -> int:
 
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         channel.setblocking(True)
-        born = serve_forks(channel)
-    if born is not None:
-        with born.channel:
-            born.channel.setblocking(True)
+        forked = serve_forks(channel)
+    if forked is not None:
+        with forked.channel:
+            forked.channel.setblocking(True)
             try:
-                WorkerLoop(born.channel, NoteMemory(born.note)).run()
+                WorkerLoop(forked.channel, NoteMemory(forked.note)).run()
             except Exception as error:  # noqa: BLE001  the end of the process, which says why by its status
                 is_short = isinstance(error, MemoryError)
                 sys.stderr.write("a worker found no memory for a sample\n" if is_short else traceback.format_exc())

@@ -1,12 +1,10 @@
-"""Forks workers that have imported everything already. FORK SERVER process, and each WORKER in its first moments.
+"""Forks workers with all imports done. FORK SERVER process, and each WORKER at its beginning.
 
-To import what a worker needs takes half a second of a CPU; to fork one that has it takes some
-milliseconds. And what was imported is in memory once: forked processes share all pages that none of
-them writes to.
+A worker's imports take half a second of a CPU; a fork takes some milliseconds. And imported objects
+are in memory once: forked processes share all pages that none of them writes to.
 
-Invariant: a worker begins with one thread, its standard streams, and the two descriptors that came
-for it. Invariant: no worker is reaped before the daemon asks for it, who looks first at how it
-ended.
+Invariant: a worker begins with one thread, its standard streams, and the two descriptors of its
+order. Invariant: no worker is reaped before the daemon asks for it, after it has read the status.
 """
 
 import gc
@@ -23,15 +21,15 @@ from batchd.orders.worker import TO_FORKSERVER, Fork, Forked, NotForked, Reap
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
 
-class Born(NamedTuple):
-    """What a new worker has: its channel to the daemon, and the descriptor of its note."""
+class ForkedWorker(NamedTuple):
+    """Descriptors of a new worker: its channel to the daemon, and its note."""
 
     channel: socket.socket
     note: int
 
 
-def serve_forks(channel: socket.socket) -> Born | None:
-    """Fork workers until the daemon is gone. Returns once in each worker, and None in the fork server itself."""
+def serve_forks(channel: socket.socket) -> ForkedWorker | None:
+    """Fork workers until the daemon is gone. Returns None then, and a value in each worker."""
     _share_what_is_there()
     try:
         while True:
@@ -49,9 +47,9 @@ def serve_forks(channel: socket.socket) -> Born | None:
 
 
 def _share_what_is_there() -> None:
-    """Have the collector never look at what is imported by now: looking writes, and what is written is not shared any more."""
+    """Keep the collector away from imported objects: it would write to shared pages."""
     threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1:  # of somebody's sitecustomize, say
+    if threads > 1:  # of a sitecustomize, for example
         sys.stderr.write(
             f"the fork server of the workers has {threads} threads; a worker may hang on a lock of one of them\n"
         )
@@ -60,7 +58,7 @@ def _share_what_is_there() -> None:
 
 
 def _fork(channel: socket.socket, worker: int, descriptors: Sequence[int]) -> int:
-    """Fork; 0 in the worker, otherwise the daemon is told what became of it, and the descriptors are closed here."""
+    """Fork; 0 in the worker. Else report to the daemon, and close the descriptors here."""
     try:
         pid = children.fork()
     except OSError as error:
@@ -79,11 +77,11 @@ def _fork(channel: socket.socket, worker: int, descriptors: Sequence[int]) -> in
     return pid
 
 
-def _begin(worker: int, descriptors: Sequence[int]) -> Born:
-    """The first moments of a worker: it knows its number, and nothing in it may be as random as in all the others."""
+def _begin(worker: int, descriptors: Sequence[int]) -> ForkedWorker:
+    """Begin as a worker: with its number, and random numbers that differ from other workers'."""
     Here.worker = worker
     channel, note = descriptors
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-    return Born(socket.socket(fileno=channel), note)
+    return ForkedWorker(socket.socket(fileno=channel), note)

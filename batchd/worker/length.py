@@ -1,8 +1,8 @@
-"""A HELPER process, ``python -m batchd.worker.length RESULT_FD``: makes somebody's object once, asks for its length, and ends.
+"""HELPER process, ``python -m batchd.worker.length RESULT_FD``: length of a user's dataset.
 
-So the daemon imports nothing of it. What to ask comes as JSON on standard input, and the answer
-goes to the descriptor, also as JSON; what the object prints, and what went wrong, goes to standard
-error, which the daemon shows where we fail.
+It makes the user's object once, so that the daemon imports none of its code. The request is JSON on
+standard input, and the answer is JSON on the descriptor. Output of the object and errors are
+written to standard error, which the daemon shows after a failure.
 """
 
 import json

@@ -148,7 +148,10 @@ class WritableSlots:
         return self._memories[slot]
 
     def arrays(self, slot: int, layout: SlotLayout) -> Arrays:
-        """The writable fields of ``slot``, each ``[rows, *shape]``. A slot belongs to one stream, so it has one layout."""
+        """The writable fields of ``slot``, each ``[rows, *shape]``.
+
+        A slot belongs to one stream, so it has one layout.
+        """
         arrays = self._arrays.get(slot)
         if arrays is None:
             arrays = self._arrays[slot] = slot_arrays(self._memories[slot], layout)
@@ -161,24 +164,24 @@ SUBSTITUTES_MAX = 32
 
 
 class WorkerStream:
-    """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptors.
+    """A stream in a worker: plan, source and pipeline, made once from ``ServeStream``.
 
     ``others``: the descriptors beside the index, of the mailbox or of the cache. ``storage`` is one
     for all streams of a worker.
     """
 
     def __init__(
-        self, told: ServeStream, index_descriptor: int, others: list[int], note: NoteMemory, storage: Storage
+        self, message: ServeStream, index_descriptor: int, others: list[int], note: NoteMemory, storage: Storage
     ) -> None:
-        recipe = SampleRecipe(*told.recipe)
-        storage.limits = StorageLimits.from_wire(told.storage)
+        recipe = SampleRecipe(*message.recipe)
+        storage.limits = StorageLimits.from_wire(message.storage)
         index = SourceIndex.from_descriptor(index_descriptor)
-        self.layout = layout_from_wire(told.layout)
+        self.layout = layout_from_wire(message.layout)
         self.quarantined: set[int] = set()
         self._checksums = RowChecksums(self.layout)
-        self._plan = Plan(told.samples, told.batch_size, recipe.seed, told.shuffle, drop_last=False)
+        self._plan = Plan(message.samples, message.batch_size, recipe.seed, message.shuffle, drop_last=False)
         self._rows = PlannedRows(self._plan)
-        self._on_error = told.on_error
+        self._on_error = message.on_error
         self._note = note
         run_queue = RunQueue()
         self._stopwatch = Stopwatch(run_queue.waited_ns)
@@ -186,17 +189,17 @@ class WorkerStream:
         self._opened.callback(run_queue.close)
         self._hopeless: str | None = None
         try:
-            self._maker = SampleMaker(recipe, index, self._stopwatch, storage, cache=told.cache, others=others)
+            self._maker = SampleMaker(recipe, index, self._stopwatch, storage, cache=message.cache, others=others)
             self._opened.callback(self._maker.close)
         except RecipeUnusable as error:
             self._hopeless = str(error)
 
     def close(self) -> None:
-        """Give back what is open; no order comes any more."""
+        """Close the files of the stream; no order follows."""
         self._opened.close()
 
     def fill(self, order: FillChunk, arrays: Arrays, page: memoryview) -> ChunkFilled:
-        """Fill the ordered rows of a slot: its fields as ``arrays``, its whole memory as ``page``."""
+        """Fill rows of a slot: its fields as ``arrays``, its whole memory as ``page``."""
         rows = slice(order.first, order.first + order.count)
         if self._hopeless is None:
             try:
@@ -210,7 +213,7 @@ class WorkerStream:
 
     @property
     def parts(self) -> list[str]:
-        """What the time of its samples is divided among, by name."""
+        """Names of the timed parts of its samples."""
         return self._stopwatch.parts
 
     def _fill(self, order: FillChunk, rows: slice, arrays: Arrays, page: memoryview) -> ChunkFilled:
@@ -251,7 +254,7 @@ class WorkerStream:
         return reason
 
     def _treat(self, epoch: int, row: int, sample: int, fields: Row) -> bool:
-        """Fill the row of a bad sample by the stream's policy; False where the policy finds nothing to fill it with."""
+        """Fill a bad sample's row by the stream's policy; False if no sample is left."""
         if self._on_error == "substitute":
             for attempt in range(1, SUBSTITUTES_MAX + 1):
                 other = sample if self._maker.is_live else self._plan.substitute(epoch, sample, attempt)
@@ -265,11 +268,11 @@ class WorkerStream:
 
 
 class PlannedRows:
-    """Which samples stand in the rows of an order.
+    """Plans the samples of the rows of an order.
 
-    To work out twenty of them costs as much as two hundred, since nearly all of it is the way into
-    NumPy and back. So the rows behind those of an order are worked out with it: the next order is
-    mostly about them.
+    Planning twenty of them costs as much as two hundred, since nearly all of it is the call of
+    NumPy. So the rows behind those of an order are planned with it: the next order is mostly about
+    them.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -279,7 +282,10 @@ class PlannedRows:
         self._samples: NDArray[np.int64] = np.empty(0, np.int64)
 
     def samples(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
-        """The sample indices of rows ``first`` to ``first + count`` of a position: int64 ``[count]``, not to be written to."""
+        """Sample indices of rows ``first`` to ``first + count`` of a position: int64 ``[count]``.
+
+        The array is shared, so it must not be written to.
+        """
         start = first - self._first
         if position != self._position or start < 0 or start + count > len(self._samples):
             rows = max(count, min(ROWS_AHEAD, self._plan.rows(position.step) - first))

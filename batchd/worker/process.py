@@ -28,16 +28,16 @@ THREAD_VARIABLES = (
 
 
 def limit_threads() -> None:
-    """Hold the thread pools of numerical libraries to one thread, before they are imported: there is a process for each core."""
+    """Limit numerical libraries, before their import, to one thread: each core has a process."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def settle_in() -> None:
-    """Become a process that belongs to its parent.
+    """Tie the process to its parent.
 
-    The end of its channel says that whoever started us is gone, unless a sample holds us: then the
-    kernel kills us. SIGINT is the other side's business.
+    The end of its channel says that the parent is gone; if a sample blocks the process, the kernel
+    kills it. The parent handles SIGINT.
     """
     die_with_parent()
     print_to_the_log()
@@ -45,7 +45,10 @@ def settle_in() -> None:
 
 
 def print_to_the_log() -> None:
-    """Standard output is the daemon's, for its address; what people's functions print goes where the log goes, at once."""
+    """Send standard output to the log: the daemon's own is for its address.
+
+    So users' functions print into the log, line by line.
+    """
     with suppress(OSError):  # there may be no standard error
         os.dup2(2, 1)
     if isinstance(sys.stdout, TextIOWrapper):

@@ -1,10 +1,10 @@
-"""Makes the samples of one stream, one after the other. WORKER process, and a WRITER of ``batchd prepare``.
+"""Makes the samples of one stream, one by one. WORKER process, and a writer of ``prepare``.
 
-    recipe + index --> reader, behind a cache --> values --first steps--> values --other steps--> a row, or values
-                                    ^---- a cache of decoded samples keeps what the first steps make
+    recipe + index --> reader, behind a cache --> values --first steps--> values --others--> a row
+                                    ^---- a cache of decoded samples keeps the first steps' result
 
-Invariant: what is wrong with one sample is a reason, and the next sample can be made;
-``RecipeUnusable`` is about all samples.
+Invariant: a problem of one sample is a reason, and the next sample can be made;
+``RecipeUnusable`` concerns all samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,18 +32,18 @@ from batchd.storage.index import SourceIndex
 from batchd.worker.stopwatch import Stopwatch
 
 BAD = SampleUnreadable, SampleUndecodable
-"""What is wrong with one sample."""
+"""Errors of a single sample."""
 
 
 class RecipeUnusable(Exception):  # noqa: N818  names what is wrong
-    """No sample can be made: a user's function cannot be imported, or a file that a step reads is not what the daemon saw."""
+    """No sample can be made: a user's function cannot be imported, or a step's file has changed."""
 
 
 class SampleMaker:
-    """Reads samples and runs the steps. Belongs to one stream of one process; not for several threads at once.
+    """Reads samples and runs the steps. Belongs to one stream of one process; not thread-safe.
 
-    ``columns``: what a sample consists of behind all steps, by name. ``is_live``: another reading
-    of a number is another sample.
+    ``columns``: of a sample after all steps, by name. ``is_live``: reading a number again gives
+    another sample.
     """
 
     def __init__(  # noqa: PLR0913  each is one thing that samples are made with
@@ -101,29 +101,30 @@ class SampleMaker:
             self._opened = where_it_fails.pop_all()
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close the files."""
         self._opened.close()
 
     def read_ahead(self, samples: Sequence[int]) -> None:
-        """Have the reader get what it can get at once. The more it is, the less waiting that is for each sample."""
+        """Request all samples that the reader can fetch at once, which saves waiting for each."""
         if self._reads_ahead:
             self._storage.begin_reading_ahead()
             read_ahead(self._reader, samples)
             self._stopwatch.waited()
 
     def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
-        """The values of a sample, made without a row. Raises ``BAD``, and what is wrong with all samples: see ``fill``."""
+        """Values of a sample, without a row. Raises ``BAD``, and as ``fill`` does."""
         return self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
 
     def fill(self, epoch: int, sample: int, attempt: int, row: Row) -> str | None:
-        """Write the fields of a sample into ``row``; says why it is bad, if it is, and then they hold anything.
+        """Write the fields of a sample into ``row``; return the reason if it is bad.
 
-        Raises ``StepInvalid`` and ``FunctionUnusable`` where no other sample can be made either.
+        Then the fields are undefined. Raises ``StepInvalid`` and ``FunctionUnusable`` if no other
+        sample can be made either.
         """
         try:
             self._pipeline.run(self._read(epoch, sample, attempt), epoch, sample, attempt, row)
             if self._cached is not None:
-                self._cached.keep()  # not before: who mends a bad file wants it to be read again
+                self._cached.keep()  # not before: a repaired file is to be read again
                 self._stopwatch.laps.lap(self._keeping)
         except BAD as error:
             self._stopwatch.waste_sample()
@@ -134,18 +135,18 @@ class SampleMaker:
         return None
 
     def keep_known(self, sample: int, row: Row) -> None:
-        """Write what is known of a bad sample into ``row``, and zeros, or what fills a padded field, everywhere else."""
+        """Write a bad sample's known fields; all others get zeros, or their padding."""
         self._pipeline.keep(self._reader.known(sample), row)
 
     def shown_name(self, sample: int) -> str:
-        """Where a sample is, for people: its end where it is long, odd bytes written out."""
+        """The path of a sample, for users: only its end if it is long; odd bytes are escaped."""
         shown = self._reader.name(sample).encode("utf-8", "backslashreplace")
         if len(shown) > PATH_BYTES_MAX:
             shown = b"..." + shown[3 - PATH_BYTES_MAX :]
         return shown.decode("utf-8", "ignore")
 
     def _read(self, epoch: int, sample: int, attempt: int) -> Mapping[str, Value]:
-        """The values of a sample behind the first steps, where a cache keeps what these make, or else in front of all steps."""
+        """Read a sample's values: after the first steps if these are cached, else before all."""
         self._stopwatch.begin_sample()
         self._storage.begin_sample()
         values = self._reader.read(sample)
@@ -158,5 +159,5 @@ class SampleMaker:
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """The beginning of a text, as UTF-8 of at most ``bytes_max`` bytes; odd characters written out."""
+    """The first ``bytes_max`` bytes of a text as UTF-8; odd characters are escaped."""
     return text.encode("utf-8", "backslashreplace")[:bytes_max].decode("utf-8", "ignore")

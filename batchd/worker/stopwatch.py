@@ -1,6 +1,6 @@
-"""What a worker says of its own work: where its time went, and which samples took much longer than the others. WORKER process.
+"""A worker's measurements: where its time went, and which samples were slow. WORKER process.
 
-Invariant: all times of a chunk are of the same rows, and what is reported was not reported before.
+Invariant: all times of a chunk are of the same rows, and each is reported once.
 """
 
 import os
@@ -15,22 +15,24 @@ from batchd.pipeline.timings import Laps
 from batchd.samples.values import Value
 
 SLOW_FACTOR = 4
-"""So many times as long as usual is slow."""
+"""A sample that takes so many times the usual time is slow."""
 USUAL_STEP = 1.02
-"""How far each sample moves what is usual, towards itself: so half of them are above it, which makes it the median."""
+"""Factor by which each sample moves the usual time towards its own: half of them are above it, so
+it is the median."""
 
 
 SCHEDULED = Path("/proc/thread-self/schedstat")
 """ns on a CPU, ns ready without a CPU, how often it got one: of the thread that opened it."""
 _SCHEDULED_BYTES_MAX = 128
 _NOT_COUNTED = ["0", "0", "0"]
-"""What a kernel writes that could count and does not."""
+"""Content of the file if the kernel could count and does not."""
 
 
 class RunQueue:
-    """How long this thread was ready to run and had no CPU, which the kernel alone can tell from sleeping and waiting for a file.
+    """Time for which this thread was ready to run and had no CPU.
 
-    Asks again and again, at about a microsecond each. ``close`` gives the file back.
+    Only the kernel can tell that from sleeping and waiting for a file. Each reading takes about a
+    microsecond. ``close`` closes the file.
     """
 
     def __init__(self, place: Path = SCHEDULED) -> None:
@@ -43,32 +45,32 @@ class RunQueue:
             self.close()
 
     def waited_ns(self) -> int | None:
-        """In total since the thread began; None where the kernel does not say."""
+        """Total ns since the thread began; None if the kernel does not count."""
         if self._descriptor is None:
             return None
         return int(os.pread(self._descriptor, _SCHEDULED_BYTES_MAX, 0).split()[1])
 
     def close(self) -> None:
-        """Nobody asks any more, or gets None."""
+        """Close the file; later readings are None."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
-def _never_told() -> None:
+def _unknown() -> None:
     return None
 
 
 class Stopwatch:
-    """Measures one sample after the other, of one stream. Those that are bad, and those that stand in for them, are samples too.
+    """Measures the samples of one stream, including bad ones and their substitutes.
 
         begin -> (begin_sample -> is_read -> end_sample, or waste_sample at any time)* -> work
 
-    ``cpu_wait_ns`` says how long this thread has wanted a CPU and had none, in total; None where
-    nobody knows.
+    ``cpu_wait_ns`` returns how long this thread has been ready without a CPU, in total; None if
+    unknown.
     """
 
-    def __init__(self, cpu_wait_ns: Callable[[], int | None] = _never_told) -> None:
+    def __init__(self, cpu_wait_ns: Callable[[], int | None] = _unknown) -> None:
         self.laps = Laps()
         self._cpu_wait_ns = cpu_wait_ns
         self._reading = self.laps.part(READ_PART)
@@ -77,7 +79,7 @@ class Stopwatch:
 
     @property
     def parts(self) -> list[str]:
-        """What the time of samples is divided among, by name."""
+        """Names of the timed parts of samples."""
         return [*self.laps.names, BAD_PART]
 
     def begin(self) -> None:
@@ -91,7 +93,10 @@ class Stopwatch:
         self._slow: list[tuple[int, str, int]] = []
 
     def waited(self) -> None:
-        """All since the chunk began was waiting for a server of files: no work, and chunks are cut by how much work they are."""
+        """Count the time since the chunk began as waiting for a file server.
+
+        It is no work, and chunks are cut by their amount of work.
+        """
         self._waited_ns = perf_counter_ns() - self._begun_ns
         self._cpu_before_ns = thread_time_ns()
 
@@ -124,7 +129,7 @@ class Stopwatch:
         return taken_ns if taken_ns > SLOW_FACTOR * usual_ns else None
 
     def waste_sample(self) -> None:
-        """The sample is bad: all of its time is the bad samples', and none of it is reading or decoding."""
+        """End a bad sample: all of its time counts as that of bad samples."""
         self._bad_ns += self.laps.take_back_ns()
         self._cpu_before_ns = thread_time_ns()
 
@@ -153,7 +158,7 @@ class Stopwatch:
         )
 
     def _cpu_wait_us(self) -> int | None:
-        """In this chunk; None where it is not known."""
+        """CPU wait of this chunk; None if unknown."""
         now_ns = self._cpu_wait_ns()
         if now_ns is None or self._begun_cpu_wait_ns is None:
             return None

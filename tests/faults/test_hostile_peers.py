@@ -368,4 +368,4 @@ def test_a_process_that_is_cut_off_again_and_again_is_named_once_a_minute(daemon
         with RawPeer(daemon.runtime_dir) as peer:
             peer.lifeline.send(b"nonsense")
             assert peer.is_hung_up()
-    assert 0 < len(daemon.log_lines("trainer cut off")) < 20
+    assert 0 < len(daemon.log_lines("trainer disconnected")) < 20

@@ -210,7 +210,7 @@ def test_from_where_a_flood_came_nobody_comes_in_for_a_while(daemon):
     """An honest trainer of that host waits for it, as for a daemon that is away; from elsewhere they come."""
     host, before = elsewhere(), closed(daemon)
     flood(daemon, FLOODING["questions"], greets=True, host=host)
-    wait_until(lambda: lines_about(daemon, host), "it was cut off")
+    wait_until(lambda: lines_about(daemon, host), "it was disconnected")
     with suppress(ConnectionError), connect(daemon, host) as kept_out:
         while kept_out.recv(1 << 10):
             pass
@@ -224,7 +224,7 @@ def test_from_where_a_flood_came_nobody_comes_in_for_a_while(daemon):
 def test_a_trainer_that_is_kept_out_is_told_so_by_its_deadline(daemon):
     """It cannot know more than that its connections are cut."""
     flood(daemon, FLOODING["questions"], greets=True, host="127.0.0.1")
-    wait_until(lambda: lines_about(daemon, "127.0.0.1"), "it was cut off")
+    wait_until(lambda: lines_about(daemon, "127.0.0.1"), "it was disconnected")
     with pytest.raises(DaemonNotFound, match="cut"):
         batchd_client.connect(daemon.tcp_address, connect_timeout_s=1.0)
     batchd_client.connect(daemon.tcp_address, connect_timeout_s=3 * BAN_S).close()

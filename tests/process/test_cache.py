@@ -311,7 +311,7 @@ def test_caches_of_no_stream_are_told_and_not_removed(start_daemon, own_photos, 
 
     daemon.restart()
 
-    (line,) = daemon.log_lines("caches of no stream")
+    (line,) = daemon.log_lines("unused cache files")
     assert line["files"] == 1
     assert line["advice"].endswith(f"rm {old}")
     assert len(list(disk.iterdir())) == 2

@@ -484,7 +484,7 @@ def test_a_failing_directory_is_answered_with_500(context, keys, authenticator, 
         answer = ask(context, authenticator, request_with(key.public))
     assert answer[2:] == [b"500", b"the daemon cannot read its keys", b"", b""]
     assert [(line["event"], line["log_level"], line["address"]) for line in lines] == [
-        ("peer cannot be judged", "error", "10.0.0.9")
+        ("cannot check a peer's key", "error", "10.0.0.9")
     ]
     assert authenticator.refused == 1
 
@@ -524,7 +524,7 @@ def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
         now_s[0] += 61
         ask(context, authenticator, request_with(unknown, address=b"10.0.0.1"))
     assert [line["address"] for line in lines] == ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
-    assert all(line["reason"] == f"nobody has the key {unknown}" for line in lines)
+    assert all(line["reason"] == f"no trainer has the key {unknown}" for line in lines)
     assert authenticator.refused == 5
 
 

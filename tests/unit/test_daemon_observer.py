@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from batchd.config.addresses import parse_http
 from batchd.config.tree import DaemonConfig
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.service import observer
 from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S, HttpSocket, ObserverProcess, open_http
 from batchd.errors import ConfigInvalid
@@ -104,7 +104,7 @@ def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
     """And soon again, once one has lived for a while."""
     now = [1000.0]
     monkeypatch.setattr(observer, "monotonic", lambda: now[0])
-    watch = Watch()
+    selector = Selector()
     starts = []
 
     def fail(_self: ObserverProcess) -> None:
@@ -113,7 +113,7 @@ def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
 
     monkeypatch.setattr(ObserverProcess, "_start", fail)
     listener = socket.socket()
-    with capture_logs(), ObserverProcess(watch, HttpSocket(listener), RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
+    with capture_logs(), ObserverProcess(selector, HttpSocket(listener), RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
         process.start(lambda _lifeline, _pid: None)
         for _ in range(4000):
             now[0] += 0.1
@@ -124,7 +124,7 @@ def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
         now[0] = process._started_s + PAUSE_MAX_S + 1
         process._put_off("observer ended")
         assert process._due_s == now[0] + PAUSE_FIRST_S
-    watch.close()
+    selector.close()
 
 
 def test_an_address_is_nobody_elses_from_the_first_moment() -> None:

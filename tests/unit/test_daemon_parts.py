@@ -1,4 +1,4 @@
-"""The small parts of the daemon: seldom said things, watched descriptors, the held directory."""
+"""The small parts of the daemon: log limits, watched descriptors, the held directory."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from batchd.daemon import limits
-from batchd.daemon.descriptors import Watch
-from batchd.daemon.limits import KINDS_MAX, PERIOD_S, Seldom
+from batchd.daemon.descriptors import Selector
+from batchd.daemon.limits import KINDS_MAX, PERIOD_S, OncePerMinute
 from batchd.daemon.runtime import hold
 from batchd.errors import AlreadyRunning, BatchdError, ConfigInvalid, ExitCode
 from support.waiting import PATIENCE_S
 
-# --- Seldom ----------------------------------------------------------------------------------------------------------
+# --- OncePerMinute --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -29,44 +29,44 @@ def clock(monkeypatch):
 
 def test_the_same_thing_is_said_once_a_minute(clock) -> None:
     """Being asked in between does not put it off."""
-    seldom = Seldom()
+    limit = OncePerMinute()
 
-    assert seldom.now("accept")
+    assert limit.allows("accept")
     clock[0] += PERIOD_S / 2
-    assert not seldom.now("accept")
+    assert not limit.allows("accept")
     clock[0] += PERIOD_S / 2
-    assert seldom.now("accept")
-    assert not seldom.now("accept")
+    assert limit.allows("accept")
+    assert not limit.allows("accept")
 
 
 def test_different_things_do_not_silence_each_other(clock) -> None:
     """Each kind has its own minute."""
-    seldom = Seldom()
+    limit = OncePerMinute()
 
-    assert [seldom.now(kind) for kind in ("a", "b", "a", "b", "c")] == [True, True, False, False, True]
+    assert [limit.allows(kind) for kind in ("a", "b", "a", "b", "c")] == [True, True, False, False, True]
     clock[0] += PERIOD_S
-    assert seldom.now("b")
+    assert limit.allows("b")
 
 
 @pytest.mark.usefixtures("clock")
 def test_endlessly_many_kinds_take_no_endless_memory() -> None:
     """A peer that chooses the kinds cannot fill ours; that something is said again is the price."""
-    seldom = Seldom()
+    limit = OncePerMinute()
     for number in range(10 * KINDS_MAX):
-        assert seldom.now(f"kind {number}")
+        assert limit.allows(f"kind {number}")
 
-    assert len(seldom._said_s) <= KINDS_MAX
-    assert not seldom.now(f"kind {10 * KINDS_MAX - 1}")
+    assert len(limit._said_s) <= KINDS_MAX
+    assert not limit.allows(f"kind {10 * KINDS_MAX - 1}")
 
 
-# --- Watch -----------------------------------------------------------------------------------------------------------
+# --- Selector -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def watch():
-    watch = Watch()
-    yield watch
-    watch.close()
+def selector():
+    selector = Selector()
+    yield selector
+    selector.close()
 
 
 @pytest.fixture
@@ -81,92 +81,92 @@ def pipes():
             os.close(descriptor)
 
 
-def test_only_what_is_ready_is_called(watch, pipes) -> None:
+def test_only_what_is_ready_is_called(selector, pipes) -> None:
     """And again while there is something left to read."""
     called = []
     for number, reading in enumerate(pipes):
-        watch.add(reading, lambda number=number: called.append(number))
+        selector.add(reading, lambda number=number: called.append(number))
     os.read(pipes[1], 1)
 
-    watch.dispatch()
-    watch.dispatch()
+    selector.dispatch()
+    selector.dispatch()
 
     assert sorted(called) == [0, 0, 2, 2]
 
 
-def test_the_end_of_the_other_side_calls_too(watch) -> None:
+def test_the_end_of_the_other_side_calls_too(selector) -> None:
     """That is what lifelines are for."""
     called = []
     reading, writing = os.pipe()
-    watch.add(reading, lambda: called.append("end"))
-    watch.dispatch()
+    selector.add(reading, lambda: called.append("end"))
+    selector.dispatch()
     assert called == []
     os.close(writing)
 
-    watch.dispatch()
+    selector.dispatch()
 
     assert called == ["end"]
-    watch.remove(reading)
+    selector.remove(reading)
     os.close(reading)
 
 
-def test_a_callback_may_remove_itself_and_all_others(watch, pipes) -> None:
+def test_a_callback_may_remove_itself_and_all_others(selector, pipes) -> None:
     """Those that were ready at the same moment are passed over."""
     called = []
 
     def remove_all(number: int) -> None:
         called.append(number)
         for reading in pipes:
-            watch.remove(reading)
+            selector.remove(reading)
 
     for number, reading in enumerate(pipes):
-        watch.add(reading, lambda number=number: remove_all(number))
-    watch.dispatch()
-    watch.dispatch()
+        selector.add(reading, lambda number=number: remove_all(number))
+    selector.dispatch()
+    selector.dispatch()
 
     assert len(called) == 1
 
 
-def test_who_takes_over_a_descriptors_number_is_not_called_for_his_predecessor(watch, pipes) -> None:
+def test_who_takes_over_a_descriptors_number_is_not_called_for_his_predecessor(selector, pipes) -> None:
     """A callback closes another session and accepts a new one, which gets the same number."""
     called = []
 
     def replace_others(mine: int) -> None:
         called.append(mine)
-        watch.remove(mine)
+        selector.remove(mine)
         for reading in set(pipes) - {mine}:
-            watch.remove(reading)
-            watch.add(reading, lambda: called.append("successor"))
+            selector.remove(reading)
+            selector.add(reading, lambda: called.append("successor"))
 
     for reading in pipes:
-        watch.add(reading, lambda mine=reading: replace_others(mine))
-    watch.dispatch()
+        selector.add(reading, lambda mine=reading: replace_others(mine))
+    selector.dispatch()
     assert len(called) == 1
 
-    watch.dispatch()
+    selector.dispatch()
 
     assert called.count("successor") == 2
 
 
-def test_watching_twice_is_our_mistake_and_removing_twice_is_none(watch, pipes) -> None:
+def test_watching_twice_is_our_mistake_and_removing_twice_is_none(selector, pipes) -> None:
     """Ends of things come from several sides."""
-    watch.add(pipes[0], list)
+    selector.add(pipes[0], list)
     with pytest.raises(AssertionError, match="watched already"):
-        watch.add(pipes[0], list)
-    watch.remove(pipes[0])
-    watch.remove(pipes[0])
+        selector.add(pipes[0], list)
+    selector.remove(pipes[0])
+    selector.remove(pipes[0])
 
-    watch.add(pipes[0], list)
+    selector.add(pipes[0], list)
 
 
-def test_one_descriptor_stands_for_all(watch, pipes) -> None:
+def test_one_descriptor_stands_for_all(selector, pipes) -> None:
     """The loop waits for it, together with ZeroMQ's."""
-    outer = Watch()
+    outer = Selector()
     called = []
-    outer.add(watch.fileno(), lambda: called.append("something"))
+    outer.add(selector.fileno(), lambda: called.append("something"))
     outer.dispatch()
     assert called == []
-    watch.add(pipes[0], list)
+    selector.add(pipes[0], list)
 
     outer.dispatch()
 

@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from batchd.daemon.local import listener
-from batchd.daemon.local.listener import Peer, is_ours, may_connect, peer_of, why_not
+from batchd.daemon.local.listener import PeerCredentials, credentials_of, is_ours, may_connect, why_not
 from support.waiting import PATIENCE_S
 
 STRANGER = 54_321
@@ -47,7 +47,7 @@ sys.stdin.read()
 
 
 @contextmanager
-def connected_as(user: int, group: int, *others: int) -> Iterator[tuple[socket.socket, Peer, int]]:
+def connected_as(user: int, group: int, *others: int) -> Iterator[tuple[socket.socket, PeerCredentials, int]]:
     """Our end of a connection from that user and his groups, who it is, and the process id."""
     address = f"batchd-test-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -58,20 +58,20 @@ def connected_as(user: int, group: int, *others: int) -> Iterator[tuple[socket.s
         with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
             lifeline, _address = listener.accept()
             with lifeline:
-                yield lifeline, peer_of(lifeline), process.pid
+                yield lifeline, credentials_of(lifeline), process.pid
             process.communicate()
 
 
 def test_the_kernel_says_who_connected() -> None:
     """Process, user and group, whatever the peer would say of itself."""
-    with connected_as(os.getuid(), os.getgid()) as (_lifeline, peer, pid):
-        assert peer == Peer(pid, os.geteuid(), os.getegid())
+    with connected_as(os.getuid(), os.getgid()) as (_lifeline, credentials, pid):
+        assert credentials == PeerCredentials(pid, os.geteuid(), os.getegid())
 
 
 def test_the_daemons_own_user_may_connect() -> None:
     """Whatever group the directory has."""
-    with connected_as(os.getuid(), os.getgid()) as (lifeline, peer, _pid):
-        assert may_connect(lifeline, peer, OPEN)
+    with connected_as(os.getuid(), os.getgid()) as (lifeline, credentials, _pid):
+        assert may_connect(lifeline, credentials, OPEN)
 
 
 def test_root_may_connect_to_any_users_daemon(monkeypatch) -> None:
@@ -79,24 +79,24 @@ def test_root_may_connect_to_any_users_daemon(monkeypatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     with ours, theirs:
-        assert may_connect(ours, Peer(1, 0, 0), OPEN)
+        assert may_connect(ours, PeerCredentials(1, 0, 0), OPEN)
 
 
 @as_root
 def test_a_daemon_that_is_not_roots_lets_its_own_user_in(monkeypatch) -> None:
     """His second process belongs to none of the directory's groups."""
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
-    with connected_as(STRANGER, STRANGERS_GROUP) as (lifeline, peer, _pid):
-        assert may_connect(lifeline, peer, OPEN)
+    with connected_as(STRANGER, STRANGERS_GROUP) as (lifeline, credentials, _pid):
+        assert may_connect(lifeline, credentials, OPEN)
 
 
 @as_root
 def test_a_stranger_may_not_connect() -> None:
     """Neither without further groups nor with some that are not the directory's."""
     for others in ((), (STRANGERS_GROUP + 10, STRANGERS_GROUP + 11)):
-        with connected_as(STRANGER, STRANGERS_GROUP, *others) as (lifeline, peer, pid):
-            assert peer == Peer(pid, STRANGER, STRANGERS_GROUP)
-            assert not may_connect(lifeline, peer, OPEN)
+        with connected_as(STRANGER, STRANGERS_GROUP, *others) as (lifeline, credentials, pid):
+            assert credentials == PeerCredentials(pid, STRANGER, STRANGERS_GROUP)
+            assert not may_connect(lifeline, credentials, OPEN)
 
 
 @as_root
@@ -111,36 +111,36 @@ def test_a_stranger_may_not_connect() -> None:
 )
 def test_members_of_the_directorys_group_may_connect(groups) -> None:
     """The group may be any of the peer's."""
-    with connected_as(STRANGER, *groups) as (lifeline, peer, _pid):
-        assert peer.user == STRANGER
-        assert may_connect(lifeline, peer, OPEN)
+    with connected_as(STRANGER, *groups) as (lifeline, credentials, _pid):
+        assert credentials.user == STRANGER
+        assert may_connect(lifeline, credentials, OPEN)
 
 
 @as_root
 def test_of_a_peer_in_too_many_groups_the_primary_one_counts() -> None:
     """More than can be asked for end in an answer, not in an error that would take the daemon with it."""
     many = range(60_000, 60_300)
-    with connected_as(STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP, *many) as (lifeline, peer, _pid):
-        assert not may_connect(lifeline, peer, OPEN)
-    with connected_as(STRANGER, DIRECTORY_GROUP, *many) as (lifeline, peer, _pid):
-        assert may_connect(lifeline, peer, OPEN)
+    with connected_as(STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP, *many) as (lifeline, credentials, _pid):
+        assert not may_connect(lifeline, credentials, OPEN)
+    with connected_as(STRANGER, DIRECTORY_GROUP, *many) as (lifeline, credentials, _pid):
+        assert may_connect(lifeline, credentials, OPEN)
 
 
 def test_who_connected_is_known_after_he_is_gone() -> None:
     """The kernel keeps the credentials with the connection; a new process with the same number changes nothing."""
-    with connected_as(os.getuid(), os.getgid()) as (lifeline, peer, _pid):
+    with connected_as(os.getuid(), os.getgid()) as (lifeline, credentials, _pid):
         lifeline.shutdown(socket.SHUT_RDWR)
 
-        assert peer_of(lifeline) == peer
+        assert credentials_of(lifeline) == credentials
 
 
 def test_a_peer_without_a_number_here_has_none() -> None:
     """The kernel says 0 for a process that is outside of the daemon's container."""
     raw = struct.pack("iII", 0, 4_000_000_000, 4_000_000_001)
 
-    peer = peer_of(cast("socket.socket", SimpleNamespace(getsockopt=lambda *_arguments: raw)))
+    credentials = credentials_of(cast("socket.socket", SimpleNamespace(getsockopt=lambda *_arguments: raw)))
 
-    assert peer == Peer(None, 4_000_000_000, 4_000_000_001)
+    assert credentials == PeerCredentials(None, 4_000_000_000, 4_000_000_001)
 
 
 @pytest.fixture
@@ -151,23 +151,23 @@ def everybody_unmapped(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("everybody_unmapped")
 @pytest.mark.parametrize(
-    ("peer", "group"),
+    ("credentials", "group"),
     [
-        (Peer(None, NOBODY, NOBODY), NOBODY),
-        (Peer(None, NOBODY, STRANGERS_GROUP), DIRECTORY_GROUP),
-        (Peer(None, STRANGER, NOBODY), NOBODY),
+        (PeerCredentials(None, NOBODY, NOBODY), NOBODY),
+        (PeerCredentials(None, NOBODY, STRANGERS_GROUP), DIRECTORY_GROUP),
+        (PeerCredentials(None, STRANGER, NOBODY), NOBODY),
     ],
     ids=["both", "the user", "the group"],
 )
-def test_where_numbers_tell_nothing_the_directorys_mode_does(monkeypatch, peer, group) -> None:
+def test_where_numbers_tell_nothing_the_directorys_mode_does(monkeypatch, credentials, group) -> None:
     """Whom the kernel let into a directory that is closed to strangers is none, whatever he looks like from here."""
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         for mode in (0o755, 0o751, 0o757):
-            assert not may_connect(ours, peer, directory(group, mode))
-        assert may_connect(ours, peer, directory(group, 0o750))
-    assert "chmod o-rwx" in why_not(peer, directory(group, 0o755))
+            assert not may_connect(ours, credentials, directory(group, mode))
+        assert may_connect(ours, credentials, directory(group, 0o750))
+    assert "chmod o-rwx" in why_not(credentials, directory(group, 0o755))
 
 
 @pytest.mark.usefixtures("everybody_unmapped")
@@ -175,9 +175,9 @@ def test_numbers_that_tell_who_somebody_is_are_enough() -> None:
     """Root of the daemon's own user namespace, and a group that it knows; strangers are told why not."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        assert may_connect(ours, Peer(None, 0, 0), directory(NOBODY, 0o755))
-        assert may_connect(ours, Peer(None, NOBODY, DIRECTORY_GROUP), OPEN)
-        stranger = Peer(None, STRANGER, STRANGERS_GROUP)
+        assert may_connect(ours, PeerCredentials(None, 0, 0), directory(NOBODY, 0o755))
+        assert may_connect(ours, PeerCredentials(None, NOBODY, DIRECTORY_GROUP), OPEN)
+        stranger = PeerCredentials(None, STRANGER, STRANGERS_GROUP)
         assert not may_connect(ours, stranger, directory(DIRECTORY_GROUP, 0o750))
     assert why_not(stranger, OPEN) == f"user {STRANGER} is not in the group of the runtime directory"
 

@@ -14,7 +14,7 @@ import zmq
 from structlog.testing import capture_logs
 
 from batchd.core.actions import GrantLease
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.local.sessions import LocalDoor
@@ -33,8 +33,8 @@ DIRECTORY_GROUP = 54_323
 @pytest.fixture
 def sessions() -> Iterator[LocalDoor]:
     """A door that nobody comes to."""
-    with closing(Watch()) as watch:
-        sessions = LocalDoor(DaemonSide(watch, print, SlotPool()), SessionLimits(1, 1))
+    with closing(Selector()) as selector:
+        sessions = LocalDoor(DaemonSide(selector, print, SlotPool()), SessionLimits(1, 1))
         yield sessions
         sessions.close()
 
@@ -88,7 +88,7 @@ def test_only_what_the_directory_refuses_is_said_of_it(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sessions._watch, "add", refuse)
+        patch.setattr(sessions._selector, "add", refuse)
         with pytest.raises(OSError, match="No space left on device"):
             sessions.bind(names.lifeline_path, names.zmq_path)
 
@@ -121,18 +121,18 @@ class Trainer:
 
     def __init__(self, stack: ExitStack, directory: Path, *, allowed: bool, asks: bool) -> None:
         names = RuntimeDirectory(directory)
-        watch = stack.enter_context(closing(Watch()))
+        selector = stack.enter_context(closing(Selector()))
         self.memory = SlotPool()
         stack.callback(self.memory.close)
         self.memory.create(1, SLOT_BYTES)
-        self.sessions = LocalDoor(DaemonSide(watch, print, self.memory), SessionLimits(1, 1), writable_slots=allowed)
+        self.sessions = LocalDoor(DaemonSide(selector, print, self.memory), SessionLimits(1, 1), writable_slots=allowed)
         stack.callback(self.sessions.close)
         self.sessions.bind(names.lifeline_path, names.zmq_path)
         self.lifeline = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self.lifeline.connect(str(names.lifeline_path))
-        watch.dispatch()
+        selector.dispatch()
         send_message(self.lifeline, Hello(PROTOCOL_VERSION, "trainer", 1))
-        watch.dispatch()
+        selector.dispatch()
         welcome, _ = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
         assert isinstance(welcome, Welcome)
         if asks:
@@ -143,13 +143,13 @@ class Trainer:
         self.dealer.connect(names.zmq_endpoint)
         self.dealer.send(Open(PROTOCOL_VERSION, welcome.secret).encode())
         wait_until(
-            lambda: watch.dispatch() or self.sessions.receive(()) or self.sessions.everybody()[0].connection,
+            lambda: selector.dispatch() or self.sessions.receive(()) or self.sessions.trainers()[0].connection,
             "it is open",
         )
 
     def shared(self) -> int:
         """The mode of the slot's descriptor, as it is shared now."""
-        (session,) = self.sessions.everybody()
+        (session,) = self.sessions.trainers()
         self.sessions.deliver(GrantLease(1, session.number, 1, 0, 0, 0, 1, 1, 0, 1, is_remote=False), LAYOUT)
         message, (descriptor,) = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
         assert message == SlotShared(1, SLOT_BYTES)

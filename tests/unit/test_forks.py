@@ -12,7 +12,7 @@ import pytest
 
 from batchd import children
 from batchd.core.events import WorkerGone
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.orders.worker import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
 from batchd.worker import fork_server
@@ -30,20 +30,20 @@ class Workers:
 
     def __init__(self, monkeypatch, program):
         monkeypatch.setattr(children, "command", lambda _module, channel: [sys.executable, "-c", program, channel])
-        self.watch = Watch()
+        self.selector = Selector()
         self.events = []
-        self.workers = WorkerProcesses(self.watch, self.events.append)
+        self.workers = WorkerProcesses(self.selector, self.events.append)
 
     def gone(self):
         def ends():
-            self.watch.dispatch()
+            self.selector.dispatch()
             return [(event.worker, event.how) for event in self.events if isinstance(event, WorkerGone)]
 
         return wait_until(ends, "a worker is gone")
 
     def close(self):
         self.workers.close(0.1)
-        self.watch.close()
+        self.selector.close()
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_whoever_was_asked_for_is_taken_in_when_all_descriptors_are_taken(starte
     held = []
     with pytest.raises(OSError, match="Too many open files"):
         take_all(held)
-    it.watch.dispatch()
+    it.selector.dispatch()
     for descriptor in held:
         os.close(descriptor)
     (pid,) = it.workers.pids().values()
@@ -115,7 +115,7 @@ def test_where_no_descriptor_can_be_had_workers_are_tried_again(started, descrip
     channel = it.workers._forks._channel
     assert select.select([channel], [], [], PATIENCE_S)[0]
     descriptors_max(3)
-    it.watch.dispatch()
+    it.selector.dispatch()
     descriptors_max(1024)
     assert it.gone() == [(1, "it could not be started")]
 
@@ -138,7 +138,7 @@ def test_the_end_of_the_daemon_ends_one_that_is_stopped(started):
     it.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    it.watch = Watch()  # for the fixture
+    it.selector = Selector()  # for the fixture
 
 
 def test_a_kernel_that_forks_nobody_is_passed_on(monkeypatch):

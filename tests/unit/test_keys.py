@@ -472,7 +472,7 @@ def test_a_damaged_file_lets_nobody_in_and_is_told_once(keys: KeyDirectory, dama
         assert [keys.find(key.public) for _ in range(3)] == [None] * 3
         assert not keys.holds("a", key.public)
     assert [line["event"] for line in lines if line["path"].endswith(("a.key", "other.key"))][:1] == [
-        "key file lets nobody in"
+        "key file is invalid"
     ]
     assert len({line["path"] for line in lines}) == len(lines)
     assert keys.find(other.public) == TrainerKey("z", other.public, None)

@@ -12,7 +12,7 @@ import pytest
 from batchd.children import Child, Linked
 from batchd.config.tree import Config
 from batchd.daemon import serve as module
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.serve import ServeOptions, serve
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError
@@ -50,7 +50,7 @@ def test_other_errors_are_bugs_of_ours(monkeypatch) -> None:
         serve(cast("Config", None), ServeOptions())
 
 
-class FullWatch(Watch):
+class FullSelector(Selector):
     """One that takes so many descriptors."""
 
     room = 2
@@ -62,9 +62,9 @@ class FullWatch(Watch):
         super().add(descriptor, callback)
 
 
-def spawn(watch: Watch, launched: Linked) -> None:
+def spawn(selector: Selector, launched: Linked) -> None:
     """Start a worker; nothing is known of it where that fails."""
-    workers = WorkerProcesses(watch, print, launched)
+    workers = WorkerProcesses(selector, print, launched)
     try:
         workers.spawn(1)
     finally:
@@ -76,10 +76,10 @@ def spawn(watch: Watch, launched: Linked) -> None:
 def test_a_worker_that_cannot_be_watched_is_not_started(room) -> None:
     """Its fork server, or its channel: nothing of it is left, and it can be tried again."""
     before = len(descriptors_of("self"))
-    with closing(FullWatch()) as watch:
-        watch.room = room
+    with closing(FullSelector()) as selector:
+        selector.room = room
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         launched = Linked(Child(subprocess.Popen(["true"])), ours)
         with closing(theirs), pytest.raises(OSError, match="No space"):
-            spawn(watch, launched)
+            spawn(selector, launched)
     assert len(descriptors_of("self")) == before

@@ -113,5 +113,5 @@ def test_one_peer_is_an_address_or_a_network_of_version_6(address, network) -> N
 
 def test_a_whole_crowd_may_be_about_to_greet() -> None:
     """As many strangers as sessions, and never fewer than a small cluster has."""
-    assert SessionLimits(1000, 10).strangers_max == 1000
-    assert SessionLimits(1, 1).strangers_max == 256
+    assert SessionLimits(1000, 10).pending_max == 1000
+    assert SessionLimits(1, 1).pending_max == 256

@@ -9,10 +9,10 @@ from contextlib import ExitStack, closing
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon.descriptors import Watch
-from batchd.daemon.limits import STRANGER_TICKS, oldest_of_crowds
+from batchd.daemon.descriptors import Selector
+from batchd.daemon.limits import PENDING_TICKS, oldest_of_crowds
 from batchd.daemon.local import listener as local
-from batchd.daemon.local.listener import Listener, Strangers, descriptors_left
+from batchd.daemon.local.listener import Listener, PendingConnections, descriptors_left
 from batchd.daemon.memory.held_descriptors import SPARE_DESCRIPTORS
 from support.kernel import descriptors_of
 
@@ -29,17 +29,17 @@ def test_the_owner_with_most_loses_its_oldest() -> None:
 
 def test_strangers_are_told_by_their_time() -> None:
     """One that became a session is none."""
-    strangers: Strangers[str] = Strangers()
-    strangers.came("silent", 0)
-    strangers.came("session", 0)
-    assert not strangers.in_the_way()
-    overdue = [strangers.tick() for _ in range(STRANGER_TICKS)]
-    strangers.went("session")
-    strangers.came("new", 0)
+    pending: PendingConnections[str] = PendingConnections()
+    pending.add("silent", 0)
+    pending.add("session", 0)
+    assert not pending.blocking()
+    overdue = [pending.tick() for _ in range(PENDING_TICKS)]
+    pending.remove("session")
+    pending.add("new", 0)
 
-    assert overdue == [[]] * STRANGER_TICKS
-    assert strangers.in_the_way() == strangers.tick() == ["silent"]
-    assert strangers.too_many(1) == ["silent"]
+    assert overdue == [[]] * PENDING_TICKS
+    assert pending.blocking() == pending.tick() == ["silent"]
+    assert pending.excess(1) == ["silent"]
 
 
 def test_descriptors_are_counted() -> None:
@@ -50,81 +50,81 @@ def test_descriptors_are_counted() -> None:
 
 
 @pytest.fixture
-def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Listener, Watch, list[socket.socket]]]]:
+def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Listener, Selector, list[socket.socket]]]]:
     """Knock twice at a door that so many descriptors are left for: the door, and who was let in."""
     with ExitStack() as stack:
-        watch = stack.enter_context(closing(Watch()))
+        selector = stack.enter_context(closing(Selector()))
         came: list[socket.socket] = []
 
         def let_in(one: socket.socket) -> None:
             came.append(stack.enter_context(one))
 
-        def knock(left: int) -> tuple[Listener, Watch, list[socket.socket]]:
+        def knock(left: int) -> tuple[Listener, Selector, list[socket.socket]]:
             monkeypatch.setattr(local, "descriptors_left", lambda: left)
-            door = stack.enter_context(closing(Listener(watch, socket.SOCK_STREAM, let_in, lambda: 2)))
+            door = stack.enter_context(closing(Listener(selector, socket.SOCK_STREAM, let_in, lambda: 2)))
             door.open(tmp_path / "door")
             door.begin()
             for _ in range(2):
                 stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(tmp_path / "door"))
-            return door, watch, came
+            return door, selector, came
 
         yield knock
 
 
 def test_who_comes_waits_while_too_few_descriptors_are_left(knock, monkeypatch) -> None:
     """One more than is needed lets one in; the next one when there are more."""
-    door, watch, came = knock(2)
+    door, selector, came = knock(2)
     with capture_logs() as log:
-        watch.dispatch()
-        watch.dispatch()
+        selector.dispatch()
+        selector.dispatch()
     assert (len(came), door.is_short) == (1, True)
     assert [line["event"] for line in log] == ["cannot accept a trainer"]
 
     monkeypatch.setattr(local, "descriptors_left", lambda: 9)
     door.tick()
-    watch.dispatch()
+    selector.dispatch()
     assert (len(came), door.is_short) == (2, False)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 def test_who_cannot_be_accepted_waits(knock, monkeypatch, number) -> None:
     """Whatever is lacking."""
-    door, watch, came = knock(9)
+    door, selector, came = knock(9)
 
     def refuse(_self: socket.socket) -> None:
         raise OSError(number, "it is lacking")
 
     with monkeypatch.context() as patch:
         patch.setattr(socket.socket, "accept", refuse)
-        watch.dispatch()
+        selector.dispatch()
     assert (came, door.is_short) == ([], True)
     door.tick()
-    watch.dispatch()
+    selector.dispatch()
     assert len(came) == 2
 
 
 def test_one_that_cannot_be_watched_is_closed(knock, monkeypatch) -> None:
     """The kernel has a limit of what one user may watch (ENOSPC)."""
-    door, watch, came = knock(9)
+    door, selector, came = knock(9)
 
     def refuse(_one: socket.socket) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(door, "_admit", refuse)
-    watch.dispatch()
+    selector.dispatch()
     assert (came, door.is_short) == ([], True)
 
 
 def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) -> None:
     """The kernel had no room for it when its turn came; the next tick tries again, and one line tells."""
-    door, watch, came = knock(0)
+    door, selector, came = knock(0)
 
     def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patch, capture_logs() as log:
-        watch.dispatch()
-        patch.setattr(watch, "add", refuse)
+        selector.dispatch()
+        patch.setattr(selector, "add", refuse)
         for _ in range(3):
             door.tick()
             assert door.is_short
@@ -132,18 +132,18 @@ def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) 
 
     monkeypatch.setattr(local, "descriptors_left", lambda: 9)
     door.tick()
-    watch.dispatch()
+    selector.dispatch()
     assert (len(came), door.is_short) == (2, False)
 
 
 def test_a_door_that_cannot_be_watched_does_not_begin(tmp_path, monkeypatch) -> None:
     """At the start that is said, and nothing is left over."""
-    with closing(Watch()) as watch, closing(Listener(watch, socket.SOCK_STREAM, print, lambda: 1)) as door:
+    with closing(Selector()) as selector, closing(Listener(selector, socket.SOCK_STREAM, print, lambda: 1)) as door:
 
         def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
             raise OSError(errno.ENOSPC, "no space left")
 
         door.open(tmp_path / "door")
-        monkeypatch.setattr(watch, "add", refuse)
+        monkeypatch.setattr(selector, "add", refuse)
         with pytest.raises(OSError, match="no space left"):
             door.begin()

@@ -10,7 +10,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
 ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| (.+?) \|(.*)\|$")
 
 
-SPEAKERS = ("speak", "say")
+LOG_CALLS = ("write",)
 """What a choice between two levels is called; the higher one counts."""
 
 
@@ -32,13 +32,13 @@ def events_of(tree):
 
 
 def chosen(function):
-    """Events that are logged at one of two levels: rationed ones, and those that are expected now and then."""
+    """Events that are logged at one of two levels: limited ones, and those that are expected now and then."""
     level = None
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in SPEAKERS:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in LOG_CALLS:
             level = max(node.value.body.attr, node.value.orelse.attr, key=LEVELS.index)
     for call in ast.walk(function):
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in SPEAKERS:
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in LOG_CALLS:
             yield call, level
 
 
@@ -97,16 +97,16 @@ def test_an_event_has_one_level():
     assert len(names) == len(set(names))
 
 
-def test_the_reading_of_the_code_finds_an_event_that_is_rationed():
+def test_the_reading_of_the_code_finds_an_event_that_is_limited():
     """As well as a plain one, and one that is passed on: what this module does not see, it cannot ask for."""
     module = ast.parse(
-        "def f():\n    speak = _log.warning if allowed else _log.debug\n    speak('rationed')\n    _log.error('plain')\n"
-        "def g():\n    say = _log.info if expected else _log.warning\n    say('expected now and then')\n    h('passed on')\n"
+        "def f():\n    write = _log.warning if allowed else _log.debug\n    write('limited')\n    _log.error('plain')\n"
+        "def g():\n    write = _log.info if expected else _log.warning\n    write('expected now and then')\n    h('passed on')\n"
         "def h(event):\n    _log.warning(event)\n    self.h('passed on by a method')\n"
     )
 
     assert {(call.args[0].value, level) for call, level in events_of(module)} == {
-        ("rationed", "warning"),
+        ("limited", "warning"),
         ("plain", "error"),
         ("expected now and then", "warning"),
         ("passed on", "warning"),

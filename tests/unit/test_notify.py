@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchd.core import events as ev
-from batchd.daemon.serve import Opening
+from batchd.daemon.serve import Assembly
 from batchd.daemon.service.manager import FEEDINGS, STATUS_EVERY_S, Notifier, Service, status_line
 from support.configs import WHOLE, load
 from support.core_invariants import CheckedWorld
@@ -328,7 +328,7 @@ def test_the_service_manager_of_a_script_is_not_told_of_its_embedded_daemon(
     """It would take the script for ready; and its variables go no further."""
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
     config = load(tmp_path, WHOLE)
-    assert not Opening(config, stack).service(is_embedded=True).notifier.is_heard
+    assert not Assembly(config, stack).service(is_embedded=True).notifier.is_heard
     assert "NOTIFY_SOCKET" not in os.environ
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
-    assert Opening(config, stack).service(is_embedded=False).notifier.is_heard
+    assert Assembly(config, stack).service(is_embedded=False).notifier.is_heard

@@ -14,10 +14,10 @@ import pytest
 import structlog
 
 from batchd.children import Child
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.reload import requests as reload
-from batchd.daemon.reload.requests import Origin, Reloader, Watcher
-from batchd.daemon.reload.rescan import Errand
+from batchd.daemon.reload.requests import Origin, Reloader, ReloadListener
+from batchd.daemon.reload.rescan import ReloadRequest
 from batchd.errors import ExitCode
 from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from batchd_wire.channel import send_message
@@ -32,7 +32,7 @@ class Switched:
     def __init__(self):
         self.performed = []
 
-    def perform(self, document, descriptors):
+    def apply(self, document, descriptors):
         self.performed.append((document, set(descriptors)))
         return "done"
 
@@ -65,18 +65,18 @@ class Reloading:
     """A reloader whose processes are ours."""
 
     def __init__(self, monkeypatch):
-        self.watch = Watch()
-        self.switch = Switched()
+        self.selector = Selector()
+        self.applier = Switched()
         self.readers = []
         self.progress = []
         self.outcomes = []
         monkeypatch.setattr(Reloader, "_start", lambda _self, _origin: self.new_reader().reading)
         self.reloader = Reloader(
-            self.watch,
-            self.switch,
+            self.selector,
+            self.applier,
             Origin(Path("batchd.toml"), {}),
             lambda _session, _message: None,
-            Watcher(lambda: None, lambda *told: self.progress.append(told), self.outcomes.append),
+            ReloadListener(lambda: None, lambda *told: self.progress.append(told), self.outcomes.append),
         )
 
     def new_reader(self):
@@ -88,7 +88,7 @@ class Reloading:
         return self.readers[-1]
 
     def dispatch_until(self, condition, what):
-        wait_until(lambda: self.watch.dispatch() or condition(), what)
+        wait_until(lambda: self.selector.dispatch() or condition(), what)
 
     def outcome(self):
         self.dispatch_until(lambda: self.outcomes, "it is over")
@@ -96,7 +96,7 @@ class Reloading:
 
     def close(self):
         self.reloader.close()
-        self.watch.close()
+        self.selector.close()
         for reader in self.readers:
             reader.channel.close()
             reader.child.end()
@@ -117,7 +117,7 @@ def test_a_message_that_cannot_be_read_spoils_what_follows(it):
     outcome = it.outcome()
     assert outcome.exit_code == ExitCode.FAILED
     assert "LimitNOFILE" in outcome.text
-    assert not it.switch.performed
+    assert not it.applier.performed
     assert reader.child.reap() < 0
 
 
@@ -125,11 +125,11 @@ def test_a_stream_without_its_index_is_not_put_into_force(it):
     """The daemon goes on with the configuration before."""
     reader = it.begin()
     reader.send_document(FINE)
-    it.watch.dispatch()
+    it.selector.dispatch()
     reader.end()
     outcome = it.outcome()
     assert (outcome.exit_code, outcome.text) == (1, "what is new cannot be had: no index of photos has come")
-    assert not it.switch.performed
+    assert not it.applier.performed
 
 
 def test_a_document_with_everything_that_belongs_to_it_is_put_into_force(it):
@@ -139,10 +139,10 @@ def test_a_document_with_everything_that_belongs_to_it_is_put_into_force(it):
     reader.send(StreamScanned("photos"), index)
     os.close(index)
     reader.send_document(FINE)
-    it.watch.dispatch()
+    it.selector.dispatch()
     reader.end()
     assert it.outcome().exit_code == ExitCode.FINE
-    assert it.switch.performed == [(FINE, {"photos"})]
+    assert it.applier.performed == [(FINE, {"photos"})]
 
 
 def test_progress_and_lines_of_the_log_are_passed_on(it):
@@ -152,7 +152,7 @@ def test_progress_and_lines_of_the_log_are_passed_on(it):
     reader.send(RescanLogged("warning", "odd", {"file": "a", "event": "even"}))
     reader.send(RescanLogged("bind", "odd", {}))
     with structlog.testing.capture_logs() as lines:
-        it.watch.dispatch()
+        it.selector.dispatch()
     assert it.progress == [("photos", 7)]
     assert lines == [{"event": "odd", "file": "a", "log_level": "warning"}]
 
@@ -161,7 +161,7 @@ def test_a_reading_that_makes_no_progress_is_given_up_and_the_next_one_begins(it
     """Whoever waits is told where it hung."""
     reader = it.begin()
     reader.send(ScanProgressed("photos", 7, 300))
-    it.watch.dispatch()
+    it.selector.dispatch()
     it.reloader.round_ended()
     assert it.reloader.is_reading
     it.reloader.ask()
@@ -180,7 +180,7 @@ def test_progress_is_what_keeps_a_reading_alive(it):
     reader = it.begin()
     it.reloader._reading.heard_s -= 1000.0
     reader.send(ScanProgressed("photos", 7, 300))
-    it.watch.dispatch()
+    it.selector.dispatch()
     it.reloader.round_ended()
     assert it.reloader.is_reading
     it.reloader._reading.heard_s -= 1000.0
@@ -192,7 +192,7 @@ def test_a_reading_says_itself_how_long_it_may_be_silent(it):
     """It knows what it waits for: who lets a function take an hour has asked for it."""
     reader = it.begin()
     reader.send(ScanProgressed("", 0, 7200))
-    it.watch.dispatch()
+    it.selector.dispatch()
     assert not it.progress
     it.reloader._reading.heard_s -= 3600.0
     it.reloader.round_ended()
@@ -219,21 +219,21 @@ def test_a_process_that_cannot_be_killed_holds_up_neither_the_loop_nor_the_end(i
 
 
 def test_a_sandbox_without_priorities_does_not_refuse_the_reload(monkeypatch):
-    """Services and containers may not change them; the errand, here of another version, is answered all the same."""
+    """Services and containers may not change them; the request, here of another version, is answered all the same."""
 
     def refuse(*_arguments):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "setpriority", refuse)
-    switch = Switched()
-    switch.errand = lambda *_facts: Errand("0", "batchd.toml", {}, {}, {}, {}, 0, {})
+    applier = Switched()
+    applier.request = lambda *_facts: ReloadRequest("0", "batchd.toml", {}, {}, {}, {}, 0, {})
     outcomes = []
-    watch = Watch()
+    selector = Selector()
     reloader = Reloader(
-        watch, switch, Origin(Path("batchd.toml"), {}), None, Watcher(lambda: None, None, outcomes.append)
+        selector, applier, Origin(Path("batchd.toml"), {}), None, ReloadListener(lambda: None, None, outcomes.append)
     )
     reloader.ask()
-    wait_until(lambda: watch.dispatch() or outcomes, "it is over")
+    wait_until(lambda: selector.dispatch() or outcomes, "it is over")
     reloader.close()
-    watch.close()
+    selector.close()
     assert "the daemon that runs is 0: restart it" in outcomes[0].text

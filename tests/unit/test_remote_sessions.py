@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from batchd.core.actions import GrantLease
 from batchd.core.events import BatchSent, Event, SessionCutOff
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.limits import KINDS_MAX, SessionLimits
 from batchd.daemon.loop import Loop
@@ -54,8 +54,8 @@ def memory() -> SlotPool:
 @pytest.fixture
 def remote(events, memory) -> Iterator[TcpDoor]:
     """A door to which nobody has connected, and that is not bound."""
-    with closing(Watch()) as watch:
-        remote = TcpDoor(DaemonSide(watch, events.append, memory), SessionLimits(9, 9), None)
+    with closing(Selector()) as selector:
+        remote = TcpDoor(DaemonSide(selector, events.append, memory), SessionLimits(9, 9), None)
         yield remote
         remote.close()
 
@@ -63,8 +63,8 @@ def remote(events, memory) -> Iterator[TcpDoor]:
 def come(remote: TcpDoor, number: int) -> None:
     """Add a session without a trainer."""
     session = RemoteSession(number, [], bytes([number]), "10.0.0.1", "test", 1, None)
-    remote._register.add(session)
-    remote._register.connect(session, Connection(bytes([number]), -number))
+    remote._sessions.add(session)
+    remote._sessions.connect(session, Connection(bytes([number]), -number))
 
 
 class DeafRouter:
@@ -95,14 +95,14 @@ def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(
         with context.socket(zmq.DEALER) as leaving:
             remote._take(greeting(remote, staying))
             late = greeting(remote, leaving)
-        wait_until(lambda: remote.note_ends() or len(remote._doorstep) == 1, "one connection is gone")
+        wait_until(lambda: remote.note_ends() or len(remote._guard) == 1, "one connection is gone")
         remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
         remote._take(late)
-        assert len(remote.everybody()) == 2
+        assert len(remote.trainers()) == 2
         for _ in range(3):
             remote.tick()
 
-        assert [session.number for session in remote.everybody()] == [1]
+        assert [session.number for session in remote.trainers()] == [1]
         assert events == [SessionCutOff(2)]
 
 
@@ -114,18 +114,18 @@ def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_s
         silent = [stack.enter_context(socket.socket()) for _ in range(10)]
         with zmq.Context() as context, context.socket(zmq.DEALER) as leaving:
             late = greeting(remote, leaving)
-        wait_until(lambda: remote.note_ends() or not len(remote._doorstep), "the connection is gone")
+        wait_until(lambda: remote.note_ends() or not len(remote._guard), "the connection is gone")
         remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
         remote._take(late)
         for one in silent:
             one.connect(("127.0.0.1", int(place)))
-        wait_until(lambda: remote.note_ends() or late[-1].get(zmq.SRCFD) in remote._doorstep, "another has its number")
+        wait_until(lambda: remote.note_ends() or late[-1].get(zmq.SRCFD) in remote._guard, "another has its number")
 
         for _ in range(3):
             remote.tick()
 
         assert events == [SessionCutOff(1)]
-        assert not remote.everybody()
+        assert not remote.trainers()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_batch_that_cannot_be_mapped_ends_its_session_and_no_other(remote, eve
         remote.deliver(GrantLease(1, 1, 5, 0, 0, 0, 3, 7, 0, 4, is_remote=True), LAYOUT)
 
     assert events == [SessionCutOff(1), BatchSent(1, 5, 0, 7)]
-    assert [session.number for session in remote.everybody()] == [2]
+    assert [session.number for session in remote.trainers()] == [2]
     (line,) = lines
     assert (line["event"], line["session"]) == ("remote trainer gone", 1)
     assert "no memory to send it a batch from: " in line["reason"]
@@ -150,8 +150,8 @@ def test_a_lease_for_a_trainer_that_is_gone_ends_where_nothing_else_ends_it(is_r
     """What is sent as bytes ends by ``BatchSent`` alone; on this host the end of the session has ended the lease."""
     queue = Queue()
     parts = cast("Any", None)
-    with closing(Watch()) as watch:
-        loop = Loop(queue, parts, {}, parts, watch, parts, Doors([]), parts, parts)
+    with closing(Selector()) as selector:
+        loop = Loop(queue, parts, {}, parts, selector, parts, Doors([]), parts, parts)
         loop._grant(GrantLease(1, 1, 5, 0, 0, 0, 3, 7, 0, 4, is_remote=is_remote))
 
     assert list(queue) == [BatchSent(1, 5, 0, 7)] * is_remote

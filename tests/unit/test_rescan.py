@@ -14,7 +14,7 @@ from batchd import __version__
 from batchd.config.load import load_config
 from batchd.daemon.memory.available import RESERVE_BYTES
 from batchd.daemon.memory.rings import plan_rings
-from batchd.daemon.reload.rescan import LOOK_MAX_S, SILENCE_MAX_S, Errand
+from batchd.daemon.reload.rescan import LOOK_MAX_S, SILENCE_MAX_S, ReloadRequest
 from batchd.errors import ExitCode
 from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed
 from batchd.storage.access import Storage
@@ -50,7 +50,7 @@ sys.exit(rescan.main())
 """
 
 
-def run(program, errand):
+def run(program, request):
     """Everything that the process sends, and the document in the end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", program, str(theirs.fileno())]
@@ -61,7 +61,7 @@ def run(program, errand):
     ):
         theirs.close()
         with reader.stdin as given:
-            given.write(json.dumps(errand).encode())
+            given.write(json.dumps(request).encode())
         try:
             while True:
                 message, given = receive_message(ours, TO_DAEMON_FROM_RESCAN)
@@ -92,10 +92,10 @@ class Served:
         self.ring = next(iter(rings.values()))
         self.ring_bytes = self.ring.ring_bytes
 
-    def errand(self, signatures=(), made_bytes=0, cached_bytes=()):
+    def request(self, signatures=(), made_bytes=0, cached_bytes=()):
         daemon = self.config.daemon.model_dump(mode="json")
         facts = {}, daemon, dict(signatures), self.slots, made_bytes, dict(cached_bytes)
-        return asdict(Errand(__version__, str(self.file), *facts))
+        return asdict(ReloadRequest(__version__, str(self.file), *facts))
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def outcome(document):
 def test_a_ring_that_is_replaced_gives_its_memory_to_the_new_one(served) -> None:
     """Both streams have changed; what the machine has left is nearly nothing, and is enough."""
     program = LITTLE_MEMORY.format(available=RESERVE_BYTES)
-    _messages, document = run(program, served.errand(made_bytes=2 * served.ring_bytes))
+    _messages, document = run(program, served.request(made_bytes=2 * served.ring_bytes))
     assert outcome(document) is ExitCode.FINE, document
-    _messages, document = run(program, served.errand(made_bytes=2 * served.ring_bytes - 1))
+    _messages, document = run(program, served.request(made_bytes=2 * served.ring_bytes - 1))
     assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
     assert "need 1 B of shared memory, have 0 B" in document["problem"]
 
@@ -123,24 +123,24 @@ def test_a_cache_counts_with_all_that_it_may_still_take(tmp_path, photos) -> Non
     served = Served(tmp_path, photos, {name: folder_stream(photos, **keys) for name in ("one", "two")})
     need_bytes = RESERVE_BYTES + 2 * served.ring_bytes + (8 << 20)
 
-    _messages, document = run(LITTLE_MEMORY.format(available=need_bytes), served.errand())
+    _messages, document = run(LITTLE_MEMORY.format(available=need_bytes), served.request())
     assert outcome(document) is ExitCode.FINE, document
     (key,) = {stream["cache"]["key"] for stream in document["streams"].values()}
     less = LITTLE_MEMORY.format(available=need_bytes - 1)
-    _messages, document = run(less, served.errand())
+    _messages, document = run(less, served.request())
     assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
-    _messages, document = run(less, served.errand(cached_bytes={key: 1}))
+    _messages, document = run(less, served.request(cached_bytes={key: 1}))
     assert outcome(document) is ExitCode.FINE, document
 
 
 def test_what_a_ring_that_stays_has_not_made_yet_is_not_given_away(served) -> None:
     """A new stream fits into what there is, but not beside what the other one was promised."""
-    _messages, document = run(LITTLE_MEMORY.format(available=1 << 40), served.errand())
+    _messages, document = run(LITTLE_MEMORY.format(available=1 << 40), served.request())
     signature = document["streams"]["one"]["signature"]
     enough_for_one = LITTLE_MEMORY.format(available=RESERVE_BYTES + served.ring_bytes)
-    _messages, document = run(enough_for_one, served.errand({"one": signature}))
+    _messages, document = run(enough_for_one, served.request({"one": signature}))
     assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
-    _messages, document = run(enough_for_one, served.errand({"one": signature}, made_bytes=served.ring_bytes))
+    _messages, document = run(enough_for_one, served.request({"one": signature}, made_bytes=served.ring_bytes))
     assert outcome(document) is ExitCode.FINE, document
 
 
@@ -149,13 +149,13 @@ def test_a_mailbox_that_is_made_before_the_memory_is_looked_at_is_not_asked_for_
     served = Served(tmp_path, photos, {"live": {**push_stream(), "memory": "8MiB"}})
     assert served.ring.mailbox_bytes
     available = RESERVE_BYTES + served.ring_bytes - served.ring.mailbox_bytes
-    _messages, document = run(LITTLE_MEMORY.format(available=available), served.errand())
+    _messages, document = run(LITTLE_MEMORY.format(available=available), served.request())
     assert outcome(document) is ExitCode.FINE, document
 
 
 def test_a_scan_says_that_it_gets_on(served) -> None:
     """Before it looks at a stream, and while it finds samples."""
-    messages, _document = run(EAGER, served.errand())
+    messages, _document = run(EAGER, served.request())
     told = [message for message in messages if isinstance(message, ScanProgressed)]
     assert [(message.name, message.found) for message in told] == [
         ("", 0),
@@ -173,7 +173,7 @@ def test_a_scan_says_how_long_it_may_be_silent(tmp_path, photos) -> None:
     source = {"type": "concat", "sources": [numbers, {**numbers, "length_timeout_s": 10.0}]}
     streams = {"one": folder_stream(photos), "two": {"source": source, "batch_size": 4}}
     served = Served(tmp_path, photos, streams, storage_timeout_s=50.0, storage_retries=3)
-    messages, _document = run(EAGER, served.errand())
+    messages, _document = run(EAGER, served.request())
     patience = {message.name: message.patience_s for message in messages if isinstance(message, ScanProgressed)}
     assert patience == {"": SILENCE_MAX_S + 2 * LOOK_MAX_S, "one": SILENCE_MAX_S + 200, "two": SILENCE_MAX_S + 1200}
 
@@ -183,7 +183,7 @@ def test_what_is_to_be_logged_is_the_daemons_to_log(tmp_path, photos, capfd) -> 
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o777)
-    messages, _document = run(EAGER, Served(tmp_path, photos, cache_dir=str(cache)).errand())
+    messages, _document = run(EAGER, Served(tmp_path, photos, cache_dir=str(cache)).request())
     event = "no index is kept or used: others may write into the folder"
     said = [message for message in messages if isinstance(message, RescanLogged)]
     assert said == [RescanLogged("warning", event, {"folder": str(cache)})] * 2
@@ -192,7 +192,7 @@ def test_what_is_to_be_logged_is_the_daemons_to_log(tmp_path, photos, capfd) -> 
 
 def test_a_line_that_no_message_can_carry_is_cut_and_written_out(served) -> None:
     """Names of files need not be text, and reasons may be long."""
-    messages, document = run(UNPRINTABLE, served.errand())
+    messages, document = run(UNPRINTABLE, served.request())
     (said,) = (message for message in messages if isinstance(message, RescanLogged))
     assert said.facts["file"] == "\\udcff"
     assert said.facts["long"] == "x" * 4_000

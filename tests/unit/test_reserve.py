@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from batchd.config.tree import Config
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.local.sessions import LocalDoor
@@ -247,27 +247,27 @@ def test_a_limit_without_two_slots_for_each_stream_is_refused() -> None:
 
 def test_a_trainer_that_cannot_be_accepted_waits_and_does_not_keep_the_loop_awake(tmp_path: Path) -> None:
     """He is tried again with the next tick, and comes in when there are descriptors."""
-    watch = Watch()
+    selector = Selector()
     with ExitStack() as stack:
-        stack.callback(watch.close)
-        sessions = LocalDoor(DaemonSide(watch, print, SlotPool()), SessionLimits(4, 4))
+        stack.callback(selector.close)
+        sessions = LocalDoor(DaemonSide(selector, print, SlotPool()), SessionLimits(4, 4))
         stack.callback(sessions.close)
         sessions.bind(tmp_path / "l", tmp_path / "z")
         trainer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         with no_free_descriptors(), capture_logs() as lines:
             trainer.connect(str(tmp_path / "l"))
             for _ in range(3):
-                assert is_awake(watch)
-                watch.dispatch()
-                assert not is_awake(watch)
+                assert is_awake(selector)
+                selector.dispatch()
+                assert not is_awake(selector)
                 sessions.tick()
-        watch.dispatch()
+        selector.dispatch()
         assert len(sessions._by_number) == 1
         assert [line["event"] for line in lines] == ["cannot accept a trainer"]
 
 
-def is_awake(watch: Watch) -> bool:
+def is_awake(selector: Selector) -> bool:
     """Would the loop come round at once?"""
     poll = select.poll()
-    poll.register(watch.fileno(), select.POLLIN)
+    poll.register(selector.fileno(), select.POLLIN)
     return bool(poll.poll(0))

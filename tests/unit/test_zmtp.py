@@ -11,7 +11,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.dispatch import MESSAGE_BYTES_MAX, UNREAD_MAX
 from batchd.daemon.local.zmtp import (
     COMMANDS_MAX,
@@ -34,11 +34,11 @@ class Pair:
     """A connection, and the raw socket at its other end."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.watch = stack.enter_context(closing(Watch()))
+        self.selector = stack.enter_context(closing(Selector()))
         self.theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         stack.enter_context(self.theirs)
         ours.setblocking(False)
-        self.connection = ZmtpConnection(self.watch, ours, ZmtpConnection.read)
+        self.connection = ZmtpConnection(self.selector, ours, ZmtpConnection.read)
         stack.callback(self.connection.close)
 
     def say(self, words: bytes) -> list[list[bytes]]:
@@ -46,7 +46,7 @@ class Pair:
         heard = []
         for start in range(0, len(words), READ_BYTES):
             self.theirs.sendall(words[start : start + READ_BYTES])
-            self.watch.dispatch()
+            self.selector.dispatch()
             while (frames := self.connection.take()) is not None:
                 heard.append(frames)
         return heard
@@ -162,7 +162,7 @@ def test_what_the_kernel_does_not_take_is_sent_later_and_too_much_of_it_not_at_a
     received = bytearray()
     while len(received) < expected:
         received += pair.theirs.recv(1 << 20)
-        pair.watch.dispatch()
+        pair.selector.dispatch()
 
     assert received == BEGINNING + frame(message) * sent
     assert pair.connection.send(message)
@@ -179,14 +179,14 @@ def test_long_messages_that_are_left_unread_are_bounded_by_their_bytes(pair: Pai
         assert UNSENT_BYTES_MAX - len(message) < sum(map(len, pair.connection._unsent)) <= UNSENT_BYTES_MAX
         while pair.connection._unsent:
             pair.theirs.recv(1 << 20)
-            pair.watch.dispatch()
+            pair.selector.dispatch()
 
 
 def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
     """Also by who was sending."""
     pair.theirs.close()
     assert pair.connection.send(b"too late")
-    pair.watch.dispatch()
+    pair.selector.dispatch()
 
     assert pair.connection.is_over
 
@@ -194,26 +194,26 @@ def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
 def test_a_connection_that_cannot_wait_from_its_start_ends(monkeypatch) -> None:
     """The kernel has no memory for the first words, and none to tell when it has; the loop closes it as any that is over."""
     with ExitStack() as stack:
-        watch = stack.enter_context(closing(Watch()))
+        selector = stack.enter_context(closing(Selector()))
         _theirs, ours = (stack.enter_context(one) for one in socket.socketpair())
         ours.setblocking(False)
         monkeypatch.setattr(ZmtpConnection, "_write_some", lambda _self, _data: 0)
-        monkeypatch.setattr(watch, "wait_to_write", no_room)
-        connection = ZmtpConnection(watch, ours, ZmtpConnection.read)
-        watch.dispatch()
+        monkeypatch.setattr(selector, "wait_to_write", no_room)
+        connection = ZmtpConnection(selector, ours, ZmtpConnection.read)
+        selector.dispatch()
         assert connection.is_over
 
         connection.close()
-        assert not watch._callbacks
+        assert not selector._callbacks
 
 
 def test_a_connection_that_cannot_be_watched_for_writing_ends(pair: Pair, monkeypatch) -> None:
     """The daemon goes on; the other side hears the end behind what was sent before."""
     with monkeypatch.context() as patch:
-        patch.setattr(pair.watch, "wait_to_write", no_room)
+        patch.setattr(pair.selector, "wait_to_write", no_room)
         for _ in range(3 * UNREAD_MAX):
             assert pair.connection.send(bytes(10_000))
-    pair.watch.dispatch()
+    pair.selector.dispatch()
 
     assert pair.connection.is_over
     while pair.theirs.recv(1 << 20):
@@ -224,22 +224,22 @@ def test_a_watch_for_writing_that_cannot_end_ends_later(pair: Pair, monkeypatch)
     """With the next look at the connection, which goes on meanwhile."""
     while not pair.connection._unsent:
         pair.connection.send(bytes(10_000))
-    while not select.select([pair.watch], [], [], 0)[0]:
+    while not select.select([pair.selector], [], [], 0)[0]:
         pair.theirs.recv(1 << 20)
     with monkeypatch.context() as patch:
-        patch.setattr(pair.watch, "wait_to_write", no_room)
-        pair.watch.dispatch()
+        patch.setattr(pair.selector, "wait_to_write", no_room)
+        pair.selector.dispatch()
     assert not pair.connection._unsent
-    pair.watch.dispatch()
+    pair.selector.dispatch()
 
-    assert not select.select([pair.watch], [], [], 0)[0]
+    assert not select.select([pair.selector], [], [], 0)[0]
     assert not pair.connection.is_over
 
 
 def test_libzmq_understands_us(tmp_path) -> None:
     """A DEALER asks, and hears the answer, short or long."""
     with ExitStack() as stack:
-        watch = stack.enter_context(closing(Watch()))
+        selector = stack.enter_context(closing(Selector()))
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(tmp_path / "z"))
         listener.listen()
@@ -250,11 +250,11 @@ def test_libzmq_understands_us(tmp_path) -> None:
         dealer.connect(f"ipc://{tmp_path / 'z'}")
         wire, _ = listener.accept()
         wire.setblocking(False)
-        connection = ZmtpConnection(watch, wire, ZmtpConnection.read)
+        connection = ZmtpConnection(selector, wire, ZmtpConnection.read)
         stack.callback(connection.close)
         for size in (0, 255, 256, MESSAGE_BYTES_MAX):
             dealer.send(bytes(size))
-            assert wait_until(lambda: watch.dispatch() or connection.take(), "it is heard") == [bytes(size)]
+            assert wait_until(lambda: selector.dispatch() or connection.take(), "it is heard") == [bytes(size)]
             connection.send(bytes(3 * size))
-            wait_until(lambda: watch.dispatch() or dealer.poll(0), "it is answered")
+            wait_until(lambda: selector.dispatch() or dealer.poll(0), "it is answered")
             assert dealer.recv() == bytes(3 * size)

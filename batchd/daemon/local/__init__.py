@@ -1,1 +1,1 @@
-"""Trainers and commands of this host: the sockets of the runtime directory, sessions, and what each peer is. DAEMON process."""
+"""Trainers and commands of this host: sockets and sessions. DAEMON process."""

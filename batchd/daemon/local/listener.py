@@ -26,8 +26,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
-from batchd.daemon.descriptors import Watch
-from batchd.daemon.limits import STRANGER_TICKS, Seldom, oldest_of_crowds
+from batchd.daemon.descriptors import Selector
+from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds
 from batchd.daemon.memory.held_descriptors import ADVICE, SPARE_DESCRIPTORS
 from batchd_wire.runtime import unmapped_id
 
@@ -39,7 +39,7 @@ _CREDENTIALS = struct.Struct("iII")
 _GROUP_BYTES = 4
 
 
-class Peer(NamedTuple):
+class PeerCredentials(NamedTuple):
     """Process, user and primary group at the other end, as they were when it connected.
 
     ``pid`` is None for a process that has none here: it is outside of the container in which the
@@ -51,67 +51,67 @@ class Peer(NamedTuple):
     group: int
 
 
-def peer_of(lifeline: socket.socket) -> Peer:
-    """Ask the kernel who connected."""
+def credentials_of(lifeline: socket.socket) -> PeerCredentials:
+    """Read from the kernel which process connected: SO_PEERCRED. Raises ``OSError``."""
     raw = lifeline.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, group = _CREDENTIALS.unpack(raw)
-    return Peer(pid or None, user, group)
+    return PeerCredentials(pid or None, user, group)
 
 
-def may_connect(lifeline: socket.socket, peer: Peer, directory: os.stat_result) -> bool:
-    """Is the peer root, the daemon's user, or in the runtime directory's group?
+def may_connect(lifeline: socket.socket, credentials: PeerCredentials, directory: os.stat_result) -> bool:
+    """True if the peer is root, the daemon's user, or in the runtime directory's group.
 
-    Of a peer in more than 256 groups only the primary one counts. Where numbers do not tell who
-    somebody is, the kernel's word counts, which let him into a directory that is closed to
-    strangers.
+    Of a peer in more than 256 groups only the primary one counts. If numbers do not identify users,
+    the kernel's word counts: it let the peer into a directory that is closed to other users.
     """
     nobody, no_group = unmapped_id("uid"), unmapped_id("gid")
-    if is_ours(peer.user):
+    if is_ours(credentials.user):
         return True
-    if directory.st_gid != no_group and directory.st_gid in _groups(lifeline, peer):
+    if directory.st_gid != no_group and directory.st_gid in _groups(lifeline, credentials):
         return True
-    return (nobody == peer.user or no_group == directory.st_gid) and not directory.st_mode & stat.S_IRWXO
+    return (nobody == credentials.user or no_group == directory.st_gid) and not directory.st_mode & stat.S_IRWXO
 
 
 def is_ours(user: int) -> bool:
-    """Is a peer's user root, or the daemon's own, as far as its number tells?"""
+    """True if the user is root or the daemon's own, as far as the number tells."""
     return user in {0, os.geteuid()} and user != unmapped_id("uid")
 
 
-def why_not(peer: Peer, directory: os.stat_result) -> str:
+def why_not(credentials: PeerCredentials, directory: os.stat_result) -> str:
     """Say why a peer was not let in."""
-    if unmapped_id("gid") == directory.st_gid or unmapped_id("uid") == peer.user:
+    if unmapped_id("gid") == directory.st_gid or unmapped_id("uid") == credentials.user:
         return (
-            "user or group is not mapped into the daemon's user namespace, and the runtime directory is open to everybody, so "
+            "user or group is not mapped into the daemon's user namespace, and the runtime directory is open to all users, so "
             "the daemon cannot tell members of its group from others: close the directory (chmod o-rwx)"
         )
-    return f"user {peer.user} is not in the group of the runtime directory"
+    return f"user {credentials.user} is not in the group of the runtime directory"
 
 
-def _groups(lifeline: socket.socket, peer: Peer) -> set[int]:
+def _groups(lifeline: socket.socket, credentials: PeerCredentials) -> set[int]:
     try:
         raw = lifeline.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUPS_BYTES_MAX)
     except OSError as error:
         if error.errno != errno.ERANGE:
             raise
-        return {peer.group}
-    return {peer.group, *struct.unpack(f"{len(raw) // _GROUP_BYTES}I", raw)}
+        return {credentials.group}
+    return {credentials.group, *struct.unpack(f"{len(raw) // _GROUP_BYTES}I", raw)}
 
 
 _log = structlog.get_logger()
 
 NEWCOMER_TICKS = 2
-"""For how many ticks a stranger is not closed for want of descriptors: it may be about to greet."""
+"""For so many ticks a pending connection is not closed to free descriptors: it may be about to
+greet."""
 MADE_ROOM_AT_ONCE = 32
 BACKLOG = 256
 ACCEPTED_AT_ONCE = 16
 _SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
-"""Accepting fails with these until something is given back; who waits to be accepted goes on waiting."""
+"""Accepting fails with these until resources are freed; connections stay in the kernel's queue."""
 
 K = TypeVar("K", bound=Hashable)
 
 
-class Strangers(Generic[K]):
+class PendingConnections(Generic[K]):
     """Connections that are no sessions yet, by whose they are."""
 
     def __init__(self) -> None:
@@ -121,34 +121,34 @@ class Strangers(Generic[K]):
     def __len__(self) -> int:
         return len(self._owners)
 
-    def came(self, one: K, owner: Hashable) -> None:
-        """It is no session, from now on. Paired with ``went``."""
+    def add(self, one: K, owner: Hashable) -> None:
+        """Enter a connection that is no session. Paired with ``remove``."""
         self._owners[one] = owner
         self._ticks[one] = 0
 
-    def went(self, one: K) -> None:
-        """It is a session, or gone."""
+    def remove(self, one: K) -> None:
+        """Forget a connection: it is a session now, or closed."""
         self._owners.pop(one, None)
         self._ticks.pop(one, None)
 
     def tick(self) -> list[K]:
-        """Time has passed; those that have been strangers for too long."""
+        """Count one tick; return the connections that have been pending for too long."""
         for one in self._ticks:
             self._ticks[one] += 1
-        return [one for one, ticks in self._ticks.items() if ticks > STRANGER_TICKS]
+        return [one for one, ticks in self._ticks.items() if ticks > PENDING_TICKS]
 
-    def too_many(self, most: int) -> list[K]:
-        """Those to be closed so that ``most`` are left."""
+    def excess(self, most: int) -> list[K]:
+        """Connections to close so that ``most`` are left."""
         return oldest_of_crowds(self._owners, len(self._owners) - most)
 
-    def in_the_way(self) -> list[K]:
-        """Those to be closed now that others wait for their descriptors."""
+    def blocking(self) -> list[K]:
+        """Connections to close now because others wait for their descriptors."""
         old = {one: owner for one, owner in self._owners.items() if self._ticks[one] >= NEWCOMER_TICKS}
         return oldest_of_crowds(old, MADE_ROOM_AT_ONCE)
 
 
 def descriptors_left() -> int:
-    """How many descriptors connections may still take; many where the kernel does not tell."""
+    """Number of descriptors that connections may still take; large if the kernel does not tell."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
         used = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # noqa: PTH116, PTH208  a count, often
@@ -158,21 +158,28 @@ def descriptors_left() -> int:
 
 
 class Listener:
-    """A listening socket. Each that is accepted is handed to ``admit``; ``need`` is how many descriptors have to be left."""
+    """A listening socket; each accepted connection is passed to ``admit``.
+
+    ``need`` returns how many descriptors have to be left to accept one more.
+    """
 
     def __init__(
-        self, watch: Watch, kind: socket.SocketKind, admit: Callable[[socket.socket], None], need: Callable[[], int]
+        self,
+        selector: Selector,
+        kind: socket.SocketKind,
+        admit: Callable[[socket.socket], None],
+        need: Callable[[], int],
     ) -> None:
         self.is_short = False
-        """Since the last tick somebody was left waiting."""
-        self._watch = watch
+        """True if a connection has been left waiting since the last tick."""
+        self._selector = selector
         self._admit = admit
         self._need = need
         self._listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
         self._is_watched = False
         self._path = Path()
         self._inode = 0
-        self._seldom = Seldom()
+        self._once_per_minute = OncePerMinute()
 
     def open(self, path: Path) -> None:
         """Listen there, where nothing is; ``begin`` accepts. Raises ``OSError``."""
@@ -183,11 +190,11 @@ class Listener:
     def begin(self) -> None:
         """Accept from now on. Raises ``OSError`` where it cannot be watched."""
         if not self._is_watched:
-            self._watch.add(self._listener.fileno(), self._accept)
+            self._selector.add(self._listener.fileno(), self._accept)
             self._is_watched = True
 
     def tick(self) -> None:
-        """Time has passed: accept again, where that had to stop, or at a later tick where that fails."""
+        """Accept again after it had to stop; if that fails, retry at the next tick."""
         self.is_short = False
         try:
             self.begin()
@@ -196,7 +203,7 @@ class Listener:
 
     @property
     def is_found(self) -> bool:
-        """Does its path still lead to it? Where the kernel does not tell, it does."""
+        """True if its path still leads to it, or the kernel does not tell."""
         try:
             return self._path.lstat().st_ino == self._inode
         except OSError as error:
@@ -205,7 +212,7 @@ class Listener:
     def close(self) -> None:
         """Listen no more."""
         if self._is_watched:
-            self._watch.remove(self._listener.fileno())
+            self._selector.remove(self._listener.fileno())
         self._listener.close()
 
     def _accept(self) -> None:
@@ -231,10 +238,10 @@ class Listener:
                 return
 
     def _stop(self, reason: str, *, waits: bool = True) -> None:
-        """Who waits is still there, and would wake the loop at once, again and again."""
-        if self._seldom.now("accept"):
+        """Stop accepting: waiting connections would wake the loop again and again."""
+        if self._once_per_minute.allows("accept"):
             _log.error("cannot accept a trainer", reason=reason)
         if waits:
             self.is_short = True
-            self._watch.remove(self._listener.fileno())
+            self._selector.remove(self._listener.fileno())
             self._is_watched = False

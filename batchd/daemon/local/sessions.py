@@ -1,12 +1,13 @@
-"""The door for trainers on this host: who is there, and what they say. DAEMON process.
+"""The door for trainers on this host: their sessions and messages. DAEMON process.
 
-    lifeline.sock   accept -> Hello -> Welcome (secret) [AskWritable] ... SlotShared ... end of file: the trainer is gone
-    batchd.sock     Open (secret) ties a connection to the session; from then on its messages speak for that session alone
+    lifeline.sock   accept -> Hello -> Welcome (secret) [AskWritable] ... SlotShared ... end of file
+    batchd.sock     Open (secret) ties a connection to the session; its messages are the session's
 
-A connection to `batchd.sock` proves nothing: without a session's secret, which went over the
-lifeline alone, no message has any effect.
+A connection to `batchd.sock` proves nothing: without a session's secret, which is sent over the
+lifeline only, no message has any effect.
 
-Invariant: a session lives exactly as long as its lifeline.
+Invariant: a session lives exactly as long as its lifeline: end of file means that the trainer is
+gone.
 """
 
 import os
@@ -24,15 +25,15 @@ from batchd import __version__, failpoints
 from batchd.core.actions import GrantLease
 from batchd.core.events import SessionCutOff, SessionEnded
 from batchd.daemon.dispatch import MESSAGES_AT_ONCE, UNREAD_MAX, event_of, is_served, wrong_version
-from batchd.daemon.doors import DaemonSide, Guest
-from batchd.daemon.limits import Seldom, SessionLimits, printable
+from batchd.daemon.doors import DaemonSide, Peer
+from batchd.daemon.limits import OncePerMinute, SessionLimits, printable
 from batchd.daemon.local.listener import (
     Listener,
-    Peer,
-    Strangers,
+    PeerCredentials,
+    PendingConnections,
+    credentials_of,
     is_ours,
     may_connect,
-    peer_of,
     why_not,
 )
 from batchd.daemon.local.zmtp import UNSENT_BYTES_MAX, LocalConnections, ZmtpConnection
@@ -67,7 +68,7 @@ SECRET_BYTES = 16
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One trainer, from its lifeline's first byte to its end. ``connection`` is set once it has opened the ZeroMQ side."""
+    """One trainer, until its lifeline ends. ``connection``: its ZeroMQ side, once it is open."""
 
     number: int
     lifeline: socket.socket
@@ -81,57 +82,59 @@ class Session:
     mailboxes: set[int] = field(default_factory=set)
     """Streams whose mailbox it was handed."""
     wants_writable: bool = False
-    """It has asked for slots that it can map writable."""
-    is_cut_off: bool = False
-    """It was sent away, and has not gone yet."""
+    """The trainer has asked for slots that it can map writable."""
+    is_disconnected: bool = False
+    """The daemon has disconnected the trainer, whose lifeline has not ended yet."""
     version: int = OLDEST_VERSION
-    """Of the protocol, as it said in ``Hello``."""
+    """Protocol version, from ``Hello``."""
     is_ours: bool = False
-    """It is the daemon's own observer, which is no trainer."""
+    """The session of the daemon's own observer, which is no trainer."""
 
     def statistics(self) -> TrainerStatistics:
-        """Who it is, for people."""
+        """Name, process and user, for ``batchd status``."""
         return TrainerStatistics(self.number, self.name, self.pid, self.user, "shared memory")
 
 
 class LocalDoor:
-    """Owns both sockets. ``writable_slots``: trainers that ask for it get slots that they can map writable."""
+    """Owns both sockets. ``writable_slots``: trainers may ask for slots to map writable."""
 
     name = "local"
     sockets = ()
     patience_s = inf
 
     def __init__(self, daemon: DaemonSide, limits: SessionLimits, *, writable_slots: bool = False) -> None:
-        self._watch = watch = daemon.watch
+        self._selector = selector = daemon.selector
         self._enqueue = daemon.enqueue
         self._numbers = daemon.session_numbers
         self._subscription_numbers = daemon.subscription_numbers
         self._memory = daemon.memory
         self._limits = limits
         self._writable_slots = writable_slots
-        self._lifelines = Listener(watch, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs)
-        self._zeromq = Listener(watch, socket.SOCK_STREAM, self._admit_connection, lambda: 1)
-        self._connections = LocalConnections(watch, self._connection_gone)
-        self._silent: Strangers[Session] = Strangers()
+        self._lifelines = Listener(selector, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs)
+        self._zeromq = Listener(selector, socket.SOCK_STREAM, self._admit_connection, lambda: 1)
+        self._connections = LocalConnections(selector, self._connection_gone)
+        self._pending_sessions: PendingConnections[Session] = PendingConnections()
         """Sessions that have not opened the ZeroMQ side."""
-        self._unknown: Strangers[ZmtpConnection] = Strangers()
+        self._pending_connections: PendingConnections[ZmtpConnection] = PendingConnections()
         """Connections to ZeroMQ that no session has opened."""
         self._by_number: dict[int, Session] = {}
         self._by_connection: dict[ZmtpConnection, Session] = {}
         self._by_secret: dict[bytes, Session] = {}
-        self._seldom = Seldom()
+        self._once_per_minute = OncePerMinute()
         self._directory = -1
-        """The runtime directory: whose mode and group say who may connect, also when its name is gone."""
+        """The runtime directory: its mode and group decide access, even after its name was
+        removed."""
         self._is_found = True
         """The runtime directory has our sockets."""
         self.closed = 0
         """Connections that were closed because no session came of them."""
 
     def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
-        """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed.
+        """Open both sockets.
 
-        Raises ``BatchdError`` where the directory cannot be used, and ``OSError`` where something
-        else is lacking.
+        The caller holds the runtime directory's lock, so existing files are left-overs. Raises
+        ``BatchdError`` if the directory cannot be used, and ``OSError`` if another resource is
+        exhausted.
         """
         listeners = ((zmq_path, self._zeromq), (lifeline_path, self._lifelines))
         try:
@@ -146,11 +149,11 @@ class LocalDoor:
             listener.begin()
 
     def tick(self) -> None:
-        """Time has passed: close those of which no session came, make room, and accept again where that had to stop."""
-        self._turn_out(self._silent.tick(), self._unknown.tick(), "no session came of it")
+        """Close connections that became no session, free descriptors, and resume accepting."""
+        self._close_pending(self._pending_sessions.tick(), self._pending_connections.tick(), "no session came of it")
         if self._lifelines.is_short or self._zeromq.is_short:
-            silent = [one for one in self._silent.in_the_way() if one.secret is None]
-            self._turn_out(silent, self._unknown.in_the_way(), "others wait for descriptors")
+            silent = [one for one in self._pending_sessions.blocking() if one.secret is None]
+            self._close_pending(silent, self._pending_connections.blocking(), "others wait for descriptors")
         self._lifelines.tick()
         self._zeromq.tick()
         is_found = self._lifelines.is_found and self._zeromq.is_found
@@ -162,9 +165,9 @@ class LocalDoor:
         self._is_found = is_found
 
     def counts(self) -> LocalCounts:
-        """Connections of both kinds, for people."""
-        strangers = len(self._silent) + len(self._unknown)
-        return LocalCounts(len(self._by_number) + len(self._connections), strangers, self.closed)
+        """Number of connections of both kinds, for ``batchd status``."""
+        pending = len(self._pending_sessions) + len(self._pending_connections)
+        return LocalCounts(len(self._by_number) + len(self._connections), pending, self.closed)
 
     def _open_to_group(self, path: Path) -> None:
         """Let the directory's group connect; a socket has the daemon's own group at first."""
@@ -197,22 +200,22 @@ class LocalDoor:
     def __contains__(self, number: int) -> bool:
         return number in self._by_number
 
-    def guest(self, number: int) -> Guest:
-        """Who the session's trainer is, for the log."""
+    def peer(self, number: int) -> Peer:
+        """The session's trainer, for the log."""
         session = self._by_number[number]
-        return Guest(session.name, session.pid, f"user {session.user}")
+        return Peer(session.name, session.pid, f"user {session.user}")
 
-    def everybody(self) -> list[Session]:
-        """All trainers that said who they are."""
+    def trainers(self) -> list[Session]:
+        """All trainers that have sent ``Hello``."""
         return [
             session
             for session in self._by_number.values()
-            if session.secret is not None and not session.is_cut_off and not session.is_ours
+            if session.secret is not None and not session.is_disconnected and not session.is_ours
         ]
 
     def statistics(self, _now: float) -> list[TrainerStatistics]:
-        """All trainers, for people."""
-        return [session.statistics() for session in self.everybody()]
+        """All trainers, for ``batchd status``."""
+        return [session.statistics() for session in self.trainers()]
 
     def may_read(self, _number: int, _stream: str) -> bool:
         """Trainers of this host may read every stream."""
@@ -225,17 +228,17 @@ class LocalDoor:
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, number: int, message: Message) -> None:
-        """Send over ZeroMQ. Nothing is sent to trainers that are gone; one that never reads is cut off."""
+        """Send over ZeroMQ, unless the trainer is gone. One that never reads is disconnected."""
         session = self._by_number.get(number)
-        if session is not None and session.connection is not None and not session.is_cut_off:
+        if session is not None and session.connection is not None and not session.is_disconnected:
             self._send_to(session.connection, message, session)
 
     answer = send
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:  # noqa: ARG002  its trainer knows it
-        """Send the handle of a lease, behind the memory of its slot where the trainer has not got that yet."""
+        """Send the handle of a lease, and before that the memory of a new slot."""
         session = self._by_number.get(grant.session)
-        if session is not None and not session.is_cut_off and grant.slot not in session.slots:
+        if session is not None and not session.is_disconnected and grant.slot not in session.slots:
             self._share_slot(session, grant.slot)
         handle = Handle(
             grant.subscription,
@@ -261,39 +264,39 @@ class LocalDoor:
             os.close(writable)
 
     def withdraw_slots(self, slots: Sequence[int]) -> None:
-        """Have trainers unmap slots whose memory is given back. Who does not read its lifeline is not held to it."""
+        """Ask trainers to unmap freed slots. One that does not read its lifeline may keep them."""
         for session in self._by_number.values():
             known = session.slots.intersection(slots)
             session.slots -= known
-            if known and not session.is_cut_off:
+            if known and not session.is_disconnected:
                 with suppress(ChannelClosed, BlockingIOError):
                     send_message(session.lifeline, SlotsGone(sorted(known)), version=session.version)
 
     def limit(self, limits: SessionLimits) -> None:
-        """Admit new sessions within these limits; nobody is sent away."""
+        """Admit new sessions within these limits; no present session ends."""
         self._limits = limits
 
     def _writable(self, session: Session, slot: int) -> int | None:
-        """A descriptor to hand over and to close; None where the trainer shall get the one that only reads."""
+        """Open a descriptor to hand over and close; None if the trainer gets the read-only one."""
         if not (session.wants_writable and self._writable_slots):
             return None
         try:
             return self._memory.writable_anew(slot)
         except OSError as error:
-            if self._seldom.now("writable"):
+            if self._once_per_minute.allows("writable"):
                 _log.warning("slot shared read-only, though writable_slots is set", reason=str(error))
             return None
 
     def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
-        """Hand a producer a stream's mailbox, once. It is on this host, and may connect, so it may write."""
+        """Hand a producer a stream's mailbox, once. It may connect, so it may write."""
         session = self._by_number.get(number)
-        if session is None or session.is_cut_off or stream in session.mailboxes:
+        if session is None or session.is_disconnected or stream in session.mailboxes:
             return
         session.mailboxes.add(stream)
         try:
             descriptor = mailbox.writable_anew()
         except OSError as error:
-            self._cut_off(session, f"cannot be given a mailbox: {error.strerror}")
+            self._disconnect(session, f"cannot be given a mailbox: {error.strerror}")
             return
         self._hand_over(session, MailboxShared(stream, mailbox.mailbox_bytes), descriptor)
         os.close(descriptor)
@@ -304,59 +307,62 @@ class LocalDoor:
         except ChannelClosed:
             return
         except BlockingIOError:
-            self._cut_off(session, "does not read its lifeline")
+            self._disconnect(session, "does not read its lifeline")
 
     def _send_to(self, connection: ZmtpConnection, message: Message, session: Session | None) -> None:
         version = OLDEST_VERSION if session is None else session.version
         if not connection.send(message.encode(version)) and session is not None:
-            self._cut_off(session, f"left {UNREAD_MAX} messages or {UNSENT_BYTES_MAX >> 20} MiB unread")
+            self._disconnect(session, f"left {UNREAD_MAX} messages or {UNSENT_BYTES_MAX >> 20} MiB unread")
 
     # --- the lifeline -------------------------------------------------------------------------------------------------
 
     def _lifeline_needs(self) -> int:
-        """How many descriptors have to be left for one more: its connection to ZeroMQ needs one, and those of others."""
-        return 2 + len(self._silent)
+        """Number of descriptors that one more lifeline needs.
+
+        One for its own ZeroMQ connection, one for that of each pending session, and its own.
+        """
+        return 2 + len(self._pending_sessions)
 
     def _admit_lifeline(self, lifeline: socket.socket) -> None:
-        peer = peer_of(lifeline)
+        credentials = credentials_of(lifeline)
         directory = os.fstat(self._directory)
-        if not may_connect(lifeline, peer, directory):
-            self._turn_away(lifeline, peer, ErrorCode.NOT_ALLOWED, why_not(peer, directory))
+        if not may_connect(lifeline, credentials, directory):
+            self._refuse(lifeline, credentials, ErrorCode.NOT_ALLOWED, why_not(credentials, directory))
             lifeline.close()
             return
-        session = Session(next(self._numbers), lifeline, peer.pid, peer.user)
+        session = Session(next(self._numbers), lifeline, credentials.pid, credentials.user)
         self._begin(session)
-        self._silent.came(session, peer.user)
-        self._turn_out(self._silent.too_many(self._limits.strangers_max), [], self._too_many)
+        self._pending_sessions.add(session, credentials.user)
+        self._close_pending(self._pending_sessions.excess(self._limits.pending_max), [], self._too_many)
 
     @property
     def _too_many(self) -> str:
-        return f"more than {self._limits.strangers_max} connections that are no sessions"
+        return f"more than {self._limits.pending_max} connections that are no sessions"
 
-    def _turn_out(self, silent: Sequence[Session], unknown: Sequence[ZmtpConnection], reason: str) -> None:
-        """Close those of which no session came."""
+    def _close_pending(self, silent: Sequence[Session], unknown: Sequence[ZmtpConnection], reason: str) -> None:
+        """Close connections that became no session."""
         if not silent and not unknown:
             return
         self.closed += len(silent) + len(unknown)
         for session in silent:
             self._end(session)
         self._connections.close_all(unknown)
-        if self._seldom.now("turned out"):
+        if self._once_per_minute.allows("closed"):
             _log.warning("local connections closed", reason=reason, closed=self.closed)
 
     def _begin(self, session: Session) -> None:
         """Hear it from now on. Paired with ``_end``."""
-        self._watch.add(session.lifeline.fileno(), lambda: self._hear(session))
+        self._selector.add(session.lifeline.fileno(), lambda: self._read_lifeline(session))
         self._by_number[session.number] = session
 
-    def _turn_away(self, lifeline: socket.socket, peer: Peer, error: ErrorCode, text: str) -> None:
-        """Tell somebody why he is not let in."""
-        if self._seldom.now(f"turned away {peer.user}"):
-            _log.warning("trainer refused", pid=peer.pid, user=peer.user, reason=text)
-        _say_last_word(lifeline, Refused(0, 0, error, text))
+    def _refuse(self, lifeline: socket.socket, credentials: PeerCredentials, error: ErrorCode, text: str) -> None:
+        """Send a peer the reason of its refusal, and log it."""
+        if self._once_per_minute.allows(f"refused {credentials.user}"):
+            _log.warning("trainer refused", pid=credentials.pid, user=credentials.user, reason=text)
+        _send_last(lifeline, Refused(0, 0, error, text))
 
-    def _hear(self, session: Session) -> None:
-        """The lifeline has something to read: a Hello once, then perhaps a wish for its slots, and then nothing but its end."""
+    def _read_lifeline(self, session: Session) -> None:
+        """Read the lifeline: first a ``Hello``, then perhaps ``AskWritable``, then only its end."""
         try:
             message, descriptors = receive_message(session.lifeline, TO_DAEMON_LIFELINE)
         except BlockingIOError:
@@ -365,41 +371,41 @@ class LocalDoor:
             self._end(session)
             return
         except MalformedMessage as error:
-            self._cut_off(session, f"talks nonsense: {error}")
+            self._disconnect(session, f"sends invalid messages: {error}")
             return
         for descriptor in descriptors:
             os.close(descriptor)
-        if session.is_cut_off:
+        if session.is_disconnected:
             return
         if isinstance(message, AskWritable):
-            self._hear_wish(session)
+            self._allow_writable(session)
             return
         assert isinstance(message, Hello)
         if session.secret is not None:
-            self._cut_off(session, "said Hello twice")
+            self._disconnect(session, "said Hello twice")
         elif not is_served(message.version):
-            _say_last_word(session.lifeline, wrong_version(message.version))
-            self._cut_off(session, f"speaks version {message.version} of the protocol")
+            _send_last(session.lifeline, wrong_version(message.version))
+            self._disconnect(session, f"speaks version {message.version} of the protocol")
         elif not session.is_ours and self._welcomed() >= self._limits.sessions_max:
             most = self._limits.sessions_max
             text = f"as many trainers are connected as may be ({most}); raise sessions_max in [daemon]"
-            self._turn_away(session.lifeline, peer_of(session.lifeline), ErrorCode.TOO_MANY_SESSIONS, text)
+            self._refuse(session.lifeline, credentials_of(session.lifeline), ErrorCode.TOO_MANY_SESSIONS, text)
             self._end(session)
         else:
             self._welcome(session, message)
 
-    def _hear_wish(self, session: Session) -> None:
+    def _allow_writable(self, session: Session) -> None:
         if session.secret is None:
-            self._cut_off(session, "asked for writable slots before it said Hello")
+            self._disconnect(session, "asked for writable slots before it said Hello")
         elif session.wants_writable:
-            self._cut_off(session, "asked for writable slots twice")
+            self._disconnect(session, "asked for writable slots twice")
         elif session.connection is not None:
-            self._cut_off(session, "asked for writable slots after it was open")
+            self._disconnect(session, "asked for writable slots after it was open")
         else:
             session.wants_writable = True
 
     def _welcomed(self) -> int:
-        """Trainers that have said who they are, and have not gone."""
+        """Number of connected trainers that have sent ``Hello``."""
         return sum(one.secret is not None and not one.is_ours for one in self._by_number.values())
 
     def _welcome(self, session: Session, hello: Hello) -> None:
@@ -411,14 +417,14 @@ class LocalDoor:
         except ChannelClosed:
             return  # its end of file is the next thing to hear
 
-    def _cut_off(self, session: Session, fault: str) -> None:
-        """Send a trainer away. It lives and may still read its slots: only the end of its lifeline ends its leases."""
-        if session.is_cut_off:
+    def _disconnect(self, session: Session, fault: str) -> None:
+        """Disconnect a trainer. Its leases last until its lifeline ends: it may still read."""
+        if session.is_disconnected:
             return
-        if self._seldom.now(f"cut off {session.pid}"):
-            _log.warning("trainer cut off", session=session.number, pid=session.pid, reason=f"it {fault}")
+        if self._once_per_minute.allows(f"disconnected {session.pid}"):
+            _log.warning("trainer disconnected", session=session.number, pid=session.pid, reason=f"it {fault}")
         self._forget_names(session)
-        session.is_cut_off = True
+        session.is_disconnected = True
         try:
             session.lifeline.shutdown(socket.SHUT_WR)
         except OSError:
@@ -427,10 +433,10 @@ class LocalDoor:
 
     def _end(self, session: Session) -> None:
         """The kernel says that the trainer is gone. Paired with ``_begin``."""
-        self._watch.remove(session.lifeline.fileno())
+        self._selector.remove(session.lifeline.fileno())
         session.lifeline.close()
         self._forget_names(session)
-        self._silent.went(session)
+        self._pending_sessions.remove(session)
         del self._by_number[session.number]
         self._enqueue(SessionEnded(session.number))
 
@@ -438,11 +444,11 @@ class LocalDoor:
         if session.secret is not None:
             self._by_secret.pop(session.secret, None)
         if session.connection is not None and self._by_connection.pop(session.connection, None) is not None:
-            self._unknown.came(session.connection, session.user)
+            self._pending_connections.add(session.connection, session.user)
 
     # --- ZeroMQ -------------------------------------------------------------------------------------------------------
 
-    def receive(self, ready: Container[object]) -> bool:  # noqa: ARG002  ``Watch`` has its descriptors
+    def receive(self, ready: Container[object]) -> bool:  # noqa: ARG002  ``Selector`` has its descriptors
         """Read what trainers say, a bounded portion at a time; true where there may be more."""
         for _ in range(MESSAGES_AT_ONCE):
             heard = self._connections.hear()
@@ -452,12 +458,12 @@ class LocalDoor:
         return True
 
     def _admit_connection(self, wire: socket.socket) -> None:
-        user = peer_of(wire).user
-        self._unknown.came(self._connections.admit(wire), user)
-        self._turn_out([], self._unknown.too_many(self._limits.strangers_max), self._too_many)
+        user = credentials_of(wire).user
+        self._pending_connections.add(self._connections.admit(wire), user)
+        self._close_pending([], self._pending_connections.excess(self._limits.pending_max), self._too_many)
 
     def _connection_gone(self, connection: ZmtpConnection) -> None:
-        self._unknown.went(connection)
+        self._pending_connections.remove(connection)
         self._by_connection.pop(connection, None)
 
     def _take(self, connection: ZmtpConnection, frames: list[bytes]) -> None:
@@ -476,14 +482,15 @@ class LocalDoor:
 
     def _open(self, connection: ZmtpConnection, message: Message) -> None:
         if not isinstance(message, Open):
-            # A trainer's last words may come behind the end of its lifeline, so this is no news.
+            # A trainer's last message may arrive after the end of its lifeline, so this is not
+            # logged.
             self._send_to(connection, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
             return
         if not is_served(message.version):
             self._send_to(connection, wrong_version(message.version), None)
             return
         if message.secret in self._by_secret:
-            self._hear(self._by_secret[message.secret])  # what it said on its lifeline before this
+            self._read_lifeline(self._by_secret[message.secret])  # what it said on its lifeline before this
         session = self._by_secret.get(message.secret)
         if session is None or session.connection is not None:
             self._reject(
@@ -492,8 +499,8 @@ class LocalDoor:
             return
         session.connection = connection
         self._by_connection[connection] = session
-        self._silent.went(session)
-        self._unknown.went(connection)
+        self._pending_sessions.remove(session)
+        self._pending_connections.remove(connection)
         self._send_to(connection, Opened(__version__), session)
 
     def _understand(self, session: Session, message: Message) -> None:
@@ -510,15 +517,15 @@ class LocalDoor:
             self._reject(session.connection, session, ErrorCode.UNEXPECTED_MESSAGE, text)
 
     def _reject(self, connection: ZmtpConnection | None, session: Session | None, error: ErrorCode, text: str) -> None:
-        """Answer nonsense with its number; say so in the log, but not for each."""
+        """Answer an invalid message with its error number, and log it at most once a minute."""
         if connection is not None:
             self._send_to(connection, Refused(0, 0, error, text), session)
-        if self._seldom.now(f"reject {error}"):
+        if self._once_per_minute.allows(f"reject {error}"):
             _log.warning("message rejected", error=int(error), reason=text, pid=session.pid if session else None)
 
 
-def _say_last_word(lifeline: socket.socket, message: Message) -> None:
-    """Tell somebody why he is not let in; if he does not listen, it is his loss."""
+def _send_last(lifeline: socket.socket, message: Message) -> None:
+    """Send the reason of a refusal; a peer that does not read it loses it."""
     try:
         send_message(lifeline, message, version=OLDEST_VERSION)
     except (ChannelClosed, BlockingIOError):

@@ -1,18 +1,18 @@
-"""The daemon's end of a local ZeroMQ connection: ZMTP 3 as a ROUTER speaks it, without encryption (NULL). DAEMON process.
+"""Local ZeroMQ connections: ZMTP 3 as a ROUTER speaks it, without encryption. DAEMON process.
 
     both      greeting (64 bytes)  READY  message ...
     message   frame ...            each frame but the last with MORE
     frame     flags (1) | length (1, or 8 with LONG) | body
 
-libzmq speaks it in trainers, and over TCP; not here. Its listener on a Unix socket (libzmq 4.3.5)
-accepts in a thread of its own, as fast as others connect, and ends the process where accept(2)
-fails with EMFILE, ENOBUFS or ENOMEM. No guard beside that thread can keep a descriptor free in
-time. Here the loop accepts, so it decides how many connections there are.
+Trainers use libzmq, and so does the daemon over TCP, but not here. libzmq's listener on a Unix
+socket (libzmq 4.3.5) accepts in a thread of its own, as fast as peers connect, and aborts the
+process if accept(2) fails with EMFILE, ENOBUFS or ENOMEM. No guard beside that thread can keep a
+descriptor free in time. Here the loop accepts, so it decides how many connections exist.
 
 Source: RFC 23 and RFC 37 of rfc.zeromq.org (ZMTP 3.0 and 3.1).
 
-Invariant: of what the other side has said, one message and ``READ_BYTES`` are in memory at most;
-the rest waits in the kernel.
+Invariant: of a peer's data at most one message and ``READ_BYTES`` are in memory; the rest waits in
+the kernel.
 """
 
 import errno
@@ -23,18 +23,19 @@ from contextlib import suppress
 
 import structlog
 
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.dispatch import MESSAGE_BYTES_MAX, UNREAD_MAX
 
 _log = structlog.get_logger()
 
 READ_BYTES = 16 * 1024
 FRAMES_MAX = 16
-"""Of one message. A trainer's has one; a few more are answered with what is wrong."""
+"""Frames of one message. A trainer sends one; a message with a few more is answered with an
+error."""
 COMMANDS_MAX = 16
-"""Of one portion that is read. libzmq sends one at the beginning, and now and then a PING."""
+"""Commands in one portion. libzmq sends one at the beginning, and a PING now and then."""
 UNSENT_BYTES_MAX = 16 << 20
-"""What the other side may leave unread; an honest one never comes near."""
+"""Bytes that the peer may leave unread; a correct peer stays far below."""
 MORE, LONG, COMMAND = 1, 2, 4
 SHORT_BYTES_MAX = 255
 _SHORT_HEADER_BYTES = 2
@@ -62,51 +63,55 @@ READY = _command(_READY + _property(b"Socket-Type", b"ROUTER") + _property(b"Ide
 
 
 class NotUnderstood(Exception):  # noqa: N818  it says what the peer is
-    """The peer does not speak ZMTP 3 without encryption, or says more at once than it may."""
+    """The peer does not speak ZMTP 3 without encryption, or sends more at once than allowed."""
 
 
 class ZmtpConnection:
-    """One connection. ``heard`` is called when there may be a message to take, or the other side has hung up (``is_over``)."""
+    """One connection.
 
-    def __init__(self, watch: Watch, wire: socket.socket, heard: Callable[["ZmtpConnection"], None]) -> None:
-        """Take the socket over. Raises ``OSError`` where it cannot be watched, and then it is still the caller's."""
+    ``heard`` is called when there may be a message to take, or the peer has disconnected
+    (``is_over``).
+    """
+
+    def __init__(self, selector: Selector, wire: socket.socket, heard: Callable[["ZmtpConnection"], None]) -> None:
+        """Take the socket over. Raises ``OSError``, and then it still is the caller's."""
         self.is_over = False
-        self._watch = watch
+        self._selector = selector
         self._wire = wire
         self._heard = heard
         self._said = bytearray()
         self._frames: list[bytes] = []
         self._frames_bytes = 0
         self._commands = 0
-        """Of what was read last."""
+        """Commands in the portion that was read last."""
         self._is_greeted = False
         self._is_ready = False
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._waits_to_write = False
-        watch.add(wire.fileno(), self._attend)
+        selector.add(wire.fileno(), self._attend)
         self._write(GREETING + READY)
 
     @property
     def is_closed(self) -> bool:
-        """Has ``close`` been called?"""
+        """True after ``close``."""
         return self._wire.fileno() < 0
 
     def close(self) -> None:
         """Hang up."""
         if not self.is_closed:
-            self._watch.remove(self._wire.fileno())
+            self._selector.remove(self._wire.fileno())
             self._wire.close()
             self._forget_unsent()
 
     def send(self, message: bytes) -> bool:
-        """Send a message of one frame; false, and nothing is sent, where the other side leaves too many unread."""
+        """Send a message of one frame; False, unsent, if the peer leaves too many unread."""
         if len(message) <= SHORT_BYTES_MAX:
             return self._write(bytes((0, len(message))) + message)
         return self._write(bytes((LONG,)) + len(message).to_bytes(8) + message)
 
     def read(self) -> None:
-        """Read what is there, a bounded portion; ``take`` everything whole before reading more."""
+        """Read one bounded portion; ``take`` every whole message before reading more."""
         try:
             data = self._wire.recv(READ_BYTES)
         except BlockingIOError:
@@ -119,7 +124,7 @@ class ZmtpConnection:
         self._said += data
 
     def take(self) -> list[bytes] | None:
-        """The frames of the next message, or None where none is whole. Raises ``NotUnderstood``; then it is to be closed."""
+        """Frames of the next message; None if none is whole. Raises ``NotUnderstood``: close it."""
         if not self._is_greeted and not self._take_greeting():
             return None
         while (frame := self._take_frame()) is not None:
@@ -207,11 +212,15 @@ class ZmtpConnection:
         self._unsent_bytes = 0
 
     def _wait_to_write(self, *, wanted: bool) -> None:
-        """Hang up where the kernel has no room for that, since nothing would tell when to go on; not to wait is tried again."""
+        """Watch for room to write, or stop watching.
+
+        If the kernel has no room for that, disconnect, since no event would resume the writing.
+        Stopping is retried.
+        """
         if wanted == self._waits_to_write:
             return
         try:
-            self._watch.wait_to_write(self._wire.fileno(), wanted=wanted)
+            self._selector.wait_to_write(self._wire.fileno(), wanted=wanted)
         except OSError:
             if wanted:
                 self._forget_unsent()
@@ -221,7 +230,10 @@ class ZmtpConnection:
             self._waits_to_write = wanted
 
     def _write_some(self, data: bytes) -> int:
-        """How much the kernel has taken; all where the other side is gone, since the end of file is the next thing to hear."""
+        """Send, and return how many bytes the kernel has taken.
+
+        If the peer is gone it is all of them, since the end of file follows.
+        """
         try:
             return self._wire.send(data)
         except BlockingIOError:
@@ -246,19 +258,19 @@ class ZmtpConnection:
 class LocalConnections:
     """All connections to the socket of ZeroMQ. Messages are taken from each in turn."""
 
-    def __init__(self, watch: Watch, gone: Callable[[ZmtpConnection], None]) -> None:
-        self._watch = watch
+    def __init__(self, selector: Selector, gone: Callable[[ZmtpConnection], None]) -> None:
+        self._selector = selector
         self._gone = gone
         self._all: dict[ZmtpConnection, None] = {}
         self._talking: dict[ZmtpConnection, None] = {}
-        """Those that may have said a whole message that was not taken yet, in their turn."""
+        """Connections that may have sent a whole message that was not taken yet, in their turn."""
 
     def __len__(self) -> int:
         return len(self._all)
 
     def admit(self, wire: socket.socket) -> ZmtpConnection:
-        """Speak with whoever is at the other end. Raises ``OSError`` where it cannot be watched."""
-        connection = ZmtpConnection(self._watch, wire, self._listen)
+        """Serve the peer of ``wire``. Raises ``OSError`` if the socket cannot be watched."""
+        connection = ZmtpConnection(self._selector, wire, self._listen)
         self._all[connection] = None
         return connection
 
@@ -293,7 +305,7 @@ class LocalConnections:
 
     def _listen(self, connection: ZmtpConnection) -> None:
         if connection in self._talking:
-            return  # its turn comes; until then the kernel keeps what it says
+            return  # it has a turn; until then its data stays in the kernel
         connection.read()
         if connection.is_over:
             self.close(connection)

@@ -1,1 +1,1 @@
-"""The daemon's memory: slots, rings, mailboxes, caches, and the descriptors that are kept for them. DAEMON process."""
+"""Memory of the daemon: slots, rings, mailboxes, caches, held descriptors. DAEMON process."""

@@ -25,24 +25,24 @@ KIBIBYTE = 1024
 UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2^63."""
 RESERVE_BYTES = 64 << 20
-"""Left for everybody else when a slot is made: below this the machine is about to swap or to kill."""
+"""Left for other processes when a slot is made: below this the machine is about to swap or kill."""
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that this process may still take: what the machine has, or what its cgroups leave if that is less."""
+    """Bytes that this process may still take: those of the machine, or of its cgroups if fewer."""
     return min([_machine_bytes(proc), *(left for _limit, left in _cgroup_bytes(proc, cgroups))])
 
 
 def limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that this process may have if nobody else takes any."""
+    """Bytes that this process may have if no other process takes any."""
     return min([_machine_bytes(proc, "MemTotal:"), *(limit for limit, _left in _cgroup_bytes(proc, cgroups))])
 
 
 def oom_kills(proc: Path = Path("/proc")) -> int:
-    """How many processes the kernel has killed for want of memory since it started; 0 where it keeps no count.
+    """Processes that the kernel has killed for lack of memory since it started; 0 without a count.
 
-    Its own want or a cgroup's. It counts before it kills, so a death that it caused is never seen
-    before the count has risen.
+    For lack of its own or of a cgroup's memory. It counts before it kills, so the count has risen
+    before a death is seen.
     """
     try:
         lines = (proc / "vmstat").read_text().splitlines()
@@ -69,7 +69,7 @@ def _machine_bytes(proc: Path, name: str = "MemAvailable:") -> int:
 
 
 def _cgroup_bytes(proc: Path, cgroups: Path) -> list[tuple[int, int]]:
-    """The limit of each limiting cgroup of this process, and what that leaves, whichever version the host has."""
+    """Limit and remaining bytes of each cgroup above this process, in either cgroup version."""
     left: list[tuple[int, int]] = []
     for line in (proc / "self" / "cgroup").read_text().splitlines():
         _number, controllers, path = line.split(":", 2)
@@ -81,7 +81,7 @@ def _cgroup_bytes(proc: Path, cgroups: Path) -> list[tuple[int, int]]:
 
 
 def _left_on_the_way(root: Path, path: str, limit_name: str, usage_name: str) -> list[tuple[int, int]]:
-    """Look at the group and everything above it: the tightest counts. In a container the path may not be visible."""
+    """Limits of the group and of every group above it. In a container the path may be invisible."""
     group = root / path.lstrip("/")
     left = []
     for folder in (group, *group.parents):
@@ -95,7 +95,7 @@ def _left_on_the_way(root: Path, path: str, limit_name: str, usage_name: str) ->
 
 
 def _file_cache_bytes(group: Path) -> int:
-    """Pages of files, which count as used and are given up when memory is wanted; MemAvailable takes them for free too.
+    """Bytes of file pages: they count as used, but are freed on demand, as MemAvailable assumes.
 
     Without this a group that has read many images would seem full. Version 1 writes the sums over
     all below as ``total_...``.
@@ -120,8 +120,8 @@ def _read_number(path: Path) -> int | None:
 _log = structlog.get_logger()
 
 MEMORY_WAIT_S = 10.0
-"""A trainer that waits for its batch lets go at once, and one in the middle of a step when that ends. A service manager starts a
-daemon that has waited in vain again."""
+"""A waiting trainer releases its memory at once, one in the middle of a step at the step's end. A
+service manager restarts a daemon that has waited in vain."""
 LOOK_EVERY_S = 0.02
 TELL_EVERY_S = 1.0
 HOLDERS_MAX = 3
@@ -130,7 +130,10 @@ _SLOT_NAME = f"/memfd:{MEMORY_NAME}".encode()
 
 
 def wait_for_memory(need_bytes: int, tell: Callable[[str], None]) -> str | None:
-    """Wait until so much may be had; what is short where it may not. ``tell`` is told now and then what is waited for."""
+    """Wait until ``need_bytes`` are available; return the shortage if they are not.
+
+    ``tell`` gets a status line now and then.
+    """
     problem = shortage(need_bytes, available_bytes())
     if problem is None or need_bytes + RESERVE_BYTES > limit_bytes():
         return problem
@@ -147,9 +150,9 @@ def wait_for_memory(need_bytes: int, tell: Callable[[str], None]) -> str | None:
 
 
 def holders(proc: Path = Path("/proc")) -> str:
-    """Which processes have slots mapped, and how much: trainers and workers of a daemon before us, or of another one.
+    """Processes that have slots mapped, and how much: trainers and workers of other daemons.
 
-    Those that this user may not look at are left out.
+    Processes that this user may not inspect are left out.
     """
     found = []
     for folder in proc.iterdir():
@@ -163,13 +166,16 @@ def holders(proc: Path = Path("/proc")) -> str:
         except (OSError, ValueError):
             continue
     found.sort(reverse=True)
-    texts = [f"{who}: {round_bytes(count, floor)}" for count, who in found[:HOLDERS_MAX]]
+    texts = [f"{holder}: {round_bytes(count, floor)}" for count, holder in found[:HOLDERS_MAX]]
     more = len(found) - len(texts)
     return ", ".join(texts + ([f"{more} more"] if more else [])) or "no process that this user may look at"
 
 
 def _slot_bytes(line: bytes) -> int:
-    """How much of a slot a line of ``maps`` is about. The name in its last column may have any bytes but a newline."""
+    """Bytes of a slot in a line of ``maps``.
+
+    The name in its last column may contain any bytes but a newline.
+    """
     columns = line.split(maxsplit=_NAME_COLUMN)
     if len(columns) <= _NAME_COLUMN or not columns[_NAME_COLUMN].startswith(_SLOT_NAME):
         return 0

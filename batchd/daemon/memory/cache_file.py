@@ -1,10 +1,10 @@
-"""The files of caches that outlive the daemon. DAEMON process, which opens them, hands them to workers, and says what is wrong.
+"""Cache files, which outlive the daemon. DAEMON process: opens them and hands them to workers.
 
-    cache_dir/batchd-KIND-KEY.cache   opened, locked (flock), looked at -> its index in a memfd -> workers
+    cache_dir/batchd-KIND-KEY.cache   opened, locked (flock), checked -> index in a memfd -> workers
 
-The key names the samples, so a source that has changed has another file. Whoever fills a file holds
-its lock, by an open file that no worker has: it ends with the daemon, however that ends. Workers of
-a daemon that is dead may still append; that harms nobody.
+The key names the samples, so a source that has changed has another file. The daemon that fills a
+file holds its lock, by an open file that no worker has: the lock ends with the daemon. Workers of a
+dead daemon may still append; that is harmless.
 
 Invariant: no system call is made on the file once it is open, so a file server that hangs does not
 hang the loop.
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from batchd.daemon.limits import Seldom
+from batchd.daemon.limits import OncePerMinute
 from batchd.daemon.memory.cache_folder import PREFIX, SUFFIX, cache_files, folder_problem, is_locked
 from batchd.daemon.memory.cache_memory import CLAIMS_NAME, MEMORY_NAME, CacheSpec, SharedCache
 from batchd.daemon.memory.slots import SEALS
@@ -43,7 +43,7 @@ class CacheUnusable(OSError):  # noqa: N818  names what is wrong
 
 
 class CacheOnDisk(SharedCache):
-    """One cache on disk. Raises ``CacheUnusable``, and ``OSError`` where the kernel has no memory for its index."""
+    """One cache on disk. Raises ``CacheUnusable``, and ``OSError`` without memory."""
 
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__(spec)
@@ -51,7 +51,7 @@ class CacheOnDisk(SharedCache):
         self._lock = -1
         self._notes_read = 0
         self._spoilt_samples = 0
-        self._seldom = Seldom()
+        self._once_per_minute = OncePerMinute()
         with ExitStack() as where_it_fails:
             where_it_fails.callback(self.close)
             try:
@@ -87,14 +87,14 @@ class CacheOnDisk(SharedCache):
             self._tell(one)
 
     def close(self) -> None:
-        """Let go of it, and of its lock. Who has a descriptor keeps what is behind it until that is closed."""
+        """Release the file and its lock. Other descriptors stay open."""
         super().close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def _tell(self, trouble: Trouble) -> None:
-        if not self._seldom.now(f"trouble {trouble.number}"):
+        if not self._once_per_minute.allows(f"trouble {trouble.number}"):
             return
         if trouble.number:
             _log.warning(
@@ -143,14 +143,14 @@ def cache_path(spec: CacheSpec) -> Path:
 
 
 def tell_unwanted(wanted: set[Path]) -> None:
-    """Log which caches in the folders of those that are ``wanted`` are of no use to this daemon, nor to another that runs."""
+    """Log caches in the folders of the ``wanted`` ones that no running daemon uses."""
     for folder in sorted({path.parent for path in wanted}):
         with suppress(OSError):
             others = [one for one in cache_files(folder) if one.path not in wanted and one.in_use is not True]
             if others:
                 names = " ".join(str(one.path) for one in others)
                 _log.info(
-                    "caches of no stream",
+                    "unused cache files",
                     folder=str(folder),
                     files=len(others),
                     disk_bytes=sum(one.disk_bytes for one in others),
@@ -159,7 +159,7 @@ def tell_unwanted(wanted: set[Path]) -> None:
 
 
 def _locked_file(path: Path, spec: CacheSpec) -> int:
-    """The file of a cache, which begins as it should, and its lock. Raises ``CacheUnusable`` and ``OSError``."""
+    """Open and lock a cache file, with a valid header. Raises ``CacheUnusable``, ``OSError``."""
     problem = folder_problem(path.parent)
     if problem is not None:
         raise CacheUnusable(problem)
@@ -177,7 +177,7 @@ def _locked_file(path: Path, spec: CacheSpec) -> int:
 
 
 def file_problem(spec: CacheSpec) -> str | None:
-    """Why the file of a cache cannot be used, without making, locking or changing it; None where nothing speaks against it."""
+    """Say why a cache file cannot be used, without changing it; None if it can."""
     path = cache_path(spec)
     try:
         status = path.lstat()
@@ -217,9 +217,9 @@ def _opened(path: Path) -> int:
 
 
 def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
-    """Lock a file and see that it is the cache, or begin one; False where it has to be opened anew.
+    """Lock a file and check that it is the cache, or begin one; False if it has to be opened again.
 
-    Raises ``BlockingIOError`` where somebody has the lock, ``CacheUnusable``, and ``OSError``.
+    Raises ``BlockingIOError`` if another process has the lock, ``CacheUnusable``, and ``OSError``.
     """
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     opened = os.fstat(descriptor)
@@ -236,9 +236,7 @@ def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
     if found == header and opened.st_size >= records_start(spec.samples):
         return True
     if found.strip(b"\0"):  # another file is begun, as workers of a daemon that has died may still have this one
-        _log.warning(
-            "a cache on disk is damaged and begins anew", file=str(path), reason="it does not begin as it should"
-        )
+        _log.warning("a cache on disk is damaged and starts empty", file=str(path), reason="its header is invalid")
         path.unlink(missing_ok=True)
         return False
     os.ftruncate(descriptor, records_start(spec.samples))

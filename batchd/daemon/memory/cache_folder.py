@@ -1,6 +1,6 @@
-"""The folders of caches on disk, and what lies in them, without opening any of it for use. DAEMON process, and the user's shell.
+"""The folders of caches on disk, and the files in them. DAEMON process, and the user's shell.
 
-Invariant: it changes nothing.
+Invariant: it opens no cache for use, and changes nothing.
 """
 
 import fcntl
@@ -24,11 +24,11 @@ from batchd.storage.paths import unreachable
 SUFFIX = ".cache"
 PREFIX = "batchd-"
 BLOCK_BYTES = 512
-"""In which the kernel counts what a file takes."""
+"""Unit in which the kernel counts a file's size on disk."""
 
 
 class CacheFile(NamedTuple):
-    """A file of a cache in some folder. ``in_use``: a daemon fills it; None where it cannot be opened to see that."""
+    """A cache file. ``in_use``: a daemon fills it; None if it cannot be opened to find out."""
 
     path: Path
     disk_bytes: int
@@ -36,7 +36,7 @@ class CacheFile(NamedTuple):
 
 
 def identity(config: StreamConfig) -> str:
-    """What tells what is kept of the samples of two streams apart before anything is scanned."""
+    """Text that differs for two streams whose cached samples differ, known before any scan."""
     plan = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
     facts: list[Any] = [config.cache, source_to_plain(config.source), plan.record_bytes_max]
     if config.cache == "seekable":
@@ -47,7 +47,7 @@ def identity(config: StreamConfig) -> str:
 
 
 def folder_problem(folder: Path) -> str | None:
-    """What keeps this user from having caches in a folder; None where nothing does."""
+    """Say why this user cannot have caches in a folder; None if possible."""
     if (problem := unreachable(folder)) is not None:
         return problem
     if not folder.exists():
@@ -60,7 +60,7 @@ def folder_problem(folder: Path) -> str | None:
 
 
 def cache_problems(config: Config) -> list[Problem]:
-    """What is wrong with the caches of a configuration, without opening any: pipelines, folders, and sizes that do not agree."""
+    """Problems of a configuration's caches (pipelines, folders, sizes), without opening any."""
     problems = []
     sizes: dict[tuple[str, Path], tuple[str, int | None]] = {}
     for name, stream in config.streams.items():
@@ -105,7 +105,7 @@ def _problem(stream: str, key: str, text: str) -> Problem:
 
 
 def cache_files(folder: Path) -> Iterator[CacheFile]:
-    """All files of caches in a folder, in the order of their names. Raises ``OSError`` where that cannot be read."""
+    """All cache files in a folder, by name. Raises ``OSError`` if the folder cannot be read."""
     for path in sorted(folder.glob(f"{PREFIX}*{SUFFIX}")):
         with suppress(FileNotFoundError):
             taken = path.lstat()

@@ -1,13 +1,13 @@
-"""Caches of samples in memory; ``cache_file`` has those on disk. DAEMON process, which makes them and says how far they may fill.
+"""Caches of samples in memory; ``cache_file`` has those on disk. DAEMON process.
 
-    made -> memfd as large as its budget, of which the index alone is reserved, sealed against shrinking and growing, mode 0600
+    made -> memfd as large as its budget, sealed against shrinking and growing, mode 0600; only the
+            index is reserved
     joined by each stream over the same source; left by each -> closed with the last
 
-Streams share a cache where nothing tells their samples apart: the source's table, what was found in
-it, and how long a record may be; and where they want the same budget.
+Streams share a cache if their samples are the same: the source's table, the scan's result, and the
+longest record; and if they have the same budget. The daemon sets how far workers may fill it.
 
-Invariant: workers never fill more of it than is left of the machine's memory, as far as it is
-known.
+Invariant: as far as it is known, workers never fill more of it than the machine has memory left.
 """
 
 import fcntl
@@ -45,7 +45,10 @@ AnyCache = TypeVar("AnyCache", bound="SharedCache")
 
 
 class CacheSpec(NamedTuple):
-    """Which cache a stream wants: ``key`` is the same for streams that share it. ``folder``: of its file, "" for none."""
+    """The cache that a stream wants.
+
+    ``key`` is equal for streams that share it. ``folder``: of its file, "" for none.
+    """
 
     kind: str
     key: str
@@ -62,14 +65,14 @@ class SharedCache(ABC):
         self._streams = 0
         self._header: CacheHeader | None = None
         self.descriptors: list[int] = []
-        """What a worker gets, to read and write all of them: see ``sources.cache.reader.open_cache``."""
+        """Descriptors for a worker, to read and write: see ``sources.cache.reader.open_cache``."""
 
     def join(self) -> None:
-        """One more stream uses it."""
+        """Count one more stream that uses it."""
         self._streams += 1
 
     def leave(self) -> None:
-        """A stream uses it no more. Workers that have it keep it until they are told."""
+        """Count one stream fewer. Workers keep the cache until they are told."""
         self._streams -= 1
         if self._streams == 0:
             self.close()
@@ -77,7 +80,7 @@ class SharedCache(ABC):
     @property
     @abstractmethod
     def used_bytes(self) -> int:
-        """What it takes at present."""
+        """Bytes that it takes at present."""
 
     @property
     def spoilt_samples(self) -> int:
@@ -90,7 +93,7 @@ class SharedCache(ABC):
         return self._header.held_samples if self._header is not None else 0
 
     def statistics(self) -> CacheStatistics:
-        """Everything that can be counted of it."""
+        """Counters of the cache."""
         spec = self.spec
         used_bytes, spoilt = self.used_bytes, self.spoilt_samples
         folder = spec.folder or None
@@ -99,7 +102,7 @@ class SharedCache(ABC):
         )
 
     def close(self) -> None:
-        """Let go of it. Who has a descriptor keeps the memory until it is closed."""
+        """Release it. The memory lasts until every descriptor of it is closed."""
         if self._header is not None:
             self._header.close()
             self._header = None
@@ -108,7 +111,7 @@ class SharedCache(ABC):
 
 
 class CacheMemory(SharedCache):
-    """One cache in memory. Raises ``OSError`` where the kernel has no memory for its index."""
+    """One cache in memory. Raises ``OSError`` if the kernel has no memory for its index."""
 
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__(spec)
@@ -145,7 +148,7 @@ class CacheMemory(SharedCache):
 
 
 def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
-    """Which cache a stream wants; None where it wants none. Raises ``SourceInvalid`` where its budget has no room for samples."""
+    """The cache that a stream wants, or None. Raises ``SourceInvalid`` if it is too small."""
     config = plan.config
     if config.cache == "off":
         return None
@@ -170,7 +173,7 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
 
 
 def decoders() -> list[str]:
-    """What decides the pixels of a file besides the steps: versions of what decodes and resizes, found without loading it."""
+    """Versions of decoders and resizers, which decide pixels; found without loading them."""
     found = [f"batchd {__version__}", f"content {CONTENT_VERSION}"]
     for name in ("opencv-python-headless", "opencv-python", "simplejpeg", "numpy"):
         with suppress(PackageNotFoundError):
@@ -181,7 +184,7 @@ def decoders() -> list[str]:
 
 
 def budgets_bytes(config: Config) -> int:
-    """What all caches of a configuration may take of the memory; streams over the same source share one."""
+    """Memory budgets of all caches of a configuration; streams over the same source share one."""
     budgets = {
         (identity(stream), stream.cache_memory): stream.cache_memory
         for stream in config.streams.values()
@@ -191,12 +194,12 @@ def budgets_bytes(config: Config) -> int:
 
 
 def needed_bytes(config: Config, rings: Mapping[str, RingSize]) -> int:
-    """What the rings and the caches take of the memory, when they are full."""
+    """Memory of the rings and the caches when they are full."""
     return sum(ring.ring_bytes for ring in rings.values()) + budgets_bytes(config)
 
 
 def memory_problem(config: Config, text: str | None) -> Problem | None:
-    """The problem of a configuration for which ``text`` says what memory is short; None for None."""
+    """The problem of a configuration that is short of memory, as ``text`` says; None for None."""
     if text is None:
         return None
     caches_bytes = budgets_bytes(config)
@@ -217,5 +220,8 @@ def different(caches: Iterable[AnyCache | None]) -> list[AnyCache]:
 
 
 def _own_place(config: StreamConfig) -> list[int | None]:
-    """What tells two caches of the same samples apart. In a folder a file may grow: its budget is no part of its name."""
+    """Text that distinguishes two caches of the same samples.
+
+    A file in a folder may grow: its budget is not part of its name.
+    """
     return [] if config.cache_dir is not None else [config.cache_memory]

@@ -1,14 +1,14 @@
-"""Descriptors that are kept for slots, so that no crowd of connections can take them. DAEMON process.
+"""Descriptors held for slots, so that no crowd of connections can take them. DAEMON process.
 
-    the hard limit  |-- the daemon's own --|-- two or three for each slot of every ring --|-- connections --|
+    the hard limit  |-- the daemon's own --|-- two or three for each slot --|-- connections --|
                                             held by blanks until they become slots
 
-A blank is a slot without memory: an empty memfd with both its descriptors and, where batches go
+A blank is a slot without memory: an empty memfd with both its descriptors and, if batches are sent
 over TCP, its mapping, which before Python 3.13 keeps a third one. It is made ahead of time and not
-when its slot is wanted, because there is no way to free a number for oneself: while connections
-wait to be accepted, a thread of ZeroMQ takes each one that becomes free.
+when its slot is wanted, because a process cannot free a number for itself: while connections wait
+to be accepted, a thread of ZeroMQ takes each number that becomes free.
 
-Invariant: while there are blanks, a slot is not refused for want of descriptors.
+Invariant: while there are blanks, no slot is refused for lack of descriptors.
 """
 
 import errno
@@ -31,11 +31,13 @@ MAPPING_DESCRIPTORS = 0 if sys.version_info >= (3, 13) else 1
 BLANKS_MAX = 4_096
 """Each takes the kernel about 2 KiB and us some 10 us at the start."""
 MADE_AT_ONCE = 16
-"""While the daemon serves: that many hold nobody up."""
+"""While the daemon serves: so few that the loop is not held up."""
 OWN_DESCRIPTORS = 64
-"""Standard streams, sockets, ZeroMQ's threads, the directory's lock, signals, ``SPARE_DESCRIPTORS``."""
+"""Standard streams, sockets, ZeroMQ's threads, the directory's lock, signals,
+``SPARE_DESCRIPTORS``."""
 SPARE_DESCRIPTORS = 24
-"""Of the daemon's own, those that trainers of this host leave free: to replace a worker, read the configuration or a key."""
+"""Of the daemon's own, those that local trainers leave free: to replace a worker, read the
+configuration or a key."""
 WORKER_DESCRIPTORS = 6
 """Its channel, its note, its pidfd and its state, and what it takes to start one."""
 MAILBOX_DESCRIPTORS = 2
@@ -43,11 +45,12 @@ MAILBOX_DESCRIPTORS = 2
 CACHE_DESCRIPTORS = 2 + MAPPING_DESCRIPTORS
 """The cache of a stream, its mapping, and its claims; streams may share them."""
 DISK_CACHE_DESCRIPTORS = 2 + CACHE_DESCRIPTORS
-"""One on disk has its file, and its lock, too."""
+"""A cache on disk has its file and its lock, too."""
 LOCAL_SESSION_DESCRIPTORS = 2
 """Its lifeline, and its connection to ZeroMQ."""
 TCP_OVERSHOOT = 2_048
-"""Connections that ZeroMQ may accept before the loop knows of them: so many events wait in its monitor, then it waits."""
+"""Connections that ZeroMQ may accept before the loop knows of them: so many events fit into its
+monitor, then it waits."""
 ADVICE = "raise the limit (LimitNOFILE= in the unit, ulimit -Hn, --ulimit nofile= of docker)"
 
 
@@ -57,16 +60,20 @@ class Blank(NamedTuple):
     writable: int
     readable: int
     mapped: mmap.mmap | None = None
-    """Reads as much as the largest slot has; nobody may look behind the end of the memory that it will get."""
+    """Covers as many bytes as the largest slot; not to be read beyond the end of the slot's
+    memory."""
 
     def close(self) -> None:
-        """Close both. The mapping ends with the last who looks into it."""
+        """Close both. The mapping ends with its last view."""
         os.close(self.writable)
         os.close(self.readable)
 
 
 class BlankSlots:
-    """Blanks for ``count`` slots, made ahead, but no more than ``BLANKS_MAX`` at a time; with ``mapped_bytes`` mapped, too."""
+    """Blanks for ``count`` slots, made ahead, at most ``BLANKS_MAX`` at a time.
+
+    With ``mapped_bytes`` they are mapped, too.
+    """
 
     def __init__(self, count: int = 0, mapped_bytes: int = 0) -> None:
         self._count = count
@@ -78,7 +85,7 @@ class BlankSlots:
         return len(self._blanks)
 
     def take(self) -> Blank:
-        """A blank for a slot that is made now. Raises ``OSError`` where there is none and none can be made."""
+        """Return a blank for a new slot. Raises ``OSError`` if none can be made."""
         try:
             blank = self._blanks.pop() if self._blanks else make_blank(self._mapped_bytes)
         except OSError as error:
@@ -90,7 +97,7 @@ class BlankSlots:
         return blank
 
     def give_back(self, blank: Blank) -> None:
-        """No slot came of it. It gives its memory back, and is kept where it was one of ours."""
+        """Take back a blank that became no slot; free its memory, and keep it if it was held."""
         self._count += 1
         if len(self._blanks) < self._count:
             os.ftruncate(blank.writable, 0)
@@ -99,7 +106,10 @@ class BlankSlots:
         blank.close()
 
     def expect(self, count: int, mapped_bytes: int) -> None:
-        """From now on so many are wanted, the largest of ``mapped_bytes``. They are made a few at a time, as others go."""
+        """Set how many slots may still be made, the largest of ``mapped_bytes``.
+
+        Blanks are made a few at a time, as others are taken.
+        """
         if mapped_bytes > self._mapped_bytes:
             while self._blanks:
                 self._blanks.pop().close()
@@ -124,7 +134,7 @@ class BlankSlots:
 
 
 def make_blank(mapped_bytes: int = 0) -> Blank:
-    """Make one, mapped where ``mapped_bytes`` is not 0. Raises ``OSError``, and then nothing was made."""
+    """Make a blank, mapped if ``mapped_bytes`` is not 0. Raises ``OSError``."""
     writable = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(writable, 0o600)
@@ -143,7 +153,10 @@ def make_blank(mapped_bytes: int = 0) -> Blank:
 
 
 def _map_ahead(blank: Blank, mapped_bytes: int) -> mmap.mmap:
-    """Map memory that is not there yet. Python maps no more than a file has, so it is that long for a moment."""
+    """Map memory that does not exist yet.
+
+    Python maps no more bytes than a file has, so the file has that length for a moment.
+    """
     os.ftruncate(blank.writable, mapped_bytes)
     mapped = _map(blank.readable, mapped_bytes)
     os.ftruncate(blank.writable, 0)
@@ -158,7 +171,7 @@ def _map(descriptor: int, mapped_bytes: int) -> mmap.mmap:
 
 @dataclass(frozen=True, slots=True)
 class DescriptorPlan:
-    """How many descriptors there are, and who needs them at most."""
+    """How many descriptors the process has, and the most that each part needs."""
 
     limit: int
     own: int
@@ -168,12 +181,15 @@ class DescriptorPlan:
 
     @property
     def reserved(self) -> int:
-        """For how many slots they are kept. Where there are too few, what connections leave, and half of all at least."""
+        """Number of slots with held descriptors.
+
+        If there are too few: those that connections leave, and at least half of all.
+        """
         free = max(0, self.limit - self.own)
         return min(self.slots, max(free - self.connections, free // 2)) // self.per_slot
 
     def shortage(self) -> str | None:
-        """What is not to be had where all streams and all trainers want everything; None where there is enough."""
+        """Say what is short if streams and trainers take everything; None if there is enough."""
         need = self.own + self.slots + self.connections
         if need <= self.limit:
             return None
@@ -183,7 +199,7 @@ class DescriptorPlan:
         )
 
     def refusal(self, streams: int) -> Problem | None:
-        """Why the daemon cannot even begin; None where there is room for two slots of each stream, and as much for trainers."""
+        """Say why the daemon cannot start: fewer than two slots per stream, and as many others."""
         need = self.own + 2 * SLOTS_MIN * self.per_slot * streams
         if need <= self.limit:
             return None
@@ -192,14 +208,17 @@ class DescriptorPlan:
 
 
 def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPlan:
-    """Count what the configuration may come to, against the hard limit of this process, which the daemon makes its own."""
+    """Count the descriptors of a configuration against the hard limit of this process.
+
+    The daemon raises its soft limit to that.
+    """
     daemon = config.daemon
     connections = LOCAL_SESSION_DESCRIPTORS * daemon.sessions_max
     per_slot = SLOT_DESCRIPTORS
     if daemon.tcp is not None:
         per_slot += MAPPING_DESCRIPTORS
         limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
-        connections += 2 * limits.sessions_max + limits.strangers_max + TCP_OVERSHOOT  # as many may join sessions
+        connections += 2 * limits.sessions_max + limits.pending_max + TCP_OVERSHOOT  # as many may join sessions
     return DescriptorPlan(
         limit=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         own=OWN_DESCRIPTORS

@@ -1,8 +1,8 @@
-"""How the daemon's memory is divided among the rings. The daemon at its start, and ``batchd check``; reserves nothing.
+"""Divides the daemon's memory among the rings. Daemon and ``batchd check``; reserves nothing.
 
     [daemon] memory = 4GiB
-    |-- streams.a: its own memory = 1GiB --|-- streams.b: half of what is left --|-- streams.c: the other half --|
-    |-- slot --|-- slot --|-- ... --|      |-- slot --|-- slot --|               |-- slot --|-- slot --|
+    |-- streams.a: memory = 1GiB -----|-- streams.b: half of the rest --|-- streams.c: the same --|
+    |-- slot --|-- slot --|-- ... --| |-- slot --|-- slot --|           |-- slot --|-- slot --|
 
 Invariant: the slots of all rings together never exceed the daemon's memory, and each ring has at
 least two: one is read while the other is filled.
@@ -27,17 +27,17 @@ from batchd_wire.wording import counted
 
 SLOTS_MIN = 2
 SLOTS_MAX = 512
-"""Two slots for each of 200 trainers on one stream of small batches, and some more. Each slot costs the daemon two descriptors
-and, on Python before 3.13, whoever maps it one (the daemon too, for TCP); a process may often have 1024."""
+"""Two slots for each of 200 trainers on one stream of small batches, and some more. Each slot costs
+the daemon two descriptors and, on Python before 3.13, one more in each process that maps it (the
+daemon too, for TCP); a process may often have 1024."""
 MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RingSize:
-    """What one stream's ring may take: up to ``slots_max`` slots of ``layout.slot_bytes`` bytes.
+    """Limits of one stream's ring: ``slots_max`` slots of ``layout.slot_bytes`` bytes.
 
-    ``columns``: what the samples of its source consist of. ``mailbox_bytes``: what is taken by
-    samples that are pushed.
+    ``columns``: of the source's samples. ``mailbox_bytes``: memory of pushed samples.
     """
 
     columns: tuple[Column, ...]
@@ -57,11 +57,11 @@ class RingSize:
 
 
 def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) -> dict[str, RingSize]:
-    """Lay out the slots of every stream and count them. ``thoroughly`` is for whoever does not scan the sources afterwards.
+    """Lay out the slots of every stream and count them.
 
-    Raises ``ConfigInvalid`` where a source cannot be looked at or the steps of a stream make no
-    sense, and ``MemoryTooSmall`` where it is only the memory that does not suffice; either carries
-    everything that is wrong with any stream. The problems have no lines yet.
+    ``thoroughly``: for a caller that does not scan the sources afterwards. Raises ``ConfigInvalid``
+    if a source cannot be read or the steps of a stream are wrong, and ``MemoryTooSmall`` if only
+    the memory is too small; either has all problems of all streams. The problems have no lines yet.
     """
     problems = cache_problems(config)
     columns: dict[str, tuple[Column, ...]] = {}
@@ -97,7 +97,7 @@ def _mailbox_bytes(stream: StreamConfig) -> int:
 
 
 def _shares(config: Config) -> dict[str, int]:
-    """The bytes of each stream: its own, or an equal part of what the others leave (negative where they take too much)."""
+    """Bytes of each stream: its own, or an equal part of the rest (negative if overdrawn)."""
     own = {name: stream.memory for name, stream in config.streams.items() if stream.memory is not None}
     sharing = len(config.streams) - len(own)
     rest = (config.daemon.memory - sum(own.values())) // max(1, sharing)
@@ -105,7 +105,7 @@ def _shares(config: Config) -> dict[str, int]:
 
 
 def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Problem]:
-    """Find the rings without room for two slots, and own memory that adds up to more than there is."""
+    """Find rings without room for two slots, and own memory that adds up to more than there is."""
     own_bytes = sum(stream.memory or 0 for stream in config.streams.values())
     sharing = [name for name, stream in config.streams.items() if stream.memory is None]
     mailboxes = {name: _mailbox_bytes(config.streams[name]) for name in layouts}
@@ -144,5 +144,5 @@ def _problem(stream: str, key: str, message: str) -> Problem:
 
 
 def _setting(need_bytes: int) -> str:
-    """The next whole MiB, as it stands in the file."""
+    """The next whole MiB, as written in the file."""
     return f'"{-(-need_bytes // MEBIBYTE)}MiB"'

@@ -46,10 +46,10 @@ class SlotPool:
         """Descriptors that are still to be closed."""
 
     def create(self, slot: int, slot_bytes: int) -> None:
-        """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError`` saying why there is none; then nothing was made.
+        """Reserve memory for a slot.
 
-        What was given back and is not closed yet is closed before that is said: a ring that lacks a
-        slot stays smaller.
+        Raises ``MemoryError`` or ``OSError`` with the reason; then it makes none. Freed slots that
+        are not closed yet are closed before that: a ring that lacks a slot stays smaller.
         """
         while (problem := shortage(slot_bytes, _available_bytes())) is not None and self._freed:
             self.free_some()
@@ -80,7 +80,7 @@ class SlotPool:
         self._write(slot, header)
 
     def free(self, slots: Sequence[int]) -> None:
-        """Give slots back, in ``free_some``; one whose memory could not be had is nothing to give back."""
+        """Queue slots for ``free_some``; a slot that found no memory has nothing to free."""
         for slot in slots:
             if slot in self._writable:
                 self._freed.append((self._writable.pop(slot), self._readable.pop(slot)))
@@ -88,33 +88,33 @@ class SlotPool:
                 del self._bytes[slot]
 
     def free_some(self) -> bool:
-        """Close one slot that was given back, which may take the kernel a while; true where there are more."""
+        """Close one freed slot, which may take the kernel a while; True if there are more."""
         if self._freed:
             for descriptor in self._freed.popleft():
                 os.close(descriptor)
         return bool(self._freed)
 
     def expect(self, count: int, mapped_bytes: int) -> None:
-        """So many slots may still come; see ``BlankSlots``."""
+        """Set how many slots may still be made; see ``BlankSlots``."""
         self._blanks.expect(count, mapped_bytes)
 
     def __len__(self) -> int:
         return len(self._writable)
 
     def writable(self, slot: int) -> int:
-        """The descriptor for a worker; it stays ours."""
+        """The descriptor for a worker; the pool keeps it."""
         return self._writable[slot]
 
     def readable(self, slot: int) -> int:
-        """The descriptor for a trainer, opened read-only; it stays ours."""
+        """The read-only descriptor for a trainer; the pool keeps it."""
         return self._readable[slot]
 
     def writable_anew(self, slot: int) -> int:
-        """A further descriptor that writes, for a trainer; it belongs to the caller. Raises ``OSError``.
+        """Open a further writable descriptor, for a trainer; the caller closes it.
 
-        Opened for each anew, since descriptors that are copies of each other share their flags:
-        with ``O_APPEND`` set in one of ours, the next header would be written behind the slot's
-        end. The seals bind whoever has it.
+        Raises ``OSError``. Each is opened separately, since copies of a descriptor share their
+        flags: if a trainer set ``O_APPEND``, the next header would be written behind the slot's
+        end. The seals bind every holder.
         """
         return os.open(f"/proc/self/fd/{self._writable[slot]}", os.O_RDWR | os.O_CLOEXEC)
 
@@ -128,11 +128,11 @@ class SlotPool:
 
     @property
     def total_bytes(self) -> int:
-        """What all slots take."""
+        """Bytes of all slots."""
         return sum(self._bytes.values())
 
     def close(self) -> None:
-        """Let go of every slot. Who has one mapped keeps its pages until he unmaps them."""
+        """Release every slot. Pages last until each process has unmapped them."""
         self._blanks.close()
         while self.free_some():
             pass
@@ -149,7 +149,10 @@ class SlotPool:
 
 
 def _available_bytes() -> int:
-    """What may still be had. To find out takes a descriptor; where there is none, we rely on the daemon's look at its start."""
+    """Available bytes.
+
+    Reading them takes a descriptor; without one, rely on the daemon's check at its start.
+    """
     try:
         return available_bytes()
     except OSError as error:
@@ -180,7 +183,10 @@ class MailboxMemory:
 
     @classmethod
     def adopt(cls, descriptor: int, mailbox_bytes: int) -> Self:
-        """One that another process of ours has made, by the descriptor that writes. Raises ``OSError``, and then closes it."""
+        """Take over a mailbox that another process has made, by its writable descriptor.
+
+        Raises ``OSError``, and then closes the descriptor.
+        """
         mailbox = cls.__new__(cls)
         mailbox.mailbox_bytes, mailbox.writable, mailbox.readable = mailbox_bytes, descriptor, -1
         try:
@@ -191,15 +197,16 @@ class MailboxMemory:
         return mailbox
 
     def writable_anew(self) -> int:
-        """A further descriptor that writes, for a producer; it belongs to the caller. Raises ``OSError``.
+        """Open a further writable descriptor, for a producer; the caller closes it.
 
-        Opened for each anew, since descriptors that are copies of each other share their flags:
-        with ``O_APPEND`` set by one producer, all others could write nothing any more.
+        Raises ``OSError``. Each is opened separately, since copies of a descriptor share their
+        flags: if one producer set ``O_APPEND``, the others could not write at their places any
+        more.
         """
         return os.open(f"/proc/self/fd/{self.writable}", os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go of it. Who has a descriptor keeps the memory until it is closed."""
+        """Release it. The memory lasts until every descriptor of it is closed."""
         for descriptor in (self.writable, self.readable):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -1,1 +1,1 @@
-"""Reading the configuration again, and applying it to a running daemon. DAEMON process; ``rescan`` is one of its own."""
+"""Reload of the configuration. DAEMON process; ``rescan`` is a process of its own."""

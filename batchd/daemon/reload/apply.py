@@ -1,11 +1,12 @@
-"""What a reload changes in a running daemon, all at once. DAEMON process.
+"""The changes of a reload in a running daemon, all at once. DAEMON process.
 
-    document of ``rescan`` + descriptors -> streams under new numbers -> one event for the core; limits of sessions and storage
+    document of ``rescan`` + descriptors -> streams under new numbers -> one event for the core
+                                         -> limits of sessions and storage
 
-A stream that has changed is another one under the same name: its number is new, so nothing of the
-old one can be taken for it.
+A stream that has changed is another one under the same name: its number is new, so no message about
+the old one can be taken for it.
 
-Invariant: either everything of a document is in force, or nothing, and its descriptors are closed.
+Invariant: a document takes effect completely, or not at all; then its descriptors are closed.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from batchd.daemon.doors import Doors
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.memory.cache_memory import CacheSpec, different
 from batchd.daemon.memory.slots import MailboxMemory, SlotPool
-from batchd.daemon.reload.rescan import Errand
+from batchd.daemon.reload.rescan import ReloadRequest
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import Workers
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
@@ -33,13 +34,13 @@ from batchd_wire.fields import layout_from_wire
 _log = structlog.get_logger()
 
 Code = dict[str, tuple[str, tuple[str, ...]]]
-"""By the module's name: its digest, and the folders in which it is looked for."""
+"""By the module's name: its digest, and the folders that are searched for it."""
 Descriptors = dict[str, list[int]]
-"""Of each stream that is new: its index and perhaps its mailbox."""
+"""For each new stream: its index and perhaps its mailbox."""
 
 
 @dataclass(slots=True)
-class Switch:
+class ReloadApplier:
     """Everything of the daemon that a reload changes. ``daemon``: [daemon] as it is in force."""
 
     state: DaemonState
@@ -51,20 +52,20 @@ class Switch:
     daemon: dict[str, Any]
     workers_wanted: int
     last_number: int
-    """Of any stream that there ever was."""
+    """The highest number that any stream has had."""
     imported: Code
-    """Which version of which module workers may have imported."""
+    """Versions of modules that workers may have imported."""
     _numbers: dict[str, int] = field(init=False)
-    """Of the streams that are served once the core has come to the last event of ours: the next reload may begin before that."""
+    """Streams served after the last enqueued event: the next reload may begin before the core has
+    handled it."""
 
     def __post_init__(self) -> None:
         self._numbers = dict(self.state.numbers)
 
-    def errand(self, version: str, file: str, overrides: dict[str, str]) -> Errand:
-        """What ``rescan`` must know of what is served now.
+    def request(self, version: str, file: str, overrides: dict[str, str]) -> ReloadRequest:
+        """Facts that ``rescan`` needs of the streams in service.
 
-        A stream that has stopped is like none: whatever stopped it may be mended, and a new one
-        begins without it.
+        A stopped stream is left out: its cause may be repaired, and a new stream begins without it.
         """
         served = [self.streams[number] for number in self._numbers.values()]
         signatures = {stream.name: stream.signature for stream in served if not self._has_stopped(stream)}
@@ -72,7 +73,7 @@ class Switch:
         made_bytes = sum(self._slots(stream) * stream.layout.slot_bytes + stream.mailbox_bytes for stream in served)
         caches = different(stream.cache for stream in self.streams.values())
         cached_bytes = {cache.spec.key: cache.used_bytes for cache in caches if not cache.spec.folder}
-        return Errand(version, file, overrides, self.daemon, signatures, slots, made_bytes, cached_bytes)
+        return ReloadRequest(version, file, overrides, self.daemon, signatures, slots, made_bytes, cached_bytes)
 
     def _has_stopped(self, stream: ServedStream) -> bool:
         known = self.state.streams.get(stream.number)  # none where the core has not come to it yet
@@ -82,8 +83,8 @@ class Switch:
         known = self.state.streams.get(stream.number)
         return len(known.delivery.ring.slots) if known is not None else 0
 
-    def perform(self, document: dict[str, Any], descriptors: Descriptors) -> str:
-        """Put a document into force; what has changed, for people. Raises ``OSError``, and then nothing has."""
+    def apply(self, document: dict[str, Any], descriptors: Descriptors) -> str:
+        """Put a document into force; a summary for users. Raises ``OSError``, without a change."""
         before = self._numbers
         made = self._streams(document["streams"], descriptors)
         code = code_in(made)
@@ -134,12 +135,12 @@ class Switch:
         return _summary(changes, workers, keys, document["restart"])
 
     def _changed_keys(self, document: dict[str, Any]) -> list[str]:
-        """Those of [daemon] that a document changes; how many workers there are is said by itself."""
+        """Keys of [daemon] that a document changes, except the number of workers."""
         keys = [key for key, value in document["daemon"].items() if self.daemon[key] != value]
         return keys if document["workers"] == self.workers_wanted else [key for key in keys if key != "workers"]
 
     def _streams(self, plain: dict[str, Any], descriptors: Descriptors) -> list[ServedStream]:
-        """Make all of them, or none. Descriptors are taken out of ``descriptors`` as they find an owner."""
+        """Make all streams, or none; they take their descriptors out of ``descriptors``."""
         made: list[ServedStream] = []
         try:
             for number, (name, facts) in enumerate(plain.items(), self.last_number + 1):
@@ -152,11 +153,11 @@ class Switch:
         return made
 
     def _limit(self, document: dict[str, Any], slots_kept: int) -> None:
-        """What sessions, slots and servers of files are held to. ``slots_kept`` stay; all others are to be made."""
+        """Limit sessions, slots and storage. ``slots_kept`` stay; the others are to be made."""
         limits = StorageLimits(*document["storage"]).to_wire()
-        if any(stream.told.storage != limits for stream in self.streams.values()):
+        if any(stream.message.storage != limits for stream in self.streams.values()):
             for stream in self.streams.values():
-                stream.told = replace(stream.told, storage=limits)
+                stream.message = replace(stream.message, storage=limits)
             for worker in self.workers.pids():
                 self.workers.send(worker, UseStorage(limits))
         for door in self.doors:
@@ -171,11 +172,11 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
     spec = dict(facts["spec"])
     plan, live = Plan(**spec.pop("plan")), spec.pop("live")
     index, *mailbox = descriptors
-    told = ServeStream(**facts["told"])
+    message = ServeStream(**facts["message"])
     stream = ServedStream(
         spec=StreamSpec(**{**spec, "number": number}, plan=plan, live=LiveSpec(**live) if live else None),
-        told=replace(told, stream=number, recipe=SampleRecipe(*told.recipe)),
-        layout=layout_from_wire(told.layout),
+        message=replace(message, stream=number, recipe=SampleRecipe(*message.recipe)),
+        layout=layout_from_wire(message.layout),
         signature=facts["signature"],
         index_descriptor=index,
         classes=facts["classes"],
@@ -194,14 +195,17 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
 def code_in(streams: Iterable[ServedStream]) -> Code:
     """The modules that workers import for these streams."""
     return {
-        name: (digest, tuple(stream.told.recipe.python_path))
+        name: (digest, tuple(stream.message.recipe.python_path))
         for stream in streams
-        for name, digest in stream.told.recipe.modules
+        for name, digest in stream.message.recipe.modules
     }
 
 
 def _summary(changes: dict[str, list[str]], workers: tuple[int, int], keys: list[str], restart: list[str]) -> str:
-    """For people. ``workers``: before and after. ``keys`` of [daemon] count now, those in ``restart`` later."""
+    """Summary for users. ``workers``: before and after.
+
+    ``keys`` of [daemon] are in force now, those in ``restart`` after a restart.
+    """
     parts = [f"{what} {', '.join(which)}" for what, which in changes.items() if which]
     before, after = workers
     if after != before:

@@ -1,18 +1,17 @@
-"""Reading the configuration again, while the daemon serves: SIGHUP, ``batchd reload``. DAEMON process.
+"""Reloads of the configuration while the daemon serves: SIGHUP, ``batchd reload``. DAEMON process.
 
-    asked -> process of ``rescan`` -> document -> ``switch``: all at once -> outcome: log, status, whoever asked
+    asked -> process of ``rescan`` -> document -> ``applier`` -> outcome: log, status, answers
                   |                      |
-                  +--- died -------------+--- problems: the old configuration stays, with everything that is wrong in the outcome
+                  +--- died -------------+--- problems: the old configuration stays; outcome: all of them
                   +--- silent for too long: killed, and the same
 
-Who asks while a configuration is being read may mean a later version of it, so it is read once more
-afterwards, for all of them.
+A request that arrives while a configuration is being read may mean a later version of it, so the
+file is read once more afterwards, for all such requests.
 
-A process that hangs in a call of the kernel lives on after it was killed. Nobody waits for it: it
-is buried when the kernel says that it has ended, and the next one may begin before that.
+A process that hangs in a system call survives its kill. The daemon does not wait for it: it is
+reaped when the kernel reports its end, and the next one may begin before that.
 
-Invariant: one process reads at a time; the loop never waits for one; every question is answered
-once.
+Invariant: one process reads at a time; the loop never waits for one; each request is answered once.
 """
 
 import json
@@ -28,9 +27,9 @@ import structlog
 
 from batchd import __version__, failpoints
 from batchd.children import Child, start_linked
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.memory.held_descriptors import ADVICE
-from batchd.daemon.reload.apply import Descriptors, Switch
+from batchd.daemon.reload.apply import Descriptors, ReloadApplier
 from batchd.daemon.reload.rescan import SILENCE_MAX_S
 from batchd.errors import ExitCode
 from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed, StreamScanned
@@ -46,14 +45,14 @@ NO_FILE = (
     "another one"
 )
 NICENESS = 5
-"""Of the process that reads: workers and trainers come first, from its first moment on."""
+"""Of the reading process: workers and trainers have priority, from its first moment on."""
 KILL_TIMEOUT_S = 2.0
 LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the configuration came from, so that it can be read again: the file, and what ``--set`` said over it."""
+    """Origin of the configuration, to read it again: the file, and the ``--set`` overrides."""
 
     file: Path
     overrides: Mapping[str, str]
@@ -68,7 +67,7 @@ class _Reading:
     heard_s: float
     """When it last got on."""
     patience_s: int = SILENCE_MAX_S
-    """By its own word: after so long without another one it hangs."""
+    """Announced by the process: after so many seconds without a message it hangs."""
     stream: str = ""
     """Which one it is scanning."""
     descriptors: Descriptors = field(default_factory=dict)
@@ -86,8 +85,8 @@ class _Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Watcher:
-    """Who is told how a reload goes: that it ``began``, ``progressed`` (stream, samples found so far) and ``ended``."""
+class ReloadListener:
+    """Callbacks for a reload: ``began``, ``progressed`` (stream, samples so far) and ``ended``."""
 
     began: Callable[[], None]
     progressed: Callable[[str, int], None]
@@ -96,17 +95,17 @@ class Watcher:
 
 @dataclass(slots=True)
 class Reloader:
-    """See the drawing above. ``send`` answers who asked. ``origin`` None: there is no file to read again."""
+    """Runs reloads. ``send`` answers sessions. ``origin`` None: there is no file to read again."""
 
-    watch: Watch
-    switch: Switch
+    selector: Selector
+    applier: ReloadApplier
     origin: Origin | None
     send: Callable[[int, Message], None]
-    watcher: Watcher
+    listener: ReloadListener
     outcome: ReloadOutcome | None = None
     _reading: _Reading | None = None
     _killed: list[_Reading] = field(default_factory=list)
-    """Those that have not ended yet."""
+    """Killed processes that have not ended yet."""
     _is_wanted: bool = False
     _is_over: bool = False
     _askers: list[tuple[int, int]] = field(default_factory=list)
@@ -115,7 +114,7 @@ class Reloader:
 
     @property
     def is_reading(self) -> bool:
-        """Is a configuration being read?"""
+        """True while a configuration is being read."""
         return self._reading is not None
 
     def ask(self, session: int = 0, request: int = 0) -> None:
@@ -127,7 +126,7 @@ class Reloader:
             self._begin()
 
     def round_ended(self) -> None:
-        """The loop has heard everybody: give a reading up that has made no progress for too long."""
+        """Give up a reading without progress for too long; called after every message was read."""
         reading = self._reading
         if reading is None:
             return
@@ -144,7 +143,7 @@ class Reloader:
         self._begin()
 
     def abandon(self) -> None:
-        """The daemon is about to end: whatever was asked for comes to nothing."""
+        """The daemon is about to end: cancel reloads, and answer their sessions."""
         self._is_over = True
         reading = self._reading
         if reading is not None:
@@ -160,14 +159,14 @@ class Reloader:
         for reading in list(self._killed):
             if not reading.child.has_ended(KILL_TIMEOUT_S):
                 _log.error("reloading process cannot be killed", pid=reading.child.pid, advice="is its storage hung?")
-            self._bury(reading)
+            self._on_exit(reading)
 
     def _begin(self) -> None:
         if self._is_over or not self._is_wanted:
             return
         self._is_wanted = False
         self._askers, self._later = self._later, []
-        self.watcher.began()
+        self.listener.began()
         failpoints.passing("daemon.reloading")
         if self.origin is None:
             self._conclude(ExitCode.FAILED, NO_FILE)
@@ -177,15 +176,15 @@ class Reloader:
         except OSError as error:
             self._conclude(ExitCode.FAILED, f"the process that reads the configuration cannot be started: {error}")
             return
-        self.watch.add(reading.channel.fileno(), lambda: self._receive(reading))
-        self.watch.add(reading.child.pidfd, lambda: self._end(reading))
+        self.selector.add(reading.channel.fileno(), lambda: self._receive(reading))
+        self.selector.add(reading.child.pidfd, lambda: self._end(reading))
 
     def _start(self, origin: Origin) -> _Reading:
-        errand = self.switch.errand(__version__, str(origin.file), dict(origin.overrides))
+        reload_request = self.applier.request(__version__, str(origin.file), dict(origin.overrides))
         child, channel = start_linked(
             "batchd.daemon.reload.rescan",
-            given=json.dumps(asdict(errand)).encode("ascii"),
-            stdout=2,  # ours is for the address alone
+            given=json.dumps(asdict(reload_request)).encode("ascii"),
+            stdout=2,  # standard output is for the address
             nicer_by=NICENESS,
         )
         channel.setblocking(False)
@@ -201,18 +200,18 @@ class Reloader:
         except BlockingIOError:
             return
         except ChannelClosed:
-            self.watch.remove(reading.channel.fileno())
+            self.selector.remove(reading.channel.fileno())
         except MalformedMessage as error:
-            # What follows would be put into force without what was in this one.
+            # The rest must not take effect without the content of this message.
             reading.problem = f"what it sent cannot be read ({error}). If there are no descriptors left: {ADVICE}"
-            self.watch.remove(reading.channel.fileno())
+            self.selector.remove(reading.channel.fileno())
             reading.child.kill()
 
     def _take(self, reading: _Reading, message: Message, descriptors: list[int]) -> None:
         if isinstance(message, ScanProgressed):
             reading.stream, reading.patience_s = message.name, message.patience_s
             if message.name:
-                self.watcher.progressed(message.name, message.found)
+                self.listener.progressed(message.name, message.found)
         elif isinstance(message, RescanLogged):
             if message.level in LOG_LEVELS:
                 getattr(_log, message.level)(**{**message.facts, "event": message.event})
@@ -227,7 +226,7 @@ class Reloader:
     def _end(self, reading: _Reading) -> None:
         """The other process has ended: with a document, or without one."""
         self._receive(reading)
-        self.watch.remove(reading.channel.fileno())
+        self.selector.remove(reading.channel.fileno())
         status = self._forget(reading)
         self._reading = None
         failpoints.passing("daemon.reload.read")
@@ -250,7 +249,7 @@ class Reloader:
             )
             return
         try:
-            text = self.switch.perform(document, descriptors)
+            text = self.applier.apply(document, descriptors)
         except OSError as error:
             self._conclude(ExitCode.FAILED, f"what is new cannot be had: {error}")
             return
@@ -258,7 +257,7 @@ class Reloader:
         self._conclude(ExitCode.FINE, text)
 
     def _conclude(self, exit_code: int, text: str) -> None:
-        """Say how it ended, to everybody whom it concerns."""
+        """Log the outcome, and send it to every session that asked."""
         if exit_code:
             _log.error("configuration not reloaded", reason=text, advice="the one before stays in force")
         shown = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 4]} ..."
@@ -266,24 +265,24 @@ class Reloader:
         for session, request in self._askers:
             self.send(session, Reloaded(request, exit_code, shown))
         self._askers.clear()
-        self.watcher.ended(self.outcome)
+        self.listener.ended(self.outcome)
 
     def _kill(self, reading: _Reading) -> None:
         """Have nothing to do with a process any more. It is buried when it has ended."""
         self._reading = None
         for descriptor in (reading.channel.fileno(), reading.child.pidfd):
-            self.watch.remove(descriptor)
+            self.selector.remove(descriptor)
         reading.child.kill()
         reading.close()
         self._killed.append(reading)
-        self.watch.add(reading.child.pidfd, lambda: self._bury(reading))
+        self.selector.add(reading.child.pidfd, lambda: self._on_exit(reading))
 
-    def _bury(self, reading: _Reading) -> None:
-        """One that was killed has ended, or nobody waits for that any longer."""
+    def _on_exit(self, reading: _Reading) -> None:
+        """A killed process has ended, or the daemon no longer waits for that."""
         self._killed.remove(reading)
         self._forget(reading)
 
     def _forget(self, reading: _Reading) -> int | None:
         """Let go of a process; its exit status, where it has ended."""
-        self.watch.remove(reading.child.pidfd)
+        self.selector.remove(reading.child.pidfd)
         return reading.child.end(kill_timeout_s=0.0)

@@ -1,16 +1,16 @@
-"""The configuration, read and scanned again for a daemon that goes on serving. RESCAN, a process started by the daemon.
+"""Reads and scans the configuration again for a running daemon. RESCAN, a process of the daemon.
 
-    daemon   --- errand (JSON, stdin) --->  python -m batchd.daemon.reload.rescan CHANNEL_FD
-             <-- ScanProgressed ---------   now and then, as long as the scan gets on
-             <-- RescanLogged -----------   each line of log, which the daemon writes as it writes its own
-             <-- StreamScanned + index --   one for each stream that is new or other than before
-             <-- ConfigRead + document --   what is to be served, or everything that is wrong; then it ends
+    daemon   --- request (JSON, stdin) --->  python -m batchd.daemon.reload.rescan CHANNEL_FD
+             <-- ScanProgressed ---------   now and then, while the scan makes progress
+             <-- RescanLogged -----------   each log line, which the daemon writes into its own log
+             <-- StreamScanned + index --   one for each stream that is new or has changed
+             <-- ConfigRead + document --   the streams to serve, or all problems; then it ends
 
-A scan may take minutes, and validating a large configuration long enough to be noticed; in a thread
-both would hold the interpreter that serves trainers. Here they cost the daemon nothing, and what
-damages this process damages nothing else.
+A scan may take minutes, and so may a validation take noticeable time; in a thread both would hold
+the interpreter that serves trainers. Here they do not slow the daemon, and a crash harms only this
+process.
 
-Invariant: it changes nothing. Where its daemon is gone it ends.
+Invariant: it changes nothing, and ends with its daemon.
 """
 
 import json
@@ -53,8 +53,8 @@ from batchd_wire.channel import ChannelClosed, send_message
 
 PROGRESS_EVERY_S = 0.5
 SILENCE_MAX_S = 300
-"""What may pass without a word, besides what others may take: a scan reports after some thousand samples, but says nothing while
-it looks whether a large index of before still holds."""
+"""Silence that is allowed beside that of libraries: a scan reports after some thousand samples, but
+not while it checks whether a large former index is still valid."""
 LOOK_MAX_S = 10
 """More than ``CHECK_LIMITS`` allow for a stream."""
 FACT_CHARACTERS_MAX = 4_000
@@ -71,17 +71,17 @@ LIVE_KEYS = (
     "sessions_max",
     "sessions_per_peer",
 )
-"""What a running daemon changes of [daemon]. All other keys need a restart."""
+"""Keys of [daemon] that a running daemon changes. All others need a restart."""
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """What the daemon serves now, and where its configuration is.
+class ReloadRequest:
+    """The streams in service, and where the configuration is.
 
-    ``daemon``: [daemon] as it is in force. ``signatures``: of each stream that may go on as it is,
-    by name. ``slots`` (the most that a ring may have): of each stream by name. ``made_bytes``:
-    memory that the rings and mailboxes of all of them have. ``cached_bytes``: memory that each of
-    their caches has, by its key.
+    ``daemon``: [daemon] as it is in force. ``signatures``: of each stream that may continue
+    unchanged, by name. ``slots`` (the most that a ring may have): of each stream by name.
+    ``made_bytes``: memory of all their rings and mailboxes. ``cached_bytes``: memory of each of
+    their caches, by its key.
     """
 
     version: str
@@ -103,17 +103,17 @@ class ScanProgress:
         self._told_s = float("-inf")
 
     def looking(self, streams: int) -> None:
-        """So many streams are looked at, without a word from any of them."""
+        """Report that so many streams are being checked, without progress in between."""
         self._patience_s = SILENCE_MAX_S + LOOK_MAX_S * streams
         self._tell("", 0)
 
     def begun(self, stream: str, may_take_s: float) -> None:
-        """A source is scanned. ``may_take_s``: how long whoever is asked for it may say nothing."""
+        """Report that a scan begins. ``may_take_s``: seconds that a library may be silent."""
         self._patience_s = SILENCE_MAX_S + ceil(may_take_s)
         self._tell(stream, 0)
 
     def found(self, stream: str, samples: int) -> None:
-        """So many samples of a stream so far."""
+        """Report the samples of a stream found so far."""
         if monotonic() - self._told_s >= PROGRESS_EVERY_S:
             self._tell(stream, samples)
 
@@ -123,12 +123,12 @@ class ScanProgress:
 
 
 def main() -> int:
-    """Do one errand; the exit status."""
+    """Do one request; the exit status."""
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
         structlog.configure(processors=[partial(_log_there, channel)])
         try:
-            document = _do(_errand(json.load(sys.stdin)), channel)
+            document = _do(_parse_request(json.load(sys.stdin)), channel)
         except BatchdError as error:
             document = {"exit_code": int(error.exit_code), "problem": str(error)}
         except OSError as error:
@@ -141,13 +141,13 @@ def main() -> int:
 
 
 def _end_with_daemon(channel: socket.socket) -> None:
-    """Nothing ever comes but the end of file: the daemon is gone, or has lost interest."""
+    """End with the daemon: its only message is the end of file."""
     channel.recv(1)
     os._exit(1)
 
 
 def _log_there(channel: socket.socket, _logger: object, level: str, event: MutableMapping[str, Any]) -> NoReturn:
-    """A processor: the daemon writes the line. It knows the form of its log, and which levels are wanted."""
+    """A structlog processor: send the line to the daemon, which knows its log's form and level."""
     facts: dict[str, object] = {name: _printable(fact) for name, fact in event.items() if name != "event"}
     with suppress(ChannelClosed):
         send_message(channel, RescanLogged(level, _printable(event["event"]), facts))
@@ -159,38 +159,38 @@ def _printable(fact: object) -> str:
     return str(fact)[:FACT_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode()
 
 
-def _errand(plain: dict[str, Any]) -> Errand:
-    """The errand of a daemon of our own version: no other's is known."""
+def _parse_request(plain: dict[str, Any]) -> ReloadRequest:
+    """The request of a daemon of our own version: no other's is known."""
     if plain["version"] != __version__:
         raise BatchdError(
             f"batchd {__version__} is installed, and the daemon that runs is {plain['version']}: restart it, since it can start "
             "no workers of its own version any more"
         )
-    return Errand(**plain)
+    return ReloadRequest(**plain)
 
 
-def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
+def _do(request: ReloadRequest, channel: socket.socket) -> dict[str, Any]:
     failpoints.passing("rescan.starting")
-    storage = Storage(CHECK_LIMITS)  # this process ends with its errand, and its connections with it
-    file = Path(errand.file)
-    reading = read_config(file, errand.overrides)
+    storage = Storage(CHECK_LIMITS)  # this process ends with its request, and its connections with it
+    file = Path(request.file)
+    reading = read_config(file, request.overrides)
     progress = ScanProgress(channel)
     progress.looking(len(reading.config.streams) if reading.config is not None else 0)
     config, rings = check_reading(reading, file, storage)
     storage.limits = config.daemon.storage_limits()
-    now = DaemonConfig.model_validate_json(json.dumps(errand.daemon))
+    now = DaemonConfig.model_validate_json(json.dumps(request.daemon))
     streams = {name: _scan(name, config, rings[name], now, progress, storage) for name in config.streams}
-    same = [name for name, stream in streams.items() if errand.signatures.get(name) == stream.signature]
-    rings |= {name: replace(rings[name], slots_max=errand.slots[name]) for name in same}
+    same = [name for name, stream in streams.items() if request.signatures.get(name) == stream.signature]
+    rings |= {name: replace(rings[name], slots_max=request.slots[name]) for name in same}
     restart = [
         key
         for key in DaemonConfig.model_fields
         if key not in LIVE_KEYS and getattr(config.daemon, key) != getattr(now, key)
     ]
-    made_bytes = errand.made_bytes + sum(stream.mailbox_bytes for stream in streams.values())
+    made_bytes = request.made_bytes + sum(stream.mailbox_bytes for stream in streams.values())
     specs = [stream.cache_spec for stream in streams.values()]
     caches = {spec.key: spec for spec in specs if spec is not None and not spec.folder}
-    caches_bytes = sum(spec.budget_bytes - errand.cached_bytes.get(key, 0) for key, spec in caches.items())
+    caches_bytes = sum(spec.budget_bytes - request.cached_bytes.get(key, 0) for key, spec in caches.items())
     restart += _check_memory(reading, file, config, now, rings, same, made_bytes - caches_bytes)
     reserved = _check_descriptors(reading, file, config, rings)
     for name, stream in streams.items():
@@ -210,7 +210,7 @@ def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
     }
 
 
-def _scan(  # noqa: PLR0913, PLR0917  what is scanned, through what, and who is told
+def _scan(  # noqa: PLR0913, PLR0917  what is scanned, how, and the channel
     name: str, config: Config, ring: RingSize, now: DaemonConfig, progress: ScanProgress, storage: Storage
 ) -> ServedStream:
     limits = storage.limits
@@ -224,7 +224,7 @@ def _scan(  # noqa: PLR0913, PLR0917  what is scanned, through what, and who is 
 
 
 def _may_take_s(whole: SourceOptions) -> float:
-    """For how long a source's own configuration lets a library, or a function, say nothing."""
+    """Seconds that a library or a function may be silent, by the source's own configuration."""
     limits = ("length_timeout_s", "scan_timeout_s")
     return max(getattr(source, name, 0.0) for _key, source in sources_in(whole) for name in limits)
 
@@ -238,10 +238,10 @@ def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there
     same: list[str],
     made_bytes: int,
 ) -> list[str]:
-    """Refuse what does not fit beside the rings that stay. What of [daemon] cannot change before a restart.
+    """Refuse rings that do not fit beside those that stay.
 
-    ``made_bytes``: what the rings have already of the memory that they will have, those that are
-    replaced among them, less what caches may still take.
+    Returns the keys of [daemon] that need a restart. ``made_bytes``: the part of the needed memory
+    that the rings have already, including replaced ones, less what caches may still take.
     """
     kept_bytes = sum(rings[name].ring_bytes for name in same)
     others = [name for name in rings if name not in same]
@@ -254,7 +254,7 @@ def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there
         problem = (
             f"need {round_bytes(need_bytes, ceil)} for {', '.join(others)}, have {round_bytes(limit_bytes - kept_bytes, floor)} "
             f"beside the {round_bytes(kept_bytes, ceil)} of the streams that stay as they are: set memory = in "
-            f"[streams.{others[0]}] to less, raise memory in [daemon], or restart the daemon, which divides it anew"
+            f"[streams.{others[0]}] to less, raise memory in [daemon], or restart the daemon, which divides it again"
         )
     if problem is not None:
         found = Problem("daemon.memory", problem, meaning_of(("daemon", "memory"), {}))
@@ -263,7 +263,7 @@ def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there
 
 
 def _check_descriptors(reading: LoadedConfig, file: Path, config: Config, rings: dict[str, RingSize]) -> int:
-    """For how many slots the daemon keeps descriptors."""
+    """Number of slots for which the daemon holds descriptors."""
     plan = plan_descriptors(config, rings)
     refusal = plan.refusal(len(rings))
     if refusal is not None:
@@ -280,7 +280,7 @@ def _plain(stream: ServedStream) -> dict[str, Any]:
     """A stream as JSON has it; ``daemon.reload.apply`` reads it."""
     return {
         "spec": asdict(stream.spec),
-        "told": asdict(stream.told),
+        "message": asdict(stream.message),
         "signature": stream.signature,
         "classes": stream.classes,
         "place_layout": stream.place_layout,

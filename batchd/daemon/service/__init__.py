@@ -1,1 +1,1 @@
-"""The daemon as a service: notifications to systemd, readiness, and the observer's process. DAEMON process."""
+"""The daemon as a service: systemd's notifications, and the observer's process. DAEMON process."""

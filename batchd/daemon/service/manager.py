@@ -36,13 +36,17 @@ SOCKET_VARIABLE = "NOTIFY_SOCKET"
 WATCHDOG_VARIABLE = "WATCHDOG_USEC"
 WATCHDOG_PID_VARIABLE = "WATCHDOG_PID"
 EXTENSION_S = 60.0
-"""How long the service manager waits for the next word of a start that makes progress, once its own time-out is over."""
+"""How long the service manager waits for the next message of a start that makes progress, once its
+own timeout is over."""
 MICROSECONDS_IN_S = 1_000_000
 NANOSECONDS_IN_MICROSECOND = 1_000
 
 
 class Notifier:
-    """The way to the service manager. ``watchdog_s``: it acts when it hears of no progress for so long; None: never."""
+    """Sends to the service manager.
+
+    ``watchdog_s``: seconds without progress after which it acts; None: never.
+    """
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
         self.watchdog_s = watchdog_s
@@ -53,7 +57,7 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> Self:
-        """Take the service manager's variables out of the environment; another process's watchdog is not ours."""
+        """Take the service manager's variables away; ignore another process's watchdog."""
         address = environment.pop(SOCKET_VARIABLE, None)
         interval_us = environment.pop(WATCHDOG_VARIABLE, "")
         watched = environment.pop(WATCHDOG_PID_VARIABLE, "") in {"", str(os.getpid())}
@@ -64,11 +68,11 @@ class Notifier:
 
     @property
     def is_heard(self) -> bool:
-        """Is there anybody to tell?"""
+        """True if there is a service manager."""
         return self._socket is not None
 
     def ready(self, status: str) -> None:
-        """Trainers may come, or a reload is over."""
+        """Report that trainers can connect, or that a reload is over."""
         self._tell(["READY=1", _status(status)])
 
     def status(self, text: str) -> None:
@@ -76,7 +80,7 @@ class Notifier:
         self._tell([_status(text)])
 
     def reloading(self, status: str) -> None:
-        """The configuration is being read again; ``ready`` follows, whatever comes of it."""
+        """Report a reload; ``ready`` follows, whatever its outcome."""
         now_us = monotonic_ns() // NANOSECONDS_IN_MICROSECOND
         self._tell(["RELOADING=1", f"MONOTONIC_USEC={now_us}", _status(status)])
 
@@ -85,16 +89,15 @@ class Notifier:
         self._tell(["STOPPING=1", _status(status)])
 
     def progressed(self) -> None:
-        """Feed the watchdog. For whoever has just got on, and for nobody else."""
+        """Feed the watchdog, after progress only."""
         if self.watchdog_s is not None:
             self._tell(["WATCHDOG=1"])
 
     def scanning(self, status: str) -> None:
-        """A scan gets on: a start, or a reload, may take longer than it usually does.
+        """Report the progress of a scan: a start or a reload may take longer than usual.
 
-        sd_notify(3) speaks of starting and stopping alone, but the service manager moves the
-        time-out of whatever it is waiting for, ``ExecReload=`` among it, and with it the
-        watchdog's.
+        sd_notify(3) mentions only starting and stopping, but the service manager extends the
+        timeout of any wait, also of ``ExecReload=``, and the watchdog's.
         """
         self._tell([f"EXTEND_TIMEOUT_USEC={int(EXTENSION_S * MICROSECONDS_IN_S)}", _status(status)])
 
@@ -108,12 +111,12 @@ class Notifier:
         if self._socket is None:
             return
         assert self._address is not None
-        with suppress(OSError):  # full or gone: whoever waits for it must not hold the daemon up
+        with suppress(OSError):  # full or gone: it must not block the daemon
             self._socket.sendto("\n".join(lines).encode(errors="replace"), self._address)
 
 
 def _status(text: str) -> str:
-    """One line whatever is in the text: a second one would be a message of its own."""
+    """Make one line of any text: a second line would be another message."""
     return f"STATUS={' '.join(text.split())}"
 
 
@@ -127,7 +130,7 @@ FEEDINGS = 3
 
 
 class Service:
-    """Watches the state and tells the service manager. ``workers``: how many the configuration wants."""
+    """Reports the state to the service manager. ``workers``: how many the configuration wants."""
 
     def __init__(self, notifier: Notifier, workers: int, clock: Callable[[], float] = monotonic) -> None:
         self.notifier = notifier
@@ -145,12 +148,12 @@ class Service:
         self._is_stopping = False
 
     def scanned(self, stream: str, found: int) -> None:
-        """So many samples of a stream are found; told at most once a second."""
+        """Report the samples found in a stream so far; at most once a second."""
         if self._scan_goes_on(stream, found):
             self.notifier.progressed()
 
     def rescanned(self, stream: str, found: int) -> None:
-        """The same, of a reload. The watchdog is the loop's then, and the loop does not wait for the scan."""
+        """The same for a reload, whose scan is in another process: no watchdog."""
         self._scan_goes_on(stream, found)
 
     def _scan_goes_on(self, stream: str, found: int) -> bool:
@@ -162,12 +165,12 @@ class Service:
         return True
 
     def waiting(self, what: str) -> None:
-        """The start waits for something that may come; whoever says so knows for how long at most."""
+        """Report that the start waits; the caller limits the wait."""
         self.notifier.scanning(what)
         self.notifier.progressed()
 
     def reserved(self, memory_bytes: int) -> None:
-        """So much memory of the rings is taken, and more is to come; told at most once a second."""
+        """Report the ring memory that is reserved so far; at most once a second."""
         now = self._clock()
         if now - self._reserved_s >= SCANNING_EVERY_S:
             self._reserved_s = now
@@ -175,9 +178,9 @@ class Service:
             self.notifier.progressed()
 
     def round_ended(self, state: DaemonState, *, has_memory: bool = True) -> None:
-        """The loop has waited, heard everybody and done what followed. Called after each of its rounds.
+        """Report the end of a round of the loop, after all its work.
 
-        ``has_memory``: the rings have what they shall have before the daemon is ready.
+        ``has_memory``: the rings have all the memory that they need before the daemon is ready.
         """
         if not self.notifier.is_heard:
             return
@@ -196,14 +199,17 @@ class Service:
     def reloading(self) -> None:
         """The configuration is being read again. Paired with ``reloaded``."""
         self._is_reloading = True
-        self._scanned_s = float("-inf")  # its first scan is told at once, however soon it follows another
+        self._scanned_s = float("-inf")  # report its first scan at once
         if self.is_ready:
             self.notifier.reloading(READING)
         else:
             self.notifier.status(READING)
 
     def reloaded(self, workers: int, outcome: str) -> None:
-        """The reload is over, well or not. It does not wait for workers: trainers are being served, if they were before."""
+        """Report the end of a reload, successful or not.
+
+        It does not wait for workers: trainers are served, if they were before.
+        """
         self._workers = workers
         self._is_reloading = False
         self._told_s = self._clock()
@@ -225,7 +231,7 @@ class Service:
             self._fed_s = now
 
     def _begin(self, state: DaemonState, now: float) -> None:
-        """Be ready when every worker is: before that a trainer would wait for what cannot be served yet."""
+        """Report readiness once every worker is ready: before that a trainer would have to wait."""
         if state.fleet.ready < self._workers:
             return
         self.is_ready = True
@@ -236,7 +242,7 @@ class Service:
         _log.info("ready", workers=state.fleet.ready)
 
     def _samples_per_s(self, statistics: DaemonStatistics, now: float) -> float:
-        """What trainers have got since the last time. A stream that is gone takes its count with it."""
+        """Samples per second since the last report, without streams that are gone."""
         delivered = {stream.number: stream.delivered_samples for stream in statistics.streams}
         samples = sum(count - self._delivered.get(number, 0) for number, count in delivered.items())
         passed_s = now - self._counted_s

@@ -1,10 +1,10 @@
-"""The process that answers HTTP: its socket, its session, its life. DAEMON process; it loads no HTTP code.
+"""The process that answers HTTP: its socket, session and restarts. DAEMON process; no HTTP code.
 
-    bind, early: an address that was asked for and cannot be had is said before anything is scanned
+    bind, early: an address that was set and cannot be bound is reported before any scan
     start -> observer -> it ends -> pause, longer each time -> observer -> ... -> close
 
-Invariant: the observer has exactly the socket that it accepts from and its lifeline; the socket
-stays ours, so whoever asks while there is none is answered by the next one.
+Invariant: the observer has exactly its listening socket and its lifeline. The daemon keeps the
+socket open, so the next observer answers requests that arrive without one.
 """
 
 import errno
@@ -23,27 +23,29 @@ from batchd.children import DEVNULL, Child, start_linked
 from batchd.config.addresses import EVERYWHERE, parse_http
 from batchd.config.schema import meaning_of
 from batchd.config.tree import DaemonConfig
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.errors import ConfigInvalid, Problem
 from batchd_wire.runtime import RuntimeDirectory
 
 _log = structlog.get_logger()
 
 Adopt = Callable[[socket.socket, int], None]
-"""Takes our end of a lifeline, and the id of the process at its other end, as a session of ours."""
+"""Takes the daemon's end of a lifeline, and the pid at its other end, as a session of its own
+process."""
 
 BACKLOG = 128
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
 END_TIMEOUT_S = 1.0
 BIND_PATIENCE_S = 2.0
-"""The observer of a daemon that was killed has the address until it has noticed, and the next daemon is there before that."""
+"""The observer of a killed daemon has the address until it notices the death, and the next daemon
+starts before that."""
 BIND_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSocket:
-    """A bound socket and how this machine is called; without a socket nobody comes in."""
+    """A bound socket and the names of this machine; without a socket HTTP is disabled."""
 
     listener: socket.socket | None = None
     names: tuple[str, ...] = ()
@@ -51,7 +53,7 @@ class HttpSocket:
 
     @property
     def address(self) -> str | None:
-        """For people, and for programs to connect to."""
+        """URL, for users and for programs; None without a socket."""
         if self.listener is None:
             return None
         host, port = self.listener.getsockname()[:2]
@@ -64,9 +66,10 @@ class HttpSocket:
 
 
 def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
-    """Bind what is configured; without a socket where nobody wants HTTP, or the default address is taken, which is said.
+    """Bind the configured address.
 
-    Raises ``ConfigInvalid`` where an address was asked for and cannot be had.
+    Without a socket if HTTP is disabled, or if the default address is taken, which is logged.
+    Raises ``ConfigInvalid`` if an address was set and cannot be bound.
     """
     is_asked_for = "http" in daemon.model_fields_set
     place = parse_http(daemon.http) if is_asked_for or not is_embedded else None
@@ -81,12 +84,12 @@ def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
             raise ConfigInvalid(
                 [Problem("daemon.http", f"{reason}; {advice}", meaning_of(("daemon", "http"), {}))]
             ) from None
-        _log.warning("no HTTP", reason=reason, advice=advice)
+        _log.warning("HTTP disabled", reason=reason, advice=advice)
         return HttpSocket()
 
 
 def _bind_soon(host: str, port: int) -> socket.socket:
-    """Take an address that somebody may be about to let go. Raises ``OSError``."""
+    """Bind an address that another process may be about to release. Raises ``OSError``."""
     deadline_s = monotonic() + BIND_PATIENCE_S
     while True:
         try:
@@ -98,13 +101,12 @@ def _bind_soon(host: str, port: int) -> socket.socket:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Take an address. Who connects before there is an observer waits for one. Raises ``OSError``.
+    """Bind an address. Connections wait for the first observer. Raises ``OSError``.
 
-    It listens at once: two daemons that start together can both bind an address on which nobody
-    listens yet.
+    It listens at once: two daemons that start together can both bind an address without a listener.
     """
     if host == EVERYWHERE:
-        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  somebody wrote the star
+        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  the user wrote the star
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _name, address = found[0]
     door = socket.socket(family, kind, protocol)
@@ -125,8 +127,8 @@ class ObserverProcess:
 
     _adopt: Adopt
 
-    def __init__(self, watch: Watch, door: HttpSocket, place: RuntimeDirectory) -> None:
-        self._watch = watch
+    def __init__(self, selector: Selector, door: HttpSocket, place: RuntimeDirectory) -> None:
+        self._selector = selector
         self._door = door
         self._place = place
         self._child: Child | None = None
@@ -145,15 +147,15 @@ class ObserverProcess:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Close the door, and see that the observer has ended; its lifeline, which ends with the sessions, has told it to."""
+        """Close the socket and end the observer, which the end of its lifeline has told to end."""
         self._door.close()
         if self._child is not None:
-            self._watch.remove(self._child.pidfd)
+            self._selector.remove(self._child.pidfd)
             self._child.end(END_TIMEOUT_S)
             self._child = None
 
     def start(self, adopt: Adopt) -> None:
-        """Start the first one: from now on people are answered."""
+        """Start the first observer: from now on HTTP is answered."""
         if self._door.listener is None:
             return
         self._adopt = adopt
@@ -189,23 +191,23 @@ class ObserverProcess:
         with ExitStack() as where_it_fails:
             where_it_fails.enter_context(lifeline)
             where_it_fails.enter_context(child)
-            self._watch.add(child.pidfd, self._bury)
-            where_it_fails.callback(self._watch.remove, child.pidfd)
+            self._selector.add(child.pidfd, self._on_exit)
+            where_it_fails.callback(self._selector.remove, child.pidfd)
             lifeline.setblocking(False)
             self._adopt(lifeline, child.pid)
             where_it_fails.pop_all()
         self._child = child
 
-    def _bury(self) -> None:
+    def _on_exit(self) -> None:
         """The kernel says that it has ended."""
         assert self._child is not None
-        self._watch.remove(self._child.pidfd)
+        self._selector.remove(self._child.pidfd)
         pid, status = self._child.pid, self._child.reap()
         self._child = None
         self._put_off("observer ended", pid=pid, status=status)
 
     def _put_off(self, event: str, **facts: object) -> None:
-        """Try again later, at first soon; one that lived for a while has not failed at its start."""
+        """Retry later; soon again after an observer that lived for a while."""
         now = monotonic()
         if now - self._started_s > PAUSE_MAX_S:
             self._pause_s = PAUSE_FIRST_S

@@ -1,1 +1,1 @@
-"""Trainers on other hosts: sockets, keys, sessions, and guards against too many connections. DAEMON process."""
+"""Trainers on other hosts: sockets, keys, sessions, and the connection guard. DAEMON process."""

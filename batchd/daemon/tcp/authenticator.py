@@ -1,19 +1,19 @@
-"""Who is let in over TCP: ZeroMQ asks, the keys answer. DAEMON process.
+"""Admission over TCP: answers ZeroMQ's requests from the keys. DAEMON process.
 
 ZeroMQ asks at ``inproc://zeromq.zap.01`` before a connection may carry one byte, by RFC 27 (ZAP
 1.0):
 
-    request   routing id | "" | "1.0" | request id | domain | address | identity | mechanism | 32-byte key
+    request   routing id | "" | "1.0" | request id | domain | address | identity | mechanism | key
     answer    routing id | "" | "1.0" | request id | "200" or other | text | user id | metadata
 
-Invariant: "200" is sent for a key that the directory holds at this moment, and for nothing else;
-whatever is odd or fails is a refusal. The user id is the public key itself, since a name may be
-given to another key later. Sockets set ``ZAP_DOMAIN`` to ours and ``ZAP_ENFORCE_DOMAIN``, so
-without an authenticator nobody comes in.
+Invariant: "200" is sent only for a key that the directory holds at this moment; any failure is a
+refusal. The user id is the public key itself, since a name may be given to another key later.
+Sockets set ``ZAP_DOMAIN`` to the daemon's and ``ZAP_ENFORCE_DOMAIN``, so without an authenticator
+no peer is admitted.
 
-A host that connects too often is answered with "500", before any key is looked at; the client sees
-that number and tries again later. ("300", which RFC 27 has for this, is not passed on: the
-connection just ends, and the client could not tell why.)
+A host that connects too often is answered with "500", before any key is looked up; the client sees
+that number and retries later. ("300", which RFC 27 has for this, is not passed on: the connection
+just ends, without a reason for the client.)
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import structlog
 import zmq
 from zmq.utils import z85
 
-from batchd.daemon.limits import HandshakeRate, Seldom, peer_network
+from batchd.daemon.limits import HandshakeRate, OncePerMinute, peer_network
 from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.errors import BatchdError
 
@@ -43,7 +43,10 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """An answer: its code, its text, and who it is; ``reason`` is for our log, where a ``fault`` is our own."""
+    """An answer: its code, its text, and the user id.
+
+    ``reason`` is for the daemon's log; ``fault`` marks an error of the daemon itself.
+    """
 
     status: bytes
     text: bytes
@@ -57,7 +60,7 @@ _FAILED = b"500"
 
 
 class Authenticator:
-    """Answers ZeroMQ's questions. The loop polls ``socket`` and calls ``answer`` when it is readable."""
+    """Answers ZeroMQ's requests: call ``answer`` when ``socket`` is readable."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyDirectory, rate: HandshakeRate | None = None
@@ -65,7 +68,7 @@ class Authenticator:
         self.refused = 0
         self._keys = keys
         self._rate = HandshakeRate() if rate is None else rate
-        self._seldom = Seldom()
+        self._once_per_minute = OncePerMinute()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
         try:
@@ -84,7 +87,7 @@ class Authenticator:
             self._answer(frames)
 
     def close(self) -> None:
-        """Answer no more; from now on nobody comes in."""
+        """Stop answering; from now on no peer is admitted."""
         self.socket.close()
 
     def _answer(self, frames: list[bytes]) -> None:
@@ -114,15 +117,15 @@ class Authenticator:
         except (BatchdError, OSError) as error:
             return _Verdict(_FAILED, b"the daemon cannot read its keys", reason=str(error), fault=True)
         if trainer is None:
-            return _Verdict(_REFUSED, b"unknown key", reason=f"nobody has the key {public}")
+            return _Verdict(_REFUSED, b"unknown key", reason=f"no trainer has the key {public}")
         return _Verdict(b"200", b"OK", public.encode())
 
     def _refuse(self, request: list[bytes], verdict: _Verdict) -> None:
         self.refused += 1
         address = _shown(request[3]) if len(request) > 3 else "?"  # noqa: PLR2004  its place in the drawing
-        if self._seldom.now(f"{peer_network(address)} {verdict.text.decode()}"):
+        if self._once_per_minute.allows(f"{peer_network(address)} {verdict.text.decode()}"):
             if verdict.fault:
-                _log.error("peer cannot be judged", address=address, reason=verdict.reason)
+                _log.error("cannot check a peer's key", address=address, reason=verdict.reason)
             else:
                 _log.warning("peer refused", address=address, reason=verdict.reason)
 

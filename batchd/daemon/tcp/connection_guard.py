@@ -1,26 +1,26 @@
-"""Connections over TCP that are closed by us: those that are no sessions, and those that say too much. DAEMON process.
+"""Closes TCP connections that become no session, or send too much. DAEMON process.
 
-    ACCEPTED (descriptor) -> stranger -- Greet --> session -- its end --> stranger -> DISCONNECTED
+    ACCEPTED (descriptor) -> pending -- Greet --> session -- its end --> pending -> DISCONNECTED
                                |                                            |
-                               +-- no session for STRANGER_TICKS, or too many strangers --> shut down <-- UNREAD_BYTES_MAX
+                               +-- for PENDING_TICKS, or too many --> shut down <-- UNREAD_BYTES_MAX
 
-ZeroMQ ends a handshake that is not finished. Who finishes it and never greets, who speaks a version
-of ZMTP that has none, and who was refused and stays, would keep a descriptor for ever; ZeroMQ can
-neither name nor close one connection. So the connection is shut down by its descriptor, which
-belongs to a thread of ZeroMQ and may be closed and given to something else at any moment. Therefore
-it is first duplicated onto a spare descriptor of ours, which holds what it stands for in place;
-then its inode is compared with that of the connection that was accepted; and only then is it shut
-down. ZeroMQ reads the end of file and cleans up, as it does whoever hangs up.
+ZeroMQ ends a handshake that is not finished. A peer that finishes it and never greets, that speaks
+a version of ZMTP without one, or that was refused and stays, would keep a descriptor for ever;
+ZeroMQ can neither name nor close one connection. So the guard shuts the connection down by its
+descriptor, which belongs to a thread of ZeroMQ and may be closed and reused at any moment.
+Therefore it first duplicates the descriptor onto a spare one of its own, which keeps the file open;
+then it compares the inode with that of the accepted connection; and only then it shuts that down.
+ZeroMQ reads the end of file and cleans up, as after any disconnect.
 
-How much a peer says is the kernel's word (``TCP_INFO``), since messages are no measure: a message
-that never ends is in none, and ZeroMQ keeps it in memory all the same. What the kernel has received
-and we have not read lies in ZeroMQ's memory; that is bounded, for each connection and for all of a
-host. ZeroMQ's own limit, the high-water mark, counts messages, and libzmq 4.3.5 aborts where a peer
-that has reached it sends a PING and resets its connection; so there is none, and this takes its
-place.
+The kernel (``TCP_INFO``) tells how much a peer sends, since messages are no measure: a message that
+never ends is in none, but ZeroMQ keeps it in memory. Bytes that the kernel has received and the
+daemon has not read are in ZeroMQ's memory; they are limited, for each connection and for all of a
+host. ZeroMQ's own limit, the high-water mark, counts messages, and libzmq 4.3.5 aborts if a peer
+that has reached it sends a PING and resets its connection; so there is none, and this limit
+replaces it.
 
-Invariant: nothing is shut down but a TCP connection to our port that was accepted under this
-descriptor, and is no session or said too much.
+Invariant: the guard shuts down only a TCP connection to the daemon's port that was accepted under
+this descriptor, and is no session or sent too much.
 """
 
 import os
@@ -33,29 +33,31 @@ from time import monotonic
 
 import structlog
 
-from batchd.daemon.limits import STRANGER_TICKS, Seldom, oldest_of_crowds, peer_network
+from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds, peer_network
 
 AUDIT_INTERVAL_S = 0.1
 FRAMES_MAX = 5_000
-"""Frames of one connection that are read from one audit to the next. A trainer sends one for each batch, and waits for it."""
+"""Frames read from one connection between two audits. A trainer sends one per batch, then waits."""
 UNREAD_BYTES_MAX = 256 << 10
 UNREAD_HOST_BYTES_MAX = 1 << 20
-"""What may lie unread, as bytes on the wire, of one connection and of all of a host; as tiny frames it is 32 times as much."""
+"""Unread bytes on the wire, of one connection and of all connections of a host. As tiny frames they
+take 32 times as much memory."""
 HEARTBEAT_BYTES_PER_S = 1_024
 """ZeroMQ's own words are never read by us, so unread bytes wear off at this rate."""
 BAN_S = 10.0
-"""For how long nobody is let in from where somebody said too much: what he said has to be read away."""
+"""For so long no connection is admitted from a host that sent too much: ZeroMQ has to read it
+away."""
 BANNED_MAX = 1_024
 _TCP_INFO_BYTES = 136
 _BYTES_RECEIVED = Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 128
-"""Of ``tcpi_bytes_received`` in ``struct tcp_info`` (linux/tcp.h, Linux 4.1)."""
+"""Offset of ``tcpi_bytes_received`` in ``struct tcp_info`` (linux/tcp.h, Linux 4.1)."""
 
 _log = structlog.get_logger()
 
 
-class Grip:
-    """Holds what a descriptor stands for, without needing a free number: a spare one is kept for that."""
+class HeldDescriptor:
+    """Keeps the file behind a descriptor open, on a spare descriptor that it owns."""
 
     def __init__(self) -> None:
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -68,7 +70,7 @@ class Grip:
 
     @contextmanager
     def on(self, descriptor: int) -> Iterator[socket.socket | None]:
-        """The socket that this number stands for now, until the end of the block; None where it is no socket or closed."""
+        """Yield the socket that this number names now, kept open; None if it is none."""
         try:
             os.dup2(descriptor, self._spare, inheritable=False)
         except OSError:
@@ -88,10 +90,13 @@ class Grip:
 
 @dataclass(slots=True)
 class _Connection:
-    """One that was accepted. ``ticks``: for how long it has been a stranger; ``ticks_gone``: for how long it has not been there.
+    """An accepted connection.
 
-    ``number`` is the descriptor's, as a socket to ask the kernel with: whatever has that number by
-    now is asked. It owns nothing.
+    ``ticks``: how long it has been pending. ``ticks_gone``: how long its descriptor has named
+    another file.
+
+    ``number`` is the descriptor as a socket object, to query the kernel: it queries whatever has
+    that number now. It owns nothing.
     """
 
     inode: int
@@ -106,30 +111,30 @@ class _Connection:
     is_closed: bool = False
 
 
-class Doorstep:
-    """Every connection over TCP, by its descriptor. Those in ``sessions`` are sessions, the others are strangers."""
+class ConnectionGuard:
+    """All TCP connections, by descriptor. Those that are not in ``sessions`` are pending."""
 
-    def __init__(self, sessions: Container[int], strangers_max: int) -> None:
+    def __init__(self, sessions: Container[int], pending_max: int) -> None:
         self.closed = 0
         self._sessions = sessions
-        self._strangers_max = strangers_max
+        self._pending_max = pending_max
         self._connections: dict[int, _Connection] = {}
-        self._grip = Grip()
-        self._seldom = Seldom()
+        self._held = HeldDescriptor()
+        self._once_per_minute = OncePerMinute()
         self._port = 0
         self._audited_s = monotonic()
         self._banned_until_s: dict[str, float] = {}
-        """By host, in the order of their ends."""
+        """Until when a host is banned, ordered by that time."""
 
     def open(self, port: int) -> None:
-        """From now on connections to this port are ours."""
+        """Guard the connections to this port."""
         self._port = port
 
     def close(self) -> None:
         """Stop looking; the connections end with ZeroMQ's context."""
         for descriptor in list(self._connections):
-            self.went(descriptor)
-        self._grip.close()
+            self.remove(descriptor)
+        self._held.close()
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -138,51 +143,51 @@ class Doorstep:
         return descriptor in self._connections
 
     def inode_of(self, descriptor: int) -> int | None:
-        """What names the connection that was accepted under this descriptor; None where there is none."""
+        """Inode of the connection accepted under this descriptor; None if there is none."""
         connection = self._connections.get(descriptor)
         return connection.inode if connection is not None else None
 
     def host_of(self, descriptor: int) -> str:
-        """Where the connection comes from; "" where it went before it was looked at."""
+        """Host of the connection; "" if it ended before it was looked at."""
         connection = self._connections.get(descriptor)
         return connection.host if connection is not None else ""
 
-    def strangers(self) -> dict[int, str]:
+    def pending(self) -> dict[int, str]:
         """The hosts of the connections that are no sessions and were not closed, oldest first."""
-        return {number: one.host for number, one in self._strangers()}
+        return {number: one.host for number, one in self._pending()}
 
-    def came(self, descriptor: int) -> None:
+    def add(self, descriptor: int) -> None:
         """A connection was accepted. Paired with ``went``; it may have gone already."""
-        self.went(descriptor)
+        self.remove(descriptor)
         host = ""
-        with self._grip.on(descriptor) as held:
+        with self._held.on(descriptor) as held:
             if held is not None and self._is_ours(held):
                 with suppress(OSError):  # it has just gone, and the news of it will find nothing
                     host = peer_network(held.getpeername()[0])
                     number = socket.socket(held.family, held.type, fileno=descriptor)
                     self._connections[descriptor] = _Connection(os.fstat(held.fileno()).st_ino, host, number)
         if descriptor in self._connections and self._is_banned(host):
-            self._shut(descriptor, f"somebody said too much there less than {BAN_S:g} s ago")
+            self._shut_down(descriptor, f"the host sent too much less than {BAN_S:g} s ago")
 
-    def went(self, descriptor: int) -> None:
+    def remove(self, descriptor: int) -> None:
         """The connection is gone."""
         connection = self._connections.pop(descriptor, None)
         if connection is not None:
             connection.number.detach()
 
-    def hears(self, descriptor: int, wire_bytes: int, frames: int) -> bool:
-        """A message has been read: is it to be looked at? What one that was shut down had said before is not."""
+    def count_message(self, descriptor: int, wire_bytes: int, frames: int) -> bool:
+        """Count a message that was read; False if its connection was shut down: drop it."""
         connection = self._connections.get(descriptor)
         if connection is None:
             return True
         connection.read += wire_bytes
         connection.frames += frames
         if connection.frames > FRAMES_MAX and not connection.is_closed:
-            self._silence(descriptor, f"it sent more than {FRAMES_MAX} frames within {AUDIT_INTERVAL_S:g} s")
+            self._ban(descriptor, f"it sent more than {FRAMES_MAX} frames within {AUDIT_INTERVAL_S:g} s")
         return not connection.is_closed
 
     def audit(self) -> None:
-        """Close whoever says more than is read."""
+        """Close connections that send more than is read."""
         now = monotonic()
         worn_off = HEARTBEAT_BYTES_PER_S * (now - self._audited_s)
         self._audited_s = now
@@ -195,82 +200,88 @@ class Doorstep:
             if connection.unread and not connection.is_closed:
                 by_host.setdefault(connection.host, []).append(descriptor)
         for loud in by_host.values():
-            self._hush(loud)
+            self._limit_host(loud)
 
-    def _hush(self, loud: list[int]) -> None:
-        """Close those of one host that have too much unread, and the one with most of it where all of them together have."""
+    def _limit_host(self, loud: list[int]) -> None:
+        """Close connections of one host with too much unread.
+
+        If all of them together have too much, close the one with the most.
+        """
         unread = {descriptor: self._connections[descriptor].unread for descriptor in loud if self._is_there(descriptor)}
         for descriptor in list(unread):
             if unread[descriptor] > UNREAD_BYTES_MAX:
                 del unread[descriptor]
-                self._silence(descriptor, f"more than {UNREAD_BYTES_MAX} bytes of it are unread")
+                self._ban(descriptor, f"more than {UNREAD_BYTES_MAX} bytes of it are unread")
         if sum(unread.values()) > UNREAD_HOST_BYTES_MAX:
             most = max(unread, key=lambda descriptor: unread[descriptor])
-            self._silence(most, f"more than {UNREAD_HOST_BYTES_MAX} bytes of its host are unread")
+            self._ban(most, f"more than {UNREAD_HOST_BYTES_MAX} bytes of its host are unread")
 
     def _is_there(self, descriptor: int) -> bool:
-        """Is it this connection that the kernel was asked about? Its number may be another's by now, who is to be heard first."""
+        """True if the descriptor still names this connection.
+
+        Its number may be another's now, whose beginning ZeroMQ has not reported yet.
+        """
         try:
             return os.fstat(descriptor).st_ino == self._connections[descriptor].inode
         except OSError:
             return False
 
-    def _silence(self, descriptor: int, reason: str) -> None:
-        """Close one that says too much, and let nobody in from there for a while."""
+    def _ban(self, descriptor: int, reason: str) -> None:
+        """Close a connection that sends too much, and ban its host for ``BAN_S``."""
         host = self._connections[descriptor].host
         self._banned_until_s.pop(host, None)
         if len(self._banned_until_s) >= BANNED_MAX:
             del self._banned_until_s[next(iter(self._banned_until_s))]
         self._banned_until_s[host] = monotonic() + BAN_S
-        self._shut(descriptor, reason)
+        self._shut_down(descriptor, reason)
 
     def _is_banned(self, host: str) -> bool:
         return monotonic() < self._banned_until_s.get(host, 0.0)
 
-    def settle(self) -> None:
-        """Where there are too many strangers, the host with most of them loses its oldest."""
-        excess = len(self._connections) - self._strangers_max
+    def limit_pending(self) -> None:
+        """If too many are pending, close the oldest ones of the host that has most of them."""
+        excess = len(self._connections) - self._pending_max
         if excess <= 0:
             return
-        strangers = self.strangers()
-        for number in oldest_of_crowds(strangers, len(strangers) - self._strangers_max):
-            self._shut(number, f"more than {self._strangers_max} connections that are no sessions")
+        pending = self.pending()
+        for number in oldest_of_crowds(pending, len(pending) - self._pending_max):
+            self._shut_down(number, f"more than {self._pending_max} connections that are no sessions")
 
     def tick(self) -> None:
-        """Time has passed: close those that have been strangers for too long, and forget those that are not there.
+        """Close connections that have been pending for too long, and forget those that are gone.
 
-        A beginning that is told after its end is of a connection whose end nobody tells again. An
-        end that is on its way comes before the second tick.
+        If ZeroMQ reports a beginning after its end, no second end is reported. An end that is under
+        way is reported before the second tick.
         """
         for number, connection in list(self._connections.items()):
             connection.ticks_gone = 0 if self._is_there(number) else connection.ticks_gone + 1
             if connection.ticks_gone > 1:
-                self.went(number)
+                self.remove(number)
                 continue
             connection.ticks = 0 if number in self._sessions else connection.ticks + 1
-            if connection.ticks > STRANGER_TICKS and not connection.is_closed:
-                self._shut(number, "no session came of it")
+            if connection.ticks > PENDING_TICKS and not connection.is_closed:
+                self._shut_down(number, "no session came of it")
 
-    def _strangers(self) -> Iterator[tuple[int, _Connection]]:
+    def _pending(self) -> Iterator[tuple[int, _Connection]]:
         for number, connection in self._connections.items():
             if number not in self._sessions and not connection.is_closed:
                 yield number, connection
 
-    def _shut(self, descriptor: int, reason: str) -> None:
+    def _shut_down(self, descriptor: int, reason: str) -> None:
         connection = self._connections[descriptor]
         connection.is_closed = True
         connection.unread = 0.0
-        with self._grip.on(descriptor) as held:
+        with self._held.on(descriptor) as held:
             if held is None or os.fstat(held.fileno()).st_ino != connection.inode or not self._is_ours(held):
                 return  # it has gone already, and the news of it is on its way
             with suppress(OSError):  # the other side was faster
                 held.shutdown(socket.SHUT_RDWR)
         self.closed += 1
-        if self._seldom.now(connection.host):
+        if self._once_per_minute.allows(connection.host):
             _log.warning("remote connection closed", host=connection.host, reason=reason, closed=self.closed)
 
     def _is_ours(self, held: socket.socket) -> bool:
-        """Is it a connection over TCP to our port that still has another side?"""
+        """True for a TCP connection to the daemon's port that still has a peer."""
         if held.family not in {socket.AF_INET, socket.AF_INET6} or held.type != socket.SOCK_STREAM:
             return False
         try:
@@ -282,7 +293,7 @@ class Doorstep:
 
 
 def _received_bytes(connection: socket.socket) -> int:
-    """What the kernel has received over it; 0 where that is no connection any more, or the kernel does not count."""
+    """Bytes that the kernel has received; 0 if the socket is closed or nothing is counted."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:

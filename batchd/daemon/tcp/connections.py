@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.core.events import BatchSent
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.limits import peer_network
 from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.tcp.keys import TrainerKey
@@ -32,15 +32,15 @@ from batchd_wire import OLDEST_VERSION
 from batchd_wire.status import TrainerStatistics
 
 QUESTIONS_PER_TICK = 10
-"""Questions of people, such as for the status, whose answers are long; ticks are half a second apart."""
+"""Queries, such as for the status, whose answers are long; ticks are half a second apart."""
 RATE_MARKS = 10
 """Ticks of the loop over which a rate is taken."""
 
 
 class Connection(NamedTuple):
-    """A routing id of the ROUTER, the descriptor that it stands for, and the inode that this had when the session began.
+    """Routing id of the ROUTER, its descriptor, and the descriptor's inode at the session's start.
 
-    The number may be another connection's later; an inode is not.
+    Another connection may get the number later, but not the inode.
     """
 
     routing: bytes
@@ -66,30 +66,30 @@ class RemoteSession:
 
     number: int
     connections: list[Connection]
-    """The first is what it speaks over; parts of its batches go to all."""
+    """The first one carries its messages; parts of its batches are sent over all."""
     secret: bytes
     host: str
     name: str
     pid: int
     key: TrainerKey | None
     version: int = OLDEST_VERSION
-    """Of the protocol, as it said in ``Greet``."""
+    """Protocol version, from ``Greet``."""
     sent_bytes: int = 0
     marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_MARKS))
     """How much had been sent when, every now and then."""
     claims: dict[int, OpenSubscription] = field(default_factory=dict)
-    """By subscription: those that were asked for, and neither refused nor given up."""
+    """By subscription: those that were requested, and neither refused nor ended."""
     questions: int = 0
     """Asked since the last tick."""
     ticks_adrift: int = 0
-    """For how many ticks one of its connections has not been there."""
+    """For how many ticks one of its connections has been missing."""
 
     def has(self, routing: bytes, descriptor: int) -> bool:
-        """Is this one of its connections?"""
+        """True if it is one of the session's connections."""
         return any((one.routing, one.descriptor) == (routing, descriptor) for one in self.connections)
 
     def may_read(self, stream: str) -> bool:
-        """Does its key open this stream?"""
+        """True if the session's key opens this stream."""
         return self.key is None or self.key.streams is None or stream in self.key.streams
 
     def refused(self, request: int) -> None:
@@ -102,18 +102,18 @@ class RemoteSession:
         return self.questions <= QUESTIONS_PER_TICK
 
     def bytes_per_s(self, now: float) -> float:
-        """What went out lately, by the second."""
+        """Bytes per second sent lately."""
         then_s, then_bytes = self.marks[0]
         return (self.sent_bytes - then_bytes) / max(now - then_s, 1e-3)
 
     def statistics(self, now: float) -> TrainerStatistics:
-        """Who it is, and what it gets over TCP, for people."""
+        """Name, host and TCP traffic, for ``batchd status``."""
         key = self.key.name if self.key is not None else None
         sent = self.sent_bytes, self.bytes_per_s(now), len(self.connections)
         return TrainerStatistics(self.number, self.name, self.pid, None, "tcp", self.host, key, *sent)
 
 
-class Register:
+class SessionTable:
     """All sessions, by whatever they are known."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Register:
         """Connections that have joined a session."""
         return len(self._by_routing) - len(self._by_number)
 
-    def everybody(self) -> list[RemoteSession]:
+    def trainers(self) -> list[RemoteSession]:
         """All sessions."""
         return list(self._by_number.values())
 
@@ -146,19 +146,19 @@ class Register:
         return self._by_number[number]
 
     def get(self, number: int) -> RemoteSession | None:
-        """By its number."""
+        """The session with this number, or None."""
         return self._by_number.get(number)
 
     def at(self, routing: bytes) -> RemoteSession | None:
-        """By a routing id of one of its connections."""
+        """The session that has a connection with this routing id, or None."""
         return self._by_routing.get(routing)
 
     def on(self, descriptor: int) -> RemoteSession | None:
-        """By a descriptor of one of its connections."""
+        """The session that has a connection with this descriptor, or None."""
         return self._by_descriptor.get(descriptor)
 
     def knowing(self, secret: bytes) -> RemoteSession | None:
-        """By its secret."""
+        """The session with this secret, or None."""
         return self._by_secret.get(secret)
 
     def of_peer(self, key: TrainerKey | None, host: str) -> int:
@@ -191,27 +191,30 @@ _Bytes = npt.NDArray[np.uint8]
 
 
 class _Token(ref[_Bytes]):
-    """What is left of a batch when ZeroMQ has let go of it."""
+    """Remains of a batch after ZeroMQ has released its memory."""
 
     __slots__ = ("sent",)
     sent: BatchSent
 
 
-class Outbox:
+class Parcels:
     """Shows batches for sending. ``enqueue`` gets a ``BatchSent`` for each, some time later."""
 
-    def __init__(self, watch: Watch, memory: SlotPool, enqueue: Callable[[BatchSent], None]) -> None:
-        self._watch = watch
+    def __init__(self, selector: Selector, memory: SlotPool, enqueue: Callable[[BatchSent], None]) -> None:
+        self._selector = selector
         self._memory = memory
         self._enqueue = enqueue
         self._under_way: dict[int, _Token] = {}
-        """By identity: equality of arrays is no equality of batches."""
+        """By identity: equal arrays are not the same batch."""
         self._gone: deque[_Token] = deque()
         self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        watch.add(self._alarm, self._collect)
+        selector.add(self._alarm, self._collect)
 
     def view(self, slot: int, sent: BatchSent) -> memoryview:
-        """The memory of a slot, to cut frames out of; ``sent`` follows when it and the last of them are freed."""
+        """Return the memory of a slot, to cut frames from: uint8 ``[slot_bytes]``.
+
+        ``sent`` is enqueued when this view and the last frame are freed.
+        """
         whole: _Bytes = np.frombuffer(self._memory.mapped(slot), dtype=np.uint8)
         token = _Token(whole, self._ring)
         token.sent = sent
@@ -219,17 +222,17 @@ class Outbox:
         return whole.data
 
     def close(self) -> None:
-        """Stop listening. ZeroMQ must have been closed before; mappings end with the last frame that looks into them."""
-        self._watch.remove(self._alarm)
+        """Stop watching, after ZeroMQ is closed. Mappings end with the last frame."""
+        self._selector.remove(self._alarm)
         self._under_way.clear()
         self._gone.clear()
         os.close(self._alarm)
 
     def _ring(self, token: "ref[_Bytes]") -> None:
-        """In whichever thread freed the last frame."""
+        """Wake the loop. Runs in the thread that freed the last frame."""
         assert isinstance(token, _Token)
         self._gone.append(token)
-        with suppress(OSError):  # closed already: the daemon ends, and nobody waits for the slot
+        with suppress(OSError):  # closed already: the daemon ends
             os.eventfd_write(self._alarm, 1)
 
     def _collect(self) -> None:

@@ -45,7 +45,7 @@ from batchd.config.addresses import is_loopback, parse_tcp
 from batchd.config.directories import SYSTEM_KEYS_DIRECTORY, default_keys_dir
 from batchd.config.schema import meaning_of
 from batchd.config.tree import STREAM_NAME_PATTERN, DaemonConfig
-from batchd.daemon.limits import Seldom
+from batchd.daemon.limits import OncePerMinute
 from batchd.errors import BatchdError, KeysInvalid, Problem
 from batchd_wire.keys import (
     ANY_ACCESS,
@@ -68,7 +68,8 @@ DAEMON_FILE = "daemon.key"
 TRAINERS_FOLDER = "trainers"
 FILE_ENDING = ".key"
 SETTLED_NS = 2_000_000_000
-"""A file whose last change is longer ago looks different after the next one, however coarse its file system's clock is."""
+"""A file that has not changed for so long looks different after its next change, however coarse its
+file system's clock is."""
 _LOCK_FILE = ".lock"
 _TEMPORARY_FILE = ".new"
 _STREAM_NAME = re.compile(STREAM_NAME_PATTERN, re.ASCII)
@@ -81,7 +82,7 @@ _Stamp = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TrainerKey:
-    """Who may come in with which key, to which streams; None is every stream."""
+    """A trainer's key and the streams that it opens; None is every stream."""
 
     name: str
     public: str
@@ -97,19 +98,19 @@ class _Folders:
 
 
 class KeyDirectory:
-    """The keys on disk. Every question looks there anew; only a file that is the same as before is not read again."""
+    """The keys on disk. Each query looks at the files; an unchanged file is not read again."""
 
     _daemon_file = DAEMON_FILE
     _refused_mode = ANY_ACCESS
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seldom = Seldom()
+        self._once_per_minute = OncePerMinute()
         self._read_before: dict[str, tuple[_Stamp, TrainerKey]] = {}
 
     @property
     def advice(self) -> str:
-        """What makes a key that is missing."""
+        """The command that makes a missing key."""
         return f"`batchd keys new --name NAME --keys-dir {shlex.quote(str(self.path))}` makes one"
 
     def daemon_key(self) -> tuple[str, str] | None:
@@ -122,15 +123,15 @@ class KeyDirectory:
             return None if folder is None else self._daemon_key(folder)
 
     def make_daemon_key(self) -> tuple[str, str]:
-        """Make the daemon's key where there is none; one that is there stays, because its trainers know it."""
+        """Make the daemon's key, unless there is one, which its trainers know."""
         with self._changing() as folders:
             return self._daemon_key(folders.keys) or self._make_daemon_key(folders.keys)
 
     def new(self, name: str, streams: frozenset[str] | None = None) -> ConnectionKey:
-        """Make the key of one trainer; its secret is in what comes back and nowhere else.
+        """Make the key of one trainer. Its secret is only in the returned value.
 
-        Raises ``KeysInvalid`` for a name that is taken or is none, ``BatchdError`` where nothing
-        can be written.
+        Raises ``KeysInvalid`` if the name is taken or invalid, ``BatchdError`` if the files cannot
+        be written.
         """
         _check_wishes(name, streams)
         file = _file_name(name)
@@ -147,7 +148,7 @@ class KeyDirectory:
         return ConnectionKey(name, daemon, public, secret)
 
     def revoke(self, name: str) -> None:
-        """Remove the key of one trainer. Raises ``KeysInvalid`` naming those that there are where it is not among them."""
+        """Remove one trainer's key. Raises ``KeysInvalid``, with the known names."""
         file = _file_name(name)
         with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
             files = [] if folder is None else self._files(folder)
@@ -161,22 +162,22 @@ class KeyDirectory:
                 os.fsync(folder)
 
     def trainers(self) -> list[TrainerKey]:
-        """Everybody who may come in, by name. Raises ``BatchdError`` where the directory cannot be read."""
+        """All trainers' keys, by name. Raises ``BatchdError`` if they cannot be read."""
         return self._survey()[0]
 
     def damaged(self) -> dict[Path, str]:
-        """The files of trainers that let nobody in, and what is wrong with them."""
+        """Key files of trainers that are invalid, each with the reason."""
         return self._survey()[1]
 
     def find(self, public: str) -> TrainerKey | None:
-        """Whose key is this? None where nobody's. Raises ``BatchdError`` where the directory cannot be read."""
+        """Return the key with this public part, or None. Raises ``BatchdError``."""
         trainers, damaged = self._survey()
         for path, reason in damaged.items():
             self._complain(path, reason)
         return next((trainer for trainer in trainers if trainer.public == public), None)
 
     def holds(self, name: str, public: str) -> bool:
-        """Is this still the key of that name? No where that cannot be found out; this raises nothing."""
+        """True if this is still the key of that name. Raises nothing; False if unreadable."""
         file = _file_name(name)
         if not KEY_NAME.fullmatch(name):
             return False
@@ -189,7 +190,7 @@ class KeyDirectory:
         return False
 
     def _survey(self) -> tuple[list[TrainerKey], dict[Path, str]]:
-        """Look at every file of a trainer: the good ones, and the others with what is wrong."""
+        """Read every trainer's file: the valid keys, and the other files with the reason."""
         found: list[TrainerKey] = []
         damaged: dict[Path, str] = {}
         with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
@@ -208,7 +209,7 @@ class KeyDirectory:
         return found, damaged
 
     def _trainer(self, folder: int, file: str) -> TrainerKey:
-        """Read the key of one trainer, unless its file is the same as before. Raises ``OSError`` or ``ValueError``."""
+        """Read one trainer's key, if its file changed. Raises ``OSError`` or ``ValueError``."""
         path = self._trainer_path(file)
         before = self._read_before.pop(file, None)
         if before is not None and before[0] == _stamp(os.stat(path.name, dir_fd=folder, follow_symlinks=False)):
@@ -253,7 +254,7 @@ class KeyDirectory:
 
     @contextmanager
     def _changing(self) -> Iterator[_Folders]:
-        """Make what is missing of the directories, and keep other writers out."""
+        """Make missing directories, and lock out other writers."""
         with _naming(self.path):
             _make_directory(self.path)
             with _opened_directory(self.path) as keys:
@@ -282,12 +283,15 @@ class KeyDirectory:
         return self.path / TRAINERS_FOLDER / file
 
     def _complain(self, path: Path, reason: str) -> None:
-        if self._seldom.now(str(path)):
-            _log.error("key file lets nobody in", path=str(path), reason=reason)
+        if self._once_per_minute.allows(str(path)):
+            _log.error("key file is invalid", path=str(path), reason=reason)
 
 
 def check_tcp_keys(daemon: DaemonConfig, keys: KeyDirectory) -> Problem | None:
-    """Say why the daemon may not listen where ``[daemon] tcp`` says: beyond loopback it needs its key, and somebody to let in."""
+    """Say why the daemon may not listen on ``[daemon] tcp``; None if it may.
+
+    Beyond loopback it needs its own key and at least one trainer's.
+    """
     address = daemon.tcp
     if address is None or is_loopback(parse_tcp(address)[0]):
         return None
@@ -305,7 +309,7 @@ def check_tcp_keys(daemon: DaemonConfig, keys: KeyDirectory) -> Problem | None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Make what goes wrong inside an error of ours that names the file."""
+    """Turn errors inside the block into a ``BatchdError`` that names the file."""
     try:
         yield
     except OSError as error:
@@ -319,7 +323,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened_directory(path: Path, parent: int | None = None) -> Iterator[int | None]:
-    """Open a directory that nobody else may write to, in ``parent`` not through a link; None where there is none."""
+    """Open a directory that only its owner may write to, not by a link in ``parent``; or None."""
     try:
         if parent is None:
             descriptor = os.open(path, _DIRECTORY_FLAGS)
@@ -330,9 +334,7 @@ def _opened_directory(path: Path, parent: int | None = None) -> Iterator[int | N
         return
     try:
         if os.fstat(descriptor).st_mode & WRITE_ACCESS:
-            raise KeysInvalid(
-                f"others than its owner may write to {path}, and so let anybody in; close it: chmod 700 {path}"
-            )
+            raise KeysInvalid(f"others than its owner may write to {path}, and so add keys; close it: chmod 700 {path}")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -340,12 +342,15 @@ def _opened_directory(path: Path, parent: int | None = None) -> Iterator[int | N
 
 @contextmanager
 def _locked(folder: int) -> Iterator[None]:
-    """Hold the directory for changes. The lock is a file of its own, because NFS locks no directories; it is never removed."""
+    """Hold the directory for changes.
+
+    The lock is a file of its own, because NFS locks no directories; it is never removed.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(_LOCK_FILE, flags, FILE_MODE, dir_fd=folder)
     try:
         with suppress(PermissionError):
-            os.fchmod(descriptor, FILE_MODE)  # whatever the umask of whoever made it
+            os.fchmod(descriptor, FILE_MODE)  # whatever the umask of its maker
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -353,7 +358,7 @@ def _locked(folder: int) -> Iterator[None]:
 
 
 def _make_directory(path: Path) -> None:
-    """Make the directory with its mode, whatever the umask; one that is there is left as its owner wants it."""
+    """Make the directory with its mode, whatever the umask; an existing one keeps its mode."""
     for parent in reversed([parent for parent in path.parents if not parent.exists()]):
         with suppress(FileExistsError):
             parent.mkdir(PARENTS_MODE)
@@ -377,7 +382,7 @@ def _write(folder: int, name: str, text: str) -> None:
 
 
 def _stamp(about: os.stat_result) -> _Stamp:
-    """What is different after any change of a file that had settled."""
+    """Facts of a file that differ after any change, once it had settled."""
     return (about.st_dev, about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
 
@@ -401,7 +406,7 @@ def _check_wishes(name: str, streams: frozenset[str] | None) -> None:
     if not KEY_NAME.fullmatch(name):
         raise KeysInvalid(f"{name!r} cannot name a key: {KEY_NAME_RULE}")
     if streams is not None and not streams:
-        raise KeysInvalid("a key for no stream at all lets nobody read anything; name one, or leave it to every stream")
+        raise KeysInvalid("a key for no stream opens nothing; name a stream, or leave streams out for every one")
     for stream in streams or ():
         if not _is_stream_name(stream):
             raise KeysInvalid(f"{stream!r} cannot be a stream: a stream's name is 1 to 64 letters, digits, _, . and -")
@@ -427,7 +432,7 @@ RESTART = "systemctl restart batchd"
 
 
 def open_keys(configured: Path | None) -> KeyDirectory:
-    """The keys in the directory that is configured, else those that systemd gave us, else the user's own.
+    """Return the keys of the configured directory, else systemd's credentials, else the user's own.
 
     Raises ``ConfigInvalid`` for a user without a home.
     """
@@ -438,15 +443,16 @@ def open_keys(configured: Path | None) -> KeyDirectory:
 
 
 class CredentialKeys(KeyDirectory):
-    """The copies that systemd made. Whoever would change them is told where to do that."""
+    """The copies that systemd made. A change is refused, naming the right directory."""
 
     _daemon_file = f"{PREFIX}{DAEMON_FILE}"
     _refused_mode = ANY_ACCESS & ~GROUP_READS
-    """Where systemd lets the service read a file by an access list, the group's bits show the most that the list grants."""
+    """If systemd grants access by an access list, the group bits show the most that the list
+    grants."""
 
     @property
     def advice(self) -> str:
-        """What makes a key that is missing."""
+        """The command that makes a missing key."""
         return (
             f"as root, `batchd keys new --name NAME` makes one in {SYSTEM_KEYS_DIRECTORY}, from where the unit takes it "
             f"(LoadCredential=keys:{SYSTEM_KEYS_DIRECTORY}) at the next `{RESTART}`"

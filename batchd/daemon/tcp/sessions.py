@@ -1,15 +1,15 @@
 """The door for trainers on other hosts: a ROUTER over TCP. DAEMON process.
 
-    connection (CURVE: a known key) -> Greet -> Greeted -> Subscribe, Pull, ... -> disconnected: the trainer is gone
-    more of them (with the same key) -> Join -> Joined: parts of its batches go there
+    connection (CURVE: a known key) -> Greet -> Greeted -> Subscribe, Pull, ... -> disconnected
+    more of them (with the same key) -> Join -> Joined: parts of its batches are sent there
 
-A session is its first TCP connection, and those that have joined it: with any of them it ends.
-ZeroMQ's monitor tells when, and heartbeats see to it within ``HEARTBEAT_TIMEOUT_MS`` even where the
-other host has fallen silent. A routing id is only an address; what a message may do is decided by
-the connection that it came over, named by its descriptor and its key.
+A session is its first TCP connection and those that have joined it; the end of any of them ends it.
+ZeroMQ's monitor reports that, and heartbeats end a connection within ``HEARTBEAT_TIMEOUT_MS`` even
+if the other host has gone silent. A routing id is only an address: a message's rights depend on its
+connection, identified by descriptor and key.
 
-Invariant: a slot that is being sent is not written: its lease ends by ``BatchSent`` alone, never by
-what the trainer says.
+Invariant: a slot that is being sent is not written: its lease ends only by ``BatchSent``, never by
+a message of the trainer.
 """
 
 import os
@@ -34,18 +34,18 @@ from batchd.daemon.dispatch import (
     is_served,
     wrong_version,
 )
-from batchd.daemon.doors import DaemonSide, Guest
-from batchd.daemon.limits import HandshakeRate, Ration, Seldom, SessionLimits, peer_network, printable
+from batchd.daemon.doors import SESSION_LINES_PER_MINUTE, DaemonSide, Peer
+from batchd.daemon.limits import HandshakeRate, LinesPerMinute, OncePerMinute, SessionLimits, peer_network, printable
 from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.tcp.authenticator import ZAP_DOMAIN, Authenticator
-from batchd.daemon.tcp.connection_guard import AUDIT_INTERVAL_S, Doorstep
+from batchd.daemon.tcp.connection_guard import AUDIT_INTERVAL_S, ConnectionGuard
 from batchd.daemon.tcp.connections import (
     QUESTIONS_PER_TICK,
     Connection,
     OpenSubscription,
-    Outbox,
-    Register,
+    Parcels,
     RemoteSession,
+    SessionTable,
 )
 from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey
 from batchd.errors import BatchdError
@@ -76,14 +76,12 @@ from batchd_wire.wording import counted
 _log = structlog.get_logger()
 
 SECRET_BYTES = 16
-SAID_PER_MINUTE = 240
-"""Lines of the log about trainers of one host that come and go."""
 SUBSCRIPTIONS_MAX = 64
 """Claims that one trainer may have at a time."""
 REMOTE_MESSAGES_AT_ONCE = 16
-"""What is read in one turn of the loop: a quarter of what trainers on this host may say."""
+"""Messages read in one round of the loop: a quarter of those of local trainers."""
 REMOTE_UNREAD_MAX = 512
-"""Messages that a trainer may leave unread before it is cut off: two batches of each claim, and answers."""
+"""Unread messages after which a trainer is disconnected: two batches of each claim, and answers."""
 SHORT_FRAME_BYTES = 2
 LONG_FRAME_BYTES = 9
 LONG_FRAME_FROM = 256
@@ -92,11 +90,11 @@ CONTEXT_THREADS = 2
 """Other threads of a ZeroMQ context: its reaper, and the one of pyzmq that frees messages."""
 """Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
 EVENTS_AT_ONCE = 4_096
-"""More than ZeroMQ keeps of what its monitor tells, so one look sees everything that happened before it."""
+"""More than ZeroMQ queues in its monitor, so one pass reads every earlier event."""
 
 
 def cannot_listen(endpoint: str, error: zmq.ZMQError) -> str:
-    """What people are told of an address that cannot be had."""
+    """Error text for an address that the daemon cannot listen on."""
     return f"{endpoint} cannot be listened on: {error.strerror}; choose another address or port"
 
 
@@ -117,23 +115,24 @@ class TcpDoor:
         self._enqueue = daemon.enqueue
         self._numbers = daemon.session_numbers
         self._subscription_numbers = daemon.subscription_numbers
-        self._outbox = Outbox(daemon.watch, daemon.memory, daemon.enqueue)
+        self._parcels = Parcels(daemon.selector, daemon.memory, daemon.enqueue)
         self._limits = limits
         self._rate = HandshakeRate()
         self._keys = keys
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(min(IO_THREADS_MAX, available_cpus()))
         self.router = self.context.socket(zmq.ROUTER)
-        # No event of failed handshakes: where libzmq 4.3.5 tells of a message that fails to
-        # decrypt, it forgets to hang up, and aborts later.
+        # No event for failed handshakes: when libzmq 4.3.5 reports a message that fails to decrypt,
+        # it does not disconnect, and aborts later.
         self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._authenticators = [] if keys is None else [Authenticator(self.context, keys)]
-        self._register = Register()
+        self._sessions = SessionTable()
         self._heard_of: set[int] = set()
-        """Descriptors over which a message has come: who ends without one has failed in the handshake."""
-        self._doorstep = Doorstep(self._register.descriptors, limits.strangers_max)
+        """Descriptors over which a message has arrived: an end without one is a failed
+        handshake."""
+        self._guard = ConnectionGuard(self._sessions.descriptors, limits.pending_max)
         self._next_audit_s = 0.0
-        self._seldom = Seldom()
-        self._ration = Ration(SAID_PER_MINUTE)
+        self._once_per_minute = OncePerMinute()
+        self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
         self.failed_handshakes = 0
         self.sent_bytes = 0
         self._ipc_address = ""
@@ -148,16 +147,16 @@ class TcpDoor:
             (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
             (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
             (zmq.SNDHWM, REMOTE_UNREAD_MAX),
-            (zmq.RCVHWM, 0),  # see ``doorstep``
+            (zmq.RCVHWM, 0),  # see ``ConnectionGuard``
         ):
             self.router.setsockopt(option, value)
         if self._keys is not None:
-            self._guard(self._keys)
+            self._require_keys(self._keys)
         try:
             self.router.bind(endpoint)
         except zmq.ZMQError as error:
             raise BatchdError(f"daemon.tcp: {cannot_listen(endpoint, error)}") from None
-        self._doorstep.open(int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
+        self._guard.open(int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
 
     @property
     def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
@@ -172,40 +171,40 @@ class TcpDoor:
         for authenticator in self._authenticators:
             authenticator.close()
         self.context.destroy(linger=0)
-        self._doorstep.close()
-        self._outbox.close()
+        self._guard.close()
+        self._parcels.close()
 
     def counts(self) -> TcpCounts:
-        """Connections of all kinds, for people."""
-        doorstep = self._doorstep
-        strangers = len(doorstep.strangers())
-        return TcpCounts(len(doorstep), strangers, doorstep.closed, self.failed_handshakes, self.sent_bytes)
+        """Number of connections of all kinds, for ``batchd status``."""
+        guard = self._guard
+        pending = len(guard.pending())
+        return TcpCounts(len(guard), pending, guard.closed, self.failed_handshakes, self.sent_bytes)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._register
+        return number in self._sessions
 
-    def guest(self, number: int) -> Guest:
-        """Who the session's trainer is, for the log."""
-        session = self._register[number]
-        return Guest(session.name, session.pid, f"host {peer_network(session.host)}", is_remote=True)
+    def peer(self, number: int) -> Peer:
+        """The session's trainer, for the log."""
+        session = self._sessions[number]
+        return Peer(session.name, session.pid, f"host {peer_network(session.host)}", is_remote=True)
 
-    def everybody(self) -> list[RemoteSession]:
+    def trainers(self) -> list[RemoteSession]:
         """All sessions."""
-        return self._register.everybody()
+        return self._sessions.trainers()
 
     def statistics(self, now: float) -> list[TrainerStatistics]:
-        """All trainers, for people."""
-        return [session.statistics(now) for session in self.everybody()]
+        """All trainers, for ``batchd status``."""
+        return [session.statistics(now) for session in self.trainers()]
 
     def may_read(self, number: int, stream: str) -> bool:
         """Tell whether the session's key opens the stream."""
-        return self._register[number].may_read(stream)
+        return self._sessions[number].may_read(stream)
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, number: int, message: Message) -> None:
         """Send to a trainer; nothing where it is gone."""
-        session = self._register.get(number)
+        session = self._sessions.get(number)
         if session is not None:
             if isinstance(message, Refused) and message.request:
                 session.refused(message.request)
@@ -213,16 +212,16 @@ class TcpDoor:
 
     def answer(self, number: int, message: Message) -> None:
         """Send the answer to a question, if the session is there still."""
-        session = self._register.get(number)
+        session = self._sessions.get(number)
         if session is not None:
             self._send(session, message)
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
         """Send the rows of a lease. ``BatchSent`` follows."""
-        session = self._register[grant.session]
+        session = self._sessions[grant.session]
         sent = BatchSent(grant.session, grant.subscription, grant.sequence, grant.generation)
         try:
-            view = self._outbox.view(grant.slot, sent)
+            view = self._parcels.view(grant.slot, sent)
         except (OSError, MemoryError) as error:
             self._end(session, f"there is no memory to send it a batch from: {error}")
             self._enqueue(sent)
@@ -253,38 +252,38 @@ class TcpDoor:
         failpoints.passing("daemon.parcel.sent")
 
     def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
-        """Not called: trainers on other hosts share no memory, and ``TO_DAEMON_REMOTE`` has no message of a producer."""
+        """Not called: remote trainers share no memory, and have no producer's message."""
 
     def withdraw_slots(self, slots: Sequence[int]) -> None:
         """Nothing, for the same reason."""
 
     def limit(self, limits: SessionLimits) -> None:
-        """Admit new sessions within these limits; nobody is sent away."""
+        """Admit new sessions within these limits; no present session ends."""
         self._limits = limits
 
     def tick(self) -> None:
-        """Time has passed: note what was sent until now, and end the sessions of keys that were revoked, and those adrift."""
-        self._doorstep.tick()
+        """Note the bytes sent so far; end the sessions of revoked keys and of lost connections."""
+        self._guard.tick()
         self._end_adrift()
-        for session in self.everybody():
+        for session in self.trainers():
             session.marks.append((monotonic(), session.sent_bytes))
             session.questions = 0
         if self._keys is None:
             return
-        for session in self.everybody():
+        for session in self.trainers():
             if session.key is None or not self._keys.holds(session.key.name, session.key.public):
                 self._send(session, Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked"))
                 self._end(session, "its key has been revoked")
 
     def _end_adrift(self) -> None:
-        """End the sessions of connections that are not there.
+        """End the sessions whose connections are missing.
 
-        ZeroMQ tells of an end before it hands over what had come until then: a ``Greet`` that is
-        read after that begins a session whose end has been told already, and whose descriptor may
-        be another connection's. Two ticks, as a beginning may be told late as well.
+        ZeroMQ reports an end before it hands over messages that arrived earlier: a ``Greet`` read
+        after that begins a session whose end was reported already, and whose descriptor may be
+        another connection's. It takes two ticks, since a beginning may be reported late as well.
         """
-        for session in self.everybody():
-            if all(self._doorstep.inode_of(one.descriptor) == one.inode is not None for one in session.connections):
+        for session in self.trainers():
+            if all(self._guard.inode_of(one.descriptor) == one.inode is not None for one in session.connections):
                 session.ticks_adrift = 0
                 continue
             session.ticks_adrift += 1
@@ -298,7 +297,7 @@ class TcpDoor:
         over: Connection | None = None,
         pieces: Sequence[bytes | memoryview] = (),
     ) -> None:
-        """Send a message, and the pieces of rows behind it, over the first connection where no other is named."""
+        """Send a message, and pieces of rows behind it, over ``over`` or the first connection."""
         routing = (over or session.connections[0]).routing
         try:
             frames = [routing, message.encode(session.version), *pieces]
@@ -342,16 +341,16 @@ class TcpDoor:
         return True
 
     def _audit(self) -> None:
-        """Look, every now and then, whether anybody says too much."""
+        """Check now and then for peers that send too much."""
         now = monotonic()
         if now >= self._next_audit_s:
             self._next_audit_s = now + AUDIT_INTERVAL_S
-            self._doorstep.audit()
+            self._guard.audit()
 
     @property
     def patience_s(self) -> float:
         """How long nothing has to be done here."""
-        return max(0.0, self._next_audit_s - monotonic()) if len(self._doorstep) else inf
+        return max(0.0, self._next_audit_s - monotonic()) if len(self._guard) else inf
 
     def note_ends(self) -> None:
         """Take note of the connections that have begun and ended."""
@@ -362,20 +361,20 @@ class TcpDoor:
                 break
             if event == zmq.EVENT_ACCEPTED:
                 self._heard_of.discard(descriptor)
-                self._doorstep.came(descriptor)
+                self._guard.add(descriptor)
                 continue
-            session = self._register.on(descriptor)
+            session = self._sessions.on(descriptor)
             if session is not None:
                 self._end(session, "")
             if descriptor not in self._heard_of:
-                self._note_failure(self._doorstep.host_of(descriptor))
+                self._note_failure(self._guard.host_of(descriptor))
             self._heard_of.discard(descriptor)
-            self._doorstep.went(descriptor)
-        self._doorstep.settle()
+            self._guard.remove(descriptor)
+        self._guard.limit_pending()
 
     def _note_failure(self, host: str) -> None:
         self.failed_handshakes += 1
-        if self._seldom.now(f"handshake {host}"):
+        if self._once_per_minute.allows(f"handshake {host}"):
             advice = "it may have a key for another daemon, or none"
             _log.warning("remote handshake failed", host=host, advice=advice, failed=self.failed_handshakes)
 
@@ -383,14 +382,14 @@ class TcpDoor:
         routing, last = frames[0].bytes, frames[-1]
         descriptor = _descriptor(last)
         if descriptor is None:
-            if self._seldom.now("old"):
+            if self._once_per_minute.allows("old"):
                 _log.warning("remote peer not understood", reason="it speaks ZeroMQ's protocol of before version 3")
             return
         wire_bytes = sum(_wire_bytes(len(frame.buffer), encrypted=self._keys is not None) for frame in frames[1:])
-        if not self._doorstep.hears(descriptor, wire_bytes, len(frames) - 1):
+        if not self._guard.count_message(descriptor, wire_bytes, len(frames) - 1):
             return
         self._heard_of.add(descriptor)
-        session = self._register.at(routing)
+        session = self._sessions.at(routing)
         if session is not None and not session.has(routing, descriptor):
             self._end(session, "")  # another connection calls itself the same: the first one is gone
             session = None
@@ -436,23 +435,23 @@ class TcpDoor:
             number, [], token_bytes(SECRET_BYTES), host, printable(message.name), message.pid, key, message.version
         )
         session.marks.append((monotonic(), 0))
-        self._register.add(session)
+        self._sessions.add(session)
         self._connect(session, routing, frame)
         ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
-        speak = _log.info if self._ration.allows(peer_network(host)) else _log.debug
-        speak("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
+        write = _log.info if self._lines_per_minute.allows(peer_network(host)) else _log.debug
+        write("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
         self._send(session, Greeted(__version__, ipc_address, session.secret))
         failpoints.passing("daemon.remote.greeted")
 
     def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
         self._clear_descriptor(frame)
-        session = self._register.knowing(message.secret)
+        session = self._sessions.knowing(message.secret)
         if session is None or (self._keys is not None and self._key_of(frame) != session.key):
             self._reject(routing, frame, ErrorCode.UNKNOWN_SESSION, "no session with this key has this secret")
             return
         if len(session.connections) >= PARTS_MAX:
             text = f"a session has up to {PARTS_MAX} connections"
-        elif self._register.further_connections >= self._limits.sessions_max:
+        elif self._sessions.further_connections >= self._limits.sessions_max:
             text = f"{self._limits.sessions_max} further connections are there already; raise sessions_max in [daemon]"
         else:
             text = ""
@@ -462,9 +461,9 @@ class TcpDoor:
         self._send(session, Joined(), self._connect(session, routing, frame))
 
     def _clear_descriptor(self, frame: zmq.Frame) -> None:
-        """End what had this descriptor before a new connection, now and not when the news of it would end its new session."""
+        """End the former session of this descriptor now, not when its end is reported later."""
         self.note_ends()
-        former = self._register.on(frame.get(zmq.SRCFD))
+        former = self._sessions.on(frame.get(zmq.SRCFD))
         if former is not None:
             self._end(former, "")
 
@@ -472,23 +471,23 @@ class TcpDoor:
         """A connection belongs to this session from now on."""
         descriptor = frame.get(zmq.SRCFD)
         inode = None
-        with suppress(OSError):  # it is closed already, which its end will tell, or has told
+        with suppress(OSError):  # closed already; its end is reported
             inode = os.fstat(descriptor).st_ino
         connection = Connection(routing, descriptor, inode)
-        self._register.connect(session, connection)
+        self._sessions.connect(session, connection)
         self._heard_of.add(connection.descriptor)
         return connection
 
     def _crowd(self, key: TrainerKey | None, host: str) -> str:
         """Why there are too many sessions for one more; "" where there are not."""
         limits = self._limits
-        if len(self._register) >= limits.sessions_max:
+        if len(self._sessions) >= limits.sessions_max:
             return f"{limits.sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
-        count = self._register.of_peer(key, host)
+        count = self._sessions.of_peer(key, host)
         if count < limits.sessions_per_peer:
             return ""
-        who = f"the key {key.name!r}" if key is not None else peer_network(host)
-        had = f"{who} has {counted(count, 'session')} already"
+        owner = f"the key {key.name!r}" if key is not None else peer_network(host)
+        had = f"{owner} has {counted(count, 'session')} already"
         return f"{had}; raise sessions_per_peer in [daemon] (now {limits.sessions_per_peer})"
 
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
@@ -520,23 +519,23 @@ class TcpDoor:
             self._enqueue(event)
 
     def _reject(self, routing: bytes, frame: zmq.Frame, error: ErrorCode, text: str) -> None:
-        """Answer nonsense with its number; say so in the log, but not for each."""
+        """Answer an invalid message with its error number, and log it at most once a minute."""
         host = _host(frame)
         self._answer_stranger(routing, Refused(0, 0, error, text))
-        if self._seldom.now(f"reject {peer_network(host)}"):
+        if self._once_per_minute.allows(f"reject {peer_network(host)}"):
             _log.warning("remote message rejected", error=int(error), reason=text, host=host)
 
     def _end(self, session: RemoteSession, fault: str) -> None:
         """The connection is gone, or not listened to any more."""
-        if not self._register.remove(session):
+        if not self._sessions.remove(session):
             return
-        speak = _log.info if self._ration.allows(peer_network(session.host)) else _log.debug
-        speak("remote trainer gone", session=session.number, host=session.host, **({"reason": fault} if fault else {}))
+        write = _log.info if self._lines_per_minute.allows(peer_network(session.host)) else _log.debug
+        write("remote trainer gone", session=session.number, host=session.host, **({"reason": fault} if fault else {}))
         self._enqueue(SessionCutOff(session.number))  # what is being sent to it keeps its slots until ZeroMQ lets go
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
-    def _guard(self, keys: KeyDirectory) -> None:
+    def _require_keys(self, keys: KeyDirectory) -> None:
         pair = keys.daemon_key()
         assert pair is not None, "checked at the start"
         self.router.curve_server = True
@@ -549,13 +548,13 @@ class TcpDoor:
         try:
             return self._keys.find(str(frame.get("User-Id"))) if self._keys is not None else None
         except BatchdError as error:
-            if self._seldom.now("keys"):
+            if self._once_per_minute.allows("keys"):
                 _log.error("keys cannot be read", reason=str(error))
             return None
 
 
 def _descriptor(frame: zmq.Frame) -> int | None:
-    """The descriptor of the connection that a message came over; None in ZMTP 1 and 2, which tell none."""
+    """Descriptor of the connection of a message; None in ZMTP 1 and 2, which have none."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -568,7 +567,7 @@ def _host(frame: zmq.Frame) -> str:
 
 
 def _wire_bytes(length: int, *, encrypted: bool) -> int:
-    """What a frame of this length takes on the wire, by ZMTP 3.1 and CURVE (RFC 26)."""
+    """Bytes of a frame of this length on the wire, by ZMTP 3.1 and CURVE (RFC 26)."""
     if encrypted:
         length += CURVE_BYTES
     return length + (SHORT_FRAME_BYTES if length < LONG_FRAME_FROM else LONG_FRAME_BYTES)

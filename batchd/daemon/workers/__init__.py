@@ -1,1 +1,1 @@
-"""The worker processes, behind an interface that does not say where they run. DAEMON process."""
+"""The worker processes, behind an interface that hides where they run. DAEMON process."""

@@ -1,10 +1,10 @@
-"""How the daemon reaches its workers, wherever they run: five calls, and a book of what each has been told. DAEMON process.
+"""The daemon's interface to workers, wherever they run, and what each knows. DAEMON process.
 
     spawn -> send* -> gone        kill -> gone        dismiss -> gone
 
-``workers`` has the implementation for processes of this host. Events come back through the loop's
-queue: ``WorkerReady``, ``PartsNamed``, ``ChunkDone``, and ``WorkerGone`` once it is certain that
-the worker writes no more.
+``workers.local`` implements it for processes of this host. Events arrive through the loop's queue:
+``WorkerReady``, ``PartsNamed``, ``ChunkDone``, and ``WorkerGone`` once it is certain that the
+worker writes no more.
 """
 
 from collections import defaultdict
@@ -17,11 +17,11 @@ from batchd_wire.codec import Message
 
 
 class Workers(Protocol):
-    """Workers by their numbers, which are never given twice. A call about a worker that is gone does nothing."""
+    """Workers by number, never given twice. A call about one that is gone does nothing."""
 
     kind: WorkerKind
     decoders: str
-    """What workers decode with, by their own word; empty before the first is ready."""
+    """Decoders of the workers, as they report them; empty before the first is ready."""
 
     def spawn(self, number: int) -> None:
         """Start worker ``number``. Raises ``OSError``, and then there is none."""
@@ -36,16 +36,16 @@ class Workers(Protocol):
         """Tell a worker that has nothing in hand to end."""
 
     def note(self, number: int) -> Note | None:
-        """What the worker says it has in hand; None for a worker that is gone."""
+        """The note of a worker's row in hand; None for a worker that is gone."""
 
     def pids(self) -> dict[int, int]:
         """The process id of each worker, by its number; 0 before it is known."""
 
 
 class WorkerBook:
-    """Which streams and slots each worker has been told of. Pure.
+    """Records which streams and slots each worker knows. Pure.
 
-    A worker is told of a stream and of a slot once, before the first order that names it.
+    A worker gets a stream and a slot once, before the first order that names it.
     """
 
     def __init__(self) -> None:
@@ -53,26 +53,26 @@ class WorkerBook:
         self._slots: defaultdict[int, set[int]] = defaultdict(set)
 
     def enter_stream(self, worker: int, stream: int) -> bool:
-        """Note that a worker is told of a stream; False where it has been told before."""
+        """Record that a worker knows a stream; False if it did before."""
         return _enter(self._streams[worker], stream)
 
     def enter_slot(self, worker: int, slot: int) -> bool:
-        """Note that a worker is told of a slot; False where it has been told before."""
+        """Record that a worker knows a slot; False if it did before."""
         return _enter(self._slots[worker], slot)
 
     def workers_of(self, stream: int) -> list[int]:
-        """The workers that have been told of a stream."""
+        """The workers that know a stream."""
         return [worker for worker, streams in self._streams.items() if stream in streams]
 
     def drop_stream(self, stream: int) -> list[int]:
-        """Forget a stream that no order will name; the workers that have to be told so."""
+        """Forget a stream that no order will name; return the workers that know it."""
         workers = self.workers_of(stream)
         for worker in workers:
             self._streams[worker].discard(stream)
         return workers
 
     def drop_slots(self, slots: Iterable[int]) -> dict[int, list[int]]:
-        """Forget slots that no order will name; what each worker has to be told of them."""
+        """Forget slots that no order will name; return those that each worker knows."""
         gone = set(slots)
         known = {worker: sorted(slots & gone) for worker, slots in self._slots.items() if slots & gone}
         for worker in known:

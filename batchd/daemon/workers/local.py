@@ -27,7 +27,7 @@ import structlog
 from batchd.children import Child, Grandchild, Linked, describe, start_linked
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.core.fleet import WorkerKind
-from batchd.daemon.descriptors import Watch
+from batchd.daemon.descriptors import Selector
 from batchd.daemon.memory.available import oom_kills
 from batchd.daemon.memory.held_descriptors import ADVICE
 from batchd.orders.worker import (
@@ -53,23 +53,23 @@ _log = structlog.get_logger()
 FAULT_SIGNALS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
 )
-"""What the kernel, or the C library, sends a process for what it did itself."""
+"""Signals that the kernel, or the C library, sends to a process for its own fault."""
 KILL_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """One worker and everything of the daemon that belongs to it."""
+    """One worker process and the daemon's objects for it."""
 
     number: int
     channel: socket.socket
     note: mmap.mmap
     grandchild: Grandchild | None = None
-    """None where it was asked for, and nothing was heard of it yet."""
+    """None from the request until the fork server has answered."""
     is_killed: bool = False
-    """By this daemon, for what it did or failed to do."""
+    """Killed by this daemon, for its own fault."""
     is_dismissed: bool = False
-    """It was told that nothing else comes."""
+    """Told that no further order follows."""
     is_over: bool = False
     """Its channel has ended: it shall end too, if it has not."""
 
@@ -86,23 +86,23 @@ class _Process:
 
 
 class WorkerProcesses:
-    """Starts workers and speaks with them. ``enqueue`` takes the events, from the moment when ``watch`` is dispatched."""
+    """Starts workers, sends messages, and enqueues events when ``selector`` is dispatched."""
 
     kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
 
-    def __init__(self, watch: Watch, enqueue: Callable[[Event], None], launched: Linked | None = None) -> None:
-        self._watch = watch
+    def __init__(self, selector: Selector, enqueue: Callable[[Event], None], launched: Linked | None = None) -> None:
+        self._selector = selector
         self._enqueue = enqueue
-        self._forks = ForkServer(watch, self._adopt, self._fail, launched)
+        self._forks = ForkServer(selector, self._adopt, self._fail, launched)
         self._processes: dict[int, _Process] = {}
         self.decoders = ""
-        """What workers decode with, by their own word; empty before the first is ready."""
+        """Decoders of the workers, as they report them; empty before the first is ready."""
         self._oom_kills = oom_kills()
         self._missing = 0
-        """Workers that have died and were not replaced yet: that somebody stands in for one is news, the first start is not."""
+        """Dead workers without a replacement: a replacement is logged, the first start is not."""
 
     def spawn(self, number: int) -> None:
-        """Start worker ``number``, unless it was started ahead of time. Raises ``OSError``, and then there is none."""
+        """Start worker ``number``, unless it was started early. Raises ``OSError``."""
         if number in self._processes:
             return
         with ExitStack() as until_done, ExitStack() as where_it_fails:
@@ -117,14 +117,14 @@ class WorkerProcesses:
             os.posix_fallocate(note, 0, NOTE_BYTES)
             memory = mmap.mmap(note, NOTE_BYTES)
             process = _Process(number, ours, memory)
-            self._watch.add(ours.fileno(), lambda: self._hear(process))
-            where_it_fails.callback(self._watch.remove, ours.fileno())
+            self._selector.add(ours.fileno(), lambda: self._on_message(process))
+            where_it_fails.callback(self._selector.remove, ours.fileno())
             self._forks.fork(number, theirs.fileno(), note)
             where_it_fails.pop_all()
         self._processes[number] = process
 
     def send(self, number: int, message: Message, *descriptors: int) -> None:
-        """Send a message. A worker that is gone, or that has stopped reading, is not waited for: its pidfd will tell."""
+        """Send without waiting. A worker that does not read is killed."""
         process = self._processes.get(number)
         if process is None:
             return
@@ -147,7 +147,7 @@ class WorkerProcesses:
             self._forks.kill("it has not started a worker that it was asked for")
 
     def dismiss(self, number: int) -> None:
-        """Have a worker go that has nothing in hand: it sees the end of its channel. ``WorkerGone`` follows."""
+        """Dismiss a worker without orders by closing its channel. ``WorkerGone`` follows."""
         process = self._processes.get(number)
         if process is not None:
             process.is_dismissed = True
@@ -155,7 +155,7 @@ class WorkerProcesses:
                 process.channel.shutdown(socket.SHUT_WR)
 
     def note(self, number: int) -> Note | None:
-        """What the worker says it has in hand."""
+        """The note of the worker's row in hand."""
         process = self._processes.get(number)
         return _read_note(process.note) if process is not None else None
 
@@ -164,9 +164,9 @@ class WorkerProcesses:
         return {number: process.pid for number, process in self._processes.items()}
 
     def close(self, wait_s: float) -> None:
-        """End all workers: close their channels, which tells them to go, wait, and kill who stays."""
+        """End all workers: close their channels, wait, and kill those that remain."""
         for process in self._processes.values():
-            self._watch.remove(process.channel.fileno())
+            self._selector.remove(process.channel.fileno())
             process.channel.close()
         deadline = monotonic() + wait_s
         for process in list(self._processes.values()):
@@ -185,7 +185,7 @@ class WorkerProcesses:
         process = self._processes[number]
         process.grandchild = grandchild
         try:
-            self._watch.add(grandchild.pidfd, lambda: self._bury(process, grandchild))
+            self._selector.add(grandchild.pidfd, lambda: self._on_exit(process, grandchild))
         except OSError as error:
             process.end()
             self._forks.reap(grandchild.pid)
@@ -201,27 +201,27 @@ class WorkerProcesses:
         """A worker never lived."""
         _log.error("worker not started", worker=number, reason=reason)
         process = self._processes[number]
-        self._watch.remove(process.channel.fileno())
+        self._selector.remove(process.channel.fileno())
         process.channel.close()
         self._forget(process)
         self._enqueue(WorkerGone(number, "it could not be started", None))
 
-    def _hear(self, process: _Process) -> None:
+    def _on_message(self, process: _Process) -> None:
         self._receive(process)
 
     def _receive(self, process: _Process) -> bool:
-        """Read the next message of a worker; False where nothing was said. What it says beyond that is read after the others'."""
+        """Read one message, so that workers take turns; False if there is none."""
         try:
             message, descriptors = receive_message(process.channel, TO_DAEMON_FROM_WORKER)
         except BlockingIOError:
             return False
         except ChannelClosed:
-            self._watch.remove(process.channel.fileno())
+            self._selector.remove(process.channel.fileno())
             if not process.is_dismissed:
                 process.end()  # nearly always dead by now, and if not, it is of no more use
             return False
         except MalformedMessage as error:
-            self.kill(process.number, f"it talks nonsense: {error}")
+            self.kill(process.number, f"it sends invalid messages: {error}")
             return False
         for descriptor in descriptors:
             os.close(descriptor)
@@ -240,7 +240,7 @@ class WorkerProcesses:
         bad = [(sample, path, reason) for sample, path, reason in message.bad]
         return ChunkDone(process.number, message.order, Work(*message.work), bad, message.hopeless)
 
-    def _bury(self, process: _Process, grandchild: Grandchild) -> None:
+    def _on_exit(self, process: _Process, grandchild: Grandchild) -> None:
         """The kernel says that the process has ended. What it reported before still counts."""
         while self._receive(process):
             pass
@@ -249,16 +249,16 @@ class WorkerProcesses:
         note = _read_note(process.note) or _NOTHING_IN_HAND
         from_outside, out_of_memory = self._why_it_ended(process, status)
         how = describe(status) if status is not None else "with the fork server"
-        say = _log.info if process.is_dismissed and status == 0 else _log.warning
-        say("worker ended", worker=process.number, pid=process.pid, how=how)
-        self._watch.remove(process.channel.fileno())
+        write = _log.info if process.is_dismissed and status == 0 else _log.warning
+        write("worker ended", worker=process.number, pid=process.pid, how=how)
+        self._selector.remove(process.channel.fileno())
         process.channel.close()
         self._forget(process)
         self._missing += 1
         self._enqueue(WorkerGone(process.number, how, note, from_outside, out_of_memory))
 
     def _why_it_ended(self, process: _Process, status: int | None) -> tuple[bool, bool]:
-        """Whether another process killed it, and whether it took the last of the memory. Neither: it crashed, or we killed it."""
+        """(killed by another process, killed for lack of memory); neither: its or our doing."""
         before, self._oom_kills = self._oom_kills, oom_kills()
         if status is None:
             return not process.is_killed, False
@@ -268,15 +268,16 @@ class WorkerProcesses:
 
     def _forget(self, process: _Process) -> None:
         if process.grandchild is not None:
-            self._watch.remove(process.grandchild.pidfd)
+            self._selector.remove(process.grandchild.pidfd)
             process.grandchild.close()
         process.note.close()
         del self._processes[process.number]
 
 
 _NOTHING_IN_HAND = Note(order=0, row=0, sample=0)
-"""What a dead worker had that stood between samples: an order that nobody ever gave. So no sample is blamed for its death; who
-kills workers from outside often hits those that have just started, and the same row would be their first each time."""
+"""Note of a worker that died between samples: an order that was never given, so no sample is
+blamed. Kills from outside often hit workers that have just started, and the same row would be their
+first each time."""
 
 
 def _read_note(memory: mmap.mmap) -> Note | None:
@@ -285,26 +286,26 @@ def _read_note(memory: mmap.mmap) -> Note | None:
 
 
 class ForkServer:
-    """Forks workers. Tells whoever asked that a worker is ``forked``, or that it has ``failed`` and why."""
+    """Forks workers. Calls ``forked`` for each requested worker, or ``failed`` with the reason."""
 
     def __init__(
         self,
-        watch: Watch,
+        selector: Selector,
         forked: Callable[[int, Grandchild], None],
         failed: Callable[[int, str], None],
         launched: Linked | None = None,
     ) -> None:
-        """``launched``: the first one, which was started already, and is ours from now on."""
-        self._watch = watch
+        """``launched``: the first fork server, if there is one; this object owns it then."""
+        self._selector = selector
         self._forked = forked
         self._failed = failed
         self._child: Child | None = None
         self._channel: socket.socket
         self._asked: dict[int, list[int]] = {}
-        """Workers of which nothing was heard yet, in the order in which they were asked for, which is that of the answers; each
-        with descriptors that are closed to make room for those of its answer."""
+        """Requested workers without an answer, in the order of their requests, which is that of the
+        answers; each with descriptors that are closed to make room for those of its answer."""
         self._children: set[int] = set()
-        """Those of the one that there is now."""
+        """Pids of the workers forked by the current fork server."""
         if launched is not None:
             self._adopt(launched)
 
@@ -314,7 +315,7 @@ class ForkServer:
         return self._child.pid if self._child is not None else None
 
     def fork(self, worker: int, channel: int, note: int) -> None:
-        """Start a worker with these two descriptors. Raises ``OSError``, and then nothing is heard of it."""
+        """Start a worker with these two descriptors. Raises ``OSError``; then no answer follows."""
         if self._child is None:
             self._adopt(start_linked("batchd.worker"))
         with ExitStack() as where_it_fails:
@@ -326,10 +327,10 @@ class ForkServer:
         self._asked[worker] = spare
 
     def reap(self, pid: int) -> None:
-        """A worker has ended, and all is known of it. One that has outlived its fork server is reaped by others."""
+        """Reap a dead worker, once its status is read. init reaps one without a fork server."""
         if pid in self._children:
             self._children.remove(pid)
-            with suppress(ChannelClosed, BlockingIOError):  # whoever is not reaped now is when the fork server ends
+            with suppress(ChannelClosed, BlockingIOError):  # it is reaped at the fork server's end
                 send_message(self._channel, Reap(pid))
 
     def kill(self, reason: str) -> None:
@@ -348,21 +349,21 @@ class ForkServer:
             self._asked.clear()
 
     def _adopt(self, launched: Linked) -> None:
-        """It is ours from now on. Raises ``OSError``, and then it has ended."""
+        """Own a fork server from now on. Raises ``OSError``, and then it has ended."""
         self._child, self._channel = launched
         with ExitStack() as where_it_fails:
             where_it_fails.callback(self.close)
             self._channel.setblocking(False)
             self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            self._watch.add(self._channel.fileno(), self._hear)
-            self._watch.add(self._child.pidfd, self._bury)
+            self._selector.add(self._channel.fileno(), self._hear)
+            self._selector.add(self._child.pidfd, self._on_exit)
             where_it_fails.pop_all()
 
     def _hear(self) -> None:
         self._receive()
 
     def _receive(self) -> bool:
-        """Hear what became of the first of those who were asked for; False where nothing was said."""
+        """Read the answer to the oldest request; False if there is none."""
         spare = next(iter(self._asked.values()), [])
         _close(spare)
         spare.clear()
@@ -371,10 +372,10 @@ class ForkServer:
         except BlockingIOError:
             return False
         except ChannelClosed:
-            self._watch.remove(self._channel.fileno())
+            self._selector.remove(self._channel.fileno())
             return False
         except MalformedMessage as error:
-            self._watch.remove(self._channel.fileno())
+            self._selector.remove(self._channel.fileno())
             self.kill(f"its answer cannot be read: {error}. If there are no descriptors left: {ADVICE}")
             return False
         self._take(message, descriptors)
@@ -390,7 +391,7 @@ class ForkServer:
         self._children.add(message.pid)
         self._forked(message.worker, Grandchild(message.pid, pidfd))
 
-    def _bury(self) -> None:
+    def _on_exit(self) -> None:
         """The kernel says that it has ended. What it reported before still counts."""
         assert self._child is not None
         while self._receive():
@@ -405,7 +406,7 @@ class ForkServer:
     def _forget(self, child: Child) -> int:
         """Reap it; its exit status."""
         for descriptor in (child.pidfd, self._channel.fileno()):
-            self._watch.remove(descriptor)
+            self._selector.remove(descriptor)
         self._channel.close()
         self._child = None
         self._children.clear()

@@ -13,10 +13,10 @@ from batchd.daemon.tcp.connection_guard import (
     BAN_S,
     BANNED_MAX,
     FRAMES_MAX,
-    STRANGER_TICKS,
+    PENDING_TICKS,
     UNREAD_BYTES_MAX,
-    Doorstep,
-    Grip,
+    ConnectionGuard,
+    HeldDescriptor,
 )
 from support.waiting import PATIENCE_S
 
@@ -54,12 +54,12 @@ def sessions() -> set[int]:
 
 
 @pytest.fixture
-def doorstep(stack, server, sessions) -> Doorstep:
-    """Two strangers are enough for it."""
-    doorstep = Doorstep(sessions, strangers_max=2)
-    stack.callback(doorstep.close)
-    doorstep.open(server.getsockname()[1])
-    return doorstep
+def guard(stack, server, sessions) -> ConnectionGuard:
+    """Two pending connections are enough for it."""
+    guard = ConnectionGuard(sessions, pending_max=2)
+    stack.callback(guard.close)
+    guard.open(server.getsockname()[1])
+    return guard
 
 
 def has_ended(theirs: socket.socket) -> bool:
@@ -67,85 +67,85 @@ def has_ended(theirs: socket.socket) -> bool:
     return bool(select.select([theirs], [], [], 0)[0]) and theirs.recv(1) == b""
 
 
-def let_pass(doorstep: Doorstep, ticks: int) -> None:
+def let_pass(guard: ConnectionGuard, ticks: int) -> None:
     for _ in range(ticks):
-        doorstep.tick()
+        guard.tick()
 
 
-def test_a_connection_that_becomes_no_session_is_closed_in_time(doorstep, connect) -> None:
+def test_a_connection_that_becomes_no_session_is_closed_in_time(guard, connect) -> None:
     """Not before, and only once."""
     ours, theirs = connect()
-    doorstep.came(ours.fileno())
+    guard.add(ours.fileno())
 
-    let_pass(doorstep, STRANGER_TICKS)
+    let_pass(guard, PENDING_TICKS)
     assert not has_ended(theirs)
     with capture_logs() as lines:
-        let_pass(doorstep, 5)
+        let_pass(guard, 5)
     assert has_ended(theirs)
     assert [(line["event"], line["host"], line["closed"]) for line in lines] == [
         ("remote connection closed", "127.0.0.1", 1)
     ]
-    assert len(doorstep) == 1
-    doorstep.went(ours.fileno())
-    assert (len(doorstep), doorstep.strangers()) == (0, {})
+    assert len(guard) == 1
+    guard.remove(ours.fileno())
+    assert (len(guard), guard.pending()) == (0, {})
 
 
-def test_a_session_stays_and_its_connection_goes_some_time_after_it(doorstep, sessions, connect) -> None:
+def test_a_session_stays_and_its_connection_goes_some_time_after_it(guard, sessions, connect) -> None:
     """Its last words have time to arrive."""
     ours, theirs = connect()
-    doorstep.came(ours.fileno())
-    let_pass(doorstep, STRANGER_TICKS // 2)
+    guard.add(ours.fileno())
+    let_pass(guard, PENDING_TICKS // 2)
     sessions.add(ours.fileno())
-    let_pass(doorstep, 10 * STRANGER_TICKS)
+    let_pass(guard, 10 * PENDING_TICKS)
     sessions.clear()
-    let_pass(doorstep, STRANGER_TICKS)
+    let_pass(guard, PENDING_TICKS)
     assert not has_ended(theirs)
-    let_pass(doorstep, 1)
+    let_pass(guard, 1)
     assert has_ended(theirs)
 
 
 @pytest.mark.parametrize("has_other", [False, True], ids=["closed", "another's"])
-def test_a_connection_whose_end_was_told_before_its_beginning_is_forgotten(doorstep, connect, has_other) -> None:
+def test_a_connection_whose_end_was_told_before_its_beginning_is_forgotten(guard, connect, has_other) -> None:
     """Nobody tells of it again. It is not closed in the place of what has its number by now."""
     ours, _theirs = connect()
-    doorstep.came(ours.fileno())
+    guard.add(ours.fileno())
     number = ours.fileno()
     other = connect() if has_other else None
     ours.close()
     if other is not None:
         os.dup2(other[0].fileno(), number)
 
-    let_pass(doorstep, 1)
-    assert number in doorstep
-    let_pass(doorstep, 1)
-    assert number not in doorstep
-    assert doorstep.closed == 0
+    let_pass(guard, 1)
+    assert number in guard
+    let_pass(guard, 1)
+    assert number not in guard
+    assert guard.closed == 0
     if other is not None:
         os.close(number)
         assert not has_ended(other[1])
 
 
-def test_the_host_with_most_strangers_loses_its_oldest(doorstep, sessions, connect) -> None:
+def test_the_host_with_most_pending_connections_loses_its_oldest(guard, sessions, connect) -> None:
     """Sessions do not count, and who comes alone is not touched for the crowd of another."""
-    alone, guest = connect("127.0.0.2"), connect()
+    alone, peer = connect("127.0.0.2"), connect()
     crowd = [connect() for _ in range(4)]
-    sessions.add(guest[0].fileno())
-    for ours, _ in (alone, guest, *crowd):
-        doorstep.came(ours.fileno())
+    sessions.add(peer[0].fileno())
+    for ours, _ in (alone, peer, *crowd):
+        guard.add(ours.fileno())
 
-    doorstep.settle()
-    doorstep.settle()
+    guard.limit_pending()
+    guard.limit_pending()
 
-    assert [has_ended(theirs) for _, theirs in (alone, guest, *crowd)] == [False, False, True, True, True, False]
-    assert doorstep.strangers() == {alone[0].fileno(): "127.0.0.2", crowd[3][0].fileno(): "127.0.0.1"}
-    assert doorstep.closed == 3
+    assert [has_ended(theirs) for _, theirs in (alone, peer, *crowd)] == [False, False, True, True, True, False]
+    assert guard.pending() == {alone[0].fileno(): "127.0.0.2", crowd[3][0].fileno(): "127.0.0.1"}
+    assert guard.closed == 3
 
 
-def test_a_number_that_means_something_else_by_now_is_left_alone(doorstep, connect, stack) -> None:
+def test_a_number_that_means_something_else_by_now_is_left_alone(guard, connect, stack) -> None:
     """ZeroMQ may close a connection at any moment, and the number goes to the next who asks."""
     ours, _ = connect()
     number = ours.fileno()
-    doorstep.came(number)
+    guard.add(number)
     other, its_peer = connect()
     pair, its_end = (stack.enter_context(one) for one in socket.socketpair())
     reading, writing = os.pipe()
@@ -153,16 +153,16 @@ def test_a_number_that_means_something_else_by_now_is_left_alone(doorstep, conne
 
     for stand_in, peer in ((other.fileno(), its_peer), (pair.fileno(), its_end), (reading, None)):
         os.dup2(stand_in, number, inheritable=False)
-        doorstep._shut(number, "test")
+        guard._shut_down(number, "test")
         assert peer is None or not has_ended(peer)
 
     os.write(writing, b"x")
     assert os.read(number, 1) == b"x"
     os.close(reading)
-    assert doorstep.closed == 0
+    assert guard.closed == 0
 
 
-def test_what_is_no_connection_to_our_port_is_never_noted(doorstep, connect, server, stack) -> None:
+def test_what_is_no_connection_to_our_port_is_never_noted(guard, connect, server, stack) -> None:
     """A closed number, a pipe, a local socket, a listener, the other end, a datagram socket."""
     _, theirs = connect()
     pair, _end = (stack.enter_context(one) for one in socket.socketpair())
@@ -170,24 +170,24 @@ def test_what_is_no_connection_to_our_port_is_never_noted(doorstep, connect, ser
     reading, writing = os.pipe()
     os.close(writing)
     for number in (reading, pair.fileno(), server.fileno(), theirs.fileno(), datagrams.fileno()):
-        doorstep.came(number)
+        guard.add(number)
     os.close(reading)
-    doorstep.came(reading)
-    assert len(doorstep) == 0
+    guard.add(reading)
+    assert len(guard) == 0
 
 
-def test_a_number_that_is_accepted_again_is_the_new_connection(doorstep, connect) -> None:
+def test_a_number_that_is_accepted_again_is_the_new_connection(guard, connect) -> None:
     """The news of the first one's end may have been lost."""
     first, _ = connect()
-    doorstep.came(first.fileno())
-    let_pass(doorstep, STRANGER_TICKS)
+    guard.add(first.fileno())
+    let_pass(guard, PENDING_TICKS)
     second, theirs = connect()
     os.dup2(second.fileno(), first.fileno(), inheritable=False)
-    doorstep.came(first.fileno())
+    guard.add(first.fileno())
 
-    let_pass(doorstep, STRANGER_TICKS)
+    let_pass(guard, PENDING_TICKS)
     assert not has_ended(theirs)
-    let_pass(doorstep, 1)
+    let_pass(guard, 1)
     assert has_ended(theirs)
 
 
@@ -201,129 +201,129 @@ def say(theirs: socket.socket, ours: socket.socket, count: int) -> None:
 
 
 @pytest.mark.parametrize("is_session", [False, True])
-def test_who_sends_more_than_is_read_is_closed(doorstep, sessions, connect, is_session) -> None:
+def test_who_sends_more_than_is_read_is_closed(guard, sessions, connect, is_session) -> None:
     """A session, too. What has been read counts for nothing, however much it is."""
     ours, theirs = connect()
-    doorstep.came(ours.fileno())
+    guard.add(ours.fileno())
     if is_session:
         sessions.add(ours.fileno())
     for _ in range(5):
         say(theirs, ours, UNREAD_BYTES_MAX)
-        assert doorstep.hears(ours.fileno(), UNREAD_BYTES_MAX, 1)
-        doorstep.audit()
+        assert guard.count_message(ours.fileno(), UNREAD_BYTES_MAX, 1)
+        guard.audit()
     assert not has_ended(theirs)
     say(theirs, ours, UNREAD_BYTES_MAX + 1000)
-    doorstep.audit()
+    guard.audit()
     assert has_ended(theirs)
-    assert not doorstep.hears(ours.fileno(), 1, 1)
+    assert not guard.count_message(ours.fileno(), 1, 1)
 
 
-def test_it_makes_no_difference_how_slowly_the_unread_bytes_come(doorstep, connect, monkeypatch) -> None:
+def test_it_makes_no_difference_how_slowly_the_unread_bytes_come(guard, connect, monkeypatch) -> None:
     """A message that never ends, a little at a time; heartbeats are slower still, and wear off."""
     now = 1000.0
     monkeypatch.setattr("batchd.daemon.tcp.connection_guard.monotonic", lambda: now)
-    doorstep.audit()
+    guard.audit()
     slow, quiet = connect(), connect()
     for ours, _theirs in (slow, quiet):
-        doorstep.came(ours.fileno())
+        guard.add(ours.fileno())
     for _ in range(80):
         now += 1.0
         say(slow[1], slow[0], 4_096)
         say(quiet[1], quiet[0], 500)
-        doorstep.audit()
+        guard.audit()
     assert not has_ended(slow[1])
     for _ in range(6):
         now += 1.0
         say(slow[1], slow[0], 4_096)
-        doorstep.audit()
+        guard.audit()
     assert (has_ended(slow[1]), has_ended(quiet[1])) == (True, False)
 
 
-def test_reading_more_than_came_earns_nothing(doorstep, connect) -> None:
+def test_reading_more_than_came_earns_nothing(guard, connect) -> None:
     """Else one could save up for a message that never ends."""
     ours, theirs = connect()
-    doorstep.came(ours.fileno())
+    guard.add(ours.fileno())
     for _ in range(50):
-        assert doorstep.hears(ours.fileno(), UNREAD_BYTES_MAX, 1)
-        doorstep.audit()
+        assert guard.count_message(ours.fileno(), UNREAD_BYTES_MAX, 1)
+        guard.audit()
     say(theirs, ours, UNREAD_BYTES_MAX + 1000)
-    doorstep.audit()
+    guard.audit()
     assert has_ended(theirs)
 
 
-def test_of_a_host_with_too_much_unread_the_one_with_most_of_it_is_closed(doorstep, sessions, connect) -> None:
+def test_of_a_host_with_too_much_unread_the_one_with_most_of_it_is_closed(guard, sessions, connect) -> None:
     """Though none has too much by itself; other hosts have nothing to do with it."""
     part = UNREAD_BYTES_MAX * 3 // 4
     crowd, other = [connect() for _ in range(7)], connect("127.0.0.2")
     for number, (ours, theirs) in enumerate((*crowd, other)):
-        doorstep.came(ours.fileno())
+        guard.add(ours.fileno())
         sessions.add(ours.fileno())
         say(theirs, ours, part + 1000 * (number == 3))
-    doorstep.audit()
+    guard.audit()
     assert [has_ended(theirs) for _, theirs in (*crowd, other)] == [number == 3 for number in range(8)]
 
 
-def test_who_sends_too_many_messages_between_two_audits_is_closed_and_not_heard_any_more(doorstep, connect) -> None:
+def test_who_sends_too_many_messages_between_two_audits_is_closed_and_not_heard_any_more(guard, connect) -> None:
     """Small ones are no excuse, nor are the frames of one."""
     ours, theirs = connect()
-    doorstep.came(ours.fileno())
+    guard.add(ours.fileno())
     for _ in range(2):
-        assert all(doorstep.hears(ours.fileno(), 1, 2) for _ in range(FRAMES_MAX // 2))
-        doorstep.audit()
+        assert all(guard.count_message(ours.fileno(), 1, 2) for _ in range(FRAMES_MAX // 2))
+        guard.audit()
     assert not has_ended(theirs)
-    assert doorstep.hears(ours.fileno(), 1, FRAMES_MAX)
-    assert [doorstep.hears(ours.fileno(), 1, 1) for _ in range(2)] == [False, False]
+    assert guard.count_message(ours.fileno(), 1, FRAMES_MAX)
+    assert [guard.count_message(ours.fileno(), 1, 1) for _ in range(2)] == [False, False]
     assert has_ended(theirs)
-    assert doorstep.closed == 1
+    assert guard.closed == 1
 
 
-def test_nobody_is_let_in_for_a_while_from_where_somebody_said_too_much(doorstep, connect, monkeypatch) -> None:
+def test_nobody_is_let_in_for_a_while_from_where_somebody_said_too_much(guard, connect, monkeypatch) -> None:
     """Others are, and those who are in stay."""
     now = 1000.0
     monkeypatch.setattr("batchd.daemon.tcp.connection_guard.monotonic", lambda: now)
     loud, before = connect(), connect()
     for ours, _theirs in (loud, before):
-        doorstep.came(ours.fileno())
-    doorstep.hears(loud[0].fileno(), 1, FRAMES_MAX + 1)
+        guard.add(ours.fileno())
+    guard.count_message(loud[0].fileno(), 1, FRAMES_MAX + 1)
     after, elsewhere = connect(), connect("127.0.0.2")
     for ours, _theirs in (after, elsewhere):
-        doorstep.came(ours.fileno())
+        guard.add(ours.fileno())
     assert [has_ended(theirs) for _, theirs in (loud, before, after, elsewhere)] == [True, False, True, False]
 
     now += BAN_S
     later = connect()
-    doorstep.came(later[0].fileno())
+    guard.add(later[0].fileno())
     assert not has_ended(later[1])
 
 
-def test_the_hosts_that_are_kept_out_are_so_many_at_most(doorstep, connect) -> None:
+def test_the_hosts_that_are_kept_out_are_so_many_at_most(guard, connect) -> None:
     """The one that has been longest in the list goes first."""
     ours, _ = connect("127.0.0.3")
-    doorstep.came(ours.fileno())
-    doorstep._banned_until_s = {str(number): 0.0 for number in range(BANNED_MAX)}
-    doorstep.hears(ours.fileno(), 1, FRAMES_MAX + 1)
-    assert len(doorstep._banned_until_s) == BANNED_MAX
-    assert list(doorstep._banned_until_s)[:: BANNED_MAX - 1] == ["1", "127.0.0.3"]
+    guard.add(ours.fileno())
+    guard._banned_until_s = {str(number): 0.0 for number in range(BANNED_MAX)}
+    guard.count_message(ours.fileno(), 1, FRAMES_MAX + 1)
+    assert len(guard._banned_until_s) == BANNED_MAX
+    assert list(guard._banned_until_s)[:: BANNED_MAX - 1] == ["1", "127.0.0.3"]
 
 
-def test_an_audit_asks_what_has_the_number_by_now_and_harms_nothing(doorstep, connect, stack) -> None:
+def test_an_audit_asks_what_has_the_number_by_now_and_harms_nothing(guard, connect, stack) -> None:
     """Another connection that has received much, a pipe, nothing at all."""
     ours, _ = connect()
     number = ours.fileno()
-    doorstep.came(number)
+    guard.add(number)
     other, its_peer = connect()
     say(its_peer, other, 2 * UNREAD_BYTES_MAX)
     os.dup2(other.fileno(), number, inheritable=False)
-    doorstep.audit()
+    guard.audit()
     assert not has_ended(its_peer)
     later = connect()
-    doorstep.came(later[0].fileno())
+    guard.add(later[0].fileno())
     assert not has_ended(later[1]), "a host is kept out for what another one said"
     reading, writing = os.pipe()
     stack.callback(os.close, writing)
     os.dup2(reading, number, inheritable=False)
     os.close(reading)
-    doorstep.audit()
+    guard.audit()
     os.write(writing, b"x")
     assert os.read(number, 1) == b"x"
 
@@ -332,15 +332,15 @@ def test_gripping_changes_nothing_about_what_is_held(stack) -> None:
     """No descriptor more afterwards, and a socket that does not wait still does not."""
     pair, end = (stack.enter_context(one) for one in socket.socketpair())
     pair.setblocking(False)
-    grip = Grip()
+    held_descriptor = HeldDescriptor()
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
-    with grip.on(pair.fileno()) as held:
+    with held_descriptor.on(pair.fileno()) as held:
         assert held is not None
         assert os.fstat(held.fileno()).st_ino == os.fstat(pair.fileno()).st_ino
         assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert not os.get_blocking(pair.fileno())
     pair.close()
     assert has_ended(end)
-    with grip.on(end.fileno() + 1000) as held:
+    with held_descriptor.on(end.fileno() + 1000) as held:
         assert held is None
-    grip.close()
+    held_descriptor.close()

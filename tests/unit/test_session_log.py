@@ -8,11 +8,11 @@ from batchd.core.course import Course
 from batchd.core.events import SessionCutOff, SessionEnded, SubscriptionEnded, Ticked
 from batchd.core.plan import Plan
 from batchd.daemon import limits
-from batchd.daemon.doors import SAID_PER_MINUTE, Guest, Guestbook
-from batchd.daemon.limits import PERIOD_S, Ration
+from batchd.daemon.doors import SESSION_LINES_PER_MINUTE, Peer, SessionLog
+from batchd.daemon.limits import PERIOD_S, LinesPerMinute
 
-HERE = Guest("resnet", 4711, "user 1000")
-THERE = Guest("resnet", 1, "host 10.0.0.5", is_remote=True)
+HERE = Peer("resnet", 4711, "user 1000")
+THERE = Peer("resnet", 1, "host 10.0.0.5", is_remote=True)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def said(log):
 
 def test_a_trainer_that_comes_says_where_it_begins(log):
     """With everything by which an operator tells it from others."""
-    Guestbook().subscribed(admission(), "photos", HERE)
+    SessionLog().subscribed(admission(), "photos", HERE)
 
     assert log == [
         {
@@ -59,18 +59,18 @@ def test_a_trainer_that_comes_says_where_it_begins(log):
 
 
 @pytest.mark.parametrize(
-    ("guest", "event", "reason"),
+    ("peer", "event", "reason"),
     [
         (HERE, SubscriptionEnded(1, 5, 0), "it closed the stream"),
         (HERE, SessionEnded(1), "its connection ended"),
-        (HERE, SessionCutOff(1), "it was cut off"),
+        (HERE, SessionCutOff(1), "it was disconnected"),
         (THERE, SessionCutOff(1), "its connection ended"),
     ],
 )
-def test_a_trainer_that_leaves_says_why_and_once(log, guest, event, reason):
+def test_a_trainer_that_leaves_says_why_and_once(log, peer, event, reason):
     """The end of its connection, behind all others, is no second one."""
-    book = Guestbook()
-    book.subscribed(admission(), "photos", guest)
+    book = SessionLog()
+    book.subscribed(admission(), "photos", peer)
     for one in (Ticked(), event, event, SessionEnded(1)):
         book.observe(one)
 
@@ -79,7 +79,7 @@ def test_a_trainer_that_leaves_says_why_and_once(log, guest, event, reason):
 
 def test_each_stream_of_a_trainer_is_left(log):
     """When its process ends; those of others are not."""
-    book = Guestbook()
+    book = SessionLog()
     book.subscribed(admission(1, 5), "photos", HERE)
     book.subscribed(admission(1, 6), "texts", HERE)
     book.subscribed(admission(2, 7), "photos", HERE)
@@ -93,29 +93,29 @@ def test_each_stream_of_a_trainer_is_left(log):
 
 def test_a_producer_comes_and_leaves_once(log):
     """Even one that says twice that it is there."""
-    book = Guestbook()
+    book = SessionLog()
     for _ in range(2):
         book.produces(AdmitProducer(1, 1, 3), "camera", HERE)
     for _ in range(2):
         book.observe(SessionEnded(1))
 
-    assert said(log) == [("producer came", None), ("producer left", None)]
+    assert said(log) == [("producer connected", None), ("producer left", None)]
 
 
 def test_a_trainer_that_comes_and_goes_without_end_does_not_fill_the_log(log, clock):
     """What is more in a minute is there for developers alone; others are heard meanwhile, and it again afterwards."""
-    book = Guestbook()
+    book = SessionLog()
 
-    def come_and_go(times, guest=HERE):
+    def come_and_go(times, peer=HERE):
         before = len(said(log))
         for _ in range(times):
-            book.subscribed(admission(), "photos", guest)
+            book.subscribed(admission(), "photos", peer)
             book.observe(SubscriptionEnded(1, 5, 0))
         return len(said(log)) - before
 
-    assert come_and_go(1000) == SAID_PER_MINUTE
+    assert come_and_go(1000) == SESSION_LINES_PER_MINUTE
     assert [line["about"] for line in log if line["event"] == "log lines left out"] == ["user 1000"]
-    assert come_and_go(1, Guest("other", 1, "user 1001")) == 2
+    assert come_and_go(1, Peer("other", 1, "user 1001")) == 2
     assert come_and_go(1) == 0
     clock[0] += PERIOD_S
     assert come_and_go(1) == 2
@@ -123,8 +123,8 @@ def test_a_trainer_that_comes_and_goes_without_end_does_not_fill_the_log(log, cl
 
 def test_peers_without_number_do_not_fill_the_memory():
     """Each is another one; no more than so many are remembered."""
-    ration = Ration(2)
+    lines = LinesPerMinute(2)
     for number in range(10_000):
-        assert ration.allows(f"host {number}")
+        assert lines.allows(f"host {number}")
 
-    assert len(ration._said) <= limits.KINDS_MAX
+    assert len(lines._said) <= limits.KINDS_MAX
