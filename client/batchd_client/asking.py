@@ -35,7 +35,10 @@ def asking(address: str | None = None, timeout_s: float = ANSWER_TIMEOUT_S) -> A
 def asking_parent(
     place: RuntimeDirectory, lifeline: socket.socket, timeout_s: float
 ) -> AbstractContextManager[Session]:
-    """Open a session with the daemon that started this process, over the lifeline that it made. Raises as ``asking`` does."""
+    """Open a session with the daemon that started this process, over the lifeline that it made.
+
+    Raises as ``asking`` does.
+    """
     return _open(lambda sockets: open_session(Target(sockets, place, lifeline=lifeline), time.monotonic() + timeout_s))
 
 

@@ -34,7 +34,10 @@ class CameraError(RuntimeError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Push until the file ends, or a signal comes. 0 then; 1 where something is wrong, with one message."""
+    """Push until the file ends, or a signal comes.
+
+    0 then; 1 where something is wrong, with one message.
+    """
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -67,10 +70,10 @@ def _run(producer: Producer, options: argparse.Namespace) -> int:
 
 
 class Capture:
-    """Frames as the samples of a stream whose ``fields`` are these. ``device``: a number, or the path of a video file.
+    """Frames as the samples of a stream whose ``fields`` are these.
 
-    Raises ``CameraError`` where it cannot be opened, or the stream has fields that nothing here can
-    fill.
+    ``device``: a number, or the path of a video file. Raises ``CameraError`` where it cannot be
+    opened, or the stream has fields that nothing here can fill.
     """
 
     def __init__(self, device: str, fields: Mapping[str, str], field: str, *, is_bgr: bool = False) -> None:
@@ -88,8 +91,11 @@ class Capture:
             raise CameraError(f"{'the file' if self._is_file else 'camera'} {device} cannot be opened")
         self._ask_for_size(fields[field])
 
-    def read(self) -> dict[str, Any] | None:
-        """The next frame; None at the end of a file. Raises ``CameraError`` where a camera gives no more."""
+    def read(self) -> dict[str, object] | None:
+        """The next frame; None at the end of a file.
+
+        Raises ``CameraError`` where a camera gives no more.
+        """
         is_there, pixels = self._capture.read()
         if not is_there:
             if self._is_file:
@@ -97,11 +103,14 @@ class Capture:
             raise CameraError(f"camera {self._device} gives no more frames")
         if not self._is_bgr and not self._encodes:
             pixels = self._cv2.cvtColor(pixels, self._cv2.COLOR_BGR2RGB)
-        value: Any = self._cv2.imencode(".jpg", pixels)[1].tobytes() if self._encodes else pixels
+        value: object = self._cv2.imencode(".jpg", pixels)[1].tobytes() if self._encodes else pixels
         return {self._field: value, **({TIME: time.time()} if self._has_time else {})}
 
     def rewind(self) -> bool:
-        """Go back to the beginning of a file. Raises ``CameraError`` where it has no frame at all."""
+        """Go back to the beginning of a file.
+
+        Raises ``CameraError`` where it has no frame at all.
+        """
         self._capture.release()
         self._capture = self._cv2.VideoCapture(self._device)
         if not self._capture.grab():

@@ -50,13 +50,19 @@ TURN_S = 0.05
 """Longest wait before a waiting thread looks whether other threads released batches or received its own."""
 
 _WORTH_WAITING = (OSError, DaemonBusy, DaemonFull, ConnectTimeout, PermissionDenied)
-"""What a daemon that was there before may answer for a while: it is away, or its operator is changing keys."""
+"""What a daemon that was there before may answer for a while.
+
+It is away, or its operator is changing keys.
+"""
 
 T = TypeVar("T")
 V = TypeVar("V")
 
 _connections: "WeakValueDictionary[int, Connection]" = WeakValueDictionary()
-"""Those of this program that live, by their ``id``: a dictionary, since another thread may add one while they are listed."""
+"""Those of this program that live, by their ``id``.
+
+A dictionary, since another thread may add one while they are listed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,11 @@ class Deadlines:
 
 
 class Connection:
-    """See above. ``session`` is the one just opened; it and the target's sockets belong to the connection from now on."""
+    """See above.
+
+    ``session`` is the one just opened; it and the target's sockets belong to the connection from
+    now on.
+    """
 
     def __init__(self, target: Target, session: Session, deadlines: Deadlines) -> None:
         self.place = target.place
@@ -88,7 +98,7 @@ class Connection:
         self._user = threading.get_ident()
         """The thread that had it last."""
         self._process = os.getpid()
-        self._when_lost: list[WeakMethod[Callable[[], None]]] = []
+        self._callbacks: list[WeakMethod[Callable[[], None]]] = []
         _connections[id(self)] = self
 
     def run(self, operation: Callable[[Session], T]) -> T:
@@ -100,25 +110,31 @@ class Connection:
         try:
             return self._in_turn(self._run, operation)
         except DaemonClosed:
-            self._turn.hold_up()
+            self._turn.delay()
             raise
 
     def run_if_usable(self, operation: Callable[[Session], None]) -> None:
-        """Do something that only matters while there is a session: for closing. In a forked child it is the parent's to do."""
+        """Do something that only matters while there is a session: for closing.
+
+        In a forked child it is the parent's to do.
+        """
         if os.getpid() == self._process:
             self._in_turn(self._run_if_usable, operation)
 
     def wait(self, seconds: float) -> None:
-        """Wait until there may be something to receive, for ``TURN_S`` at most; other threads may use the session meanwhile."""
+        """Wait until there may be something to receive, for ``TURN_S`` at most.
+
+        Other threads may use the session meanwhile.
+        """
         session = self.session
         if session is not None and session.is_usable:
             session.wait(min(seconds, TURN_S))
 
     def close(self) -> None:
-        """End the session. Batches that are still alive stay readable; their leases end with the last of them.
+        """End the session.
 
-        Where it is interrupted, it is done again: in another ``close``, or when the connection is
-        forgotten.
+        Batches that are still alive stay readable; their leases end with the last of them. Where it
+        is interrupted, it is done again: in another ``close``, or when the connection is forgotten.
         """
         if os.getpid() == self._process:
             self._in_turn(self._close, None)
@@ -178,17 +194,21 @@ class Connection:
             return  # what was to be ended has ended with the session
 
     def when_lost(self, let_go: Callable[[], None]) -> None:
-        """Have a method called whenever the daemon has gone: what it keeps of the slots, but for batches that live, is over."""
+        """Have a method called whenever the daemon has gone.
+
+        What it keeps of the slots, but for batches that live, is over.
+        """
         self._in_turn(self._remember, WeakMethod(let_go))
 
     def _remember(self, let_go: "WeakMethod[Callable[[], None]]") -> None:
-        self._when_lost = [one for one in self._when_lost if one() is not None] + [let_go]
+        self._callbacks = [one for one in self._callbacks if one() is not None] + [let_go]
 
-    def look_after(self) -> None:
-        """Let go of a session that has ended while nobody used it. Waits for nothing, so never for another thread.
+    def drop_dead_session(self) -> None:
+        """Let go of a session that has ended while nobody used it.
 
-        What goes wrong here is no matter of the caller's, who has another connection: the next use
-        of this one meets it again, or opens a new session.
+        Waits for nothing, so never for another thread. What goes wrong here is no matter of the
+        caller's, who has another connection: the next use of this one meets it again, or opens a
+        new session.
         """
         if os.getpid() != self._process or not self._lock.acquire(blocking=False):
             return
@@ -196,25 +216,28 @@ class Connection:
         try:
             session = self.session
             if session is not None:
-                self._look_after(session)
+                self._drop_if_dead(session)
         finally:
             self._owner = 0
             self._lock.release()
 
-    def _look_after(self, session: Session) -> None:
+    def _drop_if_dead(self, session: Session) -> None:
         if session.is_usable:
             try:
                 session.check_link()
             except Exception:  # noqa: BLE001  the caller uses another connection, and nothing of this one concerns it
-                session.torn = True
+                session.is_interrupted = True
         if not session.is_usable:
             with suppress(Exception):
                 self._let_go(session)
 
     def _let_go(self, session: Session) -> None:
-        """Leave the session. What else lets go belongs to the thread that uses the connection, and is called there."""
+        """Leave the session.
+
+        What else lets go belongs to the thread that uses the connection, and is called there.
+        """
         session.leave()
-        for method in [one() for one in self._when_lost] if self._owner == self._user else []:
+        for method in [one() for one in self._callbacks] if self._owner == self._user else []:
             if method is not None:
                 method()
 
@@ -263,7 +286,7 @@ def patiently_open(
                 raise reason from reason.__cause__
         for found in _connections.valuerefs():
             if (connection := found()) is not None:
-                connection.look_after()
+                connection.drop_dead_session()
         time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  so that a thousand trainers do not come back at once
         is_near = isinstance(target.place, RuntimeDirectory)
         longer = (time.monotonic() - began_s) / PAUSES_PER_WAIT if is_near else 2 * pause

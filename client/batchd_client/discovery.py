@@ -47,10 +47,11 @@ _ROOT = 0
 def find_daemon(
     target_at: Callable[[Place], Target], address: str | None, connect_timeout_s: float, *, is_patient: bool = True
 ) -> tuple[Target, Session]:
-    """Open a session with the daemon at ``address``, or wherever one answers first. ``target_at``: what is asked of it there.
+    """Open a session with the daemon at ``address``, or wherever one answers first.
 
-    A daemon that is named may be starting just now, so it is waited for, unless the caller is not
-    ``is_patient``. Without a name, nothing says that there is one.
+    ``target_at``: what is asked of it there. A daemon that is named may be starting just now, so it
+    is waited for, unless the caller is not ``is_patient``. Without a name, nothing says that there
+    is one.
 
     Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``,
     ``VersionMismatch`` or ``ProtocolError``.
@@ -106,7 +107,10 @@ def find_key(path: str | None) -> ConnectionKey | None:
 
 
 def find_connections(given: int | None) -> int:
-    """How many TCP connections the program or ``$BATCHD_CONNECTIONS`` asks for. Raises ``ConnectionsInvalid``."""
+    """How many TCP connections the program or ``$BATCHD_CONNECTIONS`` asks for.
+
+    Raises ``ConnectionsInvalid``.
+    """
     origin, text = "connect(connections=)", str(given)
     if given is None:
         origin, text = f"${CONNECTIONS_VARIABLE}", os.environ.get(CONNECTIONS_VARIABLE) or str(CONNECTIONS)
@@ -116,7 +120,10 @@ def find_connections(given: int | None) -> int:
 
 
 class _Failure(NamedTuple):
-    """Why nothing was found at one place. Not the exception itself: it would keep what was opened there alive."""
+    """Why nothing was found at one place.
+
+    Not the exception itself: it would keep what was opened there alive.
+    """
 
     reason: str
     denied: bool
@@ -174,7 +181,10 @@ def _local_reason(directory: RuntimeDirectory, error: OSError) -> str:
 
 
 def _group(path: Path) -> str:
-    """Which group opens the directory, where that can be seen from outside. In a container its number may have no name."""
+    """Which group opens the directory, where that can be seen from outside.
+
+    In a container its number may have no name.
+    """
     try:
         number = path.stat().st_gid
     except OSError:

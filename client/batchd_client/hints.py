@@ -8,17 +8,17 @@ from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
 _log = logging.getLogger("batchd_client")
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
-def tell_once(text: str, level: int = logging.INFO) -> None:
+def log_once(text: str, level: int = logging.INFO) -> None:
     """Say something to the user's log, and not again in this program."""
-    if text not in _told:
-        _told.add(text)
+    if text not in _logged:
+        _logged.add(text)
         _log.log(level, text)
 
 
-def crowded(stream: str, ranks: int, batches: int, samples: int) -> str | None:
+def shared_batches_hint(stream: str, ranks: int, batches: int, samples: int) -> str | None:
     """Say that ranks share every batch of an epoch; None where each has some of its own."""
     if ranks <= batches:
         return None
@@ -29,8 +29,11 @@ def crowded(stream: str, ranks: int, batches: int, samples: int) -> str | None:
     )
 
 
-def missing_samples(status: DaemonStatus, stream: str) -> str | None:
-    """Say how far the next batch of ``stream`` is; None where it is not samples that are missing."""
+def missing_samples_hint(status: DaemonStatus, stream: str) -> str | None:
+    """Say how far the next batch of ``stream`` is.
+
+    None where it is not samples that are missing.
+    """
     one = status.stream(stream)
     if one is None or one.live is None or one.live.queued_samples + one.live.bound_samples >= one.batch_size:
         return None
@@ -43,8 +46,11 @@ def missing_samples(status: DaemonStatus, stream: str) -> str | None:
     )
 
 
-def nearer_way(address: str, ipc_address: str) -> str:
-    """Say that the daemon at ``address`` is on this host, and what shared memory takes; ``ipc_address`` is the daemon's word."""
+def shared_memory_hint(address: str, ipc_address: str) -> str:
+    """Say that the daemon at ``address`` is on this host, and what shared memory takes.
+
+    ``ipc_address`` is the daemon's word.
+    """
     if _is_here(ipc_address):
         return f"the daemon at {address} runs on this host: {ipc_address} is faster, as it shares memory"
     path = ipc_address.removeprefix("ipc://")

@@ -22,9 +22,9 @@ except ImportError as _error:
         "(https://keras.io/getting_started)"
     ) from _error
 
+from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid
-from batchd_client.loader import own, wanted
-from batchd_client.passes import Passes
+from batchd_client.loader import checked_fields, own
 from batchd_client.positions import StreamState
 from batchd_client.stream import Stream
 from batchd_wire.fields import RAGGED
@@ -36,10 +36,11 @@ if not hasattr(keras.utils.PyDataset, "on_epoch_begin"):
 
 
 class BatchdPyDataset(keras.utils.PyDataset):
-    """A stream as Keras wants it: ``model.fit(photos, epochs=90)``. Give it to ``fit`` or ``evaluate``, or index it.
+    """A stream as Keras wants it: ``model.fit(photos, epochs=90)``.
 
-    ``fields``: which, in which order; default: all, in tuples without ``index``. ``as_dict``: give
-    dicts and not tuples. Arrays are the program's own.
+    Give it to ``fit`` or ``evaluate``, or index it. ``fields``: which, in which order; default:
+    all, in tuples without ``index``. ``as_dict``: give dicts and not tuples. Arrays are the
+    program's own.
 
     An epoch's batches come in the stream's order, which has been shuffled already: the first index
     that is asked for is the first batch, whatever its number (``fit`` mixes the numbers unless it
@@ -63,7 +64,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
         super().__init__()
         self.workers = workers
         self.use_multiprocessing = use_multiprocessing
-        self._names = wanted(stream.schema, fields, as_dict=as_dict)
+        self._names = checked_fields(stream.schema, fields, as_dict=as_dict)
         for name in self._names:
             varying = stream.schema[name].varying
             if varying is not None and varying.kind == RAGGED:
@@ -72,7 +73,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
                     "leave it out of fields="
                 )
         self._as_dict = as_dict
-        self._passes = Passes(stream)
+        self._passes = EpochPasses(stream)
         self._lock = Lock()
         self._numbers: dict[int, int] = {}
         """Which batch of the pass each index is."""
@@ -84,7 +85,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
         """Between ``on_epoch_begin`` and ``on_epoch_end``."""
         self._announced = len(self)
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- what it is -------------------------------------------------------------------------------
 
     @property
     def stream(self) -> Stream:
@@ -102,15 +103,21 @@ class BatchdPyDataset(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int:
-        """As ``len``. Keras asks for it whenever it begins to take batches from the first one on."""
+        """As ``len``.
+
+        Keras asks for it whenever it begins to take batches from the first one on.
+        """
         self._begins = True
         self._announced = len(self)
         return self._announced
 
-    # --- taking batches -----------------------------------------------------------------------------------------------
+    # --- taking batches ---------------------------------------------------------------------------
 
     def __getitem__(self, index: int) -> Any:
-        """Give a batch. Raises what iterating a ``Stream`` raises, and ``PositionInvalid`` behind the last epoch."""
+        """Give a batch.
+
+        Raises what iterating a ``Stream`` raises, and ``PositionInvalid`` behind the last epoch.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         with self._lock:
@@ -138,7 +145,10 @@ class BatchdPyDataset(keras.utils.PyDataset):
         self._is_training = True
 
     def on_epoch_end(self) -> None:
-        """Keras has had its epoch: the next batches are those of the next one, if all of this one have been asked for."""
+        """Keras has had its epoch.
+
+        The next batches are those of the next one, if all of this one have been asked for.
+        """
         self._is_over |= self._is_training and self._passes.is_over
         self._is_training = False
 
@@ -147,7 +157,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
         self._numbers.clear()
         self._begins = self._is_over = False
 
-    # --- where it is --------------------------------------------------------------------------------------------------
+    # --- where it is ------------------------------------------------------------------------------
 
     def state_dict(self, batches: int | None = None) -> StreamState:
         """What a checkpoint needs to go on behind the first ``batches`` of this epoch's.
@@ -160,12 +170,15 @@ class BatchdPyDataset(keras.utils.PyDataset):
         return self._passes.state_dict(batches)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where ``state_dict`` was taken. Raises ``StateMismatch``, and then everything stays as it was."""
+        """Go on where ``state_dict`` was taken.
+
+        Raises ``StateMismatch``, and then everything stays as it was.
+        """
         with self._lock:
             self.stream.load_state_dict(state)
             self._begin(same=False)
 
-    # --- what it must not have ----------------------------------------------------------------------------------------
+    # --- what it must not have --------------------------------------------------------------------
 
     @property
     def workers(self) -> int:
@@ -197,7 +210,7 @@ class Progress(keras.callbacks.Callback):
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
-        self._passes = Passes(stream)
+        self._passes = EpochPasses(stream)
         self._last = -1
 
     @property
@@ -206,7 +219,10 @@ class Progress(keras.callbacks.Callback):
         return self.state_dict()["epoch"]
 
     def state_dict(self) -> StreamState:
-        """What a checkpoint needs to go on exactly here: what the model was trained on counts as done, and nothing else."""
+        """What a checkpoint needs to go on exactly here.
+
+        What the model was trained on counts as done, and nothing else.
+        """
         return self._passes.state_dict(self._passes.trained)
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002  as Keras calls it

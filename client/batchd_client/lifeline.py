@@ -51,10 +51,11 @@ class DaemonBusy(DaemonUnavailable):
 
 
 class Lifeline:
-    """The open lifeline of one session. Leases hold it, so it closes itself with its last reference, where nobody did before.
+    """The open lifeline of one session.
 
-    Not by ``__del__``: in a cycle of garbage the socket would be finalized first, and complain that
-    nobody closed it.
+    Leases hold it, so it closes itself with its last reference, where nobody did before. Not by
+    ``__del__``: in a cycle of garbage the socket would be finalized first, and complain that nobody
+    closed it.
     """
 
     __slots__ = ("__weakref__", "_end", "_socket", "descriptor", "path")
@@ -128,7 +129,10 @@ class Lifeline:
         self._end.detach()
 
     def ask_writable(self) -> None:
-        """Ask for slots that can be mapped writable. Raises ``DaemonBusy`` where the daemon is gone."""
+        """Ask for slots that can be mapped writable.
+
+        Raises ``DaemonBusy`` where the daemon is gone.
+        """
         try:
             send_message(self._socket, AskWritable())
         except ChannelClosed:
@@ -138,11 +142,11 @@ class Lifeline:
 def open_lifeline(
     path: Path, deadline: float, turn: Turn, *, writable_slots: bool, given: socket.socket | None
 ) -> tuple[Lifeline, bytes]:
-    """Connect, or use the socket ``given`` by the daemon, and introduce ourselves: the lifeline and the session's secret.
+    """Connect, or use the socket ``given`` by the daemon, and introduce ourselves.
 
-    Raises ``OSError`` where nobody listens, ``DaemonBusy`` where it is worth trying again,
-    ``ConnectTimeout`` for a silent daemon, ``PermissionDenied`` or ``VersionMismatch`` where it
-    refuses us, and ``ProtocolError``.
+    The lifeline and the session's secret. Raises ``OSError`` where nobody listens, ``DaemonBusy``
+    where it is worth trying again, ``ConnectTimeout`` for a silent daemon, ``PermissionDenied`` or
+    ``VersionMismatch`` where it refuses us, and ``ProtocolError``.
     """
     connecting = given or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     connecting.setblocking(False)
@@ -174,7 +178,10 @@ def _close(descriptors: list[int]) -> None:
 
 
 def program() -> str:
-    """What `batchd status` shows for this trainer: the name of its script, or of the package that `python -m` runs."""
+    """What `batchd status` shows for this trainer.
+
+    The name of its script, or of the package that `python -m` runs.
+    """
     script = Path(sys.argv[0] if sys.argv else "")
     name = script.parent.name if script.name == "__main__.py" else script.name
     return name[:PROGRAM_CHARACTERS_MAX] or "python"

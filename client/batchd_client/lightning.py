@@ -42,7 +42,10 @@ Streams = str | Sequence[str] | None
 
 
 class StageLoader:
-    """What a stage iterates: a ``BatchdLoader`` that connects when it is used, over epoch 0 from its beginning each time."""
+    """What a stage iterates.
+
+    A ``BatchdLoader`` that connects when it is used, over epoch 0 from its beginning each time.
+    """
 
     def __init__(self, connect: Callable[[Mapping[str, object] | None], BatchdLoader]) -> None:
         self._connect = connect
@@ -52,7 +55,10 @@ class StageLoader:
 
     @property
     def loader(self) -> BatchdLoader:
-        """The loader: classes, schema, statistics. Connects where that was not done, and raises what ``BatchdLoader`` does."""
+        """The loader: classes, schema, statistics.
+
+        Connects where that was not done, and raises what ``BatchdLoader`` does.
+        """
         if self._opened is None:
             self._opened = self._connect(self._state)
         return self._opened
@@ -77,7 +83,10 @@ class StageLoader:
 
 
 class TrainingLoader(StageLoader):
-    """One that goes on: over the epoch that it is told, from where a state stands within it. The state stays after ``close``."""
+    """One that goes on: over the epoch that it is told, from where a state stands within it.
+
+    The state stays after ``close``.
+    """
 
     def __init__(self, connect: Callable[[Mapping[str, object] | None], BatchdLoader]) -> None:
         super().__init__(connect)
@@ -137,7 +146,10 @@ class BatchdDataModule(LightningDataModule):
             _close(loaders)
 
     def _make(self, stage: str, streams: str | Sequence[str]) -> StageLoader | list[StageLoader]:
-        """New loaders of a stage, in place of those that it had: what Lightning calls ``train_dataloader`` and so on."""
+        """New loaders of a stage, in place of those that it had.
+
+        What Lightning calls ``train_dataloader`` and so on.
+        """
         _close(self._loaders.get(stage, ()))
         loaders = [self._loader(stage, name) for name in ([streams] if isinstance(streams, str) else streams)]
         self._loaders[stage] = loaders

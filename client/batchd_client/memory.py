@@ -20,16 +20,20 @@ from batchd_client.errors import ProtocolError
 
 
 class SlotMemory:
-    """One slot, mapped. ``page`` reads its header, ``address`` is where it starts, ``slot_bytes`` how long it is.
+    """One slot, mapped.
 
-    The mapping ends with the last reference; arrays hold one, so it outlives the connection where
-    they do.
+    ``page`` reads its header, ``address`` is where it starts, ``slot_bytes`` how long it is. The
+    mapping ends with the last reference; arrays hold one, so it outlives the connection where they
+    do.
     """
 
     __slots__ = ("address", "page", "slot_bytes")
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
-        """Map what ``descriptor`` names, and close it. Raises ``ProtocolError`` where it is not a sealed slot of this size."""
+        """Map what ``descriptor`` names, and close it.
+
+        Raises ``ProtocolError`` where it is not a sealed slot of this size.
+        """
         try:
             _check(descriptor, slot_bytes, "slot")
             self.page = memoryview(_map(descriptor, slot_bytes))
@@ -40,12 +44,18 @@ class SlotMemory:
 
 
 class Mailbox:
-    """The places of one live stream, to write samples into. Writing by system calls needs no mapping, and cannot fault."""
+    """The places of one live stream, to write samples into.
+
+    Writing by system calls needs no mapping, and cannot fault.
+    """
 
     __slots__ = ("__weakref__", "_end", "_file", "mailbox_bytes")
 
     def __init__(self, descriptor: int, mailbox_bytes: int) -> None:
-        """Take the descriptor, which belongs to it. Raises ``ProtocolError`` where it is not a sealed mailbox of this size."""
+        """Take the descriptor, which belongs to it.
+
+        Raises ``ProtocolError`` where it is not a sealed mailbox of this size.
+        """
         try:
             _check(descriptor, mailbox_bytes, "mailbox")
         except ProtocolError:

@@ -30,9 +30,9 @@ from batchd_client.errors import (
     StreamChanged,
     error_for_code,
 )
-from batchd_client.hints import crowded, missing_samples, tell_once
+from batchd_client.hints import log_once, missing_samples_hint, shared_batches_hint
 from batchd_client.memory import SlotMemory
-from batchd_client.remote import HELD_MAX, ReceiveBuffer
+from batchd_client.remote import BATCHES_HELD_MAX, ReceiveBuffer
 from batchd_client.session import Session
 from batchd_client.subscription import Subscription, SubscriptionRequest
 from batchd_wire.codes import ErrorCode
@@ -44,7 +44,10 @@ from batchd_wire.status import read_status
 from batchd_wire.wording import counted
 
 ANNOUNCE_AGAIN_S = 1.0
-"""How often a waiting trainer says so again; a daemon that lost track of the session must then admit it."""
+"""How often a waiting trainer says so again.
+
+A daemon that lost track of the session must then admit it.
+"""
 SILENCE_MAX_S = 1.0
 """How long a trainer waits for its first batch before it is told why."""
 BUSY_PAUSE_S = 0.1
@@ -55,13 +58,20 @@ BEGINNING = Position(0, 0)
 MISMATCHES_MAX = 5
 """How often one batch may come other than it was written before the trainer is told."""
 MISMATCH_PAUSE_S = 0.1
-"""Before it is asked for again; doubled each time, so that the daemon has it decoded again once at least."""
+"""Before it is asked for again.
+
+Doubled each time, so that the daemon has it decoded again once at least.
+"""
 
 _log = logging.getLogger("batchd_client")
 
 
 class StreamReader:
-    """See above. Reads what ``claim`` names from ``position`` on; ``fingerprint`` is what a saved state says the stream was."""
+    """See above.
+
+    Reads what ``claim`` names from ``position`` on; ``fingerprint`` is what a saved state says the
+    stream was.
+    """
 
     def __init__(
         self, connection: Connection, claim: SubscriptionRequest, position: Position, fingerprint: str | None
@@ -76,7 +86,7 @@ class StreamReader:
         self._mismatched_at: Position | None = None
         self._mismatches_here = 0
         self._pause_s = 0.0
-        self._is_told = False
+        self._is_hint_logged = False
         """Why it waits for its first batch has been looked for."""
         self._missing: str | None = None
         """The samples that the first batch waits for, as they were then."""
@@ -84,7 +94,7 @@ class StreamReader:
         self._ready: Batch | None = None
         self._began_s = 0.0
         self._reconnects_before = 0
-        self._waited_in_vain = False
+        self._has_waited = False
         self.subscription: Subscription
         connection.run(partial(self._begin, position=position, fingerprint=fingerprint))
 
@@ -98,7 +108,7 @@ class StreamReader:
         started_s = time.perf_counter()
         end_epoch = self.claim.end_epoch
         if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
-            self._connection.run_if_usable(self._say_the_last)
+            self._connection.run_if_usable(self._report_end)
             return None
         if self._ready is None:
             if wait:
@@ -140,7 +150,7 @@ class StreamReader:
         self._ready = None
         self._connection.run_if_usable(self._unsubscribe)
 
-    # --- subscribing; each of these has the session to itself ---------------------------------------------------------
+    # --- subscribing; each of these has the session to itself -------------------------------------
 
     def _begin(self, session: Session, position: Position, fingerprint: str | None) -> None:
         self.subscription = self._subscribe(session, position, fingerprint)
@@ -157,9 +167,9 @@ class StreamReader:
                     raise
             else:
                 terms = subscription.terms
-                text = crowded(self.claim.stream, self.claim.world_size, terms.steps, terms.samples)
+                text = shared_batches_hint(self.claim.stream, self.claim.world_size, terms.steps, terms.samples)
                 if text is not None:
-                    tell_once(text, logging.WARNING)
+                    log_once(text, logging.WARNING)
                 if subscription.counter.start != position != BEGINNING:
                     _log.info(
                         "stream %r is live: it goes on at %s, not %s",
@@ -190,16 +200,16 @@ class StreamReader:
             session.unsubscribe(self.subscription.number)
             session.settle()
 
-    # --- waiting ------------------------------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
         """Make the next batch ready, or raise why it cannot be."""
         connection, deadlines = self._connection, self._connection.deadlines
         self._began_s = time.monotonic()
         self._reconnects_before = connection.reconnects
-        self._waited_in_vain = False
+        self._has_waited = False
         self._pause_s = 0.0
-        if len(self.subscription.lent) >= HELD_MAX and self.subscription.held >= HELD_MAX:
+        if len(self.subscription.lent) >= BATCHES_HELD_MAX and self.subscription.held >= BATCHES_HELD_MAX:
             raise RingExhausted(f"this trainer holds {self.subscription.held} batches of stream {self.claim.stream!r}")
         self.subscription.announced_s = 0.0
         give_up = self._began_s + deadlines.batch_timeout_s
@@ -209,41 +219,47 @@ class StreamReader:
             seconds = give_up - time.monotonic()
             if seconds <= 0:
                 raise self._timeout()
-            if not self._is_told and not self.batches and time.monotonic() - self._began_s >= SILENCE_MAX_S:
-                self._is_told = True
-                connection.run(partial(self._tell, deadline=min(give_up, deadlines.request_deadline())))
+            if not self._is_hint_logged and not self.batches and time.monotonic() - self._began_s >= SILENCE_MAX_S:
+                self._is_hint_logged = True
+                connection.run(partial(self._log_hint, deadline=min(give_up, deadlines.request_deadline())))
             if self._pause_s:
                 seconds, self._pause_s = min(self._pause_s, seconds), 0.0
                 time.sleep(seconds)
             else:
                 connection.wait(seconds)
-                self._waited_in_vain = True
+                self._has_waited = True
 
-    def _tell(self, session: Session, deadline: float) -> None:
+    def _log_hint(self, session: Session, deadline: float) -> None:
         """Log what the first batch waits for, where that is samples which nobody has pushed yet."""
         with suppress(DaemonUnavailable):  # a daemon that does not answer is spoken of when the batch is overdue
             status = read_status(session.request(AskStatus, Status, deadline).status)
-            self._missing = missing_samples(status, self.claim.stream)
+            self._missing = missing_samples_hint(status, self.claim.stream)
             if self._missing is not None:
                 _log.warning("waiting for samples: %s", self._missing)
 
     def _look(self, session: Session) -> None:
-        """Make the next batch ready if it has come. Nothing is waited for, and the daemon is not told that anybody waits."""
+        """Make the next batch ready if it has come.
+
+        Nothing is waited for, and the daemon is not told that anybody waits.
+        """
         subscription = self.subscription
-        if not session.has(subscription) or len(subscription.lent) >= HELD_MAX:
+        if not session.has(subscription) or len(subscription.lent) >= BATCHES_HELD_MAX:
             return
         subscription.announced_s = 0.0
         if not self._accept(session, subscription) and session.has(subscription) and subscription.ended:
             session.give_back(subscription, subscription.leased, 0, waiting=False)
 
-    def _say_the_last(self, session: Session) -> None:
+    def _report_end(self, session: Session) -> None:
         """The loop is over: give back its last batch, and say how long it was waited for, as no next message may do so."""
         subscription = self.subscription
-        if session.has(subscription) and (subscription.ended or subscription.wait_us > subscription.wait_told_us):
+        if session.has(subscription) and (subscription.ended or subscription.wait_us > subscription.wait_reported_us):
             session.give_back(subscription, subscription.leased, 0, waiting=False)
 
     def _attempt(self, session: Session) -> bool:
-        """Make a batch ready if its handle is here; else see to it that the daemon knows that we wait."""
+        """Make a batch ready if its handle is here.
+
+        Else see to it that the daemon knows that we wait.
+        """
         if self._ready is not None:
             return True
         if not session.has(self.subscription):
@@ -254,7 +270,7 @@ class StreamReader:
             if self._pause_s:
                 return False  # it is to be asked for again, after a pause in which others may use the connection
             self._move(session, self.subscription.position)
-        if self._waited_in_vain:
+        if self._has_waited:
             session.check_link()
         return self._announce(session, self.subscription) and self._accept(session, self.subscription)
 
@@ -265,15 +281,15 @@ class StreamReader:
                 if subscription.refusal is not None and subscription.announced_s:
                     self._take_refusal(session, subscription, subscription.refusal)
                 return False
-        session.torn = True  # until the batch is in safety: an interrupt in between would lose the handle
+        session.is_interrupted = True  # until the batch is in safety: an interrupt in between would lose the handle
         handle = handles.popleft()
         memory = self._memory(session, subscription, handle)
         wrong = subscription.checksums.wrong_rows(memory.page, handle.first, handle.count)
         if wrong:
-            self._complain(session, subscription, handle, len(wrong))
+            self._report_mismatch(session, subscription, handle, len(wrong))
             return False
         self._ready = self._lease(session, subscription, handle, memory)
-        session.torn = False
+        session.is_interrupted = False
         self._mismatches_here = 0
         if not subscription.announced_s:  # else the daemon counted it as consumed when it granted it
             session.give_back(subscription, subscription.leased, 0, waiting=False)
@@ -295,7 +311,7 @@ class StreamReader:
             session.settle()
         return True
 
-    # --- one batch ----------------------------------------------------------------------------------------------------
+    # --- one batch --------------------------------------------------------------------------------
 
     def _memory(
         self, session: Session, subscription: Subscription, handle: Handle | Parcel
@@ -335,8 +351,13 @@ class StreamReader:
             )
         return memory
 
-    def _complain(self, session: Session, subscription: Subscription, handle: Handle | Parcel, wrong: int) -> None:
-        """The batch is not what was written: say so, and unsubscribe, to subscribe anew. Raises ``BatchCorrupt`` at last."""
+    def _report_mismatch(
+        self, session: Session, subscription: Subscription, handle: Handle | Parcel, wrong: int
+    ) -> None:
+        """The batch is not what was written: say so, and unsubscribe, to subscribe anew.
+
+        Raises ``BatchCorrupt`` at last.
+        """
         if subscription.position != self._mismatched_at:
             self._mismatched_at, self._mismatches_here = subscription.position, 0
         self.mismatches += 1
@@ -345,17 +366,20 @@ class StreamReader:
         text = f"{where}: {wrong} of {counted(handle.count, 'row')} with checksums that do not match"
         session.send(Mismatched(subscription.number, handle.sequence, handle.generation))
         session.unsubscribe(subscription.number)
-        session.torn = False  # not before: a subscription without this handle must not be read on
+        session.is_interrupted = False  # not before: a subscription without this handle must not be read on
         if self._mismatches_here >= MISMATCHES_MAX:
             self._mismatches_here = 0
             raise BatchCorrupt(f"{text}, the {MISMATCHES_MAX}th time")
         self._pause_s = MISMATCH_PAUSE_S * 2 ** (self._mismatches_here - 1)
         _log.warning("%s; asking for it again", text)
 
-    # --- why there is none --------------------------------------------------------------------------------------------
+    # --- why there is none ------------------------------------------------------------------------
 
     def _take_refusal(self, session: Session, subscription: Subscription, refused: Refused) -> None:
-        """Raise why there is no batch, but where the stream has other settings now: then it is subscribed to anew."""
+        """Raise why there is no batch, but where the stream has other settings now.
+
+        Then it is subscribed to anew.
+        """
         if refused.error != ErrorCode.STREAM_REPLACED:
             raise self._refusal(refused)
         session.unsubscribe(subscription.number)
@@ -368,7 +392,7 @@ class StreamReader:
 
     def _timeout(self) -> BatchTimeout:
         connection, position = self._connection, self.position
-        silent_s = time.monotonic() - connection.session.heard_s if connection.session else 0.0
+        silent_s = time.monotonic() - connection.session.last_message_s if connection.session else 0.0
         lost = connection.reconnects - self._reconnects_before
         again = f", but the connection to it was lost and made anew {counted(lost, 'time')} meanwhile" if lost else ""
         return BatchTimeout(

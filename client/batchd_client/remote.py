@@ -23,8 +23,11 @@ from batchd_wire.messages import Parcel
 from batchd_wire.runtime import TcpAddress
 from batchd_wire.tcp import CURVE_BYTES, PARTS_MAX, PIECE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
 
-HELD_MAX = 32
-"""Batches of one stream that a trainer may keep alive: there is no ring whose size would bound its memory."""
+BATCHES_HELD_MAX = 32
+"""Batches of one stream that a trainer may keep alive.
+
+There is no ring whose size would bound its memory.
+"""
 PUT_OFF_STATUS = 500
 """How the daemon's authenticator answers where another try may help (RFC 27)."""
 
@@ -57,7 +60,10 @@ class ReceiveBuffer:
 
 
 class ReceiveBuffers:
-    """The buffers of one subscription: made when they are first needed, used again when their batches are over."""
+    """The buffers of one subscription.
+
+    Made when they are first needed, used again when their batches are over.
+    """
 
     def __init__(self, slot_bytes: int) -> None:
         self.made: list[ReceiveBuffer] = []
@@ -66,7 +72,10 @@ class ReceiveBuffers:
         self._free: list[ReceiveBuffer] = []
 
     def take(self) -> ReceiveBuffer:
-        """A buffer for one batch. Paired with ``give_back``. Raises ``ProtocolError`` where this machine has not the memory."""
+        """A buffer for one batch. Paired with ``give_back``.
+
+        Raises ``ProtocolError`` where this machine has not the memory.
+        """
         try:
             if not self._free:
                 self.made.append(ReceiveBuffer(self._slot_bytes))
@@ -97,7 +106,10 @@ class _Arrival:
 
 
 class Arrivals:
-    """What comes for one subscription: parts of batches, put together and handed on in the order of their sequence."""
+    """What comes for one subscription.
+
+    Parts of batches, put together and handed on in the order of their sequence.
+    """
 
     def __init__(self, slot_bytes: int) -> None:
         self.buffers = ReceiveBuffers(slot_bytes)
@@ -105,7 +117,10 @@ class Arrivals:
         self._next = 0
 
     def buffer_for(self, parcel: Parcel) -> ReceiveBuffer:
-        """Where the pieces of a part belong. Raises ``ProtocolError`` where nobody waits for that part."""
+        """Where the pieces of a part belong.
+
+        Raises ``ProtocolError`` where nobody waits for that part.
+        """
         arrival = self._arrivals.get(parcel.sequence)
         if arrival is None:
             if not (
@@ -129,7 +144,10 @@ class Arrivals:
 
 
 class RemoteLink:
-    """The life of one TCP connection, as ZeroMQ's monitor tells it; in the place of the lifeline."""
+    """The life of one TCP connection, as ZeroMQ's monitor tells it.
+
+    In the place of the lifeline.
+    """
 
     def __init__(self, sockets: Sockets, socket: Socket, address: TcpAddress) -> None:
         self._socket = socket
@@ -152,7 +170,10 @@ class RemoteLink:
         raise SessionLost(_ENDINGS.get(event, "the connection ended"))
 
     def close(self) -> None:
-        """Stop listening to the monitor, before the connection's own socket is closed. Closing twice does nothing."""
+        """Stop listening to the monitor, before the connection's own socket is closed.
+
+        Closing twice does nothing.
+        """
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._monitor.close(linger=0)

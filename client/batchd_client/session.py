@@ -3,11 +3,11 @@
     opened (see ``opening``) -> requests, pulls, handles -> close, or SessionLost
 
 A session is never repaired. When it is lost, or when an interrupt may have swallowed half of what
-was being read (``torn``), the connection opens another one and each stream subscribes again where
+was being read (``is_interrupted``), the connection opens another one and each stream subscribes again where
 it stands; leases of the old session keep its lifeline, and with it their right to the memory, until
 they end.
 
-Invariant: what is read is either wholly taken note of, or the session is torn.
+Invariant: what is read is either wholly taken note of, or the session is is_interrupted.
 """
 
 import itertools
@@ -64,11 +64,14 @@ V = TypeVar("V")
 
 
 class Session:
-    """See the drawing above. Used by one thread at a time; only ``wait`` may run beside the other methods."""
+    """See the drawing above.
+
+    Used by one thread at a time; only ``wait`` may run beside the other methods.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes], link: Lifeline | RemoteLink, endpoint: str) -> None:
         self._socket = socket
-        self._lanes: list[tuple[zmq.Socket[bytes], RemoteLink]] = []
+        self._extra_connections: list[tuple[zmq.Socket[bytes], RemoteLink]] = []
         """Further connections over TCP, on which batches come and nothing else."""
         self._sources = [socket]
         self._descriptors = [int(socket.getsockopt(zmq.FD)), link.descriptor]
@@ -79,22 +82,28 @@ class Session:
         self._subscriptions: dict[int, Subscription] = {}
         self._retired: list[Subscription] = []
         self._unadopted: list[int] = []
-        """Numbers of subscriptions that were admitted and not adopted: their owner gave up, or was interrupted."""
+        """Numbers of subscriptions that were admitted and not adopted.
+
+        Their owner gave up, or was interrupted.
+        """
         self.forgotten: deque[OwnerToken] = deque()
-        """Subscriptions that nobody has closed, or has any more; appended to in any thread, at any moment."""
+        """Subscriptions that nobody has closed, or has any more.
+
+        Appended to in any thread, at any moment.
+        """
         self.link = link
         self._vocabulary = TO_TRAINER if isinstance(link, Lifeline) else TO_TRAINER_REMOTE
         self.endpoint = endpoint
         self.daemon_version = ""
         self._slots: dict[int, SlotMemory] = {}
         self._mailboxes: dict[int, Mailbox] = {}
-        self.torn = False
-        self.heard_s = time.monotonic()
+        self.is_interrupted = False
+        self.last_message_s = time.monotonic()
 
     @property
     def is_usable(self) -> bool:
         """May it still be used?"""
-        return self._lost is None and not self.torn
+        return self._lost is None and not self.is_interrupted
 
     @property
     def address(self) -> str:
@@ -124,7 +133,7 @@ class Session:
     @property
     def remote_links(self) -> list[RemoteLink]:
         """Its connections over TCP, of which the first is the oldest."""
-        links = (self.link, *(link for _socket, link in self._lanes))
+        links = (self.link, *(link for _socket, link in self._extra_connections))
         return [link for link in links if isinstance(link, RemoteLink)]
 
     def leave(self) -> None:
@@ -139,7 +148,10 @@ class Session:
         self.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the ZeroMQ side, and keep no memory but that of batches that live; the lifeline closes with the last of them."""
+        """Close the ZeroMQ side, and keep no memory but that of batches that live.
+
+        The lifeline closes with the last of them.
+        """
         self._lost = self._lost or "the session has been closed"
         self._slots.clear()
         for subscription in (*self._subscriptions.values(), *self._retired):
@@ -149,16 +161,19 @@ class Session:
         for mailbox in self._mailboxes.values():
             mailbox.close()
         self._socket.close(linger=linger_ms)
-        for socket, link in self._lanes:
+        for socket, link in self._extra_connections:
             link.close()
             socket.close(linger=0)
         if isinstance(self.link, Lifeline) and not self.holds_leases:
             self.link.close()
 
-    # --- subscriptions ------------------------------------------------------------------------------------------------
+    # --- subscriptions ----------------------------------------------------------------------------
 
     def adopt(self, subscription: "Subscription", owner: object) -> None:
-        """Deliver to this subscription from now on, as long as anybody has ``owner``. Paired with ``unsubscribe``."""
+        """Deliver to this subscription from now on, as long as anybody has ``owner``.
+
+        Paired with ``unsubscribe``.
+        """
         subscription.watch(owner, self.forgotten)
         self._subscriptions[subscription.number] = subscription
         self._unadopted = [number for number in self._unadopted if number != subscription.number]
@@ -168,9 +183,10 @@ class Session:
         return self._subscriptions.get(subscription.number) is subscription
 
     def unsubscribe(self, number: int) -> None:
-        """Give up a subscription. Its unread handles are void; its leases are given back as they end.
+        """Give up a subscription.
 
-        May be called again where an interrupt cut it off. Raises ``SessionLost``.
+        Its unread handles are void; its leases are given back as they end. May be called again
+        where an interrupt cut it off. Raises ``SessionLost``.
         """
         if all(over.number != number for over in self._retired):
             subscription = self._subscriptions.get(number)
@@ -193,10 +209,13 @@ class Session:
                 self.give_back(over, over.leased, 0, waiting=False)
         self._retired = [over for over in self._retired if over.outstanding]
 
-    # --- sending ------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(self, message: Message, over: zmq.Socket[bytes] | None = None) -> bool:
-        """Send without waiting, ``over`` the first connection; False where ZeroMQ cannot take the message right now."""
+        """Send without waiting, ``over`` the first connection.
+
+        False where ZeroMQ cannot take the message right now.
+        """
         if self._lost is not None:
             raise SessionLost(self._lost)
         try:
@@ -206,23 +225,32 @@ class Session:
         return True
 
     def give_back(self, subscription: "Subscription", consumed: int, waited_us: int, *, waiting: bool) -> bool:
-        """Pull: say where the subscription is, and end its ended leases. False where it could not be sent right now."""
+        """Pull: say where the subscription is, and end its ended leases.
+
+        False where it could not be sent right now.
+        """
         pull = subscription.pull(consumed, waited_us, waiting=waiting)
         if not self.send(pull):
             return False
-        subscription.wait_told_us = pull.wait_us
+        subscription.wait_reported_us = pull.wait_us
         if pull.released:
-            subscription.given(pull)
+            subscription.forget_released(pull)
         return True
 
     def request(self, make: Callable[[int], Message], answer: type[M], deadline: float) -> M:
-        """Ask and wait for the answer, which is raised where it is a refusal. Raises ``ConnectTimeout`` past ``deadline``."""
+        """Ask and wait for the answer, which is raised where it is a refusal.
+
+        Raises ``ConnectTimeout`` past ``deadline``.
+        """
         self.settle()
         number = next(self._numbers)
         return self._exchange(number, make(number), answer, deadline)
 
     def begin(self, make: Callable[[int], Message]) -> None:
-        """Ask without waiting; ``answer`` has what comes of it. The former question, if any, is given up."""
+        """Ask without waiting; ``answer`` has what comes of it.
+
+        The former question, if any, is given up.
+        """
         self._awaited = next(self._numbers)
         self._answers.clear()
         if not self.send(make(self._awaited)):
@@ -240,22 +268,25 @@ class Session:
                 return None
         return _accepted(self._answers.pop())
 
-    # --- receiving ----------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Take note of one message, if one is there. Raises ``SessionLost``, ``ProtocolError`` and what the daemon refuses."""
+        """Take note of one message, if one is there.
+
+        Raises ``SessionLost``, ``ProtocolError`` and what the daemon refuses.
+        """
         if self._lost is not None:
             raise SessionLost(self._lost)
-        self.torn = True  # until the message is where it belongs: an interrupt in between would lose it
+        self.is_interrupted = True  # until the message is where it belongs: an interrupt in between would lose it
         for source in self._sources:
             try:
                 data = source.recv(zmq.NOBLOCK)
             except zmq.Again:
                 continue
             self._sort(source, data)
-            self.torn = False
+            self.is_interrupted = False
             return True
-        self.torn = False
+        self.is_interrupted = False
         return False
 
     def _sort(self, source: zmq.Socket[bytes], data: bytes) -> None:
@@ -263,7 +294,7 @@ class Session:
             message = self._vocabulary.decode(data)
         except MalformedMessage as error:
             raise ProtocolError(f"on {self.endpoint}: {error}") from None
-        self.heard_s = time.monotonic()
+        self.last_message_s = time.monotonic()
         if type(message) is Handle:
             subscription = self._subscriptions.get(message.subscription)
             if subscription is not None:
@@ -274,9 +305,10 @@ class Session:
             self._take(message)
 
     def wait(self, seconds: float) -> None:
-        """Wait until there may be something to receive; ``receive`` must have said that there is nothing.
+        """Wait until there may be something to receive.
 
-        The only method that may run while another thread uses the session.
+        ``receive`` must have said that there is nothing. The only method that may run while another
+        thread uses the session.
         """
         poll = select.poll()
         for descriptor in self._descriptors:
@@ -285,22 +317,28 @@ class Session:
 
     def check_link(self) -> None:
         """Take the memory that was shared. Raises ``SessionLost`` where the daemon is gone."""
-        was_torn, self.torn = self.torn, True  # who looks for a slot has a handle in hand
+        was_torn, self.is_interrupted = self.is_interrupted, True  # who looks for a slot has a handle in hand
         try:
             self.link.receive_shared(self._slots, self._mailboxes)
-            for _socket, link in self._lanes:
+            for _socket, link in self._extra_connections:
                 link.receive_shared(self._slots, self._mailboxes)
         except SessionLost as lost:
             self._lost = str(lost)
             raise
-        self.torn = was_torn
+        self.is_interrupted = was_torn
 
     def slot(self, number: int) -> SlotMemory:
-        """Give the memory of a slot that a handle names; it may be on its way still, as the two sockets are not in step."""
+        """Give the memory of a slot that a handle names.
+
+        It may be on its way still, as the two sockets are not in step.
+        """
         return self._shared(self._slots, number, f"a handle names slot {number}")
 
     def mailbox(self, stream: int) -> Mailbox:
-        """Give the mailbox of a stream that this session is a producer of; it may be on its way still."""
+        """Give the mailbox of a stream that this session is a producer of.
+
+        It may be on its way still.
+        """
         return self._shared(self._mailboxes, stream, f"there is a mailbox of stream number {stream}")
 
     def forget_mailbox(self, stream: int) -> None:
@@ -332,13 +370,13 @@ class Session:
 
     def join(self, socket: zmq.Socket[bytes], link: RemoteLink, secret: bytes, deadline: float) -> None:
         """Have batches come over a further connection, too, which belongs to the session from now on."""
-        self._lanes.append((socket, link))
+        self._extra_connections.append((socket, link))
         self._sources.append(socket)
         self._descriptors += [int(socket.getsockopt(zmq.FD)), link.descriptor]
         socket.connect(self.endpoint)
         self._exchange(OPENING, Join(secret), Joined, deadline, socket)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _exchange(
         self, number: int, message: Message, answer: type[M], deadline: float, over: zmq.Socket[bytes] | None = None
@@ -368,7 +406,10 @@ class Session:
         return reply
 
     def _receive_parcel(self, source: zmq.Socket[bytes], parcel: Parcel) -> None:
-        """Copy bytes of a batch to where they stay, believing no length. All frames of a message come together."""
+        """Copy bytes of a batch to where they stay, believing no length.
+
+        All frames of a message come together.
+        """
         subscription = self._subscriptions.get(parcel.subscription)
         if subscription is None:
             while source.getsockopt(zmq.RCVMORE):
@@ -398,7 +439,7 @@ class Session:
                 raise ProtocolError("the session was opened twice")
             self._answers.append(message)
         elif type(message) is Joined:
-            if self._awaited != OPENING or not self._lanes:
+            if self._awaited != OPENING or not self._extra_connections:
                 raise ProtocolError("a connection joined that was there already")
             self._answers.append(message)
         elif getattr(message, "request", OPENING) == self._awaited:

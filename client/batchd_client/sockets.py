@@ -38,9 +38,10 @@ _SIGNALS = signal.valid_signals()
 
 
 class Turn:
-    """Whose turn it is to use a connection: the thread that has ``lock``; at the end of the program, ``is_over``, nobody's.
+    """Whose turn it is to use a connection: the thread that has ``lock``.
 
-    The lock is free then, so that what comes later, and closes the connection, need not wait.
+    At the end of the program, ``is_over``, nobody's. The lock is free then, so that what comes
+    later, and closes the connection, need not wait.
     """
 
     __slots__ = ("is_over", "lock")
@@ -50,13 +51,16 @@ class Turn:
         self.is_over = False
 
     def end(self) -> bool:
-        """Wait until no thread uses the connection, and let none from now on; False where one goes on."""
+        """Wait until no thread uses the connection, and let none from now on.
+
+        False where one goes on.
+        """
         if not self.is_over and self.lock.acquire(timeout=EXIT_WAIT_S):
             self.is_over = True
             self.lock.release()
         return self.is_over
 
-    def hold_up(self) -> None:
+    def delay(self) -> None:
         """Let the program end before a thread in the background hears that its connection has ended."""
         if self.is_over and threading.current_thread() is not threading.main_thread():
             time.sleep(EXIT_QUIET_S)
@@ -80,7 +84,10 @@ class Sockets:
         return not self._end.alive
 
     def open(self, kind: int) -> Socket:
-        """Make a socket. Whoever uses it may close it; what is still open is closed here. Raises ``ThreadsExhausted``."""
+        """Make a socket. Whoever uses it may close it; what is still open is closed here.
+
+        Raises ``ThreadsExhausted``.
+        """
         if self._threads:
             _try_threads(self._threads)
             self._threads = 0
@@ -97,7 +104,10 @@ class Sockets:
         return monitor
 
     def _listed(self, context: Context, kind: int) -> Socket:
-        """Make a socket that is in the list before it is open: the traceback of an interrupt would keep it open, and unknown."""
+        """Make a socket that is in the list before it is open.
+
+        The traceback of an interrupt would keep it open, and unknown.
+        """
         socket = zmq.Socket.__new__(zmq.Socket)
         self._open.append(socket)
         socket.__init__(context, kind)  # type: ignore[misc]
@@ -108,13 +118,19 @@ class Sockets:
         _close(self._open)
 
     def destroy(self) -> None:
-        """Close all sockets and end ZeroMQ's threads. Where it is interrupted, it is done again: in another call, or at last."""
+        """Close all sockets and end ZeroMQ's threads.
+
+        Where it is interrupted, it is done again: in another call, or at last.
+        """
         _destroy(self._context, self._open)
         self._end.detach()
 
 
 def _begin(context: Context, connections: int) -> None:
-    """Make it a context, in a thread, where no signal is heard: pyzmq loses one whose making is interrupted."""
+    """Make it a context, in a thread, where no signal is heard.
+
+    Pyzmq loses one whose making is interrupted.
+    """
     made = threading.Lock()
     made.acquire()
     started: list[int] = []
@@ -140,7 +156,10 @@ def _begin(context: Context, connections: int) -> None:
 
 
 def _try_threads(count: int) -> None:
-    """Start so many threads and let them end. ZeroMQ aborts the whole program where it cannot start one of its own."""
+    """Start so many threads and let them end.
+
+    ZeroMQ aborts the whole program where it cannot start one of its own.
+    """
     gate = threading.Lock()
     started: list[int] = []
 
@@ -170,7 +189,10 @@ def _is_there(thread: int) -> bool:
 
 
 def _close(sockets: list[Socket]) -> None:
-    """Close sockets without waiting for what they were to send. Each stays in the list until it is closed."""
+    """Close sockets without waiting for what they were to send.
+
+    Each stays in the list until it is closed.
+    """
     while sockets:
         if not sockets[-1].closed:
             sockets[
@@ -181,7 +203,10 @@ def _close(sockets: list[Socket]) -> None:
 
 
 def _destroy(context: Context, sockets: list[Socket]) -> None:
-    """Close the sockets and end the context, while signals wait: pyzmq forgets a context whose end is interrupted by one."""
+    """Close the sockets and end the context, while signals wait.
+
+    Pyzmq forgets a context whose end is interrupted by one.
+    """
     _close(sockets)
     before = pthread_sigmask(signal.SIG_BLOCK, ())
     try:
@@ -192,10 +217,11 @@ def _destroy(context: Context, sockets: list[Socket]) -> None:
 
 
 def _destroy_at_last(context: Context, sockets: list[Socket], user: ref[Sockets], process: int) -> None:
-    """Free everything where nobody did. What a forked child has is a copy, whose descriptors are the parent's.
+    """Free everything where nobody did.
 
-    A signal that comes meanwhile is handled in here, as in any finalizer: what its handler raises,
-    such as ``KeyboardInterrupt``, Python writes to standard error and drops.
+    What a forked child has is a copy, whose descriptors are the parent's. A signal that comes
+    meanwhile is handled in here, as in any finalizer: what its handler raises, such as
+    ``KeyboardInterrupt``, Python writes to standard error and drops.
     """
     remaining = user()
     if os.getpid() != process:

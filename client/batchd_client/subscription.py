@@ -23,14 +23,17 @@ from batchd_wire.position import Position
 from batchd_wire.slot import RowChecksums
 
 RELEASED_MAX = 1024
-"""Leases given back by one message, so that it stays well below the longest that a daemon takes."""
+"""Most ended leases in one message, well below the daemon's limit on its length."""
 HANDLES_MAX = 1024
 """More handles than any window has; a daemon that sends more is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """What the user asked for. ``window`` 0 is the stream's own; ``end_epoch`` None is never; spectators: see ``Subscribe``."""
+    """What the user asked for.
+
+    ``window`` 0 is the stream's own; ``end_epoch`` None is never; spectators: see ``Subscribe``.
+    """
 
     stream: str
     rank: int
@@ -58,7 +61,10 @@ class SubscriptionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a stream is, as the daemon admitted it; the same after every restart, or the stream has changed."""
+    """What a stream is, as the daemon admitted it.
+
+    The same after every restart, or the stream has changed.
+    """
 
     fingerprint: str
     samples: int
@@ -78,7 +84,10 @@ class OwnerToken(ref[object]):
 
 
 class Subscription:
-    """See the drawing above. Made from the daemon's ``Subscribed``; raises ``ProtocolError`` where that makes no sense."""
+    """See the drawing above.
+
+    Made from the daemon's ``Subscribed``; raises ``ProtocolError`` where that makes no sense.
+    """
 
     __slots__ = (
         "announced_s",
@@ -97,7 +106,7 @@ class Subscription:
         "refusal",
         "taken",
         "terms",
-        "wait_told_us",
+        "wait_reported_us",
         "wait_us",
         "window",
     )
@@ -125,11 +134,14 @@ class Subscription:
         self.taken = 0
         self.leased = 0
         self.outstanding: dict[int, LeaseToken] = {}
-        """By sequence: the leases that were not given back yet."""
+        """By sequence: the leases that were not forget_released back yet."""
         self.ended: deque[LeaseToken] = deque()
-        """The leases that have ended; appended to in any thread, at any moment, and sometimes twice."""
+        """The leases that have ended.
+
+        Appended to in any thread, at any moment, and sometimes twice.
+        """
         self.wait_us = 0
-        self.wait_told_us = 0
+        self.wait_reported_us = 0
         """How much of that the daemon was told."""
         self.announced_s = 0.0
         """When the daemon was last told that the trainer waits; 0 where it was not."""
@@ -151,7 +163,10 @@ class Subscription:
         self.owner.number = self.number
 
     def add_part(self, parcel: Parcel) -> None:
-        """A part of a batch is in its buffer: keep what is whole now until the user's loop wants it."""
+        """A part of a batch is in its buffer.
+
+        Keep what is whole now until the user's loop wants it.
+        """
         for whole, buffer in self.arrivals.note(parcel):
             self.received.append(buffer)
             self.add_handle(whole)
@@ -163,25 +178,34 @@ class Subscription:
         self.handles.append(handle)
 
     def add_lease(self, lease: Lease) -> None:
-        """Take note of the lease of the next batch. Paired with ``given``, some time after the lease has ended."""
+        """Take note of the lease of the next batch.
+
+        Paired with ``forget_released``, some time after the lease has ended.
+        """
         self.outstanding[self.leased] = lease.token
         self.leased += 1
 
     def pull(self, consumed: int, waited_us: int, *, waiting: bool) -> Pull:
-        """Make the message that says where we are and gives back what has ended; ``given`` must follow once it is sent."""
+        """Make the message with the position and the ended leases.
+
+        Once sent, call ``forget_released``.
+        """
         ended = self.ended  # other threads append at its end meanwhile, so it is read by index
         tokens = [ended[index] for index in range(min(len(ended), RELEASED_MAX))]
         released = [(token.sequence, token.generation) for token in tokens]
         return Pull(self.number, consumed, waiting, self.wait_us + waited_us, released)
 
     def let_go(self) -> None:
-        """The session is over: keep nothing that has come. Batches that live have their memory themselves."""
+        """The session is over: keep nothing that has come.
+
+        Batches that live have their memory themselves.
+        """
         self.handles.clear()
         self.received.clear()
         self.lent.clear()
         self.arrivals = Arrivals(self.terms.layout.slot_bytes)
 
-    def given(self, pull: Pull) -> None:
+    def forget_released(self, pull: Pull) -> None:
         """Forget the leases that a pull gave back."""
         for sequence, _generation in pull.released:
             self.outstanding.pop(sequence, None)

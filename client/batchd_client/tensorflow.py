@@ -15,11 +15,10 @@ import atexit
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 import numpy as np
-import numpy.typing as npt
 
 try:
     import tensorflow as tf
@@ -29,26 +28,31 @@ except ImportError as _error:
     ) from _error
 
 from batchd_client.batch import Batch
+from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import TensorsInvalid
-from batchd_client.loader import RankShare, own, wanted
-from batchd_client.passes import Passes
+from batchd_client.loader import RankShare, checked_fields, own
 from batchd_client.positions import StreamState
 from batchd_client.stream import FieldSchema, Stream
 from batchd_wire.fields import RAGGED
+from batchd_wire.views import Array
 
 __all__ = ["dataset", "share", "state_after"]
 
-Array = npt.NDArray[Any]
+F = TypeVar("F", bound=Callable[..., object])
 FIRST, OVER = -1, -2
-"""Turns of no pass (see ``passes``): of an iteration that has not begun one, and of one without batches."""
+"""Turns of no pass (see ``passes``).
+
+Of an iteration that has not begun one, and of one without batches.
+"""
 
 
 def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: bool = False) -> tf.data.Dataset:
-    """Make a data set of a stream. Each iteration over it gives the rest of an epoch, and the next one the next epoch.
+    """Make a data set of a stream.
 
-    ``fields``: which, in which order; default: all, in tuples without ``index``. ``as_dict``: give
-    dicts and not tuples. A padded field is cut to the largest sample of the batch, a ragged one is
-    a ``tf.RaggedTensor``.
+    Each iteration over it gives the rest of an epoch, and the next one the next epoch. ``fields``:
+    which, in which order; default: all, in tuples without ``index``. ``as_dict``: give dicts and
+    not tuples. A padded field is cut to the largest sample of the batch, a ragged one is a
+    ``tf.RaggedTensor``.
 
     An iteration that is left before the epoch's last batch was taken counts for nothing, as always
     with tf.data: the next one gives the same batches again. The length of the data set is that of a
@@ -58,9 +62,9 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
     ``TensorsInvalid``.
     """
     _end_with_the_program()
-    columns = [_column(name, stream.schema[name]) for name in wanted(stream.schema, fields, as_dict=as_dict)]
+    columns = [_column(name, stream.schema[name]) for name in checked_fields(stream.schema, fields, as_dict=as_dict)]
     empty = [array for one in columns for array in one.empty]
-    passes = Passes(stream)
+    passes = EpochPasses(stream)
     # TensorFlow never lets go of a function of Python, so only the data set holds the stream;
     # within a graph there is none.
     reachable = ref(passes) if tf.executing_eagerly() else lambda: passes
@@ -68,7 +72,7 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
     def give(values: list[Any]) -> Any:
         return {one.name: value for one, value in zip(columns, values, strict=True)} if as_dict else tuple(values)
 
-    def take(turn: int) -> list[Any]:
+    def take(turn: int) -> list[object]:
         passes = reachable()
         if passes is None or turn == OVER:
             return [OVER, False, *empty]
@@ -124,11 +128,13 @@ def state_after(stream: Stream, batches: int) -> StreamState:
     done))``, since ``stream.state_dict()`` is about what TensorFlow has taken, which is more
     wherever something reads ahead of the loop.
     """
-    return Passes(stream).state_dict(batches)
+    return EpochPasses(stream).state_dict(batches)
 
 
 def share(context: tf.distribute.InputContext) -> RankShare:
-    """Tell which share of a stream belongs to an input pipeline of a strategy: one pipeline for each of its processes.
+    """Tell which share of a stream belongs to an input pipeline of a strategy.
+
+    One pipeline for each of its processes.
 
     strategy.distribute_datasets_from_function(lambda context: dataset(daemon.stream("photos",
     *share(context))))
@@ -137,7 +143,10 @@ def share(context: tf.distribute.InputContext) -> RankShare:
 
 
 class _Column(NamedTuple):
-    """One field of what the loop gets: how it is read as arrays, what these are without a sample, and the tensor made of them."""
+    """One field of what the loop gets.
+
+    How it is read as arrays, what these are without a sample, and the tensor made of them.
+    """
 
     name: str
     read: Callable[[Batch], Sequence[Array]]
@@ -173,6 +182,7 @@ def _column(name: str, schema: FieldSchema) -> _Column:
     return _Column(name, lambda batch: batch.ragged(name).compact(), (empty, np.zeros(1, np.int64)), tensor)
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+def _as_it_is(function: F) -> F:
     """Have TensorFlow trace a function without rewriting it first."""
-    return tf.autograph.experimental.do_not_convert(function)
+    kept: F = tf.autograph.experimental.do_not_convert(function)
+    return kept

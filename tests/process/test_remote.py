@@ -137,7 +137,7 @@ def test_status_shows_who_came_which_way(daemon):
 
 def test_a_trainer_on_the_daemons_own_host_is_told_once_that_shared_memory_is_faster(daemon, caplog, monkeypatch):
     """At INFO, with the address, and not at every connection."""
-    monkeypatch.setattr(hints, "_told", set())
+    monkeypatch.setattr(hints, "_logged", set())
     with caplog.at_level(logging.INFO, "batchd_client"):
         for _ in range(2):
             batchd_client.connect(daemon.tcp_address).close()
