@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from operator import call
 from reprlib import repr as brief_repr
-from typing import Any, ClassVar, NoReturn, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NoReturn, Self, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -65,6 +65,12 @@ class Message:
     checks: ClassVar[tuple[Callable[[object], bool], ...]]
     required: ClassVar[int]
     """Number of fields without a default; they come first."""
+
+    @classmethod
+    def filled_from(cls, source: object, **others: object) -> Self:
+        """Make a message of the attributes of ``source`` that are named as its fields, and of ``others``."""
+        values = {name: getattr(source, name) for name in cls.field_names if name not in others}
+        return cls(**values, **others)
 
     def encode(self, version: int = PROTOCOL_VERSION) -> bytes:
         """Encode the message as one msgpack array, for a side that speaks ``version``."""
