@@ -1,4 +1,4 @@
-"""batchd in JAX: dicts of ``jax.Array``, copied to the device before the loop asks. Runs in the trainer.
+"""batchd in JAX: dicts of ``jax.Array``, sent to the device ahead of the loop. In the trainer.
 
     from batchd_client.jax import BatchdLoader
 

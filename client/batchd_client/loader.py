@@ -133,7 +133,8 @@ class LoaderConnection(Generic[T]):
             return
         try:
             self._end()
-        except Exception:  # any device library may raise it; closing a broken device again is of no use
+        # Any device library may raise; closing a broken device again is of no use.
+        except Exception:
             self._finalizer.detach()
             raise
         self._finalizer.detach()

@@ -103,7 +103,8 @@ class Prefetcher(Generic[T]):
         self._mend()
         if not self._queue and not self._begin(wait=False):
             if self.stream.statistics().batches_held > HELD_MAX:
-                self._placement.sweep(wait=True)  # in a small ring, the next batch needs their memory
+                # In a small ring, the next batch needs their memory.
+                self._placement.sweep(wait=True)
             if not self._begin(wait=True):
                 return None
         self._look_ahead()
@@ -123,7 +124,8 @@ class Prefetcher(Generic[T]):
 
         Raises ``PositionInvalid``, and then changes nothing.
         """
-        self._placement.sweep(wait=True)  # a small ring has no slots for a new claim beside held ones
+        # A small ring has no slots for a new claim beside held ones.
+        self._placement.sweep(wait=True)
         self.stream.seek(epoch, step)
         self._drop()
 

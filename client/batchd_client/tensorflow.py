@@ -1,4 +1,4 @@
-"""batchd in TensorFlow: a stream as a ``tf.data.Dataset``. Runs in the trainer; needs TensorFlow 2.16 or newer.
+"""batchd in TensorFlow 2.16 or newer: a stream as a ``tf.data.Dataset``. Runs in the trainer.
 
     from batchd_client.tensorflow import dataset
 
@@ -40,23 +40,20 @@ __all__ = ["dataset", "share", "state_after"]
 
 F = TypeVar("F", bound=Callable[..., object])
 FIRST, OVER = -1, -2
-"""Turns of no pass (see ``passes``).
-
-Of an iteration that has not begun one, and of one without batches.
-"""
+"""Turns without a pass (see ``epoch_passes``): not begun yet, and without batches."""
 
 
 def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: bool = False) -> tf.data.Dataset:
-    """Make a data set of a stream.
+    """Make a dataset of a stream.
 
-    Each iteration over it gives the rest of an epoch, and the next one the next epoch. ``fields``:
-    which, in which order; default: all, in tuples without ``index``. ``as_dict``: give dicts and
-    not tuples. A padded field is cut to the largest sample of the batch, a ragged one is a
-    ``tf.RaggedTensor``.
+    Each iteration reads the rest of an epoch; the next, the next epoch. ``fields``: names, in
+    order; default: all, in tuples without ``index``. ``as_dict``: give dicts instead of tuples.
+    Tensors are ``[samples, *shape]`` with the dtypes of ``Stream.schema``. A padded field is cut to
+    the largest sample of the batch, a ragged one is a ``tf.RaggedTensor``.
 
-    An iteration that is left before the epoch's last batch was taken counts for nothing, as always
-    with tf.data: the next one gives the same batches again. The length of the data set is that of a
-    whole epoch; of one that was resumed there is less.
+    An iteration abandoned before the epoch's last batch does not count, as always with tf.data: the
+    next one gives the same batches again. The dataset's length is that of a whole epoch, also after a
+    resume.
 
     Iterating raises what iterating a ``Stream`` raises, as TensorFlow passes it on. Raises
     ``TensorsInvalid``.
@@ -107,10 +104,10 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
 
 @cache
 def _end_with_the_program() -> None:
-    """Let go of the iterators of tf.data before the interpreter goes, wherever they are kept.
+    """Drop tf.data's iterators before the interpreter ends, wherever they are kept.
 
-    One that reads ahead waits at its own end for its thread, and that thread waits for ever for a
-    Python that has gone.
+    An iterator that reads ahead waits at its end for its thread, and that thread waits forever for a
+    Python that has ended.
     """
     atexit.register(_let_go_of_iterators)
 
@@ -122,19 +119,17 @@ def _let_go_of_iterators() -> None:
 
 
 def state_after(stream: Stream, batches: int) -> StreamState:
-    """Tell what a checkpoint needs to go on behind the first ``batches`` of the present iteration over a stream's data set.
+    """Return the state after the first ``batches`` batches of a dataset's present iteration.
 
     The loop counts them: ``for done, batch in enumerate(photos, 1): ...; save(state_after(stream,
-    done))``, since ``stream.state_dict()`` is about what TensorFlow has taken, which is more
-    wherever something reads ahead of the loop.
+    done))``. ``stream.state_dict()`` counts what TensorFlow has taken, which is more if something reads
+    ahead of the loop.
     """
     return EpochPasses(stream).state_dict(batches)
 
 
 def share(context: tf.distribute.InputContext) -> RankShare:
-    """Tell which share of a stream belongs to an input pipeline of a strategy.
-
-    One pipeline for each of its processes.
+    """Return the rank of a strategy's input pipeline: one pipeline for each of its processes.
 
     strategy.distribute_datasets_from_function(lambda context: dataset(daemon.stream("photos",
     *share(context))))
@@ -143,10 +138,7 @@ def share(context: tf.distribute.InputContext) -> RankShare:
 
 
 class _Column(NamedTuple):
-    """One field of what the loop gets.
-
-    How it is read as arrays, what these are without a sample, and the tensor made of them.
-    """
+    """One field of the loop's item: its reader, its arrays without samples, and its tensor."""
 
     name: str
     read: Callable[[Batch], Sequence[Array]]
@@ -155,7 +147,7 @@ class _Column(NamedTuple):
 
 
 def _column(name: str, schema: FieldSchema) -> _Column:
-    """How a field becomes a tensor. Raises ``TensorsInvalid``."""
+    """Plan a field's tensor. Raises ``TensorsInvalid``."""
     try:
         tf.dtypes.as_dtype(schema.dtype)
     except TypeError:
@@ -183,6 +175,6 @@ def _column(name: str, schema: FieldSchema) -> _Column:
 
 
 def _as_it_is(function: F) -> F:
-    """Have TensorFlow trace a function without rewriting it first."""
+    """Let TensorFlow trace a function without rewriting it."""
     kept: F = tf.autograph.experimental.do_not_convert(function)
     return kept

@@ -10,7 +10,7 @@ import pytest
 import batchd_client
 from batchd_client import hints
 from batchd_client.errors import DaemonNotFound, RingExhausted
-from batchd_client.remote import HELD_MAX
+from batchd_client.remote import BATCHES_HELD_MAX
 from support.expected import Expected
 from support.network import Proxy, free_port
 from support.seen import look_at, samples, see
@@ -116,7 +116,7 @@ def test_a_remote_hoarder_is_told(start_remote, photos):
     with batchd_client.connect(daemon.tcp_address) as far:
         stream = far.stream("photos", epochs=1)
         hoard = []
-        with pytest.raises(RingExhausted, match=f"holds {HELD_MAX} batches of stream 'photos'"):
+        with pytest.raises(RingExhausted, match=f"holds {BATCHES_HELD_MAX} batches of stream 'photos'"):
             hoard.extend(stream)
         seen = [look_at(batch) for batch in hoard]
         for batch in hoard:

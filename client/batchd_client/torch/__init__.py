@@ -1,4 +1,4 @@
-"""batchd in PyTorch: one line in place of a DataLoader. Runs in the trainer; needs torch 2.4 or newer.
+"""batchd in PyTorch, in place of a DataLoader. Runs in the trainer; needs torch 2.4 or newer.
 
     from batchd_client.torch import BatchdLoader
 
