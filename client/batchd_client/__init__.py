@@ -1,4 +1,4 @@
-"""The trainer's side of batchd: training batches out of shared memory. Runs in the trainer; needs pyzmq, msgpack and numpy.
+"""Training batches from batchd in shared memory. Runs in the trainer; needs pyzmq, msgpack, numpy.
 
     with batchd_client.connect() as daemon:
         train = daemon.stream("photos")
@@ -9,8 +9,8 @@
 Starts no thread at import. All exceptions are in ``batchd_client.errors`` and derive from
 ``BatchdClientError``.
 
-The modules behind these names are imported at their first use: a process that only asks a daemon
-questions (``asking``), such as the server's observer, never loads numpy.
+The modules of these names are imported at their first use: a process that only sends requests
+(``asking``), such as the server's observer, never loads numpy.
 """
 
 from importlib import import_module
@@ -47,8 +47,8 @@ __all__ = [
     "text",
 ]
 
-_MODULES = ("errors", "batch", "daemon", "positions", "producer", "ragged", "stream")
-"""Each public name is in one of them."""
+_MODULES = ("errors", "batch", "daemon", "positions", "producer", "stream")
+"""The modules that define the public names."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,8 +1,8 @@
-"""Questions to a running daemon of this host. Runs in the server's commands and its observer; loads no numpy.
+"""Requests to a running daemon of this host. Runs in commands and the observer; loads no numpy.
 
     with asking(address) as session:
         session.request(AskReload, Reloaded, deadline)          waits for the answer
-        session.begin(AskStatus); ...; session.answer()         for those that wait for other things, too
+        session.begin(AskStatus); ...; session.answer()         without waiting
 
 Invariant: leaving the context ends the session and ZeroMQ's threads.
 """
@@ -25,9 +25,9 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 def asking(address: str | None = None, timeout_s: float = ANSWER_TIMEOUT_S) -> AbstractContextManager[Session]:
-    """Open a session with the daemon that ``connect`` would find, but wait for none that is yet to start.
+    """Open a session with the daemon that ``connect`` would find; does not wait for its start.
 
-    Raises what ``connect`` raises, and ``AddressInvalid`` for an address in the network.
+    Raises what ``connect`` raises, and ``AddressInvalid`` for a network address.
     """
     return _open(lambda sockets: find_local_daemon(sockets, address, timeout_s, AddressInvalid, is_patient=False)[1])
 
@@ -35,7 +35,7 @@ def asking(address: str | None = None, timeout_s: float = ANSWER_TIMEOUT_S) -> A
 def asking_parent(
     place: RuntimeDirectory, lifeline: socket.socket, timeout_s: float
 ) -> AbstractContextManager[Session]:
-    """Open a session with the daemon that started this process, over the lifeline that it made. Raises as ``asking`` does."""
+    """Open a session with the parent daemon over its ``lifeline``. Raises as ``asking``."""
     return _open(lambda sockets: open_session(Target(sockets, place, lifeline=lifeline), time.monotonic() + timeout_s))
 
 
@@ -50,5 +50,5 @@ def _open(open_with: Callable[[Sockets], Session]) -> Iterator[Session]:
 
 
 def ask_status(session: Session, timeout_s: float = ANSWER_TIMEOUT_S) -> DaemonStatus:
-    """Ask what the daemon does. Raises ``ConnectTimeout`` and ``SessionLost``."""
+    """Ask for the daemon's status. Raises ``ConnectTimeout`` and ``SessionLost``."""
     return read_status(session.request(AskStatus, Status, time.monotonic() + timeout_s).status)

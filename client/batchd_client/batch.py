@@ -1,15 +1,25 @@
-"""One batch in shared memory, and how long it stays there. Runs in the trainer.
+"""One batch in shared memory, and its lease. Runs in the trainer.
 
-    Batch ----> Lease <---- FieldMemory <---- numpy array <---- whatever is built on it: slices, tensors, memoryviews
+    Batch ----> Lease <---- FieldMemory <---- numpy array <---- slices, tensors, memoryviews
                 |   |
-                |   +--> SlotMemory (the mapping), Lifeline (its end would give the lease back)
-                +~ ~ ~ > LeaseToken (weak): on the lease's end appended to the subscription's ``ended``
+                |   +--> SlotMemory (the mapping), Lifeline (its end would end the lease)
+                +~ ~ ~ > LeaseToken (weak): appended to the subscription's ``ended`` at the end
 
-The lease ends when the batch and the last array over its memory are gone, or by ``release()``. Its
-end may come in any thread and in the middle of anything (the garbage collector decides), so it only
-appends to a queue, and the next pull gives it back. Not ``__del__`` or ``weakref.finalize``: those
-run Python code, which a signal handler may cut off half way. A weak reference whose callback is
-``deque.append`` runs none, and costs a tenth of them.
+The lease ends when the batch and the last array over its memory are gone, or by ``release()``. The
+garbage collector may end it in any thread, at any point of the program. So the end only appends to
+a queue, and the next pull reports it. Not ``__del__`` or ``weakref.finalize``: those run Python
+code, which a signal handler may interrupt half way. A weak reference whose callback is
+``deque.append`` runs none, and costs a tenth.
+
+A ragged field as one array (``Ragged`` is Arrow's LargeListView, ``CompactRagged`` the form of
+TensorFlow's ``RaggedTensor.from_row_splits`` and torch's ``nested.nested_tensor_from_jagged``):
+
+    values    a a a . . . b . . . . . c c . . . .     the room of all rows; "." is unused room
+    offsets   0           6           12              the start of each row
+    lengths   3           1           2               the length of each row
+
+    values    a a a b c c                             compacted: a copy
+    row_splits  0     3 4   6                         row i: values[row_splits[i] : row_splits[i + 1]]
 
 Invariant: while a lease has not ended, the daemon writes nothing to its slot.
 """
@@ -24,35 +34,38 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
-from batchd_client.errors import BatchReleased, ProtocolError, Unique
+from batchd_client.errors import BatchReleased, NotCopyable, ProtocolError
 from batchd_client.memory import SlotMemory
 from batchd_client.remote import ReceiveBuffer
 from batchd_wire.fields import RAGGED, SlotLayout, Varying, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
-from batchd_wire.views import checked_sizes, cut_to_largest, row_views
+from batchd_wire.views import Array, checked_sizes, cut_to_largest, row_views
 
 
 class CompactRagged(NamedTuple):
-    """A copy without gaps. ``values``: ``[elements, ...]``. ``row_splits``: int64 ``[rows + 1]``, see the drawing."""
+    """A ragged field copied without gaps; see the drawing.
 
-    values: npt.NDArray[Any]
+    ``values``: ``[elements, ...]``, in the field's dtype. ``row_splits``: int64 ``[rows + 1]``.
+    """
+
+    values: Array
     row_splits: npt.NDArray[np.int64]
 
 
 class Ragged(NamedTuple):
     """A ragged field over shared memory, not a copy; see the drawing.
 
-    ``values``: ``[elements, ...]``, read-only; what stands behind the last dimension that varies
-    stays as it is, so of ``float32[<=128, 768]`` it is ``[rows * 128, 768]``. ``offsets`` and
+    ``values``: ``[elements, ...]``, in the field's dtype, read-only. Dimensions behind the last
+    varying one are kept: for ``float32[<=128, 768]`` it is ``[rows * 128, 768]``. ``offsets`` and
     ``lengths``: int64 ``[rows]``, in elements of ``values``.
     """
 
-    values: npt.NDArray[Any]
+    values: Array
     offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
 
     def compact(self) -> CompactRagged:
-        """Copy the values without the gaps between the rows; the copy does not hold the batch."""
+        """Copy the values without gaps between the rows. The copy does not keep the batch alive."""
         row_splits = np.zeros(len(self.lengths) + 1, np.int64)
         np.cumsum(self.lengths, out=row_splits[1:])
         values = np.empty((int(row_splits[-1]), *self.values.shape[1:]), self.values.dtype)
@@ -61,8 +74,8 @@ class Ragged(NamedTuple):
         return CompactRagged(values, row_splits)
 
 
-def ragged_view(array: npt.NDArray[Any], sizes: npt.NDArray[np.int64], varying: Varying) -> Ragged:
-    """View a ragged field ``[rows, *shape]``, contiguous, whose rows have these checked ``sizes``."""
+def ragged_view(array: Array, sizes: npt.NDArray[np.int64], varying: Varying) -> Ragged:
+    """View a ragged field: contiguous ``[rows, *shape]``, with ``sizes`` of ``checked_sizes``."""
     shape = array.shape[1:]
     last = varying.axes[-1] + 1
     room = prod(shape[:last])
@@ -73,10 +86,10 @@ def ragged_view(array: npt.NDArray[Any], sizes: npt.NDArray[np.int64], varying: 
 
 
 class FieldView(NamedTuple):
-    """How a field looks in memory, made ready for ``__array_interface__``. ``shape`` is that of one sample.
+    """A field in memory, prepared for ``__array_interface__``. ``shape`` is that of one sample.
 
-    Where samples vary it is the largest that one may have, and ``sizes`` is the name of the field
-    that says how large each is.
+    If samples vary, ``shape`` is the largest possible, and ``sizes`` the name of the field of
+    sizes.
     """
 
     name: str
@@ -89,7 +102,7 @@ class FieldView(NamedTuple):
 
 
 def field_views(layout: SlotLayout) -> dict[str, FieldView]:
-    """Prepare the fields of a sample once for all batches of their stream."""
+    """Prepare the fields of a sample, once for all batches of a stream."""
     views = {}
     for field in layout.sample_fields:
         sizes = sizes_field(field)
@@ -106,19 +119,19 @@ def field_views(layout: SlotLayout) -> dict[str, FieldView]:
 
 
 class Room(NamedTuple):
-    """A field of a batch with all the room that its samples have: ``array`` is ``[samples, *shape]``, contiguous and read-only.
+    """A field of a batch with the whole room of its samples.
 
-    ``sizes``: int64 ``[samples, varying dimensions]``, how large each sample is; None where all are
-    alike.
+    ``array``: ``[samples, *shape]``, contiguous and read-only. ``sizes``: int64
+    ``[samples, varying dimensions]``, the size of each sample; None if all have one shape.
     """
 
-    array: npt.NDArray[Any]
+    array: Array
     sizes: npt.NDArray[np.int64] | None
     varying: Varying | None
 
 
 class LeaseToken(ref["Lease"]):
-    """What is left of a lease when it has ended: enough to give it back."""
+    """What remains of an ended lease: the numbers that report its end."""
 
     __slots__ = ("generation", "sequence")
     sequence: int
@@ -126,10 +139,10 @@ class LeaseToken(ref["Lease"]):
 
 
 class Lease:
-    """A trainer's right to read one slot. When it ends, its ``token`` is appended to ``ended``, at least once.
+    """A trainer's right to read one slot.
 
-    ``lifeline`` is not used: it must live as long as the lease, since its end gives back all leases
-    at once.
+    Its end appends its ``token`` to ``ended``, at least once. ``lifeline`` is only kept alive: its
+    end would end all leases at once.
     """
 
     __slots__ = ("__weakref__", "_ended", "lifeline", "memory", "token")
@@ -145,12 +158,12 @@ class Lease:
         self.token.generation = handle.generation
 
     def end(self) -> None:
-        """Give the lease back early; more than once does no harm."""
+        """End the lease early; repeated calls do no harm."""
         self._ended.append(self.token)
 
 
 class FieldMemory:
-    """The memory of one field of one batch: what numpy builds an array on, and what keeps the lease while the array lives."""
+    """The memory of one field of one batch; an array built on it keeps the lease alive."""
 
     __slots__ = ("__array_interface__", "lease")
 
@@ -164,24 +177,24 @@ class FieldMemory:
         }
 
 
-class Batch(Unique, Mapping[str, Any]):
-    """One batch: a mapping of field name to a read-only numpy array ``[samples, ...]`` over shared memory, not a copy.
+class Batch(NotCopyable, Mapping[str, Any]):
+    """One batch: maps field names to read-only numpy arrays ``[samples, ...]`` over shared memory.
 
-    A padded field is cut to the largest sample of this batch. Of a ragged field there is a list
-    instead, with a read-only array for each sample, in that sample's own shape; ``ragged`` gives it
-    as one array.
+    Shapes and dtypes are those of ``Stream.schema``. A padded field is cut to the largest sample of
+    this batch. A ragged field is a list with one read-only array per sample, in the sample's own
+    shape; ``ragged`` gives it as one array.
 
-    ``epoch`` and ``step`` say which batch of the stream it is, ``samples`` how many rows it has,
-    ``wait_s`` how long the trainer waited for it, in seconds. As in every mapping, ``len(batch)``
-    is the number of fields.
+    ``epoch`` and ``step``: the position of the batch. ``samples``: the number of rows. ``wait_s``:
+    seconds that the trainer waited for it. As in every mapping, ``len(batch)`` is the number of
+    fields.
 
-    The memory stays as it is while the batch or any array made from it lives, and goes back to the
-    daemon after that. ``release()``, or leaving ``with batch:``, gives it back at once: from then
-    on the batch refuses access, and arrays taken from it earlier must not be read any more, since
-    another batch may be written over them.
+    The memory does not change while the batch or any array made from it is alive; then it returns
+    to the daemon. ``release()``, or leaving ``with batch:``, returns it at once. From then on the
+    batch refuses access. Do not read arrays that you took from it earlier: the daemon may write
+    another batch over them.
     """
 
-    INSTEAD = 'to release one would let the daemon write under the other; copy its arrays, batch["image"].copy()'
+    COPY_ADVICE = 'to release one would let the daemon write under the other; copy its arrays, batch["image"].copy()'
     __slots__ = ("_arrays", "_fields", "_first", "_lease", "_stream", "epoch", "samples", "step", "wait_s")
 
     def __init__(self, stream: str, fields: dict[str, FieldView], lease: Lease, handle: Handle | Parcel) -> None:
@@ -196,10 +209,10 @@ class Batch(Unique, Mapping[str, Any]):
         self.wait_s = 0.0
 
     def __getitem__(self, name: str) -> Any:
-        """Give the array of one field, or the list of a ragged one's.
+        """Return the array ``[samples, ...]`` of a field, or the list of arrays of a ragged field.
 
         Raises ``KeyError`` for an unknown name, ``BatchReleased`` after ``release()``, and
-        ``ProtocolError`` where the sizes of a padded or ragged field are larger than its room.
+        ``ProtocolError`` if the sizes of a padded or ragged field exceed its room.
         """
         lease = self._lease_of(name)
         array = self._arrays.get(name)
@@ -208,21 +221,22 @@ class Batch(Unique, Mapping[str, Any]):
         return array
 
     def ragged(self, name: str) -> Ragged:
-        """Give a ragged field as one array, with where each sample begins in it and how long it is; see ``Ragged``.
+        """Return a ragged field as one array with the offset and length of each sample.
 
-        Raises what access by name raises, and ``KeyError`` where the field is not ragged.
+        See ``Ragged``. Raises what access by name raises, and ``KeyError`` if the field is not
+        ragged.
         """
         lease, field = self._lease_of(name), self._field(name)
         if field.varying is None or field.varying.kind != RAGGED:
             raise KeyError(f"{name!r} is not a ragged field: read it with batch[{name!r}]")
         return ragged_view(self._whole(lease, field), self._sizes(lease, field, field.varying), field.varying)
 
-    def dlpack(self, name: str) -> npt.NDArray[Any]:
-        """Give a field to another library by DLPack, without a copy: ``torch.from_dlpack(batch.dlpack("image"))``.
+    def dlpack(self, name: str) -> Array:
+        """Export a field by DLPack, without a copy: ``torch.from_dlpack(batch.dlpack("image"))``.
 
-        The export is marked read-only, which takes numpy 2.1 and a consumer that knows DLPack 1.0;
-        others refuse it. Torch ignores the mark: writing into its tensor ends the program. The
-        consumer keeps the batch alive, unless it is released.
+        Returns the array ``[samples, ...]``. The export is marked read-only, which needs numpy 2.1
+        and a consumer of DLPack 1.0; others refuse it. Torch ignores the mark: writing into its
+        tensor crashes the program. The consumer keeps the batch alive, unless it is released.
 
         Raises what access by name raises, and ``KeyError`` for a ragged field: export
         ``ragged(name).values``.
@@ -232,11 +246,11 @@ class Batch(Unique, Mapping[str, Any]):
             raise KeyError(
                 f"{name!r} is a ragged field: export batch.ragged({name!r}).values, and its offsets and lengths"
             )
-        exported: npt.NDArray[Any] = array
+        exported: Array = array
         return exported
 
     def room(self, name: str) -> Room:
-        """Give a field as it lies in memory, for those who copy it as a whole, to a device for instance.
+        """Return a field with its whole room, for a copy in one piece, for example to a device.
 
         Raises what access by name raises.
         """
@@ -246,10 +260,10 @@ class Batch(Unique, Mapping[str, Any]):
 
     @property
     def memory(self) -> SlotMemory | ReceiveBuffer:
-        """The memory that the batch lies in: ``address`` and ``slot_bytes``. Raises ``BatchReleased``.
+        """The memory of the batch: ``address`` and ``slot_bytes``. Raises ``BatchReleased``.
 
-        The daemon writes many batches into the same memory, one after the other, so a device needs
-        to be told of it once.
+        The daemon writes many batches into the same memory, one after the other, so registering it
+        with a device once is enough.
         """
         return self._lease_of("memory").memory
 
@@ -264,10 +278,10 @@ class Batch(Unique, Mapping[str, Any]):
     def _field(self, name: str) -> FieldView:
         field = self._fields.get(name)
         if field is None:
-            raise KeyError(f"{name!r} is no field of this batch; it has {', '.join(self._fields)}")
+            raise KeyError(f"{name!r} is not a field of this batch; it has {', '.join(self._fields)}")
         return field
 
-    def _whole(self, lease: Lease, field: FieldView) -> npt.NDArray[Any]:
+    def _whole(self, lease: Lease, field: FieldView) -> Array:
         return np.asarray(FieldMemory(lease, field, self._first, self.samples))
 
     def _view(self, lease: Lease, field: FieldView) -> Any:
@@ -279,7 +293,7 @@ class Batch(Unique, Mapping[str, Any]):
         return show(whole, sizes, varying)
 
     def _sizes(self, lease: Lease, field: FieldView, varying: Varying) -> npt.NDArray[np.int64]:
-        """How large each sample is. Another process wrote that, so it is checked first."""
+        """Check the sizes, which another process wrote: int64 ``[samples, varying dimensions]``."""
         try:
             return checked_sizes(self._whole(lease, self._fields[field.sizes]), field.shape, varying)
         except ValueError as error:
@@ -293,7 +307,7 @@ class Batch(Unique, Mapping[str, Any]):
         return iter(self._fields)
 
     def __len__(self) -> int:
-        """How many fields the batch has; ``samples`` is the number of its rows."""
+        """Number of fields; ``samples`` is the number of rows."""
         return len(self._fields)
 
     __eq__ = object.__eq__
@@ -301,11 +315,11 @@ class Batch(Unique, Mapping[str, Any]):
 
     @property
     def released(self) -> bool:
-        """Has the batch been given back?"""
+        """True once the batch has been released."""
         return self._lease is None
 
     def release(self) -> None:
-        """Give the memory back now, from any thread. Releasing twice does nothing."""
+        """Return the memory to the daemon now, from any thread. Releasing twice does nothing."""
         lease, self._lease = self._lease, None
         self._arrays = {}
         if lease is not None:
@@ -332,8 +346,8 @@ class Batch(Unique, Mapping[str, Any]):
 
 
 def text(array: npt.NDArray[np.uint8]) -> list[str]:
-    """The strings in a field of text, such as ``path``: uint8 ``[samples, bytes]``, UTF-8 with zeros behind it.
+    """Decode a text field such as ``path``: uint8 ``[samples, bytes]``, UTF-8 padded with zeros.
 
-    Bytes that are no UTF-8 come as they do in file names of Python (``surrogateescape``).
+    Bytes that are not UTF-8 decode as in Python's file names (``surrogateescape``).
     """
     return [bytes(row).rstrip(b"\0").decode("utf-8", "surrogateescape") for row in array]

@@ -1,15 +1,16 @@
-"""Pushes the frames of a camera or a video file into a live stream: ``python -m batchd_client.camera STREAM --device 0``.
+"""Push frames of a camera or video file: ``python -m batchd_client.camera STREAM --device 0``.
 
 Runs in the PRODUCER, as a program of its own. Needs OpenCV (``pip install
-opencv-python-headless``), which the client itself does without.
+opencv-python-headless``), which the rest of the client does not.
 
-    capture --frame, BGR--> RGB --> put: the field "image", and "time" where the stream has one (seconds since 1970)
+    capture --frame, BGR--> RGB --> put: the field "image", and "time" (seconds since 1970) if the
+                                    stream has it
 
-A stream whose image is of type "image" gets JPEG files, any other one pixels. Where the stream
-wants another size than the camera gives by itself, the camera is asked for it.
+A stream with an image of type "image" gets JPEG files, any other stream pixels. If the stream needs
+a certain size, the camera is asked for it.
 
-Invariant: a frame is pushed once, in the order of the capture; what the stream does not take is
-counted, never repeated.
+Invariant: each frame is pushed at most once, in order; frames that the stream drops are counted,
+never repeated.
 """
 
 import argparse
@@ -30,11 +31,11 @@ CHANNELS_LAST = 3
 
 
 class CameraError(RuntimeError):
-    """A camera or a file that gives no frames as the stream wants them."""
+    """A camera or a file without suitable frames."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Push until the file ends, or a signal comes. 0 then; 1 where something is wrong, with one message."""
+    """Push until the file ends or a signal arrives. Returns 0, or 1 after printing an error."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -67,10 +68,9 @@ def _run(producer: Producer, options: argparse.Namespace) -> int:
 
 
 class Capture:
-    """Frames as the samples of a stream whose ``fields`` are these. ``device``: a number, or the path of a video file.
+    """Frames as samples with these ``fields``. ``device``: a number, or the path of a video file.
 
-    Raises ``CameraError`` where it cannot be opened, or the stream has fields that nothing here can
-    fill.
+    Raises ``CameraError`` if it cannot be opened, or the stream has fields that it cannot fill.
     """
 
     def __init__(self, device: str, fields: Mapping[str, str], field: str, *, is_bgr: bool = False) -> None:
@@ -88,8 +88,11 @@ class Capture:
             raise CameraError(f"{'the file' if self._is_file else 'camera'} {device} cannot be opened")
         self._ask_for_size(fields[field])
 
-    def read(self) -> dict[str, Any] | None:
-        """The next frame; None at the end of a file. Raises ``CameraError`` where a camera gives no more."""
+    def read(self) -> dict[str, object] | None:
+        """Return the next sample; the image is uint8 ``[height, width, 3]``, or JPEG bytes.
+
+        None at the end of a file. Raises ``CameraError`` if a camera gives no more frames.
+        """
         is_there, pixels = self._capture.read()
         if not is_there:
             if self._is_file:
@@ -97,11 +100,11 @@ class Capture:
             raise CameraError(f"camera {self._device} gives no more frames")
         if not self._is_bgr and not self._encodes:
             pixels = self._cv2.cvtColor(pixels, self._cv2.COLOR_BGR2RGB)
-        value: Any = self._cv2.imencode(".jpg", pixels)[1].tobytes() if self._encodes else pixels
+        value: object = self._cv2.imencode(".jpg", pixels)[1].tobytes() if self._encodes else pixels
         return {self._field: value, **({TIME: time.time()} if self._has_time else {})}
 
     def rewind(self) -> bool:
-        """Go back to the beginning of a file. Raises ``CameraError`` where it has no frame at all."""
+        """Go back to the beginning of a file. Raises ``CameraError`` if it has no frames."""
         self._capture.release()
         self._capture = self._cv2.VideoCapture(self._device)
         if not self._capture.grab():
@@ -111,11 +114,11 @@ class Capture:
         return True
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         self._capture.release()
 
     def _ask_for_size(self, text: str) -> None:
-        """Cameras give the size that they are asked for, if they can."""
+        """Ask a camera for the stream's size, which it gives if it can."""
         lengths = text.rpartition("[")[2].removesuffix("]").split(",")
         if self._is_file or len(lengths) != CHANNELS_LAST or "?" in lengths:
             return

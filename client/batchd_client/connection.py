@@ -1,18 +1,19 @@
-"""The connection to one daemon, across its restarts: one session at a time, one thread in it at a time. Runs in the trainer.
+"""The connection to one daemon, across its restarts. Runs in the trainer.
 
-    run(operation):  lock -> usable session, else reopen with back-off -> operation(session) -> SessionLost: once more
+    run(operation):  lock -> usable session, else reopen with back-off -> operation(session)
+                                                                       -> SessionLost: once more
 
-Threads may share a connection, but they take turns: an operation has the session to itself, and
-only waiting is done outside (a thread that waits looks again after ``TURN_S`` at the latest). For
-two threads at full speed use two connections.
+There is one session at a time, and one thread in it at a time. Threads may share a connection, but
+they take turns: an operation has the session to itself, and only waits run outside (a waiting
+thread looks again after ``TURN_S`` at the latest). Two threads at full speed need two connections.
 
 The next daemon needs the memory of the dead one's slots. So a trainer that waits for a daemon keeps
-no more of it than batches that live, and sees to it that the program's other connections, which are
-not in use just now, do not either. Except for what is registered with a device, where another
-thread used such a connection last: that is unregistered in that thread alone.
+only the memory of living batches, and drops that of the program's other, idle connections, too.
+Memory registered with a device is the exception: only the thread that used a connection last can
+unregister it.
 
-Invariant: whatever happens in ``operation``, the connection is either usable afterwards or opens a
-new session at its next use; positions live in the streams, so nothing is lost with a session.
+Invariant: after any outcome of ``operation``, the connection is usable or opens a new session at
+its next use. Positions are in the streams, so nothing is lost with a session.
 """
 
 import os
@@ -44,36 +45,38 @@ from batchd_wire.runtime import RuntimeDirectory
 PAUSE_S = 0.02
 PAUSE_MAX_S = 1.0
 PAUSES_PER_WAIT = 10
-"""On this host, where a try in vain costs some 0.1 ms, no pause is longer than this part of the waiting so far: a daemon that
-is back after half a second is found within 0.05 s."""
+"""Part of the total wait that a pause may last on this host, where a failed try takes 0.1 ms.
+
+So a daemon that is back after half a second is found within 0.05 s.
+"""
 TURN_S = 0.05
-"""Longest wait before a waiting thread looks whether other threads released batches or received its own."""
+"""Interval at which a waiting thread checks what other threads released or received."""
 
 _WORTH_WAITING = (OSError, DaemonBusy, DaemonFull, ConnectTimeout, PermissionDenied)
-"""What a daemon that was there before may answer for a while: it is away, or its operator is changing keys."""
+"""Errors to retry after a lost session: the daemon is away, or its operator changes keys."""
 
 T = TypeVar("T")
 V = TypeVar("V")
 
 _connections: "WeakValueDictionary[int, Connection]" = WeakValueDictionary()
-"""Those of this program that live, by their ``id``: a dictionary, since another thread may add one while they are listed."""
+"""The program's connections by ``id``; a dictionary, as threads add some while others iterate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long each kind of waiting may take, in seconds."""
+    """Timeouts of each kind of wait, in seconds."""
 
     connect_timeout_s: float
     reconnect_timeout_s: float
     batch_timeout_s: float
 
     def request_deadline(self) -> float:
-        """Until when, by the monotonic clock, a question that is asked now has to be answered."""
+        """Deadline of a request that is sent now, by ``time.monotonic``."""
         return time.monotonic() + self.connect_timeout_s
 
 
 class Connection:
-    """See above. ``session`` is the one just opened; it and the target's sockets belong to the connection from now on."""
+    """See the module. Takes over ``session`` and the target's sockets."""
 
     def __init__(self, target: Target, session: Session, deadlines: Deadlines) -> None:
         self.place = target.place
@@ -86,39 +89,41 @@ class Connection:
         self._lock = self._turn.lock
         self._owner = 0
         self._user = threading.get_ident()
-        """The thread that had it last."""
+        """The thread that used the connection last."""
         self._process = os.getpid()
-        self._when_lost: list[WeakMethod[Callable[[], None]]] = []
+        self._callbacks: list[WeakMethod[Callable[[], None]]] = []
         _connections[id(self)] = self
 
     def run(self, operation: Callable[[Session], T]) -> T:
-        """Do something with the session, again with a new one where the daemon went away meanwhile.
+        """Run an operation on the session; repeat it on a new session if the daemon goes away.
 
-        Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and
-        what ``operation`` raises.
+        Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and what
+        ``operation`` raises.
         """
         try:
             return self._in_turn(self._run, operation)
         except DaemonClosed:
-            self._turn.hold_up()
+            self._turn.delay()
             raise
 
     def run_if_usable(self, operation: Callable[[Session], None]) -> None:
-        """Do something that only matters while there is a session: for closing. In a forked child it is the parent's to do."""
+        """Run an operation if there is a session, for closing. Does nothing in a forked child."""
         if os.getpid() == self._process:
             self._in_turn(self._run_if_usable, operation)
 
     def wait(self, seconds: float) -> None:
-        """Wait until there may be something to receive, for ``TURN_S`` at most; other threads may use the session meanwhile."""
+        """Wait for something to receive, at most ``TURN_S``.
+
+        Other threads may use the session meanwhile.
+        """
         session = self.session
         if session is not None and session.is_usable:
             session.wait(min(seconds, TURN_S))
 
     def close(self) -> None:
-        """End the session. Batches that are still alive stay readable; their leases end with the last of them.
+        """End the session. Living batches stay readable; their leases end with the last of them.
 
-        Where it is interrupted, it is done again: in another ``close``, or when the connection is
-        forgotten.
+        After an interrupt, another ``close`` or the finalizer repeats it.
         """
         if os.getpid() == self._process:
             self._in_turn(self._close, None)
@@ -127,10 +132,10 @@ class Connection:
 
     @property
     def session(self) -> Session | None:
-        """The present session; None once closed, also by the garbage collector, which objects may outlive that use this one.
+        """The present session; None once the connection is closed.
 
-        Or by the end of the program, when functions and objects of the program may still be to
-        come.
+        The garbage collector may close it before other objects that use it, and the end of the
+        program before other code runs.
         """
         return None if self._is_closed or self._has_ended else self._session
 
@@ -178,17 +183,17 @@ class Connection:
             return  # what was to be ended has ended with the session
 
     def when_lost(self, let_go: Callable[[], None]) -> None:
-        """Have a method called whenever the daemon has gone: what it keeps of the slots, but for batches that live, is over."""
+        """Have a method called whenever the daemon is gone, to drop references to its slots."""
         self._in_turn(self._remember, WeakMethod(let_go))
 
     def _remember(self, let_go: "WeakMethod[Callable[[], None]]") -> None:
-        self._when_lost = [one for one in self._when_lost if one() is not None] + [let_go]
+        self._callbacks = [one for one in self._callbacks if one() is not None] + [let_go]
 
-    def look_after(self) -> None:
-        """Let go of a session that has ended while nobody used it. Waits for nothing, so never for another thread.
+    def drop_dead_session(self) -> None:
+        """Drop a session that ended while no thread used it. Never waits for another thread.
 
-        What goes wrong here is no matter of the caller's, who has another connection: the next use
-        of this one meets it again, or opens a new session.
+        Errors do not concern the caller, which uses another connection: the next use of this
+        connection meets them again, or opens a new session.
         """
         if os.getpid() != self._process or not self._lock.acquire(blocking=False):
             return
@@ -196,25 +201,25 @@ class Connection:
         try:
             session = self.session
             if session is not None:
-                self._look_after(session)
+                self._drop_if_dead(session)
         finally:
             self._owner = 0
             self._lock.release()
 
-    def _look_after(self, session: Session) -> None:
+    def _drop_if_dead(self, session: Session) -> None:
         if session.is_usable:
             try:
                 session.check_link()
             except Exception:  # noqa: BLE001  the caller uses another connection, and nothing of this one concerns it
-                session.torn = True
+                session.is_interrupted = True
         if not session.is_usable:
             with suppress(Exception):
                 self._let_go(session)
 
     def _let_go(self, session: Session) -> None:
-        """Leave the session. What else lets go belongs to the thread that uses the connection, and is called there."""
+        """Leave the session, and run the callbacks if this thread used the connection last."""
         session.leave()
-        for method in [one() for one in self._when_lost] if self._owner == self._user else []:
+        for method in [one() for one in self._callbacks] if self._owner == self._user else []:
             if method is not None:
                 method()
 
@@ -246,10 +251,10 @@ def patiently_open(
     attempt_s: float,
     may_pass: Callable[[Exception], bool] = lambda error: isinstance(error, _WORTH_WAITING),
 ) -> Session:
-    """Try until a session opens or ``give_up`` is near, with growing pauses of random length.
+    """Retry until a session opens or ``give_up`` (``time.monotonic``) is near.
 
-    ``may_pass`` says of an error whether another try may help. Raises the error of the last try
-    that ``give_up`` did not cut off.
+    Pauses grow, and are random. ``may_pass`` tells whether a retry may help after an error. Raises the
+    error of the last try that ``give_up`` did not cut off.
     """
     began_s, pause = time.monotonic(), PAUSE_S
     reason: Exception | None = None
@@ -257,13 +262,14 @@ def patiently_open(
         try:
             return open_session(target, min(give_up, time.monotonic() + attempt_s))
         except (OSError, BatchdClientError) as error:
-            if reason is None or not isinstance(error, ConnectTimeout):  # else ``give_up`` cut it off, and tells less
+            # A try that ``give_up`` cut off has the less helpful error.
+            if reason is None or not isinstance(error, ConnectTimeout):
                 reason = error
             if not may_pass(error) or time.monotonic() + pause >= give_up:
                 raise reason from reason.__cause__
         for found in _connections.valuerefs():
             if (connection := found()) is not None:
-                connection.look_after()
+                connection.drop_dead_session()
         time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  so that a thousand trainers do not come back at once
         is_near = isinstance(target.place, RuntimeDirectory)
         longer = (time.monotonic() - began_s) / PAUSES_PER_WAIT if is_near else 2 * pause
@@ -271,5 +277,5 @@ def patiently_open(
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, for quoting it in another one."""
+    """First line of an error's message, to quote in another one."""
     return (str(error) or type(error).__name__).partition("\n")[0]

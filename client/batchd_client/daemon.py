@@ -1,7 +1,6 @@
-"""The daemon as a trainer sees it: where streams come from. Runs in the trainer.
+"""A connection to the daemon, which opens streams. Runs in the trainer.
 
-Invariant: one ``Daemon`` is one connection: a session at a time, ZeroMQ's own thread, and none of
-ours.
+Invariant: one ``Daemon`` is one connection: one session at a time, and no threads but ZeroMQ's.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import NamedTuple, Self, TypedDict
 
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
-from batchd_client.errors import PositionInvalid, RankInvalid, Unique, WindowInvalid
+from batchd_client.errors import NotCopyable, PositionInvalid, RankInvalid, WindowInvalid
 from batchd_client.opening import Target
 from batchd_client.positions import checked_position
 from batchd_client.session import Session
@@ -24,7 +23,7 @@ from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 
 
 class BadSample(NamedTuple):
-    """A sample that could not be used: its index in the source, its path, why, and how often it was met."""
+    """An unusable sample: index in the source, path, reason, and number of occurrences."""
 
     sample: int
     path: str
@@ -34,14 +33,17 @@ class BadSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BadReport:
-    """The bad samples of a stream: ``total`` of them, of which ``samples`` has the first few thousand."""
+    """The bad samples of a stream.
+
+    ``total`` is their number, ``samples`` has the first few thousand.
+    """
 
     total: int
     samples: tuple[BadSample, ...]
 
 
 class Connecting(TypedDict, total=False):
-    """What ``connect`` takes besides the address, for those who pass it on."""
+    """Arguments of ``connect`` besides the address, for functions that pass them on."""
 
     key: str | None
     connections: int | None
@@ -50,7 +52,7 @@ class Connecting(TypedDict, total=False):
     batch_timeout_s: float
 
 
-def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, each by its name
+def connect(  # noqa: PLR0913  options of a connection, each by name
     address: str | None = None,
     *,
     key: str | None = None,
@@ -62,25 +64,24 @@ def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, 
 ) -> "Daemon":
     """Connect to a batchd daemon.
 
-    ``address`` is its runtime directory on this machine, as in ``ipc:///run/batchd``, or its place
-    in the network, as in ``tcp://bigbox:7070``. Default: ``$BATCHD_ADDRESS``, else the first of
-    ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd`` where one answers. ``key``: the connection file
-    for a daemon in the network; default: ``$BATCHD_KEY``. ``connections``: over how many TCP
-    connections batches shall come; default: ``$BATCHD_CONNECTIONS``, else 1. More of them help
-    where one is the limit: by encryption on one core, by a long way, by a network that shares by
+    ``address``: its runtime directory on this machine, as in ``ipc:///run/batchd``, or its network
+    address, as in ``tcp://bigbox:7070``. Default: ``$BATCHD_ADDRESS``, else the first of
+    ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd`` where a daemon answers. ``key``: the connection
+    file for a daemon in the network; default: ``$BATCHD_KEY``. ``connections``: the number of TCP
+    connections that carry batches; default: ``$BATCHD_CONNECTIONS``, else 1. More help where one
+    connection is the limit: encryption on one core, a long distance, or a network that limits each
     connection.
 
-    A daemon whose address is given or in the environment may be starting: it is waited for, up to
-    ``connect_timeout_s``. Without an address, nothing says that there is one, and where none
-    answers this fails at once.
+    If an address is given, here or in the environment, the daemon may still be starting: this waits
+    for it up to ``connect_timeout_s``. Without an address, this fails at once if no daemon answers.
 
-    ``connect_timeout_s`` bounds connecting and every question, ``reconnect_timeout_s`` how long a
-    daemon may be away (loops just wait longer meanwhile), ``batch_timeout_s`` how long a living
-    daemon may take for one batch.
+    ``connect_timeout_s``: limit on connecting, and on every request. ``reconnect_timeout_s``: how
+    long a daemon may be away while loops wait. ``batch_timeout_s``: how long a running daemon may
+    take for one batch. All in seconds.
 
-    ``writable_slots`` is for adapters that register slots with a device which reads no memory that
-    is mapped read-only: slots are mapped writable where the daemon's configuration allows it.
-    Arrays stay read-only, and nobody shall write.
+    ``writable_slots``: for adapters that register slots with a device that cannot read memory
+    mapped read-only. Slots are then mapped writable, if the daemon's configuration allows it.
+    Arrays stay read-only; never write into the mapping.
 
     Raises ``DaemonNotFound``, ``PermissionDenied``, ``DaemonFull``, ``ConnectTimeout``,
     ``VersionMismatch``, ``AddressInvalid``, ``KeyInvalid``, ``ConnectionsInvalid`` or
@@ -100,20 +101,20 @@ def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, 
     return Daemon(connection)
 
 
-class Daemon(Unique):
+class Daemon(NotCopyable):
     """A connection to a daemon; ``connect`` makes it. Use it in a ``with``, or close it."""
 
-    INSTEAD = "a connection is its program's own; open another with batchd_client.connect(daemon.address)"
+    COPY_ADVICE = "a connection is its program's own; open another with batchd_client.connect(daemon.address)"
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @property
     def address(self) -> str:
-        """Where the daemon is: what ``connect`` takes."""
+        """The daemon's address, as ``connect`` takes it."""
         return self._connection.place.address
 
-    def stream(  # noqa: PLR0913  what a trainer may say of a stream, each by its name
+    def stream(  # noqa: PLR0913  options of a stream, each by name
         self,
         name: str,
         rank: int = 0,
@@ -123,15 +124,16 @@ class Daemon(Unique):
         epochs: int | None = None,
         state: Mapping[str, object] | None = None,
     ) -> Stream:
-        """Claim the stream ``name``: all of it, or share ``rank`` of ``world_size``, which take its steps in turn.
+        """Claim the stream ``name``: all of it, or the part of ``rank`` of ``world_size``.
 
-        ``window``: how many batches shall be ready ahead of this trainer (default: the stream's
-        setting). ``epochs``: the training's length, counted from epoch 0, so a resumed run says the
-        same number; nothing is decoded beyond it, and iteration past it ends at once. ``state``:
-        what ``state_dict()`` gave, to go on exactly there.
+        Ranks take the stream's steps in turn. ``window``: number of batches to keep ready ahead of
+        this trainer (default: the stream's setting). ``epochs``: length of the training, counted
+        from epoch 0, so a resumed run gives the same number; nothing is decoded beyond it, and
+        iteration past it ends at once. ``state``: from ``state_dict()``, to continue exactly there.
 
-        Raises ``StreamUnknown``, ``RankInvalid``, ``WindowInvalid``, ``TooFewBatches``,
-        ``RingTooSmall``, ``StateMismatch``, …
+        Raises ``StreamUnknown``, ``RankInvalid``, ``WindowInvalid``, ``PositionInvalid``,
+        ``TooFewBatches``, ``RingTooSmall``, ``RingBusy``, ``StateMismatch``, ``StreamStopped``,
+        ``ConnectTimeout``, ``ReconnectTimeout``, ``DaemonClosed`` or ``ProtocolError``.
         """
         rank, world_size = index(rank), index(world_size)
         if not 0 <= rank < world_size:
@@ -146,24 +148,33 @@ class Daemon(Unique):
         return Stream(self._connection, claim, state)
 
     def spectate(self, name: str, epoch: int = 0, step: int = 0) -> Stream:
-        """Look at the stream ``name`` as a trainer that begins there would see it; no trainer waits for a spectator.
+        """Read the stream ``name`` as a spectator, from (``epoch``, ``step``).
 
-        Of a live stream it gets one batch, the first from there on, and uses nothing up. Raises
-        ``StreamUnknown``, ``PositionInvalid``, …
+        No trainer waits for it. From a live stream it gets one batch, the first from there on, and
+        consumes nothing. Raises what ``stream`` raises.
         """
         claim = SubscriptionRequest(name, rank=0, world_size=1, window=1, end_epoch=None, is_spectator=True)
         return Stream(self._connection, claim, None, checked_position(epoch, step))
 
     def status(self) -> dict[str, object]:
-        """What everybody does right now: the same data that `batchd status --json` prints."""
+        """Return the daemon's status: the data that `batchd status --json` prints.
+
+        Raises ``ConnectTimeout``, ``ReconnectTimeout`` or ``DaemonClosed``.
+        """
         return self._connection.run(self._ask_status)
 
     def bad(self, stream: str) -> BadReport:
-        """Which samples of ``stream`` are bad, and why. Raises ``StreamUnknown``."""
+        """Return the bad samples of ``stream``, with reasons.
+
+        Raises ``StreamUnknown``, ``ConnectTimeout``.
+        """
         return self._connection.run(partial(self._ask_bad, stream=stream))
 
     def close(self) -> None:
-        """End the connection and all its streams. Batches that are still alive stay readable. Closing twice does nothing."""
+        """Close the connection and all its streams. Living batches stay readable.
+
+        Closing twice does nothing.
+        """
         self._connection.close()
 
     def __enter__(self) -> Self:

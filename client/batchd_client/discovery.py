@@ -1,7 +1,7 @@
-"""Where is the daemon? Finds it, or says precisely why there is none. Runs in the trainer.
+"""Find the daemon, or report precisely why there is none. Runs in the trainer.
 
 Tried in this order: the address that the program gave, else ``$BATCHD_ADDRESS``, else the first
-runtime directory of ``batchd_wire.runtime.candidate_directories`` whose lifeline socket takes a
+runtime directory of ``batchd_wire.runtime.candidate_directories`` whose lifeline socket accepts a
 connection.
 """
 
@@ -47,10 +47,10 @@ _ROOT = 0
 def find_daemon(
     target_at: Callable[[Place], Target], address: str | None, connect_timeout_s: float, *, is_patient: bool = True
 ) -> tuple[Target, Session]:
-    """Open a session with the daemon at ``address``, or wherever one answers first. ``target_at``: what is asked of it there.
+    """Open a session with the daemon at ``address``, or with the first one that answers.
 
-    A daemon that is named may be starting just now, so it is waited for, unless the caller is not
-    ``is_patient``. Without a name, nothing says that there is one.
+    ``target_at`` makes the target of a place. A daemon with a given address may be starting, so this
+    waits for it if ``is_patient``. Without an address, there may be no daemon to wait for.
 
     Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``,
     ``VersionMismatch`` or ``ProtocolError``.
@@ -83,7 +83,7 @@ def find_local_daemon(
     *,
     is_patient: bool = True,
 ) -> tuple[Target, Session]:
-    """The same on this host alone. Raises ``not_local`` for an address in the network."""
+    """As ``find_daemon``, on this host only. Raises ``not_local`` for a network address."""
     for place in _places(*_given(address)):
         if isinstance(place, TcpAddress):
             raise not_local(f"{place.address} is an address in the network, and this works on the daemon's host alone")
@@ -91,7 +91,7 @@ def find_local_daemon(
 
 
 def find_key(path: str | None) -> ConnectionKey | None:
-    """Read the connection file that the program or ``$BATCHD_KEY`` names. Raises ``KeyInvalid``."""
+    """Read the connection file from ``path`` or ``$BATCHD_KEY``. Raises ``KeyInvalid``."""
     origin, given = "connect(key=)", path
     if given is None:
         origin, given = f"${KEY_VARIABLE}", os.environ.get(KEY_VARIABLE) or None
@@ -106,7 +106,10 @@ def find_key(path: str | None) -> ConnectionKey | None:
 
 
 def find_connections(given: int | None) -> int:
-    """How many TCP connections the program or ``$BATCHD_CONNECTIONS`` asks for. Raises ``ConnectionsInvalid``."""
+    """Number of TCP connections, as given or from ``$BATCHD_CONNECTIONS``.
+
+    Raises ``ConnectionsInvalid``.
+    """
     origin, text = "connect(connections=)", str(given)
     if given is None:
         origin, text = f"${CONNECTIONS_VARIABLE}", os.environ.get(CONNECTIONS_VARIABLE) or str(CONNECTIONS)
@@ -116,14 +119,14 @@ def find_connections(given: int | None) -> int:
 
 
 class _Failure(NamedTuple):
-    """Why nothing was found at one place. Not the exception itself: it would keep what was opened there alive."""
+    """Why there is no daemon at one place. Not the exception: it would keep sockets alive."""
 
     reason: str
     denied: bool
 
 
 def _given(address: str | None) -> tuple[str, str | None]:
-    """Who says where the daemon is, and what."""
+    """Return the origin of the address, and the address."""
     if address is not None:
         return "connect()", address
     return f"${ADDRESS_VARIABLE}", os.environ.get(ADDRESS_VARIABLE) or None
@@ -139,12 +142,13 @@ def _places(origin: str, given: str | None) -> Sequence[Place]:
 
 
 def _may_pass(place: Place, is_named: bool, error: Exception) -> bool:
-    """May another try help? Not where the directory is closed to this user, or what is there is no socket."""
+    """True if a retry may help: not for a closed directory, or a file that is not a socket."""
     if isinstance(error, DaemonBusy) or isinstance(place, TcpAddress):
         return isinstance(error, (DaemonBusy, OSError))
     if not is_named or not isinstance(error, OSError):
         return False
-    if isinstance(error, PermissionError):  # a socket that has just been made is opened to its group a moment later
+    # A new socket is opened to its group a moment later.
+    if isinstance(error, PermissionError):
         return os.access(place.path, os.X_OK)
     return isinstance(error, FileNotFoundError) or (
         isinstance(error, ConnectionRefusedError) and place.lifeline_path.is_socket()
@@ -174,7 +178,7 @@ def _local_reason(directory: RuntimeDirectory, error: OSError) -> str:
 
 
 def _group(path: Path) -> str:
-    """Which group opens the directory, where that can be seen from outside. In a container its number may have no name."""
+    """Describe the directory's group, if visible. In a container its number may have no name."""
     try:
         number = path.stat().st_gid
     except OSError:

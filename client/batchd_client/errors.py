@@ -1,17 +1,17 @@
-"""Everything that can go wrong in a trainer, sorted by what the trainer does next. Runs in the trainer.
+"""Errors of the client, sorted by what the caller does next. Runs in the trainer.
 
 (The end of an epoch is no error: a ``for`` over a stream just ends.)
 
     BatchdClientError
     +-- Closed                   you closed it: stop using it
     |   +-- DaemonClosed         BatchReleased         StreamClosed          ProducerClosed
-    +-- DaemonUnavailable        the other side is not there or broke: start it, or try later
+    +-- DaemonUnavailable        the daemon is missing or failed: start it, or try later
     |   +-- DaemonNotFound       VersionMismatch
     |   +-- PermissionDenied
     |   |   +-- KeyRefused
     |   +-- ConnectTimeout       ReconnectTimeout      BatchTimeout          PushTimeout
     |   +-- DaemonFull           ThreadsExhausted
-    +-- Misused                  the program asks for what cannot be: change the program or the configuration
+    +-- Misused                  the request is impossible: change the program or the configuration
     |   +-- AddressInvalid       KeyInvalid            ConnectionsInvalid
     |   +-- ForkedConnection      ReentrantCall         CopyRefused
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
@@ -21,14 +21,14 @@
     |   +-- PassOvertaken        WorkersInvalid        EpochsUneven
     |   +-- RingTooSmall
     |       +-- RingBusy
-    +-- ProtocolError            the peer speaks nonsense: report it
-    +-- DataError                the data is not what it was, or is bad: decide what to train on
+    +-- ProtocolError            the peer sent an unexpected message: report it
+    +-- DataError                the data has changed, or is bad: decide what to train on
         +-- StateMismatch        StreamStopped         StreamRemoved         BatchCorrupt
         +-- StreamChanged
             +-- StreamReplaced
 
-The first paragraph of each docstring says what happened and is replaced by the facts where they are
-known; the rest says what helps and is part of every message.
+The first paragraph of each docstring says what happened; an error with known facts has those in its
+place. The rest is the remedy, and part of every message.
 """
 
 # ruff: noqa: N818  each is named by what is wrong, as in "except RingExhausted"
@@ -47,11 +47,11 @@ class BatchdClientError(Exception):
         super().__init__("\n".join(filter(None, (facts or " ".join(happened.split()), " ".join(remedy.split())))))
 
 
-# --- you closed it ---------------------------------------------------------------------------------------------------
+# --- you closed it --------------------------------------------------------------------------------
 
 
 class Closed(BatchdClientError):
-    """What was used had been closed before."""
+    """The object has been closed."""
 
 
 class DaemonClosed(Closed):
@@ -83,19 +83,20 @@ class BatchReleased(Closed):
     """
 
 
-# --- the other side is not there, or broke ---------------------------------------------------------------------------
+# --- the daemon is missing, or failed --------------------------------------------------------
 
 
 class DaemonUnavailable(BatchdClientError):
-    """There is no daemon to talk to."""
+    """No daemon is available."""
 
 
 class DaemonNotFound(DaemonUnavailable):
     """No batchd daemon answers.
 
-    Start one with `batchd serve --config batchd.toml`, or say where it is: batchd_client.connect("ipc:///run/batchd"), or
-    BATCHD_ADDRESS=ipc:///run/batchd in the environment. In a container, share the daemon's runtime directory (docker run
-    -v /run/batchd:/run/batchd), or set BATCHD_ADDRESS=tcp://HOST:7070 and BATCHD_KEY.
+    Start one with `batchd serve --config batchd.toml`, or give its address:
+    batchd_client.connect("ipc:///run/batchd"), or BATCHD_ADDRESS=ipc:///run/batchd in the
+    environment. In a container, share the daemon's runtime directory (docker run -v
+    /run/batchd:/run/batchd), or set BATCHD_ADDRESS=tcp://HOST:7070 and BATCHD_KEY.
     """
 
 
@@ -175,11 +176,11 @@ class PushTimeout(DaemonUnavailable):
     """
 
 
-# --- the program asks for what cannot be -----------------------------------------------------------------------------
+# --- the request is impossible ----------------------------------------------------------
 
 
 class Misused(BatchdClientError):
-    """The program asks for something that cannot be."""
+    """The program requests something impossible."""
 
 
 class AddressInvalid(Misused):
@@ -272,7 +273,7 @@ class PrefetchInvalid(Misused):
 
 
 class LoaderInWorker(Misused):
-    """A batchd loader was used in a worker process of a DataLoader, where each worker would read the whole stream again.
+    """A batchd loader was used in a worker of a DataLoader, where each would read the whole stream.
 
     The daemon's workers do that work already: use DataLoader(dataset, batch_size=None,
     num_workers=0), or the BatchdLoader itself.
@@ -334,7 +335,7 @@ class WindowInvalid(Misused):
 
 
 class TooFewBatches(Misused):
-    """An epoch of the stream has fewer batches than there are ranks, and drop_last = true leaves them out.
+    """An epoch of the stream has fewer batches than ranks, and drop_last = true drops them.
 
     Use a smaller batch_size, fewer ranks, or drop_last = false for the stream in batchd.toml: then
     ranks share batches, which the client logs as a warning.
@@ -364,18 +365,22 @@ class RingExhausted(Misused):
     """
 
 
-class Unique:
-    """Refuses ``copy.copy``, ``copy.deepcopy`` and pickling; ``INSTEAD`` says what to do."""
+class NotCopyable:
+    """Base of batches, streams and connections: refuses copies and pickling.
+
+    A copy would share the lease or the claim of the original: after the release of one, the daemon
+    would write under the other. ``COPY_ADVICE`` is the remedy in the message.
+    """
 
     __slots__ = ()
-    INSTEAD: ClassVar[str]
+    COPY_ADVICE: ClassVar[str]
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Raise ``CopyRefused``."""
-        raise CopyRefused(f"{self!r} cannot be copied or pickled: {self.INSTEAD}")
+        raise CopyRefused(f"{self!r} cannot be copied or pickled: {self.COPY_ADVICE}")
 
 
-# --- the peer speaks nonsense ----------------------------------------------------------------------------------------
+# --- unexpected messages ---------------------------------------------------------------------
 
 
 class ProtocolError(BatchdClientError):
@@ -386,7 +391,7 @@ class ProtocolError(BatchdClientError):
     """
 
 
-# --- the data --------------------------------------------------------------------------------------------------------
+# --- the data -------------------------------------------------------------------------------------
 
 
 class DataError(BatchdClientError):
@@ -473,7 +478,7 @@ assert set(_BY_CODE) == set(ErrorCode), "an error code without an exception"
 
 
 def error_for_code(error: int, text: str) -> BatchdClientError:
-    """Turn what the daemon refused with into the exception for it; ``text`` is the daemon's, with the numbers."""
+    """Make the exception of a refusal; ``text`` is the daemon's, with the amounts."""
     try:
         kind = _BY_CODE[ErrorCode(error)]
     except ValueError:

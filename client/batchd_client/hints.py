@@ -1,4 +1,4 @@
-"""What would be better and is no error: told to the user's log, each once in a program. Runs in the trainer."""
+"""Hints in the user's log, each once per program. Runs in the trainer."""
 
 import logging
 import os
@@ -8,18 +8,18 @@ from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
 _log = logging.getLogger("batchd_client")
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
-def tell_once(text: str, level: int = logging.INFO) -> None:
-    """Say something to the user's log, and not again in this program."""
-    if text not in _told:
-        _told.add(text)
+def log_once(text: str, level: int = logging.INFO) -> None:
+    """Log a text, unless this program has logged it before."""
+    if text not in _logged:
+        _logged.add(text)
         _log.log(level, text)
 
 
-def crowded(stream: str, ranks: int, batches: int, samples: int) -> str | None:
-    """Say that ranks share every batch of an epoch; None where each has some of its own."""
+def shared_batches_hint(stream: str, ranks: int, batches: int, samples: int) -> str | None:
+    """Hint that ranks share every batch of an epoch; None if they do not."""
     if ranks <= batches:
         return None
     twice = ", and some of them the same samples" if ranks > samples else ""
@@ -29,8 +29,8 @@ def crowded(stream: str, ranks: int, batches: int, samples: int) -> str | None:
     )
 
 
-def missing_samples(status: DaemonStatus, stream: str) -> str | None:
-    """Say how far the next batch of ``stream`` is; None where it is not samples that are missing."""
+def missing_samples_hint(status: DaemonStatus, stream: str) -> str | None:
+    """Hint which samples the next batch of ``stream`` lacks; None if it lacks none."""
     one = status.stream(stream)
     if one is None or one.live is None or one.live.queued_samples + one.live.bound_samples >= one.batch_size:
         return None
@@ -43,8 +43,11 @@ def missing_samples(status: DaemonStatus, stream: str) -> str | None:
     )
 
 
-def nearer_way(address: str, ipc_address: str) -> str:
-    """Say that the daemon at ``address`` is on this host, and what shared memory takes; ``ipc_address`` is the daemon's word."""
+def shared_memory_hint(address: str, ipc_address: str) -> str:
+    """Hint that the daemon at ``address`` runs on this host, where shared memory is faster.
+
+    ``ipc_address``: the local address that the daemon reported.
+    """
     if _is_here(ipc_address):
         return f"the daemon at {address} runs on this host: {ipc_address} is faster, as it shares memory"
     path = ipc_address.removeprefix("ipc://")
@@ -55,7 +58,7 @@ def nearer_way(address: str, ipc_address: str) -> str:
 
 
 def _is_here(ipc_address: str) -> bool:
-    """Is the daemon's lifeline to be seen under that path? One that is closed to us is."""
+    """True if the daemon's lifeline is visible at that path, even in a closed directory."""
     try:
         directory = parse_address(ipc_address)
         if not isinstance(directory, RuntimeDirectory):

@@ -1,4 +1,4 @@
-"""batchd in JAX: dicts of ``jax.Array``, copied to the device before the loop asks. Runs in the trainer.
+"""batchd in JAX: dicts of ``jax.Array``, sent to the device ahead of the loop. In the trainer.
 
     from batchd_client.jax import BatchdLoader
 
@@ -34,7 +34,6 @@ from typing import Any, Protocol, Unpack
 from weakref import WeakSet
 
 import numpy as np
-import numpy.typing as npt
 
 try:
     import jax
@@ -46,7 +45,6 @@ except ImportError as _error:
 from batchd_client.batch import Batch
 from batchd_client.daemon import Connecting, Daemon, connect
 from batchd_client.errors import StreamTaken, TensorsInvalid
-from batchd_client.feed import Feed
 from batchd_client.loader import (
     PREFETCH,
     Loader,
@@ -54,24 +52,26 @@ from batchd_client.loader import (
     RankShare,
     aligned,
     check_prefetch,
+    checked_fields,
     find_share,
-    wanted,
 )
+from batchd_client.prefetch import Prefetcher
 from batchd_client.stream import Stream
+from batchd_wire.views import Array
 
 __all__ = ["BatchdLoader", "Batches", "batches"]
 
 HAVE_MEMORY = frozenset({"gpu", "cuda", "rocm", "tpu"})
-"""The platforms whose devices read the host's memory once, into their own."""
+"""Platforms whose devices copy the host's memory into their own."""
 
 _taken: WeakSet[Stream] = WeakSet()
 
 
 class Batches(Loader[dict[str, jax.Array]]):
-    """Batches of a stream as dicts of ``jax.Array``; ``batches`` and ``BatchdLoader`` make it.
+    """Batches of a stream as dicts of ``jax.Array``; made by ``batches`` and ``BatchdLoader``.
 
-    ``for batch in ...`` gives the rest of the current epoch; the next ``for`` gives the next one,
-    and what is under way goes on across the boundary. An array never changes, and may be donated.
+    ``for batch in ...`` reads the rest of the current epoch; the next ``for`` reads the next epoch,
+    and prefetch crosses the boundary. An array never changes, and may be donated.
     """
 
     def __init__(
@@ -82,25 +82,25 @@ class Batches(Loader[dict[str, jax.Array]]):
         prefetch: int,
         daemon: Daemon | None = None,
     ) -> None:
-        """``daemon``: is closed with this. Raises ``StreamTaken`` and ``TensorsInvalid``."""
+        """``daemon``: closed together with this. Raises ``StreamTaken`` and ``TensorsInvalid``."""
         if stream in _taken:
-            raise StreamTaken(f"the batches of stream {stream.name!r} are brought to JAX already")
+            raise StreamTaken(f"stream {stream.name!r} already has a loader for JAX")
         self._specs = specs_for(stream, fields, sharding)
         target = JaxTarget(sharding, stream.batch_size, stream.world_size)
         super().__init__(stream.name, RankShare(stream.rank, stream.world_size), f"platform={target.platform}")
         ahead = 0 if target.keeps_host_memory() else prefetch
-        self._feed = Feed(stream, JaxPlacement(tuple(self._specs), target), ahead)
-        self._opened = LoaderConnection(self, self._feed, daemon)
+        self._prefetcher = Prefetcher(stream, JaxPlacement(tuple(self._specs), target), ahead)
+        self._opened = LoaderConnection(self, self._prefetcher, daemon)
         _taken.add(stream)
 
     @property
     def schema(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        """The arrays of a whole batch, by field, those of all processes together: what ``jax.eval_shape`` and ``lower`` take."""
+        """Shapes and dtypes of a whole batch of all processes, by field, for ``jax.eval_shape``."""
         return MappingProxyType(self._specs)
 
-    def _open(self) -> Feed[dict[str, jax.Array]]:
-        """See ``Loader``. It was open from the beginning."""
-        return self._feed
+    def _open(self) -> Prefetcher[dict[str, jax.Array]]:
+        """See ``Loader``. Open from the beginning."""
+        return self._prefetcher
 
 
 def batches(
@@ -110,13 +110,15 @@ def batches(
     prefetch: int = PREFETCH,
     fields: Sequence[str] | None = None,
 ) -> Batches:
-    """Bring the batches of a stream to JAX; make it once, for all epochs. The stream belongs to it from now on.
+    """Read a stream's batches as dicts of ``jax.Array``. Call it once for all epochs.
+
+    The stream then belongs to the returned object:
 
         stream = daemon.stream("photos", rank=jax.process_index(), world_size=jax.process_count())
         train = batches(stream)
 
-    ``sharding``, ``prefetch`` and ``fields`` as for ``BatchdLoader``. Raises ``TensorsInvalid``,
-    ``PrefetchInvalid`` and, where another one has the stream, ``StreamTaken``.
+    ``sharding``, ``prefetch`` and ``fields``: as for ``BatchdLoader``. Raises ``TensorsInvalid``,
+    ``PrefetchInvalid``, and ``StreamTaken`` if the stream already has such a reader.
     """
     check_prefetch(prefetch)
     return Batches(stream, sharding, fields, prefetch)
@@ -125,23 +127,23 @@ def batches(
 class BatchdLoader(Batches):
     """The stream ``stream`` of the daemon at ``address`` as dicts of ``jax.Array``, by field.
 
-    ``sharding``: how arrays lie on devices; default: all of them on JAX's default device. Where it
-    has devices of other processes too, each brings its share of the rows, and the arrays are of all
-    of them together. ``fields``: which, in which order; default: all. A padded or ragged field
-    comes with all the room that it has, with ``NAME_length`` or ``NAME_shape`` beside it.
-    ``prefetch``: how many batches are under way ahead of the loop; on a CPU there is no way to go,
-    and so none.
+    Arrays are ``[batch, *shape]``, dtypes as in the module's table. ``sharding``: of the arrays;
+    default: JAX's default device. If it has devices of other processes, each process contributes
+    its rows, and the arrays span all of them. ``fields``: names, in order; default: all. A padded
+    or ragged field has its whole room, with ``NAME_length`` or ``NAME_shape`` beside it.
+    ``prefetch``: most batches in transit ahead of the loop; 0 on a CPU, where nothing is
+    transferred.
 
-    ``rank`` and ``world_size``: default: ``jax.process_index()`` and ``jax.process_count()``, so it
-    is made after ``jax.distributed.initialize()``. ``window``, ``epochs`` and ``state`` as for
-    ``Daemon.stream``. ``restart``: begin the epoch anew with each ``for``, as validation wants it;
-    else a ``for`` that was left goes on where it stopped. ``connecting``: as for
+    ``rank`` and ``world_size``: default: ``jax.process_index()`` and ``jax.process_count()``, so
+    call ``jax.distributed.initialize()`` first. ``window``, ``epochs`` and ``state``: as for
+    ``Daemon.stream``. ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise,
+    after a ``break``, the next ``for`` continues where the loop stopped. ``connecting``: as for
     ``batchd_client.connect``.
 
     Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
     """
 
-    def __init__(  # noqa: PLR0913  what a program may say of its arrays, each by its name
+    def __init__(  # noqa: PLR0913  options of a loader, each by name
         self,
         stream: str,
         *,
@@ -160,11 +162,11 @@ class BatchdLoader(Batches):
         check_prefetch(prefetch)
         share = _share(rank, world_size)
         daemon = connect(address, **connecting)
-        with ExitStack() as where_it_fails:
-            where_it_fails.callback(daemon.close)
+        with ExitStack() as on_failure:
+            on_failure.callback(daemon.close)
             opened = daemon.stream(stream, *share, window=window, epochs=epochs, state=state)
             super().__init__(opened, sharding, fields, prefetch, daemon)
-            where_it_fails.pop_all()
+            on_failure.pop_all()
         self._restart = restart
 
 
@@ -175,20 +177,20 @@ def _share(rank: int | None, world_size: int | None) -> RankShare:
 
 
 class ArrayTarget(Protocol):
-    """Where arrays go; tests have another one than ``JaxTarget``."""
+    """Destination of arrays: ``JaxTarget``, or a fake in tests."""
 
     def keeps_host_memory(self) -> bool:
-        """May an array there be the memory that it was made of?"""
+        """True if an array may share the host memory it was made from."""
 
-    def put(self, local: npt.NDArray[Any]) -> Any:
-        """Begin to make an array of what this process has of it."""
+    def put(self, local: Array) -> jax.Array:
+        """Begin the transfer of this process's rows into an array."""
 
 
 class JaxTarget:
-    """Devices as ``sharding`` says, or JAX's default device at the time.
+    """The devices of ``sharding``, or JAX's present default device.
 
-    Where other processes have devices of the sharding, each of ``world_size`` brings ``batch_size``
-    rows of every array.
+    If the sharding has devices of other processes, each of ``world_size`` processes contributes
+    ``batch_size`` rows to every array.
     """
 
     def __init__(self, sharding: jax.sharding.Sharding | None, batch_size: int, world_size: int) -> None:
@@ -198,7 +200,7 @@ class JaxTarget:
 
     @property
     def platform(self) -> str:
-        """What kind of devices."""
+        """Platform of the devices."""
         devices: Any = [_default_device()] if self._sharding is None else self._sharding.device_set
         return str(next(iter(devices)).platform)
 
@@ -207,7 +209,7 @@ class JaxTarget:
         kind = None if self._sharding is None else self._sharding.memory_kind
         return self.platform not in HAVE_MEMORY or kind not in {None, "device"}
 
-    def put(self, local: npt.NDArray[Any]) -> jax.Array:
+    def put(self, local: Array) -> jax.Array:
         """See ``ArrayTarget``."""
         if self._sharding is None or self._sharding.is_fully_addressable:
             return jax.device_put(local, self._sharding)
@@ -221,35 +223,38 @@ class JaxTarget:
 
 
 class _JaxTransfer:
-    """A batch on its way; see ``feed.Transfer``."""
+    """A batch in transit; see ``prefetch.Transfer``."""
 
     __slots__ = ("_arrays", "_batch")
 
-    def __init__(self, batch: Batch, arrays: dict[str, Any]) -> None:
+    def __init__(self, batch: Batch, arrays: dict[str, jax.Array]) -> None:
         self._batch = batch
         self._arrays = arrays
 
     def is_over(self) -> bool:
-        """Has it arrived? Then the batch is given back. What the loop has got is not looked at: it may have been donated."""
+        """True if the transfer is done; releases its batch.
+
+        Does not read the arrays after the release: the loop may have donated them.
+        """
         if not self._batch.released and all(array.is_ready() for array in self._arrays.values()):
             self._batch.release()
         return self._batch.released
 
     def finish(self) -> dict[str, Any]:
-        """See ``feed.Transfer``. Waits until the arrays are there."""
+        """See ``prefetch.Transfer``. Waits for the arrays."""
         if not self._batch.released:
             self.wait()
         return dict(self._arrays)
 
     def wait(self) -> None:
-        """Wait until it has arrived, and give the batch back."""
+        """Wait for the transfer, and release the batch."""
         for array in self._arrays.values():
             array.block_until_ready()
         self._batch.release()
 
 
 class JaxPlacement:
-    """See above."""
+    """Copies batches to JAX's devices; see the module."""
 
     def __init__(self, fields: Sequence[str], target: ArrayTarget) -> None:
         self._fields = fields
@@ -257,7 +262,7 @@ class JaxPlacement:
         self._under_way: list[_JaxTransfer] = []
 
     def begin(self, batch: Batch) -> _JaxTransfer:
-        """See ``feed.Placement``. Raises ``TensorsInvalid``, and what JAX raises."""
+        """See ``prefetch.Placement``. Raises ``TensorsInvalid``, and what JAX raises."""
         if self._target.keeps_host_memory():
             with batch:
                 local = self._local(batch, own=True)
@@ -267,24 +272,24 @@ class JaxPlacement:
         self._under_way.append(transfer)
         return transfer
 
-    def _local(self, batch: Batch, *, own: bool) -> dict[str, npt.NDArray[Any]]:
+    def _local(self, batch: Batch, *, own: bool) -> dict[str, Array]:
         return {name: host_array(name, batch.room(name).array, own=own) for name in self._fields}
 
     def sweep(self, *, wait: bool = False) -> None:
-        """See ``feed.Placement``."""
+        """See ``prefetch.Placement``."""
         if wait:
             for one in self._under_way:
-                with suppress(jax.errors.JaxRuntimeError):  # a transfer that has failed reads nothing any more
+                with suppress(jax.errors.JaxRuntimeError):  # a failed transfer reads nothing
                     one.finish()
         self._under_way = [one for one in self._under_way if not (wait or one.is_over())]
 
     def close(self) -> None:
-        """See ``feed.Placement``."""
+        """See ``prefetch.Placement``."""
         self.sweep(wait=True)
 
 
-def _default_device() -> Any:
-    """Where ``jax.device_put`` brings what has no sharding."""
+def _default_device() -> jax.Device:
+    """The device of ``jax.device_put`` without a sharding."""
     config: Any = jax.config
     device = config.jax_default_device
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
@@ -293,9 +298,12 @@ def _default_device() -> Any:
 def specs_for(
     stream: Stream, fields: Sequence[str] | None, sharding: jax.sharding.Sharding | None
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a whole batch, by field, in the order that is wanted. Raises ``TensorsInvalid``."""
+    """Shapes and dtypes of a whole batch's arrays, by field, in order.
+
+    Raises ``TensorsInvalid``.
+    """
     schema = stream.schema
-    names = wanted(schema, fields, as_dict=True)
+    names = checked_fields(schema, fields, as_dict=True)
     is_whole = sharding is None or sharding.is_fully_addressable
     rows = stream.batch_size if is_whole else stream.batch_size * stream.world_size
     specs = {
@@ -308,14 +316,17 @@ def specs_for(
 
 
 def dtype_in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type that JAX has for this one: half as wide where it is one of 64 bits, unless ``jax_enable_x64`` is set."""
+    """JAX's dtype for ``dtype``.
+
+    64-bit types become 32-bit ones, unless ``jax_enable_x64`` is set.
+    """
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
-def host_array(name: str, array: npt.NDArray[Any], *, own: bool) -> npt.NDArray[Any]:
-    """A field as JAX takes it: as it lies there if its type may stay, unless it shall have memory of its ``own``.
+def host_array(name: str, array: Array, *, own: bool) -> Array:
+    """Prepare a field for JAX, in JAX's dtype: the array itself, or a copy if that is needed.
 
-    Raises ``TensorsInvalid`` where a number does not fit into JAX's type.
+    ``own``: always copy. Raises ``TensorsInvalid`` if a number does not fit into JAX's dtype.
     """
     dtype = dtype_in_jax(array.dtype)
     if dtype == array.dtype and not own:
@@ -331,7 +342,7 @@ def host_array(name: str, array: npt.NDArray[Any], *, own: bool) -> npt.NDArray[
 
 
 def _check_rows(stream: Stream, specs: Mapping[str, jax.ShapeDtypeStruct], sharding: jax.sharding.Sharding) -> None:
-    """Does the sharding go with the rows of every batch, those of a smaller last one too? Raises ``TensorsInvalid``."""
+    """Raise ``TensorsInvalid`` unless the sharding fits every batch, also a smaller last one."""
     rest = stream.samples % stream.batch_size if stream.world_size == 1 else 0
     is_even = len(stream) * stream.world_size * stream.batch_size <= stream.samples
     if not is_even and not sharding.is_fully_addressable:

@@ -1,4 +1,4 @@
-"""batchd in Keras 3, whatever its backend: a stream as a ``PyDataset``, and a callback that knows how far the training is.
+"""batchd in Keras 3 with any backend: a stream as a ``PyDataset``, and a progress callback.
 
     from batchd_client.keras import BatchdPyDataset, Progress
 
@@ -6,8 +6,8 @@
     progress = Progress(photos.stream)
     model.fit(photos, epochs=90, callbacks=[progress])          # progress.state_dict() at any time
 
-Runs in the trainer. Needs Keras alone; where TensorFlow is its backend,
-``batchd_client.tensorflow.dataset`` is the faster way.
+Runs in the trainer. Needs only Keras; with TensorFlow as its backend,
+``batchd_client.tensorflow.dataset`` is faster.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ except ImportError as _error:
         "(https://keras.io/getting_started)"
     ) from _error
 
+from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid
-from batchd_client.loader import own, wanted
-from batchd_client.passes import Passes
+from batchd_client.loader import checked_fields, own
 from batchd_client.positions import StreamState
 from batchd_client.stream import Stream
 from batchd_wire.fields import RAGGED
@@ -36,19 +36,20 @@ if not hasattr(keras.utils.PyDataset, "on_epoch_begin"):
 
 
 class BatchdPyDataset(keras.utils.PyDataset):
-    """A stream as Keras wants it: ``model.fit(photos, epochs=90)``. Give it to ``fit`` or ``evaluate``, or index it.
+    """A stream for ``model.fit(photos, epochs=90)`` or ``evaluate``; or index it.
 
-    ``fields``: which, in which order; default: all, in tuples without ``index``. ``as_dict``: give
-    dicts and not tuples. Arrays are the program's own.
+    ``fields``: names, in order; default: all, in tuples without ``index``. ``as_dict``: give dicts
+    instead of tuples. Batches are numpy arrays ``[samples, *shape]`` with memory of their own, with the
+    dtypes of ``Stream.schema``.
 
-    An epoch's batches come in the stream's order, which has been shuffled already: the first index
-    that is asked for is the first batch, whatever its number (``fit`` mixes the numbers unless it
-    is told ``shuffle=False``), and the same index is the same batch until the epoch ends. Asking
-    for one again is possible, and slow: the stream is moved there and back.
+    An epoch's batches come in the stream's order, which is shuffled already: the first index requested
+    is the first batch, whatever its number (``fit`` shuffles the numbers unless ``shuffle=False``), and
+    the same index is the same batch until the epoch ends. Requesting one again is possible, but slow:
+    the stream moves there and back.
 
-    An epoch ends with ``on_epoch_end``, if all of its batches have been asked for; Keras calls it.
+    An epoch ends with ``on_epoch_end``, which Keras calls, if all of its batches were requested.
 
-    Raises ``TensorsInvalid``, and ``WorkersInvalid`` for workers of Keras's own.
+    Raises ``TensorsInvalid`` and, for Keras workers, ``WorkersInvalid``.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
         super().__init__()
         self.workers = workers
         self.use_multiprocessing = use_multiprocessing
-        self._names = wanted(stream.schema, fields, as_dict=as_dict)
+        self._names = checked_fields(stream.schema, fields, as_dict=as_dict)
         for name in self._names:
             varying = stream.schema[name].varying
             if varying is not None and varying.kind == RAGGED:
@@ -72,10 +73,10 @@ class BatchdPyDataset(keras.utils.PyDataset):
                     "leave it out of fields="
                 )
         self._as_dict = as_dict
-        self._passes = Passes(stream)
+        self._passes = EpochPasses(stream)
         self._lock = Lock()
         self._numbers: dict[int, int] = {}
-        """Which batch of the pass each index is."""
+        """Number of the batch in the pass, by index."""
         self._begins = True
         """The next index begins a pass."""
         self._is_over = False
@@ -84,7 +85,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
         """Between ``on_epoch_begin`` and ``on_epoch_end``."""
         self._announced = len(self)
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- what it is -------------------------------------------------------------------------------
 
     @property
     def stream(self) -> Stream:
@@ -93,24 +94,27 @@ class BatchdPyDataset(keras.utils.PyDataset):
 
     @property
     def epoch(self) -> int:
-        """The epoch that it gives: for ``fit(initial_epoch=)``."""
+        """The epoch of the batches: for ``fit(initial_epoch=)``."""
         return self.stream.epoch if self._is_over else self._passes.present.start.epoch
 
     def __len__(self) -> int:
-        """Batches in this epoch for this rank: fewer than in a whole one where it was resumed."""
+        """Batches in this epoch for this rank: fewer than in a whole one after a resume."""
         return self.stream.left if self._is_over else self._passes.present.length
 
     @property
     def num_batches(self) -> int:
-        """As ``len``. Keras asks for it whenever it begins to take batches from the first one on."""
+        """As ``len``. Keras reads it each time before it takes batches from the first one on."""
         self._begins = True
         self._announced = len(self)
         return self._announced
 
-    # --- taking batches -----------------------------------------------------------------------------------------------
+    # --- taking batches ---------------------------------------------------------------------------
 
     def __getitem__(self, index: int) -> Any:
-        """Give a batch. Raises what iterating a ``Stream`` raises, and ``PositionInvalid`` behind the last epoch."""
+        """Return batch ``index`` of the epoch.
+
+        Raises what iterating a ``Stream`` raises, and ``PositionInvalid`` after the last epoch.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         with self._lock:
@@ -129,7 +133,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
         return dict(zip(self._names, arrays, strict=True)) if self._as_dict else tuple(arrays)
 
     def on_epoch_begin(self) -> None:
-        """Keras begins an epoch. Raises ``EpochsUneven`` where it would take only part of it."""
+        """Start of an epoch. Raises ``EpochsUneven`` if Keras would take only part of it."""
         if self._announced != len(self):
             raise EpochsUneven(
                 f"Keras goes on with {self._announced} batches in each epoch, as the rest of the resumed one had, and epoch "
@@ -138,7 +142,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
         self._is_training = True
 
     def on_epoch_end(self) -> None:
-        """Keras has had its epoch: the next batches are those of the next one, if all of this one have been asked for."""
+        """End of an epoch: go on to the next, if all batches of this one were requested."""
         self._is_over |= self._is_training and self._passes.is_over
         self._is_training = False
 
@@ -147,29 +151,28 @@ class BatchdPyDataset(keras.utils.PyDataset):
         self._numbers.clear()
         self._begins = self._is_over = False
 
-    # --- where it is --------------------------------------------------------------------------------------------------
+    # --- where it is ------------------------------------------------------------------------------
 
     def state_dict(self, batches: int | None = None) -> StreamState:
-        """What a checkpoint needs to go on behind the first ``batches`` of this epoch's.
+        """Return the state for a checkpoint after the first ``batches`` batches of this epoch.
 
-        Default: behind those that a ``Progress`` callback has counted; without one, where the epoch
-        begins.
+        Default: after those that a ``Progress`` callback has counted; without one, the epoch's beginning.
         """
         if batches is None:
             batches = self._passes.trained or (self._passes.taken if self._is_over else 0)
         return self._passes.state_dict(batches)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where ``state_dict`` was taken. Raises ``StateMismatch``, and then everything stays as it was."""
+        """Continue where ``state_dict`` was taken. Raises ``StateMismatch`` without any change."""
         with self._lock:
             self.stream.load_state_dict(state)
             self._begin(same=False)
 
-    # --- what it must not have ----------------------------------------------------------------------------------------
+    # --- what it must not have --------------------------------------------------------------------
 
     @property
     def workers(self) -> int:
-        """1: the thread of Keras's that asks."""
+        """Always 1: the thread of Keras that asks."""
         return 1
 
     @workers.setter
@@ -179,7 +182,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
 
     @property
     def use_multiprocessing(self) -> bool:
-        """False."""
+        """Always False."""
         return False
 
     @use_multiprocessing.setter
@@ -189,31 +192,30 @@ class BatchdPyDataset(keras.utils.PyDataset):
 
 
 class Progress(keras.callbacks.Callback):
-    """Counts the batches of a stream that ``fit`` has trained on, whatever is read ahead of it.
+    """Counts the batches of a stream that ``fit`` has trained on, however far is read ahead.
 
-    For ``BatchdPyDataset`` and for ``batchd_client.tensorflow.dataset``; one in a program for each
-    stream.
+    For ``BatchdPyDataset`` and ``batchd_client.tensorflow.dataset``; one per stream in a program.
     """
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
-        self._passes = Passes(stream)
+        self._passes = EpochPasses(stream)
         self._last = -1
 
     @property
     def epoch(self) -> int:
-        """The epoch in which the training stands: for ``fit(initial_epoch=)``."""
+        """The epoch of the training: for ``fit(initial_epoch=)``."""
         return self.state_dict()["epoch"]
 
     def state_dict(self) -> StreamState:
-        """What a checkpoint needs to go on exactly here: what the model was trained on counts as done, and nothing else."""
+        """Return the state for a checkpoint: exactly the batches trained on count as done."""
         return self._passes.state_dict(self._passes.trained)
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002  as Keras calls it
-        """Keras counts its batches anew."""
+        """Keras restarts its count of batches."""
         self._last = -1
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:  # noqa: ARG002  as Keras calls it
-        """Keras has trained up to this batch, of one or of several in one go."""
+        """Keras has trained up to this batch, one or several in one call."""
         self._passes.train(batch - self._last)
         self._last = batch

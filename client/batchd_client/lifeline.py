@@ -1,11 +1,11 @@
-"""The lifeline: the AF_UNIX socket that proves who the trainer is, that it lives, and that the daemon does. Runs in the trainer.
+"""The lifeline: the AF_UNIX socket that proves that trainer and daemon live. Runs in the trainer.
 
-    connect -> Hello -> Welcome (secret) -> SlotShared + descriptor, as often as there are slots -> end of file
-                             (AskWritable, by those who register slots with a device)
+    connect -> Hello -> Welcome (secret) -> SlotShared + descriptor, for each slot -> end of file
+                        (AskWritable, to register slots with a device)
 
-Invariant: the socket stays open for as long as the session *or any lease of it* lives, since its
-end tells the daemon that nobody reads its slots any more. So a connection may be closed or replaced
-while arrays over its slots are still in use.
+Invariant: the socket stays open while the session *or any lease of it* lives, because its end tells
+the daemon that this process reads no slot any more. So a connection may be closed or replaced while
+arrays over its slots are in use.
 """
 
 import os
@@ -44,17 +44,17 @@ class SessionLost(Exception):  # noqa: N818  news that never leaves this package
 
 
 class DaemonBusy(DaemonUnavailable):
-    """The daemon is there, but cannot take a session right now.
+    """The daemon exists, but cannot accept a session right now.
 
-    It is draining, or trainers connect faster than it takes them in; try again in a moment.
+    It is draining, or trainers connect faster than it accepts them; try again in a moment.
     """
 
 
 class Lifeline:
-    """The open lifeline of one session. Leases hold it, so it closes itself with its last reference, where nobody did before.
+    """The open lifeline of one session. Leases hold it; it closes with its last reference.
 
-    Not by ``__del__``: in a cycle of garbage the socket would be finalized first, and complain that
-    nobody closed it.
+    Not by ``__del__``: in a reference cycle the socket would be finalized first, with a warning that it
+    was not closed.
     """
 
     __slots__ = ("__weakref__", "_end", "_socket", "descriptor", "path")
@@ -66,15 +66,15 @@ class Lifeline:
         self._end = finalize(self, _close_at_last, connected, ref(self), turn)
 
     def wait(self, deadline: float) -> bool:
-        """Wait until there is something to receive; False once ``deadline`` has passed."""
+        """Wait for something to receive; False once ``deadline`` has passed."""
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def receive_shared(self, slots: dict[int, SlotMemory], mailboxes: dict[int, Mailbox]) -> None:
-        """Take all the memory that has been shared by now, and let go of what is over.
+        """Map all memory shared so far, and drop that of ended streams.
 
-        Raises ``SessionLost`` at the end of file, and ``ProtocolError``.
+        Raises ``SessionLost`` at end of file, and ``ProtocolError``.
         """
         while True:
             try:
@@ -100,9 +100,10 @@ class Lifeline:
                     )
 
     def introduce(self, deadline: float) -> bytes:
-        """Say who we are and get the secret that opens the session; see ``open_lifeline``."""
+        """Send ``Hello`` and return the secret that opens the session; see ``open_lifeline``."""
         try:
-            with suppress(ChannelClosed):  # whoever was turned away already finds the reason in the daemon's last words
+            # If the daemon has already refused us, its last message has the reason.
+            with suppress(ChannelClosed):
                 send_message(self._socket, Hello(PROTOCOL_VERSION, program(), os.getpid()))
             if not self.wait(deadline):
                 raise ConnectTimeout(f"{self.path} took the connection, but the daemon did not say a word")
@@ -123,12 +124,12 @@ class Lifeline:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome on {self.path}")
 
     def close(self) -> None:
-        """Close it: no lease needs it any more. Closing twice does nothing."""
+        """Close the socket: no lease needs it any more. Closing twice does nothing."""
         self._socket.close()
         self._end.detach()
 
     def ask_writable(self) -> None:
-        """Ask for slots that can be mapped writable. Raises ``DaemonBusy`` where the daemon is gone."""
+        """Ask for slots that can be mapped writable. Raises ``DaemonBusy``."""
         try:
             send_message(self._socket, AskWritable())
         except ChannelClosed:
@@ -138,11 +139,10 @@ class Lifeline:
 def open_lifeline(
     path: Path, deadline: float, turn: Turn, *, writable_slots: bool, given: socket.socket | None
 ) -> tuple[Lifeline, bytes]:
-    """Connect, or use the socket ``given`` by the daemon, and introduce ourselves: the lifeline and the session's secret.
+    """Connect, or use the socket ``given`` by the daemon; return the lifeline and the secret.
 
-    Raises ``OSError`` where nobody listens, ``DaemonBusy`` where it is worth trying again,
-    ``ConnectTimeout`` for a silent daemon, ``PermissionDenied`` or ``VersionMismatch`` where it
-    refuses us, and ``ProtocolError``.
+    Raises ``OSError`` if no process listens, ``DaemonBusy`` if a retry may help, ``ConnectTimeout`` for
+    a silent daemon, ``PermissionDenied`` or ``VersionMismatch`` if it refuses, and ``ProtocolError``.
     """
     connecting = given or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     connecting.setblocking(False)
@@ -163,7 +163,7 @@ def open_lifeline(
 
 
 def _close_at_last(connected: socket.socket, user: ref[Lifeline], turn: Turn) -> None:
-    """Nothing refers to the lifeline any more, or the program ends, perhaps while a thread waits for a batch."""
+    """Close at the last reference or at the program's end, unless a thread waits for a batch."""
     if user() is None or turn.end():
         connected.close()
 
@@ -174,7 +174,7 @@ def _close(descriptors: list[int]) -> None:
 
 
 def program() -> str:
-    """What `batchd status` shows for this trainer: the name of its script, or of the package that `python -m` runs."""
+    """Name of this program for `batchd status`: its script, or the package run by `python -m`."""
     script = Path(sys.argv[0] if sys.argv else "")
     name = script.parent.name if script.name == "__main__.py" else script.name
     return name[:PROGRAM_CHARACTERS_MAX] or "python"

@@ -1,16 +1,16 @@
-"""batchd in Lightning: streams by name where a LightningDataModule was. Runs in the trainer; needs Lightning 2.2 or newer.
+"""batchd in Lightning: streams in place of a LightningDataModule. Needs Lightning 2.2 or newer.
 
     from batchd_client.lightning import BatchdDataModule
 
     trainer.fit(model, datamodule=BatchdDataModule("photos", val="photos-val", normalize=(MEAN, STD)))
 
-Lightning asks a loader of the training for its state when it writes a checkpoint, and gives it back
-before the first batch. It says which epoch it is in through ``loader.sampler.set_epoch``, after
+Runs in the trainer. Lightning asks a training loader for its state when it writes a checkpoint, and
+returns it before the first batch. It announces the epoch by ``loader.sampler.set_epoch``, after
 ``iter`` and before the first ``next``.
 
-Invariant: training reads epoch E of the stream in Lightning's epoch E, however much of the former
-one was left. All other stages read epoch 0 from its beginning each time, so that figures of one day
-compare with those of another.
+Invariant: training reads epoch E of the stream in Lightning's epoch E, however much of the previous
+epoch was left. All other stages read epoch 0 from its beginning each time, so that their figures are
+comparable.
 """
 
 import sys
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 else:
     try:
         if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
-            from pytorch_lightning import LightningDataModule  # the program's own of two that may be there
+            # The program uses this one of the two packages.
+            from pytorch_lightning import LightningDataModule
         else:
             from lightning.pytorch import LightningDataModule
     except ImportError:
@@ -42,7 +43,7 @@ Streams = str | Sequence[str] | None
 
 
 class StageLoader:
-    """What a stage iterates: a ``BatchdLoader`` that connects when it is used, over epoch 0 from its beginning each time."""
+    """Loader of a stage: reads epoch 0 from its beginning each time; connects at its first use."""
 
     def __init__(self, connect: Callable[[Mapping[str, object] | None], BatchdLoader]) -> None:
         self._connect = connect
@@ -52,7 +53,10 @@ class StageLoader:
 
     @property
     def loader(self) -> BatchdLoader:
-        """The loader: classes, schema, statistics. Connects where that was not done, and raises what ``BatchdLoader`` does."""
+        """The loader: classes, schema, statistics.
+
+        Connects if needed; raises as ``BatchdLoader``.
+        """
         if self._opened is None:
             self._opened = self._connect(self._state)
         return self._opened
@@ -62,14 +66,14 @@ class StageLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate an epoch; which one is settled with the first batch."""
+        """Iterate an epoch, which is fixed at the first batch."""
         loader = self.loader
         if self._epoch is not None:
             loader.set_epoch(self._epoch)
         yield from loader
 
     def close(self) -> None:
-        """Give up the connection. Closing twice does nothing."""
+        """Close the connection. Closing twice does nothing."""
         opened, self._opened = self._opened, None
         if opened is not None:
             self._state = opened.state_dict()
@@ -77,7 +81,10 @@ class StageLoader:
 
 
 class TrainingLoader(StageLoader):
-    """One that goes on: over the epoch that it is told, from where a state stands within it. The state stays after ``close``."""
+    """Loader of the training: reads the epoch that it is told, from its state on.
+
+    The state remains after ``close``.
+    """
 
     def __init__(self, connect: Callable[[Mapping[str, object] | None], BatchdLoader]) -> None:
         super().__init__(connect)
@@ -85,11 +92,11 @@ class TrainingLoader(StageLoader):
 
     @property
     def sampler(self) -> "TrainingLoader":
-        """Where Lightning looks for ``set_epoch``."""
+        """The object on which Lightning calls ``set_epoch``."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``for`` be over this epoch."""
+        """Let the next ``for`` read this epoch."""
         self._epoch = epoch
 
     def state_dict(self) -> Mapping[str, object]:
@@ -106,14 +113,13 @@ class TrainingLoader(StageLoader):
 class BatchdDataModule(LightningDataModule):
     """Streams of a batchd daemon for the stages of a ``Trainer``.
 
-    ``train``, ``val``, ``test``, ``predict``: names of streams; several for a stage give the
-    trainer several loaders. All ``options`` are those of ``BatchdLoader`` and count for every
-    stage; the trainer gives ``rank`` and ``world_size``. On GPUs ``device`` is the trainer's own,
-    so that batches arrive there, and Lightning has nothing left to move.
+    ``train``, ``val``, ``test``, ``predict``: names of streams; several names give the stage several
+    loaders. ``options`` are those of ``BatchdLoader``, for every stage; the trainer sets ``rank`` and
+    ``world_size``. On GPUs ``device`` is the trainer's own, so Lightning need not move batches.
 
-    A checkpoint of the trainer has the position; ``trainer.fit(..., ckpt_path=...)`` goes on with
-    the next batch. Within an epoch that needs as many ranks as before, since Lightning counts the
-    batches of a rank.
+    A checkpoint of the trainer has the position; ``trainer.fit(..., ckpt_path=...)`` continues with the
+    next batch. Within an epoch that needs the same number of ranks, as Lightning counts the batches of
+    a rank.
     """
 
     def __init__(
@@ -128,16 +134,17 @@ class BatchdDataModule(LightningDataModule):
         self._options = options
         self._loaders: dict[str, list[StageLoader]] = {}
         for stage, streams in {"train": train, "val": val, "test": test, "predict": predict}.items():
-            if streams is not None:  # else Lightning's own method stays, by which it knows that there is none
+            # Otherwise Lightning's own method stays, by which it knows that there is none.
+            if streams is not None:
                 setattr(self, f"{stage}_dataloader", partial(self._make, stage, streams))
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002  Lightning's own signature
-        """Close everything; checkpoints may still be written."""
+        """Close all loaders; checkpoints may still be written."""
         for loaders in self._loaders.values():
             _close(loaders)
 
     def _make(self, stage: str, streams: str | Sequence[str]) -> StageLoader | list[StageLoader]:
-        """New loaders of a stage, in place of those that it had: what Lightning calls ``train_dataloader`` and so on."""
+        """Make the loaders of a stage, in place of its old ones: ``train_dataloader`` and so on."""
         _close(self._loaders.get(stage, ()))
         loaders = [self._loader(stage, name) for name in ([streams] if isinstance(streams, str) else streams)]
         self._loaders[stage] = loaders

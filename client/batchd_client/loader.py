@@ -1,7 +1,7 @@
-"""Base of the frameworks' loaders: rank and fields, epochs, checkpoints, closing. Runs in the trainer.
+"""Base of the frameworks' loaders: rank, fields, epochs, checkpoints. Runs in the trainer.
 
-    a framework's BatchdLoader  --is a-->  Loader  --has-->  LoaderConnection  --has-->  Feed, Daemon
-    (what batches become)                                    (ends by itself)
+    BatchdLoader  --is a-->  Loader  --has-->  LoaderConnection  --has-->  Prefetcher, Daemon
+    (of a framework)                           (closes itself)
 
 A JAX loader connects when it is made; a torch loader, which may be pickled, at its first use in a
 process. So the connection is an object of its own: a pickle leaves it out as a whole, and its
@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from math import prod
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 from weakref import finalize
 
 import numpy as np
@@ -37,8 +37,8 @@ import numpy.typing as npt
 
 from batchd_client.daemon import Daemon
 from batchd_client.errors import PrefetchInvalid, RankInvalid, StreamClosed, TensorsInvalid
-from batchd_client.feed import Feed
 from batchd_client.positions import StreamState
+from batchd_client.prefetch import Prefetcher
 from batchd_client.stream import FieldSchema, Stream, StreamStatistics
 
 PREFETCH = 2
@@ -113,30 +113,37 @@ class LoaderStatistics(StreamStatistics):
 
 
 class LoaderConnection(Generic[T]):
-    """What a loader reads while it is connected. Closed with the loader or the program at the latest."""
+    """What a loader reads while it is connected.
 
-    def __init__(self, loader: "Loader[T]", feed: Feed[T], daemon: Daemon | None) -> None:
+    Closed with the loader or the program at the latest.
+    """
+
+    def __init__(self, loader: "Loader[T]", prefetcher: Prefetcher[T], daemon: Daemon | None) -> None:
         """``daemon``: closed together with this connection."""
-        self.feed = feed
-        self._end = partial(_end, feed, daemon, os.getpid())
-        self._at_last = finalize(loader, self._end)
+        self.prefetcher = prefetcher
+        self._end = partial(_end, prefetcher, daemon, os.getpid())
+        self._finalizer = finalize(loader, self._end)
 
     def close(self) -> None:
-        """Close feed and daemon connection. After an interrupt, the next ``close`` or the finalizer repeats it."""
-        if not self._at_last.alive:
+        """Close prefetcher and daemon connection.
+
+        After an interrupt, the next ``close`` or the finalizer repeats it.
+        """
+        if not self._finalizer.alive:
             return
         try:
             self._end()
-        except Exception:  # any device library may raise it; closing a broken device again is of no use
-            self._at_last.detach()
+        # Any device library may raise; closing a broken device again is of no use.
+        except Exception:
+            self._finalizer.detach()
             raise
-        self._at_last.detach()
+        self._finalizer.detach()
 
 
-def _end(feed: Feed[Any], daemon: Daemon | None, process: int) -> None:
+def _end(prefetcher: Prefetcher[T], daemon: Daemon | None, process: int) -> None:
     try:
         if os.getpid() == process:  # a forked child has copies of the parent's handles
-            feed.close()
+            prefetcher.close()
     finally:
         if daemon is not None:
             daemon.close()
@@ -146,7 +153,10 @@ class Loader(ABC, Generic[T]):
     """Base of the loaders; see the module. For one thread at a time."""
 
     def __init__(self, name: str, share: RankShare, place: str, *, restart: bool = False) -> None:
-        """``place``: the destination of batches, for ``repr``. ``restart``: each ``for`` restarts the epoch."""
+        """``place``: the destination of batches, for ``repr``.
+
+        ``restart``: each ``for`` restarts the epoch.
+        """
         self._name = name
         self._share = share
         self._place = place
@@ -155,17 +165,21 @@ class Loader(ABC, Generic[T]):
         self._closed = False
 
     @abstractmethod
-    def _open(self) -> Feed[T]:
-        """Return the feed, and connect first if needed. A closed feed still has its position.
+    def _open(self) -> Prefetcher[T]:
+        """Return the prefetcher, and connect first if needed.
 
-        Raises ``StreamClosed`` where the loader was closed before it ever connected.
+        A closed prefetcher still has its position. Raises ``StreamClosed`` where the loader was
+        closed before it ever connected.
         """
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- what it is -------------------------------------------------------------------------------
 
     @property
     def stream(self) -> Stream:
-        """The stream: class names, fingerprint, samples. Do not move its position: the loader does."""
+        """The stream: class names, fingerprint, samples.
+
+        Do not move its position: the loader does.
+        """
         return self._open().stream
 
     @property
@@ -178,11 +192,14 @@ class Loader(ABC, Generic[T]):
         return len(self.stream)
 
     def statistics(self) -> LoaderStatistics:
-        """Totals so far: does the loop wait for data (``wait_s``) or the loader (the rest of ``next_s``)."""
-        feed = self._open()
-        return LoaderStatistics(**asdict(feed.stream.statistics()), next_s=feed.next_s)
+        """Return the totals so far.
 
-    # --- where it is --------------------------------------------------------------------------------------------------
+        ``wait_s``: waits for data; the rest of ``next_s``: waits for the loader.
+        """
+        prefetcher = self._open()
+        return LoaderStatistics(**asdict(prefetcher.stream.statistics()), next_s=prefetcher.next_s)
+
+    # --- where it is ------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -190,13 +207,19 @@ class Loader(ABC, Generic[T]):
         return self._open().position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``for`` read this epoch. A loader that is already within it stays, as after a resume."""
-        feed = self._open()
-        if feed.position.epoch != epoch:
-            feed.seek(epoch)
+        """Let the next ``for`` read this epoch.
+
+        A loader that is already within it stays, as after a resume.
+        """
+        prefetcher = self._open()
+        if prefetcher.position.epoch != epoch:
+            prefetcher.seek(epoch)
 
     def state_dict(self) -> StreamState:
-        """Give the state for a checkpoint: the current batch counts as done. Equal on ranks that are equally far."""
+        """Give the state for a checkpoint: the current batch counts as done.
+
+        Equal on ranks that are equally far.
+        """
         return self._open().state_dict()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -206,7 +229,7 @@ class Loader(ABC, Generic[T]):
         """
         self._open().load_state_dict(state)
 
-    # --- taking batches -----------------------------------------------------------------------------------------------
+    # --- taking batches ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[T]:
         """Iterate the rest of the current epoch.
@@ -214,19 +237,22 @@ class Loader(ABC, Generic[T]):
         Raises what iterating a ``Stream`` raises, ``StreamClosed``, and what the framework raises.
         """
         self._check_open()
-        feed = self._open()
-        if self._restart and feed.position.step:
-            feed.seek(feed.position.epoch)
-        return _LoaderEpoch(partial(self._take, feed.position.epoch))
+        prefetcher = self._open()
+        if self._restart and prefetcher.position.step:
+            prefetcher.seek(prefetcher.position.epoch)
+        return _LoaderEpoch(partial(self._take, prefetcher.position.epoch))
 
     def _take(self, epoch: int) -> T | None:
         self._check_open()
         return self._open().take(epoch)
 
-    # --- its life -----------------------------------------------------------------------------------------------------
+    # --- its life ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close stream and connection, once no transfer reads from them. Received batches and the position stay."""
+        """Close stream and connection, once no transfer reads from them.
+
+        Received batches and the position stay.
+        """
         self._closed = True
         if self._opened is not None:
             self._opened.close()
@@ -246,7 +272,7 @@ class Loader(ABC, Generic[T]):
             return f"{where} [closed]>"
         if self._opened is None:
             return f"{where}>"
-        epoch, step = self._opened.feed.position
+        epoch, step = self._opened.prefetcher.position
         return f"{where} epoch={epoch} step={step}>"
 
     def _check_open(self) -> None:
@@ -280,10 +306,13 @@ def check_prefetch(prefetch: int) -> None:
         raise PrefetchInvalid(f"prefetch={prefetch!r}")
 
 
-def wanted(schema: Mapping[str, FieldSchema], fields: Sequence[str] | None, *, as_dict: bool) -> tuple[str, ...]:
+def checked_fields(
+    schema: Mapping[str, FieldSchema], fields: Sequence[str] | None, *, as_dict: bool
+) -> tuple[str, ...]:
     """Validate the names of the fields that a loop gets, in order.
 
-    Default: all fields; in tuples, all but ``index``. Raises ``TensorsInvalid`` for an unknown name.
+    Default: all fields; in tuples, all but ``index``. Raises ``TensorsInvalid`` for an unknown
+    name.
     """
     if fields is None:
         return tuple(name for name in schema if as_dict or name != INDEX)

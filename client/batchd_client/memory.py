@@ -1,11 +1,11 @@
-"""Memory that came over the lifeline: slots to read, mailboxes to write into. Runs in the trainer, and in producers.
+"""Memory received over the lifeline: slots to read, mailboxes to write.
 
-A slot is mapped once, and for as long as anybody looks at it: read-only, or writable where its
-descriptor is, as a device may want it. A mailbox is not mapped.
+Runs in trainers and producers. A slot is mapped once, while anything refers to it: read-only, or
+writable if its descriptor is, as some devices need. A mailbox is not mapped.
 
-Invariants: nobody writes into a slot, however it is mapped. Nothing is believed of a descriptor
-that came over the lifeline: its size, its seals and its kind are asked from the kernel before it is
-mapped, so the daemon cannot shrink it under a reader (that is how SIGBUS is made).
+Invariants: nothing writes into a slot, however it is mapped. Size, seals and kind of a received
+descriptor are checked with the kernel before it is mapped, so the daemon cannot shrink it under a
+reader (which would raise SIGBUS).
 """
 
 import fcntl
@@ -20,16 +20,18 @@ from batchd_client.errors import ProtocolError
 
 
 class SlotMemory:
-    """One slot, mapped. ``page`` reads its header, ``address`` is where it starts, ``slot_bytes`` how long it is.
+    """One mapped slot: ``page`` is its memory, ``address`` its start, ``slot_bytes`` its length.
 
-    The mapping ends with the last reference; arrays hold one, so it outlives the connection where
-    they do.
+    The mapping ends with the last reference. Arrays hold one, so it may outlive the connection.
     """
 
     __slots__ = ("address", "page", "slot_bytes")
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
-        """Map what ``descriptor`` names, and close it. Raises ``ProtocolError`` where it is not a sealed slot of this size."""
+        """Map what ``descriptor`` names, and close it.
+
+        Raises ``ProtocolError`` where it is not a sealed slot of this size.
+        """
         try:
             _check(descriptor, slot_bytes, "slot")
             self.page = memoryview(_map(descriptor, slot_bytes))
@@ -40,12 +42,15 @@ class SlotMemory:
 
 
 class Mailbox:
-    """The places of one live stream, to write samples into. Writing by system calls needs no mapping, and cannot fault."""
+    """The places of one live stream. System calls write them: no mapping, so no faults."""
 
     __slots__ = ("__weakref__", "_end", "_file", "mailbox_bytes")
 
     def __init__(self, descriptor: int, mailbox_bytes: int) -> None:
-        """Take the descriptor, which belongs to it. Raises ``ProtocolError`` where it is not a sealed mailbox of this size."""
+        """Take the descriptor, which belongs to it.
+
+        Raises ``ProtocolError`` where it is not a sealed mailbox of this size.
+        """
         try:
             _check(descriptor, mailbox_bytes, "mailbox")
         except ProtocolError:
@@ -56,7 +61,7 @@ class Mailbox:
         self._end = finalize(self, self._file.close)  # of a producer that nobody has closed
 
     def write(self, start: int, data: memoryview) -> None:
-        """Copy bytes into the mailbox; they must fit."""
+        """Copy bytes into the mailbox at ``start``; they must fit."""
         assert start + data.nbytes <= self.mailbox_bytes, "a place is within its mailbox"
         while data:
             written = os.pwrite(self._file.fileno(), data, start)
@@ -69,7 +74,7 @@ class Mailbox:
 
 
 def address_of(page: memoryview) -> int:
-    """Where the memory of ``page`` starts in this process."""
+    """Address of ``page`` in this process."""
     import numpy as np  # noqa: PLC0415  a process that maps nothing does without
 
     address: int = np.frombuffer(page, dtype=np.uint8).__array_interface__["data"][0]

@@ -1,6 +1,6 @@
 """Open a session with a daemon, or say why none can be opened. Runs in the trainer.
 
-    on this host   lifeline: Hello -> Welcome (secret) [AskWritable]   DEALER: Open (secret) -> Opened
+    on this host   lifeline: Hello -> Welcome (secret) [AskWritable]   DEALER: Open -> Opened
     over TCP       DEALER: Greet -> Greeted (secret)     further DEALERs: Join (secret) -> Joined
 
 ZeroMQ does not report why a CURVE connection failed. So a failed TCP session is diagnosed on
@@ -29,7 +29,7 @@ from typing import NamedTuple
 import zmq
 
 from batchd_client.errors import ConnectTimeout, KeyRefused
-from batchd_client.hints import nearer_way, tell_once
+from batchd_client.hints import log_once, shared_memory_hint
 from batchd_client.lifeline import DaemonBusy, SessionLost, open_lifeline
 from batchd_client.remote import RemoteLink, remote_socket
 from batchd_client.session import Session
@@ -114,7 +114,10 @@ def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) ->
 
 
 def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Session:
-    """Open a session over TCP. Raises ``KeyRefused``, ``DaemonBusy``, or ``OSError`` with the reason."""
+    """Open a session over TCP.
+
+    Raises ``KeyRefused``, ``DaemonBusy``, or ``OSError`` with the reason.
+    """
     dealer, link = _remote_connection(target, address)
     session = Session(dealer, link, address.endpoint)
     opened = False
@@ -130,7 +133,7 @@ def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Sessio
         if not opened:
             session.close()
     if greeted.ipc_address:
-        tell_once(nearer_way(address.address, greeted.ipc_address))
+        log_once(shared_memory_hint(address.address, greeted.ipc_address))
     return session
 
 
@@ -208,7 +211,7 @@ def diagnose(
 
 
 class _CurveProbe(NamedTuple):
-    """Result of a probe: bytes received from the daemon, and whether it hung up before its verdict."""
+    """Result of a probe. ``hung_up``: the daemon closed the connection before its verdict."""
 
     heard_bytes: int
     hung_up: bool
@@ -235,7 +238,10 @@ def _judge(seen: _CurveProbe, address: TcpAddress, key: ConnectionKey, *, timed_
 
 
 def _mechanism(address: TcpAddress, deadline: float) -> str:
-    """Ask the peer for its security mechanism: "CURVE", "NULL", .... Raises ``OSError`` without an answer."""
+    """Ask the peer for its security mechanism: "CURVE", "NULL", ....
+
+    Raises ``OSError`` without an answer.
+    """
     with socket.create_connection((address.host, address.port), timeout=_left_s(deadline)) as connection:
         greeting = b""
         try:

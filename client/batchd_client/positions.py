@@ -1,4 +1,4 @@
-"""From the number of batches that a subscription has taken to its position: arithmetic on whole numbers. Runs in the trainer.
+"""Positions of a subscription, by the number of batches it has taken. Runs in the trainer.
 
 A subscription starts at (epoch, step) as rank r of W. In each round the W ranks take W steps, one
 each:
@@ -6,9 +6,9 @@ each:
     first epoch:   step + r, step + W + r, ...     ``first_rounds`` rounds
     later epochs:         r,        W + r, ...     ``rounds`` rounds each
 
-Where an epoch's last round has fewer batches than ranks, several ranks share one batch, and which
-one is the daemon's to say. So a single number, how many batches were taken, tells the whole state,
-and a restart anywhere is a seek.
+If an epoch's last round has fewer batches than ranks, several ranks share a batch that the daemon
+chooses. So a single number, the batches taken, is the whole state, and a restart anywhere is a
+seek.
 
 Invariant: a position is normalised: the end of an epoch is step 0 of the next.
 """
@@ -23,7 +23,7 @@ from batchd_wire.position import Position
 
 
 class StreamState(TypedDict):
-    """What ``Stream.state_dict`` gives for a checkpoint: plain, JSON-able, about a hundred bytes."""
+    """The state for a checkpoint, from ``Stream.state_dict``: JSON-able, about a hundred bytes."""
 
     stream: str
     fingerprint: str
@@ -33,7 +33,10 @@ class StreamState(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PositionCounter:
-    """The positions of one subscription, counted by how many batches were taken. ``steps``: batches in a whole epoch."""
+    """Positions of one subscription, by batches taken.
+
+    ``steps``: batches in a whole epoch, of all ranks.
+    """
 
     start: Position
     rank: int
@@ -43,7 +46,7 @@ class PositionCounter:
     first_rounds: int
 
     def __post_init__(self) -> None:
-        """Refuse counts that no daemon of sound mind sends."""
+        """Raise ``ProtocolError`` for impossible counts."""
         if not self._fits(self.rounds, self.steps) or not self._fits(self.first_rounds, self.steps - self.start.step):
             raise ProtocolError(
                 f"{self.steps} steps for {self.world_size} ranks from step {self.start.step} on do not make "
@@ -57,20 +60,20 @@ class PositionCounter:
         return steps >= 0 and whole <= rounds <= whole + bool(rest)
 
     def position(self, taken: int) -> Position:
-        """Where all ranks stand after ``taken`` batches each."""
+        """Position of all ranks after ``taken`` batches each."""
         if taken < self.first_rounds:
             return Position(self.start.epoch, self.start.step + taken * self.world_size)
         epochs, rounds = divmod(taken - self.first_rounds, self.rounds)
         return Position(self.start.epoch + 1 + epochs, rounds * self.world_size)
 
     def left(self, taken: int) -> int:
-        """How many batches are left of the epoch of which the next one is, after ``taken`` batches."""
+        """Batches left in the next batch's epoch, after ``taken`` batches."""
         if taken < self.first_rounds:
             return self.first_rounds - taken
         return self.rounds - (taken - self.first_rounds) % self.rounds
 
     def expects(self, taken: int, epoch: int, step: int) -> bool:
-        """Tell whether batch number ``taken`` (from 0) may be the one at (``epoch``, ``step``)."""
+        """True if batch number ``taken``, from 0, may be the one at (``epoch``, ``step``)."""
         here = self.position(taken)
         if epoch != here.epoch:
             return False
@@ -80,14 +83,17 @@ class PositionCounter:
 
 
 def checked_position(epoch: int, step: int) -> Position:
-    """Make a position of what the user says. Raises ``PositionInvalid``."""
+    """Check a position from the user. Raises ``PositionInvalid``."""
     if type(epoch) is not int or type(step) is not int or not 0 <= epoch <= NUMBER_MAX or not 0 <= step <= NUMBER_MAX:
-        raise PositionInvalid(f"epoch {epoch!r}, step {step!r} is no position")
+        raise PositionInvalid(f"epoch {epoch!r}, step {step!r} is not a valid position")
     return Position(epoch, step)
 
 
 def read_state(state: Mapping[str, object], stream: str) -> tuple[Position, str]:
-    """Read what ``state_dict`` wrote: (position, fingerprint). Raises ``StateMismatch`` saying what is wrong with it."""
+    """Read a state from ``state_dict``: (position, fingerprint).
+
+    Raises ``StateMismatch`` with the reason.
+    """
     match state:
         case {"stream": str(name), "fingerprint": str(fingerprint), "epoch": int(epoch), "step": int(step)}:
             pass

@@ -1,14 +1,12 @@
-"""Pushes samples into a live stream, one after the other, whatever happens to the daemon. Runs in the producer.
+"""Push samples into a live stream, across restarts of the daemon. Runs in the producer.
 
-    put:  have a place?  -- no --> ask for one, and wait (or hear that the sample is dropped)
+    put:  have a place?  -- no --> ask for one, and wait (or the daemon drops the sample)
                |
-               +-- yes --> write the sample into it -- Pushed --> taken: it is in the queue, whatever becomes of us
+               +-- yes --> write the sample -- Pushed --> PushTaken: in the queue, even if we exit
 
-The daemon never sees a byte of a sample: it says which place is whose, and workers read what was
-written there.
+The daemon never reads a sample: it lends places to producers, and workers read what is in them.
 
-Invariant: a place is written into only between the daemon's word that it is ours and our word that
-a sample is in it.
+Invariant: this writes into a place only between the daemon's ``PlaceLent`` and its own ``Pushed``.
 """
 
 import time
@@ -25,6 +23,7 @@ from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_local_daemon
 from batchd_client.errors import (
     ConnectTimeout,
+    NotCopyable,
     ProducerClosed,
     ProtocolError,
     PushNotLocal,
@@ -32,18 +31,18 @@ from batchd_client.errors import (
     SampleInvalid,
     StreamChanged,
     StreamReplaced,
-    Unique,
 )
 from batchd_client.lifeline import SessionLost
 from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_wire.mailbox import BYTES_KINDS, MailColumn, PlaceLayout, place_layout_from_wire
 from batchd_wire.messages import AskPlace, PlaceLent, Produce, Producing, Pushed, PushTaken, WithdrawAsk
+from batchd_wire.views import Array
 
 ANSWER_S = 0.05
-"""How long a put waits at least: so long the daemon may take to say that there is room."""
+"""Shortest wait of a put: the daemon's time to answer that there is room."""
 ASK_AGAIN_S = 1.0
-"""How often a producer that waits asks again; a daemon that lost track of the session must then admit it."""
+"""Interval of a waiting producer's requests: they detect a daemon that lost the session."""
 
 SHOWN_MAX = 60
 """Characters of a value that a message shows."""
@@ -51,11 +50,11 @@ SHOWN_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class ProducerStatistics:
-    """What one producer did so far.
+    """Totals of one producer.
 
-    ``pushed``: samples that are in the queue, or were. ``dropped``: those for which there was no
-    room (``when_full = "drop_newest"``). ``unconfirmed``: those among ``pushed`` over which the
-    daemon was lost, and they perhaps with it. ``wait_s``: seconds spent waiting for room.
+    ``pushed``: samples put into the queue. ``dropped``: samples dropped because the mailbox was
+    full (``when_full = "drop_newest"``). ``unconfirmed``: those of ``pushed`` during which the
+    daemon was lost, perhaps with the sample. ``wait_s``: seconds spent waiting for room.
     """
 
     pushed: int
@@ -64,8 +63,8 @@ class ProducerStatistics:
     wait_s: float
 
 
-class _Terms(NamedTuple):
-    """What the daemon said of the stream."""
+class _MailboxTerms(NamedTuple):
+    """The stream's mailbox, as the daemon describes it."""
 
     stream: int
     capacity: int
@@ -80,11 +79,11 @@ def push(
     reconnect_timeout_s: float = 60.0,
     put_timeout_s: float = 300.0,
 ) -> "Producer":
-    """Connect to the daemon on this host, to push samples into ``stream``, whose source is of type "push".
+    """Connect to the daemon on this host, to push samples into ``stream``: one of type "push".
 
-    ``address`` is the daemon's runtime directory, as in ``ipc:///run/batchd``; default: as for
-    ``connect``. ``put_timeout_s`` bounds how long ``put`` waits for room, ``reconnect_timeout_s``
-    how long a daemon may be away meanwhile.
+    ``address``: the daemon's runtime directory, as in ``ipc:///run/batchd``; default: as for
+    ``connect``. ``put_timeout_s``: how long ``put`` waits for room. ``reconnect_timeout_s``: how
+    long a daemon may be away meanwhile. All in seconds.
 
     Raises ``StreamUnknown``, ``StreamNotLive``, ``PushNotLocal``, and what ``connect`` raises.
     """
@@ -100,29 +99,29 @@ def push(
     return Producer(connection, stream)
 
 
-class Producer(Unique):
-    """A connection that pushes samples into one stream; ``push`` makes it. Use it in a ``with``, or close it.
+class Producer(NotCopyable):
+    """A connection that pushes samples into one stream; ``push`` makes it.
 
-    One thread at a time may put samples. A producer belongs to the process that made it: after a
-    fork, make another one.
+    Use it in a ``with``, or close it. One thread at a time may put samples. A producer belongs to
+    the process that made it: after a fork, make another one.
     """
 
-    INSTEAD = "a connection is its program's own; make another with batchd_client.push(...)"
+    COPY_ADVICE = "a connection is its program's own; make another with batchd_client.push(...)"
 
     def __init__(self, connection: Connection, stream: str) -> None:
-        """Introduce ourselves as a producer; where that is refused, the connection ends."""
+        """Register as a producer; if the daemon refuses, close the connection."""
         self._connection = connection
         self._name = stream
         self._session: Session | None = None
-        self._terms: _Terms | None = None
+        self._terms: _MailboxTerms | None = None
         self._place: int | None = None
         self._closed = False
         self._pushed = self._dropped = self._unconfirmed = 0
         self._wait_s = 0.0
-        with ExitStack() as where_it_fails:
-            where_it_fails.callback(connection.close)
+        with ExitStack() as on_failure:
+            on_failure.callback(connection.close)
             connection.run(self._introduce)
-            where_it_fails.pop_all()
+            on_failure.pop_all()
 
     @property
     def name(self) -> str:
@@ -131,22 +130,24 @@ class Producer(Unique):
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """What a sample must have: field names, and their types as they stand in the configuration."""
+        """The fields of a sample: names, and types in the configuration's notation."""
         return MappingProxyType({column.name: column.text for column in self._layout.columns})
 
     @property
     def capacity(self) -> int:
-        """How many samples may wait in the stream's mailbox."""
+        """Number of samples that the stream's mailbox holds."""
         assert self._terms is not None
         return self._terms.capacity
 
-    def put(self, sample: Mapping[str, Any], timeout_s: float | None = None) -> bool:
-        """Push one sample: arrays and numbers of exactly the fields' types, ``bytes`` for "image", ``str`` for "text".
+    def put(self, sample: Mapping[str, object], timeout_s: float | None = None) -> bool:
+        """Push one sample: a value for each of ``fields``.
 
-        True once it is in the queue: from then on nothing that happens to this program takes it
-        away. False where it was dropped because the mailbox is full, by the stream's ``when_full``.
-        With ``"block"`` this waits for room, up to ``timeout_s`` (default:
-        ``push(put_timeout_s=)``). A put that a signal interrupts may have pushed its sample.
+        Arrays must have exactly the field's dtype and shape; numbers must fit it. An "image" is
+        ``bytes``, a "text" is ``str``. Returns True once the sample is in the queue: it stays there
+        even if this program ends. Returns False if it was dropped because the mailbox is full, by
+        the stream's ``when_full``. With ``"block"`` this waits for room, up to ``timeout_s``
+        seconds (default: ``push(put_timeout_s=)``). A put that a signal interrupts may have pushed
+        its sample.
 
         Raises ``SampleInvalid``, ``PushTimeout``, ``ReconnectTimeout``, ``StreamStopped``,
         ``StreamChanged``, ``ProducerClosed``.
@@ -162,11 +163,11 @@ class Producer(Unique):
         return is_pushed
 
     def statistics(self) -> ProducerStatistics:
-        """What happened so far, as a frozen value."""
+        """Return the totals so far, as a frozen value."""
         return ProducerStatistics(self._pushed, self._dropped, self._unconfirmed, self._wait_s)
 
     def close(self) -> None:
-        """End the connection. What was pushed stays. Closing twice does nothing."""
+        """Close the connection. Pushed samples stay. Closing twice does nothing."""
         self._closed = True
         self._connection.close()
 
@@ -186,10 +187,10 @@ class Producer(Unique):
         assert self._terms is not None
         return self._terms.layout
 
-    # --- each of these has the session to itself ----------------------------------------------------------------------
+    # --- each of these has the session to itself --------------------------------------------------
 
-    def _introduce(self, session: Session) -> _Terms:
-        """Be a producer of the stream in this session."""
+    def _introduce(self, session: Session) -> _MailboxTerms:
+        """Register as a producer in this session, once."""
         if session is self._session and self._terms is not None:
             return self._terms
         deadline = self._connection.deadlines.request_deadline()
@@ -202,16 +203,16 @@ class Producer(Unique):
             raise StreamChanged(f"the daemon has other fields for stream {self._name!r} now")
         if session.mailbox(told.stream).mailbox_bytes != told.capacity * layout.place_bytes:
             raise ProtocolError(f"the mailbox of stream {self._name!r} is not {told.capacity} places long")
-        self._terms = _Terms(told.stream, told.capacity, layout)
-        self._place = None  # that of the last session went with it
+        self._terms = _MailboxTerms(told.stream, told.capacity, layout)
+        self._place = None  # the last session's place is void
         self._session = session
         return self._terms
 
     def _attempt(
         self, session: Session, deadline: float, values: list[tuple[int, memoryview]], lengths: bytes
     ) -> bool | None:
-        """Push a sample: was it taken, or dropped? None where there is no room yet."""
-        session.check_link()  # a place that was lent ahead of time is worth nothing once the daemon is gone
+        """Push a sample: True if taken, False if dropped, None if there is no room yet."""
+        session.check_link()  # a place lent by a daemon that is gone is void
         terms = self._introduce(session)
         if not self._has_place(session, terms, deadline):
             return None
@@ -223,8 +224,11 @@ class Producer(Unique):
         self._pushed += 1
         return True
 
-    def _has_place(self, session: Session, terms: _Terms, deadline: float) -> bool:
-        """Ask for a place, for a while; true where we have one, or there is none for us."""
+    def _has_place(self, session: Session, terms: _MailboxTerms, deadline: float) -> bool:
+        """Ask for a place, for a while.
+
+        True once the daemon lent one, or has none for this sample.
+        """
         if self._place is not None:
             return True
         begun_s = time.monotonic()
@@ -248,11 +252,11 @@ class Producer(Unique):
         return True
 
     def _hand_in(
-        self, session: Session, terms: _Terms, place: int, values: list[tuple[int, memoryview]], lengths: bytes
+        self, session: Session, terms: _MailboxTerms, place: int, values: list[tuple[int, memoryview]], lengths: bytes
     ) -> bool:
-        """Write the sample into our place and say so; False where nobody reads it there any more.
+        """Write the sample into its place and report it; False if the stream has a new mailbox.
 
-        A session that is lost over it may have taken the sample with it.
+        If the session is lost meanwhile, the sample may be lost, too.
         """
         mailbox, start = session.mailbox(terms.stream), place * terms.layout.place_bytes
         mailbox.write(start, memoryview(lengths))
@@ -271,19 +275,22 @@ class Producer(Unique):
         self._place = self._checked(taken.next_place, terms)
         return True
 
-    def _leave(self, session: Session, terms: _Terms) -> None:
-        """The stream has another mailbox now: be introduced to that next."""
+    def _leave(self, session: Session, terms: _MailboxTerms) -> None:
+        """Forget a mailbox that a reload replaced; the next attempt registers for the new one."""
         session.forget_mailbox(terms.stream)
         self._session = self._place = None
 
-    def _checked(self, place: int | None, terms: _Terms) -> int | None:
+    def _checked(self, place: int | None, terms: _MailboxTerms) -> int | None:
         if place is not None and place >= terms.capacity:
             raise ProtocolError(f"place {place} was lent of a mailbox that has {terms.capacity}")
         return place
 
 
-def pack_sample(layout: PlaceLayout, sample: Mapping[str, Any]) -> tuple[list[tuple[int, memoryview]], bytes]:
-    """What to write into a place: bytes with their offsets, and the lengths before them. Raises ``SampleInvalid``."""
+def pack_sample(layout: PlaceLayout, sample: Mapping[str, object]) -> tuple[list[tuple[int, memoryview]], bytes]:
+    """Encode a sample for its place: (offset, bytes) of each value, and the lengths before them.
+
+    Raises ``SampleInvalid``.
+    """
     names = [column.name for column in layout.columns]
     if not isinstance(sample, Mapping):
         raise SampleInvalid(f"a sample has to be a dict with the fields {sorted(names)}, and is {_shown(sample)}")
@@ -304,8 +311,11 @@ def pack_sample(layout: PlaceLayout, sample: Mapping[str, Any]) -> tuple[list[tu
     return values, layout.pack_lengths(lengths)
 
 
-def _bytes_of(column: MailColumn, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """A value as an array of the column's type, its elements one after the other."""
+def _bytes_of(column: MailColumn, value: object) -> Array:
+    """Convert a value to a C-contiguous array of the column's dtype and shape.
+
+    Raises ``SampleInvalid``.
+    """
     if column.kind in BYTES_KINDS:
         return np.frombuffer(_raw(column, value), np.uint8)
     dtype = np.dtype(column.kind)
@@ -318,8 +328,11 @@ def _bytes_of(column: MailColumn, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
     return np.asarray(array, order="C")
 
 
-def _array_of(column: MailColumn, value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Plain numbers, or lists of them, where the column's type can hold them; what is no fraction may be one."""
+def _array_of(column: MailColumn, value: object, dtype: np.dtype[Any]) -> Array:
+    """Convert numbers, or lists of them, to ``dtype`` if it holds them exactly.
+
+    Ints may become floats.
+    """
     try:
         made = np.asarray(value)
         if made.size and made.dtype.kind not in "biuf":
@@ -346,7 +359,7 @@ def _raw(column: MailColumn, value: Any) -> bytes | memoryview:
 
 
 def _shown(value: object) -> str:
-    """What came instead, for people: its type, and how it begins."""
+    """Describe a wrong value: its type, and its beginning."""
     text = repr(value)
     short = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
     return short if value is None else f"{type(value).__name__} {short}"

@@ -1,12 +1,12 @@
-"""Takes the batches of one stream, one after the other, whatever happens to the daemon. Runs in the trainer.
+"""Take the batches of one stream in order, across restarts of the daemon. Runs in the trainer.
 
-    take:  a handle is here?  -- yes --> check, lease, tell the daemon (one Pull) ------------------------------> Batch
-                  |                                                                                                 ^
-                  +-- no --> tell the daemon that we wait (one Pull); wait for a handle, end of file, the deadline -+
+    take:  is a handle here?
+        yes --> check, lease, tell the daemon (one Pull) --> Batch
+        no  --> tell the daemon that the loop waits (one Pull);
+                wait for a handle, end of file, or the deadline, and look again
 
 Invariant: ``Subscription.taken`` and ``_ready`` change in the same instant, after everything that
-can fail or be interrupted; so a position is neither lost nor repeated, whatever is raised and
-whenever.
+can fail or be interrupted. So no exception loses or repeats a position.
 """
 
 import logging
@@ -30,9 +30,9 @@ from batchd_client.errors import (
     StreamChanged,
     error_for_code,
 )
-from batchd_client.hints import crowded, missing_samples, tell_once
+from batchd_client.hints import log_once, missing_samples_hint, shared_batches_hint
 from batchd_client.memory import SlotMemory
-from batchd_client.remote import HELD_MAX, ReceiveBuffer
+from batchd_client.remote import BATCHES_HELD_MAX, ReceiveBuffer
 from batchd_client.session import Session
 from batchd_client.subscription import Subscription, SubscriptionRequest
 from batchd_wire.codes import ErrorCode
@@ -44,29 +44,29 @@ from batchd_wire.status import read_status
 from batchd_wire.wording import counted
 
 ANNOUNCE_AGAIN_S = 1.0
-"""How often a waiting trainer says so again; a daemon that lost track of the session must then admit it."""
+"""Interval of a waiting trainer's pulls: they detect a daemon that lost the session."""
 SILENCE_MAX_S = 1.0
-"""How long a trainer waits for its first batch before it is told why."""
+"""Wait for the first batch before the reason is logged."""
 BUSY_PAUSE_S = 0.1
-"""How long a trainer waits before it asks again for the memory that others hold just now."""
+"""Pause before a retry of ``Subscribe`` when other trainers hold the memory."""
 
 BEGINNING = Position(0, 0)
 
 MISMATCHES_MAX = 5
-"""How often one batch may come other than it was written before the trainer is told."""
+"""Mismatches of one batch before the trainer gets an error."""
 MISMATCH_PAUSE_S = 0.1
-"""Before it is asked for again; doubled each time, so that the daemon has it decoded again once at least."""
+"""Pause before the next try; doubled each time, so that the daemon decodes the batch again."""
 
 _log = logging.getLogger("batchd_client")
 
 
 class StreamReader:
-    """See above. Reads what ``claim`` names from ``position`` on; ``fingerprint`` is what a saved state says the stream was."""
+    """See the module. Reads ``claim`` from ``position`` on; ``fingerprint``: from a saved state."""
 
     def __init__(
         self, connection: Connection, claim: SubscriptionRequest, position: Position, fingerprint: str | None
     ) -> None:
-        """Subscribe. Raises what the daemon refuses; memory that others hold is waited for."""
+        """Subscribe. Waits for memory that others hold. Raises the daemon's refusal."""
         self.claim = claim
         self.batches = 0
         self.samples = 0
@@ -76,15 +76,15 @@ class StreamReader:
         self._mismatched_at: Position | None = None
         self._mismatches_here = 0
         self._pause_s = 0.0
-        self._is_told = False
-        """Why it waits for its first batch has been looked for."""
+        self._is_hint_logged = False
+        """True once the reason of the first wait has been looked for."""
         self._missing: str | None = None
-        """The samples that the first batch waits for, as they were then."""
+        """The hint about missing samples at that time."""
         self._connection = connection
         self._ready: Batch | None = None
         self._began_s = 0.0
         self._reconnects_before = 0
-        self._waited_in_vain = False
+        self._has_waited = False
         self.subscription: Subscription
         connection.run(partial(self._begin, position=position, fingerprint=fingerprint))
 
@@ -94,11 +94,14 @@ class StreamReader:
         return self.subscription.position
 
     def take(self, epoch: int, *, wait: bool = True) -> Batch | None:
-        """Give the next batch if it belongs to ``epoch``, the claim reaches that far and it is here or waited for; else None."""
+        """Return the next batch if it belongs to ``epoch`` and the claim, else None.
+
+        Without ``wait`` also None if it has not arrived.
+        """
         started_s = time.perf_counter()
         end_epoch = self.claim.end_epoch
         if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
-            self._connection.run_if_usable(self._say_the_last)
+            self._connection.run_if_usable(self._report_end)
             return None
         if self._ready is None:
             if wait:
@@ -122,11 +125,11 @@ class StreamReader:
         return batch
 
     def move(self, position: Position) -> None:
-        """Go on at another position. Where that is refused, everything stays as it was."""
+        """Continue at another position. A refusal changes nothing."""
         self._connection.run(partial(self._move, position=position))
 
     def memories(self) -> list[SlotMemory | ReceiveBuffer]:
-        """The memory that batches may lie in from now on, as far as there is any yet."""
+        """List the memory of current and future batches, as far as it exists."""
         session = self._connection.session
         slots = session.slots if session is not None and session.is_usable else []
         return [*slots, *self.subscription.arrivals.buffers.made]
@@ -136,15 +139,16 @@ class StreamReader:
         self._connection.when_lost(let_go)
 
     def close(self) -> None:
-        """Give up the claim."""
+        """End the claim."""
         self._ready = None
         self._connection.run_if_usable(self._unsubscribe)
 
-    # --- subscribing; each of these has the session to itself ---------------------------------------------------------
+    # --- subscribing; each of these has the session to itself -------------------------------------
 
     def _begin(self, session: Session, position: Position, fingerprint: str | None) -> None:
         self.subscription = self._subscribe(session, position, fingerprint)
-        session.adopt(self.subscription, self)  # last: what is interrupted before is subscribed again
+        # Last: after an earlier interrupt, the stream subscribes again.
+        session.adopt(self.subscription, self)
 
     def _subscribe(self, session: Session, position: Position, fingerprint: str | None) -> Subscription:
         deadline = self._connection.deadlines.request_deadline()
@@ -157,9 +161,9 @@ class StreamReader:
                     raise
             else:
                 terms = subscription.terms
-                text = crowded(self.claim.stream, self.claim.world_size, terms.steps, terms.samples)
+                text = shared_batches_hint(self.claim.stream, self.claim.world_size, terms.steps, terms.samples)
                 if text is not None:
-                    tell_once(text, logging.WARNING)
+                    log_once(text, logging.WARNING)
                 if subscription.counter.start != position != BEGINNING:
                     _log.info(
                         "stream %r is live: it goes on at %s, not %s",
@@ -190,60 +194,62 @@ class StreamReader:
             session.unsubscribe(self.subscription.number)
             session.settle()
 
-    # --- waiting ------------------------------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
-        """Make the next batch ready, or raise why it cannot be."""
+        """Make the next batch ready, or raise the reason."""
         connection, deadlines = self._connection, self._connection.deadlines
         self._began_s = time.monotonic()
         self._reconnects_before = connection.reconnects
-        self._waited_in_vain = False
+        self._has_waited = False
         self._pause_s = 0.0
-        if len(self.subscription.lent) >= HELD_MAX and self.subscription.held >= HELD_MAX:
+        if len(self.subscription.lent) >= BATCHES_HELD_MAX and self.subscription.held >= BATCHES_HELD_MAX:
             raise RingExhausted(f"this trainer holds {self.subscription.held} batches of stream {self.claim.stream!r}")
         self.subscription.announced_s = 0.0
         give_up = self._began_s + deadlines.batch_timeout_s
         while not connection.run(self._attempt):
-            if connection.reconnects != self._reconnects_before:  # the daemon's absence has a deadline of its own
+            # The daemon's absence has a deadline of its own.
+            if connection.reconnects != self._reconnects_before:
                 give_up = self._began_s + deadlines.batch_timeout_s + deadlines.reconnect_timeout_s
             seconds = give_up - time.monotonic()
             if seconds <= 0:
                 raise self._timeout()
-            if not self._is_told and not self.batches and time.monotonic() - self._began_s >= SILENCE_MAX_S:
-                self._is_told = True
-                connection.run(partial(self._tell, deadline=min(give_up, deadlines.request_deadline())))
+            if not self._is_hint_logged and not self.batches and time.monotonic() - self._began_s >= SILENCE_MAX_S:
+                self._is_hint_logged = True
+                connection.run(partial(self._log_hint, deadline=min(give_up, deadlines.request_deadline())))
             if self._pause_s:
                 seconds, self._pause_s = min(self._pause_s, seconds), 0.0
                 time.sleep(seconds)
             else:
                 connection.wait(seconds)
-                self._waited_in_vain = True
+                self._has_waited = True
 
-    def _tell(self, session: Session, deadline: float) -> None:
-        """Log what the first batch waits for, where that is samples which nobody has pushed yet."""
-        with suppress(DaemonUnavailable):  # a daemon that does not answer is spoken of when the batch is overdue
+    def _log_hint(self, session: Session, deadline: float) -> None:
+        """Log if the first batch waits for samples that no producer has pushed."""
+        # A daemon that does not answer is reported once the batch is overdue.
+        with suppress(DaemonUnavailable):
             status = read_status(session.request(AskStatus, Status, deadline).status)
-            self._missing = missing_samples(status, self.claim.stream)
+            self._missing = missing_samples_hint(status, self.claim.stream)
             if self._missing is not None:
                 _log.warning("waiting for samples: %s", self._missing)
 
     def _look(self, session: Session) -> None:
-        """Make the next batch ready if it has come. Nothing is waited for, and the daemon is not told that anybody waits."""
+        """Make the next batch ready if it has arrived. Does not wait, nor report a wait."""
         subscription = self.subscription
-        if not session.has(subscription) or len(subscription.lent) >= HELD_MAX:
+        if not session.has(subscription) or len(subscription.lent) >= BATCHES_HELD_MAX:
             return
         subscription.announced_s = 0.0
         if not self._accept(session, subscription) and session.has(subscription) and subscription.ended:
             session.give_back(subscription, subscription.leased, 0, waiting=False)
 
-    def _say_the_last(self, session: Session) -> None:
-        """The loop is over: give back its last batch, and say how long it was waited for, as no next message may do so."""
+    def _report_end(self, session: Session) -> None:
+        """End of the loop: release its last batch, and report the total wait."""
         subscription = self.subscription
-        if session.has(subscription) and (subscription.ended or subscription.wait_us > subscription.wait_told_us):
+        if session.has(subscription) and (subscription.ended or subscription.wait_us > subscription.wait_reported_us):
             session.give_back(subscription, subscription.leased, 0, waiting=False)
 
     def _attempt(self, session: Session) -> bool:
-        """Make a batch ready if its handle is here; else see to it that the daemon knows that we wait."""
+        """Make a batch ready if its handle is here; else tell the daemon that the loop waits."""
         if self._ready is not None:
             return True
         if not session.has(self.subscription):
@@ -252,9 +258,10 @@ class StreamReader:
             return True
         if not session.has(self.subscription):
             if self._pause_s:
-                return False  # it is to be asked for again, after a pause in which others may use the connection
+                # Retry after a pause, in which other threads may use the connection.
+                return False
             self._move(session, self.subscription.position)
-        if self._waited_in_vain:
+        if self._has_waited:
             session.check_link()
         return self._announce(session, self.subscription) and self._accept(session, self.subscription)
 
@@ -265,24 +272,26 @@ class StreamReader:
                 if subscription.refusal is not None and subscription.announced_s:
                     self._take_refusal(session, subscription, subscription.refusal)
                 return False
-        session.torn = True  # until the batch is in safety: an interrupt in between would lose the handle
+        # Until the batch is stored: an interrupt in between would lose the handle.
+        session.is_interrupted = True
         handle = handles.popleft()
         memory = self._memory(session, subscription, handle)
         wrong = subscription.checksums.wrong_rows(memory.page, handle.first, handle.count)
         if wrong:
-            self._complain(session, subscription, handle, len(wrong))
+            self._report_mismatch(session, subscription, handle, len(wrong))
             return False
         self._ready = self._lease(session, subscription, handle, memory)
-        session.torn = False
+        session.is_interrupted = False
         self._mismatches_here = 0
-        if not subscription.announced_s:  # else the daemon counted it as consumed when it granted it
+        # Otherwise the daemon counted it as consumed when it granted it.
+        if not subscription.announced_s:
             session.give_back(subscription, subscription.leased, 0, waiting=False)
         if session.has_left_overs:
             session.settle()
         return True
 
     def _announce(self, session: Session, subscription: Subscription) -> bool:
-        """Say that we wait, where that is news; True where something was sent."""
+        """Report that the loop waits, where that is new; True if something was sent."""
         now_s = time.monotonic()
         if not subscription.announced_s:
             subscription.refusal = None  # of an earlier call
@@ -295,12 +304,12 @@ class StreamReader:
             session.settle()
         return True
 
-    # --- one batch ----------------------------------------------------------------------------------------------------
+    # --- one batch --------------------------------------------------------------------------------
 
     def _memory(
         self, session: Session, subscription: Subscription, handle: Handle | Parcel
     ) -> SlotMemory | ReceiveBuffer:
-        """Find the memory that a handle names, believing nothing that can be checked."""
+        """Find the memory of a handle, after all possible checks."""
         due, layout = subscription.leased, subscription.terms.layout
         if handle.sequence != due or not subscription.counter.expects(due, handle.epoch, handle.step):
             raise ProtocolError(
@@ -318,14 +327,14 @@ class StreamReader:
     def _lease(
         self, session: Session, subscription: Subscription, handle: Handle | Parcel, memory: SlotMemory | ReceiveBuffer
     ) -> Batch:
-        """Make a batch of what is in memory."""
+        """Make a batch over the memory."""
         lifeline = None if type(handle) is Parcel else session.link
         lease = Lease(memory, lifeline, subscription.ended, handle)
         subscription.add_lease(lease)
         return Batch(self.claim.stream, subscription.fields, lease, handle)
 
     def _slot(self, session: Session, handle: Handle, layout: SlotLayout) -> SlotMemory:
-        """Find the slot, with the batch in it."""
+        """Find the slot, and check that it holds the batch."""
         memory = session.slot(handle.slot)
         if memory.slot_bytes != layout.slot_bytes:
             raise ProtocolError(f"slot {handle.slot} has {memory.slot_bytes} bytes instead of {layout.slot_bytes}")
@@ -335,8 +344,10 @@ class StreamReader:
             )
         return memory
 
-    def _complain(self, session: Session, subscription: Subscription, handle: Handle | Parcel, wrong: int) -> None:
-        """The batch is not what was written: say so, and unsubscribe, to subscribe anew. Raises ``BatchCorrupt`` at last."""
+    def _report_mismatch(
+        self, session: Session, subscription: Subscription, handle: Handle | Parcel, wrong: int
+    ) -> None:
+        """Report a mismatch and unsubscribe, to resubscribe. Raises ``BatchCorrupt`` in the end."""
         if subscription.position != self._mismatched_at:
             self._mismatched_at, self._mismatches_here = subscription.position, 0
         self.mismatches += 1
@@ -345,17 +356,18 @@ class StreamReader:
         text = f"{where}: {wrong} of {counted(handle.count, 'row')} with checksums that do not match"
         session.send(Mismatched(subscription.number, handle.sequence, handle.generation))
         session.unsubscribe(subscription.number)
-        session.torn = False  # not before: a subscription without this handle must not be read on
+        # Not earlier: a subscription without this handle must not be read on.
+        session.is_interrupted = False
         if self._mismatches_here >= MISMATCHES_MAX:
             self._mismatches_here = 0
             raise BatchCorrupt(f"{text}, the {MISMATCHES_MAX}th time")
         self._pause_s = MISMATCH_PAUSE_S * 2 ** (self._mismatches_here - 1)
         _log.warning("%s; asking for it again", text)
 
-    # --- why there is none --------------------------------------------------------------------------------------------
+    # --- why there is none ------------------------------------------------------------------------
 
     def _take_refusal(self, session: Session, subscription: Subscription, refused: Refused) -> None:
-        """Raise why there is no batch, but where the stream has other settings now: then it is subscribed to anew."""
+        """Raise the refusal; a stream with new settings is only unsubscribed, to resubscribe."""
         if refused.error != ErrorCode.STREAM_REPLACED:
             raise self._refusal(refused)
         session.unsubscribe(subscription.number)
@@ -368,7 +380,7 @@ class StreamReader:
 
     def _timeout(self) -> BatchTimeout:
         connection, position = self._connection, self.position
-        silent_s = time.monotonic() - connection.session.heard_s if connection.session else 0.0
+        silent_s = time.monotonic() - connection.session.last_message_s if connection.session else 0.0
         lost = connection.reconnects - self._reconnects_before
         again = f", but the connection to it was lost and made anew {counted(lost, 'time')} meanwhile" if lost else ""
         return BatchTimeout(

@@ -1,10 +1,11 @@
-"""A session over TCP: its connection's life, and the memory that batches are received into. Runs in the trainer.
+"""A session over TCP: the life of its connections, and receive buffers. Runs in the trainer.
 
-    frames of a Parcel --(copied once)--> ReceiveBuffer --> Lease, Batch, arrays --(lease ends)--> used again
-    (its parts may come over several connections, in any order)
+    frames of a Parcel --(copied once)--> ReceiveBuffer --> Lease, Batch, arrays
+    (its parts may come over several           ^                        |
+    connections, in any order)                 +------ reused ----------+ (lease ends)
 
-Invariants: a buffer is filled by one batch at a time, and not before the lease of the one before
-has ended; a batch is handed on when every part of it has come, and after those before it.
+Invariants: a buffer holds one batch at a time, and is reused only after that batch's lease has
+ended. A batch is handed on once every part of it, and every batch before it, has arrived.
 """
 
 import mmap
@@ -23,13 +24,13 @@ from batchd_wire.messages import Parcel
 from batchd_wire.runtime import TcpAddress
 from batchd_wire.tcp import CURVE_BYTES, PARTS_MAX, PIECE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
 
-HELD_MAX = 32
-"""Batches of one stream that a trainer may keep alive: there is no ring whose size would bound its memory."""
+BATCHES_HELD_MAX = 32
+"""Batches of one stream that may be alive: no ring limits a remote trainer's memory."""
 PUT_OFF_STATUS = 500
-"""How the daemon's authenticator answers where another try may help (RFC 27)."""
+"""Status of the daemon's authenticator if a retry may help (RFC 27)."""
 
 UNDER_WAY_MAX = 1024
-"""More batches than a daemon ever has on their way to one subscription."""
+"""Limit on batches in transit to one subscription, above what any daemon sends."""
 
 _ENDINGS: dict[int, str] = {
     zmq.EVENT_DISCONNECTED: "the connection to the daemon was lost",
@@ -42,10 +43,9 @@ _ENDINGS: dict[int, str] = {
 
 
 class ReceiveBuffer:
-    """Page-aligned memory of this process, laid out as a slot is, so that its fields are read the same way.
+    """Page-aligned memory with the layout of a slot, so that its fields are read the same way.
 
-    A fork does not make a copy of it: a device that it is registered with would go on reading the
-    former pages.
+    Shared, so a fork does not copy it: a registered device would keep reading the old pages.
     """
 
     __slots__ = ("address", "page", "slot_bytes")
@@ -57,16 +57,19 @@ class ReceiveBuffer:
 
 
 class ReceiveBuffers:
-    """The buffers of one subscription: made when they are first needed, used again when their batches are over."""
+    """The buffers of one subscription: made on demand, reused after their batches end."""
 
     def __init__(self, slot_bytes: int) -> None:
         self.made: list[ReceiveBuffer] = []
-        """All that there are, free or not."""
+        """All buffers, free or not."""
         self._slot_bytes = slot_bytes
         self._free: list[ReceiveBuffer] = []
 
     def take(self) -> ReceiveBuffer:
-        """A buffer for one batch. Paired with ``give_back``. Raises ``ProtocolError`` where this machine has not the memory."""
+        """Return a buffer for one batch. Paired with ``give_back``.
+
+        Raises ``ProtocolError`` if there is not enough memory.
+        """
         try:
             if not self._free:
                 self.made.append(ReceiveBuffer(self._slot_bytes))
@@ -77,12 +80,12 @@ class ReceiveBuffers:
             raise ProtocolError(text) from None
 
     def give_back(self, buffer: ReceiveBuffer) -> None:
-        """Nobody reads the buffer any more."""
+        """Note that the buffer is not read any more."""
         self._free.append(buffer)
 
 
 class _Arrival:
-    """A batch of which parts have come."""
+    """A batch with missing parts."""
 
     __slots__ = ("buffer", "missing", "parcel")
 
@@ -92,12 +95,15 @@ class _Arrival:
         self.missing = set(range(parcel.parts))
 
     def has(self, parcel: Parcel) -> bool:
-        """Is this one of the parts that have not come?"""
+        """True if this is one of the missing parts."""
         return parcel.part in self.missing and replace(parcel, part=self.parcel.part) == self.parcel
 
 
 class Arrivals:
-    """What comes for one subscription: parts of batches, put together and handed on in the order of their sequence."""
+    """What comes for one subscription.
+
+    Parts of batches, put together and handed on in the order of their sequence.
+    """
 
     def __init__(self, slot_bytes: int) -> None:
         self.buffers = ReceiveBuffers(slot_bytes)
@@ -105,7 +111,7 @@ class Arrivals:
         self._next = 0
 
     def buffer_for(self, parcel: Parcel) -> ReceiveBuffer:
-        """Where the pieces of a part belong. Raises ``ProtocolError`` where nobody waits for that part."""
+        """Return the buffer for a part. Raises ``ProtocolError`` for an unexpected one."""
         arrival = self._arrivals.get(parcel.sequence)
         if arrival is None:
             if not (
@@ -129,7 +135,7 @@ class Arrivals:
 
 
 class RemoteLink:
-    """The life of one TCP connection, as ZeroMQ's monitor tells it; in the place of the lifeline."""
+    """Life of one TCP connection, from ZeroMQ's monitor; in place of the lifeline."""
 
     def __init__(self, sockets: Sockets, socket: Socket, address: TcpAddress) -> None:
         self._socket = socket
@@ -138,10 +144,10 @@ class RemoteLink:
         self.descriptor = int(self._monitor.getsockopt(zmq.FD))
         self.is_key_refused = False
         self.is_put_off = False
-        """Let in by nobody, for reasons that are the daemon's own and may pass."""
+        """True if the daemon refuses the connection for reasons that may pass."""
 
     def receive_shared(self, _slots: dict[int, SlotMemory], _mailboxes: dict[int, Mailbox]) -> None:
-        """No memory comes this way. Raises ``SessionLost`` where the connection has ended."""
+        """Receives no memory. Raises ``SessionLost`` if the connection has ended."""
         try:
             event, value = unpack_monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
         except zmq.Again:
@@ -152,14 +158,14 @@ class RemoteLink:
         raise SessionLost(_ENDINGS.get(event, "the connection ended"))
 
     def close(self) -> None:
-        """Stop listening to the monitor, before the connection's own socket is closed. Closing twice does nothing."""
+        """Close the monitor, before the connection's own socket. Closing twice does nothing."""
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
 
 
 def remote_socket(sockets: Sockets, key: ConnectionKey | None) -> Socket:
-    """Make a socket that connects once: whether to try again is for the connection to decide."""
+    """Make a socket that connects once: ``Connection`` decides about retries."""
     socket = sockets.open(zmq.DEALER)
     for name, value in SOCKET_OPTIONS.items():
         socket.setsockopt(getattr(zmq, name), value)

@@ -1,13 +1,13 @@
-"""One session with one daemon: the lifeline, the ZeroMQ connection, the slots mapped through it. Runs in the trainer.
+"""One session with one daemon: lifeline, ZeroMQ sockets, mapped slots. Runs in the trainer.
 
     opened (see ``opening``) -> requests, pulls, handles -> close, or SessionLost
 
-A session is never repaired. When it is lost, or when an interrupt may have swallowed half of what
-was being read (``torn``), the connection opens another one and each stream subscribes again where
-it stands; leases of the old session keep its lifeline, and with it their right to the memory, until
-they end.
+A session is never repaired. If it is lost, or an interrupt may have lost half of a message
+(``is_interrupted``), the connection opens a new session, and each stream subscribes again at its
+position. Leases of the old session keep its lifeline, and so their right to the memory, until they
+end.
 
-Invariant: what is read is either wholly taken note of, or the session is torn.
+Invariant: a received message is processed completely, or the session is interrupted.
 """
 
 import itertools
@@ -50,13 +50,13 @@ if TYPE_CHECKING:  # they load numpy, and a session that only asks has no subscr
     from batchd_client.subscription import OwnerToken, Subscription
 
 SLOT_WAIT_S = 10.0
-"""How much later than the handle that names it a slot's memory may come."""
+"""Most delay of a slot's memory after the handle that names it."""
 CLOSE_LINGER_MS = 100
-"""How long closing waits for the last messages to leave, where leases outlive the connection."""
+"""Wait of ``close`` for the last messages, if leases outlive the connection."""
 WAIT_MAX_S = 3600.0
-"""One wait of a question that has no deadline."""
+"""Longest single wait of a request without a deadline."""
 OPENING = 0
-"""In place of a request's number: ``Open`` has none."""
+"""Stands for a request's number: ``Open`` has none."""
 
 
 M = TypeVar("M", bound=Message)
@@ -64,12 +64,12 @@ V = TypeVar("V")
 
 
 class Session:
-    """See the drawing above. Used by one thread at a time; only ``wait`` may run beside the other methods."""
+    """See the module. For one thread at a time; only ``wait`` may run beside other methods."""
 
     def __init__(self, socket: zmq.Socket[bytes], link: Lifeline | RemoteLink, endpoint: str) -> None:
         self._socket = socket
-        self._lanes: list[tuple[zmq.Socket[bytes], RemoteLink]] = []
-        """Further connections over TCP, on which batches come and nothing else."""
+        self._extra_connections: list[tuple[zmq.Socket[bytes], RemoteLink]] = []
+        """Further TCP connections, which carry only batches."""
         self._sources = [socket]
         self._descriptors = [int(socket.getsockopt(zmq.FD)), link.descriptor]
         self._numbers = itertools.count(OPENING + 1)
@@ -79,56 +79,56 @@ class Session:
         self._subscriptions: dict[int, Subscription] = {}
         self._retired: list[Subscription] = []
         self._unadopted: list[int] = []
-        """Numbers of subscriptions that were admitted and not adopted: their owner gave up, or was interrupted."""
+        """Numbers of admitted subscriptions whose owner gave up or was interrupted."""
         self.forgotten: deque[OwnerToken] = deque()
-        """Subscriptions that nobody has closed, or has any more; appended to in any thread, at any moment."""
+        """Subscriptions whose owner is gone; appended to in any thread, at any time."""
         self.link = link
         self._vocabulary = TO_TRAINER if isinstance(link, Lifeline) else TO_TRAINER_REMOTE
         self.endpoint = endpoint
         self.daemon_version = ""
         self._slots: dict[int, SlotMemory] = {}
         self._mailboxes: dict[int, Mailbox] = {}
-        self.torn = False
-        self.heard_s = time.monotonic()
+        self.is_interrupted = False
+        self.last_message_s = time.monotonic()
 
     @property
     def is_usable(self) -> bool:
-        """May it still be used?"""
-        return self._lost is None and not self.torn
+        """True if the session may still be used."""
+        return self._lost is None and not self.is_interrupted
 
     @property
     def address(self) -> str:
-        """What `connect` takes to find this daemon again."""
+        """The daemon's address, for `connect`."""
         return f"ipc://{self.link.path.parent}" if isinstance(self.link, Lifeline) else self.endpoint
 
     @property
     def descriptors(self) -> list[int]:
-        """What becomes readable when there may be something to receive."""
+        """Descriptors that become readable when there may be something to receive."""
         return self._descriptors
 
     @property
     def slots(self) -> list[SlotMemory]:
-        """The slots that the daemon has shared by now."""
+        """The slots shared so far."""
         return list(self._slots.values())
 
     @property
     def has_left_overs(self) -> bool:
-        """Is there anything for ``settle`` to do, now or later?"""
+        """True if ``settle`` has something to do, now or later."""
         return bool(self.forgotten or self._retired or self._unadopted)
 
     @property
     def holds_leases(self) -> bool:
-        """Is any batch of this session still alive in this program?"""
+        """True if any batch of this session is alive."""
         return any(one.held for one in (*self._subscriptions.values(), *self._retired))
 
     @property
     def remote_links(self) -> list[RemoteLink]:
-        """Its connections over TCP, of which the first is the oldest."""
-        links = (self.link, *(link for _socket, link in self._lanes))
+        """The TCP connections, the oldest first."""
+        links = (self.link, *(link for _socket, link in self._extra_connections))
         return [link for link in links if isinstance(link, RemoteLink)]
 
     def leave(self) -> None:
-        """Close in peace: where leases keep the lifeline open, the daemon is told that nothing else is wanted."""
+        """Close; if leases keep the lifeline open, tell the daemon first that all claims end."""
         linger_ms = 0
         if self._lost is None and self.holds_leases:
             linger_ms = CLOSE_LINGER_MS
@@ -139,7 +139,10 @@ class Session:
         self.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the ZeroMQ side, and keep no memory but that of batches that live; the lifeline closes with the last of them."""
+        """Close the ZeroMQ sockets, and keep only the memory of living batches.
+
+        The lifeline closes with the last lease.
+        """
         self._lost = self._lost or "the session has been closed"
         self._slots.clear()
         for subscription in (*self._subscriptions.values(), *self._retired):
@@ -149,28 +152,28 @@ class Session:
         for mailbox in self._mailboxes.values():
             mailbox.close()
         self._socket.close(linger=linger_ms)
-        for socket, link in self._lanes:
+        for socket, link in self._extra_connections:
             link.close()
             socket.close(linger=0)
         if isinstance(self.link, Lifeline) and not self.holds_leases:
             self.link.close()
 
-    # --- subscriptions ------------------------------------------------------------------------------------------------
+    # --- subscriptions ----------------------------------------------------------------------------
 
     def adopt(self, subscription: "Subscription", owner: object) -> None:
-        """Deliver to this subscription from now on, as long as anybody has ``owner``. Paired with ``unsubscribe``."""
+        """Deliver to this subscription while ``owner`` is alive. Paired with ``unsubscribe``."""
         subscription.watch(owner, self.forgotten)
         self._subscriptions[subscription.number] = subscription
         self._unadopted = [number for number in self._unadopted if number != subscription.number]
 
     def has(self, subscription: "Subscription") -> bool:
-        """Does the subscription belong to this session, and has it not been given up?"""
+        """True if the subscription belongs to this session and has not ended."""
         return self._subscriptions.get(subscription.number) is subscription
 
     def unsubscribe(self, number: int) -> None:
-        """Give up a subscription. Its unread handles are void; its leases are given back as they end.
+        """End a subscription. Its unread handles are void; its leases are reported as they end.
 
-        May be called again where an interrupt cut it off. Raises ``SessionLost``.
+        May be called again after an interrupt. Raises ``SessionLost``.
         """
         if all(over.number != number for over in self._retired):
             subscription = self._subscriptions.get(number)
@@ -181,7 +184,7 @@ class Session:
         self._subscriptions.pop(number, None)
 
     def settle(self) -> None:
-        """Give up what nobody has any more, and give back what has ended of subscriptions that are over."""
+        """End subscriptions without an owner, and report leases of ended subscriptions."""
         while self.forgotten:
             self.unsubscribe(self.forgotten[0].number)
             self.forgotten.popleft()
@@ -193,10 +196,10 @@ class Session:
                 self.give_back(over, over.leased, 0, waiting=False)
         self._retired = [over for over in self._retired if over.outstanding]
 
-    # --- sending ------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(self, message: Message, over: zmq.Socket[bytes] | None = None) -> bool:
-        """Send without waiting, ``over`` the first connection; False where ZeroMQ cannot take the message right now."""
+        """Send without waiting, ``over`` the first connection; False if ZeroMQ's queue is full."""
         if self._lost is not None:
             raise SessionLost(self._lost)
         try:
@@ -206,33 +209,36 @@ class Session:
         return True
 
     def give_back(self, subscription: "Subscription", consumed: int, waited_us: int, *, waiting: bool) -> bool:
-        """Pull: say where the subscription is, and end its ended leases. False where it could not be sent right now."""
+        """Send a ``Pull`` with the position and the ended leases; False if it could not be sent."""
         pull = subscription.pull(consumed, waited_us, waiting=waiting)
         if not self.send(pull):
             return False
-        subscription.wait_told_us = pull.wait_us
+        subscription.wait_reported_us = pull.wait_us
         if pull.released:
-            subscription.given(pull)
+            subscription.forget_released(pull)
         return True
 
     def request(self, make: Callable[[int], Message], answer: type[M], deadline: float) -> M:
-        """Ask and wait for the answer, which is raised where it is a refusal. Raises ``ConnectTimeout`` past ``deadline``."""
+        """Send a request and return its answer.
+
+        Raises a refusal, or ``ConnectTimeout`` past ``deadline``.
+        """
         self.settle()
         number = next(self._numbers)
         return self._exchange(number, make(number), answer, deadline)
 
     def begin(self, make: Callable[[int], Message]) -> None:
-        """Ask without waiting; ``answer`` has what comes of it. The former question, if any, is given up."""
+        """Send a request without waiting, for ``answer`` to return. Drops the previous request."""
         self._awaited = next(self._numbers)
         self._answers.clear()
         if not self.send(make(self._awaited)):
             self._lose("ZeroMQ takes no message, though the lifeline is open")
 
     def answer(self) -> Message | None:
-        """Take the answer to what ``begin`` asked; None where it has not come.
+        """Return the answer to ``begin``'s request; None if it has not arrived.
 
-        To be called before each wait for ``descriptors``. Raises what the daemon refuses,
-        ``SessionLost`` and ``ProtocolError``.
+        Call it before each wait for ``descriptors``. Raises a refusal, ``SessionLost`` and
+        ``ProtocolError``.
         """
         while not self._answers:
             if not self.receive():
@@ -240,22 +246,25 @@ class Session:
                 return None
         return _accepted(self._answers.pop())
 
-    # --- receiving ----------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Take note of one message, if one is there. Raises ``SessionLost``, ``ProtocolError`` and what the daemon refuses."""
+        """Process one message, if there is one; False if not.
+
+        Raises ``SessionLost``, ``ProtocolError`` and refusals.
+        """
         if self._lost is not None:
             raise SessionLost(self._lost)
-        self.torn = True  # until the message is where it belongs: an interrupt in between would lose it
+        self.is_interrupted = True  # until the message is where it belongs: an interrupt in between would lose it
         for source in self._sources:
             try:
                 data = source.recv(zmq.NOBLOCK)
             except zmq.Again:
                 continue
             self._sort(source, data)
-            self.torn = False
+            self.is_interrupted = False
             return True
-        self.torn = False
+        self.is_interrupted = False
         return False
 
     def _sort(self, source: zmq.Socket[bytes], data: bytes) -> None:
@@ -263,7 +272,7 @@ class Session:
             message = self._vocabulary.decode(data)
         except MalformedMessage as error:
             raise ProtocolError(f"on {self.endpoint}: {error}") from None
-        self.heard_s = time.monotonic()
+        self.last_message_s = time.monotonic()
         if type(message) is Handle:
             subscription = self._subscriptions.get(message.subscription)
             if subscription is not None:
@@ -274,9 +283,10 @@ class Session:
             self._take(message)
 
     def wait(self, seconds: float) -> None:
-        """Wait until there may be something to receive; ``receive`` must have said that there is nothing.
+        """Wait until there may be something to receive.
 
-        The only method that may run while another thread uses the session.
+        ``receive`` must have said that there is nothing. The only method that may run while another
+        thread uses the session.
         """
         poll = select.poll()
         for descriptor in self._descriptors:
@@ -284,27 +294,27 @@ class Session:
         poll.poll(max(0.0, seconds) * 1000)
 
     def check_link(self) -> None:
-        """Take the memory that was shared. Raises ``SessionLost`` where the daemon is gone."""
-        was_torn, self.torn = self.torn, True  # who looks for a slot has a handle in hand
+        """Map the memory shared so far. Raises ``SessionLost`` if the daemon is gone."""
+        was_interrupted, self.is_interrupted = self.is_interrupted, True  # who looks for a slot has a handle in hand
         try:
             self.link.receive_shared(self._slots, self._mailboxes)
-            for _socket, link in self._lanes:
+            for _socket, link in self._extra_connections:
                 link.receive_shared(self._slots, self._mailboxes)
         except SessionLost as lost:
             self._lost = str(lost)
             raise
-        self.torn = was_torn
+        self.is_interrupted = was_interrupted
 
     def slot(self, number: int) -> SlotMemory:
-        """Give the memory of a slot that a handle names; it may be on its way still, as the two sockets are not in step."""
+        """Return the slot that a handle names; waits for it, as the two sockets are not in step."""
         return self._shared(self._slots, number, f"a handle names slot {number}")
 
     def mailbox(self, stream: int) -> Mailbox:
-        """Give the mailbox of a stream that this session is a producer of; it may be on its way still."""
+        """Return the mailbox of a stream that this session produces for; waits for it."""
         return self._shared(self._mailboxes, stream, f"there is a mailbox of stream number {stream}")
 
     def forget_mailbox(self, stream: int) -> None:
-        """Nobody reads any more what is written into this mailbox."""
+        """Close a mailbox that is not read any more."""
         mailbox = self._mailboxes.pop(stream, None)
         if mailbox is not None:
             mailbox.close()
@@ -320,7 +330,7 @@ class Session:
         return memory
 
     def open(self, secret: bytes, deadline: float) -> None:
-        """Tie the ZeroMQ connection to the lifeline: the first exchange of a session."""
+        """Tie the ZeroMQ connection to the lifeline: first exchange of a local session."""
         self.daemon_version = self._exchange(OPENING, Open(PROTOCOL_VERSION, secret), Opened, deadline).daemon
 
     def greet(self, deadline: float) -> Greeted:
@@ -331,14 +341,14 @@ class Session:
         return greeted
 
     def join(self, socket: zmq.Socket[bytes], link: RemoteLink, secret: bytes, deadline: float) -> None:
-        """Have batches come over a further connection, too, which belongs to the session from now on."""
-        self._lanes.append((socket, link))
+        """Add a further connection for batches; the session owns it from now on."""
+        self._extra_connections.append((socket, link))
         self._sources.append(socket)
         self._descriptors += [int(socket.getsockopt(zmq.FD)), link.descriptor]
         socket.connect(self.endpoint)
         self._exchange(OPENING, Join(secret), Joined, deadline, socket)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _exchange(
         self, number: int, message: Message, answer: type[M], deadline: float, over: zmq.Socket[bytes] | None = None
@@ -368,7 +378,7 @@ class Session:
         return reply
 
     def _receive_parcel(self, source: zmq.Socket[bytes], parcel: Parcel) -> None:
-        """Copy bytes of a batch to where they stay, believing no length. All frames of a message come together."""
+        """Copy the frames of a parcel into their buffer, checking every length."""
         subscription = self._subscriptions.get(parcel.subscription)
         if subscription is None:
             while source.getsockopt(zmq.RCVMORE):
@@ -398,7 +408,7 @@ class Session:
                 raise ProtocolError("the session was opened twice")
             self._answers.append(message)
         elif type(message) is Joined:
-            if self._awaited != OPENING or not self._lanes:
+            if self._awaited != OPENING or not self._extra_connections:
                 raise ProtocolError("a connection joined that was there already")
             self._answers.append(message)
         elif getattr(message, "request", OPENING) == self._awaited:

@@ -3,13 +3,12 @@
     Connection ---> Sockets ~~finalize~~> the context, all open sockets
 
 pyzmq's context has weak references to its sockets, and the garbage collector clears weak references
-before it calls a finalizer. A context that is destroyed there finds no socket to close, and waits
-for ever until somebody closes them. So the references here are strong, and the registry of
-finalizers holds them: a socket is never garbage before it has been closed.
+before it calls a finalizer. So a context that is destroyed there finds no socket to close, and
+waits forever for their end. Therefore the references here are strong, and the registry of
+finalizers holds them: a socket is never garbage before it is closed.
 
-Invariant: whatever is interrupted, and whenever, what was opened here is closed by the next
-``close_all`` or ``destroy``, or by the finalizer: when nothing refers to the ``Sockets`` any more,
-or when the program ends.
+Invariant: after any interrupt, the next ``close_all`` or ``destroy`` closes what was opened here, or
+the finalizer does: at the last reference to ``Sockets``, or at the end of the program.
 """
 
 import os
@@ -29,16 +28,16 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 EXIT_WAIT_S = 1.0
-"""How long the end of the program waits for a thread that uses the sockets."""
+"""Wait of the program's end for a thread that uses the sockets."""
 EXIT_QUIET_S = 5.0
-"""How long a thread in the background is held up at the end of the program, which often is gone by then, without a word of it."""
+"""Delay of a background thread at the program's end, which usually comes first."""
 _SIGNALS = signal.valid_signals()
 
 
 class Turn:
-    """Whose turn it is to use a connection: the thread that has ``lock``; at the end of the program, ``is_over``, nobody's.
+    """The right to use a connection: of the thread that has ``lock``; of none once ``is_over``.
 
-    The lock is free then, so that what comes later, and closes the connection, need not wait.
+    At the program's end the lock is free, so that a later close of the connection does not wait.
     """
 
     __slots__ = ("is_over", "lock")
@@ -48,23 +47,26 @@ class Turn:
         self.is_over = False
 
     def end(self) -> bool:
-        """Wait until no thread uses the connection, and let none from now on; False where one goes on."""
+        """Wait until no thread uses the connection, and let none in from then on.
+
+        False on timeout.
+        """
         if not self.is_over and self.lock.acquire(timeout=EXIT_WAIT_S):
             self.is_over = True
             self.lock.release()
         return self.is_over
 
-    def hold_up(self) -> None:
-        """Let the program end before a thread in the background hears that its connection has ended."""
+    def delay(self) -> None:
+        """Let the program end before a background thread learns that its connection ended."""
         if self.is_over and threading.current_thread() is not threading.main_thread():
             time.sleep(EXIT_QUIET_S)
 
 
 class Sockets:
-    """See above. Used by one thread at a time, by ``turn``."""
+    """See the module. For one thread at a time, by ``turn``."""
 
     def __init__(self, connections: int) -> None:
-        """Start nothing yet: ZeroMQ starts its threads with the first socket, one for each TCP connection and one more."""
+        """Starts no thread: ZeroMQ starts its threads with the first socket."""
         self.turn = Turn()
         self._threads = connections + 1
         self._open: list[Socket] = []
@@ -74,11 +76,14 @@ class Sockets:
 
     @property
     def is_destroyed(self) -> bool:
-        """Is there nothing left that could be used?"""
+        """True once everything is closed."""
         return not self._end.alive
 
     def open(self, kind: int) -> Socket:
-        """Make a socket. Whoever uses it may close it; what is still open is closed here. Raises ``ThreadsExhausted``."""
+        """Make a socket. The caller may close it; ``close_all`` does otherwise.
+
+        Raises ``ThreadsExhausted``.
+        """
         if self._threads:
             try:
                 check_threads(self._threads)
@@ -90,7 +95,7 @@ class Sockets:
         return socket
 
     def monitor(self, socket: Socket, events: int) -> Socket:
-        """Make the socket that tells what happens to another one."""
+        """Make a socket that receives the events of another one."""
         monitor = self.open(zmq.PAIR)
         address = f"inproc://monitor-{socket.underlying}"
         socket.monitor(address, events)
@@ -98,24 +103,30 @@ class Sockets:
         return monitor
 
     def _listed(self, context: Context, kind: int) -> Socket:
-        """Make a socket that is in the list before it is open: the traceback of an interrupt would keep it open, and unknown."""
+        """Make a socket, listed before it is open.
+
+        An interrupt would leave it open and unlisted.
+        """
         socket = zmq.Socket.__new__(zmq.Socket)
         self._open.append(socket)
         socket.__init__(context, kind)  # type: ignore[misc]
         return socket
 
     def close_all(self) -> None:
-        """Close what is still open: what a session has left, or was interrupted with."""
+        """Close all open sockets, for example those of an interrupted session."""
         _close(self._open)
 
     def destroy(self) -> None:
-        """Close all sockets and end ZeroMQ's threads. Where it is interrupted, it is done again: in another call, or at last."""
+        """Close all sockets and end ZeroMQ's threads.
+
+        After an interrupt, the next call repeats it.
+        """
         _destroy(self._context, self._open)
         self._end.detach()
 
 
 def _begin(context: Context, connections: int) -> None:
-    """Make it a context, in a thread, where no signal is heard: pyzmq loses one whose making is interrupted."""
+    """Initialise the context in a new thread, where no signal interrupts: pyzmq would lose it."""
     made = threading.Lock()
     made.acquire()
     started: list[int] = []
@@ -141,7 +152,7 @@ def _begin(context: Context, connections: int) -> None:
 
 
 def _close(sockets: list[Socket]) -> None:
-    """Close sockets without waiting for what they were to send. Each stays in the list until it is closed."""
+    """Close sockets without lingering. Each is listed until it is closed."""
     while sockets:
         if not sockets[-1].closed:
             sockets[
@@ -152,7 +163,7 @@ def _close(sockets: list[Socket]) -> None:
 
 
 def _destroy(context: Context, sockets: list[Socket]) -> None:
-    """Close the sockets and end the context, while signals wait: pyzmq forgets a context whose end is interrupted by one."""
+    """Close the sockets and end the context, with signals blocked: pyzmq forgets it otherwise."""
     _close(sockets)
     before = pthread_sigmask(signal.SIG_BLOCK, ())
     try:
@@ -163,10 +174,10 @@ def _destroy(context: Context, sockets: list[Socket]) -> None:
 
 
 def _destroy_at_last(context: Context, sockets: list[Socket], user: ref[Sockets], process: int) -> None:
-    """Free everything where nobody did. What a forked child has is a copy, whose descriptors are the parent's.
+    """Finalizer: close everything. A forked child only drops its copy.
 
-    A signal that comes meanwhile is handled in here, as in any finalizer: what its handler raises,
-    such as ``KeyboardInterrupt``, Python writes to standard error and drops.
+    A signal that arrives here is handled as in any finalizer: Python writes an exception of its
+    handler, such as ``KeyboardInterrupt``, to standard error and drops it.
     """
     remaining = user()
     if os.getpid() != process:

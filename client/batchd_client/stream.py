@@ -1,7 +1,7 @@
-"""A stream as the trainer's loop sees it: epochs of batches, a position, a state for the checkpoint. Runs in the trainer.
+"""A stream in the trainer: epochs of batches, a position, a state for checkpoints.
 
-Invariant: every method leaves the stream at a position that the user can name: the one of the next
-batch.
+Runs in the trainer. Invariant: after every method, the stream is at a position that the user can
+name: that of the next batch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ import numpy as np
 
 from batchd_client.batch import Batch
 from batchd_client.connection import Connection
-from batchd_client.errors import PositionInvalid, StateMismatch, StreamClosed, Unique
+from batchd_client.errors import NotCopyable, PositionInvalid, StateMismatch, StreamClosed
 from batchd_client.memory import SlotMemory
 from batchd_client.positions import StreamState, checked_position, read_state
 from batchd_client.reader import BEGINNING, StreamReader
@@ -24,11 +24,11 @@ from batchd_wire.position import Position
 
 
 class FieldSchema(NamedTuple):
-    """One field of a stream's batches; ``shape`` is that of one sample, so the array is ``[samples, *shape]``.
+    """One field of a stream's batches.
 
-    Where samples differ in shape, ``shape`` is the largest that there may be, and ``varying`` says
-    how they do: its ``kind`` is "padded" or "ragged", its ``axes`` are the dimensions of ``shape``
-    that vary.
+    ``shape`` is that of one sample: arrays are ``[samples, *shape]``. If samples differ in shape,
+    ``shape`` is the largest possible, and ``varying`` is set: its ``kind`` is "padded" or "ragged",
+    its ``axes`` are the varying dimensions of ``shape``.
     """
 
     dtype: np.dtype[Any]
@@ -38,13 +38,12 @@ class FieldSchema(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamStatistics:
-    """What one stream did so far in this program.
+    """Totals of one stream in this program.
 
     ``wait_s``: seconds that the loop waited for batches. ``batches_held``: batches that are alive
-    now, by themselves or by arrays made from them. ``resubscribed``: how often the stream was
-    claimed anew, after a daemon's restart, by ``seek`` or because of a mismatch, or because the
-    stream has other settings now. ``mismatches``: how many batches came other than they were
-    written, and were asked for again.
+    now, or have arrays that are. ``resubscribed``: number of new claims: after a daemon's restart,
+    by ``seek``, after a mismatch, or because the stream's settings changed. ``mismatches``: batches
+    whose checksums did not match, and which were requested again.
     """
 
     batches: int
@@ -55,19 +54,18 @@ class StreamStatistics:
     mismatches: int
 
 
-class Stream(Unique):
+class Stream(NotCopyable):
     """A claim on one stream of the daemon; ``Daemon.stream`` makes it.
 
-    ``for batch in stream`` gives the rest of the current epoch, as a DataLoader would; the next
-    ``for`` gives the next epoch, and prefetch runs across the boundary. A ``for`` that was left
-    early goes on where it stopped. ``len(stream)`` is the number of batches in a whole epoch for
-    this rank.
+    ``for batch in stream`` gives the rest of the current epoch, as a DataLoader does; the next
+    ``for`` gives the next epoch, and prefetch crosses the boundary. After a ``break``, the next
+    ``for`` continues where the loop stopped. ``len(stream)`` is the number of batches in a whole
+    epoch for this rank.
 
-    One thread at a time may take batches from a stream; batches may be read and released in any
-    thread.
+    One thread at a time may take batches from a stream; any thread may read and release batches.
     """
 
-    INSTEAD = "both would take the same batches; open another with daemon.stream(..., state=stream.state_dict())"
+    COPY_ADVICE = "both would take the same batches; open another with daemon.stream(..., state=stream.state_dict())"
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class Stream(Unique):
         self._reader = StreamReader(connection, claim, position, fingerprint)
         self._closed = False
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- what it is -------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -90,22 +88,25 @@ class Stream(Unique):
 
     @property
     def rank(self) -> int:
-        """Which share of the stream this is, from 0."""
+        """The rank, from 0, that this stream is read as."""
         return self._claim.rank
 
     @property
     def world_size(self) -> int:
-        """How many shares the stream is cut into."""
+        """The number of ranks that share the stream."""
         return self._claim.world_size
 
     @property
     def window(self) -> int:
-        """How many batches the daemon keeps ready ahead of this trainer, memory permitting."""
+        """Number of batches that the daemon keeps ready for this trainer, memory permitting."""
         return self._reader.subscription.window
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of the source, the settings and the seed: where it is equal, equal positions hold equal batches."""
+        """Hex digest of source, settings and seed.
+
+        With equal digests, equal positions hold equal batches.
+        """
         return self._terms.fingerprint
 
     @property
@@ -120,12 +121,12 @@ class Stream(Unique):
 
     @property
     def steps(self) -> int:
-        """Batches in an epoch, those of all ranks together."""
+        """Batches in an epoch, of all ranks together."""
         return self._terms.steps
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the labels, if the source has names."""
+        """Names of the labels, by label; empty if the source has none."""
         return self._terms.classes
 
     @property
@@ -138,35 +139,41 @@ class Stream(Unique):
         """Batches in a whole epoch for this rank."""
         return self._terms.rounds
 
-    # --- where it is --------------------------------------------------------------------------------------------------
+    # --- where it is ------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch. Once an epoch's last batch is handed out, that is the next epoch."""
+        """Epoch of the next batch: after an epoch's last batch, the next epoch."""
         return self._reader.position.epoch
 
     @property
     def step(self) -> int:
-        """The step, counted over all ranks from 0 in each epoch, from which all ranks go on."""
+        """Step from which all ranks continue.
+
+        Counts the batches of all ranks, from 0 in each epoch.
+        """
         return self._reader.position.step
 
     @property
     def left(self) -> int:
-        """How many batches the rest of the current epoch has for this rank: what the next ``for`` gives."""
+        """Batches of this rank in the rest of the current epoch: the length of the next ``for``."""
         subscription = self._reader.subscription
         return subscription.counter.left(subscription.taken)
 
     def state_dict(self) -> StreamState:
-        """What a checkpoint needs to go on exactly here: the batch in hand counts as done. JSON-able, about a hundred bytes.
+        """Return the state for a checkpoint: the current batch counts as done.
 
-        Ranks that are equally far have equal states, and the state may be given to another number
-        of ranks.
+        The state is JSON-able, about a hundred bytes. Ranks that are equally far have equal states.
+        Another number of ranks may resume from it.
         """
         epoch, step = self._reader.position
         return {"stream": self.name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where ``state_dict`` was taken. Raises ``StateMismatch``, and then everything stays as it was."""
+        """Continue where ``state_dict`` was taken.
+
+        Raises ``StateMismatch``, and then changes nothing.
+        """
         position, fingerprint = read_state(state, self.name)
         if fingerprint != self.fingerprint:
             raise StateMismatch(
@@ -177,10 +184,11 @@ class Stream(Unique):
         self.seek(*position)
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Go on at (``epoch``, ``step``), where ``step`` counts the batches of all ranks. Raises ``PositionInvalid``.
+        """Continue at (``epoch``, ``step``); ``step`` counts the batches of all ranks.
 
-        A ``for`` that is under way goes on there if that is in the epoch it began with, and ends
-        otherwise.
+        A running ``for`` continues there if it began in the same epoch, and ends otherwise.
+
+        Raises ``PositionInvalid``, ``StreamClosed``, ``StreamChanged``.
         """
         self._check_open()
         position = checked_position(epoch, step)
@@ -189,45 +197,47 @@ class Stream(Unique):
         self._reader.move(position)
 
     def statistics(self) -> StreamStatistics:
-        """What happened so far, as a frozen value."""
+        """Return the totals so far, as a frozen value."""
         reader = self._reader
         return StreamStatistics(
             reader.batches, reader.samples, reader.wait_s, reader.subscription.held, reader.moves, reader.mismatches
         )
 
-    # --- taking batches -----------------------------------------------------------------------------------------------
+    # --- taking batches ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """Iterate the rest of the current epoch; nothing where ``epochs`` are over.
+        """Iterate the rest of the current epoch; nothing once all ``epochs`` are over.
 
         The iterator raises ``BatchTimeout``, ``ReconnectTimeout``, ``RingExhausted``,
         ``StreamStopped``, ``StreamChanged``, ``StreamRemoved``, ``BatchCorrupt`` or
-        ``ProtocolError`` where the next batch cannot be had; the stream then still stands before
-        that batch.
+        ``ProtocolError`` if it cannot get the next batch; the stream keeps its position then.
         """
         self._check_open()
         return _Epoch(self, self.epoch)
 
     def take(self, epoch: int, *, wait: bool = True) -> Batch | None:
-        """Give the next batch if it belongs to ``epoch``, else None: one step of a ``for`` over the stream.
+        """Return the next batch if it belongs to ``epoch``, else None: one step of a ``for``.
 
-        With ``wait=False`` also None where it has not come yet. Raises what iterating raises.
+        With ``wait=False`` also None if it has not arrived yet. Raises what iterating raises.
         """
         self._check_open()
         return self._reader.take(epoch, wait=wait)
 
     def memories(self) -> list[SlotMemory | ReceiveBuffer]:
-        """The memory that batches may lie in from now on, as far as it is mapped; see ``Batch.memory``."""
+        """List the memory of all future batches, as far as it is mapped; see ``Batch.memory``."""
         return self._reader.memories()
 
     def when_lost(self, let_go: Callable[[], None]) -> None:
-        """Have a method called when the daemon has gone; whoever keeps any of ``memories`` beyond batches lets go of it then."""
+        """Have a method called when the daemon is gone, to drop references to ``memories``."""
         self._reader.when_lost(let_go)
 
-    # --- its end ------------------------------------------------------------------------------------------------------
+    # --- its end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give up the claim. Batches that are alive stay readable, and the position can still be asked for."""
+        """End the claim.
+
+        Batches that are alive stay readable, and the position can still be read.
+        """
         if not self._closed:
             self._closed = True
             self._reader.close()

@@ -1,12 +1,12 @@
-"""One subscription as the trainer sees it: its terms, what has arrived for it, how far it is. Runs in the trainer.
+"""One subscription in the trainer: its terms, handles and progress. Runs in the trainer.
 
     sequence   0 ........... taken ........... leased ........... leased + len(handles)
-               | handed to the | at most one:   | arrived, not
-               | user's loop   | made, not yet  | looked at yet
+               | handed to the | at most one:   | received, not
+               | user's loop   | leased, not    | checked yet
                |               | handed over    |
 
-Invariant: ``taken`` alone says where the subscription stands; it grows in the same instant in which
-the loop gets its batch.
+Invariant: ``taken`` alone is the position; it grows in the same instant in which the loop gets its
+batch.
 """
 
 from collections import deque
@@ -23,14 +23,17 @@ from batchd_wire.position import Position
 from batchd_wire.slot import RowChecksums
 
 RELEASED_MAX = 1024
-"""Leases given back by one message, so that it stays well below the longest that a daemon takes."""
+"""Most ended leases in one message, well below the daemon's limit on its length."""
 HANDLES_MAX = 1024
-"""More handles than any window has; a daemon that sends more is broken."""
+"""Limit on unread handles, above any window; a daemon that sends more is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """What the user asked for. ``window`` 0 is the stream's own; ``end_epoch`` None is never; spectators: see ``Subscribe``."""
+    """The user's claim. ``window`` 0: the stream's own. ``end_epoch`` None: without an end.
+
+    Spectators: see ``Subscribe``.
+    """
 
     stream: str
     rank: int
@@ -40,7 +43,7 @@ class SubscriptionRequest:
     is_spectator: bool = False
 
     def subscribe(self, request: int, position: Position, fingerprint: str | None) -> Subscribe:
-        """The message that claims it from ``position`` on."""
+        """Make the message that claims the stream from ``position`` on."""
         end_epoch = None if self.end_epoch is None else max(self.end_epoch, position.epoch)
         return Subscribe(
             request,
@@ -58,7 +61,7 @@ class SubscriptionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a stream is, as the daemon admitted it; the same after every restart, or the stream has changed."""
+    """The admitted stream. If its terms differ after a restart, the stream has changed."""
 
     fingerprint: str
     samples: int
@@ -67,18 +70,18 @@ class Terms:
     rounds: int
     classes: tuple[str, ...]
     layout: SlotLayout = field(compare=False)
-    """Its samples' fields follow from the fingerprint; checksums may come and go."""
+    """Not compared: its fields follow from the fingerprint, and checksums may be switched."""
 
 
 class OwnerToken(ref[object]):
-    """What is left of a subscription's owner when it was forgotten: the subscription's number."""
+    """What remains of a subscription's owner once it is gone: the subscription's number."""
 
     __slots__ = ("number",)
     number: int
 
 
 class Subscription:
-    """See the drawing above. Made from the daemon's ``Subscribed``; raises ``ProtocolError`` where that makes no sense."""
+    """See the module. Made from ``Subscribed``; raises ``ProtocolError`` if that makes no sense."""
 
     __slots__ = (
         "announced_s",
@@ -97,7 +100,7 @@ class Subscription:
         "refusal",
         "taken",
         "terms",
-        "wait_told_us",
+        "wait_reported_us",
         "wait_us",
         "window",
     )
@@ -117,72 +120,75 @@ class Subscription:
         self.handles: deque[Handle | Parcel] = deque()
         self.arrivals = Arrivals(self.terms.layout.slot_bytes)
         self.received: deque[ReceiveBuffer] = deque()
-        """What came with the parcels among ``handles``, in their order."""
+        """Buffers of the parcels among ``handles``, in order."""
         self.lent: dict[int, ReceiveBuffer] = {}
-        """By sequence: the buffers of the batches that came as bytes and are not over."""
+        """By sequence: buffers of living batches that were received as bytes."""
         self.owner: OwnerToken | None = None
         self.refusal: Refused | None = None
         self.taken = 0
         self.leased = 0
         self.outstanding: dict[int, LeaseToken] = {}
-        """By sequence: the leases that were not given back yet."""
+        """By sequence: leases whose end has not been reported."""
         self.ended: deque[LeaseToken] = deque()
-        """The leases that have ended; appended to in any thread, at any moment, and sometimes twice."""
+        """Ended leases; appended to in any thread, at any time, and sometimes twice."""
         self.wait_us = 0
-        self.wait_told_us = 0
-        """How much of that the daemon was told."""
+        self.wait_reported_us = 0
+        """The part of ``wait_us`` that the daemon knows."""
         self.announced_s = 0.0
-        """When the daemon was last told that the trainer waits; 0 where it was not."""
+        """Time of the last report that the trainer waits; 0 if there was none."""
 
     @property
     def position(self) -> Position:
-        """The position of the next batch that the user's loop gets."""
+        """Position of the next batch that the user's loop gets."""
         return self.counter.position(self.taken)
 
     @property
     def held(self) -> int:
-        """How many batches, or arrays over batches, are alive in this program."""
+        """Number of batches that are alive, or have arrays that are."""
         ended = {token.sequence for token in self.ended.copy()}
         return sum(sequence not in ended for sequence in self.outstanding)
 
     def watch(self, owner: object, forgotten: deque[OwnerToken]) -> None:
-        """Have a token appended to ``forgotten`` when nobody has ``owner`` any more."""
+        """Have a token appended to ``forgotten`` once ``owner`` is garbage."""
         self.owner = OwnerToken(owner, forgotten.append)
         self.owner.number = self.number
 
     def add_part(self, parcel: Parcel) -> None:
-        """A part of a batch is in its buffer: keep what is whole now until the user's loop wants it."""
+        """Note a received part; keep batches that are complete now."""
         for whole, buffer in self.arrivals.note(parcel):
             self.received.append(buffer)
             self.add_handle(whole)
 
     def add_handle(self, handle: Handle | Parcel) -> None:
-        """Keep a handle that has arrived until the user's loop wants it."""
+        """Keep a received handle until the user's loop wants it."""
         if len(self.handles) >= HANDLES_MAX:
             raise ProtocolError(f"more than {HANDLES_MAX} batches that were never asked for")
         self.handles.append(handle)
 
     def add_lease(self, lease: Lease) -> None:
-        """Take note of the lease of the next batch. Paired with ``given``, some time after the lease has ended."""
+        """Note the lease of the next batch.
+
+        Paired with ``forget_released``, after the lease's end.
+        """
         self.outstanding[self.leased] = lease.token
         self.leased += 1
 
     def pull(self, consumed: int, waited_us: int, *, waiting: bool) -> Pull:
-        """Make the message that says where we are and gives back what has ended; ``given`` must follow once it is sent."""
+        """Make a ``Pull`` with the position and the ended leases. Then call ``forget_released``."""
         ended = self.ended  # other threads append at its end meanwhile, so it is read by index
         tokens = [ended[index] for index in range(min(len(ended), RELEASED_MAX))]
         released = [(token.sequence, token.generation) for token in tokens]
         return Pull(self.number, consumed, waiting, self.wait_us + waited_us, released)
 
     def let_go(self) -> None:
-        """The session is over: keep nothing that has come. Batches that live have their memory themselves."""
+        """Drop everything received: the session is over. Living batches keep their memory."""
         self.handles.clear()
         self.received.clear()
         self.lent.clear()
         self.arrivals = Arrivals(self.terms.layout.slot_bytes)
 
-    def given(self, pull: Pull) -> None:
-        """Forget the leases that a pull gave back."""
+    def forget_released(self, pull: Pull) -> None:
+        """Forget the leases whose end a pull reported."""
         for sequence, _generation in pull.released:
             self.outstanding.pop(sequence, None)
             buffer = self.lent.pop(sequence, None)

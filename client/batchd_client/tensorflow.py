@@ -1,4 +1,4 @@
-"""batchd in TensorFlow: a stream as a ``tf.data.Dataset``. Runs in the trainer; needs TensorFlow 2.16 or newer.
+"""batchd in TensorFlow 2.16 or newer: a stream as a ``tf.data.Dataset``. Runs in the trainer.
 
     from batchd_client.tensorflow import dataset
 
@@ -15,11 +15,10 @@ import atexit
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 import numpy as np
-import numpy.typing as npt
 
 try:
     import tensorflow as tf
@@ -29,38 +28,40 @@ except ImportError as _error:
     ) from _error
 
 from batchd_client.batch import Batch
+from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import TensorsInvalid
-from batchd_client.loader import RankShare, own, wanted
-from batchd_client.passes import Passes
+from batchd_client.loader import RankShare, checked_fields, own
 from batchd_client.positions import StreamState
 from batchd_client.stream import FieldSchema, Stream
 from batchd_wire.fields import RAGGED
+from batchd_wire.views import Array
 
 __all__ = ["dataset", "share", "state_after"]
 
-Array = npt.NDArray[Any]
+F = TypeVar("F", bound=Callable[..., object])
 FIRST, OVER = -1, -2
-"""Turns of no pass (see ``passes``): of an iteration that has not begun one, and of one without batches."""
+"""Turns without a pass (see ``epoch_passes``): not begun yet, and without batches."""
 
 
 def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: bool = False) -> tf.data.Dataset:
-    """Make a data set of a stream. Each iteration over it gives the rest of an epoch, and the next one the next epoch.
+    """Make a dataset of a stream.
 
-    ``fields``: which, in which order; default: all, in tuples without ``index``. ``as_dict``: give
-    dicts and not tuples. A padded field is cut to the largest sample of the batch, a ragged one is
-    a ``tf.RaggedTensor``.
+    Each iteration reads the rest of an epoch; the next, the next epoch. ``fields``: names, in
+    order; default: all, in tuples without ``index``. ``as_dict``: give dicts instead of tuples.
+    Tensors are ``[samples, *shape]`` with the dtypes of ``Stream.schema``. A padded field is cut to
+    the largest sample of the batch, a ragged one is a ``tf.RaggedTensor``.
 
-    An iteration that is left before the epoch's last batch was taken counts for nothing, as always
-    with tf.data: the next one gives the same batches again. The length of the data set is that of a
-    whole epoch; of one that was resumed there is less.
+    An iteration abandoned before the epoch's last batch does not count, as always with tf.data: the
+    next one gives the same batches again. The dataset's length is that of a whole epoch, also after a
+    resume.
 
     Iterating raises what iterating a ``Stream`` raises, as TensorFlow passes it on. Raises
     ``TensorsInvalid``.
     """
     _end_with_the_program()
-    columns = [_column(name, stream.schema[name]) for name in wanted(stream.schema, fields, as_dict=as_dict)]
+    columns = [_column(name, stream.schema[name]) for name in checked_fields(stream.schema, fields, as_dict=as_dict)]
     empty = [array for one in columns for array in one.empty]
-    passes = Passes(stream)
+    passes = EpochPasses(stream)
     # TensorFlow never lets go of a function of Python, so only the data set holds the stream;
     # within a graph there is none.
     reachable = ref(passes) if tf.executing_eagerly() else lambda: passes
@@ -68,7 +69,7 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
     def give(values: list[Any]) -> Any:
         return {one.name: value for one, value in zip(columns, values, strict=True)} if as_dict else tuple(values)
 
-    def take(turn: int) -> list[Any]:
+    def take(turn: int) -> list[object]:
         passes = reachable()
         if passes is None or turn == OVER:
             return [OVER, False, *empty]
@@ -103,10 +104,10 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
 
 @cache
 def _end_with_the_program() -> None:
-    """Let go of the iterators of tf.data before the interpreter goes, wherever they are kept.
+    """Drop tf.data's iterators before the interpreter ends, wherever they are kept.
 
-    One that reads ahead waits at its own end for its thread, and that thread waits for ever for a
-    Python that has gone.
+    An iterator that reads ahead waits at its end for its thread, and that thread waits forever for a
+    Python that has ended.
     """
     atexit.register(_let_go_of_iterators)
 
@@ -118,17 +119,17 @@ def _let_go_of_iterators() -> None:
 
 
 def state_after(stream: Stream, batches: int) -> StreamState:
-    """Tell what a checkpoint needs to go on behind the first ``batches`` of the present iteration over a stream's data set.
+    """Return the state after the first ``batches`` batches of a dataset's present iteration.
 
     The loop counts them: ``for done, batch in enumerate(photos, 1): ...; save(state_after(stream,
-    done))``, since ``stream.state_dict()`` is about what TensorFlow has taken, which is more
-    wherever something reads ahead of the loop.
+    done))``. ``stream.state_dict()`` counts what TensorFlow has taken, which is more if something reads
+    ahead of the loop.
     """
-    return Passes(stream).state_dict(batches)
+    return EpochPasses(stream).state_dict(batches)
 
 
 def share(context: tf.distribute.InputContext) -> RankShare:
-    """Tell which share of a stream belongs to an input pipeline of a strategy: one pipeline for each of its processes.
+    """Return the rank of a strategy's input pipeline: one pipeline for each of its processes.
 
     strategy.distribute_datasets_from_function(lambda context: dataset(daemon.stream("photos",
     *share(context))))
@@ -137,7 +138,7 @@ def share(context: tf.distribute.InputContext) -> RankShare:
 
 
 class _Column(NamedTuple):
-    """One field of what the loop gets: how it is read as arrays, what these are without a sample, and the tensor made of them."""
+    """One field of the loop's item: its reader, its arrays without samples, and its tensor."""
 
     name: str
     read: Callable[[Batch], Sequence[Array]]
@@ -146,7 +147,7 @@ class _Column(NamedTuple):
 
 
 def _column(name: str, schema: FieldSchema) -> _Column:
-    """How a field becomes a tensor. Raises ``TensorsInvalid``."""
+    """Plan a field's tensor. Raises ``TensorsInvalid``."""
     try:
         tf.dtypes.as_dtype(schema.dtype)
     except TypeError:
@@ -173,6 +174,7 @@ def _column(name: str, schema: FieldSchema) -> _Column:
     return _Column(name, lambda batch: batch.ragged(name).compact(), (empty, np.zeros(1, np.int64)), tensor)
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have TensorFlow trace a function without rewriting it first."""
-    return tf.autograph.experimental.do_not_convert(function)
+def _as_it_is(function: F) -> F:
+    """Let TensorFlow trace a function without rewriting it."""
+    kept: F = tf.autograph.experimental.do_not_convert(function)
+    return kept

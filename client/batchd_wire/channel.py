@@ -1,14 +1,13 @@
-"""Messages and file descriptors over an AF_UNIX SOCK_SEQPACKET socket. Every process; standard library only.
+"""Messages and descriptors over an AF_UNIX SOCK_SEQPACKET socket. Standard library only.
 
-One datagram is one message; its order is kept and its borders too. End of file is news, not an
-error: the kernel says that the last holder of the other end is gone.
+One datagram is one message; order and borders are kept. End of file is an event, not an error: the
+kernel reports that the last holder of the other end is gone.
 """
 
 import os
 import socket
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import MalformedMessage, Message, Vocabulary
@@ -17,11 +16,11 @@ DATAGRAM_BYTES_MAX = 128 * 1024
 """Longest message on a channel."""
 DESCRIPTORS_MAX = 4
 SEND_BUFFER_BYTES = 1 << 20
-_CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # once: to join flags takes as long as to send a message
+_CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # joining flags each time is slow
 _RIGHTS_BYTES = socket.CMSG_LEN(DESCRIPTORS_MAX * array("i").itemsize)
 
 
-class ChannelClosed(ConnectionError):  # noqa: N818  news, not an error of ours
+class ChannelClosed(ConnectionError):  # noqa: N818  an event, not an error of ours
     """The other side is gone."""
 
 
@@ -30,8 +29,8 @@ def send_message(
 ) -> None:
     """Send one message with its descriptors to a side that speaks ``version``.
 
-    Raises ``ChannelClosed`` where nobody is there any more and ``BlockingIOError`` where a
-    non-blocking channel is full.
+    Raises ``ChannelClosed`` if the other side has closed, and ``BlockingIOError`` if a non-blocking
+    channel is full.
     """
     data = message.encode(version)
     assert len(data) <= DATAGRAM_BYTES_MAX, f"{type(message).__name__} of {len(data)} bytes"
@@ -47,15 +46,15 @@ def send_message(
 def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Message, list[int]]:
     """Receive one message with its descriptors, which now belong to the caller (close-on-exec).
 
-    Raises ``ChannelClosed`` at the end of file, ``MalformedMessage`` for anything else that is no
+    Raises ``ChannelClosed`` at end of file, ``MalformedMessage`` for a datagram that is not a
     message (its descriptors are closed), and what the socket raises: ``BlockingIOError`` or
     ``TimeoutError``.
     """
     try:
         data, ancillary, flags, _address = _receive(channel)
     except ConnectionResetError:
-        # The other side closed with words of ours unread, which is said once; its own last words
-        # stand behind that.
+        # The other side closed before it read all our messages. The kernel reports that once; its
+        # own last messages are behind that report.
         data, ancillary, flags, _address = _receive(channel)
     descriptors = _descriptors_in(ancillary)
     if not data and not descriptors:
@@ -70,12 +69,12 @@ def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Mes
         raise
 
 
-def _receive(channel: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
+def _receive(channel: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
     return channel.recvmsg(DATAGRAM_BYTES_MAX, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
 
 
 def _descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """What ``socket.recv_fds`` does; that forgets its flags, so descriptors would pass on to programs that are started."""
+    """Like ``socket.recv_fds``, which drops its flags: child programs would inherit descriptors."""
     descriptors = array("i")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -1,24 +1,24 @@
-"""How a message becomes bytes, and the one place where arriving bytes are checked. Every process; standard library and msgpack.
+"""Encode and decode messages; the one place where received bytes are checked. Every process.
 
-A message is a record with a number. On the wire it is one msgpack array, the number first and then
-the fields in their order:
+Needs the standard library and msgpack. A message is a record with a number. On the wire it is one
+msgpack array: the number, then the fields in order:
 
     [code, field 1, field 2, ...]
 
-A message grows at its end, by fields with a default: the other side may be older. A field with a
-default that does not arrive has that default, and what arrives behind the last known field is
-skipped. Sides of versions before ``OPEN_ENDED_SINCE`` are sent the fields without a default alone.
+A message grows at its end, by fields with a default, because the other side may be older. A missing
+field has its default, and elements after the last known field are skipped. Sides of versions before
+``OPEN_ENDED_SINCE`` get only the fields without a default.
 
-Nothing but msgpack's own types is ever read (no extensions, no timestamps, no objects); every
-container and string has a limit. A vocabulary is the set of messages that one side may receive:
-anything else is ``MalformedMessage``.
+Only msgpack's own types are read (no extensions, no timestamps, no objects); every container and
+string has a limit. A vocabulary is the set of messages that one side may receive: anything else is
+``MalformedMessage``.
 """
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from operator import call
 from reprlib import repr as brief_repr
-from typing import Any, ClassVar, NoReturn, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NoReturn, Self, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -26,14 +26,14 @@ from batchd_wire import OPEN_ENDED_SINCE, PROTOCOL_VERSION
 from batchd_wire.record import record
 
 MESSAGE_BYTES_MAX = 1 << 20
-"""Longest message; what is longer was not sent by one of us. Only the daemon's answers to people come near it."""
+"""Longest message. Only the daemon's answers to commands are nearly as long."""
 TEXT_CHARACTERS_MAX = 16 * 1024
 ITEMS_MAX = 4096
 NUMBER_MAX = (1 << 63) - 1
 
 
 def _refuse_extension(number: int, _data: bytes) -> NoReturn:
-    """An empty extension passes ``max_ext_len``."""
+    """Refuse every extension: an empty one passes ``max_ext_len``."""
     raise ValueError(f"extension {number}")
 
 
@@ -52,8 +52,8 @@ _unpack_options: dict[str, Any] = {
 _pack = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 
 
-class MalformedMessage(ValueError):  # noqa: N818  the tree of errors names things by what is wrong with them
-    """Bytes that are no message of the expected vocabulary."""
+class MalformedMessage(ValueError):  # noqa: N818  named by what is wrong, as all errors here
+    """Bytes that are not a message of the expected vocabulary."""
 
 
 class Message:
@@ -62,12 +62,18 @@ class Message:
     __slots__ = ()
     code: ClassVar[int]
     field_names: ClassVar[tuple[str, ...]]
-    checks: ClassVar[tuple[Callable[[Any], bool], ...]]
+    checks: ClassVar[tuple[Callable[[object], bool], ...]]
     required: ClassVar[int]
-    """How many fields, the first ones, have no default."""
+    """Number of fields without a default; they come first."""
+
+    @classmethod
+    def filled_from(cls, source: object, **others: object) -> Self:
+        """Make a message of the attributes of ``source`` that are named as its fields, and of ``others``."""
+        values = {name: getattr(source, name) for name in cls.field_names if name not in others}
+        return cls(**values, **others)
 
     def encode(self, version: int = PROTOCOL_VERSION) -> bytes:
-        """The message as one msgpack array, for a side that speaks ``version``."""
+        """Encode the message as one msgpack array, for a side that speaks ``version``."""
         names = self.field_names if version >= OPEN_ENDED_SINCE else self.field_names[: self.required]
         packed: bytes = _pack((self.code, *[getattr(self, name) for name in names]))
         return packed
@@ -96,7 +102,7 @@ class Vocabulary:
         assert len(self._kinds) == len(kinds), "two messages of one vocabulary share a number"
 
     def decode(self, data: bytes | memoryview) -> Message:
-        """Read one message. Raises ``MalformedMessage`` saying what is wrong with it."""
+        """Decode one message. Raises ``MalformedMessage`` with the reason."""
         if len(data) > MESSAGE_BYTES_MAX:
             raise MalformedMessage(f"{len(data)} bytes, more than the {MESSAGE_BYTES_MAX} of the longest message")
         try:
@@ -117,28 +123,31 @@ class Vocabulary:
         return kind(*values)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return type(value) is int and 0 <= value <= NUMBER_MAX
 
 
-def _is_plain(type_: type) -> Callable[[Any], bool]:
+def _is_plain(type_: type) -> Callable[[object], bool]:
     return lambda value: type(value) is type_
 
 
-def _is_text_map(value: Any) -> bool:
+def _is_text_map(value: object) -> bool:
     return type(value) is dict and all(type(key) is str for key in value)
 
 
-def tuple_parts(hint: Any) -> tuple[Any, ...] | None:
-    """What a tuple consists of, named or not; either arrives as a list. None where it is no tuple."""
+def tuple_parts(hint: object) -> tuple[object, ...] | None:
+    """List the item types of a tuple type, named or not; None for other types.
+
+    Both kinds of tuples are received as lists.
+    """
     if get_origin(hint) is tuple:
         return get_args(hint)
     is_named = isinstance(hint, type) and issubclass(hint, tuple)
     return tuple(get_type_hints(hint).values()) if is_named else None
 
 
-def _check_for(hint: Any) -> Callable[[Any], bool]:
-    """Choose the check for a field by its annotation; numbers are whole and never negative."""
+def _check_for(hint: object) -> Callable[[object], bool]:
+    """Choose the check of a field by its annotation; an int must not be negative."""
     if hint is int:
         return _is_number
     if hint in (str, bytes, bool, float):
@@ -158,16 +167,16 @@ def _check_for(hint: Any) -> Callable[[Any], bool]:
     return lambda value: value is None or check(value)
 
 
-def _list_check(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _list_check(check: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: type(value) is list and all(map(check, value))
 
 
-def _tuple_check(checks: tuple[Callable[[Any], bool], ...]) -> Callable[[Any], bool]:
-    """A tuple travels as an array, so it arrives as a list of exactly this length."""
+def _tuple_check(checks: tuple[Callable[[object], bool], ...]) -> Callable[[object], bool]:
+    """A tuple is sent as an array, so it is received as a list of exactly this length."""
     return lambda value: type(value) is list and len(value) == len(checks) and all(map(call, checks, value))
 
 
-def _shorten(value: Any) -> str:
-    """Looks only a few levels and items into the value: a deeply nested one would end ``repr`` by RecursionError."""
+def _shorten(value: object) -> str:
+    """Show a value briefly. Not ``repr``: a deeply nested value would raise RecursionError."""
     text = brief_repr(value)
     return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  a line of an error message

@@ -1,9 +1,9 @@
-"""Error codes on the wire. Every process. A number is given once and never reused.
+"""Error codes on the wire. Every process. A number is never reused.
 
 1xx  the session: the peer, its version, its messages
 2xx  subscribing: the stream, the rank, the position, the memory
-3xx  delivery: what may happen to a subscription that was admitted
-4xx  the daemon's own life
+3xx  delivery: errors of an admitted subscription
+4xx  the daemon's own state
 """
 
 from enum import IntEnum, unique
@@ -11,7 +11,7 @@ from enum import IntEnum, unique
 
 @unique
 class ErrorCode(IntEnum):
-    """Why the daemon refused; the text that travels with it says by how much and what helps."""
+    """Reason of a refusal; the text sent with it has the amounts and the remedy."""
 
     UNSUPPORTED_VERSION = 100
     NOT_ALLOWED = 101

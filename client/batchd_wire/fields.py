@@ -1,4 +1,4 @@
-"""Which arrays a batch holds, and where they lie in a slot. Every process; standard library only.
+"""The arrays of a batch, and their offsets in a slot. Every process; standard library only.
 
     0            4096                offset of field 2         slot_bytes
     +------------+-------------------+-------------------+-----+
@@ -6,17 +6,17 @@
     +------------+-------------------+-------------------+-----+
                  every field starts at a multiple of 64 bytes; the slot ends at a multiple of 4096
 
-Where samples differ in shape, each row of a field has room for the largest that there may be, and a
-field of sizes says how large each one is: one int32 for each row in ``NAME_length`` where one
-dimension varies, k of them in ``NAME_shape`` where k do.
+Where samples differ in shape, each row has room for the largest possible sample, and a field of
+sizes has the shape of each one: one int32 per row in ``NAME_length`` if one dimension varies, k of
+them in ``NAME_shape`` if k do.
 
     padded    v v v f f     ragged    v v v v v v 0 0 0 0 ...    v: values of the row, sizes (2, 3)
-              v v v f f                                          f: the filling that the stream's configuration says
+              v v v f f                                          f: the stream's fill value
               f f f f f                                          0: zeros
 
 On the wire a layout is [fields, rows, slot_bytes], and a field [name, dtype, shape, offset,
 varying, axes]: ``shape`` is that of one row, ``varying`` is "", "padded" or "ragged", and ``axes``
-are the dimensions of ``shape`` that vary, upwards from 0.
+are the varying dimensions of ``shape``, ascending.
 
 Invariant: a field's rows are C-contiguous, so row ``i`` of a field is one run of bytes that one
 worker owns while it fills it.
@@ -52,18 +52,19 @@ ITEM_BYTES = {
 
 
 PADDED, RAGGED = "padded", "ragged"
-"""How the rows of a field may vary; see the drawing."""
+"""Kinds of varying fields; see the drawing."""
 SIZES_DTYPE = "int32"
-"""Of a field that says how large the rows of another one are."""
+"""Dtype of a field of sizes."""
 SIZE_MAX = (1 << 31) - 1
-"""The largest length of a dimension that varies."""
+"""Largest length of a varying dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """How the rows of a field differ in shape: ``kind`` is ``PADDED`` or ``RAGGED``, ``axes`` the dimensions that do, upwards.
+    """How rows of a field differ in shape: ``kind`` is ``PADDED`` or ``RAGGED``.
 
-    The field's ``shape`` is then the largest that a row may have.
+    ``axes``: the varying dimensions, ascending. The field's ``shape`` is the largest shape of a
+    row.
     """
 
     kind: str
@@ -72,7 +73,10 @@ class Varying:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named array of a sample: ``shape`` is without the batch dimension, ``()`` for a number."""
+    """One named array of a sample.
+
+    ``shape`` is without the batch dimension, ``()`` for a number.
+    """
 
     name: str
     dtype: str
@@ -86,7 +90,10 @@ class Field:
 
 
 CHECKSUM = Field("#crc32", "uint32", ())
-"""The extra field of a stream with ``verify = true``; see ``batchd_wire.slot``. Users never see it."""
+"""The extra field of a stream with ``verify = true``; see ``batchd_wire.slot``.
+
+Users never see it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,7 @@ class PlacedField:
         return ITEM_BYTES[self.dtype] * prod(self.shape)
 
     def to_wire(self) -> list[object]:
-        """The field as msgpack carries it."""
+        """Encode the field for msgpack."""
         kind, axes = (self.varying.kind, self.varying.axes) if self.varying else ("", ())
         return [self.name, self.dtype, list(self.shape), self.offset, kind, list(axes)]
 
@@ -114,7 +121,7 @@ AnyField: TypeAlias = Field | PlacedField
 
 
 def sizes_field(field: AnyField) -> Field | None:
-    """The field that goes with a varying one and says how large each row is; None where all rows are alike."""
+    """Describe the field of sizes of a varying field; None if all rows have one shape."""
     if field.varying is None:
         return None
     axes = len(field.varying.axes)
@@ -124,7 +131,7 @@ def sizes_field(field: AnyField) -> Field | None:
 
 
 def length_texts(shape: Sequence[int], varying: Varying | None) -> list[str]:
-    """The lengths of a row for people: ``<=512`` where 512 is only the largest."""
+    """Format the lengths of a row for messages: ``<=512`` for a varying dimension."""
     axes = varying.axes if varying else ()
     return [f"<={length}" if axis in axes else str(length) for axis, length in enumerate(shape)]
 
@@ -139,7 +146,7 @@ class SlotLayout:
 
     @property
     def sample_fields(self) -> tuple[PlacedField, ...]:
-        """What a sample consists of: all but the checksums."""
+        """The fields of a sample: all but the checksums."""
         return tuple(field for field in self.fields if field.name != CHECKSUM.name)
 
     @property
@@ -148,12 +155,12 @@ class SlotLayout:
         return sum(field.row_bytes for field in self.fields)
 
     def to_wire(self) -> list[object]:
-        """The layout as msgpack carries it; ``layout_from_wire`` is the way back."""
+        """Encode the layout for msgpack. Paired with ``layout_from_wire``."""
         return [[field.to_wire() for field in self.fields], self.rows, self.slot_bytes]
 
 
 def place_fields(fields: Iterable[Field], rows: int) -> SlotLayout:
-    """Lay ``fields`` out for ``rows`` samples: each behind the one before, aligned."""
+    """Lay ``fields`` out for ``rows`` samples: in order, aligned."""
     offset = HEADER_BYTES
     placed = []
     for field in fields:
@@ -163,7 +170,7 @@ def place_fields(fields: Iterable[Field], rows: int) -> SlotLayout:
 
 
 def layout_from_wire(value: object) -> SlotLayout:
-    """Check a layout that arrived from another process. Raises ``ValueError`` naming what is wrong with it.
+    """Decode and check a layout from another process. Raises ``ValueError`` with the reason.
 
     A hostile or broken peer cannot make a reader look outside the slot: names, dtypes, shapes and
     offsets are checked against ``slot_bytes`` here, and ``slot_bytes`` against ``fstat`` where the
@@ -220,7 +227,7 @@ def _varying_from_wire(name: str, shape: Sequence[int], kind: str, axes: Sequenc
 
 
 def _check_sizes(placed: Sequence[PlacedField]) -> None:
-    """Each varying field has its sizes. Raises ``ValueError`` where they are not there, or are something else."""
+    """Raise ``ValueError`` unless each varying field has its field of sizes."""
     there = {field.name: field for field in placed}
     for field in placed:
         wanted = sizes_field(field)

@@ -1,15 +1,15 @@
-"""What a trainer needs to come in over TCP: its key, as a file. Every process; standard library only.
+"""The connection file, with a trainer's key for TCP. Every process; standard library only.
 
-    name = "gpu-7"          who the daemon takes us for
-    daemon = "40 x Z85"     the daemon's public key: we talk to no other
-    public = "40 x Z85"     ours
-    secret = "40 x Z85"     ours, for nobody else
+    name = "gpu-7"          the trainer's name in the daemon's log and status
+    daemon = "40 x Z85"     the daemon's public key: the trainer connects to no other
+    public = "40 x Z85"     the trainer's public key
+    secret = "40 x Z85"     the trainer's secret key
 
-``batchd keys new`` writes such a connection file. The readers here serve the daemon's own key files
-as well.
+``batchd keys new`` writes connection files. The functions here also read the daemon's own key
+files.
 
-Invariant: a file that was cut short is refused, wherever it was cut: what must not be missing
-stands last. No message and no ``repr`` shows what a file holds.
+Invariant: a truncated file is refused, wherever it was cut, because the required keys are last. No
+message and no ``repr`` shows the content of a file.
 """
 
 import json
@@ -19,22 +19,21 @@ import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 KEY_VARIABLE = "BATCHD_KEY"
-"""Names the connection file of a trainer that comes over TCP."""
+"""Environment variable with the path of the connection file."""
 KEY_CHARACTERS = 40
 KEY_FILE_BYTES_MAX = 64 << 10
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 KEY_NAME_RULE = 'a key\'s name is 1 to 64 letters, digits, ".", "_" and "-", and begins with a letter or a digit'
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""How a key file is opened: one that is a pipe must not hold us up before we can refuse it."""
+"""Flags to open a key file: a pipe must not block before it is refused."""
 ANY_ACCESS = 0o077
 """The mode bits that a file with a secret must not have."""
 GROUP_READS = 0o040
-"""The one of them that root's files may have for those who are not root: so containers get their secrets."""
+"""The bit of these that root's files may have: containers get their secrets so."""
 WRITE_ACCESS = 0o022
-"""The mode bits that a file must not have which only says who may come in."""
+"""The mode bits that a file of public keys must not have."""
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _Z85_VALUES = {character: value for value, character in enumerate(_Z85)}
@@ -45,7 +44,7 @@ _NAMES = ("name", "daemon", "public", "secret")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionKey:
-    """What one trainer has in its connection file; keys are Z85 text, as ZeroMQ takes them."""
+    """Content of a connection file; keys are Z85 text, as ZeroMQ takes them."""
 
     name: str
     daemon: str
@@ -67,9 +66,8 @@ def connection_file_text(key: ConnectionKey) -> str:
 def read_connection_key(path: Path) -> ConnectionKey:
     """Read a connection file.
 
-    Raises ``ValueError`` saying what is wrong with it, also where others than its owner may read
-    it, and ``OSError`` where it cannot be opened. Where root is the owner and we are somebody else,
-    a group may read it, or we could not.
+    Raises ``ValueError`` for a wrong file, or one that other users may read, and ``OSError`` where
+    it cannot be opened. If root owns the file and this process is not root, a group may read it.
     """
     descriptor = os.open(path, OPEN_FLAGS)
     try:
@@ -83,11 +81,14 @@ def read_connection_key(path: Path) -> ConnectionKey:
     )
 
 
-def read_key_table(descriptor: int, path: Path, refused_mode: int) -> dict[str, Any]:
-    """Read the open key file ``path`` whole. Raises ``ValueError`` where it has a mode bit of ``refused_mode``, or is no TOML."""
+def read_key_table(descriptor: int, path: Path, refused_mode: int) -> dict[str, object]:
+    """Read the open key file ``path``.
+
+    Raises ``ValueError`` if it has a mode bit of ``refused_mode``, is too long, or is not TOML.
+    """
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode):
-        raise ValueError(f"{path} is no plain file")
+        raise ValueError(f"{path} is not a regular file")
     if about.st_mode & refused_mode:
         raise ValueError(
             f"{path} is open to others than its owner (mode {stat.S_IMODE(about.st_mode):04o}); close it: chmod 600 {path}"
@@ -100,11 +101,13 @@ def read_key_table(descriptor: int, path: Path, refused_mode: int) -> dict[str, 
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8, so it is no key file") from None
     except (ValueError, RecursionError):
-        # What tomllib says may quote the file.
+        # tomllib's message may quote the file.
         raise ValueError(f"{path} is not TOML: it is damaged, or no key file") from None
 
 
-def check_names(table: dict[str, Any], path: Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+def check_names(
+    table: dict[str, object], path: Path, required: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> None:
     """Raise ``ValueError`` unless the table of ``path`` has these names and no others."""
     missing = [name for name in required if name not in table]
     if missing:
@@ -116,21 +119,21 @@ def check_names(table: dict[str, Any], path: Path, required: tuple[str, ...], op
 
 
 def key_name(value: object, path: Path) -> str:
-    """Take the name that stands in ``path``. Raises ``ValueError`` where it is none."""
+    """Check the name in ``path``. Raises ``ValueError``."""
     if not isinstance(value, str) or not KEY_NAME.fullmatch(value):
         raise ValueError(f"{path}: name is wrong: {KEY_NAME_RULE}")
     return value
 
 
 def key_text(value: object, name: str, path: Path) -> str:
-    """Take the key called ``name`` of ``path``. Raises ``ValueError`` where it is no key."""
+    """Check the key called ``name`` in ``path``. Raises ``ValueError``."""
     if not isinstance(value, str) or not is_key_text(value):
         raise ValueError(f"{path}: {name} is not a key of {KEY_CHARACTERS} Z85 characters")
     return value
 
 
 def is_key_text(text: str) -> bool:
-    """Is this Z85 text of 32 bytes? Such a text is the only one for its bytes."""
+    """True if the text is the Z85 encoding of 32 bytes, which is unique."""
     values = [_Z85_VALUES.get(character, -1) for character in text]
     if len(values) != KEY_CHARACTERS or min(values) < 0:
         return False
@@ -147,7 +150,7 @@ def _group(values: list[int]) -> int:
 
 
 def _read(descriptor: int, count: int) -> bytes:
-    """Read up to ``count`` bytes; a file may come in pieces."""
+    """Read up to ``count`` bytes, in several reads where needed."""
     content = b""
     while len(content) < count:
         piece = os.read(descriptor, count - len(content))

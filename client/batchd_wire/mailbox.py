@@ -1,4 +1,4 @@
-"""How samples lie in the mailbox that producers push them into. Every process; standard library only.
+"""Layout of the mailbox that producers push samples into. Every process; standard library only.
 
     0            place_bytes      2 * place_bytes          capacity * place_bytes
     +------------+----------------+------------------------+
@@ -11,12 +11,10 @@
     +------------------------+----------+----------+-----------------------------+
                              each value starts at a multiple of 64 bytes
 
-The values are those of the columns, in their order. The lengths are what the columns leave open, in
-the same order: how many bytes an image file or a text has, and each length of a shape that is
-``?``.
+The values are those of the columns, in order. The lengths are the variable ones, in the same order:
+the size of an image file or a text in bytes, and each ``?`` of a shape.
 
-Every producer may write everywhere at any time, so a place is copied before anything in it is
-looked at.
+Every producer can write everywhere at any time, so a reader copies a place before it reads it.
 
 Invariant: ``extents`` gives no byte outside the place, whatever the lengths are.
 """
@@ -37,9 +35,9 @@ BYTES_KINDS = ("image", "text")
 
 
 class MailColumn(NamedTuple):
-    """One value of a sample. ``kind`` is a dtype, or what is bytes of any number: an "image" file, or "text" as UTF-8.
+    """One value of a sample. ``kind`` is a dtype, "image" (the bytes of a file) or "text" (UTF-8).
 
-    None in the shape differs from sample to sample.
+    A None in ``shape`` is a length that differs from sample to sample.
     """
 
     name: str
@@ -53,7 +51,7 @@ class MailColumn(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The column as people write it."""
+        """The column in the notation of the configuration."""
         if self.kind in BYTES_KINDS:
             return self.kind
         lengths = ",".join("?" if length is None else str(length) for length in self.shape)
@@ -61,7 +59,7 @@ class MailColumn(NamedTuple):
 
 
 class ValueExtent(NamedTuple):
-    """Where one value lies in its place, and the shape that it has there."""
+    """Offset and size of one value in its place, in bytes, and the value's shape."""
 
     start: int
     size: int
@@ -70,28 +68,31 @@ class ValueExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlaceLayout:
-    """The places for samples of such columns. ``sample_bytes_max``: how long all values without a fixed size may be together."""
+    """The places for samples of these columns.
+
+    ``sample_bytes_max``: the limit on the total bytes of all values without a fixed size.
+    """
 
     columns: tuple[MailColumn, ...]
     sample_bytes_max: int
 
     def to_wire(self) -> list[object]:
-        """The layout as msgpack carries it; ``place_layout_from_wire`` is the way back."""
+        """Encode the layout for msgpack. Paired with ``place_layout_from_wire``."""
         return [[[one.name, one.kind, list(one.shape)] for one in self.columns], self.sample_bytes_max]
 
     @property
     def open_lengths(self) -> int:
-        """How many lengths the columns leave open."""
+        """Number of variable lengths."""
         return sum(column.shape.count(None) for column in self.columns)
 
     @property
     def values_start(self) -> int:
-        """Where the first value starts."""
+        """Offset of the first value."""
         return _round_up(LENGTH_BYTES * self.open_lengths, VALUE_ALIGNMENT_BYTES)
 
     @property
     def place_bytes(self) -> int:
-        """The size of one place."""
+        """Size of one place."""
         end = self.values_start
         for column in self.columns:
             fixed = 0 if None in column.shape else column.item_bytes * prod(_known(column.shape))
@@ -101,15 +102,18 @@ class PlaceLayout:
         return _round_up(end, PLACE_ALIGNMENT_BYTES)
 
     def pack_lengths(self, lengths: Sequence[int]) -> bytes:
-        """What stands at the start of a place, up to its first value."""
+        """Encode the start of a place, up to its first value."""
         return _lengths_struct(self.open_lengths).pack(*lengths).ljust(self.values_start, b"\0")
 
     def unpack_lengths(self, place: bytes | bytearray | memoryview) -> list[int]:
-        """The lengths at the start of a place; anything may stand there."""
+        """Decode the lengths at the start of a place; they may have any value."""
         return list(_lengths_struct(self.open_lengths).unpack_from(place))
 
     def extents(self, lengths: Sequence[int]) -> list[ValueExtent]:
-        """Where the values of such lengths lie. Raises ``ValueError`` where they do not fit into a place."""
+        """Locate the values, given the lengths.
+
+        Raises ``ValueError`` if they do not fit into a place.
+        """
         left = list(lengths)
         end, open_bytes = self.values_start, 0
         found = []
@@ -127,7 +131,7 @@ class PlaceLayout:
 
 
 def place_layout_from_wire(value: object) -> PlaceLayout:
-    """Check a layout that arrived from another process. Raises ``ValueError`` naming what is wrong with it."""
+    """Decode and check a layout from another process. Raises ``ValueError`` with the reason."""
     match value:
         case [list(columns), int(sample_bytes_max)] if 0 < len(columns) <= FIELDS_MAX:
             pass

@@ -1,64 +1,64 @@
-"""What trainer and daemon say to each other. Every process; the numbers are given once and never reused.
+"""Messages between trainer and daemon. Every process. A message's number is never reused.
 
 Two sockets in the runtime directory make a session on one host:
 
     trainer                                              daemon
        |  -- lifeline (AF_UNIX SOCK_SEQPACKET) -------->   |   Hello
        |  <----------------------------------------------  |   Welcome (secret)  | Refused
-       |  -- AskWritable ------------------------------->  |   by those alone who register slots with a device
-       |  -- ZeroMQ DEALER -> ROUTER ------------------->  |   Open (secret): ties the connection to the lifeline
+       |  -- AskWritable ------------------------------->  |   only to register slots with a device
+       |  -- ZeroMQ DEALER -> ROUTER ------------------->  |   Open (secret): ties it to the lifeline
        |  <----------------------------------------------  |   Opened            | Refused
        |  -- Subscribe --------------------------------->  |
        |  <-- Subscribed | Refused ----------------------  |
-       |  -- Pull (how far I am, what I give back) ----->  |   one for each batch taken
-       |  <== lifeline: SlotShared + file descriptor ====  |   once for each slot, before the first handle that names it
-       |  <-- Handle ------------------------------------  |   as soon as the position is ready, in order
+       |  -- Pull (position, ended leases) ------------->  |   one for each batch taken
+       |  <== lifeline: SlotShared + file descriptor ====  |   once per slot, before its first handle
+       |  <-- Handle ------------------------------------  |   when the position is ready, in order
        |  -- Unsubscribe ------------------------------->  |
 
-The lifeline proves who the trainer is (``SO_PEERCRED``) and that it lives: its end of file, which
-the kernel sends when the last copy of the trainer's end is gone, gives back every lease of the
-session. A routing id is only an address.
+The lifeline proves the trainer's identity (``SO_PEERCRED``) and that it lives. When the last copy
+of the trainer's end is gone, the kernel signals end of file, which ends every lease of the session.
+A routing id is only an address.
 
-From another host there is no lifeline and no shared memory. Then one TCP connection is the session,
-or several are: the first one, and those that have joined it, over which parts of batches come and
-nothing else. With any of them the session ends. The bytes travel behind their header:
+From another host there is no lifeline and no shared memory. There, the session is one TCP
+connection, or several: the first, and joined ones that carry only parts of batches. The session
+ends when any of them ends. A batch's bytes follow their header:
 
     trainer                                              daemon
        |  -- ZeroMQ DEALER -> ROUTER, TCP, CURVE ------->  |   Greet
        |  <----------------------------------------------  |   Greeted           | Refused
        |     Subscribe, Pull, Unsubscribe as above         |
-       |  -- further connections: Join ---------------->  |   as many as the trainer wants, each of its own
+       |  -- further connections: Join ---------------->  |   as many as the trainer wants
        |  <----------------------------------------------  |   Joined            | Refused
-       |  <== Parcel + the pieces of its rows ===========  |   see ``batchd_wire.tcp``; one part on each connection
+       |  <== Parcel + the pieces of its rows ===========  |   see ``batchd_wire.tcp``; a part each
 
-The slot is free again once the pieces are on their way, so what a ``Pull`` over TCP gives back is
-not looked at.
+The slot is free again once ZeroMQ has sent the pieces, so the daemon ignores the ended leases of a
+``Pull`` over TCP.
 
-A producer pushes samples into a live stream, on the daemon's host alone. Its session is like a
+A producer pushes samples into a live stream, only on the daemon's host. Its session is like a
 trainer's:
 
     producer                                             daemon
        |  -- Produce --------------------------------->    |
        |  <== lifeline: MailboxShared + descriptor =====   |   the mailbox, to read and write
        |  <-- Producing | Refused ---------------------    |
-       |  -- AskPlace --------------------------------->   |   again and again, if it has to wait
+       |  -- AskPlace --------------------------------->   |   repeated while the producer waits
        |  <-- PlaceLent | Refused ---------------------    |   none: the sample is dropped
        |     writes a sample into its place                |   see ``batchd_wire.mailbox``
        |  -- Pushed ----------------------------------->   |
-       |  <-- PushTaken | Refused ---------------------    |   from here on it is in the queue
+       |  <-- PushTaken | Refused ---------------------    |   the sample is in the queue now
 
 ``sequence`` counts the positions of one subscription from 0. A ``Pull`` names totals, never
-differences, so it may be repeated or overtaken without harm.
+differences, so a repeated or late one does no harm.
 """
 
 from batchd_wire.codec import Message, Vocabulary, message
 
-# --- on the lifeline -------------------------------------------------------------------------------------------------
+# --- on the lifeline ------------------------------------------------------------------------------
 
 
 @message(1)
 class Hello(Message):
-    """The trainer's first word. ``name`` is for people: the program's name, shown by ``batchd status``."""
+    """First message of a trainer. ``name``: the program's name, which ``batchd status`` shows."""
 
     version: int
     name: str
@@ -67,7 +67,7 @@ class Hello(Message):
 
 @message(2)
 class Welcome(Message):
-    """The session exists. ``secret`` (16 bytes) opens it on the ZeroMQ side and nowhere else."""
+    """The session exists. ``secret`` (16 bytes) opens it on the ZeroMQ side only."""
 
     version: int
     secret: bytes
@@ -75,10 +75,11 @@ class Welcome(Message):
 
 @message(3)
 class SlotShared(Message):
-    """Travels with one descriptor: the memory of ``slot``, ``slot_bytes`` long, sealed against shrinking.
+    """Carries one descriptor.
 
-    It is opened read-only, or for reading and writing where the session said ``AskWritable`` and
-    the configuration allows that.
+    The memory of ``slot``, ``slot_bytes`` long, sealed against shrinking. The descriptor is
+    read-only; or readable and writable, if the session sent ``AskWritable`` and the configuration
+    allows it.
     """
 
     slot: int
@@ -87,9 +88,10 @@ class SlotShared(Message):
 
 @message(4)
 class MailboxShared(Message):
-    """Travels with one descriptor, opened for reading and writing: the mailbox of ``stream``, ``mailbox_bytes`` long.
+    """Carries one descriptor.
 
-    It is sealed against shrinking, and comes before the ``Producing`` that names it.
+    The mailbox of ``stream``, ``mailbox_bytes`` long, readable and writable. The mailbox is sealed
+    against shrinking, and sent before the ``Producing`` that names it.
     """
 
     stream: int
@@ -98,26 +100,27 @@ class MailboxShared(Message):
 
 @message(5)
 class AskWritable(Message):
-    """Share slots with me so that I can map them writable. Said once at most, behind ``Hello`` and before ``Open``.
+    """Ask for writable descriptors of slots.
 
-    There is no answer: the mode of each descriptor says whether the configuration allows it
-    (``writable_slots``). Nobody shall write; most devices read memory by themselves only if it is
-    mapped writable.
+    Sent at most once, after ``Hello`` and before ``Open``. There is no answer: the mode of each
+    descriptor shows whether the configuration allows it (``writable_slots``). The trainer must not
+    write; most devices can only read memory that is mapped writable.
     """
 
 
 @message(6)
 class SlotsGone(Message):
-    """Memory is given back: unmap it. ``slots`` are of a stream that is not served any more, and no handle will name them.
+    """Ask the trainer to unmap ``slots``.
 
-    Not sent to a trainer that leaves its lifeline unread until it takes no more; that one unmaps
-    them with the session.
+    Their stream has ended, and no handle will name them again. Not sent if the trainer's lifeline
+    is full because the trainer does not read it; such a trainer unmaps the slots when its session
+    ends.
     """
 
     slots: list[int]
 
 
-# --- trainer to daemon, over ZeroMQ ----------------------------------------------------------------------------------
+# --- trainer to daemon, over ZeroMQ ---------------------------------------------------------------
 
 
 @message(10)
@@ -130,13 +133,14 @@ class Open(Message):
 
 @message(11)
 class Subscribe(Message):
-    """Claim a stream as ``rank`` of ``world_size``, from (``epoch``, ``step``) up to before ``end_epoch`` (None: for ever).
+    """Claim a stream as ``rank`` of ``world_size``, from (``epoch``, ``step``) on.
 
-    ``step`` counts batches of the whole stream, not of one rank: ranks that stop together name the
-    same step. ``window`` is how many positions ahead of the trainer shall be ready; 0 means the
-    stream's own setting. ``fingerprint`` is what the trainer's saved state says the stream was, or
-    None. ``is_spectator``: it only wants a look, so trainers in lockstep do not wait for it, and of
-    a live stream it gets one batch and uses nothing up.
+    The claim ends before ``end_epoch``; None: never. ``step`` counts batches of the whole stream,
+    not of one rank: ranks that stop together name the same step. ``window``: the number of
+    positions to keep ready ahead of the trainer; 0 means the stream's own setting. ``fingerprint``:
+    the stream's fingerprint in the trainer's saved state, or None. ``is_spectator``: trainers in
+    lockstep do not wait for this session; from a live stream it gets one batch, and consumes
+    nothing.
     """
 
     request: int
@@ -153,11 +157,11 @@ class Subscribe(Message):
 
 @message(12)
 class Pull(Message):
-    """Where the trainer is.
+    """The trainer's progress.
 
-    ``consumed`` positions were handed to the user's loop so far; ``waiting``: it stands still for
-    the next one. ``released``: (sequence, generation) of leases given back. ``wait_us``:
-    microseconds spent waiting so far, in total.
+    ``consumed``: positions handed to the user's loop so far; ``waiting``: the loop waits for the
+    next one. ``released``: (sequence, generation) of ended leases. ``wait_us``: microseconds spent
+    waiting so far, in total.
     """
 
     subscription: int
@@ -169,11 +173,10 @@ class Pull(Message):
 
 @message(13)
 class Unsubscribe(Message):
-    """Give up a subscription.
+    """End a subscription.
 
     Leases of positions before ``consumed`` stay until they are released or the lifeline ends. Those
-    from ``consumed`` on end with it: the trainer never looked at them, and throws away their
-    handles.
+    from ``consumed`` on end now: the trainer has not read them, and drops their handles.
     """
 
     subscription: int
@@ -189,7 +192,7 @@ class AskStatus(Message):
 
 @message(15)
 class AskBad(Message):
-    """Which samples of ``stream`` are bad, and why?"""
+    """Ask for the bad samples of ``stream``, with reasons."""
 
     request: int
     stream: str
@@ -197,7 +200,10 @@ class AskBad(Message):
 
 @message(16)
 class Greet(Message):
-    """The first word on a TCP connection, in place of ``Hello`` and ``Open``. ``host`` tells machines apart; see ``host_id``."""
+    """First message on a TCP connection, in place of ``Hello`` and ``Open``.
+
+    ``host``: see ``host_id``.
+    """
 
     version: int
     name: str
@@ -207,7 +213,10 @@ class Greet(Message):
 
 @message(17)
 class Mismatched(Message):
-    """The rows of ``sequence`` do not match their checksums. The trainer gives the subscription up and claims the stream anew."""
+    """The rows of ``sequence`` do not match their checksums.
+
+    The trainer unsubscribes and resubscribes.
+    """
 
     subscription: int
     sequence: int
@@ -216,21 +225,24 @@ class Mismatched(Message):
 
 @message(18)
 class Join(Message):
-    """The only message on a further TCP connection of the session that has this ``secret``."""
+    """Only message on a further TCP connection: joins the session that has this ``secret``."""
 
     secret: bytes
 
 
 @message(19)
 class AskReload(Message):
-    """Read your configuration again. Only root and the daemon's own user may ask for it; the answer comes when it is done."""
+    """Ask for a reload of the configuration; answered when it is done.
+
+    For root and the daemon's user.
+    """
 
     request: int
 
 
 @message(40)
 class Produce(Message):
-    """The session will push samples into ``stream``, by name."""
+    """Become a producer of the stream named ``stream``."""
 
     request: int
     stream: str
@@ -238,7 +250,10 @@ class Produce(Message):
 
 @message(41)
 class AskPlace(Message):
-    """Ask for a place for a sample. A producer that has one gets it again; a waiting one keeps its turn."""
+    """Ask for a place for a sample.
+
+    A producer that has one gets the same; a waiting one keeps its turn.
+    """
 
     request: int
     stream: int
@@ -246,26 +261,29 @@ class AskPlace(Message):
 
 @message(42)
 class WithdrawAsk(Message):
-    """I want no place just now. One that I have, or that is on its way to me, I shall not write into."""
+    """Withdraw ``AskPlace``.
+
+    The producer does not write into a place that it has or that is in transit.
+    """
 
     stream: int
 
 
 @message(43)
 class Pushed(Message):
-    """A whole sample is in ``place``, which I shall not write into again."""
+    """A whole sample is in ``place``. The producer does not write there again."""
 
     request: int
     stream: int
     place: int
 
 
-# --- daemon to trainer, over ZeroMQ ----------------------------------------------------------------------------------
+# --- daemon to trainer, over ZeroMQ ---------------------------------------------------------------
 
 
 @message(20)
 class Opened(Message):
-    """The connection may be used. ``daemon`` is the daemon's version, for people."""
+    """The connection may be used. ``daemon``: the daemon's version, to show."""
 
     daemon: str
 
@@ -274,10 +292,10 @@ class Opened(Message):
 class Subscribed(Message):
     """The claim is admitted.
 
-    ``layout`` is a ``SlotLayout``; ``rounds`` is how many batches each rank gets in a whole epoch,
-    ``first_rounds`` how many in the epoch where this subscription starts, at (``epoch``, ``step``):
-    where it was asked to, but in a live stream, of which that may be gone. ``classes`` are the
-    names of the labels; empty where the source has none, or more than a message holds.
+    ``layout`` is a ``SlotLayout``. ``rounds``: batches of each rank in a whole epoch;
+    ``first_rounds``: batches in the first epoch of this subscription, which starts at (``epoch``,
+    ``step``). That is the requested position, or a later one if a live stream no longer has it.
+    ``classes``: names of the labels; empty if the source has none, or more than a message holds.
     """
 
     request: int
@@ -297,7 +315,10 @@ class Subscribed(Message):
 
 @message(22)
 class Handle(Message):
-    """The lease of one slot with (``epoch``, ``step``); rows ``first`` to ``first + count`` of it are this trainer's."""
+    """The lease of the slot with (``epoch``, ``step``).
+
+    Rows ``first`` to ``first + count`` are the trainer's.
+    """
 
     subscription: int
     sequence: int
@@ -311,7 +332,10 @@ class Handle(Message):
 
 @message(23)
 class Refused(Message):
-    """``request`` could not be done, or (``request`` 0) ``subscription`` cannot go on. ``error`` is an ``ErrorCode``."""
+    """``request`` failed or, with ``request`` 0, ``subscription`` cannot continue.
+
+    ``error``: an ``ErrorCode``.
+    """
 
     request: int
     subscription: int
@@ -329,7 +353,10 @@ class Status(Message):
 
 @message(25)
 class BadSamples(Message):
-    """The answer to ``AskBad``: (sample index, path, reason, times seen), the first of ``total``."""
+    """The answer to ``AskBad``.
+
+    (sample index, path, reason, times seen), the first of ``total``.
+    """
 
     request: int
     total: int
@@ -338,10 +365,10 @@ class BadSamples(Message):
 
 @message(26)
 class Greeted(Message):
-    """The TCP connection is a session. ``daemon`` is the daemon's version, for people.
+    """The TCP connection is a session. ``daemon``: the daemon's version, to show.
 
-    ``ipc_address``: where a trainer on the daemon's own host finds it; empty for all others.
-    ``secret`` (16 bytes) lets further connections join.
+    ``ipc_address``: the local address, for a trainer on the daemon's own host; empty for all
+    others. ``secret`` (16 bytes): further connections join with it.
     """
 
     daemon: str
@@ -351,10 +378,10 @@ class Greeted(Message):
 
 @message(27)
 class Parcel(Message):
-    """A batch sent as bytes: rows ``first`` to ``first + count`` of (``epoch``, ``step``), in pieces that follow as frames.
+    """A batch sent as bytes: rows ``first`` to ``first + count`` of (``epoch``, ``step``).
 
-    It comes in ``parts``, each with a ``Parcel`` of its own and on a connection of its own; this is
-    number ``part``, from 0.
+    The pieces of the rows follow as frames. A batch is sent in ``parts``, each on one connection
+    and with a ``Parcel`` of its own; this is number ``part``, from 0.
     """
 
     subscription: int
@@ -370,15 +397,15 @@ class Parcel(Message):
 
 @message(28)
 class Joined(Message):
-    """The connection is one of the session's now."""
+    """The connection has joined the session."""
 
 
 @message(29)
 class Reloaded(Message):
-    """The answer to ``AskReload``. ``text`` says what has changed, or everything that is wrong with the configuration.
+    """The answer to ``AskReload``. ``text``: the changes, or every problem of the configuration.
 
-    ``exit_code`` is 0 where the new configuration is in force; else the old one is, and a command
-    ends with this number.
+    ``exit_code``: 0 if the new configuration is in force; otherwise the old one stays, and a
+    command exits with this number.
     """
 
     request: int
@@ -388,9 +415,9 @@ class Reloaded(Message):
 
 @message(50)
 class Producing(Message):
-    """The session is a producer of ``stream``, by number. ``capacity``: how many places its mailbox has.
+    """The session is a producer of stream number ``stream``, whose mailbox has ``capacity`` places.
 
-    ``layout`` is a ``PlaceLayout``: what a sample consists of, and how it lies in its place.
+    ``layout`` is a ``PlaceLayout``: the columns of a sample, and their offsets in a place.
     """
 
     request: int
@@ -401,7 +428,10 @@ class Producing(Message):
 
 @message(51)
 class PlaceLent(Message):
-    """Only this producer may write into ``place``. None: none is free, so the sample is dropped and counted."""
+    """Only this producer may write into ``place``.
+
+    None: all are taken, so the sample is dropped and counted.
+    """
 
     request: int
     place: int | None
@@ -409,7 +439,10 @@ class PlaceLent(Message):
 
 @message(52)
 class PushTaken(Message):
-    """The sample is in the queue. ``next_place`` is for the next one, if there is plenty of room; else it has to be asked for."""
+    """The sample is in the queue.
+
+    ``next_place``: for the next sample; None if it must be asked for.
+    """
 
     request: int
     next_place: int | None

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Position(NamedTuple):
-    """A batch of a stream: ``step`` counts the batches of the whole stream, of all ranks, from 0 in each epoch."""
+    """A batch of a stream: ``step`` counts the batches of all ranks, from 0 in each epoch."""
 
     epoch: int
     step: int

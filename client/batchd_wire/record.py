@@ -1,9 +1,9 @@
 """Classes of values: messages, events, actions. Every process; standard library only.
 
-There are well over a hundred of them, which every process defines when it starts, and the daemon
-makes some for each chunk. A frozen dataclass takes half a millisecond to define and 0.8 us to make;
-these take a fifth and a quarter of that, since what does not depend on the fields is written once,
-and an assignment to a field is refused by the type checker alone.
+Every process defines well over a hundred of them at its start, and the daemon makes some for each
+chunk. A frozen dataclass takes 0.5 ms to define and 0.8 us to make. These take a fifth and a
+quarter of that, because the methods that do not depend on the fields are shared, and only the type
+checker refuses an assignment to a field.
 """
 
 from dataclasses import dataclass, fields
@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
-    """Make a class of annotated fields one of values: with slots, equal where class and fields are. ``field_names`` has them."""
+    """Make a class of annotated fields a class of values, which are equal if class and fields are.
+
+    Adds slots, ``field_names``, equality, hash and repr.
+    """
     made: Any = dataclass(slots=True, eq=False, repr=False)(cls)
     made.field_names = tuple(field.name for field in fields(made))
     made.__eq__, made.__hash__, made.__repr__ = _equals, _hash, _show
@@ -25,7 +28,7 @@ def _values(value: Any) -> tuple[Any, ...]:
     return tuple([getattr(value, name) for name in value.field_names])
 
 
-def _equals(self: Any, other: Any) -> bool:
+def _equals(self: Any, other: object) -> bool:
     return type(self) is type(other) and _values(self) == _values(other)
 
 
@@ -34,6 +37,6 @@ def _hash(self: Any) -> int:
 
 
 def _show(self: Any) -> str:
-    """As a dataclass does."""
+    """Show a record as a dataclass is shown."""
     shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.field_names)
     return f"{type(self).__qualname__}({shown})"

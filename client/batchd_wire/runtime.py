@@ -1,11 +1,11 @@
 """The runtime directory and the addresses in it. Every process; standard library only.
 
-    <runtime directory>/          0750; its group is who may connect
+    <runtime directory>/          0750; members of its group may connect
         batchd.sock               ZeroMQ (ZMTP 3, NULL), as a ROUTER
-        lifeline.sock             AF_UNIX SOCK_SEQPACKET: who are you, descriptors, end of file
+        lifeline.sock             AF_UNIX SOCK_SEQPACKET: credentials, descriptors, end of file
         lock                      held with flock by the living daemon; never removed
 
-An address is that directory, ``ipc:///run/batchd`` or the plain path, or a place in the network,
+An address is that directory, ``ipc:///run/batchd`` or the plain path, or a network address,
 ``tcp://bigbox:7070``, also without ``tcp://``.
 """
 
@@ -23,9 +23,9 @@ PORTS = 1 << 16
 SOCKET_PATH_BYTES_MAX = 107
 """``sun_path`` of unix(7) holds 108 bytes with the closing zero."""
 _HOST_AND_PORT = re.compile(r"(\[[^]/]+\]|[^:/]+):\d+")
-"""No directory: one of that name is written with a slash, ``./host:7070``."""
-_EVERYBODY = ["0", "0", "4294967295"]
-"""What user_namespaces(7) says of the map of a namespace in which each user is himself."""
+"""A directory of such a name must be written with a slash, ``./host:7070``."""
+_IDENTITY_MAP = ["0", "0", "4294967295"]
+"""The map of a user namespace that maps each id to itself; see user_namespaces(7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class RuntimeDirectory:
 
     @property
     def address(self) -> str:
-        """What a trainer puts into ``BATCHD_ADDRESS``."""
+        """The value for ``BATCHD_ADDRESS``."""
         return f"ipc://{self.path}"
 
 
@@ -69,17 +69,20 @@ class TcpAddress:
 
     @property
     def endpoint(self) -> str:
-        """As ZeroMQ writes it."""
+        """The address in ZeroMQ's form."""
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
     @property
     def address(self) -> str:
-        """What a trainer puts into ``BATCHD_ADDRESS``."""
+        """The value for ``BATCHD_ADDRESS``."""
         return self.endpoint
 
 
 def runtime_directory(path: Path) -> RuntimeDirectory:
-    """Name the runtime directory at ``path``. Raises ``ValueError`` where its sockets' paths would be too long for the kernel."""
+    """Name the runtime directory at ``path``.
+
+    Raises ``ValueError`` where its sockets' paths would be too long for the kernel.
+    """
     absolute = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links, and /run/batchd may be one
     longest = os.fsencode(absolute / "lifeline.sock")
     if len(longest) > SOCKET_PATH_BYTES_MAX:
@@ -91,7 +94,10 @@ def runtime_directory(path: Path) -> RuntimeDirectory:
 
 
 def parse_address(address: str) -> RuntimeDirectory | TcpAddress:
-    """Read ``ipc:///run/batchd``, ``/run/batchd``, ``tcp://host:port`` or ``host:port``. Raises ``ValueError`` for others."""
+    """Read ``ipc:///run/batchd``, ``/run/batchd``, ``tcp://host:port`` or ``host:port``.
+
+    Raises ``ValueError`` for others.
+    """
     scheme, separator, rest = address.partition("://")
     if not separator:
         scheme, rest = "tcp" if _HOST_AND_PORT.fullmatch(address) else "ipc", address
@@ -110,7 +116,10 @@ def parse_address(address: str) -> RuntimeDirectory | TcpAddress:
 
 
 def _check_bare(name: str) -> None:
-    """Raise ``ValueError`` for a name without a slash that hardly means a directory, as a missing one is waited for."""
+    """Raise ``ValueError`` for a name without a slash that is hardly a directory.
+
+    ``connect`` would wait for a missing directory.
+    """
     host = name.strip("[]")
     if host.count(":") > 1:
         body, _, port = host.rpartition(":")
@@ -127,7 +136,10 @@ def _check_bare(name: str) -> None:
 
 
 def host_id() -> str:
-    """What tells this machine, as long as it is up, from others; empty where the kernel does not say. Containers share it."""
+    """Identify this machine until its next boot; empty where the kernel does not tell.
+
+    All containers of a machine have the same id.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -136,14 +148,14 @@ def host_id() -> str:
 
 @cache
 def unmapped_id(kind: Literal["uid", "gid"], proc: Path = Path("/proc")) -> int | None:
-    """The number, usually 65534, that stands for all who have none in this process's user namespace; None where each has his own.
+    """Return the overflow id, usually 65534, of this process's user namespace.
 
-    In the user namespace of a container, the kernel shows everybody whom it does not know there as
-    one and the same, so whoever compares numbers must know that this one is no name. On a host it
-    is a user like others.
+    None if all ids are mapped. In the user namespace of a container, the kernel shows every
+    unmapped user as this one id. So two equal overflow ids may be two users. On a host it is an
+    ordinary user.
     """
     try:
-        if (proc / "self" / f"{kind}_map").read_text().split() == _EVERYBODY:
+        if (proc / "self" / f"{kind}_map").read_text().split() == _IDENTITY_MAP:
             return None
         return int((proc / "sys/kernel" / f"overflow{kind}").read_text())
     except OSError:  # a kernel without user namespaces
@@ -151,12 +163,12 @@ def unmapped_id(kind: Literal["uid", "gid"], proc: Path = Path("/proc")) -> int 
 
 
 def user_directory() -> Path | None:
-    """The runtime directory of the user's own daemon, or None where the session has no ``$XDG_RUNTIME_DIR``."""
+    """The runtime directory of the user's own daemon; None without ``$XDG_RUNTIME_DIR``."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "batchd" if base else None
 
 
 def candidate_directories() -> list[Path]:
-    """Where a daemon may be found, the system's first."""
+    """List the default runtime directories, the system's first."""
     user = user_directory()
     return [SYSTEM_DIRECTORY] + ([user] if user else [])

@@ -48,7 +48,10 @@ UNFINISHED = 0
 
 @dataclass(frozen=True, slots=True)
 class SlotHeader:
-    """The header of a slot. ``samples``: rows of the batch; ``payload_bytes``: bytes behind the header page."""
+    """The header of a slot.
+
+    ``samples``: rows of the batch; ``payload_bytes``: bytes behind the header page.
+    """
 
     generation: int
     slot: int
@@ -72,7 +75,10 @@ class SlotHeader:
 
 
 def unpack_header(page: bytes | memoryview) -> SlotHeader:
-    """Decode a header. Raises ``ValueError`` if the page does not start with this version's magic."""
+    """Decode a header.
+
+    Raises ``ValueError`` if the page does not start with this version's magic.
+    """
     magic, *numbers, _zero = _HEADER.unpack_from(page)
     if magic != MAGIC:
         raise ValueError(f"not a slot of this version: it starts with {magic!r} instead of {MAGIC!r}")
@@ -80,7 +86,10 @@ def unpack_header(page: bytes | memoryview) -> SlotHeader:
 
 
 def holds_generation(page: bytes | memoryview, generation: int) -> bool:
-    """True if the slot holds the whole batch that ``generation`` names. Takes less than a microsecond."""
+    """True if the slot holds the whole batch that ``generation`` names.
+
+    Takes less than a microsecond.
+    """
     return _MAGIC_AND_GENERATION.unpack_from(page) == (MAGIC, generation)
 
 
@@ -88,7 +97,10 @@ _CRC32 = Struct("<I")
 
 
 class RowChecksums:
-    """Writes and compares row checksums of slots with this layout; without a checksum field, it does nothing."""
+    """Writes and compares row checksums of slots with this layout.
+
+    Without a checksum field, it does nothing.
+    """
 
     __slots__ = ("_covered", "_sums")
 
@@ -102,7 +114,7 @@ class RowChecksums:
             _CRC32.pack_into(page, self._sums + row * _CRC32.size, self._of(page, row))
 
     def wrong_rows(self, page: memoryview, first: int, count: int) -> list[int]:
-        """List rows of ``first`` to ``first + count`` whose bytes differ from what the worker wrote."""
+        """List the rows of ``first`` to ``first + count`` that differ from their checksums."""
         if self._sums is None:
             return []
         noted = page[self._sums : self._sums + (first + count) * _CRC32.size]

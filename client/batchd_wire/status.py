@@ -1,6 +1,6 @@
-"""What a daemon does, in numbers: frozen values for commands, observer, trainers and tests. Every process; standard library.
+"""A daemon's status: typed values for commands, observer, trainers and tests. Every process.
 
-    the daemon's values --plain_status--> maps, in a ``Status`` message and in ``batchd status --json`` --read_status--> values
+    values --plain_status--> maps (``Status`` message, ``batchd status --json``) --read_status--> values
 
 Totals count from the start. A class grows by fields: an unknown key is skipped, and a field whose
 key is missing has its default, or zero, "", False, None or () by its type. So a newer and an older
@@ -21,8 +21,9 @@ from batchd_wire.record import record
 
 @record
 class WorkerStatistics:
-    """One worker. ``place`` is 0 to workers-1 and outlives it; ``state`` is starting, ready, leaving or ending.
+    """One worker.
 
+    ``place`` is 0 to workers-1 and outlives it; ``state`` is starting, ready, leaving or ending.
     ``pid``: None where the worker has no process yet.
     """
 
@@ -38,10 +39,10 @@ class WorkerStatistics:
 
 @record
 class WaitStatistics:
-    """How long a trainer stood still for a batch, by what it waited for. See ``core.measure``.
+    """Seconds that a trainer waited for batches, by reason. See ``core.measure``.
 
-    It is what the daemon knows: from the trainer's word that it waits to its batch being handed
-    over, or sent to another host.
+    The daemon measures from the trainer's ``Pull`` with ``waiting`` until it has granted the batch,
+    or sent it to another host.
     """
 
     workers_s: float = 0.0
@@ -53,13 +54,13 @@ class WaitStatistics:
 
 @record
 class SubscriptionStatistics:
-    """One trainer's claim. ``epoch`` and ``step``: the next batch it has not consumed (None past its end).
+    """One trainer's claim.
 
-    ``last_epoch`` and ``last_step``: the one that it took last (None before its first).
-    ``is_spectator``: it only wants a look. ``ready_ahead``: how many batches from there on are
-    ready, handed over already or not. ``wait_s``: how long the trainer says that it waited in all;
-    ``waits``: what for. ``short_of_memory_s``: how long it wanted more batches ahead than the ring
-    has room for.
+    ``epoch`` and ``step``: the next batch it has not consumed (None past its end). ``last_epoch``
+    and ``last_step``: the batch it took last (None before its first). ``is_spectator``: see
+    ``Subscribe``. ``ready_ahead``: batches from there on that are ready, granted or not.
+    ``wait_s``: total waiting time as the trainer reports it; ``waits``: by reason.
+    ``short_of_memory_s``: how long its window was larger than the ring had room for.
     """
 
     number: int
@@ -84,12 +85,13 @@ class SubscriptionStatistics:
 
 @record
 class LiveStatistics:
-    """The mailbox of a live stream. ``queued_samples`` wait for a batch; ``bound_samples`` are in one that no trainer has yet.
+    """The mailbox of a live stream.
 
-    ``dropped_oldest`` and ``dropped_newest``: where a sample found the mailbox full, by what was
-    dropped. ``refused_pushes``: samples said to be in places that their producer did not have.
-    ``lost_batches``: what one trainer got, and another that wanted it did not, because the ring
-    could not keep it.
+    ``queued_samples`` wait for a batch; ``bound_samples`` are in a batch that no trainer has yet.
+    ``dropped_oldest`` and ``dropped_newest``: samples dropped because the mailbox was full.
+    ``refused_pushes``: samples pushed into places that their producer did not have.
+    ``lost_batches``: batches that one trainer got and another one missed, because the ring could
+    not keep them.
     """
 
     capacity: int
@@ -108,10 +110,10 @@ class LiveStatistics:
 
 @record
 class CacheStatistics:
-    """The cache of a stream, which so many ``streams`` share. ``kind`` is what it keeps of a sample.
+    """The cache of a stream, shared by ``streams`` streams. ``kind``: what it keeps of a sample.
 
-    ``folder``: where its file is, None for one in memory. ``spoilt_samples``: records that were not
-    what had been written.
+    ``folder``: the folder of its file; None for a cache in memory. ``spoilt_samples``: records that
+    did not match their checksums.
     """
 
     kind: str
@@ -125,7 +127,7 @@ class CacheStatistics:
 
 @record
 class PartStatistics:
-    """One part of a sample's way in a worker: "read", "decode", the names of steps, "store"; and "bad samples", all of theirs."""
+    """Worker time of one part: "read", "decode", a step's name, "store", or "bad samples"."""
 
     name: str
     busy_s: float
@@ -133,9 +135,9 @@ class PartStatistics:
 
 @record
 class SlowSample:
-    """A sample that took several times as long as most, and how long it took last. ``path``: where it is.
+    """A sample that took several times as long as most; ``taken_s``: its latest time.
 
-    ``slow_row``: how many slow rows the stream had had by then.
+    ``slow_row``: the number of slow rows of the stream up to that time.
     """
 
     sample: int
@@ -146,15 +148,15 @@ class SlowSample:
 
 @record
 class WorkStatistics:
-    """The workers' time for a stream.
+    """The workers' time for a stream, in seconds.
 
-    ``busy_s``: with its samples; ``cpu_s`` of it they had a CPU, ``read_cpu_s`` of that for
-    reading; ``cpu_wait_s`` they wanted one and had none, None where the kernel does not say.
-    ``waited_s``: for a server of files, beside ``busy_s``. ``parts``: what ``busy_s`` consists of,
-    but for what is between samples. ``usual_sample_s``: half of the samples stay below.
-    ``slow_rows`` took several times as long, ``slow_s`` together; ``slowest``: some of these, of
-    late. ``cache_hits`` samples were in the stream's cache, ``cache_misses`` were not; none where
-    it has no cache.
+    ``busy_s``: time spent on its samples. Of that, the workers used a CPU for ``cpu_s``
+    (``read_cpu_s`` of it for reading), and were runnable without a CPU for ``cpu_wait_s`` (None if
+    the kernel does not tell). ``waited_s``: time spent waiting for a file server, not part of
+    ``busy_s``. ``parts``: the parts of ``busy_s``, without the time between samples.
+    ``usual_sample_s``: the median time of a sample. ``slow_rows`` took several times as long,
+    ``slow_s`` in total; ``slowest``: some recent ones. ``cache_hits`` and ``cache_misses``: samples
+    found and not found in the stream's cache; 0 without one.
     """
 
     busy_s: float
@@ -174,13 +176,12 @@ class WorkStatistics:
 
 @record
 class StreamStatistics:
-    """One stream and its ring. ``number``: a stream that a reload has changed is another one under the same name.
+    """One stream and its ring. A stream that a reload has changed gets a new ``number``.
 
-    ``shared_batches``: decoded once, read by two or more. ``mismatched_batches``: came to a trainer
-    other than they were written. ``live``: its mailbox, where producers push its samples; such a
-    stream has no end, and ``samples`` and ``steps`` say nothing. ``own_source``: its source is
-    somebody's own code. ``bgr_fields``: images whose colours are blue first. ``cache``: None where
-    the stream has none.
+    ``shared_batches``: decoded once, read by two trainers or more. ``mismatched_batches``: did not
+    match their checksums in a trainer. ``live``: the mailbox of a live stream, which has no end, so
+    its ``samples`` and ``steps`` have no meaning. ``own_source``: the source is the user's code.
+    ``bgr_fields``: images with blue as their first channel. ``cache``: None without a cache.
     """
 
     number: int
@@ -214,10 +215,9 @@ class StreamStatistics:
 
 @record
 class DaemonStatistics:
-    """What the daemon's pure core counts. ``worker_deaths``: workers that ended without being asked to.
+    """Counts of the daemon's pure core. ``worker_deaths``: workers that ended unexpectedly.
 
-    ``ending_slots``: slots of streams that are not served any more, which somebody still reads or
-    writes.
+    ``ending_slots``: slots of ended streams that a process still reads or writes.
     """
 
     workers: tuple[WorkerStatistics, ...]
@@ -229,10 +229,10 @@ class DaemonStatistics:
 
 @record
 class TrainerStatistics:
-    """One session. ``pid`` and ``user`` are None where the kernel or the other host does not tell them.
+    """One session. ``pid`` and ``user``: None where the kernel or the other host does not tell.
 
-    ``transport`` is "shared memory" or "tcp". ``host``, ``key`` (its name) and what was sent are
-    None without TCP.
+    ``transport``: "shared memory" or "tcp". ``host``, ``key`` (its name), ``sent_bytes`` and
+    ``sent_bytes_per_s`` are None without TCP.
     """
 
     session: int
@@ -249,7 +249,10 @@ class TrainerStatistics:
 
 @record
 class ReloadOutcome:
-    """How the last reload ended: at ``time_s`` of the Unix clock, with 0 or the exit code of a command."""
+    """Result of the last reload, at Unix time ``time_s``.
+
+    ``exit_code``: that of `batchd reload`.
+    """
 
     time_s: float
     exit_code: int
@@ -263,7 +266,7 @@ class ReloadOutcome:
 
 @record
 class LocalCounts:
-    """Connections on the daemon's host: all, those without a session, and how many the daemon has closed."""
+    """Local connections: open, without a session, and closed by the daemon."""
 
     connections: int
     strangers: int
@@ -272,7 +275,10 @@ class LocalCounts:
 
 @record
 class TcpCounts:
-    """Connections over TCP, likewise. ``sent_bytes``: of batches, to all trainers ever."""
+    """TCP connections, as ``LocalCounts``.
+
+    ``sent_bytes``: of batches, to all trainers, in total.
+    """
 
     connections: int
     strangers: int
@@ -283,9 +289,10 @@ class TcpCounts:
 
 @record
 class DaemonFacts:
-    """The daemon as a process. ``memory_bytes``: of all slots. ``cpus``: how many it may use. ``http``: the observer's address.
+    """The daemon as a process. ``memory_bytes``: memory of all slots. ``cpus``: CPUs it may use.
 
-    ``reload``: None before the first reload. ``tcp``: None where the daemon does not listen on TCP.
+    ``http``: the observer's address. ``reload``: None before the first reload. ``tcp``: None if the
+    daemon does not listen on TCP.
     """
 
     version: str
@@ -319,7 +326,10 @@ class DaemonStatus:
 
 
 def plain_status(status: DaemonStatus) -> dict[str, object]:
-    """Make the maps of the wire and of ``batchd status --json``; without the key ``daemon.tcp`` where there is no TCP."""
+    """Make the maps of the wire and of ``batchd status --json``.
+
+    Without TCP, ``daemon.tcp`` is left out.
+    """
     plain = asdict(status)
     if status.daemon.tcp is None:
         del plain["daemon"]["tcp"]
@@ -327,7 +337,10 @@ def plain_status(status: DaemonStatus) -> dict[str, object]:
 
 
 def read_status(plain: Mapping[str, object]) -> DaemonStatus:
-    """Read the maps of a ``Status`` message. Raises nothing: a value of another type than its field's reads as zero or empty."""
+    """Read the maps of a ``Status`` message.
+
+    Raises nothing: a value of a wrong type reads as zero or empty.
+    """
     status = _read(DaemonStatus, plain)
     assert isinstance(status, DaemonStatus)
     return status
@@ -350,7 +363,10 @@ def _fields(kind: type) -> list[tuple[str, Callable[[object], object], object]]:
 
 
 def _reader(hint: object) -> Callable[[object], object]:
-    """Make the function that reads one field. It gives the empty value of the type for whatever does not fit, such as None."""
+    """Make the reader of one field.
+
+    It returns the type's empty value for a value that does not fit.
+    """
     if get_origin(hint) is tuple:
         read_item = _reader(get_args(hint)[0])
         return lambda value: tuple(map(read_item, value)) if isinstance(value, (list, tuple)) else ()
@@ -365,7 +381,10 @@ def _reader(hint: object) -> Callable[[object], object]:
 
 
 def _fits(value: object, kind: object) -> bool:
-    """Whether a plain value is one of ``kind``: a map where that is a record, and a whole number also where it is float."""
+    """Whether a plain value is one of ``kind``.
+
+    A map where that is a record, and a whole number also where it is float.
+    """
     return (
         isinstance(value, Mapping)
         if is_dataclass(kind)

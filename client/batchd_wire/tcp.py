@@ -1,6 +1,6 @@
-"""TCP sessions: heartbeats, and how a batch is cut into frames. Every process; standard library only.
+"""TCP sessions: heartbeats, and the frames of a batch. Every process; standard library only.
 
-    PING every ``HEARTBEAT_INTERVAL_MS`` -> silence for ``HEARTBEAT_TIMEOUT_MS`` -> the connection ends
+    PING every HEARTBEAT_INTERVAL_MS -> silence for HEARTBEAT_TIMEOUT_MS -> the connection ends
 
 A vanished host is detected within 15 s. ZeroMQ answers pings in a thread of its own, so a trainer
 that computes for hours stays connected. TCP's own keepalive guards the time before ZeroMQ's
@@ -74,6 +74,9 @@ def pieces(layout: SlotLayout, first: int, count: int) -> Iterator[Piece]:
 
 
 def part_of(layout: SlotLayout, first: int, count: int, part: int, parts: int) -> list[Piece]:
-    """List the pieces of part number ``part`` of ``parts``; empty where pieces are fewer than parts."""
+    """List the pieces of part number ``part`` of ``parts``.
+
+    Empty where pieces are fewer than parts.
+    """
     everything = list(pieces(layout, first, count))
     return everything[len(everything) * part // parts : len(everything) * (part + 1) // parts]

@@ -10,7 +10,7 @@ import pytest
 import batchd_client
 from batchd_client import hints
 from batchd_client.errors import DaemonNotFound, RingExhausted
-from batchd_client.remote import HELD_MAX
+from batchd_client.remote import BATCHES_HELD_MAX
 from support.expected import Expected
 from support.network import Proxy, free_port
 from support.seen import look_at, samples, see
@@ -116,7 +116,7 @@ def test_a_remote_hoarder_is_told(daemon):
     with batchd_client.connect(daemon.tcp_address) as far:
         stream = far.stream("single", epochs=1)
         hoard = []
-        with pytest.raises(RingExhausted, match=f"holds {HELD_MAX} batches of stream 'single'"):
+        with pytest.raises(RingExhausted, match=f"holds {BATCHES_HELD_MAX} batches of stream 'single'"):
             hoard.extend(stream)
         seen = [look_at(batch) for batch in hoard]
         for batch in hoard:
@@ -137,7 +137,7 @@ def test_status_shows_who_came_which_way(daemon):
 
 def test_a_trainer_on_the_daemons_own_host_is_told_once_that_shared_memory_is_faster(daemon, caplog, monkeypatch):
     """At INFO, with the address, and not at every connection."""
-    monkeypatch.setattr(hints, "_told", set())
+    monkeypatch.setattr(hints, "_logged", set())
     with caplog.at_level(logging.INFO, "batchd_client"):
         for _ in range(2):
             batchd_client.connect(daemon.tcp_address).close()

@@ -221,7 +221,7 @@ def test_what_has_been_forgotten_is_not_kept_to_be_told_of_a_loss(daemon) -> Non
     for _ in range(100):
         stream.when_lost(Keeper(list).let_go)
 
-    assert len(daemon._connection._when_lost) == 1
+    assert len(daemon._connection._callbacks) == 1
 
 
 class Keeper:

@@ -110,7 +110,7 @@ def test_a_ragged_field_is_exported_in_parts(stream) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("image", "'image' is not a ragged field"), ("words", "'words' is no field of this batch")]
+    ("name", "message"), [("image", "'image' is not a ragged field"), ("words", "'words' is not a field of this batch")]
 )
 def test_what_is_not_ragged_is_refused_by_name(stream, name, message) -> None:
     """And says how it is read instead."""

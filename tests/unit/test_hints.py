@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchd_client import hints
-from batchd_client.hints import crowded, nearer_way, tell_once
+from batchd_client.hints import log_once, shared_batches_hint, shared_memory_hint
 
 FAR = "tcp://bigbox:7070"
 
@@ -16,7 +16,7 @@ def test_a_directory_that_is_here_is_only_named(tmp_path: Path) -> None:
     """That is all that the trainer needs."""
     (tmp_path / "lifeline.sock").touch()
 
-    assert nearer_way(FAR, f"ipc://{tmp_path}") == (
+    assert shared_memory_hint(FAR, f"ipc://{tmp_path}") == (
         f"the daemon at {FAR} runs on this host: ipc://{tmp_path} is faster, as it shares memory"
     )
 
@@ -28,7 +28,9 @@ def test_a_directory_that_is_not_here_is_to_be_shared(tmp_path: Path, exists: bo
     if exists:
         directory.mkdir()
 
-    assert f"-v {directory}:{directory}) and connect to ipc://{directory}" in nearer_way(FAR, f"ipc://{directory}")
+    assert f"-v {directory}:{directory}) and connect to ipc://{directory}" in shared_memory_hint(
+        FAR, f"ipc://{directory}"
+    )
 
 
 def test_a_directory_that_is_closed_is_here(tmp_path: Path, monkeypatch) -> None:
@@ -39,21 +41,21 @@ def test_a_directory_that_is_closed_is_here(tmp_path: Path, monkeypatch) -> None
 
     monkeypatch.setattr(os, "stat", refuse)
 
-    assert "runs on this host" in nearer_way(FAR, f"ipc://{tmp_path}")
+    assert "runs on this host" in shared_memory_hint(FAR, f"ipc://{tmp_path}")
 
 
 @pytest.mark.parametrize("odd", ["tcp://elsewhere:1", "ipc://", "http://x", "ipc:///" + "a" * 200])
 def test_what_is_no_directory_of_ours_is_never_an_error(odd: str) -> None:
     """The daemon may say anything; it is only a hint."""
-    assert "is not seen from here" in nearer_way(FAR, odd)
+    assert "is not seen from here" in shared_memory_hint(FAR, odd)
 
 
 def test_a_hint_is_given_once(caplog, monkeypatch) -> None:
     """At INFO."""
-    monkeypatch.setattr(hints, "_told", set())
+    monkeypatch.setattr(hints, "_logged", set())
     with caplog.at_level(logging.INFO, "batchd_client"):
         for _ in range(3):
-            tell_once("a hint")
+            log_once("a hint")
 
     assert caplog.messages == ["a hint"]
 
@@ -64,7 +66,7 @@ def test_a_hint_is_given_once(caplog, monkeypatch) -> None:
 )
 def test_ranks_that_share_batches_are_told(ranks: int, said: str | None) -> None:
     """Where an epoch of 16 samples has 4 batches."""
-    text = crowded("photos", ranks, 4, 16)
+    text = shared_batches_hint("photos", ranks, 4, 16)
 
     assert text is None if said is None else said in str(text)
     assert text is None or ("the same" in text) == (ranks > 16)

@@ -192,7 +192,7 @@ def test_what_is_no_plain_file_is_refused_without_waiting(tmp_path: Path) -> Non
     """A pipe that nobody writes to, a directory, a device without end; and what is not there is an OSError."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(ValueError, match=f"{path} is no plain file"):
+        with pytest.raises(ValueError, match=f"{path} is not a regular file"):
             read_connection_key(path)
     with pytest.raises(FileNotFoundError):
         read_connection_key(tmp_path / "none")

@@ -11,7 +11,7 @@ from batchd.cli import peek
 from batchd.cli.main import cli
 from batchd.errors import BatchdError
 from batchd_client.errors import BatchTimeout
-from batchd_client.hints import missing_samples
+from batchd_client.hints import missing_samples_hint
 from batchd_wire.messages import AskStatus, Status, Subscribe
 from batchd_wire.status import read_status
 from support.fake_daemon import FakeDaemon
@@ -63,7 +63,7 @@ def fake(tmp_path):
 )
 def test_what_is_missing_is_counted(live, text) -> None:
     """With what to do."""
-    told = missing_samples(read_status(status(**live)), "photos")
+    told = missing_samples_hint(read_status(status(**live)), "photos")
 
     assert told is not None
     assert text in told
@@ -84,7 +84,7 @@ def test_what_is_missing_is_counted(live, text) -> None:
 )
 def test_nothing_is_said_where_samples_are_not_what_is_missing(said) -> None:
     """Nor where a daemon talks nonsense."""
-    assert missing_samples(read_status(said), "photos") is None
+    assert missing_samples_hint(read_status(said), "photos") is None
 
 
 def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:

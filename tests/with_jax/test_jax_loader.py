@@ -23,8 +23,8 @@ from batchd_client.errors import (  # noqa: E402
     StreamUnknown,
     TensorsInvalid,
 )
-from batchd_client.feed import Feed  # noqa: E402
 from batchd_client.jax import BatchdLoader, JaxPlacement, JaxTarget, batches  # noqa: E402  # noqa: E402
+from batchd_client.prefetch import Prefetcher  # noqa: E402
 from support.images import encode, photo  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
@@ -153,8 +153,8 @@ def test_an_array_never_changes(daemon, load):
 def test_without_the_copy_arrays_of_the_cpu_would_change(daemon, connection, monkeypatch):
     """They are the slots then; this is what the test before looks for."""
     monkeypatch.setattr(JaxTarget, "keeps_host_memory", lambda _self: False)
-    feed = Feed(connection.stream("photos", window=1), JaxPlacement(["image"], JaxTarget(None, 8, 1)), 0)
-    kept = [feed.take(epoch) for epoch in range(20) for _ in range(5)]
+    prefetcher = Prefetcher(connection.stream("photos", window=1), JaxPlacement(["image"], JaxTarget(None, 8, 1)), 0)
+    kept = [prefetcher.take(epoch) for epoch in range(20) for _ in range(5)]
     with pytest.raises(AssertionError):
         assert_same(kept, [{"image": batch["image"]} for batch in bare(daemon, epochs=20)])
 

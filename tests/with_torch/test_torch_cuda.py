@@ -76,9 +76,9 @@ def test_prefetch_batches_are_under_way_ahead_of_the_loop(daemon, cuda, load):
     cuda.patience = NEVER
     loader = load(daemon, prefetch=2)
     next(iter(loader))
-    feed = loader._opened.feed
-    wait_until(lambda: feed._look_ahead() or len(feed._queue) == 1 + 2, "two batches have come")
-    feed._look_ahead()
+    prefetcher = loader._opened.prefetcher
+    wait_until(lambda: prefetcher._look_ahead() or len(prefetcher._queue) == 1 + 2, "two batches have come")
+    prefetcher._look_ahead()
     assert len(cuda.queue) == 2 * len(loader.schema)
     assert loader.state_dict()["step"] == 1
 
@@ -109,10 +109,10 @@ def test_a_lease_ends_when_the_event_has_happened(daemon, cuda, load):
     next(batches)
     assert loader.statistics().batches_held == 1
     cuda.patience = NEVER
-    loader._opened.feed._placement.sweep()
+    loader._opened.prefetcher._placement.sweep()
     assert loader.statistics().batches_held == 1
     cuda.patience = 1
-    loader._opened.feed._placement.sweep()
+    loader._opened.prefetcher._placement.sweep()
     assert loader.statistics().batches_held == 0
 
 
@@ -337,7 +337,7 @@ def test_memory_that_is_not_registered_is_copied_by_the_cpu(tight, cuda, load, s
 @pytest.fixture
 def told(caplog, monkeypatch):
     """What the client says to the log from now on."""
-    monkeypatch.setattr(hints, "_told", set())
+    monkeypatch.setattr(hints, "_logged", set())
     caplog.set_level(logging.INFO, logger="batchd_client")
     return caplog
 

@@ -47,7 +47,7 @@ def made(name, look, owned, *, length=None):
     raw = over(array).clone() if owned else over(array)
     if length is not None:
         raw, array = cut(raw, {1: length}), array[:, :length]
-    return recipe, recipe.look(raw, owned=owned), array
+    return recipe, recipe.tensor(raw, owned=owned), array
 
 
 @pytest.mark.parametrize("owned", [False, True], ids=["from the slot", "from the device"])
@@ -83,6 +83,6 @@ def test_what_comes_from_the_slot_is_a_copy():
     for name, (dtype, shape, _) in SHAPES.items():
         array = np.ones((4, *shape), dtype)
         recipe = Recipe(name, FieldSchema(np.dtype(dtype), shape, None), ImageLayout(), CPU)
-        tensor = recipe.look(over(array), owned=False)
+        tensor = recipe.tensor(over(array), owned=False)
         array[...] = 0
         assert bool((tensor.to(torch.float64) == 1).all())

@@ -240,17 +240,7 @@ class LocalDoor:
         session = self._by_number.get(grant.session)
         if session is not None and not session.is_disconnected and grant.slot not in session.slots:
             self._share_slot(session, grant.slot)
-        handle = Handle(
-            grant.subscription,
-            grant.sequence,
-            grant.epoch,
-            grant.step,
-            grant.slot,
-            grant.generation,
-            grant.first,
-            grant.count,
-        )
-        self.send(grant.session, handle)
+        self.send(grant.session, Handle.filled_from(grant))
         failpoints.passing("daemon.handle.sent")
 
     def _share_slot(self, session: Session, slot: int) -> None:

@@ -230,17 +230,7 @@ class TcpDoor:
         connections = session.connections if claim is not None and claim.is_known else session.connections[:1]
         parts = max(1, min(len(connections), grant.count * layout.row_bytes // PIECE_BYTES))
         for part in range(parts):
-            parcel = Parcel(
-                grant.subscription,
-                grant.sequence,
-                grant.epoch,
-                grant.step,
-                grant.generation,
-                grant.first,
-                grant.count,
-                part,
-                parts,
-            )
+            parcel = Parcel.filled_from(grant, part=part, parts=parts)
             frames = [view[start:end] for start, end in part_of(layout, grant.first, grant.count, part, parts)]
             sent_bytes = sum(map(len, frames))
             session.sent_bytes += sent_bytes

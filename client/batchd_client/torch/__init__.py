@@ -1,4 +1,4 @@
-"""batchd in PyTorch: one line in place of a DataLoader. Runs in the trainer; needs torch 2.4 or newer.
+"""batchd in PyTorch, in place of a DataLoader. Runs in the trainer; needs torch 2.4 or newer.
 
     from batchd_client.torch import BatchdLoader
 
@@ -12,7 +12,7 @@
 """
 
 try:
-    import torch as _torch  # noqa: F401  asked for first, so that a missing one is told with what to do
+    import torch as _torch  # noqa: F401  imported first, so that its absence is reported with a remedy
 except ImportError as _error:
     raise ImportError(
         "batchd_client.torch needs PyTorch: pip install torch (https://pytorch.org/get-started)"

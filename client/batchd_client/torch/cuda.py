@@ -1,15 +1,15 @@
-"""Batches go by DMA from the ring to a GPU. Runs in the trainer; see ``batchd_client.feed``.
+"""Copy batches by DMA from the ring to a GPU. Runs in the trainer; see ``batchd_client.prefetch``.
 
-    slot, registered once --(side stream, non_blocking)--> tensors on the device --(event)--> the loop's own stream
+    slot, registered once --(side stream, non_blocking)--> tensors --(event)--> the loop's stream
                                                               |
-                                                              +-- the same event says that the batch has been read
+                                                              +-- the same event: the batch is read
 
-Memory that cannot be registered goes through page-locked memory of torch's own, which costs a copy
-by the CPU. Most drivers register no memory that is mapped read-only, so slots are mapped writable
-there, if the daemon's operator allows it.
+Batches in memory that cannot be registered are copied by the CPU into torch's page-locked memory
+first. Most drivers register no memory that is mapped read-only, so slots are mapped writable for
+them, if the daemon's operator allows it.
 
-Invariants: a batch is held until the event behind its copies has happened, however its transfer
-ends. Memory is unregistered before it is unmapped: the register holds it until then.
+Invariants: a batch is held until the event after its copies has happened, however its transfer
+ends. Memory is unregistered before it is unmapped: ``RegisteredMemory`` holds it until then.
 """
 
 import fcntl
@@ -24,70 +24,76 @@ from typing import Any, Protocol
 import torch
 
 from batchd_client.batch import Batch, Room
-from batchd_client.hints import tell_once
+from batchd_client.hints import log_once
 from batchd_client.memory import SlotMemory
 from batchd_client.remote import ReceiveBuffer
-from batchd_client.torch.tensors import Give, Recipe, Tensors, cut, fill, is_ragged, largest_in, over, rows_in
+from batchd_client.torch.tensors import MakeItem, Recipe, Tensors, cut, fill, is_ragged, largest_in, over, rows_in
 
 Memory = SlotMemory | ReceiveBuffer
 
 STEPS_AHEAD_MAX = 4
-"""How many steps the loop may be ahead of the device: each has a batch in the device's memory, also if the loop never waits."""
+"""Steps that the loop may be ahead of the device: each keeps a batch in the device's memory."""
 
 GAP_BYTES_MAX = 65536
-"""How much room that a ragged row did not need is copied along, in the mean: moving so much costs a device less than it costs
-to begin a copy for each row, some microseconds. Where rows leave more, each is copied by itself, and its gap takes no memory."""
+"""Mean unused room per ragged row, up to which rows are copied in one piece, with their gaps.
+
+Moving so many bytes costs a device less than starting a copy for each row, some microseconds. With
+larger gaps each row is copied by itself, without its gap.
+"""
 
 REGISTER_PORTABLE = 1
 """``cudaHostRegisterPortable``: page-locked for every device's context."""
 REGISTER_READ_ONLY = 8
-"""``cudaHostRegisterReadOnly``: for memory that is mapped without the right to write. Few devices take it."""
+"""``cudaHostRegisterReadOnly``: for memory mapped read-only. Few devices support it."""
 
 
 class Event(Protocol):
     """A point in a stream of work: ``torch.cuda.Event``."""
 
     def query(self) -> bool:
-        """Has everything in front of it been done?"""
+        """True if all work before the event is done."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until ``query`` is true."""
 
 
 class Runtime(Protocol):
-    """What is needed of CUDA; tests have another one."""
+    """The CUDA functions that a placement needs; tests use a fake."""
 
     device: torch.device
 
     def register(self, address: int, size: int, flags: int) -> bool:
-        """Lock memory in place, so that the device reads it by itself; False where that cannot be."""
+        """Page-lock memory for reads by the device; False if the driver refuses."""
 
     def unregister(self, address: int) -> None:
-        """Undo ``register``, before the memory is unmapped; no matter if it was not registered."""
+        """Undo ``register``, before the memory is unmapped.
+
+        Does nothing for unregistered memory.
+        """
 
     def locked(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Page-locked memory of torch's own, which stays until what is copied from it within ``aside`` has been."""
+        """Allocate page-locked memory, kept until copies from it in ``aside`` are done."""
 
     def aside(self) -> AbstractContextManager[object]:
-        """Within it, work goes to the side stream, and tensors are made for it."""
+        """Make the side stream current within this context."""
 
-    def mark(self) -> Any:
-        """An event behind what is in the side stream by now."""
+    def mark(self) -> Event:
+        """Record an event after the work now in the side stream."""
 
-    def adopt(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
-        """Let the caller's own stream wait for the event, and keep the memory of these tensors until it has used them."""
+    def adopt(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
+        """Let the caller's stream wait for the event, and keep the tensors until it is done."""
 
-    def reached(self) -> Any:
-        """An event behind what is in the caller's own stream by now."""
+    def reached(self) -> Event:
+        """Record an event after the work now in the caller's stream."""
 
 
 class CudaRuntime:
-    """CUDA as torch has it."""
+    """The runtime by torch's CUDA functions."""
 
     def __init__(self, device: torch.device) -> None:
         self._runtime: Any = torch.cuda.cudart()
         self._side = torch.cuda.Stream(device)
-        self.device = self._side.device  # with its number, whichever device is the current one later
+        self.device = self._side.device  # with its number, as the current device may change
 
     def register(self, address: int, size: int, flags: int) -> bool:
         """See ``Runtime``."""
@@ -111,7 +117,7 @@ class CudaRuntime:
         """See ``Runtime``."""
         return torch.cuda.stream(self._side)
 
-    def mark(self) -> Any:
+    def mark(self) -> torch.cuda.Event:
         """See ``Runtime``."""
         return self._side.record_event()
 
@@ -122,14 +128,14 @@ class CudaRuntime:
         for tensor in tensors:
             tensor.record_stream(own)
 
-    def reached(self) -> Any:
-        """See ``Runtime``. Who waits for it sleeps."""
+    def reached(self) -> torch.cuda.Event:
+        """See ``Runtime``. A wait for the event sleeps instead of spinning."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
     def _forget_error(self) -> None:
-        """CUDA remembers the last error until somebody asks: the next kernel's check would raise it in somebody's face."""
+        """Clear CUDA's last error, which the check after the next kernel would raise."""
         try:
             torch.empty(1, device=self.device).fill_(1)
         except RuntimeError:
@@ -137,7 +143,7 @@ class CudaRuntime:
 
 
 def needs_writable(runtime: Runtime) -> bool:
-    """Must memory be mapped writable for the device to read it by itself? Tried out with a page that is mapped as slots are."""
+    """Try one read-only page: True if the device reads only memory mapped writable."""
     page = _read_only_page()
     try:
         return not runtime.register(page.address, page.slot_bytes, _flags_for(page))
@@ -156,24 +162,27 @@ def _read_only_page() -> SlotMemory:
 
 
 class RegisteredMemory:
-    """The memory that has been registered with a device, each piece once.
+    """The memory that is registered with a device, each piece once.
 
-    What an interrupt has cut off may have happened or not. So memory is held from before it is
-    registered until after it is unregistered, and either is done again where nobody knows.
+    After an interrupt it is unknown whether a call took effect. So memory is held from before it is
+    registered until after it is unregistered, and an interrupted call is repeated.
     """
 
     def __init__(self, runtime: Runtime, present: Callable[[], Iterable[Memory]]) -> None:
-        """``present`` gives the memory that batches may lie in now; other memory is unregistered at the next occasion."""
+        """``present`` lists the memory of current and future batches; no other stays registered."""
         self._runtime = runtime
         self._present = present
         self._held: dict[int, Memory] = {}
         self._registered: set[int] = set()
-        """Those of which it is known."""
+        """Memory, by id, that is known to be registered."""
         self._refused: set[int] = set()
-        """With which flags nothing is registered here."""
+        """Flags that the driver refuses."""
 
     def has(self, memory: Memory, busy: Iterable[Memory]) -> bool:
-        """Is the memory registered? Registers it if it can be. ``busy``: memory that is being read."""
+        """Register the memory if possible; True if it is registered.
+
+        ``busy``: memory being read.
+        """
         number, flags = id(memory), _flags_for(memory)
         if number in self._registered:
             return True
@@ -188,7 +197,7 @@ class RegisteredMemory:
             return True
         del self._held[number]
         self._refused.add(flags)
-        tell_once(_why_not(memory))
+        log_once(_why_not(memory))
         return False
 
     def _forget_what_is_over(self, busy: Iterable[Memory]) -> None:
@@ -200,16 +209,19 @@ class RegisteredMemory:
                 del self._held[number]
 
     def let_go(self) -> None:
-        """Unregister what no batch will lie in any more; nothing of it is read."""
+        """Unregister memory that will hold no further batch. No copy may read it any more."""
         self._forget_what_is_over(())
 
     def close(self) -> None:
-        """Unregister everything, once nothing of it is read any more."""
+        """Unregister everything. No copy may read it any more."""
         self._present = tuple
         self.let_go()
 
     def abandon(self) -> None:
-        """Unregister what a broken device lets go of, and hold nothing any more: it reads none of it."""
+        """Unregister as far as a broken device allows, and hold nothing.
+
+        The device reads no more.
+        """
         for number, memory in list(self._held.items()):
             with suppress(RuntimeError):
                 self._runtime.unregister(memory.address)
@@ -218,7 +230,7 @@ class RegisteredMemory:
 
 
 class _Copying:
-    """A batch that is being read by the device, until the event behind its copies has happened."""
+    """A batch that the device reads, until the event after its copies."""
 
     __slots__ = ("batch", "event", "memory")
 
@@ -229,7 +241,7 @@ class _Copying:
 
 
 class _CudaTransfer:
-    """A batch on its way to the device; see ``feed.Transfer``."""
+    """A batch in transit to the device; see ``prefetch.Transfer``."""
 
     def __init__(
         self, placement: "CudaPlacement", lengths: list[dict[int, int]], raw: list[Tensors], event: Event
@@ -239,36 +251,36 @@ class _CudaTransfer:
         self._raw = raw
         self._event = event
 
-    def finish(self) -> Any:
-        """See ``feed.Transfer``. The rest of the work goes to the loop's own stream."""
+    def finish(self) -> object:
+        """See ``prefetch.Transfer``. The rest of the work runs in the loop's stream."""
         return self._placement.hand_over(self._lengths, self._raw, self._event)
 
 
 class CudaPlacement:
-    """See above."""
+    """Copies batches to a GPU; see the module."""
 
     def __init__(
-        self, recipes: Sequence[Recipe], give: Give, runtime: Runtime, present: Callable[[], Iterable[Memory]]
+        self, recipes: Sequence[Recipe], make_item: MakeItem, runtime: Runtime, present: Callable[[], Iterable[Memory]]
     ) -> None:
         self._recipes = recipes
         self._constants = [constant for recipe in recipes for constant in recipe.constants]
-        """Read by whichever stream the loop has, so it adopts them with every batch."""
-        self._give = give
+        """Read by the loop's stream, which therefore adopts them with every batch."""
+        self._make_item = make_item
         self._runtime = runtime
         self._register = RegisteredMemory(runtime, present)
         self._copying: list[_Copying] = []
         self._steps: deque[Event] = deque()
-        """Where the loop's stream stood when the last batches were handed over."""
+        """Events in the loop's stream at the hand-overs of the last batches."""
 
     def begin(self, batch: Batch) -> _CudaTransfer:
-        """See ``feed.Placement``."""
+        """See ``prefetch.Placement``."""
         memory = batch.memory
         is_direct = self._register.has(memory, [one.memory for one in self._copying])
         rooms = [batch.room(recipe.name) for recipe in self._recipes]
         lengths = [largest_in(room) for room in rooms]
         if is_direct:
             copying = _Copying(batch, memory)
-            self._copying.append(copying)  # first: whatever cuts us off from here on, the batch stays
+            self._copying.append(copying)  # first, so that an interrupt does not lose the batch
             raw, event = self._copied(rooms, _copy_direct)
             copying.event = event
         else:
@@ -278,9 +290,9 @@ class CudaPlacement:
                 batch.release()
         return _CudaTransfer(self, lengths, raw, event)
 
-    def hand_over(self, lengths: list[dict[int, int]], raw: list[Tensors], event: Event) -> Any:
-        """What the loop gets of a batch, ready in its own stream."""
-        # of a ragged field any row will do, as all of them share their memory
+    def hand_over(self, lengths: list[dict[int, int]], raw: list[Tensors], event: Event) -> object:
+        """Make the loop's item of a batch, ready in the loop's stream."""
+        # one row of a ragged field suffices: all rows share their memory
         read = [field[0] if isinstance(field, list) else field for field in raw if len(field)]
         self._runtime.adopt(event, [*read, *self._constants])
         self._steps.append(self._runtime.reached())
@@ -289,24 +301,24 @@ class CudaPlacement:
         tensors: list[Tensors] = []
         for recipe, lengths_of_field, field in zip(self._recipes, lengths, raw, strict=True):
             if isinstance(field, list):
-                tensors.append([recipe.look(row, owned=True) for row in field])
+                tensors.append([recipe.tensor(row, owned=True) for row in field])
             else:
-                tensors.append(recipe.look(cut(field, lengths_of_field), owned=True))
-        return self._give(tensors)
+                tensors.append(recipe.tensor(cut(field, lengths_of_field), owned=True))
+        return self._make_item(tensors)
 
     def sweep(self, *, wait: bool = False) -> None:
-        """See ``feed.Placement``."""
+        """See ``prefetch.Placement``."""
         self._copying = [one for one in self._copying if not self._is_over(one)]
         if wait:
             self._wait_for_all()
             self._register.let_go()
 
     def close(self) -> None:
-        """See ``feed.Placement``. Raises what is wrong with the device; then nothing is held nevertheless."""
+        """See ``prefetch.Placement``. Raises the device's error, and then holds nothing either."""
         try:
             self._wait_for_all()
             self._register.close()
-        except Exception:  # whatever the driver raises; an interrupt is none of it: then ``close`` is called again
+        except Exception:  # any error of the driver; after an interrupt, ``close`` is called again
             self._register.abandon()
             for one in self._copying:
                 one.batch.release()
@@ -314,7 +326,7 @@ class CudaPlacement:
             raise
 
     def _wait_for_all(self) -> None:
-        """Give back batch by batch, the oldest first, each when it has been read."""
+        """Release the batches, the oldest first, each when it has been read."""
         while self._copying:
             oldest = self._copying[0]
             self._event_behind(oldest).synchronize()
@@ -329,22 +341,25 @@ class CudaPlacement:
 
     def _event_behind(self, one: _Copying) -> Event:
         event = one.event
-        if event is None:  # an interrupt cut us off before it was marked
+        if event is None:  # interrupted before the event was recorded
             with self._runtime.aside():
                 event = one.event = self._runtime.mark()
         return event
 
     def _copied(self, rooms: list[Room], copy: Callable[[Room, torch.device], Tensors]) -> tuple[list[Tensors], Event]:
-        """Fields on the device, as soon as the side stream has got there."""
+        """Start the copies in the side stream.
+
+        Return the device tensors and the event after them.
+        """
         with (
             torch.inference_mode(mode=False),
             self._runtime.aside(),
-        ):  # the loop may get them in another mode than it is in now
+        ):  # the loop may use them in another mode than the present one
             raw = [copy(room, self._runtime.device) for room in rooms]
             return raw, self._runtime.mark()
 
     def _copy_staged(self, room: Room, device: torch.device) -> Tensors:
-        """Copied by the CPU when this returns, so that the batch may be given back."""
+        """Copy through page-locked memory. The batch may be released once this returns."""
         if is_ragged(room):
             packed = rows_in(room).packed(self._runtime.locked, fill)
             return packed.over(_on(device, packed.values)).views()
@@ -370,7 +385,7 @@ def _begin_copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _on(device: torch.device, source: torch.Tensor) -> torch.Tensor:
-    """A copy on the device of what lies in page-locked memory, which the device reads by itself."""
+    """Start a copy from page-locked memory to the device."""
     return _begin_copy(source, torch.empty_like(source, device=device))
 
 

@@ -1,6 +1,6 @@
-"""The loader: an iterable of tensors where a DataLoader was. Runs in the trainer.
+"""An iterable of tensors in place of a DataLoader, and a dataset for one. Runs in the trainer.
 
-Invariant: what ``state_dict`` says is what the loop has got, whatever is under way to the device.
+Invariant: ``state_dict`` counts the batches that the loop has received, not those in transit.
 """
 
 import os
@@ -16,16 +16,24 @@ import torch.utils.data
 
 from batchd_client.daemon import Connecting, connect
 from batchd_client.errors import LoaderInWorker
-from batchd_client.feed import Feed
-from batchd_client.loader import PREFETCH, Loader, LoaderConnection, RankShare, check_prefetch, find_share, wanted
+from batchd_client.loader import (
+    PREFETCH,
+    Loader,
+    LoaderConnection,
+    RankShare,
+    check_prefetch,
+    checked_fields,
+    find_share,
+)
 from batchd_client.positions import StreamState
+from batchd_client.prefetch import Prefetcher
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.tensors import HostPlacement, ImageLayout, Tensors, TensorSchema, recipes_for
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What the user asked for: enough to make the same loader elsewhere."""
+class _LoaderOptions:
+    """The user's options: enough to make the same loader in another process."""
 
     stream: str
     address: str | None
@@ -36,7 +44,7 @@ class _Wish:
     state: Mapping[str, object] | None
     device: torch.device
     fields: Sequence[str] | None
-    look: ImageLayout
+    layout: ImageLayout
     as_dict: bool
     transform: Callable[[Any], Any] | None
     prefetch: int
@@ -44,28 +52,29 @@ class _Wish:
 
 
 class BatchdLoader(Loader[Any]):
-    """Batches of a stream as tensors. ``for images, labels in loader`` gives the rest of the current epoch, each rank its share.
+    """Batches of a stream as tensors. ``for images, labels in loader`` reads the rest of the epoch.
 
-    ``device``: where tensors are wanted; "cuda" is the current device. On a GPU ``prefetch``
-    batches are under way ahead of the loop. ``as_dict``: give dicts and not tuples. ``fields``:
-    which, in which order; default: all, in tuples without ``index``.
+    ``device``: the device of the tensors; "cuda" is the current device. On a GPU, up to
+    ``prefetch`` batches are in transit ahead of the loop. ``as_dict``: give dicts instead of
+    tuples. ``fields``: names, in order; default: all, in tuples without ``index``.
 
-    Images come as ``[B, C, H, W]``: fields of shape [height, width, 1, 3 or 4], or those that
-    ``images`` names. ``dtype``: of images; default: as in the stream. ``normalize=(mean, std)``, a
-    number for each channel: ``(x / 255 - mean) / std``, float32 where no ``dtype`` is given.
-    ``channels_last``: give images in that memory format, which saves a pass over them.
-    ``transform``: called with what the loop would get, on the device; what it returns is what the
-    loop gets.
+    Images are ``[B, C, H, W]``: fields of shape [height, width, 1, 3 or 4], or those named in
+    ``images``. ``dtype``: dtype of images; default: the stream's. ``normalize=(mean, std)``, a
+    number for each channel: ``(x / 255 - mean) / std``, float32 unless ``dtype`` is given.
+    ``channels_last``: give images in that memory format, which saves a pass over them. Other fields
+    keep the dtype and shape of ``Stream.schema``; a ragged field is a list of tensors.
+    ``transform``: called with each item, on the device; the loop gets what it returns.
 
-    ``rank`` and ``world_size``: default: those of torch.distributed where it is initialised, else
-    of torchrun, Slurm or mpirun. ``window``, ``epochs`` and ``state`` as for ``Daemon.stream``.
-    ``restart``: begin the epoch anew with each ``for``, as validation wants it; else a ``for`` that
-    was left goes on where it stopped. ``connecting``: as for ``batchd_client.connect``.
+    ``rank`` and ``world_size``: default: those of torch.distributed if it is initialised, else of
+    torchrun, Slurm or mpirun. ``window``, ``epochs`` and ``state``: as for ``Daemon.stream``.
+    ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise, after a ``break``,
+    the next ``for`` continues where the loop stopped. ``connecting``: as for
+    ``batchd_client.connect``.
 
-    Raises what ``connect`` and ``Daemon.stream`` raise, and ``TensorsInvalid``.
+    Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
     """
 
-    def __init__(  # noqa: PLR0913  what a program may say of its tensors, each by its name
+    def __init__(  # noqa: PLR0913  options of a loader, each by name
         self,
         stream: str,
         *,
@@ -88,7 +97,7 @@ class BatchdLoader(Loader[Any]):
         **connecting: Unpack[Connecting],
     ) -> None:
         check_prefetch(prefetch)
-        wish = _Wish(
+        options = _LoaderOptions(
             stream,
             address,
             connecting,
@@ -104,83 +113,95 @@ class BatchdLoader(Loader[Any]):
             prefetch,
             restart,
         )
-        self._begin(wish, closed=False)
+        self._begin(options, closed=False)
         self._open()
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- what it is -------------------------------------------------------------------------------
 
     @property
     def schema(self) -> Mapping[str, TensorSchema]:
-        """The tensors of a batch, by field, before ``transform``; ``shape`` is that of one sample."""
+        """Dtype and shape of the tensors by field, before ``transform``.
+
+        Shapes are of one sample.
+        """
         self._open()
         return MappingProxyType({recipe.name: recipe.schema for recipe in self._recipes})
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are, with the number of the device."""
+        """The device of the tensors, with its number."""
         self._open()
         return self._device
 
-    # --- taking batches -----------------------------------------------------------------------------------------------
+    # --- taking batches ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate the rest of the current epoch. Raises what iterating a ``Stream`` raises, and ``LoaderInWorker``."""
+        """Iterate the rest of the current epoch.
+
+        Raises what iterating a ``Stream`` raises, and ``LoaderInWorker``.
+        """
         if torch.utils.data.get_worker_info() is not None:
             raise LoaderInWorker
         return super().__iter__()
 
-    # --- its life -----------------------------------------------------------------------------------------------------
+    # --- its life ---------------------------------------------------------------------------------
 
-    def __getstate__(self) -> tuple[_Wish, bool]:
-        """Pickle what it is and where it stands; whoever unpickles it connects by himself, at the first use."""
+    def __getstate__(self) -> tuple[_LoaderOptions, bool]:
+        """Pickle the options and the position; the unpickled loader connects at its first use."""
         opened = self._opened
-        return (self._wish if opened is None else replace(self._wish, state=opened.feed.state_dict())), self._closed
+        return (
+            self._options if opened is None else replace(self._options, state=opened.prefetcher.state_dict())
+        ), self._closed
 
-    def __setstate__(self, pickled: tuple[_Wish, bool]) -> None:
+    def __setstate__(self, pickled: tuple[_LoaderOptions, bool]) -> None:
         self._begin(*pickled)
 
-    def _begin(self, wish: _Wish, closed: bool) -> None:
-        super().__init__(wish.stream, wish.share, f"device={wish.device}", restart=wish.restart)
-        self._wish = wish
+    def _begin(self, options: _LoaderOptions, closed: bool) -> None:
+        super().__init__(options.stream, options.share, f"device={options.device}", restart=options.restart)
+        self._options = options
         self._closed = closed
 
-    def _open(self) -> Feed[Any]:
-        """See ``Loader``. Connects at the beginning, and in a process that has unpickled the loader."""
+    def _open(self) -> Prefetcher[Any]:
+        """See ``Loader``. Connects when the loader is made, and after unpickling."""
         if self._opened is None:
             self._check_open()
-            self._opened = self._connect(self._wish)
-        return self._opened.feed
+            self._opened = self._connect(self._options)
+        return self._opened.prefetcher
 
-    def _connect(self, wish: _Wish) -> LoaderConnection[Any]:
-        runtime = CudaRuntime(wish.device) if wish.device.type == "cuda" else None
-        self._device = wish.device if runtime is None else runtime.device
+    def _connect(self, options: _LoaderOptions) -> LoaderConnection[Any]:
+        runtime = CudaRuntime(options.device) if options.device.type == "cuda" else None
+        self._device = options.device if runtime is None else runtime.device
         writable_slots = runtime is not None and needs_writable(runtime)
-        daemon = connect(wish.address, **wish.connecting, writable_slots=writable_slots)
-        with ExitStack() as where_it_fails:
-            where_it_fails.callback(daemon.close)
-            stream = daemon.stream(wish.stream, *wish.share, window=wish.window, epochs=wish.epochs, state=wish.state)
-            names = wanted(stream.schema, wish.fields, as_dict=wish.as_dict)
-            with nullcontext() if runtime is None else runtime.aside():  # a batch's event is behind it
-                self._recipes = recipes_for(stream.schema, names, wish.look, self._device)
-            give = _Given(names if wish.as_dict else None, wish.transform)
+        daemon = connect(options.address, **options.connecting, writable_slots=writable_slots)
+        with ExitStack() as on_failure:
+            on_failure.callback(daemon.close)
+            stream = daemon.stream(
+                options.stream, *options.share, window=options.window, epochs=options.epochs, state=options.state
+            )
+            names = checked_fields(stream.schema, options.fields, as_dict=options.as_dict)
+            with nullcontext() if runtime is None else runtime.aside():  # so that the event of a batch comes after it
+                self._recipes = recipes_for(stream.schema, names, options.layout, self._device)
+            make_item = _LoopItem(names if options.as_dict else None, options.transform)
             if runtime is not None:
-                feed = Feed[Any](stream, CudaPlacement(self._recipes, give, runtime, stream.memories), wish.prefetch)
+                prefetcher = Prefetcher[Any](
+                    stream, CudaPlacement(self._recipes, make_item, runtime, stream.memories), options.prefetch
+                )
             else:
-                feed = Feed[Any](stream, HostPlacement(self._recipes, give, self._device), 0)
-            where_it_fails.pop_all()
-        return LoaderConnection(self, feed, daemon)
+                prefetcher = Prefetcher[Any](stream, HostPlacement(self._recipes, make_item, self._device), 0)
+            on_failure.pop_all()
+        return LoaderConnection(self, prefetcher, daemon)
 
 
-class _Given:
-    """Makes of the tensors of a batch what the loop gets."""
+class _LoopItem:
+    """Turns the tensors of a batch into the loop's item."""
 
     def __init__(self, names: tuple[str, ...] | None, transform: Callable[[Any], Any] | None) -> None:
         self._names = names
         self._transform = transform
 
-    def __call__(self, tensors: list[Tensors]) -> Any:
-        given: Any = tuple(tensors) if self._names is None else dict(zip(self._names, tensors, strict=True))
-        return given if self._transform is None else self._transform(given)
+    def __call__(self, tensors: list[Tensors]) -> object:
+        item: object = tuple(tensors) if self._names is None else dict(zip(self._names, tensors, strict=True))
+        return item if self._transform is None else self._transform(item)
 
 
 def _share(rank: int | None, world_size: int | None) -> RankShare:
@@ -191,14 +212,14 @@ def _share(rank: int | None, world_size: int | None) -> RankShare:
 
 
 class BatchdDataset(torch.utils.data.IterableDataset[Any]):
-    """The batches of a ``BatchdLoader`` as a data set.
+    """The batches of a ``BatchdLoader`` as an ``IterableDataset``, for programs with a DataLoader.
 
         dataset = BatchdDataset(BatchdLoader("photos"))
         loader = DataLoader(dataset, batch_size=None, num_workers=0)
 
-    ``batch_size=None``, since batches come whole; ``num_workers=0``, since the daemon's workers do
-    the work: in a worker process of a DataLoader it raises ``LoaderInWorker``. For a checkpoint ask
-    the data set for its state, not the DataLoader.
+    ``batch_size=None``, because items are whole batches; ``num_workers=0``, because the daemon's
+    workers do the work: in a worker process of a DataLoader, iterating raises ``LoaderInWorker``.
+    Take the state for a checkpoint from the dataset, not from the DataLoader.
     """
 
     def __init__(self, loader: BatchdLoader) -> None:

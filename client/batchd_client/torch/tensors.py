@@ -1,11 +1,13 @@
-"""How the fields of a batch look as tensors: type, layout, normalisation. Runs in the trainer.
+"""Fields of a batch as tensors on the host: dtype, layout, normalisation. Runs in the trainer.
 
-    field in the slot        view                  tensor that the loop gets
-    uint8 [B, H, W, C]  -->  [B, C, H, W]  ------> dtype, (x / 255 - mean) / std, contiguous or channels_last
-    everything else     -->  as it is      ------> as it is
+    field in the slot        view                tensor that the loop gets
+    uint8 [B, H, W, C]  -->  [B, C, H, W]  ----> dtype, (x / 255 - mean) / std, contiguous or
+                                                 channels_last
+    other fields        -->  unchanged     ----> unchanged
 
-Invariant: a tensor that is given out has memory of its own. What looks into a slot stays in this
-package, since torch has no read-only tensors, and a write into the mapping would end the program.
+Invariants: a tensor that the loop gets has memory of its own. Views into a slot stay in this
+package: torch has no read-only tensors, and a write into the mapping would crash the program. The
+host placement releases a batch as soon as its tensors are made, also after an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,25 +16,28 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from batchd_client.batch import Batch, Room, ragged_view
 from batchd_client.errors import TensorsInvalid
 from batchd_client.stream import FieldSchema
 from batchd_wire.fields import RAGGED, Varying
+from batchd_wire.views import Array
 
 CHANNELS = (1, 3, 4)
-"""How many channels an image has that is found by its shape."""
+"""Numbers of channels by which a field is recognised as an image."""
 IMAGE_DIMENSIONS = 3
 WHITE = 255
 
 Tensors = torch.Tensor | list[torch.Tensor]
-"""A field of a batch: a list, with one tensor for each sample, where it is ragged."""
+"""A field of a batch: a tensor, or a list with one tensor per sample for a ragged field."""
 
 
 class TensorSchema(NamedTuple):
-    """One field of what the loop gets; ``shape`` is that of one sample, the largest that there may be where they vary."""
+    """One field of the loop's item.
+
+    ``shape`` is that of one sample, the largest possible if samples vary.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -40,7 +45,7 @@ class TensorSchema(NamedTuple):
 
 
 class ImageLayout(NamedTuple):
-    """What the user wants images to be like; see ``BatchdLoader``."""
+    """Options for images; see ``BatchdLoader``."""
 
     images: Sequence[str] | None = None
     dtype: torch.dtype | None = None
@@ -49,9 +54,9 @@ class ImageLayout(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The samples of a ragged field in one run of ``values``, ``[elements, ...]``, which ends with the last of them.
+    """The samples of a ragged field in ``values``, ``[elements, ...]``.
 
-    ``offsets`` and ``lengths``: in elements, by sample. ``shapes``: what each sample is.
+    The last sample ends ``values``. ``offsets`` and ``lengths``: in elements, by sample. ``shapes``: of each sample.
     """
 
     values: torch.Tensor
@@ -61,7 +66,7 @@ class Rows(NamedTuple):
 
     @property
     def gap_bytes(self) -> int:
-        """How much lies between the samples."""
+        """Bytes of unused room between the samples."""
         gaps = len(self.values) - sum(self.lengths)
         return gaps * prod(self.values.shape[1:]) * self.values.element_size()
 
@@ -81,7 +86,10 @@ class Rows(NamedTuple):
         memory: Callable[[Sequence[int], torch.dtype], torch.Tensor],
         copy: Callable[[torch.Tensor, torch.Tensor], object],
     ) -> "Rows":
-        """Copy the samples one behind the other, without gaps: ``copy(source, target)`` for each, into fresh ``memory``."""
+        """Copy the samples one behind the other, without gaps.
+
+        ``copy(source, target)`` for each, into fresh ``memory``.
+        """
         values = memory((sum(self.lengths), *self.values.shape[1:]), self.values.dtype)
         starts = [0, *accumulate(self.lengths)][:-1]
         for start, offset, length in zip(starts, self.offsets, self.lengths, strict=True):
@@ -92,11 +100,11 @@ class Rows(NamedTuple):
 class Recipe:
     """How one field becomes a tensor. Belongs to one device."""
 
-    def __init__(self, name: str, field: FieldSchema, look: ImageLayout, device: torch.device) -> None:
-        """Raises ``TensorsInvalid`` where the field cannot look like that."""
+    def __init__(self, name: str, field: FieldSchema, layout: ImageLayout, device: torch.device) -> None:
+        """Raises ``TensorsInvalid`` if the field cannot have this layout."""
         self.name = name
-        self.is_image = name in look.images if look.images is not None else _is_image(field)
-        self._channels_last = look.channels_last
+        self.is_image = name in layout.images if layout.images is not None else _is_image(field)
+        self._channels_last = layout.channels_last
         stored = _torch_dtype(name, field.dtype)
         shape = field.shape
         self._scale: torch.Tensor | None = None
@@ -107,19 +115,22 @@ class Recipe:
             raise TensorsInvalid(
                 f"field {name!r} has the shape {list(shape)}, and images have [height, width, channels]"
             )
-        dtype = look.dtype or stored
-        if look.normalize is not None:
-            dtype = look.dtype or torch.float32
-            self._scale, self._bias = _normalization(name, field, dtype, look.normalize, device)
+        dtype = layout.dtype or stored
+        if layout.normalize is not None:
+            dtype = layout.dtype or torch.float32
+            self._scale, self._bias = _normalization(name, field, dtype, layout.normalize, device)
         self.schema = TensorSchema(dtype, _channels_first(shape), _moved(field.varying, len(shape)))
 
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
-        """What ``look`` reads besides the batch: on the device, and made by the stream that was the current one then."""
+        """Tensors on the device that ``tensor`` reads, made in the then current CUDA stream."""
         return () if self._scale is None else (self._scale, self._bias)
 
-    def look(self, raw: torch.Tensor, *, owned: bool) -> torch.Tensor:
-        """Make of a tensor as it lies in the slot one as it is wanted; a copy, unless ``raw`` is ``owned``."""
+    def tensor(self, raw: torch.Tensor, *, owned: bool) -> torch.Tensor:
+        """Convert ``raw``, in the slot's layout ``[B, ...]``, to the schema's.
+
+        A copy unless ``owned``.
+        """
         dtype = self.schema.dtype if self._scale is None else torch.float32
         tensor = self._laid_out(raw, dtype) if owned else self._copied(raw, dtype)
         if self._scale is None:
@@ -128,7 +139,7 @@ class Recipe:
         return tensor.to(self.schema.dtype)
 
     def _laid_out(self, raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor itself where it is as it should be, else a copy, made in one pass."""
+        """Return ``raw`` itself if its layout is right, else a copy, made in one pass."""
         if not self.is_image:
             return _dense(raw, dtype)
         if self._channels_last:
@@ -136,7 +147,7 @@ class Recipe:
         return _dense(raw.movedim(-1, -3), dtype)
 
     def _copied(self, raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """A copy in fresh memory of the host, made in one pass."""
+        """Copy ``raw`` into new host memory, in one pass."""
         if not self.is_image:
             return fill(raw, fresh(raw.shape, dtype))
         view = raw.movedim(-1, -3)
@@ -146,15 +157,15 @@ class Recipe:
 
 
 def recipes_for(
-    schema: Mapping[str, FieldSchema], fields: Sequence[str], look: ImageLayout, device: torch.device
+    schema: Mapping[str, FieldSchema], fields: Sequence[str], layout: ImageLayout, device: torch.device
 ) -> tuple[Recipe, ...]:
-    """The recipes of the fields that are wanted, in their order. Raises ``TensorsInvalid``."""
-    for option, names in (("fields", fields), ("images", look.images)):
+    """Make the recipes of ``fields``, in order. Raises ``TensorsInvalid``."""
+    for option, names in (("fields", fields), ("images", layout.images)):
         for name in names or ():
             if name not in schema:
                 raise TensorsInvalid(f"{option}: the stream has no field {name!r}; it has {', '.join(schema)}")
-    recipes = tuple(Recipe(name, schema[name], look, device) for name in fields)
-    if not any(recipe.is_image for recipe in recipes) and (look.dtype is not None or look.normalize is not None):
+    recipes = tuple(Recipe(name, schema[name], layout, device) for name in fields)
+    if not any(recipe.is_image for recipe in recipes) and (layout.dtype is not None or layout.normalize is not None):
         raise TensorsInvalid(
             "dtype and normalize are for images, and no field is one that has the shape [height, width, 1, 3 or 4]: name them "
             "with images="
@@ -162,16 +173,16 @@ def recipes_for(
     return recipes
 
 
-def over(array: npt.NDArray[Any]) -> torch.Tensor:
-    """View an array as a tensor, though it is read-only: to copy from. Holds the array, and with it the batch."""
-    return torch.from_numpy(np.asarray(_Claimed(array)))
+def over(array: Array) -> torch.Tensor:
+    """View a read-only array as a tensor, to copy from. Keeps the array and its batch alive."""
+    return torch.from_numpy(np.asarray(_WritableView(array)))
 
 
 def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor where it is contiguous and of this type, else a copy that is.
+    """Return the tensor if it is contiguous and of ``dtype``, else a copy that is.
 
-    ``Tensor.to(memory_format=)`` would not do: it takes every tensor for contiguous that is not 4-D
-    with channels last.
+    Not ``Tensor.to(memory_format=)``: it takes every tensor for contiguous that is not 4-D with
+    channels last.
     """
     if tensor.dtype == dtype and tensor.is_contiguous():
         return tensor
@@ -179,11 +190,11 @@ def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def fill(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Fill the target, both in the host's memory.
+    """Copy ``source`` into ``target``, both on the host, and return ``target``.
 
-    Where nothing is converted, numpy does it, in this thread. Torch would share it among its own,
-    which then wait for more to do by spinning: beside decoders on the same cores that costs more
-    than the copy.
+    Without a conversion, numpy copies in this thread. Torch would use its thread pool, whose
+    threads then spin for more work: next to decoders on the same cores that costs more than the
+    copy.
     """
     if source.dtype != target.dtype:
         return target.copy_(source)
@@ -192,10 +203,10 @@ def fill(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a tensor on the host.
+    """Allocate an uninitialised tensor on the host.
 
-    It is numpy's, which asks the kernel for huge pages where an array is large: with small ones the
-    page faults of a batch of 38 MB cost five times what copying it does.
+    The memory is numpy's, which asks the kernel for huge pages for large arrays: with small pages,
+    the page faults of a batch of 38 MB take five times as long as its copy.
     """
     if not prod(shape):
         return torch.empty(tuple(shape), dtype=dtype)
@@ -204,7 +215,10 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def largest_in(room: Room) -> dict[int, int]:
-    """How long the largest sample of a padded field is, by dimension of the batch's array. Empty where samples are alike."""
+    """Lengths of the largest sample of a padded field, by dimension of the batch's array.
+
+    Empty if all samples have one shape.
+    """
     if room.varying is None or room.sizes is None:
         return {}
     lengths = room.sizes.max(axis=0, initial=0).tolist()
@@ -212,14 +226,14 @@ def largest_in(room: Room) -> dict[int, int]:
 
 
 def cut(raw: torch.Tensor, lengths: Mapping[int, int]) -> torch.Tensor:
-    """View the beginning of a tensor in some of its dimensions."""
+    """View a tensor cut to ``lengths``, by dimension."""
     for axis, length in lengths.items():
         raw = raw.narrow(axis, 0, length)
     return raw
 
 
 def rows_in(room: Room) -> Rows:
-    """The samples of a ragged field as they lie in the slot: to copy from. Holds the batch."""
+    """View the samples of a ragged field in the slot, to copy from. Keeps the batch alive."""
     assert room.varying is not None
     assert room.sizes is not None
     ragged = ragged_view(room.array, room.sizes, room.varying)
@@ -235,16 +249,16 @@ def rows_in(room: Room) -> Rows:
 
 
 def is_ragged(room: Room) -> bool:
-    """Are there samples of their own shapes?"""
+    """True for a ragged field."""
     return room.varying is not None and room.varying.kind == RAGGED
 
 
-class _Claimed:
-    """An array that numpy takes for writable, since torch warns of others. Nobody writes."""
+class _WritableView:
+    """An array that looks writable, because torch warns about others. It is never written."""
 
     __slots__ = ("__array_interface__", "_array")
 
-    def __init__(self, array: npt.NDArray[Any]) -> None:
+    def __init__(self, array: Array) -> None:
         self._array = array
         interface = dict(array.__array_interface__)
         interface["data"] = (interface["data"][0], False)
@@ -261,7 +275,7 @@ def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _moved(varying: Varying | None, dimensions: int) -> Varying | None:
-    """Which dimensions vary once the channels stand first."""
+    """The varying dimensions of an image once its channels are first."""
     if varying is None:
         return None
     moved = {dimensions - 3: dimensions - 2, dimensions - 2: dimensions - 1, dimensions - 1: dimensions - 3}
@@ -282,10 +296,13 @@ def _normalization(
     normalize: tuple[Sequence[float], Sequence[float]],
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and bias for each channel: ``(x / 255 - mean) / std`` is ``x * scale + bias``. float32 ``[C, 1, 1]``."""
+    """Scale and bias for each channel: ``(x / 255 - mean) / std`` is ``x * scale + bias``.
+
+    float32 ``[C, 1, 1]``.
+    """
     if field.dtype != np.uint8 or not dtype.is_floating_point:
         raise TensorsInvalid(
-            f"normalize makes floating-point images of uint8 ones, and field {name!r} is {field.dtype.name} and shall be {dtype}"
+            f"normalize makes floating-point images of uint8 ones, and field {name!r} is {field.dtype.name} and should be {dtype}"
         )
     channels = field.shape[-1]
     mean, std = (np.asarray(numbers, np.float64).reshape(-1) for numbers in normalize)
@@ -298,35 +315,35 @@ def _normalization(
     return tuple(torch.tensor(one, dtype=torch.float32, device=device).view(-1, 1, 1) for one in (scale, bias))  # type: ignore[return-value]
 
 
-Give = Callable[[list[Tensors]], Any]
-"""Makes of the tensors of a batch, in the order of the recipes, what the user's loop gets."""
+MakeItem = Callable[[list[Tensors]], object]
+"""Turns the tensors of a batch, in the order of the recipes, into the loop's item."""
 HOST = torch.device("cpu")
 
 
 class Placed:
-    """Tensors that are there; the user's own part in them comes when the loop wants them."""
+    """Finished tensors; the user's ``transform`` runs when the loop asks."""
 
-    def __init__(self, tensors: list[Tensors], give: Give) -> None:
+    def __init__(self, tensors: list[Tensors], make_item: MakeItem) -> None:
         self._tensors = tensors
-        self._give = give
+        self._make_item = make_item
 
-    def finish(self) -> Any:
-        """See ``feed.Transfer``."""
-        return self._give(self._tensors)
+    def finish(self) -> object:
+        """See ``prefetch.Transfer``."""
+        return self._make_item(self._tensors)
 
 
 class HostPlacement:
-    """Copies batches, in one pass together with whatever is done to them; then, where that is wanted, to another device."""
+    """Copies and converts batches in one pass on the host; then, if wanted, to another device."""
 
-    def __init__(self, recipes: Sequence[Recipe], give: Give, device: torch.device = HOST) -> None:
+    def __init__(self, recipes: Sequence[Recipe], make_item: MakeItem, device: torch.device = HOST) -> None:
         self._recipes = recipes
-        self._give = give
+        self._make_item = make_item
         self._device = device
 
     def begin(self, batch: Batch) -> Placed:
-        """See ``feed.Placement``."""
+        """See ``prefetch.Placement``."""
         with batch:
-            return Placed([self._tensors(recipe, batch) for recipe in self._recipes], self._give)
+            return Placed([self._tensors(recipe, batch) for recipe in self._recipes], self._make_item)
 
     def _tensors(self, recipe: Recipe, batch: Batch) -> Tensors:
         room = batch.room(recipe.name)
@@ -334,14 +351,14 @@ class HostPlacement:
             rows = rows_in(room).packed(fresh, fill)
             if self._device != HOST:
                 rows = rows.over(rows.values.to(self._device))
-            return [recipe.look(row, owned=True) for row in rows.views()]
+            return [recipe.tensor(row, owned=True) for row in rows.views()]
         source = cut(over(room.array), largest_in(room))
         if self._device == HOST:
-            return recipe.look(source, owned=False)
-        return recipe.look(source.to(self._device), owned=True)
+            return recipe.tensor(source, owned=False)
+        return recipe.tensor(source.to(self._device), owned=True)
 
     def sweep(self, *, wait: bool = False) -> None:
-        """See ``feed.Placement``. Nothing is under way."""
+        """See ``prefetch.Placement``. Nothing is in transit."""
 
     def close(self) -> None:
-        """See ``feed.Placement``."""
+        """See ``prefetch.Placement``."""

@@ -2,8 +2,8 @@
 
 import pytest
 
+from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import BatchTimeout, PassOvertaken
-from batchd_client.passes import Passes
 
 STEPS = 4
 
@@ -52,7 +52,7 @@ def read(passes, batches=STEPS):
 
 def test_passes_are_epochs():
     """One after the other, without a seek."""
-    passes = Passes(Stream())
+    passes = EpochPasses(Stream())
     for epoch in range(3):
         turn = passes.begin()
         assert [passes.take(turn) for _ in range(5)] == [*((epoch, step) for step in range(STEPS)), None]
@@ -63,7 +63,7 @@ def test_passes_are_epochs():
 @pytest.mark.parametrize("left_after", [0, 1, 3])
 def test_a_pass_that_is_left_is_begun_anew(left_after):
     """Nobody knows what of it reached the loop."""
-    passes = Passes(Stream())
+    passes = EpochPasses(Stream())
     read(passes)
     assert read(passes, left_after) == list(range(left_after))
     assert passes.present == ((1, 0), STEPS)
@@ -74,15 +74,15 @@ def test_a_pass_that_is_left_is_begun_anew(left_after):
 def test_all_who_read_a_stream_share_its_passes():
     """Two data sets that are made of one stream do not begin in its middle."""
     stream = Stream()
-    read(Passes(stream), 2)
-    assert read(Passes(stream)) == [0, 1, 2, 3]
+    read(EpochPasses(stream), 2)
+    assert read(EpochPasses(stream)) == [0, 1, 2, 3]
 
 
 def test_a_resumed_pass_has_the_rest_of_its_epoch():
     """Also when it is left and begun anew; the one behind it is whole."""
     stream = Stream()
     stream.seek(3, 1)
-    passes = Passes(stream)
+    passes = EpochPasses(stream)
     assert passes.present == ((3, 1), 3)
     assert read(passes, 2) == [1, 2]
     assert read(passes, 3) == [1, 2, 3]
@@ -92,7 +92,7 @@ def test_a_resumed_pass_has_the_rest_of_its_epoch():
 def test_a_stream_that_the_program_has_moved_is_read_from_there():
     """Whether a pass was over or not."""
     stream = Stream()
-    passes = Passes(stream)
+    passes = EpochPasses(stream)
     read(passes, 2)
     stream.seek(5, 2)
     assert passes.present == ((5, 2), 2)
@@ -103,7 +103,7 @@ def test_a_stream_that_the_program_has_moved_is_read_from_there():
 
 def test_an_older_pass_ends_where_a_newer_has_begun():
     """Else each would have some of the batches."""
-    passes = Passes(Stream())
+    passes = EpochPasses(Stream())
     older = passes.begin()
     passes.take(older)
     newer = passes.begin()
@@ -116,7 +116,7 @@ def test_an_older_pass_ends_where_a_newer_has_begun():
 def test_a_state_is_behind_the_batches_that_were_counted(world_size):
     """Whatever was taken ahead of them."""
     stream = Stream(world_size)
-    passes = Passes(stream)
+    passes = EpochPasses(stream)
     rounds = stream.left
     expected = [(0, step) for step in range(0, STEPS, world_size)] + [(1, 0)]
     turn = passes.begin()
@@ -129,7 +129,7 @@ def test_a_state_is_behind_the_batches_that_were_counted(world_size):
 
 def test_batches_that_were_trained_on_are_counted_in_each_pass_anew():
     """By somebody else."""
-    passes = Passes(Stream())
+    passes = EpochPasses(Stream())
     read(passes)
     passes.train(1)
     passes.train(3)
@@ -140,7 +140,7 @@ def test_batches_that_were_trained_on_are_counted_in_each_pass_anew():
 
 def test_the_same_pass_can_be_wanted_again_when_it_is_over():
     """By one who only looked at it."""
-    passes = Passes(Stream())
+    passes = EpochPasses(Stream())
     read(passes)
     passes.begin(same=True)
     assert passes.take() == (0, 0)
@@ -148,7 +148,7 @@ def test_the_same_pass_can_be_wanted_again_when_it_is_over():
 
 def test_it_goes_back_to_a_batch_that_it_gave():
     """And on from there."""
-    passes = Passes(Stream())
+    passes = EpochPasses(Stream())
     read(passes, 3)
     passes.rewind(1)
     assert [passes.take() for _ in range(4)] == [(0, 1), (0, 2), (0, 3), None]
@@ -159,7 +159,7 @@ def test_it_goes_back_to_a_batch_that_it_gave():
 def test_a_batch_that_cannot_be_had_is_the_next_one_nevertheless(error):
     """Where a batch had been taken and was lost on its way, the stream is moved back."""
     stream = Stream()
-    passes = Passes(stream)
+    passes = EpochPasses(stream)
     turn = passes.begin()
     assert passes.take(turn) == (0, 0)
     stream.error = error

@@ -1,11 +1,11 @@
-"""The feed: what the loop gets, in which order, and what a checkpoint says, whatever cuts it off."""
+"""The prefetcher: what the loop gets, in which order, and what a checkpoint says, whatever cuts it off."""
 
 from collections import deque
 
 import pytest
 
 from batchd_client.errors import BatchTimeout, PositionInvalid
-from batchd_client.feed import Feed
+from batchd_client.prefetch import Prefetcher
 from batchd_client.stream import StreamStatistics
 
 STEPS = 4
@@ -137,10 +137,10 @@ class Transfer:
         return self._cut(lambda: self._batch)
 
 
-def epoch_of(feed):
+def epoch_of(prefetcher):
     """What is left of the epoch."""
-    epoch, taken = feed.position.epoch, []
-    while (batch := feed.take(epoch)) is not None:
+    epoch, taken = prefetcher.position.epoch, []
+    while (batch := prefetcher.take(epoch)) is not None:
         taken.append(batch)
     return taken
 
@@ -148,19 +148,19 @@ def epoch_of(feed):
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 7, 50])
 def test_the_loop_gets_every_batch_once_and_in_order(prefetch):
     """However many are under way, also across the ends of epochs."""
-    feed = Feed(Stream(), Placement(), prefetch)
-    assert [epoch_of(feed) for _ in range(EPOCHS + 1)] == [ALL[:4], ALL[4:8], ALL[8:], []]
+    prefetcher = Prefetcher(Stream(), Placement(), prefetch)
+    assert [epoch_of(prefetcher) for _ in range(EPOCHS + 1)] == [ALL[:4], ALL[4:8], ALL[8:], []]
 
 
 def test_so_many_are_under_way_and_no_more():
     """Beyond the one that the loop gets."""
     stream, placement = Stream(), Placement()
-    feed = Feed(stream, placement, 2)
-    assert feed.take(0) == (0, 0)
+    prefetcher = Prefetcher(stream, placement, 2)
+    assert prefetcher.take(0) == (0, 0)
     assert list(placement.begun) == ALL[:3]
-    assert (stream.waits, feed.position) == (0, (0, 1))
+    assert (stream.waits, prefetcher.position) == (0, (0, 1))
     for _ in range(3):
-        feed.take(0)
+        prefetcher.take(0)
     assert list(placement.begun) == ALL[:6]
     assert stream.waits == 0
 
@@ -168,8 +168,8 @@ def test_so_many_are_under_way_and_no_more():
 def test_nobody_waits_for_what_the_loop_does_not_want_yet():
     """What has not come is not begun; the loop waits for its own batch alone."""
     stream, placement = Stream(come=0), Placement()
-    feed = Feed(stream, placement, 2)
-    assert [feed.take(0), feed.take(0)] == ALL[:2]
+    prefetcher = Prefetcher(stream, placement, 2)
+    assert [prefetcher.take(0), prefetcher.take(0)] == ALL[:2]
     assert (stream.waits, list(placement.begun)) == (2, ALL[:2])
 
 
@@ -179,60 +179,61 @@ def test_copies_are_waited_for_only_where_the_next_batch_may_need_their_memory(p
     """It has not come, and so many are held that it may be them that keep it from coming."""
     stream, placement = Stream(come=3), Placement()
     stream.held = held
-    feed = Feed(stream, placement, prefetch)
-    assert [feed.take(0) for _ in range(3)] == ALL[:3]
+    prefetcher = Prefetcher(stream, placement, prefetch)
+    assert [prefetcher.take(0) for _ in range(3)] == ALL[:3]
     assert (placement.waits, stream.waits) == (0, 0)
-    assert feed.take(0) == ALL[3]
+    assert prefetcher.take(0) == ALL[3]
     assert (placement.waits, stream.waits) == (waits, 1)
 
 
 @pytest.mark.parametrize(
-    "move", [lambda feed: feed.seek(1), lambda feed: feed.load_state_dict({"epoch": 1, "step": 0})]
+    "move",
+    [lambda prefetcher: prefetcher.seek(1), lambda prefetcher: prefetcher.load_state_dict({"epoch": 1, "step": 0})],
 )
 def test_what_is_read_is_given_back_before_the_stream_is_moved(move):
     """A ring of two slots has none for another claim as long as the former one holds them."""
     stream, placement = Stream(), Placement()
-    feed = Feed(stream, placement, 2)
-    feed.take(0)
+    prefetcher = Prefetcher(stream, placement, 2)
+    prefetcher.take(0)
     waits_then = []
     stream.seek = lambda *_position: waits_then.append(placement.waits)
-    move(feed)
+    move(prefetcher)
     assert waits_then == [1]
 
 
 def test_the_state_is_about_what_the_loop_has_got():
     """Not about what is under way."""
-    feed = Feed(Stream(), Placement(), 5)
-    assert feed.state_dict() == {"stream": "fake", "fingerprint": "f", "epoch": 0, "step": 0}
+    prefetcher = Prefetcher(Stream(), Placement(), 5)
+    assert prefetcher.state_dict() == {"stream": "fake", "fingerprint": "f", "epoch": 0, "step": 0}
     for epoch, step in ALL[1:]:
-        feed.take(feed.position.epoch)
-        assert feed.state_dict() == {"stream": "fake", "fingerprint": "f", "epoch": epoch, "step": step}
+        prefetcher.take(prefetcher.position.epoch)
+        assert prefetcher.state_dict() == {"stream": "fake", "fingerprint": "f", "epoch": epoch, "step": step}
 
 
 def test_seeking_drops_what_is_under_way():
     """By position or by state; a position that there is not changes nothing."""
-    feed = Feed(Stream(), Placement(), 3)
-    feed.take(0)
-    feed.seek(1, 2)
-    assert epoch_of(feed) == ALL[6:8]
-    feed.load_state_dict({"epoch": 0, "step": 3})
-    assert (feed.take(0), feed.position) == ((0, 3), (1, 0))
+    prefetcher = Prefetcher(Stream(), Placement(), 3)
+    prefetcher.take(0)
+    prefetcher.seek(1, 2)
+    assert epoch_of(prefetcher) == ALL[6:8]
+    prefetcher.load_state_dict({"epoch": 0, "step": 3})
+    assert (prefetcher.take(0), prefetcher.position) == ((0, 3), (1, 0))
     with pytest.raises(PositionInvalid):
-        feed.seek(0, 99)
-    assert epoch_of(feed) == ALL[4:8]
+        prefetcher.seek(0, 99)
+    assert epoch_of(prefetcher) == ALL[4:8]
 
 
 def test_an_error_ahead_is_told_when_the_loop_gets_there():
     """And once it is over, the loop goes on with that batch."""
     stream = Stream()
-    feed = Feed(stream, Placement(), 2)
-    feed.take(0)
+    prefetcher = Prefetcher(stream, Placement(), 2)
+    prefetcher.take(0)
     stream.error = BatchTimeout("late"), True
-    assert [feed.take(0), feed.take(0)] == ALL[1:3]
+    assert [prefetcher.take(0), prefetcher.take(0)] == ALL[1:3]
     with pytest.raises(BatchTimeout, match="late"):
-        feed.take(0)
+        prefetcher.take(0)
     stream.error = None
-    assert epoch_of(feed) == ALL[3:4]
+    assert epoch_of(prefetcher) == ALL[3:4]
 
 
 def test_it_counts_how_long_the_loop_was_inside_next():
@@ -240,12 +241,12 @@ def test_it_counts_how_long_the_loop_was_inside_next():
     clock, stream, placement = Clock(), Stream(come=2), Placement()
     stream.take = clock.during(stream.take, 1.0)
     placement.begin = clock.during(placement.begin, 0.25)
-    feed = Feed(stream, placement, 0, clock)
-    feed.take(0)
-    assert feed.next_s == 1.25
+    prefetcher = Prefetcher(stream, placement, 0, clock)
+    prefetcher.take(0)
+    assert prefetcher.next_s == 1.25
     clock.now_s += 50
-    feed.take(0)
-    assert feed.next_s == 2.5
+    prefetcher.take(0)
+    assert prefetcher.next_s == 2.5
 
 
 def test_what_is_begun_ahead_is_counted_where_it_is_begun():
@@ -259,24 +260,24 @@ def test_what_is_begun_ahead_is_counted_where_it_is_begun():
         return transfer
 
     placement.begin = begin_slow_transfer
-    feed = Feed(Stream(come=2), placement, 1, clock)
-    feed.take(0)
-    assert feed.next_s == 2.5
-    feed.take(0)
-    assert feed.next_s == 4.5
+    prefetcher = Prefetcher(Stream(come=2), placement, 1, clock)
+    prefetcher.take(0)
+    assert prefetcher.next_s == 2.5
+    prefetcher.take(0)
+    assert prefetcher.next_s == 4.5
 
 
 def test_a_next_that_gives_nothing_is_not_counted():
     """One that failed or that ended the epoch: the time belongs to no batch, as in ``wait_s``."""
     clock, stream = Clock(), Stream()
-    feed = Feed(stream, Placement(), 0, clock)
-    epoch_of(feed)
+    prefetcher = Prefetcher(stream, Placement(), 0, clock)
+    epoch_of(prefetcher)
     stream.error = BatchTimeout("late"), True
     stream.take = clock.during(stream.take, 60.0)
-    assert feed.take(0) is None
+    assert prefetcher.take(0) is None
     with pytest.raises(BatchTimeout):
-        feed.take(1)
-    assert feed.next_s == 0
+        prefetcher.take(1)
+    assert prefetcher.next_s == 0
 
 
 def interrupted_calls(prefetch, come):
@@ -288,14 +289,14 @@ def interrupted_calls(prefetch, come):
 
 def run_to_the_end(cut, prefetch, come):
     """All that the loop gets, with what the state says before and after each."""
-    feed = Feed(Stream(cut, come), Placement(cut), prefetch, clock=lambda: cut(lambda: 0.0))
+    prefetcher = Prefetcher(Stream(cut, come), Placement(cut), prefetch, clock=lambda: cut(lambda: 0.0))
     got = []
-    while feed.position.epoch < EPOCHS:
-        before = feed.position
+    while prefetcher.position.epoch < EPOCHS:
+        before = prefetcher.position
         try:
-            batch = feed.take(before.epoch)
+            batch = prefetcher.take(before.epoch)
         except KeyboardInterrupt:
-            assert feed.position == before
+            assert prefetcher.position == before
             continue
         if batch is not None:
             assert batch == before
@@ -317,16 +318,16 @@ def test_a_stream_is_closed_even_if_its_device_is_broken():
     stream, placement = Stream(), Placement()
     placement.close = lambda: Cut(1)(lambda: None)
     with pytest.raises(KeyboardInterrupt):
-        Feed(stream, placement, 0).close()
+        Prefetcher(stream, placement, 0).close()
     assert stream.closed
 
 
 def test_closing_gives_back_what_is_under_way():
     """Each time, since a placement minds no second time."""
     placement = Placement()
-    feed = Feed(Stream(), placement, 2)
-    feed.take(0)
-    feed.close()
-    feed.close()
+    prefetcher = Prefetcher(Stream(), placement, 2)
+    prefetcher.take(0)
+    prefetcher.close()
+    prefetcher.close()
     assert placement.closed == 2
     assert placement.sweeps == 1

@@ -1,16 +1,16 @@
-"""A stream in passes, for frameworks that read ahead of the loop and begin anew without a word. Runs in the trainer.
+"""Passes over epochs, for frameworks that read ahead and restart silently. Runs in the trainer.
 
     begin --take--> batch, batch, ... the epoch's last batch --begin--> the next epoch
       ^                |
-      +----- begin ----+   left in between: the same batches again
+      +----- begin ----+   abandoned: the same batches again
 
-Keras takes a batch to see its shape and begins anew; tf.data takes some that the loop never gets.
-What reached the loop, the loop alone knows. So a pass whose last batch has not been taken counts
-for nothing, and on how many batches of it the model was trained is said by whoever counts them. All
-who read one stream share its passes.
+Keras takes a batch to see its shape and then restarts; tf.data takes batches that the loop never
+gets. Only the loop knows what it received. So a pass counts only once its last batch was taken, and
+a callback reports how many of its batches the model was trained on. All readers of one stream share
+its passes.
 
-Invariant: the first batch of a pass is the one behind the last of the former pass, or behind where
-the program moved the stream.
+Invariant: a pass begins after the last batch of the previous pass, or where the program moved the
+stream.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from batchd_wire.position import Position
 
 
 class Pass(NamedTuple):
-    """One pass: where it begins, and how many batches it has."""
+    """One pass: its first position, and its number of batches."""
 
     start: Position
     length: int
@@ -34,7 +34,10 @@ class Pass(NamedTuple):
 
 @dataclass(slots=True)
 class _PassRecord:
-    """What is known of a stream's passes. ``end``: where the last ``take`` left it; ``turn``: how many passes there were."""
+    """State of a stream's passes.
+
+    ``end``: position after the last ``take``; ``turn``: number of passes so far.
+    """
 
     present: Pass
     end: Position
@@ -47,8 +50,11 @@ class _PassRecord:
 _records: WeakKeyDictionary[Stream, _PassRecord] = WeakKeyDictionary()
 
 
-class Passes:
-    """See above. Any thread may use it; only ``begin``, ``take`` and ``rewind`` wait for each other."""
+class EpochPasses:
+    """See the module.
+
+    Any thread may use it; ``begin``, ``take`` and ``rewind`` exclude each other.
+    """
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -57,27 +63,33 @@ class Passes:
 
     @property
     def present(self) -> Pass:
-        """The pass that is under way, or over; where the program has moved the stream since, the one that begins there."""
+        """The current or last pass.
+
+        If the program has moved the stream since, the pass that begins there.
+        """
         record, here = self._record, _position_of(self.stream)
         return record.present if here == record.end else Pass(here, self.stream.left)
 
     @property
     def is_over(self) -> bool:
-        """Has the last batch of the present pass been taken?"""
+        """True if the last batch of the present pass has been taken."""
         return self._record.taken == self.present.length
 
     @property
     def taken(self) -> int:
-        """How many batches of the present pass have been taken."""
+        """Number of batches taken of the present pass."""
         return self._record.taken
 
     @property
     def trained(self) -> int:
-        """How many batches of the present pass the model has been trained on, as far as somebody counts them."""
+        """Number of batches of the present pass that ``train`` has counted."""
         return self._record.trained
 
     def begin(self, *, same: bool = False) -> int:
-        """Begin a pass, and give its turn: over the next epoch if the last one is over, and not the ``same`` is wanted."""
+        """Begin a pass and return its turn.
+
+        Over the next epoch if the last pass is over, unless ``same``.
+        """
         record = self._record
         with record.lock:
             record.turn += 1
@@ -91,9 +103,10 @@ class Passes:
             return record.turn
 
     def take(self, turn: int | None = None) -> Batch | None:
-        """Give the next batch of the present pass, None behind its last. Raises what iterating a ``Stream`` raises.
+        """Return the next batch of the present pass, None after its last.
 
-        With a ``turn`` also ``PassOvertaken``, where another pass has begun meanwhile.
+        Raises what iterating a ``Stream`` raises and, with a ``turn``, ``PassOvertaken`` if another
+        pass has begun since.
         """
         record = self._record
         with record.lock:
@@ -103,18 +116,18 @@ class Passes:
                 batch = self.stream.take(record.present.start.epoch)
                 record.taken, record.end = record.taken + (batch is not None), _position_of(self.stream)
             finally:
-                self._return_to(record.end)  # where it fails; otherwise the stream stands there
+                self._return_to(record.end)  # after a failure; otherwise the stream is there
             return batch
 
     def rewind(self, batches: int) -> None:
-        """Let the next batch of the present pass be the one behind its first ``batches``, of which all have been taken before."""
+        """Continue the present pass after its first ``batches`` batches, all taken before."""
         record = self._record
         with record.lock:
             self._return_to(self.position(batches))
             record.taken = batches
 
     def position(self, batches: int) -> Position:
-        """The position behind so many batches of the present pass, of which all have been taken."""
+        """Position after ``batches`` batches of the present pass, all of them taken."""
         record = self._record
         if batches == record.taken:
             return record.end
@@ -122,11 +135,11 @@ class Passes:
         return Position(epoch, step + batches * self.stream.world_size)
 
     def train(self, batches: int) -> None:
-        """Count batches of the present pass that the model has been trained on."""
+        """Count ``batches`` more batches of the present pass as trained on."""
         self._record.trained += batches
 
     def state_dict(self, batches: int) -> StreamState:
-        """As ``Stream.state_dict``, behind so many batches of the present pass."""
+        """As ``Stream.state_dict``, after ``batches`` batches of the present pass."""
         state = self.stream.state_dict()
         state["epoch"], state["step"] = self.position(batches)
         return state

@@ -1,14 +1,14 @@
-"""Batches on their way out of the ring into a framework's own memory, a few ahead of the loop. Runs in the trainer.
+"""Copy batches from the ring into a framework's memory, ahead of the loop. Runs in the trainer.
 
-    Stream --take--> Batch --Placement.begin--> Transfer, Transfer, ... --finish--> what the user's loop gets
+    Stream --take--> Batch --Placement.begin--> Transfer, Transfer, ... --finish--> the loop's item
                                                   (``prefetch`` of them)
 
-What is ahead is taken only if it has come already, so nobody waits for a batch that the loop does
-not want yet. It is taken across the end of an epoch, as the daemon does.
+Only batches that have already arrived are taken ahead of the loop, so ``next`` never waits for a
+batch that the loop does not want yet. They are taken across the end of an epoch, as in the daemon.
 
-Invariant: ``state_dict`` is about what the loop has got. What is under way counts as not taken, so
-a checkpoint neither skips nor repeats it; where an interrupt has cut off a step in between, the
-stream is moved back to where the queue ends.
+Invariant: ``state_dict`` counts what the loop has received. Batches in transit count as not taken,
+so a checkpoint neither skips nor repeats them. If an interrupt loses a batch between two steps, the
+stream moves back to the end of the queue.
 """
 
 import time
@@ -22,51 +22,60 @@ from batchd_client.stream import Stream
 from batchd_wire.position import Position
 
 HELD_MAX = 1
-"""So many batches may be held while the next one is waited for: any ring has two slots for each of its trainers."""
+"""Batches that may be held during a wait for the next.
+
+Every ring has two slots for each trainer.
+"""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Transfer(Protocol[T_co]):
-    """A batch on its way, begun by a ``Placement``."""
+    """A batch in transit, begun by a ``Placement``."""
 
     def finish(self) -> T_co:
-        """What the loop gets; called once."""
+        """Return what the loop gets. Called once."""
 
 
 class Placement(Protocol[T_co]):
-    """Where batches go."""
+    """A destination of batches: copies each into memory that the framework owns."""
 
     def begin(self, batch: Batch) -> Transfer[T_co]:
-        """Begin to bring a batch there. It belongs to the placement from now on, which gives it back once it has been read."""
+        """Begin the copy of a batch.
+
+        The placement owns the batch from now on, and releases it once it is read.
+        """
 
     def sweep(self, *, wait: bool = False) -> None:
-        """Give back the batches that have been read by now; with ``wait`` all of them, as soon as they have been.
+        """Release the batches that have been read; with ``wait``, wait for all of them first.
 
-        With ``wait`` nothing is kept either of memory that no batch will lie in any more.
+        With ``wait``, also drop references to memory that will hold no further batch.
         """
 
     def close(self) -> None:
-        """Wait until nothing is read any more, and give everything back. Closing twice does nothing."""
+        """Wait for all copies and release everything. Closing twice does nothing."""
 
 
 class _Queued(NamedTuple, Generic[T]):
-    """A transfer, and where the stream stands behind its batch."""
+    """A transfer, and the position of the stream after its batch."""
 
     transfer: Transfer[T]
     after: Position
 
 
-class Feed(Generic[T]):
-    """See above. ``prefetch``: how many batches may be under way ahead of the loop. One thread at a time may use it."""
+class Prefetcher(Generic[T]):
+    """See the module. ``prefetch``: most batches in transit ahead of the loop.
+
+    For one thread at a time.
+    """
 
     def __init__(
         self, stream: Stream, placement: Placement[T], prefetch: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.stream = stream
         self.next_s = 0.0
-        """Seconds within ``take``, for what the loop has got; waiting for the stream is part of them."""
+        """Seconds within ``take`` for the batches that the loop has received, including waits."""
         self._placement = placement
         self._prefetch = prefetch
         self._clock = clock
@@ -77,11 +86,14 @@ class Feed(Generic[T]):
 
     @property
     def position(self) -> Position:
-        """The position of the next batch that the loop gets."""
+        """Position of the next batch that the loop gets."""
         return self._position
 
     def take(self, epoch: int) -> T | None:
-        """Give the next batch if it belongs to ``epoch``, else None. Raises what iterating the stream raises."""
+        """Return the next item if it belongs to ``epoch``, else None.
+
+        Raises what iterating the stream raises.
+        """
         if self._position.epoch != epoch:
             return None
         started_s = self._clock()
@@ -91,7 +103,8 @@ class Feed(Generic[T]):
         self._mend()
         if not self._queue and not self._begin(wait=False):
             if self.stream.statistics().batches_held > HELD_MAX:
-                self._placement.sweep(wait=True)  # in a small ring, what comes next needs their memory
+                # In a small ring, the next batch needs their memory.
+                self._placement.sweep(wait=True)
             if not self._begin(wait=True):
                 return None
         self._look_ahead()
@@ -99,34 +112,40 @@ class Feed(Generic[T]):
         try:
             result = head.transfer.finish()
             self.next_s += self._clock() - started_s
-            # From here on nothing is called, so neither a signal handler nor another thread can
-            # come in between.
+            # No calls from here on, so neither a signal handler nor another thread can interrupt.
             self._position = head.after
         finally:
             if self._position is not head.after:
-                self._queue.clear()  # the user's own part in it may have changed it: the batch is fetched again
+                self._queue.clear()  # user code in it may have changed it: fetch the batch again
         return result
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Go on at another position; what is under way is dropped. Raises ``PositionInvalid``, and then everything stays."""
-        self._placement.sweep(wait=True)  # a small ring has no slots for another claim beside those that are still held
+        """Continue at another position, and drop what is in transit.
+
+        Raises ``PositionInvalid``, and then changes nothing.
+        """
+        # A small ring has no slots for a new claim beside held ones.
+        self._placement.sweep(wait=True)
         self.stream.seek(epoch, step)
         self._drop()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where ``state_dict`` was taken. Raises ``StateMismatch``, and then everything stays as it was."""
+        """Continue where ``state_dict`` was taken.
+
+        Raises ``StateMismatch``, and then changes nothing.
+        """
         self._placement.sweep(wait=True)
         self.stream.load_state_dict(state)
         self._drop()
 
     def state_dict(self) -> StreamState:
-        """As ``Stream.state_dict``, for what the loop has got."""
+        """As ``Stream.state_dict``, after the last batch that the loop has received."""
         state = self.stream.state_dict()
         state["epoch"], state["step"] = self._position
         return state
 
     def close(self) -> None:
-        """Give up the claim and what is under way. Closing twice does nothing."""
+        """End the claim, and drop what is in transit. Closing twice does nothing."""
         self._queue.clear()
         try:
             self._placement.close()
@@ -134,7 +153,7 @@ class Feed(Generic[T]):
             self.stream.close()
 
     def _let_go(self) -> None:
-        """The daemon has gone, and the next one needs the memory of its slots."""
+        """Release slots of a daemon that is gone: the next one needs their memory."""
         self._placement.sweep(wait=True)
 
     def _drop(self) -> None:
@@ -142,14 +161,14 @@ class Feed(Generic[T]):
         self._position = _position_of(self.stream)
 
     def _mend(self) -> None:
-        """Move the stream back to the end of the queue, where it stands elsewhere: a batch was taken and has been lost."""
+        """Move the stream back to the end of the queue, if an interrupt lost a batch."""
         end = self._queue[-1].after if self._queue else self._position
         if _position_of(self.stream) != end:
             self._placement.sweep(wait=True)
             self.stream.seek(*end)
 
     def _begin(self, *, wait: bool) -> bool:
-        """Begin to bring one batch more; False where there is none."""
+        """Take one more batch and begin its copy; False if there is none."""
         batch = self.stream.take(self.stream.epoch, wait=wait)
         if batch is None:
             return False
@@ -157,12 +176,12 @@ class Feed(Generic[T]):
         return True
 
     def _look_ahead(self) -> None:
-        """Begin to bring those that have come, up to ``prefetch`` beyond the one that the loop gets now."""
+        """Begin the copies of arrived batches, up to ``prefetch`` beyond the current one."""
         try:
             while len(self._queue) <= self._prefetch and self._begin(wait=False):
                 pass
-        except Exception:  # noqa: BLE001  of a device, a stream, or the user's code: this batch is not to blame
-            return  # and it is raised again, where it still is so, when the loop wants that one
+        except Exception:  # noqa: BLE001  an error of a later batch must not fail this one
+            return  # if it persists, it is raised again when the loop wants that batch
 
 
 def _position_of(stream: Stream) -> Position:
