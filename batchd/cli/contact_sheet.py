@@ -18,8 +18,6 @@ from batchd.cli.peek import PeekedBatch
 from batchd.errors import BatchdError
 
 IMAGES_MAX = 64
-IMAGES_DIMENSIONS = 4
-"""[samples, height, width, channels], or the channels before the height."""
 COLUMNS = 8
 TILE_PIXELS = 160
 CAPTION_PIXELS = 22
