@@ -1,10 +1,10 @@
-"""batchd: a daemon that decodes training batches once, into shared memory, for every trainer on the machine.
+"""batchd decodes training batches once, into shared memory, for all trainers of a machine.
 
     with batchd.serve("batchd.toml") as address:        # a daemon for this script alone
         daemon = batchd_client.connect(address)
 
-As a service it is started with ``batchd serve``. Workers import this package too, so it imports
-next to nothing.
+``batchd serve`` runs it as a service. Workers import this package too, so it imports next to
+nothing.
 """
 
 from batchd.embedded import serve

@@ -242,7 +242,10 @@ def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
 
 
 def start_linked(module: str, *arguments: str, **how: Unpack[How]) -> Linked:
-    """Run a module as a child; its last argument names its channel. Raises ``OSError``: see ``start``."""
+    """Run a module as a child; its last argument names its channel.
+
+    Raises ``OSError``: see ``start``.
+    """
     with ExitStack() as where_it_fails:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         where_it_fails.enter_context(ours)
@@ -279,7 +282,9 @@ def die_with_parent() -> None:
 
 
 def fill_standard_streams() -> None:
-    """Open /dev/null for each standard stream that is closed. Call it before anything else is opened.
+    """Open /dev/null for each standard stream that is closed.
+
+    Call it before anything else is opened.
 
     Otherwise the next socket would get the number of a standard stream, and the log would go there.
     """

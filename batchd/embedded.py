@@ -1,11 +1,12 @@
 """A daemon for one script, as its child. Runs in the user's process.
 
-    script --- lifeline ---------------> daemon   end of file: the script is gone, so the daemon ends, however the script died
-           <-- one line, the address -- daemon   when trainers may come; or why it does not start, in any number of lines
+    script --- lifeline -----------> daemon   end of file: the script has ended, so the daemon ends
+           <-- one line: address --- daemon   once trainers can connect, or lines with the reason
 
-The child has a runtime directory of its own, so it is in nobody's way, and a session of its own, so
-that Ctrl-C reaches the script alone, which then decides. Invariant: when the context is left, the
-child has ended and its directory is gone.
+The child has its own runtime directory, so it disturbs no other daemon, and its own session, so
+Ctrl-C reaches the script only, which then decides.
+
+Invariant: when the context ends, the child has ended and its directory is removed.
 """
 
 import os
@@ -29,12 +30,12 @@ _ADDRESS_LINE = re.compile(rb"^(ipc://.*)\n", re.MULTILINE)
 def serve(
     config: str | os.PathLike[str], *, overrides: Mapping[str, str] | None = None, start_timeout_s: float = 600.0
 ) -> Iterator[str]:
-    """Run a daemon as a child of this process; the value is the address for ``batchd_client.connect``.
+    """Run a daemon as a child of this process; gives the address for ``batchd_client.connect``.
 
-    ``config`` is a TOML file; ``overrides`` are dotted keys with values as ``batchd serve --set``
-    takes them (``{"daemon.workers": "2"}``). The daemon's log goes to this process's standard
-    error. ``start_timeout_s`` bounds the scan of the sources. Raises ``BatchdError`` with the
-    daemon's reason where it does not start.
+    ``config`` is a TOML file; ``overrides`` are dotted keys with values, as for ``--set`` of
+    ``batchd serve`` (``{"daemon.workers": "2"}``). The daemon's log goes to this process's standard error.
+    ``start_timeout_s`` bounds the scan of the sources, in seconds. Raises ``BatchdError`` with the
+    daemon's reason if it does not start.
 
     The daemon ends when the context is left, and also when this process dies in any other way.
     """
@@ -51,7 +52,7 @@ def serve(
 
 
 def _address(child: Child, timeout_s: float) -> str:
-    """Wait for the line that says where the daemon is."""
+    """Wait for the line with the daemon's address. Raises ``BatchdError``."""
     deadline = monotonic() + timeout_s
     poller = select.poll()  # a script may have more descriptors than ``select`` takes
     poller.register(child.output, select.POLLIN)

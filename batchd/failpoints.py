@@ -1,15 +1,15 @@
 """Faults at named steps, for tests. Daemon and worker; inert unless ``BATCHD_FAILPOINTS`` is set.
 
-    BATCHD_FAILPOINTS="worker.sample.begin=kill@3;worker.sample.begin:17=segv;daemon.handle.sent=hang"
+    BATCHD_FAILPOINTS="worker.sample.begin=kill@3;daemon.handle.sent=hang"
 
-means: the third time that a process passes ``worker.sample.begin``, it is killed with SIGKILL; who
-passes it with sample 17 ends by SIGSEGV; at ``daemon.handle.sent`` a process stops for ever.
-Actions: ``kill``, ``segv``, ``hang``, ``stop`` (SIGSTOP, until somebody sends SIGCONT), ``eat``
-(take 1 GiB of memory, for a process that may not have that much). Counts are per process. With
-``BATCHD_FAILPOINTS_LEDGER`` set to a directory, each fault happens once in all processes together:
-it belongs to whoever first writes the file of its name there, with his pid.
+The third time that a process passes ``worker.sample.begin``, it is killed with SIGKILL; at
+``daemon.handle.sent`` a process hangs. ``worker.sample.begin:17`` is that step with sample 17.
+Actions: ``kill``, ``segv``, ``hang``, ``stop`` (SIGSTOP, until a SIGCONT), ``eat`` (use 1 GiB of
+memory, for a process with a limit). Counts are per process. With ``BATCHD_FAILPOINTS_LEDGER`` set
+to a directory, each fault happens once in all processes together: in the first one that creates the
+file of its name there, with its pid.
 
-Refused under a service manager, where nobody wants faults.
+Refused under a service manager.
 """
 
 import os
@@ -53,7 +53,7 @@ _armed = _read_environment()
 
 
 def passing(name: str, sample: int | None = None) -> None:
-    """Say that the process is at step ``name``, with ``sample`` in hand. Costs next to nothing where no faults are asked for."""
+    """Pass the step ``name``, with ``sample`` if any. Costs next to nothing without faults."""
     if _armed:
         _pass_armed(name)
         if sample is not None:

@@ -45,7 +45,7 @@ def commands_markdown() -> str:
 
 
 def _commands(group: click.Group, context: click.Context) -> Iterator[tuple[click.Context, click.Command]]:
-    """Every command below a group, each with the context in which it is called; a group comes before its own."""
+    """Each command below a group with its context; a group is before its commands."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None, f"{name} is listed and is not there"

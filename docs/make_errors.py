@@ -100,7 +100,7 @@ def _exceptions() -> Iterator[str]:
 
 
 def _below(kind: type[BatchdClientError]) -> Iterator[type[BatchdClientError]]:
-    """The kinds of a kind, each before its own; those that other modules make for themselves are theirs."""
+    """The subclasses of a kind, each before its own; without private ones of other modules."""
     for one in kind.__subclasses__():
         if one.__module__ == client.__name__:
             yield one

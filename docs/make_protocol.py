@@ -1,4 +1,4 @@
-"""Writes docs/protocol.md to standard output, from the code that speaks the protocol: ``make docs``.
+"""Writes docs/protocol.md to standard output, from the modules of the protocol: ``make docs``.
 
 Everything is found: the modules of ``batchd_wire``, their vocabularies, messages, constants and
 enumerations, with the words of their docstrings. Nothing is listed by hand but the order of the
@@ -96,7 +96,7 @@ class Way(NamedTuple):
 
 
 def way_of(name: str) -> Way:
-    """Read the way from the vocabulary's name: ``TO_receiver``, then perhaps ``FROM_sender``, then perhaps the socket."""
+    """Read a vocabulary's name: ``TO_receiver``, maybe ``FROM_sender``, maybe the socket."""
     words = name.lower().split("_")
     assert words[0] == "to", f"the vocabulary {name} does not say who receives it"
     receiver, more = words[1], words[2:]
@@ -128,7 +128,7 @@ def ways_of_messages() -> dict[type[Message], list[Way]]:
     return found
 
 
-# --- sections --------------------------------------------------------------------------------------------------------
+# --- sections -------------------------------------------------------------------------------------
 
 
 def _overview() -> Iterator[str]:
@@ -175,7 +175,7 @@ def _message(kind: type[Message], ways: list[Way]) -> Iterator[str]:
 
 
 def _meanings(kind: type[Message]) -> tuple[str, dict[str, str]]:
-    """Divide a docstring into what is said of the whole message and what is said of one field alone."""
+    """Divide a docstring into the text on the whole message and that on each field."""
     text = " ".join((inspect.getdoc(kind) or "").replace("``", "`").split())
     first, *others = _SENTENCE_END.split(text)
     prose, meanings = [first], {}
@@ -250,11 +250,11 @@ def _value_words(value: object) -> str:
     return f"`{value!r}`"
 
 
-# --- Markdown --------------------------------------------------------------------------------------------------------
+# --- Markdown -------------------------------------------------------------------------------------
 
 
 def _markdown(docstring: str) -> str:
-    """A docstring as Markdown: drawings and aligned lists stay as they are drawn, the rest becomes paragraphs."""
+    """A docstring as Markdown: drawings and aligned lists stay, the rest becomes paragraphs."""
     parts = []
     for paragraph in inspect.cleandoc(docstring).split("\n\n"):
         if any(_CODE_LINE.match(line) for line in paragraph.split("\n")):

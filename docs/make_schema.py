@@ -1,4 +1,4 @@
-"""Write batchd/config/schema.json, the JSON Schema of batchd.toml: ``python docs/make_schema.py > batchd/config/schema.json``."""
+"""Writes the JSON Schema of batchd.toml, batchd/config/schema.json, to standard output."""
 
 import json
 import sys

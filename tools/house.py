@@ -1,10 +1,12 @@
-"""Measures the house: how much source there is, and how much of it is not about what batchd does. Run it anywhere in the tree.
+"""Measures the source: its size, and signs of parts that are not about what batchd does.
 
     python tools/house.py [ROOT]        a table; ROOT is a tree of batchd (default: this one)
 
 Counted are the modules of the two distributions, ``batchd`` and ``client``. Prose is comments and
 docstrings of these, of tests, benchmarks and examples, and the text of Markdown pages outside of
-tables, code and links.
+tables, code and links. Modules that name the class of a step or a source are those that a new one
+of the same form has to write or change. Fields of messages have no unique names, so a script cannot
+count their places.
 """
 
 import ast
@@ -16,6 +18,7 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 PROSE_COLUMNS = 100
 SOURCES = ("batchd", "client")
@@ -44,7 +47,7 @@ def import_lines(tree: ast.Module) -> int:
 
 
 def uses_of_any(tree: ast.Module) -> int:
-    """How often ``Any`` stands in an annotation or an expression."""
+    """Number of uses of ``Any`` in annotations and expressions."""
     return sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree))
 
 
@@ -80,8 +83,36 @@ def prose_lines(file: Path) -> Iterator[str]:
             yield from text.splitlines()[node.lineno - 1 : node.end_lineno]
 
 
+def kinds(trees: dict[Path, ast.Module], root: Path, package: str) -> Iterator[tuple[Path, str]]:
+    """Folder and class of each kind of a package: a class with the key ``op`` or ``type``."""
+    for file, tree in trees.items():
+        if file.name == "options.py" and file.is_relative_to(root / "batchd" / package) and file.parent.name != package:
+            for node in tree.body:
+                keys = (
+                    one.target.id
+                    for one in getattr(node, "body", [])
+                    if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+                )
+                if isinstance(node, ast.ClassDef) and {"op", "type"} & set(keys):
+                    yield file.parent, node.name
+
+
+def places(trees: dict[Path, ast.Module], root: Path, package: str) -> str:
+    """Median number of modules that name a kind, in all and outside of its folder."""
+    counts = []
+    for folder, kind in kinds(trees, root, package):
+        found = [
+            file.is_relative_to(folder)
+            for file, tree in trees.items()
+            if any(kind in {getattr(one, "id", ""), getattr(one, "name", "")} for one in ast.walk(tree))
+        ]
+        counts.append((len(found), found.count(False)))
+    total, outside = (median(numbers) for numbers in zip(*counts, strict=True))
+    return f"{total:g} ({outside:g} outside of its folder; median of {len(counts)})"
+
+
 def modules_of_serve(root: Path) -> list[str]:
-    """What ``batchd serve`` imports before it opens its sockets."""
+    """The modules that ``batchd serve`` imports before it opens its sockets."""
     path = f"{root}:{root / 'client'}"
     done = subprocess.run(
         [sys.executable, "-P", "-c", IMPORTS], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
@@ -112,6 +143,8 @@ def main() -> None:
         "Any": sum(map(uses_of_any, trees.values())),
         "broad excepts": sum(map(broad_excepts, trees.values())),
         "class names with several meanings": f"{len(several)} ({', '.join(several)})",
+        "modules that name a step": places(trees, root, "pipeline"),
+        "modules that name a source": places(trees, root, "sources"),
         "modules that batchd serve imports (own)": f"{len(modules)} ({len(own)})",
         f"prose lines beyond {PROSE_COLUMNS} columns": f"{long_lines:,}",
     }

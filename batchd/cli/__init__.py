@@ -1,1 +1,1 @@
-"""The command line, in the user's shell: one module for each command, loaded when it is called; ``main`` is where it starts."""
+"""The commands, in the user's shell: one module each, loaded when called; see ``main``."""

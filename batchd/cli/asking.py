@@ -1,6 +1,6 @@
-"""Questions of the commands to a running daemon of this host. Runs in the user's shell.
+"""Sessions of the commands with a daemon of this host. Runs in the user's shell.
 
-Invariant: whatever goes wrong is a ``BatchdError`` with the exit code of its kind.
+Invariant: every error is a ``BatchdError`` with the exit code of its kind.
 """
 
 from collections.abc import Iterator
@@ -32,10 +32,10 @@ STUCK = "its machine is overloaded or it is stuck: look at its log"
 
 @contextmanager
 def running_daemon(address: str | None, timeout_s: float = ANSWER_TIMEOUT_S) -> Iterator[Session]:
-    """Open a session with the daemon at ``address``, or with the first that answers, for as long as the context lasts.
+    """Open a session with the daemon at ``address``, or with the first that answers.
 
-    Raises ``DaemonUnreachable`` where none answers, and ``BatchdError`` with what the daemon
-    refuses, here and in the context.
+    Raises ``DaemonUnreachable`` if none answers, and ``BatchdError`` with the daemon's refusals,
+    here and in the context.
     """
     try:
         with asking(address, timeout_s) as session, client_errors():
@@ -53,7 +53,7 @@ def running_daemon(address: str | None, timeout_s: float = ANSWER_TIMEOUT_S) -> 
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Say in the command's words what goes wrong in an open session."""
+    """Translate errors of an open session into those of the commands."""
     try:
         yield
     except SessionLost as lost:
@@ -67,7 +67,7 @@ def client_errors() -> Iterator[None]:
 
 
 def running_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the names of the daemon's streams in a shell after Tab. Offers nothing, silently, after any error."""
+    """Offer the names of the daemon's streams after Tab; after an error nothing, silently."""
     try:
         with running_daemon(context.params.get("address"), TAB_TIMEOUT_S) as session:
             streams = ask_status(session, TAB_TIMEOUT_S).streams

@@ -1,11 +1,11 @@
-"""``batchd check``: everything that is wrong with a configuration, before any process starts. Runs in the user's shell.
+"""``batchd check``: validate a configuration before any process starts. In the user's shell.
 
-The file by itself, the places and the keys that it names, its sources, functions and steps, and
-what the machine has: see ``daemon.config_checks`` and ``daemon.config_checks``. Where the file by itself
-is wrong, the others are looked at as far as it can be read, but for the machine. A large source is
-scanned at its beginning alone, so a check is fast for any number of files, but with ``--explain``.
+Checks the file, the paths and keys in it, its sources, functions and steps, and the resources of
+the machine: see ``daemon.config_checks``. If the file itself is wrong,
+everything but the machine is checked as far as the file can be read. Only the start of a large
+source is scanned, so a check is fast for any number of files; ``--explain`` scans all.
 
-Invariant: what passes here starts, but for what the last lines say was not looked at.
+Invariant: a daemon starts with what passes here, except for what the last lines list.
 """
 
 from pathlib import Path
@@ -85,7 +85,7 @@ def _memory(config: Config, rings: dict[str, RingSize]) -> str:
 
 
 def _table(config: Config, rings: dict[str, RingSize]) -> list[str]:
-    """One row for each stream, columns as wide as they need to be."""
+    """One row for each stream."""
     rows = [("stream", "source", "fields of a batch", "slot", "slots in the ring")]
     for name, stream in config.streams.items():
         layout = rings[name].layout

@@ -1,4 +1,4 @@
-"""``batchd config``: the configuration explained, as a file to start from. Runs in the user's shell."""
+"""``batchd config``: print all keys, explained. Runs in the user's shell."""
 
 import json
 
@@ -12,7 +12,7 @@ from batchd.config.schema import json_schema
 @click.option("--schema", "form", flag_value="schema", help="Print a JSON Schema of batchd.toml, for editors.")
 @click.option("--reference", "form", flag_value="reference", help="Print the manual's page in Markdown.")
 def command(form: str | None) -> None:
-    """Print a whole batchd.toml: every key with its default and its meaning, and examples where there is no default."""
+    """Print a whole batchd.toml: each key with its default and meaning, or with an example."""
     match form:
         case "schema":
             click.echo(json.dumps(json_schema(), indent=2))

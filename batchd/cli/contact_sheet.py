@@ -18,8 +18,6 @@ from batchd.cli.peek import PeekedBatch
 from batchd.errors import BatchdError
 
 IMAGES_MAX = 64
-IMAGES_DIMENSIONS = 4
-"""[samples, height, width, channels], or the channels before the height."""
 COLUMNS = 8
 TILE_PIXELS = 160
 CAPTION_PIXELS = 22
@@ -36,13 +34,13 @@ Image = np.ndarray
 
 
 def image_fields(batch: PeekedBatch) -> list[str]:
-    """The fields that can be drawn, "image" first where it is one of them."""
+    """The fields with images; "image" is first if it is one of them."""
     found = [name for name, array in batch.arrays.items() if _is_image(array)]
     return sorted(found, key=lambda name: name != "image")
 
 
 def write_sheet(batch: PeekedBatch, path: Path, field: str = "image", *, is_bgr: bool = False) -> None:
-    """Draw up to 64 images of the batch with their labels. Raises ``BatchdError`` where the file cannot be written."""
+    """Write up to 64 images with their labels as PNG. Raises ``BatchdError``."""
     encoded = cv2.imencode(".png", draw_sheet(batch, field, is_bgr=is_bgr))[1]
     try:
         path.write_bytes(encoded.tobytes())
@@ -73,7 +71,7 @@ def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Ima
 
 
 def _is_image(array: Image) -> bool:
-    """Does a field ``[samples, ...]`` look like images?"""
+    """True if a field ``[samples, ...]`` has the shape of images."""
     match array.shape[1:]:
         case (_, _):
             return array.dtype == np.uint8
@@ -88,7 +86,7 @@ def _has_channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def _range_of(images: Sequence[Image]) -> tuple[float, float]:
-    """What is black and what is white, the same for all images of a sheet: 0 and 1 where all numbers are between those."""
+    """The values of black and white for all images; 0 and 1 if all values are between them."""
     numbers = [image for image in images if image.size]
     low = min((float(np.nan_to_num(image).min()) for image in numbers), default=0.0)
     high = max((float(np.nan_to_num(image).max()) for image in numbers), default=1.0)
@@ -96,7 +94,7 @@ def _range_of(images: Sequence[Image]) -> tuple[float, float]:
 
 
 def _as_bytes(image: Image, low: float, high: float) -> Image:
-    """Pixels of 8 bits; other numbers are stretched from ``low``, which is black, to ``high``."""
+    """The image as uint8: other numbers are stretched from ``low`` (black) to ``high`` (white)."""
     if image.dtype == np.uint8:
         return image
     stretched = (image.astype(np.float32) - low) * (255 / (high - low or 1))
@@ -115,7 +113,7 @@ def _as_bgr(image: Image, *, channels_first: bool, is_bgr: bool) -> Image:
 
 
 def _tile(image: Image) -> Image:
-    """Fit an image into a square tile, proportions kept."""
+    """Fit a BGR image into a square tile, uint8 [160, 160, 3]; the proportions stay."""
     height, width = image.shape[:2]
     scale = TILE_PIXELS / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
@@ -136,7 +134,7 @@ def _caption(batch: PeekedBatch, index: int) -> str:
 
 
 def _label(batch: PeekedBatch, index: int) -> str:
-    """The label with its name, or the sample's number in its source where there is no label that is one number."""
+    """The label with its name; the sample's index if there is no label of one number."""
     labels = batch.arrays.get("label")
     if labels is None or labels.ndim != 1:
         return f"#{batch.arrays['index'][index]}"

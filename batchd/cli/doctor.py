@@ -1,7 +1,6 @@
-"""``batchd doctor``: is this machine fit for batchd, and what would make it so? Runs in the user's shell; needs no daemon.
+"""``batchd doctor``: check the machine and name fixes. Runs in the user's shell, without a daemon.
 
-Invariant: each finding is one line, with its remedy under it, and is written as soon as it is
-there.
+Invariant: each finding is one line, with its remedy below it, and is printed at once.
 """
 
 import json
@@ -67,14 +66,14 @@ def command(
 
 
 def _findings(target: Target, address: str | None) -> Iterator[Finding]:
-    """A daemon is asked first: what it has taken is not what somebody else lacks."""
+    """Ask a running daemon first: the memory that it uses is not missing."""
     status, why_not = _ask_daemon(address)
     yield from examine(replace(target, running=_held_by(status)) if status is not None else target)
     yield check_daemon(status.daemon if status is not None else None, why_not, __version__)
 
 
 def _target(file: Path, overrides: dict[str, str], *, is_given: bool) -> Target:
-    """A configuration that nobody asked for may be missing; one that is there has to be right."""
+    """The default configuration may be missing; any existing one must be valid."""
     machine = Machine()
     if not is_given and not file.exists():
         return Target(machine, file, None, f"there is no {file} here, so only the machine is looked at")
@@ -86,7 +85,7 @@ def _target(file: Path, overrides: dict[str, str], *, is_given: bool) -> Target:
 
 
 def _ask_daemon(address: str | None) -> tuple[DaemonStatus | None, str]:
-    """The status of the daemon of this host; None where there is none, and why."""
+    """The status of the daemon of this host, or None and the reason."""
     try:
         with running_daemon(address) as session:
             return ask_status(session, ANSWER_TIMEOUT_S), ""
@@ -100,7 +99,7 @@ def _held_by(status: DaemonStatus) -> Running:
 
 
 def _show(console: Console, finding: Finding) -> None:
-    """One line, never cut: a terminal folds it, a file has it whole. The remedy is indented below it."""
+    """One line, never cut: a terminal wraps it. The remedy is indented below it."""
     line = Text()
     line.append(f"{finding.level:<{LEVEL_WIDTH}}", STYLES[finding.level])
     line.append(f"  {finding.subject:<{SUBJECT_WIDTH}}  ", "bold")

@@ -1,10 +1,9 @@
-"""``batchd check --explain``: what is decoded of a few samples and done to them, as workers will. Runs in the user's shell.
+"""``batchd check --explain``: shows how workers will decode and process a few samples.
 
-Steps on an image are one plan, made from the file's header before anything is decoded; here it is
-shown instead of followed.
+Runs in the user's shell. Steps on an image are one plan, made from the file's header before
+anything is decoded; here it is printed instead of executed.
 
-Invariant: no decoder is run, and none of people's functions is called but those that a source
-consists of.
+Invariant: no decoder runs, and of the user's functions only those of a source.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ _TITLES = ("sample", "name", "file", "decoded", "then")
 
 
 def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Iterator[str]:
-    """Lines for one stream: its first samples, and the plan of each. Scans its source. Raises ``BatchdError`` where it cannot."""
+    """Lines for one stream: its first samples and their plans. Raises ``BatchdError``."""
     name, stream = plan.name, plan.config
     whole, cut = plan.pipeline.steps, plan.pipeline.cut
     steps = list(takewhile(lambda step: not isinstance(step, Call | PadBatch | Ragged), whole))
@@ -110,7 +109,7 @@ def _stored(plan: ImagePlan) -> str:
 
 
 def _decoded(plan: ImagePlan) -> str:
-    """What leaves the decoder: all or a box, at which scale, and whether anything else is made on the way."""
+    """The output of the decoder: all or a box, its scale, and other changes."""
     factor, box = plan.decoding.factor, plan.decoding.box
     height, width = -(-plan.header.height // factor), -(-plan.header.width // factor)
     scale = f" at 1/{factor}" if factor > 1 else ""

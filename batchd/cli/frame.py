@@ -1,10 +1,10 @@
-"""One frame of ``batchd top``: an overview, drawn for a terminal so wide and so high. Pure. Runs in the user's shell.
+"""One frame of ``batchd top``: an overview, drawn for a terminal of a given size. Pure.
 
-What a ring and a sample's time consist of are bars, whose parts differ in shade as well as in
-colour, with the numbers beside them. Columns that matter less are left out where the terminal is
-narrow.
+Runs in the user's shell. Bars show what a ring and a sample's time consist of; their parts differ
+in shade and colour, with the numbers beside them. On a narrow terminal, less important columns are
+omitted.
 
-Invariant: names come from anybody, so nothing of them that a terminal would obey is printed.
+Invariant: foreign names are printed without anything that a terminal would obey.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,29 +20,29 @@ from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
 WIDE, MIDDLE = 118, 76
-"""Columns of terminals that have room for everything, and for the most."""
+"""Width of a terminal with room for everything, and for most."""
 RING_CELLS, PARTS_CELLS = 24, 40
 LEASED, READY, FILLING, FREE = ("█", "bright_blue"), ("▓", "cyan"), ("░", "yellow"), ("·", "bright_black")
 PART_STYLES = ("bright_blue", "yellow", "cyan", "magenta", "green", "bright_black")
 PART_SHADES = "█▓▒░"
 FRAME_LINES = 10
-"""Headline, headings, and the lines between: what is there besides the rows."""
+"""Lines besides the rows: headline, headings, empty lines."""
 NAME_CHARACTERS_MAX = 24
 
 
 class TableColumn(NamedTuple):
-    """A column of a table. It is left out where the terminal is narrower than ``from_width``."""
+    """A column of a table, omitted if the terminal is narrower than ``from_width``."""
 
     title: str
     from_width: int = 0
 
 
 Cell = tuple[int, str]
-"""How many cells of a bar, and which character and style."""
+"""Number of cells, character and style of a part of a bar."""
 
 
 def frame(overview: Overview, width: int, height: int | None = None, *, notice: str = "") -> RenderableType:
-    """Everything. ``notice`` is said first; of long lists so much is drawn as ``height`` has room for."""
+    """The whole frame: ``notice`` first; long lists are cut to ``height`` lines."""
     lines: list[RenderableType] = [Text(notice, "bold reverse yellow")] if notice else []
     lines += [headline(overview), Text(), *_streams(overview.streams, width)]
     room = None if height is None else max(4, height - FRAME_LINES - 2 * len(overview.streams) - bool(notice))
@@ -55,7 +55,7 @@ def frame(overview: Overview, width: int, height: int | None = None, *, notice: 
 
 
 def headline(overview: Overview) -> Text:
-    """What the daemon is and how much of its workers' time is taken."""
+    """The daemon, and the share of its workers' time that is used."""
     busy = "" if overview.busy_share is None else f", {overview.busy_share:.0%} busy"
     text = Text(f"batchd {overview.version}", "bold")
     text.append(
@@ -71,7 +71,7 @@ def headline(overview: Overview) -> Text:
 
 
 def bar(parts: Iterable[tuple[float, str, str]], total: float, cells: int) -> Text:
-    """A bar of ``cells`` for ``total``; parts are (amount, character, style). What is not nothing has a cell at least."""
+    """A bar of ``cells`` for ``total``; parts are (amount, character, style)."""
     text, drawn, passed = Text(no_wrap=True), 0, 0.0
     for amount, character, style in parts:
         if amount <= 0 or total <= 0:
@@ -84,7 +84,7 @@ def bar(parts: Iterable[tuple[float, str, str]], total: float, cells: int) -> Te
     return text
 
 
-# --- streams ----------------------------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
@@ -116,7 +116,7 @@ def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
 
 
 def _about(stream: StreamView, width: int) -> list[RenderableType]:
-    """What a sample's time goes into, or that there are no samples any more."""
+    """The parts of a sample's time, or that there are no new samples."""
     if stream.stopped is not None:
         return [Text(f"  {_name(stream.name)} has stopped: {escaped(stream.stopped)}", "bold red")]
     if not stream.parts or stream.sample_ms is None:
@@ -133,7 +133,7 @@ def _about(stream: StreamView, width: int) -> list[RenderableType]:
     return [text]
 
 
-# --- trainers ---------------------------------------------------------------------------------------------------------
+# --- trainers -------------------------------------------------------------------------------------
 
 
 def _trainers(trainers: Sequence[TrainerView], width: int, rows_max: int | None) -> list[RenderableType]:
@@ -176,7 +176,7 @@ def _state(one: TrainerView) -> Text:
 
 
 def _remedies(trainers: Sequence[TrainerView]) -> list[RenderableType]:
-    """Of those who wait: what for, and what helps."""
+    """Of waiting trainers: the cause, and the fix."""
     return [
         Text(f"  {_name(one.name)}: {one.verdict.kind}: {escaped('; '.join(filter(None, said)))}", "yellow")
         for one in trainers
@@ -185,7 +185,7 @@ def _remedies(trainers: Sequence[TrainerView]) -> list[RenderableType]:
     ]
 
 
-# --- workers ----------------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------
 
 
 def _workers(workers: Sequence[WorkerView], width: int, rows_max: int | None) -> list[RenderableType]:
@@ -220,7 +220,7 @@ def _workers(workers: Sequence[WorkerView], width: int, rows_max: int | None) ->
     return [table, *_more(len(workers), rows_max, "worker")]
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def _table(columns: Sequence[TableColumn], width: int) -> Table:

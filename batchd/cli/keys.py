@@ -1,10 +1,10 @@
-"""``batchd keys``: who may come in over TCP. Runs in the user's shell, as the user that the daemon runs as.
+"""``batchd keys``: keys for access over TCP. Runs in the user's shell, as the daemon's user.
 
-A running daemon looks at the directory whenever somebody knocks, so nothing has to be restarted,
-unless it is a service that got copies of the keys (``daemon.tcp.keys``).
+A running daemon reads the directory at each connection, so it needs no restart, unless it is a
+service with copies of the keys (``daemon.tcp.keys``).
 
-Invariant: a secret leaves in the one file that is asked for, or on standard output; never in a log
-or an argument.
+Invariant: a secret is written only to the requested file, or to standard output; never to a log or
+an argument.
 """
 
 import json
@@ -13,11 +13,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from batchd.cli.options import DEFAULT_CONFIG_FILE
+from batchd.cli.options import DEFAULT_CONFIG_FILE, Command
 from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
 from batchd.daemon.tcp.keys import FILE_MODE, RESTART, KeyDirectory, TrainerKey, open_keys
@@ -26,11 +25,10 @@ from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, connection_file_text
 from batchd_wire.runtime import ADDRESS_VARIABLE
 
 KEYS_DIR_VARIABLE = f"{ENVIRONMENT_PREFIX}KEYS_DIR"
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def _directory_options(command: _Command) -> _Command:
-    """Add ``--keys-dir`` and ``--config``; the command gets ``keys_dir`` and ``config_file``, which ``_keys`` takes."""
+def _directory_options(command: Command) -> Command:
+    """Add ``--keys-dir`` and ``--config``, passed as ``keys_dir`` and ``config_file``."""
     for option in (
         click.option(
             "-c",
@@ -137,7 +135,7 @@ def _configured(config_file: Path | None) -> Path | None:
 
 
 def _print_new(make: Callable[[], ConnectionKey], take_back: Callable[[], None]) -> None:
-    """Make a key and print it; where it cannot be printed, it is gone, so it is taken back."""
+    """Make a key and print it; revoke it if it cannot be printed."""
     text = connection_file_text(make())
     try:
         click.echo(text, nl=False)
@@ -147,7 +145,7 @@ def _print_new(make: Callable[[], ConnectionKey], take_back: Callable[[], None])
 
 
 def _write_new(path: Path, make: Callable[[], ConnectionKey], take_back: Callable[[], None]) -> None:
-    """Make a key and write it to a new file; where one of them fails, neither is left."""
+    """Make a key and write it to a new file; if one fails, neither remains."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     except FileExistsError:
@@ -170,7 +168,7 @@ def _write_new(path: Path, make: Callable[[], ConnectionKey], take_back: Callabl
 
 
 def _explain(name: str, output: Path | None, keys: KeyDirectory) -> None:
-    """Say on standard error what to do with the connection file."""
+    """Explain on standard error how to use the connection file."""
     file = output or Path("conn.key")
     where = f"Copy {file} to" if output else f"Keep the above as {file}, for its owner alone (chmod 600), on"
     click.echo(f"made the key {name} in {keys.path}. {where} the trainer's host, and there:", err=True)
@@ -179,7 +177,7 @@ def _explain(name: str, output: Path | None, keys: KeyDirectory) -> None:
 
 
 def _say_when(keys: KeyDirectory) -> None:
-    """A daemon looks into its directory itself, but a service has copies of the system's."""
+    """Name the restart that a service needs, which has copies of the system's keys."""
     if keys.path == SYSTEM_KEYS_DIRECTORY:
         text = f"A service that gets its keys as credentials knows of this once it starts again: {RESTART}"
         click.echo(text, err=True)

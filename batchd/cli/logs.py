@@ -1,7 +1,9 @@
-"""The log: its form, and lines that neither foreign text nor a full pipe can damage. Set up once, at the start of a process.
+"""The log: its form, and lines that neither foreign text nor a full pipe can damage.
+
+Set up once, at the start of a process.
 
     text       on a terminal: time, level, event, facts, in colours
-    journal    if standard error is the journal's: <priority>event: facts; the journal has time and process itself
+    journal    if standard error is the journal's: <priority>event: facts
     json       otherwise: one object on each line
 
 Levels by audience: DEBUG the developer, INFO one line for each event in the life of the daemon,
@@ -10,7 +12,7 @@ WARNING the daemon healed itself, ERROR an operator must act. docs/logs.md has e
 The other end of standard error may be full, slow or closed:
 
     room      write
-    no room   (the reader of the pipe sleeps) wait once for a moment; then drop lines until there is room
+    no room   (a sleeping reader) wait once for a moment; then drop lines until there is room
     error     (no space on the disk, no reader) drop the line
 
 Invariant: one event is one line. Control characters, escapes and line ends in the text of peers and
@@ -35,7 +37,7 @@ LogFormat = Literal["auto", "text", "json"]
 
 JOURNAL_VARIABLE = "JOURNAL_STREAM"
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-"""Of syslog(3), which systemd reads from the start of a line (SyslogLevelPrefix=, on by default)."""
+"""Of syslog(3); systemd reads them from the start of a line (SyslogLevelPrefix=)."""
 VALUE_CHARACTERS_MAX = 4_000
 PORTION_BYTES = select.PIPE_BUF
 """A pipe that has any room has room for so much."""
@@ -104,7 +106,7 @@ def set_up_logs(level: str, log_format: LogFormat = "auto") -> None:
 
 
 def is_journal(descriptor: int, environment: Mapping[str, str]) -> bool:
-    """True if systemd connected this descriptor to the journal: its variable names device and inode."""
+    """True if the descriptor is the journal's: its variable names device and inode."""
     status = os.fstat(descriptor)
     return environment.get(JOURNAL_VARIABLE) == f"{status.st_dev}:{status.st_ino}"
 

@@ -1,17 +1,16 @@
-"""``batchd``: the group of all commands, and the one place where an error becomes a message and an exit code.
+"""``batchd``: the group of all commands; errors become messages and exit codes here.
 
 A command is the attribute ``command`` of its module, which is imported when the command is called,
-so that ``batchd --help`` does not wait for pydantic or ZeroMQ. What the overview says of each
-command stands here for the same reason.
+so ``batchd --help`` does not wait for pydantic or ZeroMQ. The overview's line for each command is
+here for the same reason.
 
-Invariant: a ``BatchdError`` ends as one message on standard error and its own exit code; anything
-else is a bug of ours and keeps its traceback.
+Invariant: a ``BatchdError`` becomes one message on standard error and its own exit code; any other
+exception is a bug in batchd and keeps its traceback.
 """
 
 import sys
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
 
 import click
 
@@ -32,7 +31,7 @@ COMMANDS = {
     "bad": "List the bad samples of a stream, with reasons.",
     "keys": "Make, list and revoke the keys of trainers on other hosts.",
 }
-"""Every command, in the order of the overview. The module ``batchd.cli.NAME`` has it as ``command``."""
+"""Every command in the order of the overview; ``batchd.cli.NAME`` has it as ``command``."""
 
 
 class _LazyGroup(click.Group):
@@ -43,7 +42,7 @@ class _LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  click's interface
-        """Import one command; None where there is none of that name."""
+        """Import one command; None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"batchd.cli.{cmd_name}").command
@@ -52,7 +51,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that was called; help with one that there is not."""
+        """Find the called command; suggest a name for an unknown one."""
         name = args[0]
         if name not in COMMANDS and not ctx.resilient_parsing:
             ctx.fail(f"No such command '{name}'; {suggestion(name, list(COMMANDS))}")
@@ -64,7 +63,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's interface
-        """Write what the exit codes mean."""
+        """Write the meanings of the exit codes."""
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(int(code)), meaning) for code, meaning in EXIT_CODE_MEANINGS.items()])
         with formatter.section("Environment"):
@@ -95,7 +94,7 @@ def cli() -> None:
     """
 
 
-def main(arguments: list[str] | None = None) -> Any:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit; the entry point of the console script."""
     try:
         cli.main(args=arguments, prog_name="batchd")

@@ -6,18 +6,18 @@ Invariant: ``--config`` and ``--set`` mean the same in every command, and reach 
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., object])
 
 DEFAULT_CONFIG_FILE = Path("batchd.toml")
 
 
-def set_option(command: _Command) -> _Command:
-    """Add ``--set PATH=VALUE``, repeatable; the command gets ``overrides: dict[str, str]`` for ``load_config``."""
+def set_option(command: Command) -> Command:
+    """Add ``--set PATH=VALUE``, repeatable, passed as ``overrides: dict[str, str]``."""
     return click.option(
         "--set",
         "overrides",
@@ -29,8 +29,8 @@ def set_option(command: _Command) -> _Command:
     )(command)
 
 
-def config_options(command: _Command) -> _Command:
-    """Add ``--config FILE`` and ``--set PATH=VALUE``; the command gets ``config_file: Path`` and ``overrides`` as above."""
+def config_options(command: Command) -> Command:
+    """Add ``--config FILE`` and ``--set``, passed as ``config_file: Path`` and ``overrides``."""
     return click.option(
         "-c",
         "--config",
@@ -43,8 +43,8 @@ def config_options(command: _Command) -> _Command:
     )(set_option(command))
 
 
-def address_option(command: _Command) -> _Command:
-    """Add ``--address``; the command gets ``address: str | None`` for ``find_daemon``."""
+def address_option(command: Command) -> Command:
+    """Add ``--address``, passed as ``address: str | None`` for ``running_daemon``."""
     return click.option(
         "--address",
         metavar="ADDRESS",

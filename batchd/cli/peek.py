@@ -1,4 +1,6 @@
-"""``batchd peek``: draw one batch of a stream as a new trainer would get it at that position. Runs in the user's shell.
+"""``batchd peek``: draw one batch of a stream as a new trainer would get it at that position.
+
+Runs in the user's shell.
 
 A batch without images is printed as a table. While a live stream has no samples, the command says
 so and waits.
@@ -36,7 +38,7 @@ TEXT_CHARACTERS_MAX = 40
 
 
 def _position(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, int]:
-    """The two numbers of EPOCH:STEP, both from 0; a usage error where they are none."""
+    """Parse EPOCH:STEP, both from 0. Raises ``click.BadParameter``."""
     if not POSITION.fullmatch(value):
         raise click.BadParameter(f"{value!r} is no position: EPOCH:STEP, as in 0:250, both counted from 0")
     epoch, step = value.split(":")
@@ -68,7 +70,7 @@ def _position(_context: click.Context, _parameter: click.Parameter, value: str) 
 def command(  # noqa: PLR0917  one for each option
     stream: str, address: str | None, output: Path, position: tuple[int, int], field: str | None, bgr: bool
 ) -> None:
-    """Draw a batch of STREAM with its labels; where it has no images, print its fields and first samples."""
+    """Draw a batch of STREAM with its labels; without images, print fields and samples."""
     from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
     batch = peek(address, stream, *position)
@@ -92,9 +94,8 @@ def command(  # noqa: PLR0917  one for each option
 class PeekedBatch:
     """A copy of one batch: ``arrays`` by field, each ``[samples, ...]``; ``classes`` may be empty.
 
-    ``varying``: the fields of which samples differ in shape, by name. Their arrays have room for
-    the largest there may be. ``bgr_fields``: images that the pipeline makes with their colours blue
-    first.
+    ``varying``: the fields whose samples differ in shape, by name; their arrays have the shape of
+    the largest sample. ``bgr_fields``: images with the channels blue, green, red.
     """
 
     epoch: int
@@ -106,7 +107,7 @@ class PeekedBatch:
 
     @property
     def rows(self) -> int:
-        """How many samples it has."""
+        """Number of samples."""
         return len(next(iter(self.arrays.values())))
 
     def samples(self, name: str) -> list[np.ndarray]:
@@ -124,14 +125,14 @@ class PeekedBatch:
 
 
 class _Echo(logging.Handler):
-    """Says what the client would put into a trainer's log, such as that a live stream has no samples yet."""
+    """Prints warnings that the client logs, such as that a live stream has no samples yet."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"batchd: {record.getMessage()}", err=True)
 
 
 def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch:
-    """Wait for a batch of the stream and copy it, as a trainer that begins there would get it. Raises ``BatchdError``."""
+    """Wait for the batch at this position and copy it. Raises ``BatchdError``."""
     with running_daemon(address) as session:
         known, found = ask_status(session).stream(stream), session.address
     log, echo = logging.getLogger("batchd_client"), _Echo(logging.WARNING)
@@ -162,7 +163,7 @@ def batch_table(batch: PeekedBatch) -> list[str]:
 
 
 def _cell(value: np.ndarray) -> str:
-    """A sample's value in some forty characters: a number, a text, or the first numbers of an array."""
+    """A sample's value in some forty characters: a number, a text, or the first numbers."""
     if value.ndim == 0:
         return _number(value)
     if (text := _text(value)) is not None:
@@ -174,7 +175,7 @@ def _cell(value: np.ndarray) -> str:
 
 
 def _text(value: np.ndarray) -> str | None:
-    """What a field of bytes says, with its zeros at the end left out; None where that is no text."""
+    """The text of a field of bytes, without zeros at its end; None if it is no text."""
     if value.dtype != np.uint8 or value.ndim != 1:
         return None
     try:

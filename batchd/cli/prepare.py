@@ -1,4 +1,6 @@
-"""``batchd prepare``: a stream's samples, through its pipeline once, into shards. Runs in the user's shell.
+"""``batchd prepare``: a stream's samples, through its pipeline once, into shards.
+
+Runs in the user's shell.
 
 Needs no daemon: a process for each CPU writes shards of its own.
 """
@@ -35,7 +37,7 @@ from batchd_wire.wording import counted
 
 
 def _configured_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the names of the streams in the configuration in a shell after Tab, also if parts of it are wrong."""
+    """Offer the configured streams after Tab, also if parts of the configuration are wrong."""
     try:
         streams = read_config(context.params.get("config_file") or DEFAULT_CONFIG_FILE).data.get("streams")
     except BatchdError:
@@ -141,7 +143,7 @@ def command(
 def _seekable_pipeline(
     stream: StreamConfig, short_side: int | None, image_format: str, storage: Storage
 ) -> tuple[StepOptions, ...]:
-    """What is done to each sample where its JPEGs are to be seekable. Raises ``BatchdError`` where that cannot be."""
+    """The steps for ``--seekable``. Raises ``BatchdError`` or ``click.UsageError``."""
     if not jpeg_box.IS_BUILT:
         raise BatchdError(
             "--seekable needs the extension that decodes crops, which was not built: apt install gcc libjpeg62-turbo-dev, and "
@@ -178,7 +180,7 @@ def _bar() -> Bar:
 
 
 def _summarise(folder: Path, stream: str, source: SourceOptions, prepared: Prepared) -> None:
-    """What is there now, and how to serve it."""
+    """Print what was written, and the source that serves it."""
     count = len(prepared.shards)
     bad = len(prepared.left_out)
     good = prepared.samples - bad

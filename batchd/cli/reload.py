@@ -1,4 +1,4 @@
-"""``batchd reload``: have the daemon read its configuration again, and wait for what comes of it. Runs in the user's shell."""
+"""``batchd reload``: have the daemon read its configuration again. In the user's shell."""
 
 import sys
 from math import inf

@@ -57,7 +57,7 @@ def command(
     """
     fill_standard_streams()
     fork_server = None
-    with suppress(OSError):  # the daemon tries again, and reports it, when it needs the first worker
+    with suppress(OSError):  # the daemon tries again for the first worker
         fork_server = start_linked("batchd.worker")
     try:
         gc.disable()
@@ -96,7 +96,7 @@ def _print_address(address: str) -> None:
 
 
 class _ScanProgress:
-    """Counts samples on one line of the terminal while a source is scanned; prints nothing elsewhere."""
+    """Counts samples on a line of the terminal while a source is scanned."""
 
     def __init__(self) -> None:
         self._shows = sys.stderr is not None and sys.stderr.isatty()  # None if it was closed

@@ -1,4 +1,4 @@
-"""``batchd status``: what the daemon, its workers and its trainers are doing. Runs in the user's shell."""
+"""``batchd status``: the state of daemon, workers and trainers. In the user's shell."""
 
 import json
 import sys
@@ -27,9 +27,9 @@ from batchd_wire.status import (
 from batchd_wire.wording import counted
 
 _GONE = TrainerStatistics(session=0, name="?", pid=None, user=None, transport="?")
-"""What is left of a trainer of which only batches are."""
+"""The end of a trainer's line that has only batches."""
 PIPED_COLUMNS = 200
-"""Width where nobody looks at a terminal: nothing is cut."""
+"""Width without a terminal: nothing is cut."""
 
 
 @click.command("status")
@@ -81,7 +81,7 @@ def _headline(status: DaemonStatus) -> str:
 
 
 def _last_reload(outcome: ReloadOutcome) -> str:
-    """When the configuration was last read again, and what came of it."""
+    """Time and outcome of the last reload."""
     when = datetime.fromtimestamp(outcome.time_s, UTC).astimezone().isoformat(" ", "seconds")
     how = "the last reload was refused" if outcome.failed else "last reload"
     return f"{how}, {when}: {outcome.text}"
@@ -105,7 +105,7 @@ def _streams(status: DaemonStatus) -> Table:
 
 
 def _mailbox(live: LiveStatistics) -> str:
-    """What producers did, and how full the mailbox is."""
+    """Counts of the producers, and the fill of the mailbox."""
     facts = [
         counted(live.producers, "producer")
         + (f" ({live.waiting_producers} waiting)" if live.waiting_producers else ""),
@@ -127,7 +127,7 @@ def _mailbox(live: LiveStatistics) -> str:
 
 
 def _cache(stream: StreamStatistics, cache: CacheStatistics) -> str:
-    """How much of the source is in the cache, and how often that was of use."""
+    """Share of the source in the cache, and of reads that it served."""
     work = stream.work
     asked = work.cache_hits + work.cache_misses
     found = f", {work.cache_hits / asked:.0%} of {counted(asked, 'read')} found there" if asked else ""
@@ -166,7 +166,7 @@ def _trainers(status: DaemonStatus) -> Table:
 
 
 def _origin(trainer: TrainerStatistics) -> str:
-    """Where a trainer is, and so which way its batches go; with its key, where it has one."""
+    """Where a trainer runs, which decides how it gets batches, and the name of its key."""
     if trainer.transport != "tcp":
         return trainer.transport
     several = f" x{trainer.connections}" if trainer.connections > 1 else ""

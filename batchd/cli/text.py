@@ -1,4 +1,4 @@
-"""Text for terminals: tables, lengths of time, and text of others that may hold control characters. Standard library only."""
+"""Text for terminals: tables, lengths of time, escapes. Standard library only."""
 
 from collections.abc import Sequence
 

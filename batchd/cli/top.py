@@ -1,11 +1,11 @@
-"""``batchd top``: what the daemon does, live, in a terminal. Runs in the user's shell.
+"""``batchd top``: a live view of the daemon in a terminal. Runs in the user's shell.
 
-    look --> draw what is news --> wait for an answer, the next look, a key, or another size of the terminal
+    draw what has changed --> wait for an answer, the next poll, a key, or a resize
 
-A daemon that goes away is said to be gone, with its last numbers, and is looked for until it is
+If the daemon ends, its last numbers stay with a note, and the command looks for it until it is
 back.
 
-Invariant: however it ends, the terminal is as it was.
+Invariant: at any end the terminal is restored.
 """
 
 import os
@@ -17,7 +17,8 @@ import tty
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic
-from typing import Any, Self
+from types import FrameType
+from typing import Self
 
 import click
 from rich.console import Console, RenderableType
@@ -39,9 +40,9 @@ from batchd_wire.status import read_status
 
 INTERVAL_S = 1.0
 SILENT_S = 2.0
-"""An answer takes a few milliseconds; after so long without one that is said."""
+"""An answer takes milliseconds; without one for so long, the frame says so."""
 QUIT_KEYS = b"qQ\x03\x04"
-"""q, Ctrl-C where a terminal gives it as a character, and Ctrl-D."""
+"""q, Ctrl-C as a character, and Ctrl-D."""
 
 
 @click.command("top")
@@ -67,7 +68,7 @@ def command(address: str | None, interval_s: float, once: bool) -> None:
 
 
 class Source:
-    """The daemon, for as long as there is one: asks it, and knows how it is while it does not answer."""
+    """The connection to the daemon, its last status, and the error since then, if any."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address
@@ -84,12 +85,12 @@ class Source:
         self._close()
 
     def open(self) -> None:
-        """Open a session. Raises ``DaemonUnreachable`` where no daemon answers."""
+        """Open a session. Raises ``DaemonUnreachable``."""
         self._session = self._stack.enter_context(running_daemon(self._address))
         self.ask()
 
     def ask(self) -> None:
-        """Ask how it is, unless it has yet to answer; look for it where it has gone."""
+        """Request the status, unless a request is pending; reconnect if the daemon has ended."""
         if self._session is None:
             self._try_again()
         elif self._asked_s is None:
@@ -100,11 +101,11 @@ class Source:
             self.notice = f"no answer for {duration(monotonic() - self._asked_s)}: these are its last numbers"
 
     def sources(self) -> list[int]:
-        """What becomes readable when there is something to take."""
+        """The descriptor that is readable when a message has arrived."""
         return self._session.descriptors if self._session is not None else []
 
     def take(self) -> bool:
-        """Take what has come. Was it news?"""
+        """Receive messages. Returns True if the status changed."""
         if self._session is None:
             return False
         try:
@@ -144,7 +145,7 @@ def _print_once(address: str | None, interval_s: float) -> None:
 
 
 def _watch(source: Source, live: Live, wake: int, interval_s: float) -> None:
-    """Until somebody has had enough."""
+    """Draw and wait until the user quits."""
     due_s, shown = monotonic(), None
     while True:
         now = monotonic()
@@ -180,11 +181,11 @@ def _console(width: int | None = None) -> Console:
 
 @contextmanager
 def _terminal() -> Iterator[int]:
-    """Keys come at once and unseen; gives a descriptor that becomes readable when the size changes."""
+    """Set the terminal to pass on each key; gives a descriptor that is readable after a resize."""
     wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     before = termios.tcgetattr(sys.stdin)
 
-    def changed(_number: int, _frame: Any) -> None:
+    def changed(_number: int, _frame: FrameType | None) -> None:
         os.eventfd_write(wake, 1)
 
     former = {
@@ -202,5 +203,5 @@ def _terminal() -> Iterator[int]:
         os.close(wake)
 
 
-def _end(_number: int, _frame: Any) -> None:
+def _end(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""``batchd why``: one line for each trainer that says what it waits for, or that it does not. Runs in the user's shell."""
+"""``batchd why``: one line for each trainer about what it waits for. In the user's shell."""
 
 import json
 import sys
@@ -50,7 +50,7 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
 
 
 def _look_twice(address: str | None, seconds: float) -> tuple[DaemonStatus, DaemonStatus]:
-    """The daemon's status, twice, so many seconds apart."""
+    """Two statuses of the daemon, so many seconds apart."""
     with running_daemon(address) as session:
         before = ask_status(session)
         if sys.stderr.isatty():
@@ -60,7 +60,7 @@ def _look_twice(address: str | None, seconds: float) -> tuple[DaemonStatus, Daem
 
 
 def _lines(verdicts: list[Verdict], status: DaemonStatus, stream: str | None, reading: Reading) -> list[str]:
-    """What there is to say: the verdicts, or why there are none."""
+    """The lines to print: verdicts, or why there are none."""
     if verdicts:
         return [str(verdict) for verdict in verdicts]
     read = [one.name for one in status.streams if one.subscriptions and stream in (None, one.name)]

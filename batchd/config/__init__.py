@@ -1,1 +1,1 @@
-"""The configuration: one frozen tree and its way from batchd.toml. Imports nothing here, because workers need parts of it."""
+"""The configuration: one frozen tree, and how it is read from batchd.toml."""

@@ -1,4 +1,4 @@
-"""Addresses that the daemon listens on: trainers on other hosts (tcp) and HTTP. Daemon and CLI; standard library only.
+"""Addresses on which the daemon listens: TCP for trainers, and HTTP. Standard library only.
 
 Invariant: a host for which ``is_loopback`` is True is bound to loopback and to nothing else; in
 doubt a host is not loopback.
@@ -20,7 +20,7 @@ _HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-
 
 
 def parse_tcp(text: str) -> tuple[str, int]:
-    """Read "host:port" or "[IPv6]:port" into host, without brackets, and port. Raises ``ValueError``."""
+    """Read "host:port" or "[IPv6]:port" into host and port. Raises ``ValueError``."""
     return _parse(text, 'write for example "10.0.0.5:7070" or "[::1]:7070"', port_min=1)
 
 
@@ -32,7 +32,7 @@ def parse_http(text: str) -> tuple[str, int] | None:
 
 
 def host_name(text: str) -> str:
-    """Read a name that a Host header may have, without a port, into small letters. Raises ``ValueError``."""
+    """Check and normalise the name in a Host header, without a port. Raises ``ValueError``."""
     name = text.lower().removesuffix(".")
     if not _HOST_NAME.fullmatch(name):
         raise ValueError('is not the name of a host, such as "batchd.example.org" (without http:// and without a port)')
@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tcp_endpoint(text: str) -> str:
-    """ZeroMQ's endpoint ``tcp://host:port``. ZeroMQ binds no host names, so localhost becomes its address."""
+    """ZeroMQ's endpoint ``tcp://host:port``; it binds no names, so localhost becomes an address."""
     host, port = parse_tcp(text)
     if host.lower() == _LOCALHOST:
         host = "127.0.0.1"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """One line of mountinfo: ``root`` of the hierarchy is what is seen at ``point``."""
+    """One line of mountinfo: ``root`` of the hierarchy is mounted at ``point``."""
 
     root: Path
     point: Path
@@ -33,7 +33,7 @@ class Group:
 
 
 def available_cpus(filesystem: Path = Path("/")) -> int:
-    """Count the CPUs that this process may keep busy; a quota of one and a half counts as two. Reads under ``filesystem``."""
+    """Number of CPUs that this process may use; a quota of 1.5 CPUs counts as 2."""
     return max(1, min([len(os.sched_getaffinity(0)), *map(ceil, cpu_quotas(filesystem))]))
 
 
@@ -44,7 +44,7 @@ def cpu_quotas(filesystem: Path = Path("/")) -> Iterator[float]:
 
 
 def control_groups(controller: str, filesystem: Path = Path("/")) -> Iterator[Group]:
-    """The groups by which a ``controller`` ("cpu", "memory", "pids") limits this process, as far as they can be seen here."""
+    """The groups whose ``controller`` ("cpu", "memory", "pids") limits this process."""
     groups = _groups(filesystem, controller)
     for mount in _mounts(filesystem, controller):
         group = groups.get(mount.version)
@@ -72,7 +72,7 @@ def _groups(filesystem: Path, controller: str) -> dict[int, Path]:
 
 
 def _mounts(filesystem: Path, controller: str) -> Iterator[_Mount]:
-    """Where hierarchies are mounted that may have a controller, as proc(5) writes it: the type stands behind a lone hyphen."""
+    """Mounts that may have a controller. In mountinfo, proc(5), the type follows a lone hyphen."""
     for line in _read(filesystem / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         places, kind = before.split(), after.split()

@@ -16,7 +16,7 @@ SYSTEM_CACHE_DIRECTORY = Path("/var/cache/batchd")
 
 
 def choose_runtime_directory(configured: Path | None) -> RuntimeDirectory:
-    """The configured directory, else the first writable one of /run/batchd and $XDG_RUNTIME_DIR/batchd.
+    """The configured directory, else the first usable one of ``candidate_directories``.
 
     Raises ``ConfigInvalid`` if there is none, or if the path is too long for a socket.
     """
@@ -34,7 +34,7 @@ def choose_runtime_directory(configured: Path | None) -> RuntimeDirectory:
 
 
 def default_cache_dir() -> Path | None:
-    """Directory of the index cache. None for a user without a home: each start scans the sources."""
+    """Directory of the index cache; None for a user without a home, who gets no cache."""
     given = Path(os.environ.get("CACHE_DIRECTORY", "").partition(":")[0])
     if given.is_absolute():
         return given

@@ -1,23 +1,23 @@
-"""What can be read of the streams of a configuration in which something is wrong. Daemon and CLI.
+"""Reads the valid parts of an invalid configuration. Daemon and CLI.
 
-    source = { type = "concat", sources = [{ type = "folder", path = "a" }, { type = "foldr" }] }   the folder alone
-    pipeline = [{ op = "decode" }, { op = "resize", sise = [8, 8] }]                                Decode, and a gap
+    source = { type = "concat", sources = [{ type = "folder", path = "a" }, { type = "foldr" }] }
+    pipeline = [{ op = "decode" }, { op = "resize", sise = [8, 8] }]
 
-So that a mistake in one place does not hide those in others: whatever is read here can be looked
-at.
+give the folder, and Decode with a gap behind it. So a mistake in one place does not hide mistakes
+in others: all parts that are read here are checked further.
 
-Invariant: of a source or a step whose options are wrong, nothing is guessed but which fields it may
-be about.
+Invariant: of a source or a step with wrong options, only the fields that it may be about are
+guessed.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from batchd.config.tree import CACHE_KEYS, DaemonConfig, StreamConfig
+from batchd.config.tree import DaemonConfig, Mark, StreamConfig, keys_marked
 from batchd.errors import KeyPath
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.options import StepOptions
@@ -29,20 +29,21 @@ from batchd.sources.push.options import CAPACITY_MAX
 from batchd.suggestions import nearest
 
 _LATER = ConfigDict(defer_build=True)
-"""Made when it is first used: a daemon whose configuration is right never does."""
-_SOURCE: TypeAdapter[Any] = TypeAdapter(Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type")], config=_LATER)
-_STEP: TypeAdapter[Any] = TypeAdapter(Annotated[StepOptions, OneOf(STEP_KINDS, "op")], config=_LATER)
+"""Built at the first use: a daemon with a valid configuration never needs it."""
+_SOURCE: TypeAdapter[SourceOptions] = TypeAdapter(Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type")], config=_LATER)
+_STEP: TypeAdapter[StepOptions] = TypeAdapter(Annotated[StepOptions, OneOf(STEP_KINDS, "op")], config=_LATER)
+_T = TypeVar("_T")
 _MADE_WITH = ("", "_mask", "_length", "_shape")
-"""How the names of fields end that a step makes beside the one that it names."""
+"""Endings of the fields that a step makes beside the one that it names."""
 _NAMING = ("field", "to", "mask", "boxes", "points")
-_STAND_INS: Mapping[str, Any] = {"path": "anywhere", "root": "anywhere", "shards": ["any"], "function": "any:thing"}
-"""For required keys of sources that are wrong or missing."""
+_STAND_INS: Mapping[str, object] = {"path": "anywhere", "root": "anywhere", "shards": ["any"], "function": "any:thing"}
+"""Values for required keys of sources that are wrong or missing."""
 
 
 class Gap(NamedTuple):
-    """What can be said of a step whose options are wrong. ``field``: the one that it is done to, where it says so.
+    """A step with wrong options. ``field``: its field, if it has the key.
 
-    ``touches``: the fields that it reads or makes, as far as it says; None for any.
+    ``touches``: the fields that it may read or make; None for any.
     """
 
     op: str
@@ -52,39 +53,39 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamDraft:
-    """A stream as far as it could be read. ``data`` is what its table holds.
+    """The valid parts of a stream. ``data``: its table.
 
-    ``sources``: the source with the key (), or where its options are wrong the parts that could be
-    read, each with its key in it. ``source_fields``: the fields that sources with wrong options add
-    to those of their parts. ``steps`` by their places in the pipeline, and ``gaps`` where no step
-    could be read.
+    ``sources``: the source with the key (); if its options are wrong, its valid parts, each with
+    its key in the source. ``source_fields``: the fields that sources with wrong options add to
+    those of their parts. ``steps``: valid ones by their index in the pipeline; ``gaps``: the
+    others.
     """
 
     sources: tuple[tuple[KeyPath, SourceOptions], ...]
     source_fields: tuple[str, ...]
     steps: Mapping[int, StepOptions]
     gaps: Mapping[int, Gap]
-    data: Mapping[str, Any]
+    data: Mapping[str, object]
 
 
 def whole_draft(stream: StreamConfig) -> StreamDraft:
-    """A stream in which nothing is wrong."""
+    """The draft of a valid stream."""
     return StreamDraft((((), stream.source),), (), dict(enumerate(stream.pipeline)), {}, stream.model_dump(mode="json"))
 
 
-def stream_drafts(data: Mapping[str, Any]) -> dict[str, StreamDraft]:
-    """What can be read of the streams of a file, by name."""
+def stream_drafts(data: Mapping[str, object]) -> dict[str, StreamDraft]:
+    """The valid parts of each stream, by name."""
     return {name: _stream_draft(table) for name, table in _tables(data)}
 
 
-def _tables(data: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def _tables(data: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
     """The tables of the streams of a file, by name."""
     streams = data.get("streams")
     tables = streams.items() if isinstance(streams, dict) else ()
     return [(name, table) for name, table in tables if isinstance(table, dict)]
 
 
-def _stream_draft(table: Mapping[str, Any]) -> StreamDraft:
+def _stream_draft(table: Mapping[str, object]) -> StreamDraft:
     sources: list[tuple[KeyPath, SourceOptions]] = []
     source_fields: list[str] = []
     _read_source((), table.get("source"), sources, source_fields)
@@ -95,8 +96,8 @@ def _stream_draft(table: Mapping[str, Any]) -> StreamDraft:
     return StreamDraft(tuple(sources), tuple(source_fields), steps, gaps, table)
 
 
-def daemon_draft(data: Mapping[str, Any]) -> tuple[DaemonConfig, frozenset[str]]:
-    """What can be read of [daemon], with defaults for the keys that are wrong, and those keys."""
+def daemon_draft(data: Mapping[str, object]) -> tuple[DaemonConfig, frozenset[str]]:
+    """[daemon] with defaults for its wrong keys, and those keys."""
     table = data.get("daemon")
     if not isinstance(table, dict):
         return DaemonConfig(), frozenset(DaemonConfig.model_fields)
@@ -110,8 +111,8 @@ def daemon_draft(data: Mapping[str, Any]) -> tuple[DaemonConfig, frozenset[str]]
         return DaemonConfig(), frozenset(DaemonConfig.model_fields)
 
 
-def hidden_problems(data: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
-    """What is wrong with streams where it would be looked at only once other keys of theirs are right, each with its key."""
+def hidden_problems(data: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
+    """Problems of streams that pydantic finds only once other keys are right, each with its key."""
     return [
         (("streams", name, *key), text)
         for name, table in _tables(data)
@@ -119,15 +120,16 @@ def hidden_problems(data: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
     ]
 
 
-def _wrong_together(table: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
-    """Which keys of a stream do not go together, with plain values in the place of those that are wrong by themselves."""
+def _wrong_together(table: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
+    """Conflicts between the keys of a stream; keys that are wrong get plain values meanwhile."""
     table = {**table, "pipeline": []}
     wrong = {key[0] for key in _wrong_keys(StreamConfig.model_validate_json, table)}
     if "lag" in wrong or not _is_kind(table.get("source")):
         table.pop("max_skew", None)
-    if any(key in wrong for key in CACHE_KEYS):
-        table = {key: value for key, value in table.items() if key not in CACHE_KEYS}
-    stand_ins: dict[str, Any] = {"batch_size": 1, "source": _like(table.get("source"))}
+    cache_keys = {"cache", *keys_marked(Mark.OF_CACHE, StreamConfig)}
+    if wrong & cache_keys:
+        table = {key: value for key, value in table.items() if key not in cache_keys}
+    stand_ins: dict[str, object] = {"batch_size": 1, "source": _like(table.get("source"))}
     kept = {key: value for key, value in table.items() if key not in wrong}
     return _found_by(
         StreamConfig.model_validate_json, {**kept, **{key: value for key, value in stand_ins.items() if key in wrong}}
@@ -138,8 +140,8 @@ def _is_kind(source: object) -> bool:
     return isinstance(source, dict) and source.get("type") in SOURCE_KINDS
 
 
-def _like(source: object) -> dict[str, Any]:
-    """A source that goes together with the same keys of a stream."""
+def _like(source: object) -> dict[str, object]:
+    """A valid source that allows the same keys of the stream as ``source``."""
     table = source if isinstance(source, dict) else {}
     if table.get("type") == "generator":
         return {"type": "generator", "function": "any:thing", "fields": {"x": "int64"}}
@@ -151,7 +153,7 @@ def _like(source: object) -> dict[str, Any]:
 
 
 def _hidden_in_source(key: KeyPath, source: object) -> list[tuple[KeyPath, str]]:
-    """What a source would say of its keys if others were not unknown, or of a wrong type, or missing; and so its parts."""
+    """Problems between the valid keys of a source, and of its parts."""
     if not isinstance(source, dict):
         return []
     wrong = {inner[0] for inner in _wrong_keys(_SOURCE.validate_json, source)}
@@ -166,8 +168,8 @@ def _hidden_in_source(key: KeyPath, source: object) -> list[tuple[KeyPath, str]]
     ]
 
 
-def _wrong_keys(validate: Callable[..., Any], table: Mapping[str, Any]) -> set[KeyPath]:
-    """Where something is wrong by itself."""
+def _wrong_keys(validate: Callable[..., object], table: Mapping[str, object]) -> set[KeyPath]:
+    """Paths of the keys that are wrong by themselves."""
     try:
         validate(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
@@ -175,8 +177,8 @@ def _wrong_keys(validate: Callable[..., Any], table: Mapping[str, Any]) -> set[K
     return set()
 
 
-def _found_by(validate: Callable[..., Any], table: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
-    """What the checks of a table say, whose keys are right by themselves."""
+def _found_by(validate: Callable[..., object], table: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
+    """Problems between the keys of a table whose keys are right by themselves."""
     try:
         validate(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
@@ -185,16 +187,16 @@ def _found_by(validate: Callable[..., Any], table: Mapping[str, Any]) -> list[tu
     return []
 
 
-def _daemon(table: Mapping[str, Any]) -> DaemonConfig:
+def _daemon(table: Mapping[str, object]) -> DaemonConfig:
     return DaemonConfig.model_validate_json(json.dumps(table, default=str), strict=True)
 
 
 def _read_source(
     key: KeyPath, data: object, sources: list[tuple[KeyPath, SourceOptions]], source_fields: list[str]
 ) -> None:
-    """Add the source, or what can be read of its parts and the field that it adds to theirs."""
+    """Add the source, or its valid parts and the field that it adds to theirs."""
     source = _read(_SOURCE, data)
-    if isinstance(source, SourceOptions):
+    if source is not None:
         sources.append((key, source))
     elif isinstance(data, dict):
         several, one, added = data.get("sources"), data.get("of"), data.get("source_field")
@@ -208,14 +210,13 @@ def _read_source(
 
 
 def _gap(data: object) -> Gap:
-    """Which fields a step may be about, by the names in it and by the default of its kind."""
+    """The fields that a step may be about, by its keys and by the defaults of its kind."""
     table = data if isinstance(data, dict) else {}
     op = table.get("op")
     kind = STEP_KINDS.get(nearest(op, STEP_KINDS) or "") if isinstance(op, str) else None
     if not isinstance(op, str) or kind is None or kind is STEP_KINDS["call"]:
         return Gap(str(op))
-    known: Any = kind
-    defaults = {option.name: option.default for option in fields(known)}
+    defaults = {option.name: option.default for option in fields(kind)}
     given = [table.get(name, defaults.get(name)) for name in _NAMING]
     listed = table.get("fields", ())
     names = [name for name in [*given, *(listed if isinstance(listed, list) else [listed])] if isinstance(name, str)]
@@ -226,8 +227,8 @@ def _gap(data: object) -> Gap:
     return Gap(op, field if isinstance(field, str) else None, touches)
 
 
-def _read(adapter: TypeAdapter[Any], data: object) -> Any:
-    """What the data says; None where it is wrong."""
+def _read(adapter: TypeAdapter[_T], data: object) -> _T | None:
+    """Validate ``data``; None if it is invalid."""
     try:
         return adapter.validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError:

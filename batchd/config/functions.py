@@ -1,9 +1,9 @@
-"""The functions of their own that people name in a stream: are they there, and what is in their modules?
+"""The user's own functions that a stream names: whether they exist, and their modules' digests.
 
-The daemon at its start, ``batchd check`` and ``batchd prepare``; imports none of them. Nor may
-workers import this module, which needs pydantic.
+For the daemon at its start, ``batchd check`` and ``batchd prepare``; none of them imports the
+functions. Workers do not import this module, which needs pydantic.
 
-Invariant: what workers import has the digests that are in the stream's fingerprint.
+Invariant: the stream's fingerprint has the digests of the modules that workers import.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,14 +24,14 @@ from batchd.sources.options import SourceOptions
 
 @dataclass(frozen=True, slots=True)
 class StreamCode:
-    """The modules of one stream: digests of their sources by name, and where workers look first. Both empty where it has none."""
+    """Modules of one stream: digests by name, and the folders that workers search first."""
 
     python_path: tuple[str, ...] = ()
     digests: dict[str, str] = field(default_factory=dict)
 
 
 def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
-    """Find the modules of a stream. Raises ``SourceInvalid`` where one is not there."""
+    """Find the modules of a stream. Raises ``SourceInvalid`` if one is missing."""
     named = [*(source for _key, source in sources_in(stream.source)), *stream.pipeline]
     functions = [one.function for one in named if isinstance(one, (PythonSource, GeneratorSource, Call))]
     if not functions:
@@ -45,7 +45,7 @@ def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
 
 
 def runs_own_code(whole: SourceOptions) -> bool:
-    """Is the source, or a part of it, somebody's own code, of which nobody here knows what it does?"""
+    """True if the source, or a part of it, is the user's own code."""
     kinds = (PythonSource, GeneratorSource, PluginSource)
     return any(isinstance(source, kinds) for _key, source in sources_in(whole))
 
@@ -53,9 +53,9 @@ def runs_own_code(whole: SourceOptions) -> bool:
 def code_problems(
     sources: Iterable[tuple[KeyPath, SourceOptions]], steps: Mapping[int, StepOptions], python_path: Sequence[Path]
 ) -> list[tuple[KeyPath, str]]:
-    """What is wrong with the functions that a stream names, each with its key in the stream.
+    """Problems of the functions that a stream names, each with its key in the stream.
 
-    ``sources``: with their keys in the stream's source. ``steps``: by their places in its pipeline.
+    ``sources``: with their keys in the stream's source. ``steps``: by their index in its pipeline.
     """
     named: list[tuple[KeyPath, str, Given]] = [
         (("source", *key, *inner, "function"), source.function, source.given)

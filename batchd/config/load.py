@@ -1,12 +1,11 @@
-"""From batchd.toml, the environment and the command line to one ``Config``. Daemon and CLI.
+"""Reads batchd.toml, the environment and the command line into one ``Config``. Daemon and CLI.
 
     --set PATH=VALUE   over   BATCHD_<KEY OF [daemon]>   over   batchd.toml   over   the defaults
 
 Relative paths in the file are relative to the file, all others to the current directory. A leading
 ``~`` is the home directory.
 
-Invariant: either a whole valid ``Config`` comes back, or a ``ConfigInvalid`` with everything that
-is wrong.
+Invariant: the result is a whole valid ``Config``, or a ``ConfigInvalid`` with all problems.
 """
 
 import json
@@ -22,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from batchd.config.problems import key_lines, locate, problems_from
-from batchd.config.schema import path_keys, path_places
+from batchd.config.schema import change_paths, path_keys
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import ConfigInvalid, KeyPath, Problem, path_text
 from batchd.storage.location import looks_like_url
@@ -39,21 +38,21 @@ _TOML_TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A value from outside of the file. ``origin`` is what the user wrote it with."""
+    """A value of the environment or the command line. ``origin``: its variable or option."""
 
     path: KeyPath
-    value: Any
+    value: object
     origin: str
 
 
 def load_config(
     file: Path, overrides: Mapping[str, str] = _NOTHING, environment: Mapping[str, str] | None = None
 ) -> Config:
-    """Read and check a configuration.
+    """Read and validate a configuration.
 
     ``overrides`` maps dotted paths to values in TOML, or plain text:
-    ``{"streams.photos.batch_size": "64"}``; the default of ``environment`` is the process's own.
-    Raises ``ConfigInvalid`` with all problems, each with its line where it has one.
+    ``{"streams.photos.batch_size": "64"}``; ``environment`` is by default the process's.
+    Raises ``ConfigInvalid`` with all problems, and their lines if they are in the file.
     """
     reading = read_config(file, overrides, environment)
     if reading.config is None or reading.problems:
@@ -63,28 +62,28 @@ def load_config(
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration as it was read, right or wrong.
+    """A configuration as it was read, valid or not.
 
-    ``data`` is what the file, the environment and the command line say together; ``config`` is None
-    where that is no tree.
+    ``data``: the merged values of file, environment and command line. ``config``: None if ``data``
+    is not valid.
     """
 
     config: Config | None
-    data: Mapping[str, Any]
+    data: Mapping[str, object]
     problems: tuple[Problem, ...]
     """Without lines yet."""
     changes: tuple["_Change", ...]
     lines: Mapping[KeyPath, int]
 
     def located(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Problems with their lines, in the order of the file; values from outside of it have their origins instead."""
+        """Problems in the order of the file, with their lines, or origins outside of it."""
         return _locate_outside(_name_origins(problems, self.changes), self.changes, self.lines)
 
 
 def read_config(
     file: Path, overrides: Mapping[str, str] = _NOTHING, environment: Mapping[str, str] | None = None
 ) -> LoadedConfig:
-    """Read a configuration as ``load_config`` does. Raises ``ConfigInvalid`` only where the file is no TOML."""
+    """Read a configuration like ``load_config``. Raises ``ConfigInvalid`` if it is not TOML."""
     text = read_text(file)
     data = _parse(text, file)
     _make_paths_absolute(data, file.absolute().parent)
@@ -102,7 +101,7 @@ def read_config(
 
 
 def read_text(file: Path) -> str:
-    """Read a configuration file. Raises ``ConfigInvalid`` saying why it cannot be read."""
+    """Read a configuration file. Raises ``ConfigInvalid`` with the reason if it cannot be read."""
     try:
         with file.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
@@ -122,7 +121,7 @@ def _unusable(file: Path, message: str, line: int | None = None) -> ConfigInvali
     return ConfigInvalid([Problem("", message, line=line)], str(file))
 
 
-def _parse(text: str, file: Path) -> dict[str, Any]:
+def _parse(text: str, file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -132,7 +131,7 @@ def _parse(text: str, file: Path) -> dict[str, Any]:
 
 
 def _syntax_error(message: str, text: str, file: Path) -> ConfigInvalid:
-    """Say in our words what tomllib says, with its line. A key given twice is the mistake that people make."""
+    """Word the error of tomllib for users, with its line. A repeated key is the usual mistake."""
     place = _TOML_PLACE.search(message)
     what = message[: place.start()] if place else message
     line = int(place[1]) if place and place[1] else text.count("\n") + 1
@@ -146,13 +145,14 @@ def _syntax_error(message: str, text: str, file: Path) -> ConfigInvalid:
 
 
 def _change(
-    data: dict[str, Any], overrides: Mapping[str, str], environment: Mapping[str, str]
+    data: dict[str, object], overrides: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[list[_Change], list[Problem]]:
-    """Do to ``data`` what the environment and the command line change, weakest first."""
+    """Apply the environment to ``data``, then the command line."""
     changes: list[_Change] = []
     problems: list[Problem] = []
     given: list[tuple[KeyPath, str, str]] = []
-    known = list(data["streams"]) if isinstance(data.get("streams"), dict) else []
+    streams = data.get("streams")
+    known = list(streams) if isinstance(streams, dict) else []
     for name in DaemonConfig.model_fields:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environment.get(variable):
@@ -174,8 +174,8 @@ def _change(
     return changes, problems + _without_strangers(data, known, changes)
 
 
-def _without_strangers(data: dict[str, Any], known: Sequence[str], changes: Sequence[_Change]) -> list[Problem]:
-    """Take out streams that the file has not and the changes do not make, which are misspelt; and what to say of them."""
+def _without_strangers(data: dict[str, object], known: Sequence[str], changes: Sequence[_Change]) -> list[Problem]:
+    """Remove streams that only overrides name and that have no source; report them as misspelt."""
     problems: list[Problem] = []
     streams = data.get("streams")
     if not known or not isinstance(streams, dict):
@@ -197,9 +197,9 @@ def _could_be_stream(table: object) -> bool:
 
 
 def _dotted_path(dotted: str) -> KeyPath | None:
-    """Split a path as TOML does, quotes and all; ``[1]`` behind a list is as good as ``.1``. None where it is no path."""
+    """Split a path like TOML, with quotes; ``[1]`` is the same as ``.1``. None if it is no path."""
     try:
-        data: Any = tomllib.loads(f"{_BRACKETS.sub(_without_brackets, dotted)} = 0")
+        data: object = tomllib.loads(f"{_BRACKETS.sub(_without_brackets, dotted)} = 0")
     except ValueError:
         return None
     path: KeyPath = ()
@@ -213,8 +213,8 @@ def _without_brackets(match: re.Match[str]) -> str:
     return match[1] or f".{match[2]}"
 
 
-def _value_from_text(path: KeyPath, text: str) -> Any:
-    """Read a value as TOML does; what is not TOML is text, so that ``auto`` and ``/data`` need no quotes."""
+def _value_from_text(path: KeyPath, text: str) -> object:
+    """Read a value as TOML; other text is a string, so ``auto`` and ``/data`` need no quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -223,16 +223,17 @@ def _value_from_text(path: KeyPath, text: str) -> Any:
     usable = len(parsed) == 1 and isinstance(value, (str, bool, int, float, list, dict))
     if not usable or (path[-1] in path_keys() and not isinstance(value, str)):
         value = text
-    changed: Any = [value] if isinstance(path[-1], int) else {path[-1]: value}
-    around: Any = changed
+    # the schema knows which values are paths by the tables around them
+    holder: dict[str | int, object] | list[object] = [value] if isinstance(path[-1], int) else {path[-1]: value}
+    around: object = holder
     for name in reversed(path[:-1]):
         around = [around] if isinstance(name, int) else {name: around}
     _make_paths_absolute(around, Path.cwd())
-    return changed[0 if isinstance(path[-1], int) else path[-1]]
+    return next(iter(holder.values() if isinstance(holder, dict) else holder))
 
 
-def _apply(data: dict[str, Any], path: KeyPath, text: str, origin: str) -> _Change:
-    """Set one value, making the tables around it where they are missing. Raises ``LookupError`` saying why it cannot be done."""
+def _apply(data: dict[str, object], path: KeyPath, text: str, origin: str) -> _Change:
+    """Set one value, and create missing tables around it. Raises ``LookupError``."""
     here: Any = data
     found: KeyPath = ()
     for name in path[:-1]:
@@ -248,7 +249,10 @@ def _apply(data: dict[str, Any], path: KeyPath, text: str, origin: str) -> _Chan
 
 
 def _key_in(here: object, name: str | int, path: KeyPath) -> str | int:
-    """What ``name`` is in what stands at ``path``: a key of a table, or the number of an item. Raises ``LookupError``."""
+    """Convert ``name`` to a key of the table, or index of the array, at ``path``.
+
+    Raises ``LookupError``.
+    """
     if isinstance(here, dict):
         return name
     if isinstance(here, list) and re.fullmatch(r"[0-9]{1,9}", str(name)) and int(name) < len(here):
@@ -262,15 +266,19 @@ def _key_in(here: object, name: str | int, path: KeyPath) -> str | int:
     raise LookupError(text)
 
 
-def _make_paths_absolute(data: Any, base: Path) -> None:
-    """Join every path in a configuration, or in a part of one, to ``base``; URLs stay, and empty ones, which are refused."""
-    for around, place in list(path_places(data)):
-        if around[place] and not looks_like_url(around[place]):
-            around[place] = str(base / os.path.expanduser(around[place]))  # noqa: PTH111  Path's raises for unknown users
+def _make_paths_absolute(data: object, base: Path) -> None:
+    """Join each path in ``data`` to ``base``, but URLs and empty paths, which are refused later."""
+
+    def absolute(path: str) -> str:
+        if not path or looks_like_url(path):
+            return path
+        return str(base / os.path.expanduser(path))  # noqa: PTH111  Path's raises for unknown users
+
+    change_paths(data, absolute)
 
 
 def _origin(problem: Problem, changes: Sequence[_Change]) -> str | None:
-    """What outside of the file set the value that ``problem`` is about."""
+    """The variable or option that set the value of ``problem``; None if the file did."""
     for change in reversed(changes):
         text = path_text(change.path)
         if problem.path == text or problem.path.startswith((f"{text}.", f"{text}[")):
@@ -279,7 +287,7 @@ def _origin(problem: Problem, changes: Sequence[_Change]) -> str | None:
 
 
 def _name_origins(problems: Sequence[Problem], changes: Sequence[_Change]) -> list[Problem]:
-    """Say of each problem what outside of the file set the value that it is about, or a part of it."""
+    """Add to each problem the variables and options that set its value, or parts of it."""
     named = []
     for problem in problems:
         origin = _origin(problem, changes)
@@ -290,7 +298,7 @@ def _name_origins(problems: Sequence[Problem], changes: Sequence[_Change]) -> li
 
 
 def _origins_within(problem: Problem, changes: Sequence[_Change]) -> list[str]:
-    """What outside of the file set parts of the table or list that ``problem`` is about."""
+    """The variables and options that set parts of the table or list of ``problem``."""
     if problem.path in _TOPMOST:
         return []
     within = (f"{problem.path}.", f"{problem.path}[")
@@ -300,6 +308,6 @@ def _origins_within(problem: Problem, changes: Sequence[_Change]) -> list[str]:
 def _locate_outside(
     problems: Sequence[Problem], changes: Sequence[_Change], lines: Mapping[KeyPath, int]
 ) -> list[Problem]:
-    """Add lines, except to values that do not stand in the file; then sort by line."""
+    """Add lines, except to values from outside of the file; then sort by line."""
     located = [problem if _origin(problem, changes) else locate([problem], lines)[0] for problem in problems]
     return sorted(located, key=lambda problem: problem.line or 0)

@@ -1,9 +1,13 @@
-"""From what pydantic finds wrong to what a person reads: path, message, meaning. Daemon and CLI.
+"""Turns pydantic's errors into problems for users: path, message, meaning, line. Daemon and CLI.
 
     pydantic: ('streams', 'photos', 'pipeline', 1, 'resize', 'sise')  unexpected_keyword_argument
-    person:   streams.photos.pipeline[1].sise: unknown key; did you mean size?
+    user:     streams.photos.pipeline[1].sise: unknown key; did you mean size?
 
-Invariant: every error becomes a part of exactly one problem, and no path has two problems.
+``tomllib`` reads values but not their lines. ``key_lines`` walks over text that ``tomllib`` has
+accepted, so it only tells strings, brackets and commas apart, and validates nothing.
+
+Invariant: each error becomes a part of exactly one problem, and no path has two problems.
+Invariant: ``key_lines(text)`` has the paths of ``tomllib.loads(text)``: tables, keys and items.
 """
 
 import json
@@ -11,12 +15,11 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from batchd.config.schema import EXAMPLES, default_text, example_of, kinds_at, known_keys, meaning_of
+from batchd.config.schema import EXAMPLES, default_text, example_of, item_at, kinds_at, known_keys, meaning_of
 from batchd.errors import KeyPath, Problem, path_text
 from batchd.samples.checks import OptionsInvalid
 from batchd.suggestions import known_here, suggestion
@@ -38,7 +41,7 @@ _TYPES = {
     "dataclass_type": "a table",
     "dataclass_exact_type": "a table",
 }
-"""What TOML calls what pydantic misses, by pydantic's names."""
+"""TOML's names of the types whose absence pydantic reports."""
 _TEXTS = ("string_type", "path_type")
 _STEP_EXAMPLE = '{ op = "decode" }'
 _TOKEN = re.compile(
@@ -53,8 +56,8 @@ _TOKEN = re.compile(
 )
 
 
-def problems_from(error: ValidationError, data: Mapping[str, Any]) -> list[Problem]:
-    """Write what pydantic found for people, one problem for each path, without lines. ``data`` is what was validated."""
+def problems_from(error: ValidationError, data: Mapping[str, object]) -> list[Problem]:
+    """One problem for each path of pydantic's errors in ``data``, without lines."""
     messages: dict[KeyPath, list[str]] = {}
     values: dict[KeyPath, str] = {}
     for details in filter(_concerns_the_data, error.errors(include_url=False)):
@@ -68,7 +71,7 @@ def problems_from(error: ValidationError, data: Mapping[str, Any]) -> list[Probl
 
 
 def locate(problems: Sequence[Problem], lines: Mapping[KeyPath, int]) -> list[Problem]:
-    """Add to each problem the line of its key, or of the nearest table around it. Problems that have a line keep it."""
+    """Add the line of its key, or of the nearest table around it, to each problem without one."""
     by_text = {path_text(path): line for path, line in lines.items()}
     located = []
     for problem in problems:
@@ -80,8 +83,8 @@ def locate(problems: Sequence[Problem], lines: Mapping[KeyPath, int]) -> list[Pr
     return located
 
 
-def _all_read(details: ErrorDetails, data: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
-    """The paths and messages of one of pydantic's errors: several where a table was checked for several things."""
+def _all_read(details: ErrorDetails, data: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
+    """Paths and messages of one of pydantic's errors; a table's checks may report several."""
     path, message = _read(details, data)
     error = details.get("ctx", {}).get("error")
     return (
@@ -89,7 +92,7 @@ def _all_read(details: ErrorDetails, data: Mapping[str, Any]) -> list[tuple[KeyP
     )
 
 
-def _read(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[KeyPath, str]:
+def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, str]:
     """The path and the message of one of pydantic's errors."""
     path = _real_path(details, data)
     context = details.get("ctx", {})
@@ -117,8 +120,8 @@ def _read(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[KeyPath, str]
             return path, _must_be(kind, path, data) or details["msg"].replace("Input should be ", _MUST_BE)
 
 
-def _missing(path: KeyPath, data: Mapping[str, Any]) -> tuple[KeyPath, str]:
-    """Where something is missing, and what; of an array that is too short, it is said of the whole."""
+def _missing(path: KeyPath, data: Mapping[str, object]) -> tuple[KeyPath, str]:
+    """Path and message of a missing value; if an array is too short, its path."""
     if path == ("streams",):
         return path, "missing: the daemon needs at least one table [streams.NAME]"
     if isinstance(path[-1], int):
@@ -127,8 +130,8 @@ def _missing(path: KeyPath, data: Mapping[str, Any]) -> tuple[KeyPath, str]:
     return path, "missing"
 
 
-def _must_be(kind: str, path: KeyPath, data: Mapping[str, Any]) -> str:
-    """Which type is missing at ``path``, with an example; "" where it is no matter of types."""
+def _must_be(kind: str, path: KeyPath, data: Mapping[str, object]) -> str:
+    """The expected type at ``path`` with an example; "" if the error is not about the type."""
     if kind not in _TYPES:
         return ""
     text = f"{_MUST_BE}{_TYPES[kind]}"
@@ -140,45 +143,39 @@ def _must_be(kind: str, path: KeyPath, data: Mapping[str, Any]) -> str:
     return f"{text}, such as {example}"
 
 
-def _example(path: KeyPath, data: Mapping[str, Any]) -> str:
-    """What may stand at ``path``, in TOML on one line; "" where there is no example."""
+def _example(path: KeyPath, data: Mapping[str, object]) -> str:
+    """An example for ``path`` in TOML on one line; "" if there is none."""
     *before, name = path or ("",)
     if isinstance(name, int):
         return {"pipeline": _STEP_EXAMPLE, "sources": EXAMPLES["source"]}.get(str(before[-1]), "")
-    around: Any = data
+    around: object = data
     for one in before:
-        around = around[one] if _holds(around, one) else {}
+        around = item_at(around, one)
     kind = around.get("op", around.get("type", "")) if isinstance(around, dict) else ""
     example = default_text(path, data) or " ".join(example_of(str(kind), name).split())
     return example.replace("[ ", "[").replace(", ]", "]")
 
 
 def _concerns_the_data(details: ErrorDetails) -> bool:
-    """A list is also too short for pydantic when its items are wrong; that would be said twice."""
+    """True but for a list that pydantic calls too short only because its items are wrong."""
     wrong_items = details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
     return not wrong_items
 
 
-def _real_path(details: ErrorDetails, data: Mapping[str, Any]) -> KeyPath:
-    """Leave out of pydantic's path what is no key of the file: the tags of alternatives."""
+def _real_path(details: ErrorDetails, data: Mapping[str, object]) -> KeyPath:
+    """Pydantic's path without the tags of alternatives, which are no keys of the file."""
     path: KeyPath = ()
-    here: Any = data
+    here: object = data
     *inner, last = details["loc"] or [""]
     for name in inner:
-        if _holds(here, name):
-            here, path = here[name], (*path, name)
-    return (*path, last) if _holds(here, last) or details["type"] == "missing" else path
-
-
-def _holds(here: object, name: str | int) -> bool:
-    """Whether there is something at ``here[name]``."""
-    if isinstance(here, dict):
-        return name in here
-    return isinstance(here, list) and isinstance(name, int) and name < len(here)
+        item = item_at(here, name)
+        if item is not None:
+            here, path = item, (*path, name)
+    return (*path, last) if item_at(here, last) is not None or details["type"] == "missing" else path
 
 
 def _value(details: ErrorDetails) -> str:
-    """The value as it was given, where it is short enough to help."""
+    """The value in JSON if it is short enough for a message, else ""."""
     value = details["input"]
     if details["type"] in ("value_error", "missing", "too_short", "too_long") or isinstance(value, (dict, list)):
         return ""
@@ -187,7 +184,7 @@ def _value(details: ErrorDetails) -> str:
 
 
 def _join(messages: Sequence[str], value: str) -> str:
-    """Join what the alternatives of one key demand: must be a number or "auto", not "many"."""
+    """Join the demands of all alternatives of a key: must be a number or "auto", not "many"."""
     first, *others = messages
     text = " or ".join([first, *(other.removeprefix(_MUST_BE) for other in others)])
     return f"{text}, not {value}" if value and first.startswith(_MUST_BE) else text
@@ -201,7 +198,7 @@ class _TomlToken:
 
 
 class _Walk:
-    """One walk over the text; ``lines`` grows as keys go by."""
+    """One walk over the text; ``lines`` grows with each key."""
 
     def __init__(self, text: str) -> None:
         self.lines: dict[KeyPath, int] = {}
@@ -221,7 +218,7 @@ class _Walk:
                 self._assignment(table)
 
     def _header(self) -> KeyPath:
-        """``[a.b]`` or ``[[a.b]]``; in the path of an array of tables each name stands with the item that it means now."""
+        """Path of ``[a.b]`` or ``[[a.b]]``, with the current index behind each array of tables."""
         doubled = self._skip("[") == 2  # noqa: PLR2004  the two brackets of an array of tables
         names = self._key()
         path: KeyPath = ()
@@ -245,7 +242,7 @@ class _Walk:
         self._value(path)
 
     def _key(self) -> list[tuple[str, int]]:
-        """Read the names of a dotted key up to what ends it."""
+        """Read the names of a dotted key."""
         names = []
         while not any(map(self._next_is, "=]")):
             token = self._take()
@@ -295,7 +292,7 @@ class _Walk:
         return self._at < len(self._tokens) and self._tokens[self._at].text == text
 
     def _skip(self, text: str) -> int:
-        """Step over every ``text`` that stands here; tell how many."""
+        """Skip each ``text`` at this place; returns their number."""
         start = self._at
         while self._next_is(text):
             self._at += 1
@@ -303,7 +300,7 @@ class _Walk:
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """The line of every table, key and array item, counted from 1, by its path: ``("streams", "photos", "pipeline", 0)``.
+    """The line, from 1, of each table, key and item: ``("streams", "photos", "pipeline", 0)``.
 
     ``text`` must be TOML that ``tomllib`` reads.
     """
@@ -321,6 +318,6 @@ def _tokens(text: str) -> Iterator[_TomlToken]:
 
 
 def _unquote(text: str) -> str:
-    """What a quoted key says, escapes and all; the reader of TOML knows."""
+    """The name of a quoted key, read by ``tomllib`` because of escapes."""
     name: str = next(iter(tomllib.loads(f"{text} = 0")))
     return name

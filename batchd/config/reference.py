@@ -1,28 +1,26 @@
-"""The configuration explained to people: an annotated batchd.toml and the manual's page. CLI.
+"""Explains the configuration: an annotated batchd.toml and the manual's page. CLI.
 
-Both are made from the JSON Schema, which is made from the tree, so that no key is without its
-meaning and no default is told in two places.
+Both are made from the JSON Schema, and that from the tree, so each key has its meaning and its
+default is written once.
 
-Invariant: ``annotated_toml()`` loads, and gives every key that it leaves out of comments its
-default.
+Invariant: ``annotated_toml()`` is valid, and each key in it that is not a comment has its default.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from textwrap import fill, wrap
 
-from batchd.config.schema import EXAMPLES, Node, alternatives, example_of, json_schema, resolve
-from batchd.samples.sizes import format_bytes
+from batchd.config.schema import EXAMPLES, Node, alternatives, example_of, json_schema, resolve, toml_default
 
 WIDTH_CHARACTERS = 110
 PAGE_CHARACTERS = 100
 _NOT_PROSE = ("|", "#", "```", "* ")
 _UNBROKEN = re.compile(r"`[^`]+`|\[[^\]]*\]\([^)]*\)")
-"""Code and links of a page: each stays on one line."""
+"""Code and links, which stay on one line."""
 _EXAMPLE_STREAM = "photos"
 _DEPENDENT = {"max_skew", "http"}
-"""Keys that are refused unless another key says that they count; and one whose default is tried, and whose value is demanded."""
+"""Commented out: keys that need another key, and one whose value is required if it is set."""
 _MANUAL_HEAD = """# Configuration
 
 *Made by `batchd config --reference`; do not edit.*
@@ -41,7 +39,7 @@ to the current directory, and `~` is the home directory. Unknown keys are refuse
 
 
 def annotated_toml() -> str:
-    """A whole batchd.toml: each key with its default, its meaning above it, and an example where a key has no default."""
+    """A whole batchd.toml: each key with its meaning, and its default or an example."""
     schema = json_schema()
     stream = resolve(next(iter(schema["properties"]["streams"]["patternProperties"].values())))
     lines = [
@@ -83,7 +81,7 @@ def reference_markdown() -> str:
 
 
 def wrap_prose(page: str) -> str:
-    """Wrap the paragraphs of a page of Markdown; tables, headings, lists and blocks of code stay as they are."""
+    """Wrap paragraphs of Markdown; tables, headings, lists and code stay."""
     parts = page.split("\n\n")
     is_code = False
     for index, part in enumerate(parts):
@@ -98,7 +96,7 @@ def wrap_prose(page: str) -> str:
 def _annotated_keys(table: Node) -> Iterator[str]:
     for name, node in table["properties"].items():
         yield from _comment(_meaning(node))
-        value = _default(node)
+        value = toml_default(node)
         required = name in table.get("required", ())
         mark = "" if required or (value and name not in _DEPENDENT) else "# "
         yield f"{mark}{name} = {EXAMPLES[name] if value in ('', '[]') else value}"
@@ -106,12 +104,12 @@ def _annotated_keys(table: Node) -> Iterator[str]:
 
 
 def _annotated_alternatives(node: Node) -> Iterator[str]:
-    """Every kind as comments: how it is written, then what the keys are for."""
+    """Each kind as comments: a line of TOML, then the meanings of its keys."""
     chosen_by = node["discriminator"]["propertyName"]
     for kind, table in alternatives(node).items():
         keys = {name: key for name, key in table["properties"].items() if name != chosen_by}
         written = [f"{chosen_by} = {json.dumps(kind)}"]
-        values = {name: _default(key) or example_of(kind, name) for name, key in keys.items()}
+        values = {name: toml_default(key) or example_of(kind, name) for name, key in keys.items()}
         written += [f"{name} = {value}" for name, value in values.items() if value]
         yield f"# {{ {', '.join(written)} }}"
         yield from _comment(_meaning(table), "    ")
@@ -134,19 +132,11 @@ def _section(title: str, table: Node, introduction: str = "") -> list[str]:
 def _shown_default(name: str, node: Node, table: Node) -> str:
     if name in table.get("required", ()):
         return "required"
-    return _default(node) or "not set"
+    return toml_default(node) or "not set"
 
 
 def _marked(default: str) -> str:
     return default if default in ("required", "not set") else f"`{default}`"
-
-
-def _default(node: Node) -> str:
-    """The default as TOML writes it; "" where there is none."""
-    value = node.get("default")
-    if value is None:
-        return ""
-    return json.dumps(format_bytes(value) if "x-unit" in node else value)
 
 
 def _meaning(node: Node) -> str:
@@ -160,7 +150,7 @@ def _choices(node: Node) -> str:
 
 
 def _range(node: Node) -> str:
-    """The limits of a number, also where it is one of several things that the key may be."""
+    """The limits of a number, also if it is one of several alternatives."""
     numbers = [option for option in [node, *node.get("anyOf", ())] if option.get("type") in ("integer", "number")]
     if not numbers or "x-unit" in node:
         return ""
@@ -170,7 +160,7 @@ def _range(node: Node) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def _first(node: Node, *limits: tuple[str, str]) -> str:
+def _first(node: Mapping[str, object], *limits: tuple[str, str]) -> str:
     return next((f"{words} {node[name]}" for name, words in limits if name in node), "")
 
 

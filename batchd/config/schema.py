@@ -1,23 +1,53 @@
-"""The JSON Schema of the configuration, and questions to it: what is this key for, which keys are there? Daemon and CLI.
+"""The JSON Schema of the configuration: keys, meanings, defaults, examples. Daemon and CLI.
 
-The schema is made from ``config.tree``; everything that speaks of keys (messages, ``batchd
-config``, the manual) asks here.
+The schema is made from ``config.tree``; messages, ``batchd config`` and the manual read it here.
 
-Invariant: an answer follows the data: which keys a step or a source has depends on its ``op`` or
-``type``.
+Invariant: an answer follows the data: the ``op`` of a step and the ``type`` of a source decide
+which keys it has.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from batchd.errors import KeyPath
 from batchd.samples.sizes import format_bytes
 
-Node = dict[str, Any]
-"""A JSON Schema, or a part of one."""
+
+class Discriminator(TypedDict):
+    """The key that tells the tables of ``oneOf`` apart, and the reference of each by its value."""
+
+    propertyName: str
+    mapping: dict[str, str]
+
+
+Node = TypedDict(
+    "Node",
+    {
+        "$defs": dict[str, "Node"],
+        "$ref": str,
+        "additionalProperties": bool,
+        "anyOf": list["Node"],
+        "const": str,
+        "default": object,
+        "description": str,
+        "discriminator": Discriminator,
+        "enum": list[str],
+        "format": str,
+        "items": "Node",
+        "oneOf": list["Node"],
+        "patternProperties": dict[str, "Node"],
+        "prefixItems": list["Node"],
+        "properties": dict[str, "Node"],
+        "required": list[str],
+        "type": str,
+        "x-unit": str,
+    },
+    total=False,
+)
+"""A JSON Schema, or a part of one: its keywords, but for the limits of numbers."""
 _ANYTHING: Node = {"additionalProperties": True}
 
 
@@ -110,26 +140,23 @@ def path_keys() -> frozenset[str]:
     return frozenset(found)
 
 
-def path_places(data: object, node: Node | None = None) -> Iterator[tuple[Any, str | int]]:
-    """Where paths of files stand in ``data``: the table or array, and the key or place in it.
+def change_paths(data: object, change: Callable[[str], str], node: Node | None = None) -> None:
+    """Replace each path of a file in ``data``, tables and arrays, by ``change(path)``.
 
-    Other text is no path, whatever its key is called. Where the schema knows no keys (options of a
-    plugin, or a step or source that does not say of which kind it is), the keys that are paths
-    elsewhere count.
+    Only the schema decides which text is a path. Where it has no keys (options of a plugin, or a
+    step or source of an unknown kind), the keys count that are paths elsewhere.
     """
     node = resolve(json_schema() if node is None else node, data)
     is_open = "discriminator" in node or node.get("additionalProperties") is True
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for name, item in items:
+    if not isinstance(data, (dict, list)):
+        return
+    for name, item in list(data.items() if isinstance(data, dict) else enumerate(data)):
         child = _child(node, name)
-        if child is not None and not isinstance(item, str):
-            yield from path_places(item, child)
-        elif child is not None:
-            yield from [(data, name)] if _is_path(child) else []
-        elif is_open and not isinstance(item, str):
-            yield from path_places(item, _ANYTHING)
-        elif is_open and name in path_keys():
-            yield data, name
+        if not isinstance(item, str):
+            if child is not None or is_open:
+                change_paths(item, change, _ANYTHING if child is None else child)
+        elif _is_path(child) if child is not None else is_open and name in path_keys():
+            data[name] = change(item)
 
 
 def _is_path(node: Node) -> bool:
@@ -137,14 +164,14 @@ def _is_path(node: Node) -> bool:
 
 
 def meaning_of(path: KeyPath, data: object) -> str:
-    """What the key at ``path`` is for: its documentation on one line, "" where there is no such key."""
+    """The documentation of the key at ``path`` on one line; "" for an unknown key."""
     node = json_schema()
     description = ""
     for name in path:
         child = _child(resolve(node, data), name)
         if child is None:
             return "" if isinstance(name, str) else " ".join(description.split())
-        node, data = child, _item(data, name)
+        node, data = child, item_at(data, name)
         if isinstance(name, str):
             description = node.get("description", "")
         elif "discriminator" in node:
@@ -153,73 +180,81 @@ def meaning_of(path: KeyPath, data: object) -> str:
 
 
 def known_keys(path: KeyPath, data: object) -> list[str]:
-    """The keys that the table at ``path`` may have, but for the one that says of which kind it is; none if no keys are fixed."""
+    """The keys of the table at ``path`` but ``op`` or ``type``; [] if it may have any keys."""
     node = _node_at(path, data)
     for name in path:
-        data = _item(data, name)
-    kind = None if node is None else node.get("discriminator", {}).get("propertyName")
-    return [] if node is None else [key for key in resolve(node, data).get("properties", ()) if key != kind]
+        data = item_at(data, name)
+    if node is None:
+        return []
+    kind = node["discriminator"]["propertyName"] if "discriminator" in node else None
+    return [key for key in resolve(node, data).get("properties", ()) if key != kind]
 
 
 def kinds_at(path: KeyPath, data: object) -> list[str]:
-    """The kinds of sources or steps that there are, for a table at ``path`` that is one of them."""
+    """The kinds that the table at ``path`` can be: of sources, or of steps."""
     node = _node_at(path, data)
     return list(node["discriminator"]["mapping"]) if node is not None and "discriminator" in node else []
 
 
 def default_text(path: KeyPath, data: object) -> str:
-    """The default of the key at ``path`` as TOML writes it; "" where it has none, or one that says nothing."""
-    node = _node_at(path, data) or {}
+    """The default of the key at ``path`` as TOML; "" for none and for an empty one."""
+    text = toml_default(_node_at(path, data) or {})
+    return "" if text in ('""', "[]", "{}") else text
+
+
+def toml_default(node: Node) -> str:
+    """The default of a key as TOML writes it; "" without one."""
     value = node.get("default")
-    return "" if value in (None, "", [], {}) else json.dumps(format_bytes(value) if "x-unit" in node else value)
+    if value is None:
+        return ""
+    return json.dumps(format_bytes(value) if "x-unit" in node and isinstance(value, int) else value)
 
 
 def _node_at(path: KeyPath, data: object) -> Node | None:
-    """The schema of what stands at ``path``; None where nothing may."""
+    """The schema of the value at ``path``; None for an unknown key."""
     node = json_schema()
     for name in path:
         child = _child(resolve(node, data), name)
         if child is None:
             return None
-        node, data = child, _item(data, name)
+        node, data = child, item_at(data, name)
     return node
 
 
 def resolve(node: Node, data: object = None) -> Node:
-    """Follow a reference, and choose among alternatives by the ``op`` or ``type`` that ``data`` has."""
+    """Follow a reference; choose among alternatives by the ``op`` or ``type`` in ``data``."""
     if "$ref" in node:
         return _definition(node["$ref"])
     if "discriminator" in node:
-        kind = _item(data, node["discriminator"]["propertyName"])
+        kind = item_at(data, node["discriminator"]["propertyName"])
         reference = node["discriminator"]["mapping"].get(kind) if isinstance(kind, str) else None
         return _definition(reference) if reference else node
     return node
 
 
 def alternatives(node: Node) -> dict[str, Node]:
-    """The tables among which a discriminator chooses, by its value, in their order: ``{"decode": …, "resize": …}``."""
+    """The alternatives of a discriminator by its value: ``{"decode": …, "resize": …}``."""
     chosen_by = node["discriminator"]["propertyName"]
     tables = [_definition(option["$ref"]) for option in node["oneOf"]]
     return {table["properties"][chosen_by]["const"]: table for table in tables}
 
 
 def _definition(reference: str) -> Node:
-    node: Node = json_schema()["$defs"][reference.rpartition("/")[2]]
-    return node
+    return json_schema()["$defs"][reference.rpartition("/")[2]]
 
 
 def _child(node: Node, name: str | int) -> Node | None:
     if isinstance(name, int):
-        items: list[Node] = node.get("prefixItems", [])
+        items = node.get("prefixItems", [])
         choices = [option["items"] for option in [node, *node.get("anyOf", ())] if "items" in option]
         return items[name] if name < len(items) else next(iter(choices), None)
     if name in node.get("properties", {}):
-        child: Node = node["properties"][name]
-        return child
+        return node["properties"][name]
     return next(iter(node.get("patternProperties", {}).values()), None)
 
 
-def _item(data: object, name: str | int) -> object:
+def item_at(data: object, name: str | int) -> object:
+    """The value of a table's key or of an array's index; None if there is none."""
     if isinstance(data, dict):
         return data.get(name)
     if isinstance(data, list) and isinstance(name, int) and name < len(data):

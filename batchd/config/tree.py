@@ -1,17 +1,18 @@
-"""The configuration as one frozen tree. Daemon and CLI; workers never import this, because pydantic costs them memory.
+"""The configuration as one frozen tree. Daemon and CLI; workers have no pydantic.
 
     Config ── daemon: DaemonConfig
-           └─ streams: NAME → StreamConfig ── source: FolderSource | ListSource
+           └─ streams: NAME → StreamConfig ── source: FolderSource | ListSource | …
                                            └─ pipeline: Decode, …
 
-Field, limits, default, unit and meaning stand here (and in ``sources`` and ``steps``) once; what
-the TOML file may hold, what error messages say, ``batchd config``, the JSON Schema and the manual
-are all made from it.
+A field has its limits, default, unit and meaning here, or in the ``options`` of its kind, and only
+there. The reader of TOML, error messages, ``batchd config``, the JSON Schema and the manual derive
+from it. Marks say what else a key means: see ``Mark``.
 
-Invariant: a ``Config`` that exists is valid in itself. Whether its files exist and its memory
-suffices is checked by ``batchd check`` and at the daemon's start.
+Invariant: a ``Config`` is valid in itself. ``batchd check`` and the daemon's start check whether
+its files exist and its memory suffices.
 """
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -41,13 +42,20 @@ SAMPLE_SHARE = 0.8
 STREAM_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 
 PUSH_DEFAULTS: dict[str, object] = {"lag": "lockstep", "on_error": "mask"}
-"""In a stream whose samples are pushed."""
+"""Defaults of a stream with a push source."""
 
 OnError = Literal["substitute", "mask", "fail"]
 Lag = Literal["independent", "lockstep"]
 CacheKind = Literal["off", "encoded", "seekable", "decoded"]
-CACHE_KEYS = ("cache", "cache_memory", "cache_dir", "cache_size", "cache_short_side")
 SHORT_SIDE_MAX = 4_096
+
+
+class Mark(Enum):
+    """Facts of a key, as metadata of its field: ``keys_marked(Mark.LIVE, DaemonConfig)``."""
+
+    DECIDES_BYTES = "its value is part of the stream's fingerprint; source and pipeline are, by their content"
+    LIVE = "a reload changes it in the running daemon; all other keys of [daemon] need a restart"
+    OF_CACHE = "it counts only with a cache"
 
 
 def _bytes_from_text(value: object) -> object:
@@ -62,7 +70,7 @@ def _within_memory_limits(count: int) -> int:
 
 
 def _named_by_parts(path: Path) -> Path:
-    """An empty path would mean the current directory, which nobody means; the kernel takes no NUL."""
+    """Refuse an empty path, which would be the current directory, and NUL, as the kernel does."""
     if not path.parts or "\0" in str(path):
         raise ValueError("must name a directory")
     check_local("it", path)
@@ -97,7 +105,7 @@ StreamName = Annotated[str, Field(pattern=STREAM_NAME_PATTERN)]
 
 
 class _Branch(BaseModel):
-    """What all tables have in common: frozen, strict, no unknown keys, meanings from the strings under the fields."""
+    """Base of all tables: frozen, strict, no unknown keys; docstrings are the meanings."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -106,6 +114,11 @@ class _Branch(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=IS_WHOLE,
     )
+
+
+def keys_marked(mark: Mark, table: type[_Branch]) -> tuple[str, ...]:
+    """The keys of ``table`` with a mark, in the order of the manual."""
+    return tuple(name for name, field in table.model_fields.items() if mark in field.metadata)
 
 
 class DaemonConfig(_Branch):
@@ -149,31 +162,31 @@ class DaemonConfig(_Branch):
     When not set, $CACHE_DIRECTORY (which systemd sets), /var/cache/batchd for root, and
     $XDG_CACHE_HOME/batchd or ~/.cache/batchd for other users."""
 
-    python_path: tuple[Annotated[Path, AfterValidator(_named_by_parts)], ...] | None = None
+    python_path: Annotated[tuple[Annotated[Path, AfterValidator(_named_by_parts)], ...] | None, Mark.LIVE] = None
     """Folders with the modules of your own functions ("call" steps, "python" and "generator"
     sources), searched before Python's own path. When not set, the folder of the configuration file.
     Every user who can write there can run code as the daemon's user."""
 
-    workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
+    workers: Annotated[Annotated[int, Field(ge=1, le=1024)] | Literal["auto"], Mark.LIVE] = "auto"
     """Number of decoding processes. "auto": one for each CPU that the daemon may use, by affinity
     and cgroup quota."""
 
-    memory: Memory = 4 * GIBIBYTE
+    memory: Annotated[Memory, Mark.LIVE] = 4 * GIBIBYTE
     """Shared memory for the rings of all streams together, in bytes or as "4GiB", "512MiB"."""
 
-    sample_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    sample_timeout_s: Annotated[float, Field(gt=0, le=3600), Mark.LIVE] = 30.0
     """Timeout of one sample in a worker, in seconds: the daemon kills a worker that takes longer,
     and names the file."""
 
-    drain_timeout_s: Annotated[float, Field(ge=0, lt=10)] = 8.0
+    drain_timeout_s: Annotated[float, Field(ge=0, lt=10), Mark.LIVE] = 8.0
     """How long workers may finish their orders after SIGTERM, in seconds; then the daemon ends."""
 
-    storage_timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    storage_timeout_s: Annotated[float, Field(gt=0, le=600), Mark.LIVE] = 5.0
     """Timeout of a request to http, s3 or gs without an answer, in seconds; then it is retried. A
     whole sample takes at most 0.8 of sample_timeout_s: then it is a bad sample, and no worker is
     killed."""
 
-    storage_retries: Annotated[int, Field(ge=0, le=100)] = 3
+    storage_retries: Annotated[int, Field(ge=0, le=100), Mark.LIVE] = 3
     """Number of retries of a request to http, s3 or gs, with growing pauses, after a timeout, a
     status of 429 or 500 and more, or a connection that closes too soon."""
 
@@ -183,15 +196,15 @@ class DaemonConfig(_Branch):
     enough, the daemon ends with an error. Streams that a reload adds or changes get theirs on
     demand."""
 
-    chunk_rows: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
+    chunk_rows: Annotated[Annotated[int, Field(ge=1, le=256)] | Literal["auto"], Mark.LIVE] = "auto"
     """Maximum number of samples in one order to a worker. "auto" measures: about 20 ms of work, so
     that messages cost nothing and all workers end a batch together; more with more than 64
     workers."""
 
-    sessions_max: Annotated[int, Field(ge=1, le=65_536)] = 256
+    sessions_max: Annotated[int, Field(ge=1, le=65_536), Mark.LIVE] = 256
     """Maximum number of connected trainers; further ones are refused with a message."""
 
-    sessions_per_peer: Annotated[int, Field(ge=1, le=65_536)] = 256
+    sessions_per_peer: Annotated[int, Field(ge=1, le=65_536), Mark.LIVE] = 256
     """Maximum number of trainers connected over TCP with the same key, or from the same host if
     there are no keys; further ones are refused with a message."""
 
@@ -202,7 +215,7 @@ class DaemonConfig(_Branch):
     so undetected."""
 
     def storage_limits(self) -> StorageLimits:
-        """How patient to be with servers of files."""
+        """Timeouts and retries of requests to servers of files."""
         return StorageLimits(self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s)
 
     def worker_count(self) -> int:
@@ -220,19 +233,20 @@ class StreamConfig(_Branch):
     """The steps that each sample goes through, in order. Encoded images need a "decode" step
     first."""
 
-    batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX)]
+    batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX), Mark.DECIDES_BYTES]
     """Samples per batch, per rank. In the last round of an epoch the remaining samples are split
     between the ranks, at least one each."""
 
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    """Decides the shuffle and every random step; the same seed gives the same bytes. Two streams with the same seed draw the same
-    numbers for the same sample of the same epoch, so give streams that must differ different seeds."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 63), Mark.DECIDES_BYTES] = 0
+    """Decides the shuffle and every random step; the same seed gives the same bytes. Two streams
+    with the same seed draw the same numbers for the same sample of the same epoch, so give streams
+    that must differ different seeds."""
 
-    shuffle: bool = True
+    shuffle: Annotated[bool, Mark.DECIDES_BYTES] = True
     """Whether each epoch has its own order; false keeps the order of the source. A push source has
     only the order of arrival."""
 
-    drop_last: bool = False
+    drop_last: Annotated[bool, Mark.DECIDES_BYTES] = False
     """Whether an epoch ends with its last whole batch; false keeps the remaining samples as a
     smaller last batch. With W ranks, true also leaves out the last batches that do not make one for
     each rank, up to W - 1 whole ones; false has the ranks share them."""
@@ -242,7 +256,7 @@ class StreamConfig(_Branch):
     asks again for a batch that does not match, and counts it. For untrusted networks and memory;
     costs both sides some 0.2 ms for each MB."""
 
-    on_error: OnError = "substitute"
+    on_error: Annotated[OnError, Mark.DECIDES_BYTES] = "substitute"
     """What replaces a sample that cannot be read or decoded: "substitute" takes another sample
     (always the same one), "mask" zeros (a padded field its fill) with valid = false, "fail" stops
     the stream. With a push source "mask" or "fail"."""
@@ -276,31 +290,31 @@ class StreamConfig(_Branch):
     daemon is restarted, or a reload finds another source; with cache_dir, when the file of the
     cache is removed."""
 
-    cache_memory: Memory | None = None
+    cache_memory: Annotated[Memory | None, Mark.OF_CACHE] = None
     """With a cache in memory: its maximum size, in bytes or as "200GiB", in addition to [daemon]
     memory, which is for rings. If it is less than all samples need, the cache keeps those that were
     read first, and evicts none."""
 
-    cache_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
+    cache_dir: Annotated[Annotated[Path, AfterValidator(_named_by_parts)] | None, Mark.OF_CACHE] = None
     """Folder of the cache's file, which outlives the daemon. The folder must exist, preferably on a
     local disk. When not set, the cache is in memory, and ends with the daemon."""
 
-    cache_size: Memory | None = None
+    cache_size: Annotated[Memory | None, Mark.OF_CACHE] = None
     """With cache_dir: the maximum size of the cache's file, in bytes or as "200GiB"; for a cache in
     memory use cache_memory."""
 
-    cache_short_side: Annotated[int, Field(ge=1, le=SHORT_SIDE_MAX)] | None = None
+    cache_short_side: Annotated[Annotated[int, Field(ge=1, le=SHORT_SIDE_MAX)] | None, Mark.OF_CACHE] = None
     """With cache = "decoded": the shorter side of the kept images, in pixels, like a resize to
     shorter_side after "decode". Images of full size take many times the memory of their files."""
 
     @property
     def is_shuffled(self) -> bool:
-        """Has each epoch an order of its own? Samples that come as they come have none to begin with."""
+        """True if each epoch has its own order; live samples have no order to shuffle."""
         return self.shuffle and not self.source.is_live
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        """Refuse what a source cannot do, and an option that nobody would read."""
+        """Refuse options that do not fit the source, and options without effect."""
         checks = Checks()
         if self.source.is_live and self.shuffle and "shuffle" in self.model_fields_set:
             checks.say(
@@ -317,9 +331,9 @@ class StreamConfig(_Branch):
         return self
 
     def _check_cache(self, checks: Checks) -> None:
-        """Refuse a cache of what never comes again, one without a budget, and a budget without a cache."""
+        """Refuse a cache for a live source or without a budget, and a budget without a cache."""
         if self.cache == "off":
-            for key in CACHE_KEYS[1:]:
+            for key in keys_marked(Mark.OF_CACHE, StreamConfig):
                 if getattr(self, key) is not None:
                     checks.say(f'{key} counts only with a cache: cache = "encoded", "seekable" or "decoded"', key)
         elif self.source.is_live:
@@ -346,11 +360,11 @@ class StreamConfig(_Branch):
 
     @property
     def cache_bytes(self) -> int | None:
-        """The budget of the cache, in memory or on disk."""
+        """Budget of the cache in bytes, in memory or on disk."""
         return self.cache_memory if self.cache_dir is None else self.cache_size
 
     def _check_push(self, checks: Checks, source: PushSource) -> None:
-        """What is pushed comes once: refuse what needs samples that can be had again; it is not the default either."""
+        """Set the defaults of a push stream, and refuse what needs a sample twice."""
         self.__dict__.update(
             (name, value) for name, value in PUSH_DEFAULTS.items() if name not in self.model_fields_set
         )

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
-from batchd.config.tree import StreamConfig
+from batchd.config.tree import Mark, StreamConfig, keys_marked
 from batchd.core.mailbox import LiveSpec
 from batchd.core.spec import StreamSpec
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
@@ -213,11 +213,8 @@ def fingerprint(plan: StreamPlan, source_digest: str) -> str:
         "source": source_digest,
         "columns": [(column.name, column.text) for column in plan.columns],
         "steps": [named_by_content(step, plan.digests) for step in plan.pipeline.steps],
-        "batch_size": config.batch_size,
-        "seed": config.seed,
-        "shuffle": config.is_shuffled,
-        "drop_last": config.drop_last,
-        "on_error": config.on_error,
+        **{key: getattr(config, key) for key in keys_marked(Mark.DECIDES_BYTES, StreamConfig)},
+        "shuffle": config.is_shuffled,  # never for a live source
     }
     if config.cache == "decoded":
         content["cut"] = plan.pipeline.cut  # what is decoded without knowing a crop may be other pixels

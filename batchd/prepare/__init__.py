@@ -1,4 +1,4 @@
-"""``batchd prepare``: run a pipeline once over all samples of a stream, into shards or files on the disk.
+"""``batchd prepare``: run a pipeline once over all samples of a stream, into shards or files.
 
 run       the command's process: which shards are missing, who writes them, what became of them
 folder    the same process: the folder of the shards, what is in it, and what was left out

@@ -1,4 +1,7 @@
-"""Entry of a WRITER: ``python -m batchd.prepare NOTE_FD CHANNEL_FD``. Started by ``batchd prepare`` and by nobody else."""
+"""Entry of a WRITER: ``python -m batchd.prepare NOTE_FD CHANNEL_FD``.
+
+Only ``batchd prepare`` starts it.
+"""
 
 import socket
 import sys
@@ -10,7 +13,7 @@ limit_threads()
 
 
 def main() -> int:
-    """Write shards until whoever ordered them is gone."""
+    """Write shards until the process of the command has ended."""
     settle_in()
     from batchd.prepare.shards import ShardWriter  # noqa: PLC0415  after the environment is set
     from batchd.worker.process import NoteMemory  # noqa: PLC0415  the same

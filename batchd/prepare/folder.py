@@ -1,14 +1,16 @@
-"""The folder that shards are prepared in: whose it is, what is there, and what was left out. The process of ``batchd prepare``.
+"""The folder of the shards: its purpose, its shards, its bad samples.
 
-    prepare.json         what is prepared here: any other command is refused
+Runs in the process of ``batchd prepare``.
+
+    prepare.json         what is prepared here; a command for anything else is refused
     NAME-000000.tar ...  shards, whole
     files/ NAME.list     files instead of shards, and the list of all of them
     *.unfinished         left by a killed process; removed
-    sizes.tsv            shard and bytes of each shard that was finished; a line is there before its shard has its name
-    bad.tsv              shard, sample, path and reason of each sample that was left out
+    sizes.tsv            name and bytes of each finished shard, written before it is renamed
+    bad.tsv              shard, sample, path and reason of each sample that is in no shard
 
-Invariant: the lines of ``bad.tsv`` are those of the shards that are there, each once. A shard whose
-size is not the one that was noted counts as missing, whoever cut it.
+Invariant: ``bad.tsv`` has one line for each bad sample of the finished shards. A shard with another
+size than the recorded one counts as missing.
 """
 
 import fcntl
@@ -33,11 +35,11 @@ DIGESTS = {
     "source": "the source's files have changed, or its options",
     "steps": "the pipeline, the seed, or what a step reads or calls has changed",
 }
-"""What it means where one of these is another: a digest says nothing to people."""
+"""What has changed if one of these digests differs."""
 
 
 class LeftOut(NamedTuple):
-    """A sample that is in no shard, and why."""
+    """A bad sample, which is in no shard."""
 
     shard: str
     sample: int
@@ -46,9 +48,9 @@ class LeftOut(NamedTuple):
 
 
 class ShardFolder:
-    """Holds the folder while it is written. Use as a context manager.
+    """Locks the folder while shards are written. A context manager.
 
-    Raises ``BatchdError`` where it cannot be written, another command is at work in it, or
+    Raises ``BatchdError`` if the folder cannot be written, another command is using it, or
     something else was prepared in it.
     """
 
@@ -70,7 +72,7 @@ class ShardFolder:
             where_it_fails.pop_all()
 
     def _begin(self, about: dict[str, object]) -> None:
-        """Lock the folder, and read what is in it."""
+        """Lock the folder, remove unfinished files, and read the records of earlier runs."""
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._claim(about)
         for left in self.path.glob(f"*{UNFINISHED}"):
@@ -92,15 +94,15 @@ class ShardFolder:
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """The samples that are in no shard, of the shards that are there."""
+        """The bad samples of the finished shards."""
         return list(self._bad)
 
     def has(self, shard: str) -> bool:
-        """Is this shard there, whole?"""
+        """True if this shard is finished."""
         return shard in self._sizes
 
     def finish(self, shard: str, size: int, left_out: Iterable[LeftOut]) -> None:
-        """Give an unfinished shard of ``size`` bytes its name, after its size and what it left out are on the disk."""
+        """Rename a shard of ``size`` bytes after its size and its bad samples are on the disk."""
         self._bad += left_out
         try:
             self._write_bad()
@@ -115,7 +117,7 @@ class ShardFolder:
             raise BatchdError(f"{self.path / shard} cannot be written: {error.strerror}") from None
 
     def _claim(self, about: dict[str, object]) -> None:
-        """Say what is prepared here, or see that it is the same."""
+        """Record what is prepared here, or compare it with the record."""
         file = self.path / ABOUT
         if not file.exists():
             others = sorted(entry.name for entry in self.path.iterdir())
@@ -141,7 +143,7 @@ class ShardFolder:
                 )
 
     def _read_sizes(self) -> Iterator[tuple[str, int]]:
-        """Every size that was noted; a line that was not written to its end notes none."""
+        """Shard and bytes of each complete line of ``sizes.tsv``."""
         file = self.path / SIZES
         for line in file.read_text(errors="surrogateescape").splitlines(keepends=True) if file.exists() else []:
             shard, _, size = line.partition("\t")
@@ -160,10 +162,10 @@ class ShardFolder:
 
 
 class FileSet(NamedTuple):
-    """The files that were written: below ``root``, all named in ``list_file``, ``total_bytes`` together.
+    """The written files: below ``root``, listed in ``list_file``, of ``total_bytes`` together.
 
-    ``path_bytes``: how long the longest of their paths is. ``has_all_classes``: whether each class
-    of the source has a file, so that the folder says the labels, too.
+    ``path_bytes``: length of the longest path. ``has_all_classes``: each class of the source has a
+    file, so the folders' names give the same labels.
     """
 
     root: Path
@@ -174,7 +176,7 @@ class FileSet(NamedTuple):
 
 
 def gather(folder: Path, name: str, runs: Sequence[str], class_names: Sequence[str]) -> FileSet:
-    """Make the list of all files from those of the ``runs`` in ``folder``. Raises ``BatchdError``."""
+    """Join the lists of all ``runs`` in ``folder``. Raises ``BatchdError``."""
     root, list_file = folder / FILES, folder / f"{name}.list"
     labels, total_bytes, path_bytes = set(), 0, 0
     unfinished = list_file.with_name(f"{list_file.name}.unfinished")
@@ -213,7 +215,7 @@ def _cell(value: object) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace a file as a whole."""
+    """Write a file under another name, flush it, and rename it."""
     unfinished = file.with_name(f".{file.name}")
     with unfinished.open("w") as stream:
         stream.write(text)

@@ -1,12 +1,15 @@
-"""The values of one sample as members of a shard in WebDataset format. A WRITER of ``batchd prepare``.
+"""The values of one sample as members of a shard in WebDataset format.
 
-    image, uint8 [h, w, 1 or 3]    .jpg, .png or .webp     a file that was not decoded     as it was: .jpg, .png, ...
+A WRITER of ``batchd prepare``.
+
+    image, uint8 [h, w, 1 or 3]    .jpg, .png or .webp     undecoded file      as it was: .jpg, .png
     label, one whole number        .cls                    other numbers, all together     .json
     text                           NAME.txt                other arrays                    NAME.npy
 
-The image called "image", or else the first one, has its ending alone, others their name in front.
-A ``webdataset`` source looks for fields of these names and types there. ``source_table`` and
-``files_table`` write the source, as TOML for the user's configuration, that reads all columns again.
+The image called "image", or else the first one, has its ending alone, others their name in front. A
+``webdataset`` source looks for fields of these names and types there. ``source_table`` and
+``files_table`` write the source, as TOML for the user's configuration, that reads all columns
+again.
 """
 
 import io
@@ -52,15 +55,15 @@ _IMAGE_CHANNELS = (1, 3)
 _IMAGE_DIMENSIONS = 3
 _ENDINGS = {"JPEG": "jpg", "PNG": "png", "APNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif"}
 LOSSLESS = 100
-"""The quality that loses nothing, where the format can."""
+"""The quality that is lossless, if the format can be."""
 _WEBP_LOSSLESS = 101
-"""What OpenCV takes for it, as WebP's own 100 loses a little."""
+"""OpenCV's value for a lossless WebP: 100 is not quite lossless."""
 
 
 class MemberEncoder:
-    """Encodes samples of one kind. ``image_format``: jpg, png or webp; ``quality``: 1 to 100, of jpg and webp.
+    """Encodes samples. ``image_format``: jpg, png or webp; ``quality``: 1 to 100, for jpg and webp.
 
-    ``is_seekable``: JPEGs, made or found, get restart markers.
+    ``is_bgr``: pixels are BGR. ``is_seekable``: all JPEGs get restart markers.
     """
 
     def __init__(
@@ -75,7 +78,10 @@ class MemberEncoder:
         self._main_image = main_image(columns)
 
     def members(self, values: Mapping[str, Value]) -> Iterator[tuple[str, bytes]]:
-        """The members of a sample: ending and content. Raises ``SampleUndecodable`` where pixels cannot be encoded."""
+        """The members of a sample: ending and content.
+
+        Raises ``SampleUndecodable`` if pixels cannot be encoded.
+        """
         numbers = {}
         for name, column in self._columns.items():
             value = values[name]
@@ -94,7 +100,10 @@ class MemberEncoder:
             yield JSON_ENDING, json.dumps(numbers).encode()
 
     def image(self, values: Mapping[str, Value]) -> tuple[str, bytes]:
-        """The sample's one image: ending and content. Raises ``SampleUndecodable`` where pixels cannot be encoded."""
+        """The sample's main image: ending and content.
+
+        Raises ``SampleUndecodable`` if it cannot be encoded.
+        """
         return self._image(self._columns[self._main_image], values[self._main_image])
 
     def _image(self, column: Column, value: Value) -> tuple[str, bytes]:
@@ -107,7 +116,10 @@ class MemberEncoder:
         return ending if name == self._main_image else f"{name}.{ending}"
 
     def _stored(self, file: memoryview) -> bytes:
-        """The file as it is, or with restart markers. Raises ``SampleUndecodable`` where it should have them, and is broken."""
+        """The file as it is, or with restart markers.
+
+        Raises ``SampleUndecodable`` where it should have them, and is broken.
+        """
         if not self._is_seekable:
             return bytes(file)
         header = probe_image(file)
@@ -125,7 +137,10 @@ class MemberEncoder:
             raise SampleUndecodable(f"{width} x {height} pixels cannot be encoded: {why}") from None
 
     def _encode_any(self, pixels: npt.NDArray[np.uint8], *, is_gray: bool) -> bytes:
-        """Raises ``ValueError`` or ``cv2.error`` where the encoder refuses."""
+        """Encode uint8 ``[height, width, 1 or 3]``.
+
+        Raises ``ValueError`` or ``cv2.error`` if the encoder fails.
+        """
         if self._format == "jpg" and simplejpeg is not None:
             color = "GRAY" if is_gray else "BGR" if self._is_bgr else "RGB"
             encoded: bytes = simplejpeg.encode_jpeg(pixels, self._quality, color, "Gray" if is_gray else "420")
@@ -141,13 +156,16 @@ class MemberEncoder:
 
 
 def main_image(columns: Mapping[str, Column]) -> str:
-    """The image that a ``webdataset`` source takes for the sample's: "image", or the first one; "" where there is none."""
+    """The main image of a ``webdataset`` sample: "image", else the first one.
+
+    "" if there is no image.
+    """
     images = [name for name, column in columns.items() if is_image(column)]
     return IMAGE if IMAGE in images else next(iter(images), "")
 
 
 def stored(columns: Mapping[str, Column]) -> dict[str, tuple[Column, Member]]:
-    """What a ``webdataset`` source reads again of each column, and where from."""
+    """Type and member from which a ``webdataset`` source reads each column again."""
     main = main_image(columns)
     found = {}
     for name, column in columns.items():
@@ -157,7 +175,7 @@ def stored(columns: Mapping[str, Column]) -> dict[str, tuple[Column, Member]]:
 
 
 def is_image(column: Column) -> bool:
-    """Is it the bytes of an image file, or pixels that can become one?"""
+    """True for the bytes of an image file, and for pixels that can be encoded as one."""
     is_pixels = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == _IMAGE_DIMENSIONS
     return column.kind == "encoded" or (is_pixels and not column.channels_first and column.shape[2] in _IMAGE_CHANNELS)
 
@@ -170,7 +188,7 @@ def _npy(array: npt.NDArray[np.generic]) -> bytes:
 
 
 def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
-    """The table of a ``webdataset`` source over the shards that the pattern ``shards`` names below ``root``."""
+    """The table of a ``webdataset`` source that reads the pattern ``shards`` below ``root``."""
     members = stored(columns)
     fields = {name: column.text for name, (column, _member) in members.items()}
     names = {name: member.text for name, (column, member) in members.items() if member != usual_member(column)}
@@ -185,7 +203,10 @@ def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
 
 
 def files_table(source: FolderSource | ListSource | GlobSource, files: FileSet) -> str:
-    """The table of a source over ``files`` that were written: a folder's where it was one, and nothing of it is missing."""
+    """The table of a source that reads ``files``.
+
+    A folder if it was one and no class is missing, else a list.
+    """
     if isinstance(source, FolderSource) and files.has_all_classes:
         options = ['type = "folder"', f"path = {_text(str(files.root.absolute()))}"]
     else:

@@ -1,10 +1,13 @@
-"""Which shards are missing, who writes them, and what became of them. The process of ``batchd prepare``.
+"""Orders the missing shards from the writers, and handles their results.
+
+Runs in the process of ``batchd prepare``.
 
     samples   0 ............ k-1 | k ............ 2k-1 | ...
-              NAME-000000.tar    | NAME-000001.tar     |        each is one order to one writer, and begun anew where that dies
+              NAME-000000.tar    | NAME-000001.tar     | ...    an order for one writer each
 
-A sample that two writers died with is left out, like one that is bad. More bad samples than the
-stream's ``max_bad_fraction`` end it, and so does any with ``on_error = "fail"``.
+If a writer dies, another one gets its order. A sample that killed two writers counts as bad. Bad
+samples are left out. The command fails above the stream's ``max_bad_fraction``, and at the first
+bad sample with ``on_error = "fail"``.
 """
 
 import os
@@ -38,22 +41,24 @@ from batchd_wire.wording import counted
 
 TICK_S = 0.2
 LIST_ENDING = "list"
-"""Of a list of files, where there are no shards."""
+"""Ending of a list of files, which replaces a shard."""
 FILE_SOURCES = (FolderSource, ListSource, GlobSource)
 DEATHS_MAX = 2
-"""Writers that may die with the same sample in hand."""
+"""Deaths of writers during one sample; then it is bad."""
 DEATHS_WITHOUT_A_SAMPLE_MAX = 5
-"""Writers that may die with none: they cannot even start."""
+"""Deaths of writers outside of samples: they cannot even start."""
 SEEN_MIN = 100
 """Samples before their bad fraction counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What is made: ``shard_samples`` in each shard, pixels as ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100).
+    """The output: ``shard_samples`` in each shard, pixels in ``image_format`` (jpg, png, webp).
 
-    ``is_seekable``: JPEGs get restart markers. ``as_files``: files of their own instead of shards,
-    of which each run of ``shard_samples`` has a list.
+    ``quality``: 1 to 100.
+
+    ``is_seekable``: JPEGs get restart markers. ``as_files``: one file for each sample instead of
+    shards, and a list for each run of ``shard_samples``.
     """
 
     folder: Path
@@ -66,7 +71,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class PrepareProgress:
-    """How far it is. ``bad`` counts samples that were left out."""
+    """Numbers of samples. ``bad`` ones are left out."""
 
     samples: int
     done: int
@@ -75,22 +80,22 @@ class PrepareProgress:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is there now. ``shards`` are the names of all of them."""
+    """The result. ``shards``: the names of all shards, or of the lists of files."""
 
     samples: int
     shards: list[str]
     shard_bytes: int
     left_out: list[LeftOut]
     empty: list[str]
-    """Shards of which every sample was left out."""
+    """Shards without a good sample."""
     columns: dict[str, Column]
     files: FileSet | None
-    """What the lists name, where there are no shards."""
+    """The files that the lists name; None for shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareJob:
-    """Where the samples come from and who works on them."""
+    """The stream, and the means to read it."""
 
     name: str
     config: StreamConfig
@@ -99,14 +104,14 @@ class PrepareJob:
     sample_timeout_s: float
     storage: Storage
     python_path: Sequence[Path] = ()
-    """Where modules of people's own functions are looked for first."""
+    """Folders of the user's modules, searched first."""
 
 
 def prepare(work: PrepareJob, output: Output, progress: Callable[[PrepareProgress], None]) -> Prepared:
-    """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
+    """Write the missing shards. Raises ``BatchdError``; a later call continues from there."""
     _check_source(work, output)
     columns = kind_of(work.config.source).columns(work.config.source, work.storage)
-    # no batch to fit into
+    # samples of a shard need not have one shape
     steps = tuple(step for step in work.config.pipeline if not isinstance(step, (PadBatch, Ragged)))
     try:
         made = dict(columns_after(columns, steps))
@@ -154,7 +159,7 @@ def prepare(work: PrepareJob, output: Output, progress: Callable[[PrepareProgres
 
 
 def _check_source(work: PrepareJob, output: Output) -> None:
-    """Raise ``ConfigInvalid`` where the source has no end or no files, or names functions that are not there."""
+    """Raise ``ConfigInvalid`` for a live source, one without files, and a missing function."""
     source = work.config.source
     if output.as_files and not isinstance(source, FILE_SOURCES):
         text = f'the samples of type "{source.type}" are no files of their own: write shards, without --files'
@@ -171,7 +176,7 @@ def _check_source(work: PrepareJob, output: Output) -> None:
 
 
 def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:
-    """All shards, each with its run of samples."""
+    """One order for each shard."""
     ending = LIST_ENDING if output.as_files else "tar"
     return [
         WriteShard(f"{name}-{number:06}.{ending}", first, min(output.shard_samples, samples - first), [])
@@ -181,7 +186,7 @@ def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:
 
 @dataclass(slots=True)
 class _Run:
-    """The shards that are missing, until none is."""
+    """Writes the missing shards."""
 
     work: PrepareJob
     folder: ShardFolder
@@ -199,14 +204,14 @@ class _Run:
         self.done = sum(order.count for order in self.orders) - sum(order.count for order in self.waiting)
 
     def run(self) -> None:
-        """Order, listen, bury, until every shard is there."""
+        """Order shards, receive results and replace writers until every shard is finished."""
         with Writers() as writers:
             for _ in range(min(self.work.workers, len(self.waiting))):
                 self._next(writers.start(self.told, self.index_descriptor))
             while any(writer.order is not None for writer in writers.alive):
                 talking, gone = writers.wait(TICK_S)
                 for writer in talking:
-                    self._listen(writer)
+                    self._receive(writer)
                 for writer in gone:
                     self._replace(writers, writer)
                 self._kill_stuck(writers)
@@ -221,7 +226,7 @@ class _Run:
             skipped = [n for n, deaths in self.deaths.items() if deaths >= DEATHS_MAX and order.first <= n < last]
             writer.write(WriteShard(order.name, order.first, order.count, skipped))
 
-    def _listen(self, writer: Writer) -> Message | None:
+    def _receive(self, writer: Writer) -> Message | None:
         message = writer.receive()
         if isinstance(message, ShardWritten):
             assert writer.order is not None, "it was ordered"
@@ -237,12 +242,15 @@ class _Run:
         return message
 
     def _replace(self, writers: Writers, writer: Writer) -> None:
-        """A writer has ended: hear its last words, blame the sample that it had in hand, and start another."""
-        while self._listen(writer) is not None:
+        """Handle the end of a writer.
+
+        Read its last messages, count the death against its sample, start another.
+        """
+        while self._receive(writer) is not None:
             pass
         writers.remove(writer)
         order = writer.order
-        sample, how = writer.bury()
+        sample, how = writer.reap()
         if sample is None:
             self.deaths_without += 1
             if self.deaths_without >= DEATHS_WITHOUT_A_SAMPLE_MAX:
@@ -257,11 +265,11 @@ class _Run:
     def _kill_stuck(self, writers: Writers) -> None:
         now = monotonic()
         for writer in writers.alive:
-            if writer.stands_for_s(now) > self.work.sample_timeout_s:
+            if writer.busy_for_s(now) > self.work.sample_timeout_s:
                 writer.child.kill()
 
     def _check_bad(self, writer: Writer) -> None:
-        """Stop where the stream's policy says so."""
+        """Raise ``BatchdError`` if the stream allows no more bad samples."""
         last = writer.left_out[-1]
         if self.work.config.on_error == "fail":
             raise BatchdError(f'{last.path}: {last.reason} (sample {last.sample}; on_error = "fail")')

@@ -1,8 +1,8 @@
-"""The WRITER of ``batchd prepare``: one order after the other is read, processed, encoded and written.
+"""The WRITER of ``batchd prepare``: reads, processes, encodes and writes one order after another.
 
     shards    NAME-000000.tar        a member for each value, named by the sample's number
     files     files/a/b.jpg ...      each image under the path that it has below its source's root
-              NAME-000000.list       path and label of each, as a ``list`` source reads them; written last
+              NAME-000000.list       path and label of each, for a ``list`` source; written last
 
 A shard is written as NAME.unfinished and flushed to the disk. The process of the command renames it
 when it has noted which samples were left out.
@@ -51,7 +51,10 @@ AHEAD_SAMPLES = 64
 NAME_DIGITS = 9
 _JPEG_SUFFIXES = (b".jpg", b".jpeg")
 Sink = Callable[[int, Mapping[str, Value]], None]
-"""Writes one sample: its number and its values. Raises ``OSError``, and ``SampleUndecodable`` before anything is written."""
+"""Writes one sample: its number and its values.
+
+Raises ``OSError``, and ``SampleUndecodable`` before anything is written.
+"""
 
 
 class NameUnusable(Exception):  # noqa: N818  names what is wrong
@@ -175,7 +178,10 @@ class ShardWriter:
 
 
 def file_name(name: bytes, ending: str) -> bytes:
-    """The path of a file below ``FILES``: its source's, plus ``.jpg`` if it became a JPEG. Raises ``NameUnusable``."""
+    """The path of a file below ``FILES``.
+
+    Its source's, plus ``.jpg`` if it became a JPEG. Raises ``NameUnusable``.
+    """
     parts = name.split(b"/")
     if b":" in parts[0] or not parts[0] or b".." in parts:
         raise NameUnusable(f"{readable(name)} does not lie below its source's root: write shards, without --files")

@@ -1,7 +1,9 @@
-"""The writing processes: what each has in hand, and how it ends. The process of ``batchd prepare``.
+"""The WRITER processes, the sample that each works on, and their ends.
 
-Invariant: a writer that is gone is gone for the kernel (its pidfd is readable), so nobody writes to
-its shard any more when the next one begins it anew.
+Runs in the process of ``batchd prepare``.
+
+Invariant: a writer counts as ended when its pidfd is readable, so a shard that another writer
+starts again has no second writer.
 """
 
 import mmap
@@ -24,19 +26,19 @@ END_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class Writer:
-    """One writing process."""
+    """One process that writes shards."""
 
     child: Child
     channel: socket.socket
     note: mmap.mmap
     order: WriteShard | None = None
     left_out: list[SampleLeftOut] = field(default_factory=list)
-    stands_since: tuple[tuple[int, int, int], float] = ((0, 0, 0), 0.0)
-    """The note as it was seen last, and when it became so."""
+    note_since: tuple[tuple[int, int, int], float] = ((0, 0, 0), 0.0)
+    """The last value of the note, and when it changed, by the monotonic clock in seconds."""
 
     @classmethod
     def start(cls, told: PrepareStream, index_descriptor: int) -> Self:
-        """Start a process and tell it what to prepare. Raises ``OSError``."""
+        """Start a process and send it the recipe. Raises ``OSError``."""
         with ExitStack() as until_done, ExitStack() as where_it_fails:
             note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
             until_done.callback(os.close, note)
@@ -51,36 +53,39 @@ class Writer:
         return cls(child, channel, memory)
 
     def write(self, order: WriteShard) -> None:
-        """Order a shard. A writer that is gone by now is noticed by its pidfd."""
+        """Order a shard. If the writer has ended, its pidfd reports that."""
         self.order, self.left_out = order, []
-        self.stands_since = (self.in_hand, monotonic())
+        self.note_since = (self.note_values, monotonic())
         try:
             send_message(self.channel, order)
         except ChannelClosed:
             return
 
     @property
-    def in_hand(self) -> tuple[int, int, int]:
+    def note_values(self) -> tuple[int, int, int]:
         """The note: first sample of the shard, row + 1 (0 between samples), sample."""
         first, row_after, sample = NOTE.unpack_from(self.note)
         return first, row_after, sample
 
     @property
     def samples_done(self) -> int:
-        """Of the shard in hand."""
-        first, row_after, _ = self.in_hand
+        """Samples of the present shard that are done."""
+        first, row_after, _ = self.note_values
         return max(0, row_after - 1) if self.order is not None and first == self.order.first else 0
 
-    def stands_for_s(self, now: float) -> float:
-        """How long it has had the same sample in hand, in seconds."""
-        seen, since = self.stands_since
-        if self.in_hand != seen:
-            self.stands_since = (self.in_hand, now)
+    def busy_for_s(self, now: float) -> float:
+        """Seconds since it began its present sample."""
+        seen, since = self.note_since
+        if self.note_values != seen:
+            self.note_since = (self.note_values, now)
             return 0.0
         return now - since if self.order is not None and seen[1] else 0.0
 
     def receive(self) -> Message | None:
-        """What it reports; None where there is nothing any more. What it left out is kept here."""
+        """Its next message; None at the end of the channel.
+
+        Bad samples are added to ``left_out``.
+        """
         try:
             message, _ = receive_message(self.channel, TO_PREPARE_FROM_WRITER)
         except ChannelClosed:
@@ -89,15 +94,15 @@ class Writer:
             self.left_out.append(message)
         return message
 
-    def bury(self) -> tuple[int | None, str]:
-        """It has ended: the sample that it had in hand, if any, and how it ended."""
+    def reap(self) -> tuple[int | None, str]:
+        """Reap the ended process: its sample, if it worked on one, and how it ended."""
         how = describe(self.child.reap())
-        _, row_after, sample = self.in_hand
+        _, row_after, sample = self.note_values
         self._close()
         return (sample if row_after else None), how
 
     def end(self) -> None:
-        """End it now; its unfinished shard is nobody's."""
+        """Kill it."""
         self.child.end(kill_timeout_s=END_S)
         self._close()
 
@@ -107,7 +112,7 @@ class Writer:
 
 
 class Writers:
-    """All writing processes of a command. Use as a context manager: at its end none is left."""
+    """All writers of a command. A context manager, which ends them."""
 
     def __init__(self) -> None:
         self.alive: list[Writer] = []
@@ -122,7 +127,7 @@ class Writers:
         self._selector.close()
 
     def start(self, told: PrepareStream, index_descriptor: int) -> Writer:
-        """One more."""
+        """Start one more writer process and watch it."""
         writer = Writer.start(told, index_descriptor)
         self.alive.append(writer)
         self._selector.register(writer.channel, selectors.EVENT_READ, writer)
@@ -130,7 +135,10 @@ class Writers:
         return writer
 
     def wait(self, seconds: float) -> tuple[list[Writer], list[Writer]]:
-        """Those that have something to say, and those that have ended; what the latter said comes first."""
+        """Wait for ``seconds`` at most.
+
+        Writers with messages, and ended writers, which may have messages, too.
+        """
         talking: list[Writer] = []
         gone: list[Writer] = []
         for key, _ in self._selector.select(seconds):
@@ -138,7 +146,7 @@ class Writers:
         return [writer for writer in talking if writer not in gone], gone
 
     def remove(self, writer: Writer) -> None:
-        """It has ended."""
+        """Stop watching a writer that has ended."""
         self._selector.unregister(writer.channel)
         self._selector.unregister(writer.child.pidfd)
         self.alive.remove(writer)

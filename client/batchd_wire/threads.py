@@ -1,6 +1,6 @@
-"""Checks that threads can be started before libzmq needs them: it aborts the process if it cannot start one of its own.
+"""Checks that threads can be started before libzmq needs them. Every process.
 
-Every process; standard library only.
+libzmq aborts the process if it cannot start one of its threads. Standard library only.
 """
 
 import os
@@ -38,7 +38,7 @@ def check_threads(count: int) -> None:
 
 
 def await_ends(started: list[int], count: int) -> None:
-    """Wait until ``count`` threads have entered their ids in ``started`` and ended: until then they count against the limit."""
+    """Wait until ``count`` threads, listed in ``started``, no longer count against the limit."""
     deadline = time.monotonic() + TRIAL_MAX_S
     while time.monotonic() < deadline and (len(started) < count or any(map(_is_alive, started))):
         time.sleep(TRIAL_PAUSE_S)

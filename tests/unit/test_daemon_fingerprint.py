@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from batchd.config.functions import StreamCode
-from batchd.config.tree import StreamConfig
+from batchd.config.tree import Mark, StreamConfig, keys_marked
 from batchd.daemon.stream_plan import StreamPlan
 from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
 from batchd.pipeline.cache_split import plan_pipeline
@@ -173,12 +173,9 @@ def test_a_field_for_paths_changes_the_fingerprint() -> None:
     assert len({fingerprint_with(), fingerprint_with(source=with_paths)}) == 2
 
 
-def test_every_key_of_a_stream_decides_either_bytes_or_time() -> None:
-    """A new key must be put on one of the two sides, here and in the fingerprint."""
-    decided = DECIDE_BYTES.keys() | DECIDE_TIME.keys() | {"source", "pipeline", "max_skew", "cache", "cache_memory"}
-    decided |= {"cache_dir", "cache_size", "cache_short_side"}
-
-    assert set(StreamConfig.model_fields) == decided
+def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> None:
+    """The mark of a key is what puts it into the fingerprint."""
+    assert set(keys_marked(Mark.DECIDES_BYTES, StreamConfig)) == DECIDE_BYTES.keys()
     assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 6
     assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
     assert fingerprint_with(lag="lockstep", max_skew=3) == fingerprint_with()

@@ -33,7 +33,7 @@ from batchd import __version__, failpoints
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import LoadedConfig, read_config
 from batchd.config.schema import meaning_of
-from batchd.config.tree import Config, DaemonConfig
+from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
 from batchd.daemon.config_checks import check_reading
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.held_descriptors import plan_descriptors
@@ -59,19 +59,6 @@ LOOK_MAX_S = 10
 """More than ``CHECK_LIMITS`` allow for a stream."""
 FACT_CHARACTERS_MAX = 4_000
 """As the log has it."""
-LIVE_KEYS = (
-    "workers",
-    "memory",
-    "python_path",
-    "sample_timeout_s",
-    "drain_timeout_s",
-    "storage_timeout_s",
-    "storage_retries",
-    "chunk_rows",
-    "sessions_max",
-    "sessions_per_peer",
-)
-"""Keys of [daemon] that a running daemon changes. All others need a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +169,9 @@ def _do(request: ReloadRequest, channel: socket.socket) -> dict[str, Any]:
     streams = {name: _scan(name, config, rings[name], now, progress, storage) for name in config.streams}
     same = [name for name, stream in streams.items() if request.signatures.get(name) == stream.signature]
     rings |= {name: replace(rings[name], slots_max=request.slots[name]) for name in same}
+    live = keys_marked(Mark.LIVE, DaemonConfig)
     restart = [
-        key
-        for key in DaemonConfig.model_fields
-        if key not in LIVE_KEYS and getattr(config.daemon, key) != getattr(now, key)
+        key for key in DaemonConfig.model_fields if key not in live and getattr(config.daemon, key) != getattr(now, key)
     ]
     made_bytes = request.made_bytes + sum(stream.mailbox_bytes for stream in streams.values())
     specs = [stream.cache_spec for stream in streams.values()]
@@ -200,7 +186,7 @@ def _do(request: ReloadRequest, channel: socket.socket) -> dict[str, Any]:
     daemon = config.daemon.model_dump(mode="json")
     return {
         "exit_code": 0,
-        "daemon": {key: daemon[key] for key in LIVE_KEYS if key not in restart},
+        "daemon": {key: daemon[key] for key in live if key not in restart},
         "workers": config.daemon.worker_count(),
         "storage": config.daemon.storage_limits(),
         "restart": restart,
