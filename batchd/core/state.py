@@ -42,7 +42,7 @@ def _replaced(name: str) -> Refusal:
 
 
 class DaemonState:
-    """Streams, trainers and workers: so many ``workers`` of one ``kind``. ``chunk_rows_max`` bounds what one order fills."""
+    """Streams, trainers and ``workers`` of one ``kind``; orders of at most ``chunk_rows_max`` rows."""
 
     def __init__(
         self, specs: list[StreamSpec], workers: int, kind: WorkerKind, *, sample_timeout_s: float, chunk_rows_max: int
