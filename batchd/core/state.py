@@ -42,7 +42,7 @@ def _replaced(name: str) -> Refusal:
 
 
 class DaemonState:
-    """Streams, trainers and ``workers`` of one ``kind``; orders of at most ``chunk_rows_max`` rows."""
+    """Streams, trainers and ``workers`` of a ``kind``. Orders have ``chunk_rows_max`` rows at most."""
 
     def __init__(
         self, specs: list[StreamSpec], workers: int, kind: WorkerKind, *, sample_timeout_s: float, chunk_rows_max: int

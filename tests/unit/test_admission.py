@@ -99,7 +99,10 @@ def test_each_trainer_needs_two_slots():
 
 @pytest.mark.parametrize("slots_max", [4, 6, 8, 12])
 def test_a_trainer_that_reads_on_leaves_room_for_as_many_as_there_can_be(slots_max):
-    """However far it might read ahead: batches that are ready are handed out only while a newcomer still finds two slots."""
+    """However far it might read ahead.
+
+    Batches that are ready are handed out only while a newcomer still finds two slots.
+    """
     world = world_of(slots_max=slots_max, window=64, samples=600)
     for session in range(1, slots_max // 2 + 1):
         assert pick(act.AdmitSubscription, world.subscribe(session=session))

@@ -1,4 +1,7 @@
-"""Batches that come as bytes, in parts, over several connections: cut on one side, put together on the other."""
+"""Batches that come as bytes, in parts, over several connections.
+
+Cut on one side, put together on the other.
+"""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,7 @@
-"""Bytes that are no whole image: one typed outcome each, with a reason, and never a pixel of another sample."""
+"""Bytes that are no whole image.
+
+One typed outcome each, with a reason, and never a pixel of another sample.
+"""
 
 import re
 
@@ -102,7 +105,10 @@ def test_each_bad_file_has_its_reason(data, reason, marked):
 
 
 def test_scans_are_counted_up_to_the_end_of_the_image_alone():
-    """A video or further pictures behind it have bytes that look like scans; a comment between two scans hides none."""
+    """A video or further pictures behind it have bytes that look like scans.
+
+    A comment between two scans hides none.
+    """
     data = progressive_jpeg(IMAGE)
     hidden = jpeg_with_scans(IMAGE, JPEG_SCANS_MAX)
     second = hidden.index(b"\xff\xda", hidden.index(b"\xff\xda") + 2)
@@ -243,7 +249,10 @@ def test_a_photo_with_a_large_preview_in_its_header_is_served():
 
 
 def test_a_bitmap_that_leaves_pixels_out_shows_none_of_another(marked):
-    """Run-length coded bitmaps and small first frames may skip pixels; those have the format's own background."""
+    """Run-length coded bitmaps and small first frames may skip pixels.
+
+    Those have the format's own background.
+    """
     palette = b"".join(bytes((shade, 0, 255 - shade, 0)) for shade in range(256))
     header = (96).to_bytes(4, "little") + (64).to_bytes(4, "little") + b"\1\0\x08\0\1\0\0\0" + b"\0" * 12
     start = b"BM" + b"\0" * 8 + (54 + 1024).to_bytes(4, "little") + (40).to_bytes(4, "little")

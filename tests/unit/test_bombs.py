@@ -1,4 +1,7 @@
-"""Small files that announce large images: refused by what their bytes can hold, and what is left takes little memory."""
+"""Small files that announce large images.
+
+Refused by what their bytes can hold, and what is left takes little memory.
+"""
 
 import json
 import os
@@ -99,7 +102,10 @@ def test_one_colour_in_lzw_is_what_its_bytes_are_believed_to_hold(side):
 
 @pytest.mark.parametrize("pixel_bits", [1, 2, 4, 8])
 def test_an_empty_table_of_lzw_in_the_middle_never_helps(pixel_bits):
-    """So what one run of codes holds is an upper bound for any number of them; what a block says of its length is a byte more."""
+    """So what one run of codes holds is an upper bound for any number of them.
+
+    What a block says of its length is a byte more.
+    """
     held = [lzw_pixels_max(pixel_bits, count) for count in range(3001)]
     for first in range(0, 3000, 37):
         assert all(held[first] + held[other] <= held[first + other + 1] for other in range(3000 - first))
@@ -191,7 +197,10 @@ def test_what_is_believed_of_pixels_that_take_no_bits_is_exact(bomb):
 
 
 def test_decoding_takes_no_more_memory_than_the_limit_of_pixels_allows():
-    """Coefficients of a progressive JPEG count, and what WebP and GIF hold; a crop of a baseline JPEG takes next to none."""
+    """Coefficients of a progressive JPEG count, and what WebP and GIF hold.
+
+    A crop of a baseline JPEG takes next to none.
+    """
     image = photo(100, 100)
     whole = [Decode(max_pixels=10_000, scale="off"), Resize(size=(100, 100))]
     for data in (encode(image, ".gif"), encode(image, ".webp"), jpeg_of(image, "444", is_progressive=True)):
@@ -252,7 +261,10 @@ def mutated(random, data):
 
 
 def throw_bombs(folder, seed, count):
-    """Write files of up to 4 KiB that announce all sizes and are broken in some places; decode them; check what they took."""
+    """Write files of up to 4 KiB that announce all sizes and are broken in some places.
+
+    Decode them; check what they took.
+    """
     random = np.random.default_rng(seed)
     makers = [
         *BOMBS,

@@ -97,7 +97,10 @@ def test_floating_point_images_are_stretched(dtype, order) -> None:
 
 
 def test_floating_point_images_of_one_value_each_are_told_apart() -> None:
-    """Numbers from 0 to 1 are drawn as they are; others within the range of the sheet, which may be none."""
+    """Numbers from 0 to 1 are drawn as they are.
+
+    Others within the range of the sheet, which may be none.
+    """
 
     def middles(*numbers: float) -> list[int]:
         images = np.stack([np.full((8, 8, 3), number, np.float32) for number in numbers])

@@ -1,4 +1,7 @@
-"""Connections that become garbage in a reference cycle: they end by themselves, and the collection does, too."""
+"""Connections that become garbage in a reference cycle.
+
+They end by themselves, and the collection does, too.
+"""
 
 import gc
 from functools import partial

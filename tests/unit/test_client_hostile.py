@@ -1,4 +1,7 @@
-"""A daemon that sends what no daemon sends: nothing of it reaches the user, and afterwards the stream goes on."""
+"""A daemon that sends what no daemon sends.
+
+Nothing of it reaches the user, and afterwards the stream goes on.
+"""
 
 import fcntl
 import os

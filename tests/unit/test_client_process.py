@@ -265,7 +265,10 @@ def test_daemon_knows_the_program_by_its_name(fake, tmp_path) -> None:
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_program_that_may_start_no_thread_is_told_so(fake, threads) -> None:
-    """ZeroMQ would abort it. There is room in its address space for the stacks of so many threads; a connection needs two."""
+    """ZeroMQ would abort it.
+
+    There is room in its address space for the stacks of so many threads; a connection needs two.
+    """
     stack_bytes = 1 << 32
     done = subprocess.run(
         [

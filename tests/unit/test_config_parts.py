@@ -1,4 +1,7 @@
-"""What the configuration is made with: lines of keys, amounts of memory, CPUs, the runtime directory."""
+"""What the configuration is made with.
+
+Lines of keys, amounts of memory, CPUs, the runtime directory.
+"""
 
 import json
 import tomllib

@@ -1,4 +1,7 @@
-"""Photographs with damage inside of their image data: what libjpeg warns of is a bad sample, whatever decodes it."""
+"""Photographs with damage inside of their image data.
+
+What libjpeg warns of is a bad sample, whatever decodes it.
+"""
 
 import numpy as np
 import pytest
@@ -112,7 +115,10 @@ PADDED = KINDS | {
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", PADDED)
 def test_padding_behind_the_last_block_is_harmless(path, kind, monkeypatch):
-    """Webcams and cameras write zeros, or fill bytes, in front of the end; trailers and previews do not matter."""
+    """Webcams and cameras write zeros, or fill bytes, in front of the end.
+
+    Trailers and previews do not matter.
+    """
     data = PADDED[kind](photo(HEIGHT, WIDTH))
     for name in PATHS[path]:
         monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)

@@ -105,7 +105,10 @@ def test_grey_images_become_grey_colours():
 
 
 def test_inks_become_colours():
-    """CMYK and YCCK with Adobe's inverted inks: the colour times the light that black lets through."""
+    """CMYK and YCCK with Adobe's inverted inks.
+
+    The colour times the light that black lets through.
+    """
     colors = corners()
     light = colors.max(axis=2, keepdims=True)
     inks = np.concatenate([(colors.astype(int) * 255 // light).astype(np.uint8), light], axis=2)
@@ -153,7 +156,10 @@ def test_orientation_is_left_alone_where_that_is_wanted(orientation):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("color", ["rgb", "bgr", "gray"])
 def test_all_jpeg_decoders_give_the_same_bytes(orientation, color, monkeypatch):
-    """At every scale, in every colour order, for every orientation: a machine with one of them alone sees the same batches."""
+    """At every scale, in every colour order, for every orientation.
+
+    A machine with one of them alone sees the same batches.
+    """
     data = jpeg_with_exif(jpeg(stored_as(photo(203, 305), orientation)), orientation)
     sizes = [(203, 305), (100, 150), (50, 70), (20, 30)]
     pipelines = [[Decode(color=color), Resize(size=size)] for size in sizes]
@@ -199,7 +205,10 @@ def test_the_smallest_images_are_decoded_exactly(size):
 
 
 def test_an_unusual_tag_means_upright():
-    """No tag, a tag of another type, a number that is no orientation, a directory that ends early: never an error."""
+    """No tag, a tag of another type, a number that is no orientation, a directory that ends early.
+
+    Never an error.
+    """
     blocks = [
         b"",
         b"II",

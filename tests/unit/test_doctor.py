@@ -1,4 +1,7 @@
-"""What `batchd doctor` says of machines that are made for it: folders with the files of the kernel."""
+"""What `batchd doctor` says of machines that are made for it.
+
+Folders with the files of the kernel.
+"""
 
 import errno
 import os
@@ -248,7 +251,10 @@ def test_processes_are_limited_by_user_and_group(tmp_path):
 
 
 def test_what_a_user_has_started_already_counts_against_his_limit(tmp_path):
-    """In threads, as the kernel counts; what others have started does not count, nor does a daemon that would be replaced."""
+    """In threads, as the kernel counts.
+
+    What others have started does not count, nor does a daemon that would be replaced.
+    """
     status = "Name: x\nUid:\t{user}\t0\t0\t0\nThreads:\t{threads}\n"
     files = {
         "proc/5/status": status.format(user=1000, threads=30),
@@ -339,7 +345,10 @@ def test_the_date_is_not_before_the_installation(tmp_path):
     ],
 )
 def test_a_decoder_without_simd_is_told_by_its_speed(speeds, expected):
-    """It is the first one that counts; none that decodes crops is a note, no simplejpeg at all a warning."""
+    """It is the first one that counts.
+
+    None that decodes crops is a note, no simplejpeg at all a warning.
+    """
     assert [finding.level for finding in decoding.check_decoding(speeds)] == expected
 
 
@@ -475,7 +484,10 @@ def test_no_piece_of_a_single_file_is_read_twice(tmp_path, monkeypatch):
 
 
 def test_files_that_cannot_be_read_or_hold_nothing_are_passed_over(tmp_path):
-    """Links to what is gone, to folders, to a FIFO that would hold up whoever opens it; and empty files."""
+    """Links to what is gone, to folders, to a FIFO that would hold up whoever opens it.
+
+    And empty files.
+    """
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "pipe").symlink_to(tmp_path / "fifo")
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")

@@ -49,7 +49,10 @@ def read_on(world: CheckedWorld, number: int, batches: int) -> list[act.Action]:
 
 
 def test_the_batch_that_is_needed_last_gives_way():
-    """A full ring gives up step 7, five batches before its reader; step 9 is only one before another."""
+    """A full ring gives up step 7, five batches before its reader.
+
+    Step 9 is only one before another.
+    """
     ring = ring_of(3, 3, 7, 9, readers_at=(2, 8))
     assert ring.choose() is ring.slots[2]
 
@@ -113,7 +116,10 @@ def test_a_trainer_too_far_behind_has_its_own_batches_decoded():
 
 
 def test_what_only_a_trainer_that_left_would_have_read_gives_way():
-    """A full ring kept batches 0 and 1 for the slower one; when it goes, the other's next batches take their slots."""
+    """A full ring kept batches 0 and 1 for the slower one.
+
+    When it goes, the other's next batches take their slots.
+    """
     world = world_of(window=1, slots_max=5, samples=60)
     world.subscribe(session=1)
     world.subscribe(session=2)
@@ -136,7 +142,10 @@ def test_batches_that_repeat_are_decoded_in_the_first_epoch_only():
 
 
 def test_a_ring_that_holds_part_of_a_repeating_epoch_saves_that_part():
-    """Going round and round, keeping what is needed soonest saves decodes in every epoch; keeping the latest would save none."""
+    """Going round and round, keeping what is needed soonest saves decodes in every epoch.
+
+    Keeping the latest would save none.
+    """
     world = world_of(repeats=True, slots_max=8, samples=30, window=1)
     world.subscribe()
     read_on(world, 1, 10)
@@ -157,7 +166,10 @@ def test_repeating_batches_serve_trainers_in_different_epochs():
 
 
 def test_a_window_longer_than_a_repeating_epoch_leases_a_slot_twice():
-    """The same slot is batch 0 and batch 1 of a stream with one batch to an epoch; it is free when both are back."""
+    """The same slot is batch 0 and batch 1 of a stream with one batch to an epoch.
+
+    It is free when both are back.
+    """
     world = world_of(repeats=True, samples=3, window=3)
     world.subscribe()
     world.fill_all()

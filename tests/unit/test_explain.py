@@ -1,4 +1,7 @@
-"""`batchd check --explain`: for a few samples of each stream what is decoded, and what is done to it."""
+"""`batchd check --explain`.
+
+For a few samples of each stream what is decoded, and what is done to it.
+"""
 
 from pathlib import Path
 

@@ -26,7 +26,10 @@ def endless(number: int = 1) -> StreamSpec:
 
 
 class Workplace:
-    """Workers that carry out orders first come, first served, at each stream's price for a sample; every order is kept."""
+    """Workers that carry out orders first come, first served, at each stream's price for a sample.
+
+    Every order is kept.
+    """
 
     def __init__(self, specs: list[StreamSpec], sample_us: dict[int, int], workers: int = 1) -> None:
         self.sample_us = sample_us
@@ -157,7 +160,10 @@ def test_a_trainer_that_waits_goes_before_one_that_prefetches():
 
 
 def test_the_batch_that_is_nearest_to_its_trainer_goes_first():
-    """With nothing measured yet: first batches before second ones, second ones before third ones, whoever wants them."""
+    """With nothing measured yet.
+
+    First batches before second ones, second ones before third ones, whoever wants them.
+    """
     place = Workplace([make_spec(1), make_spec(2)], {1: 1000, 2: 1000})
     place.subscribe(1, stream=1, window=4, waiting=False)
     place.subscribe(2, stream=2, window=4, waiting=False)
@@ -200,7 +206,10 @@ def test_chunks_have_at_least_a_row_and_at_most_what_one_message_can_tell(sample
 
 
 def test_workers_share_the_batch_that_a_trainer_waits_for():
-    """Eight rows and four workers that have nothing else to do: two rows each, so that all end together."""
+    """Eight rows and four workers that have nothing else to do.
+
+    Two rows each, so that all end together.
+    """
     place = Workplace([make_spec(samples=80, batch_size=8, window=1)], {1: 1000}, workers=4)
     place.subscribe(1, waiting=False)
     place.work(len(place.orders))

@@ -236,7 +236,10 @@ def test_an_error_ahead_is_told_when_the_loop_gets_there():
 
 
 def test_it_counts_how_long_the_loop_was_inside_next():
-    """Waiting for the stream, the copy and what the loop is held up for at the end; not what the loop does in between."""
+    """Waiting for the stream, the copy and what the loop is held up for at the end.
+
+    Not what the loop does in between.
+    """
     clock, stream, placement = Clock(), Stream(come=2), Placement()
     stream.take = clock.during(stream.take, 1.0)
     placement.begin = clock.during(placement.begin, 0.25)

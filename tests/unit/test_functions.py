@@ -188,7 +188,10 @@ if names:
     ],
 )
 def test_what_plainly_cannot_be_called_is_a_problem(code, write, name, what):
-    """As far as the source tells for sure; nothing is said where a decorator or an import may have made it a function."""
+    """As far as the source tells for sure.
+
+    Nothing is said where a decorator or an import may have made it a function.
+    """
     write("values.py", BOMB + VALUES)
 
     told = function_problems(f"values:{name}", [code], Given(("sample", "rng")))

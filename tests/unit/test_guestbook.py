@@ -103,7 +103,10 @@ def test_a_producer_comes_and_leaves_once(log):
 
 
 def test_a_trainer_that_comes_and_goes_without_end_does_not_fill_the_log(log, clock):
-    """What is more in a minute is there for developers alone; others are heard meanwhile, and it again afterwards."""
+    """What is more in a minute is there for developers alone.
+
+    Others are heard meanwhile, and it again afterwards.
+    """
     book = Guestbook()
 
     def come_and_go(times, guest=HERE):

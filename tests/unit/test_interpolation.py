@@ -97,7 +97,10 @@ def test_resampling_is_what_its_name_says(source, target, method):
     ],
 )
 def test_auto_smooths_from_a_reduction_of_two_on(target, method):
-    """Linear while both sides shrink by less than 2 or grow; area as soon as one of them shrinks by 2."""
+    """Linear while both sides shrink by less than 2 or grow.
+
+    Area as soon as one of them shrinks by 2.
+    """
     data = encode(photo(60, 80), ".png")
 
     automatic = run_once([Decode(), Resize(size=target)], data)

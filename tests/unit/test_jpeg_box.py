@@ -132,7 +132,10 @@ def test_unusual_codings_are_decoded_by_box_too(data, factor):
 
 
 def incomplete_progressive_jpeg():
-    """A progressive file without its last scans, but with its end: a decoder smooths what it does not know."""
+    """A progressive file without its last scans, but with its end.
+
+    A decoder smooths what it does not know.
+    """
     data = progressive_jpeg(TALL)
     return data[: data.rindex(b"\xff\xda")] + JPEG_END
 
@@ -177,7 +180,10 @@ def test_batches_are_the_same_with_and_without_the_extension(orientation, steps,
 
 
 def test_what_lies_below_the_box_is_not_read():
-    """So a hole down there is found by those crops alone that reach it; one above the box is always found."""
+    """So a hole down there is found by those crops alone that reach it.
+
+    One above the box is always found.
+    """
     data = jpeg_of(TALL)
     half = data[: len(data) // 2] + JPEG_END
     header = probe_image(memoryview(half))

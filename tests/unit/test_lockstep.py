@@ -87,7 +87,10 @@ def test_a_spectator_holds_nobody_up():
 
 
 def test_a_spectator_sees_what_the_foremost_rank_reads_however_far_the_slowest_is_behind():
-    """Four ranks, each one batch of its own ahead of the slowest at most: seven of the stream's are between them."""
+    """Four ranks, each one batch of its own ahead of the slowest at most.
+
+    Seven of the stream's are between them.
+    """
     world = world_of(max_skew=1, slots_max=14)
     for rank in range(4):
         world.subscribe(session=rank + 1, rank=rank, world_size=4)
@@ -109,7 +112,10 @@ def test_a_trainer_that_came_and_went_holds_nobody_up():
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ranks_are_apart_by_their_own_batches(world_size):
-    """A rank's next batch is ``world_size`` batches of the stream away, but one of its own: it may prefetch it."""
+    """A rank's next batch is ``world_size`` batches of the stream away, but one of its own.
+
+    It may prefetch it.
+    """
     world = world_of(max_skew=1, slots_max=12)
     for rank in range(world_size):
         world.subscribe(session=rank + 1, rank=rank, world_size=world_size)
@@ -137,7 +143,10 @@ def test_each_batch_is_decoded_once(trainers, slots_max):
 
 
 def test_who_waits_for_slower_ones_keeps_no_memory_from_them():
-    """The fast one has little and may not have more; so the slow one may hold more than its fair share."""
+    """The fast one has little and may not have more.
+
+    So the slow one may hold more than its fair share.
+    """
     world = world_of(slots_max=8, window=1, max_skew=3)
     world.subscribe(session=1)
     world.subscribe(session=2)

@@ -199,7 +199,10 @@ def test_a_trainer_of_which_only_batches_are_left_is_nobody():
 
 
 def test_trainers_beyond_the_cap_are_others():
-    """Those that came first keep their labels, so nobody pushes them out; what the others count would fall, and is not told."""
+    """Those that came first keep their labels, so nobody pushes them out.
+
+    What the others count would fall, and is not told.
+    """
     crowd = range(TRAINERS_MAX + 50)
     told = status([trainer(one, f"t{one}") for one in crowd], [claim(one) for one in reversed(crowd)])
 

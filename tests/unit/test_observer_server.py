@@ -281,7 +281,10 @@ def test_addresses_and_our_names_are_ours(header, is_ours):
 
 
 def test_the_whole_name_of_the_machine_is_one_of_its_names(monkeypatch):
-    """As its resolver has it when it has it: one that knew only half at first is asked again, and never by a request."""
+    """As its resolver has it when it has it.
+
+    One that knew only half at first is asked again, and never by a request.
+    """
     told = iter(["bigbox", "bigbox.example.org"])
     monkeypatch.setattr(access, "RETRY_S", 0.01)
     monkeypatch.setattr(access, "full_name", lambda: next(told))

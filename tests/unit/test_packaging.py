@@ -78,7 +78,10 @@ def test_every_package_says_that_it_is_typed(package) -> None:
 
 
 def test_the_client_brings_along_nothing_of_the_server() -> None:
-    """Not even where the server is installed too; all modules of both packages. Nor do they bring a framework."""
+    """Not even where the server is installed too; all modules of both packages.
+
+    Nor do they bring a framework.
+    """
     loaded = loaded_by(*without_frameworks(), *modules_of(batchd_wire))
 
     assert {"batchd_client", "batchd_wire", "msgpack", "numpy", "zmq"} <= loaded

@@ -1,4 +1,7 @@
-"""The whole way of one sample: determinism, turns, formats of the result, and the traps of ``dst=``."""
+"""The whole way of one sample.
+
+Determinism, turns, formats of the result, and the traps of ``dst=``.
+"""
 
 import cv2
 import numpy as np
@@ -130,7 +133,10 @@ def test_steps_see_the_upright_image_however_it_is_stored(steps, orientation):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("steps", [TRAIN, EVALUATE, FLOATS], ids=["train", "evaluate", "floats"])
 def test_resized_images_do_not_depend_on_how_they_are_stored(steps, orientation):
-    """Random boxes are the same boxes; resampling sideways rounds differently, by 1 of 255 and no more."""
+    """Random boxes are the same boxes.
+
+    Resampling sideways rounds differently, by 1 of 255 and no more.
+    """
     image = photo(300, 400)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
 

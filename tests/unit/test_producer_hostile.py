@@ -1,4 +1,7 @@
-"""A daemon that tells a producer nonsense: it writes nowhere that it should not, and keeps nothing open."""
+"""A daemon that tells a producer nonsense.
+
+It writes nowhere that it should not, and keeps nothing open.
+"""
 
 import fcntl
 

@@ -1,4 +1,7 @@
-"""The nearest reader of a position, against asking every course; and the idle slot that is needed last, against a look at all."""
+"""The nearest reader of a position, against asking every course.
+
+And the idle slot that is needed last, against a look at all.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,7 @@
-"""A daemon that runs is found, whoever asks, and whatever it does at that moment; and a directory without one is judged."""
+"""A daemon that runs is found, whoever asks, and whatever it does at that moment.
+
+And a directory without one is judged.
+"""
 
 import errno
 import fcntl
@@ -77,7 +80,10 @@ def is_running(folder: Path, daemon: str = "") -> bool:
 def test_a_daemon_of_the_system_is_found_by_a_user_with_a_directory_of_his_own(
     system: RuntimeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may not write the system's directory would take another; where the file names one, that alone counts."""
+    """Who may not write the system's directory would take another.
+
+    Where the file names one, that alone counts.
+    """
     monkeypatch.setattr(places, "_is_ours", lambda directory: directory != system.path)
     assert not is_running(tmp_path)
     with listening(system):
@@ -117,7 +123,10 @@ def test_a_daemon_that_accepts_nobody_is_found(system: RuntimeDirectory, tmp_pat
 
 
 def test_a_daemon_that_still_scans_is_found_by_its_lock(system: RuntimeDirectory, tmp_path: Path) -> None:
-    """Its sockets come later. The lock is not touched, so no daemon that begins meanwhile is told that another one runs."""
+    """Its sockets come later.
+
+    The lock is not touched, so no daemon that begins meanwhile is told that another one runs.
+    """
     with hold(system.path):
         assert not system.lifeline_path.exists()
         assert is_running(tmp_path)

@@ -246,7 +246,10 @@ class OneReader:
 
 
 def test_a_reader_keeps_what_it_is_told_is_good(start_worker):
-    """What was not, and what could not be read, is read again; and only what is not kept is read ahead."""
+    """What was not, and what could not be read, is read again.
+
+    And only what is not kept is read ahead.
+    """
     inner = OneReader()
     reader = CachedReader(inner, start_worker())
     for sample in (2, 4):

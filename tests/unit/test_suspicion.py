@@ -26,7 +26,10 @@ from support.core_world import make_spec, pick
 
 
 class DeadlyWorld(CheckedWorld):
-    """Workers die of some samples, with or without a note, unless these are quarantined. ``deaths`` by sample."""
+    """Workers die of some samples, with or without a note, unless these are quarantined.
+
+    ``deaths`` by sample.
+    """
 
     def __init__(
         self,
@@ -71,7 +74,10 @@ class DeadlyWorld(CheckedWorld):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 12])
 def test_a_note_finds_a_deadly_sample_with_two_deaths(rows):
-    """Once in company, once alone; then it is quarantined, and the batches come whole and in order."""
+    """Once in company, once alone.
+
+    Then it is quarantined, and the batches come whole and in order.
+    """
     world = DeadlyWorld({7}, with_note=True, batch_size=rows)
     world.subscribe(end_epoch=1, window=12)
     actions = world.work(40)
@@ -97,7 +103,10 @@ def test_without_notes_a_deadly_sample_is_found_by_halving(sample):
 @pytest.mark.parametrize("with_note", [True, False], ids=["with notes", "without"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_several_deadly_samples_are_found_each(with_note, workers):
-    """Neighbours in one batch, and one in another; with notes, none of them takes a third worker."""
+    """Neighbours in one batch, and one in another.
+
+    With notes, none of them takes a third worker.
+    """
     world = DeadlyWorld({3, 4, 20}, with_note=with_note, workers=workers, samples=24, batch_size=12)
     world.subscribe(end_epoch=1)
     actions = world.work(80)
@@ -131,7 +140,10 @@ def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
 @pytest.mark.parametrize("chunk_rows", [1, 4])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chunk_rows):
-    """In one epoch, at any sample, often at the same one again: every batch comes, whole and in order."""
+    """In one epoch, at any sample, often at the same one again.
+
+    Every batch comes, whole and in order.
+    """
     world = DeadlyWorld(
         set(), with_note=True, workers=2, chunk_rows_max=chunk_rows, samples=2400, batch_size=40, slots_max=4
     )
@@ -152,7 +164,10 @@ def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chun
 
 
 def test_killing_every_worker_that_has_just_begun_does_not_stop_the_stream():
-    """However long somebody goes on with it: when it ends, the stream goes on, and each batch comes."""
+    """However long somebody goes on with it.
+
+    When it ends, the stream goes on, and each batch comes.
+    """
     world = DeadlyWorld(set(), with_note=True, batch_size=6)
     world.subscribe(end_epoch=1)
     actions = _die_between_samples(world, 10 * BLANK_DEATHS_MAX, from_outside=True)
@@ -161,7 +176,10 @@ def test_killing_every_worker_that_has_just_begun_does_not_stop_the_stream():
 
 
 def test_a_sample_for_which_its_worker_is_killed_again_and_again_is_quarantined():
-    """A guard against processes that take too much memory kills as anybody does; it must not go on for ever."""
+    """A guard against processes that take too much memory kills as anybody does.
+
+    It must not go on for ever.
+    """
     world = DeadlyWorld(set(), with_note=True, samples=12, batch_size=12, slots_max=2)
     world.subscribe(end_epoch=1)
     for _ in range(PROOF_WEIGHT):
@@ -257,7 +275,10 @@ def test_a_chunk_is_cut_around_the_suspect_or_in_half(chunk, row, parts):
 
 
 def test_two_deaths_quarantine_and_life_acquits():
-    """A sample that was decoded in between starts over; one that is quarantined is not quarantined again."""
+    """A sample that was decoded in between starts over.
+
+    One that is quarantined is not quarantined again.
+    """
     suspects = Suspects(1000)
     assert not suspects.accuse(5, "signal 9")
     assert suspects.has_open
@@ -341,7 +362,10 @@ def test_more_bad_samples_than_the_share_of_the_source_are_too_many():
 
 
 def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
-    """Long before a twentieth of a million samples has been seen; and not before chance is ruled out."""
+    """Long before a twentieth of a million samples has been seen.
+
+    And not before chance is ruled out.
+    """
     bad = BadSamples(10**6, 0.05)
     bad.rows = SURE_ROWS - 1
     for sample in range(40):

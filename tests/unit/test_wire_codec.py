@@ -218,7 +218,10 @@ def test_two_messages_with_one_number_make_no_vocabulary() -> None:
 
 @every_vocabulary
 def test_every_wrong_value_of_every_field_is_refused_by_name(vocabulary) -> None:
-    """Negative, too large, a bool for a number, a text for bytes, a tuple of another length: at every place."""
+    """Negative, too large, a bool for a number, a text for bytes, a tuple of another length.
+
+    At every place.
+    """
     for whole in map(whole_message, vocabulary._kinds.values()):
         assert vocabulary.decode(whole.encode()) == whole
         kind, hints = type(whole), get_type_hints(type(whole))
