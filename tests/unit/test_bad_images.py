@@ -123,7 +123,7 @@ def test_scans_are_counted_up_to_the_end_of_the_image_alone():
 
 
 def test_a_hundred_bytes_cannot_make_a_decoder_allocate_gigabytes():
-    """The files of the limits are as small as they are said to be, and are refused by their headers."""
+    """The files at the limits are as small as stated, and refused by their headers."""
     for data in (huge_jpeg_header(), huge_png_header()):
         assert len(data) == 100
         assert probe_image(memoryview(data))[1:3] == (65_500, 65_500)
@@ -190,7 +190,7 @@ def test_missing_bytes_in_the_middle_give_an_image_of_its_own_or_a_reason(name, 
 
 @pytest.mark.parametrize("name", ["png", "16-bit png", "palette png", "animated png"])
 def test_damage_under_a_right_checksum_gives_an_image_of_its_own_or_a_reason(name, marked):
-    """Whoever writes wrong pixels with right checksums gets wrong pixels, but none of another sample."""
+    """Wrong pixels with right checksums are served, but never those of another sample."""
     random = np.random.default_rng(2)
     data = FILES[name]
     outcomes = set()

@@ -92,7 +92,7 @@ def test_the_rows_of_an_interlaced_png_are_those_of_its_seven_images():
 
 @pytest.mark.parametrize("side", [1, 2, 17, 300, 2040])
 def test_one_colour_in_lzw_is_what_its_bytes_are_believed_to_hold(side):
-    """The tightest file that there is passes, with less than a byte in twenty to spare where it is long."""
+    """The tightest valid file passes, with less than 5 % to spare if it is long."""
     data = bombs.flat_gif(side, side)
     header = probe_image(memoryview(data))
 
@@ -113,7 +113,7 @@ def test_an_empty_table_of_lzw_in_the_middle_never_helps(pixel_bits):
 
 
 def test_every_block_of_a_jpeg_counts_in_each_of_its_components():
-    """Halves of blocks as well, and a component that has a quarter of the samples has a quarter of the blocks."""
+    """Half blocks, too; a component with a quarter of the samples has a quarter of the blocks."""
     assert jpeg_blocks(16, 16, [(1, 1)]) == 4
     assert jpeg_blocks(17, 16, [(2, 2), (1, 1), (1, 1)]) == 6 + 2 + 2
     assert jpeg_blocks(32, 32, [(4, 1), (1, 4)]) == 4 + 4
@@ -121,7 +121,7 @@ def test_every_block_of_a_jpeg_counts_in_each_of_its_components():
 
 
 def flat_files() -> Iterable[tuple[str, bytes]]:
-    """Images of one colour as OpenCV and libjpeg-turbo write them at their best, of the sizes that cameras and screens have."""
+    """Images of one colour by OpenCV and libjpeg-turbo, in the sizes of cameras and screens."""
     for height, width in [(480, 640), (1080, 1920), (2000, 2100)]:
         grey = np.full((height, width), 119, np.uint8)
         image = np.dstack([grey] * 3)
@@ -239,7 +239,7 @@ def largest_files():
 
 
 def test_no_file_of_4_kib_takes_more_than_64_mb(tmp_path):
-    """The largest image that is believed of so few bytes, in every format, decoded in a process of its own."""
+    """The largest accepted image of so few bytes, in every format, decoded in its own process."""
     for name, data in largest_files():
         assert len(data) <= 1.05 * SMALL_FILE_BYTES
         (tmp_path / name).write_bytes(data)

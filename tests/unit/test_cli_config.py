@@ -200,7 +200,7 @@ def test_check_takes_batchd_toml_by_itself(config_file: Path) -> None:
 def test_check_says_everything_that_is_wrong_with_a_valid_tree(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sources that are not there, steps without sense, memory and runtime directory, in one run with lines."""
+    """Missing sources, invalid steps, memory and runtime directory, in one run with lines."""
     rmtree(config_file.parent / "photos")
     (config_file.parent / "list.txt").unlink()
     text = CONFIG.replace('{ op = "layout" } ]', '{ op = "layout" }, { op = "random_flip" } ]')

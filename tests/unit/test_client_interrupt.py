@@ -31,7 +31,7 @@ from support.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def _descriptors_lost_by_interrupts():
-    """Close what Python lost: an interrupt right after the kernel handed a descriptor over costs it, and nothing helps."""
+    """Close descriptors that an interrupt right after their receipt lost for Python."""
     yield
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

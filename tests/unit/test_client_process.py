@@ -31,7 +31,7 @@ def run_program(text: str, *arguments: str, mode: str = "dev") -> subprocess.Com
 
 
 def test_import_needs_numpy_zmq_and_msgpack_alone() -> None:
-    """So it is light in every trainer, safe from the server's dependencies, and may be followed by a fork."""
+    """So it is light, independent of the server's dependencies, and safe before a fork."""
     done = run_program(
         """
         import os, sys

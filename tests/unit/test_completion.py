@@ -54,7 +54,7 @@ def offered(*words: str, incomplete: str = "") -> list[str]:
 
 @pytest.fixture
 def batchd_on_path(tmp_path):
-    """An environment in which ``batchd`` is this interpreter's, as the scripts of shells call it."""
+    """An environment in which ``batchd`` is this interpreter's, for shells' scripts."""
     program = tmp_path / "bin" / "batchd"
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nfrom batchd.cli.main import main\nmain()\n")

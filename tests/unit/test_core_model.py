@@ -131,7 +131,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.trainers)
     @rule(who=st.integers(0, 9), epoch=st.integers(3, 9), number=st.integers(1, 3))
     def start_elsewhere(self, who, epoch, number):
-        """A trainer goes while its batches are being filled, and others come at once who want different ones."""
+        """A trainer leaves while its batches are filled, and others want different ones."""
         trainer = self._trainer(who)
         if not trainer.ended:
             self.world.end(trainer.number)

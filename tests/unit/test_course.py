@@ -77,7 +77,7 @@ def test_sequence_of_is_the_inverse_of_at(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_all_ranks_get_equally_many_batches(plan):
-    """In a first epoch begun anywhere, and in whole ones, as ``first_rounds`` and ``rounds`` say."""
+    """In a partial first epoch and in whole ones, by ``first_rounds`` and ``rounds``."""
     for world_size in WORLD_SIZES:
         for base in range(plan.steps + 1):
             both = courses(plan, world_size, base, epoch=1, end_epoch=3)
@@ -105,7 +105,7 @@ def test_ranks_together_read_every_sample_exactly_once(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_resuming_at_any_round_with_another_world_size_loses_and_repeats_nothing(plan):
-    """What the first ranks read before they stopped and the new ones after is the epoch, each sample once."""
+    """The batches of the former ranks and of the new ones make the epoch, each sample once."""
     for before, after in product(WORLD_SIZES, WORLD_SIZES):
         for rounds in range(plan.steps // before + 1):
             base = rounds * before

@@ -112,7 +112,7 @@ def test_memory_that_others_give_back_is_waited_for(monkeypatch: pytest.MonkeyPa
     ids=["can never come", "does not come", "is there"],
 )
 def test_memory_is_not_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch, looks, limit, left) -> None:
-    """More than there is at all is refused at the first look, and what does not come after a while."""
+    """A size beyond the machine is refused at once, one that does not become free later."""
     giving = Giving(monkeypatch, *looks, limit=limit)
     monkeypatch.setattr(memory_wait, "MEMORY_WAIT_S", 0.01)
     problem = wait_for_memory(4 * GIBIBYTE, giving.told.append)

@@ -69,7 +69,7 @@ def outcome(data):
 @needs_extension
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_libjpeg_warns_of_is_a_bad_sample_on_every_path(kind, monkeypatch):
-    """Sixty photographs: of each that is served, no byte of a scan was left over, and both decoders that tell agree."""
+    """Sixty photographs: served ones leave no byte of a scan, and both decoders agree."""
     random = np.random.default_rng(4)
     files = [damaged(KINDS[kind](photo(HEIGHT, WIDTH, number)), random) for number in range(PHOTOS)]
     warned = [warning(data) for data in files]
@@ -90,7 +90,7 @@ PATHS = {"boxes": (), "simplejpeg": ("IS_BUILT",), "cv2": ("IS_BUILT", "simplejp
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_that_belong_to_no_scan_are_harmless(path, kind, monkeypatch):
-    """Behind the end, as fill bytes in front of any marker, between the segments of the header (which simplejpeg refuses)."""
+    """Behind the end, as fill bytes before markers, between the header's segments."""
     data = KINDS[kind](photo(HEIGHT, WIDTH))
     for name in PATHS[path]:
         monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)

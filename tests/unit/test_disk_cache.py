@@ -1,4 +1,4 @@
-"""A cache on disk: what comes out is what went in, also after a restart, and whatever happens to the file is no error."""
+"""A cache on disk returns what was stored, after a restart, too; a bad file is no error."""
 
 import errno
 import mmap
@@ -219,7 +219,7 @@ def test_a_file_that_cannot_be_opened_any_more_is_read_and_not_written(opened, m
 
 
 def test_an_entry_without_its_record_is_not_there(opened):
-    """As after a power cut: it names zeros, another sample, a place behind the end, or one in the index."""
+    """As after a power cut: it names zeros, another sample, or a place beyond the end."""
     opened.daemon()
     keep(opened.worker(), 1)
     place, end = place_of(opened.path, 1), opened.path.stat().st_size

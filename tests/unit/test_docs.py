@@ -343,7 +343,7 @@ def test_the_pages_of_errors_and_commands_are_current(errors_page):
 
 
 def test_the_json_schema_is_current():
-    """It is what the tree of the configuration says, in a process that reads all kinds of sources and steps at once."""
+    """It equals the tree of the configuration, in a process with all kinds of sources and steps."""
     made = subprocess.run([sys.executable, DOCS / "make_schema.py"], check=True, capture_output=True, text=True).stdout
     assert Path(schema.__file__).with_name("schema.json").read_text() == made, "run `make docs`"
 

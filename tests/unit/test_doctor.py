@@ -188,7 +188,7 @@ def test_workers_beyond_the_processors_are_worth_a_note(tmp_path):
 
 
 def test_a_quota_counts_and_so_does_its_throttling(tmp_path):
-    """A group that was stopped half of the time has a limit that is too low, whatever its number."""
+    """A group that was throttled half of the time has too low a limit, whatever its number."""
     files = {f"{GROUP}/cpu.max": "150000 100000\n", f"{GROUP}/cpu.stat": "nr_periods 1000\nnr_throttled 500\n"}
     count, throttled = checks.check_count(made_machine(tmp_path, files), 8)
 
@@ -371,7 +371,7 @@ def test_decoders_are_measured_with_simd_and_without():
 
 
 class SlowStorage:
-    """Files of this machine as if they were on a slow storage, with a clock that hardly anything else moves on."""
+    """Files of this machine as on a slow storage, with a clock that only reading advances."""
 
     def __init__(self, monkeypatch):
         self._now_s = 0.0
@@ -460,7 +460,7 @@ def test_a_folder_is_measured_and_left_as_it_is(tmp_path):
 
 
 def test_nothing_is_looked_up_or_read_before_it_is_timed(tmp_path, monkeypatch):
-    """Here is a storage that takes 3 ms to find a file and 2 ms to read a piece, and nothing the second time."""
+    """A storage: 3 ms to find a file, 2 ms to read a piece, 0 the second time."""
     small = [tmp_path / f"{number}.jpg" for number in range(50)]
     for file in small:
         file.write_bytes(bytes(1000))

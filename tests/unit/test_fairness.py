@@ -1,4 +1,4 @@
-"""Who gets the workers: whoever waits, then whoever will wait soonest, and among equals each the same time.
+"""Workers go to waiting trainers, then to the next to wait; equals get equal time.
 
 The bound: over any period, among trainers that all wait, none gets more worker time than another by
 more than two orders take, one of each; however long they want, whatever their samples cost, and
@@ -76,7 +76,7 @@ class Workplace:
         return times
 
     def spread(self, orders: list[act.OrderChunk]) -> float:
-        """The largest lead in worker time that one stream ever had over another, over all periods within these orders."""
+        """The largest lead in worker time of one stream over another, in any period."""
         worst = 0.0
         for one in self.sample_us:
             for other in self.sample_us:
@@ -123,7 +123,7 @@ def test_trainers_of_one_stream_take_turns():
 
 
 def test_who_wanted_nothing_for_long_has_saved_nothing_up():
-    """A trainer that stood still while another had the workers for minutes does not shut it out afterwards."""
+    """A trainer that paused while another had the workers does not shut it out later."""
     place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000})
     place.subscribe(1, stream=1)
     place.subscribe(2, stream=2)
@@ -219,7 +219,7 @@ def test_workers_share_the_batch_that_a_trainer_waits_for():
 
 
 def test_a_batch_that_a_trainer_waits_for_is_not_cut_up_where_all_workers_have_something_to_do():
-    """Or trainers that are faster than the workers would make every order small, and the daemon busy with messages."""
+    """Otherwise trainers faster than the workers would make orders small and messages many."""
     place = Workplace([make_spec(samples=800, batch_size=8, window=12, slots_max=16)], {1: 1000}, workers=4)
     place.subscribe(1)
     for consumed in range(40):

@@ -1,4 +1,4 @@
-"""The feed: what the loop gets, in which order, and what a checkpoint says, whatever cuts it off."""
+"""The feed: batches in order, and what a checkpoint has, whatever interrupts it."""
 
 from collections import deque
 
@@ -14,7 +14,7 @@ ALL = [(epoch, step) for epoch in range(EPOCHS) for step in range(STEPS)]
 
 
 class Cut:
-    """Raises ``KeyboardInterrupt`` at one of the calls that are made, before it has had its effect or after that."""
+    """Raises ``KeyboardInterrupt`` at one of the calls, before or after its effect."""
 
     def __init__(self, at=None, *, after=False):
         self.calls = 0
@@ -252,7 +252,7 @@ def test_it_counts_how_long_the_loop_was_inside_next():
 
 
 def test_what_is_begun_ahead_is_counted_where_it_is_begun():
-    """Within the ``next`` that begins it, with the time that finishing takes in the one that wants it."""
+    """Within the ``next`` that begins it; finishing counts in the one that wants it."""
     clock, placement = Clock(), Placement()
     begin = clock.during(placement.begin, 0.25)
 

@@ -225,7 +225,7 @@ def test_a_worker_that_was_idle_for_long_has_its_whole_time_for_the_next_order()
 
 
 def test_a_pause_is_not_given_to_what_began_after_it():
-    """A note that was first seen after the pause has had its thirty seconds thirty seconds later."""
+    """A note first seen after the pause has its thirty seconds from then on."""
     world = world_of()
     world.subscribe()
     world.do(ev.Ticked())

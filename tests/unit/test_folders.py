@@ -1,4 +1,4 @@
-"""Files are opened by their folders, and never outside of the root, whatever becomes of links and folders meanwhile."""
+"""Files are opened relative to their folders, never outside of the root."""
 
 import errno
 import os

@@ -238,7 +238,7 @@ def test_followers_follow_through_every_stage():
 
 
 def test_an_image_that_is_renamed_still_leads():
-    """And what follows may be padded to a number that is the same for all, or become another type, in the end."""
+    """Followers may be padded to one number for all, or become another type, at the end."""
     mask = np.random.default_rng(1).integers(0, 20, (HEIGHT, WIDTH), np.uint8)
     columns = [
         Column("image", "encoded"),
@@ -275,7 +275,7 @@ def test_the_mask_of_a_bad_sample_is_all_fill():
 
 
 def test_scaled_decoding_moves_nothing():
-    """Whether a JPEG is decoded at an eighth or whole, boxes, points and mask are the same to the bit."""
+    """Boxes, points and mask are bit-equal for a JPEG decoded at an eighth or whole."""
     file = jpeg(photo(640, 480))
     mask = np.random.default_rng(1).integers(0, 20, (640, 480), np.uint8)
     columns = columns_of(len(GRID), mask=False)
@@ -448,7 +448,7 @@ def test_a_coordinate_that_is_no_number_is_a_bad_sample(name):
 
 
 def test_damaged_masks_show_no_pixels_of_other_samples():
-    """A byte that is changed anywhere makes a bad sample, or a mask that is the same whatever was decoded before."""
+    """A changed byte makes a bad sample, or a mask that does not depend on earlier samples."""
     data = bytearray(encode(np.random.default_rng(6).integers(0, 9, (HEIGHT, WIDTH)).astype(np.uint8), ".png"))
     for place in range(8, len(data), 7):
         damaged = bytes(data[:place]) + bytes([data[place] ^ 0x55]) + bytes(data[place + 1 :])

@@ -56,7 +56,7 @@ def torchvision_boxes(height, width, count):
 
 
 def distance(one, other):
-    """Measure how far apart two samples' distributions are (Kolmogorov and Smirnov): 0 alike, 1 apart."""
+    """Kolmogorov-Smirnov distance of two samples' distributions: 0 alike, 1 apart."""
     points = np.sort(np.concatenate([one, other]))
     ranks = [np.searchsorted(np.sort(values), points, side="right") / len(values) for values in (one, other)]
     return np.abs(ranks[0] - ranks[1]).max()

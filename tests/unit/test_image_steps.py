@@ -1,4 +1,4 @@
-"""The steps on images, each against a reference in float64 that is written from its description alone."""
+"""The steps on images against float64 references written from their descriptions."""
 
 from hashlib import sha256
 from itertools import permutations

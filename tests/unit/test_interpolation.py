@@ -1,4 +1,4 @@
-"""The interpolation contract, against a reference in float64 that is written from its description alone."""
+"""The interpolation contract against a float64 reference written from its description."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ SIZES = [
 
 
 def weights(source, target, method):
-    """Compute how much of each source pixel is in each target pixel along one side: [target, source], rows add up to 1."""
+    """Weights of source pixels in target pixels along a side: float64 [target, source]."""
     if method == "nearest":
         return np.eye(source)[(2 * np.arange(target) + 1) * source // (2 * target)]
     if method == "area":
@@ -46,7 +46,7 @@ def area_weights(source, target):
 
 
 def kernel_weights(source, target, kernel):
-    """Value of a kernel, one source pixel wide however much is shrunk, around each target pixel's centre; edges repeat."""
+    """Kernel values around each target pixel's centre; edges repeat."""
     result = np.zeros((target, source))
     for row in range(target):
         centre = (row + 0.5) * source / target - 0.5
@@ -133,7 +133,7 @@ def test_a_crop_is_interpolated_within_its_own_borders():
 
 
 def all_boxes(step):
-    """Give the box that the documented randomness draws for sample 3 of an image of 60 x 80 pixels."""
+    """Return the documented random box of sample 3 for an image of 60 x 80 pixels."""
     from batchd.pipeline.image.geometry import Geometry  # noqa: PLC0415  this test alone looks inside
     from batchd.pipeline.image.planners import planner_for  # noqa: PLC0415
     from batchd.pipeline.randomness import SampleRandom  # noqa: PLC0415

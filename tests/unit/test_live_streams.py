@@ -1,4 +1,4 @@
-"""Live streams: what becomes of a sample that is pushed, by policy, by who waits, and by who dies."""
+"""Live streams: the fate of a pushed sample, by policy, waiting and deaths."""
 
 import random
 
@@ -51,7 +51,7 @@ def test_a_batch_is_filled_when_there_are_samples_for_all_of_its_rows():
 
 
 def test_samples_wait_for_a_trainer():
-    """Nobody reads: they are queued, up to the capacity, and the first trainer gets them in their order."""
+    """Without a reader they are queued, up to the capacity, and delivered in order."""
     world = world_of(capacity=9)
     assert world.push_all(ONE) == 9
     assert live(world).queued_samples == 9
@@ -350,7 +350,7 @@ def test_a_producer_has_its_next_place_ahead_of_time_while_there_is_plenty_of_ro
 
 
 def test_crashes_of_many_pushed_samples_stop_the_stream():
-    """However long an endless stream is, its decoder is broken when sample after sample ends its worker."""
+    """Also of an endless stream the decoder is broken if each sample ends its worker."""
     world = world_of(capacity=30)
     world.subscribe()
     for _ in range(200):

@@ -25,7 +25,7 @@ def read_all(world: CheckedWorld, number: int) -> int:
 
 
 def test_a_fast_trainer_waits_for_the_slowest():
-    """With the slowest before batch 0 it may read up to batch 2, and one more for each that the slowest takes."""
+    """With the slowest at batch 0 it may read up to batch 2, and one more for each step of it."""
     world = world_of()
     world.subscribe(session=1)
     world.subscribe(session=2)
@@ -126,7 +126,7 @@ def test_ranks_are_apart_by_their_own_batches(world_size):
 @pytest.mark.parametrize("trainers", [2, 3, 4])
 @pytest.mark.parametrize("slots_max", [8, 9, 12])
 def test_each_batch_is_decoded_once(trainers, slots_max):
-    """However unevenly mirror trainers read, and although the ring is smaller than the skew that was asked for."""
+    """However unevenly mirror trainers read, and although the ring is below the skew."""
     world = world_of(max_skew=50, slots_max=slots_max)
     for session in range(1, trainers + 1):
         world.subscribe(session=session)

@@ -99,7 +99,7 @@ def test_json_in_the_journal_has_its_priority_too(reader, monkeypatch):
 
 
 def test_the_journal_is_told_by_device_and_inode(reader):
-    """A variable that was inherited, from a service to what it starts, says nothing about another descriptor."""
+    """An inherited variable says nothing about another descriptor."""
     assert is_journal(reader.written, {"JOURNAL_STREAM": reader.journal_stream()})
     assert not is_journal(reader.written, {"JOURNAL_STREAM": "1:2"})
     assert not is_journal(reader.written, {})

@@ -63,7 +63,7 @@ def test_both_distributions_and_packages_have_one_version() -> None:
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_the_licence_is_apache_2(distribution) -> None:
-    """As an expression that machines read, and nowhere as a classifier, which would contradict it some day."""
+    """As an SPDX expression, and never as a classifier, which could contradict it."""
     facts = metadata(distribution)
 
     assert facts["License-Expression"] == "Apache-2.0"

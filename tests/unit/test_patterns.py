@@ -1,4 +1,4 @@
-"""Patterns of file names: the same paths as Python's own ``glob`` finds, and no folder visited in vain."""
+"""Patterns of file names: the paths of Python's ``glob``, without useless visits of folders."""
 
 import glob
 from pathlib import Path

@@ -77,7 +77,7 @@ def test_the_order_of_a_key_never_changes():
 
 @pytest.mark.parametrize("length", [0, -1, LENGTH_MAX + 1])
 def test_lengths_out_of_range_are_refused(length):
-    """An empty shuffle, and one whose arithmetic would overflow, say how many indices there may be."""
+    """An empty shuffle, and one that would overflow, report the permitted sizes."""
     with pytest.raises(ValueError, match="1 to 4611686018427387904"):
         Permutation(length, (0,))
 
@@ -127,7 +127,7 @@ def test_epochs_and_seeds_have_nothing_to_do_with_each_other(length):
 
 @pytest.mark.parametrize("length", [17, 300, 10_007])
 def test_as_many_indices_stay_as_chance_would_leave(length):
-    """From one epoch to the next one index keeps its place on average, and the variance of that is one too."""
+    """Between epochs one index keeps its place on average, with a variance of one."""
     epochs = 400
     orders = [order(length, 13, epoch) for epoch in range(epochs + 1)]
     stay = sum(int((before == after).sum()) for before, after in pairwise(orders))

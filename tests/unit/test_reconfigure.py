@@ -62,7 +62,7 @@ def test_a_trainer_that_waits_is_told_at_once_that_its_stream_is_another_one():
 
 
 def test_orders_of_a_stream_that_is_taken_out_are_carried_out_before_its_slots_go():
-    """A worker may still write until it says that it is done, or the kernel says that it is dead."""
+    """A worker may still write until it reports the end, or the kernel its death."""
     world = CheckedWorld([make_spec(1), make_spec(2)], 2)
     world.start_workers()
     world.subscribe(1, 1)
@@ -86,7 +86,7 @@ def test_streams_that_are_not_named_do_not_notice():
 
 
 def test_surplus_workers_finish_what_they_have_and_are_no_deaths():
-    """They get nothing new, are told to go once they have nothing in hand, and nobody takes their place."""
+    """They get no new orders, are dismissed without one, and are not replaced."""
     world = CheckedWorld([make_spec(1, samples=600, batch_size=100)], 3)
     world.start_workers()
     world.subscribe(1, 1)

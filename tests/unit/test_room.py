@@ -116,7 +116,7 @@ def test_a_waiting_trainer_is_told_when_the_memory_it_waited_for_is_lost():
 
 
 def test_memory_beyond_the_fair_share_is_for_those_who_have_less():
-    """What a trainer with six of eight slots gives back goes to the one with two, however little the first has cost."""
+    """A slot released by a trainer with six of eight goes to the one with two."""
     world = world_of(slots_max=8, window=8)
     world.subscribe(session=1)
     world.subscribe(session=2, epoch=9)

@@ -46,7 +46,7 @@ def stranger() -> Iterator[None]:
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuntimeDirectory:
-    """The system's runtime directory, and one of the user that is there, too, and comes behind it."""
+    """The system's runtime directory; the user's exists, too, and is second."""
     names = RuntimeDirectory(tmp_path / "system")
     names.path.mkdir()
     (tmp_path / "user").mkdir()

@@ -1,4 +1,4 @@
-"""A cache of samples: what comes out is what went in, there is never more of it than allowed, and workers do not meet."""
+"""A cache of samples returns what was stored, within its limit, for concurrent workers."""
 
 import errno
 import mmap

@@ -1,4 +1,4 @@
-"""A JPEG with restart markers is the same picture, and a crop that is cut out of it has the pixels of the whole."""
+"""A JPEG with restart markers is the same picture, and crops have its pixels."""
 
 import os
 from itertools import pairwise
@@ -296,7 +296,7 @@ def test_bytes_that_decoders_skip_are_skipped():
 
 
 def test_zeros_in_front_of_a_restart_marker_are_damage_to_every_crop_that_reads_them():
-    """They are padding in front of the end of the file alone, not where the end of what was cut out of it is."""
+    """They are padding before the end of the file only, not before that of a cut."""
     data = marked(jpeg_of(WIDE, "444"))
     box = Cut(64, 140, 16, 40)  # its last row is the last of its blocks
     taken, _all = tiles(data, box)
@@ -386,7 +386,7 @@ def test_many_calls_leave_no_memory_behind():
 
 
 def test_a_cache_keeps_what_can_be_cut_and_else_the_file():
-    """Not what is broken where no crop may have looked, what can be cut already, what is no JPEG, and what would be too long."""
+    """Not broken files, seekable ones, other formats, and ones that would be too long."""
     file = jpeg(photo(200, 300))
     made = made_seekable(memoryview(file), len(file) * 2)
 

@@ -1,4 +1,7 @@
-"""How often the observer asks the daemon, whatever requests arrive, with a clock and a session that are not real."""
+"""How often the observer asks the daemon, whatever requests arrive.
+
+With a fake clock and session.
+"""
 
 import itertools
 import os

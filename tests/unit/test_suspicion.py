@@ -127,7 +127,7 @@ def test_a_sample_met_in_two_batches_at_once_takes_no_third_worker():
 
 
 def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
-    """The sample it had in hand is decoded by the next worker, and with that it is acquitted, each time."""
+    """Its sample is decoded by the next worker and is thereby cleared, each time."""
     world = DeadlyWorld(set(), with_note=True, samples=12, batch_size=12, slots_max=10)
     for epoch in range(5):
         world.subscribe(session=epoch + 1, epoch=epoch, end_epoch=epoch + 1)
@@ -228,7 +228,7 @@ def test_too_many_deadly_samples_are_no_matter_of_single_files():
 
 @pytest.mark.parametrize("workers", [1, 8])
 def test_samples_that_are_too_large_for_the_memory_are_bad_ones_however_many(workers):
-    """Each ends two workers, and then ``max_bad_fraction`` says how many there may be, not what may be odd of a decoder."""
+    """Each ends two workers; then ``max_bad_fraction`` bounds their number."""
     large = set(range(0, 600, 10))
     world = DeadlyWorld(
         large, with_note=True, workers=workers, out_of_memory=True, samples=600, batch_size=60, bad_fraction_max=1.0
@@ -376,7 +376,7 @@ def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
 
 
 def test_a_few_bad_samples_met_early_are_no_broken_stream():
-    """With four in a hundred where five are allowed, spread by lot over a shuffled epoch, the stream never stops."""
+    """With 4 % where 5 % are allowed, at random over an epoch, the stream never stops."""
     for seed in range(200):
         chance = random.Random(seed)
         bad = BadSamples(10_000, 0.05)
@@ -426,7 +426,7 @@ def test_workers_that_all_die_between_samples_stop_the_stream():
 
 
 def test_a_chunk_done_in_between_shows_that_workers_can_work():
-    """Whoever kills workers from outside, however often, does not stop a stream that goes on meanwhile."""
+    """Kills from outside, however many, do not stop a stream that progresses."""
     world = DeadlyWorld(set(), with_note=True, samples=240, batch_size=6, slots_max=64, chunk_rows_max=1)
     world.subscribe(end_epoch=1, window=40)
     for _ in range(3):
@@ -441,7 +441,7 @@ def test_a_chunk_done_in_between_shows_that_workers_can_work():
 
 
 def test_only_the_first_bad_samples_keep_a_long_reason():
-    """So that ten thousand of them take no memory to speak of, and a list of them fits into a message."""
+    """Ten thousand of them take little memory, and a list fits into a message."""
     bad = BadSamples(1000, 1.0)
     reason = "ä" * 500
     for sample in range(LONG_REASONS_MAX + 10):

@@ -1,4 +1,4 @@
-"""Text to tokens, with tokenizer.json files that the tests make themselves, against plain Python."""
+"""Text to tokens, with generated tokenizer.json files, against plain Python."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The units in deploy/: every directive has its reason, systemd takes them, and they are as closed as they are said to be."""
+"""The units in deploy/: reasons for every directive, accepted by systemd, sandboxed as stated."""
 
 import os
 import re

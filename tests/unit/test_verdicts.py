@@ -1,4 +1,4 @@
-"""Why a trainer waits: each verdict from numbers that prove it, and none from numbers that do not."""
+"""Each verdict from numbers that prove it, and none from numbers that do not."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -186,7 +186,7 @@ SLOW_STORAGE: dict[str, Any] = {
 
 
 def remedy_with_a_cache(before: int, after: int, budget_bytes: int, hits: int = 0, folder: str | None = None) -> str:
-    """What is said to a stream of 100,000 samples of 100 kB whose cache had so many of them, and has so many now."""
+    """The remedy for a stream of 100,000 samples of 100 kB, by the samples in its cache."""
     slow = deepcopy(SLOW_STORAGE)
     slow["work"]["cache_hits"] = hits
     slow["work"]["read_bytes"] = (10_000 - hits) * 100_000
