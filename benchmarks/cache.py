@@ -1,4 +1,6 @@
-"""What does a cache of samples save, and what does it cost? Epochs with a cache against epochs without, in turns.
+"""Benchmark: what a cache of samples saves and costs.
+
+Epochs with a cache against epochs without, in turn.
 
 Slow storage is a source that waits for ``DELAY_S`` before it reads each file, as a network file
 system does that asks its server; fast storage is the page cache, where a cache has nothing to save.
@@ -120,7 +122,7 @@ def _ratios(bench: Bench, source: str, with_cache: str = _CACHE) -> list[float]:
 
 
 def _restarted(bench: Bench, source: str) -> list[float]:
-    """Of each round, how many times as fast the first epoch of a daemon is that finds its cache on disk."""
+    """For each round, the speed-up of a daemon's first epoch with an existing cache on disk."""
     folder = bench.scratch / "disk"
     folder.mkdir(exist_ok=True)
     on_disk = f'cache = "encoded"\ncache_dir = "{folder}"\ncache_size = {BUDGET_BYTES}\n'

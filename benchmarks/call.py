@@ -1,4 +1,4 @@
-"""What does a step cost that calls somebody's function, where the function does nothing? Microseconds for each sample.
+"""Benchmark: microseconds for each sample of a `call` step whose function does nothing.
 
 In this process alone: the same samples through a pipeline with the step and one without take turns,
 sample by sample, and the median of the differences counts, for either order.

@@ -1,4 +1,6 @@
-"""What do several TCP connections help? One trainer over one and over four, on loopback and where each connection is capped.
+"""Benchmark: one trainer over one TCP connection and over four.
+
+On loopback, and with a limit on the rate of each connection.
 
 A cap stands for what a long way, one core's encryption or a cloud does to a connection: a relay
 that passes so many bytes on each of them in a second. The stream does not change from epoch to
@@ -52,7 +54,7 @@ def run(bench: Bench) -> None:
 
 
 def _trainer(pipe: Connection, address: str, connections: int) -> None:
-    """Take batches and give each back: bytes/s, without those that came while the other side had its turn."""
+    """Take and release batches: bytes/s, without arrivals during the other side's turn."""
     with batchd_client.connect(address, connections=connections) as daemon:
         stream = daemon.stream("photos", window=WINDOW)
         batches = endless(stream)

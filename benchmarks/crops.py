@@ -1,11 +1,11 @@
-"""How much faster is it to decode the crop alone than to decode the whole photograph and cut it? In one process.
+"""Benchmark: decoding only the crop against decoding the whole photograph. In one process.
 
 The same crops of the same photographs, each decoded, cut, scaled and flipped into the row of a
 batch, by the same pipeline:
 
     whole      without the extension
     alone      with it
-    seekable   with it, of the same photographs with restart markers, as `batchd prepare --seekable` writes them
+    seekable   with it, of photographs with restart markers, by `batchd prepare --seekable`
 
 Sides take turns photograph by photograph, and the time is the thread's own on a CPU, so that others
 on the machine hardly count. A round is an epoch, so each has other crops.

@@ -1,4 +1,6 @@
-"""Does handing over cost anything? images/s delivered by the daemon / images/s of the same pipeline in bare processes.
+"""Benchmark: the cost of the hand-over.
+
+Images/s delivered by the daemon, divided by images/s of the same pipeline in bare processes.
 
 Both sides: two processes that decode, random_resized_crop 224, batch 256, uint8. The bare ones
 write into private memory that they use again, and deliver nothing. The daemon's trainer touches
@@ -78,7 +80,7 @@ def _touch(batch: batchd_client.Batch) -> int:
 
 
 def _bare(pipe: Connection, config_file: Path, which: int) -> None:
-    """The same pipeline code, on the same samples in the same order, into a private batch that is used again."""
+    """The same pipeline on the same samples in the same order, into a reused private batch."""
     config = load_config(config_file).streams["photos"]
     index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage())
     plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)

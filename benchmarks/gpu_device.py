@@ -1,4 +1,4 @@
-"""What `gpu_feed.py` runs on: a GPU, or the stand-in for the CUDA runtime that the tests have, on which nothing is measured.
+"""The device of `gpu_feed.py`: a GPU, or the tests' stand-in for CUDA, which measures nothing.
 
 Invariant: either goes the same way through the loader, with slots that are registered and copies
 that are under way.
@@ -73,7 +73,7 @@ class Gpu:
 
 
 class StandIn:
-    """No GPU: loaders for one get the stand-in from now on in this process, and everything is in the host's memory."""
+    """Without a GPU: loaders in this process get the stand-in, and all memory is the host's."""
 
     name: str | None = None
     place = torch.device("cpu")

@@ -4,9 +4,9 @@ Needs PyTorch with CUDA and batchd installed on this machine.
 
     python benchmarks/gpu_feed.py [--data FOLDER] [--workers N] [--out FILE.md]
 
-    bandwidth    host to device, from a registered slot of a ring, from a pin_memory() buffer and from pageable memory, in turns
-    CPU          what a batch costs the trainer's process, and how long ``next`` takes, when batches are ready
-    training     images/s into a ResNet-50 step, and how long the GPU idles, beside a torch DataLoader with as many processes
+    bandwidth    host to device, from a registered slot, pin_memory() and pageable memory, in turn
+    CPU          time of the trainer's process for a ready batch, and time of ``next``
+    training     images/s into a ResNet-50 step, the GPU's idle time, against a torch DataLoader
 
 It makes its pictures where no folder is given, and keeps its table in ``results``. Without a GPU it
 says so; ``--rehearse`` goes through all of it on a stand-in for the CUDA runtime and with a small
@@ -169,7 +169,7 @@ def _caption(device: str | None, workers: int, batch: int) -> str:
 
 
 def _config(scratch: Path, files: list[Path], extent: Extent, workers: int) -> Path:
-    """Two streams: one that is decoded over and over, and one whose few batches stay in the ring."""
+    """Two streams: one that is always decoded, and one whose few batches stay in the ring."""
     wanted = (extent.ring_batches + extent.steps + 4 * workers) * extent.batch
     few = files[: 4 * extent.batch]
     for name, listed in (("train", files * (1 + wanted // len(files))), ("ready", few)):
@@ -237,7 +237,7 @@ def _gigabytes_per_s(run: Run, source: torch.Tensor, target: torch.Tensor) -> fl
 
 
 def per_batch(run: Run) -> None:
-    """CPU time of the trainer's thread for each batch, and of ``next``, while batches are ready in the ring."""
+    """CPU time of the trainer's thread for each batch, and of ``next``, with ready batches."""
     table, extent = run.table, run.extent
     with BatchdLoader("ready", address=run.address, device="cuda") as loader:
         batches = _endless(loader)
@@ -264,7 +264,7 @@ def per_batch(run: Run) -> None:
 
 
 class PlainDataset(torch.utils.data.Dataset[Any]):
-    """What a good engineer writes by hand: OpenCV, one thread for each process, a random crop, a flip."""
+    """A hand-written loader: OpenCV, one thread for each process, a random crop, a flip."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = [str(file) for file in files]
@@ -286,7 +286,7 @@ class PlainDataset(torch.utils.data.Dataset[Any]):
 
 
 def training(run: Run, files: list[Path], workers: int) -> None:
-    """Images/s into a training step, from either side in turns, and which part of the time the device had nothing to do."""
+    """Images/s into a training step, from each side in turn, and the device's idle share."""
     table, extent = run.table, run.extent
     step = TrainingStep(run.device)
     warm_up = max(extent.ring_batches, 3 * workers)
@@ -395,7 +395,7 @@ def _convolution(channels: int, out: int, size: int, stride: int) -> list[nn.Mod
 
 
 def resnet50() -> nn.Module:
-    """The network of He et al., "Deep Residual Learning for Image Recognition" (2015), with 50 layers."""
+    """ResNet-50 of He et al., "Deep Residual Learning for Image Recognition" (2015)."""
     layers = [*_convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     channels = 64
     for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):

@@ -1,4 +1,4 @@
-"""What does it cost to hand over a batch that is ready? 38.5 MB batches, in the ring already, through one subscription.
+"""Benchmark: the hand-over of ready batches of 38.5 MB from the ring, to one subscription.
 
 The stream does not change from epoch to epoch, so after the first epoch no worker has anything to
 do: what is left is a pull, a handle, and the arrays. ``next()`` is timed alone in a loop that works

@@ -1,4 +1,4 @@
-"""What all benchmarks share: photographs, daemons, trainers as processes, ratios with their spread, one line for each figure.
+"""Shared by all benchmarks: photographs, daemons, trainer processes, ratios with their spread.
 
 These machines are shared and noisy, so no absolute time is compared with anything: the sides of a
 comparison take turns in one run, each round gives one ratio, and the median of the ratios is
@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Bench:
-    """What a benchmark gets: a folder of photographs, a place for its files, and how often to repeat."""
+    """Arguments of a benchmark: photographs, a scratch folder, the number of repeats."""
 
     photos: Path
     scratch: Path
@@ -101,7 +101,7 @@ def served(config: Path) -> Iterator[str]:
 
 
 class Player:
-    """A process that does one thing whenever it is told, and answers with numbers: one side of a comparison."""
+    """One side of a comparison: a process that runs a task on request and answers with numbers."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""How long does a daemon with 1,280,000 samples take to know them, and what does that cost each worker?
+"""Benchmark: the index of 1,280,000 samples: seconds to build it, and its cost for each worker.
 
 A list of 1,280,000 paths is scanned once; after that it comes from the cache, as at every further
 start. Then new processes map the index as workers do, and look at every sixteenth path; what counts

@@ -1,4 +1,4 @@
-"""What does a worker cost? Memory that only it maps, without the slots, after it has filled batches of the main job."""
+"""Benchmark: private memory of a worker after batches of the main job, without the slots."""
 
 from harness import Bench, Figure, private_bytes, served
 

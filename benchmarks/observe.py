@@ -1,4 +1,6 @@
-"""What does it cost to be observed? CPU time of daemon and observer with ten trainers and a scrape each second, and memory.
+"""Benchmark: the cost of monitoring, with ten trainers and a scrape each second.
+
+CPU time of daemon and observer, and memory.
 
 An open page and `batchd top` have rows of their own: the page asks as a browser does (the overview
 each second, the history every five), and `top` runs in a pseudo-terminal of 140 columns; what it
@@ -196,7 +198,7 @@ def _memory(bench: Bench) -> None:
 
 @contextmanager
 def _ten_trainers(bench: Bench, http: str) -> Iterator[tuple[str | None, int, int | None]]:
-    """A daemon whose trainers are under way: where it is scraped, its process, and its observer's."""
+    """A daemon with running trainers: its HTTP address, its process, and its observer's."""
     config = bench.config(batch_size=8, repeats=1, pipeline='[{ op = "decode" }, { op = "resize", size = [32, 32] }]')
     config.write_text(config.read_text().replace("[daemon]", f'[daemon]\nhttp = "{http}"'))
     with served(config) as address, batchd_client.connect(address) as connection:

@@ -1,4 +1,7 @@
-"""What does the shuffle cost? The sample indices of a batch of 256 for 10^3 and 10^9 samples, and the memory for it."""
+"""Benchmark: the shuffle's time and memory.
+
+Sample indices of a batch of 256, for 10^3 and 10^9 samples.
+"""
 
 import statistics
 import time

@@ -1,4 +1,6 @@
-"""Do reloads hold trainers up? The time between batches of two trainers, in steady state and while another stream comes and goes.
+"""Benchmark: the time between batches during reloads.
+
+Two trainers, in steady state and while another stream is added and removed.
 
 Both sides take turns: each round is a stretch of reading without reloads and one, as long, with
 them. A trainer's step takes some time in which it needs no CPU, as with a GPU; else the trainers

@@ -1,4 +1,6 @@
-"""What does the network cost? 38.5 MB batches over loopback TCP against a bare pair of processes, and what others notice.
+"""Benchmark: the cost of the network.
+
+38.5 MB batches over loopback TCP against a bare pair of processes, and the effect on others.
 
 Where sending is measured, the stream does not change from epoch to epoch, so after the first one
 nothing is decoded.
@@ -49,7 +51,10 @@ CONNECTION_EVERY = 4
 
 
 def run(bench: Bench) -> None:
-    """One and two subscriptions, with keys, beside a stopped, a slow and a hostile trainer, and two hundred at once."""
+    """One and two subscriptions, with keys.
+
+    Beside a stopped, a slow and a hostile trainer, and two hundred at once.
+    """
     _throughput(bench)
     _beside_a_stopped_one(bench)
     _beside_a_slow_one(bench)
@@ -94,7 +99,7 @@ def _throughput(bench: Bench) -> None:
 
 
 def _beside_a_stopped_one(bench: Bench) -> None:
-    """Decoded images/s of a local trainer, alone and beside a remote one that was stopped in mid-stream."""
+    """Decoded images/s of a local trainer, alone and beside a remote one that was stopped."""
     with ExitStack() as stack:
         address, near, _ = stack.enter_context(served_over_tcp(bench, "beside"))
         local = stack.enter_context(Player(_trainer, near, None))
@@ -123,7 +128,7 @@ def _while_stopped(address: str, local: Player) -> float:
 
 
 def _beside_a_slow_one(bench: Bench) -> None:
-    """Decoded images/s of a local trainer, alone and beside a remote one that reads steadily at a twentieth of its rate."""
+    """Decoded images/s of a local trainer, alone and beside a remote one at 5 % of its rate."""
     still = bench.stream("still", pipeline=RESIZE, batch_size=SLOW_BATCH, repeats=1, shuffle="false")
     with ExitStack() as stack:
         address, near, _ = stack.enter_context(served_over_tcp(bench, "slow", workers=1, more=still))
@@ -139,7 +144,7 @@ def _beside_a_slow_one(bench: Bench) -> None:
 
 
 def _beside_a_hostile_one(bench: Bench) -> None:
-    """Decoded images/s of a trainer, local or remote, alone and while somebody throws messages and connections at the port."""
+    """Decoded images/s of a local or remote trainer, alone and during a flood of messages."""
     with ExitStack() as stack:
         address, near, _ = stack.enter_context(served_over_tcp(bench, "hostile", workers=1))
         hostile = stack.enter_context(Player(_hostile, address))
@@ -194,7 +199,7 @@ SMALL = '[ { op = "decode" }, { op = "resize", size = [32, 32] } ]'
 def served_over_tcp(
     bench: Bench, name: str, *, with_key: bool = False, more: str = "", **keys: Any
 ) -> Iterator[tuple[str, str, Path | None]]:
-    """A daemon with a port: its address in the network and on this host, and a connection file where it has keys.
+    """A daemon with a port: its addresses, and a connection file if it has keys.
 
     ``more`` is added to its configuration.
     """

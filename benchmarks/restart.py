@@ -1,4 +1,4 @@
-"""How long does a death take? From a killed daemon to the next batch, and from a killed trainer to free slots.
+"""Benchmark: from a killed daemon to the next batch, and from a killed trainer to free slots.
 
 A supervisor starts the next daemon at once, as a service manager without a pause would. The
 trainer's step takes some time in which it needs no CPU, as with a GPU. Trainers die in turn with

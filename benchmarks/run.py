@@ -1,4 +1,6 @@
-"""Run the benchmarks: ``make bench``, ``make bench ONLY=efficiency``, ``make bench DATA=/path/to/images``.
+"""Run the benchmarks.
+
+``make bench``, ``make bench ONLY=efficiency``, ``make bench DATA=/path/to/images``
 
 Each figure ends as a line ``BENCH name value >= target ok`` (or ``short``). The exit status is 0
 either way: a figure that is short is a finding, not a failure.

@@ -1,4 +1,6 @@
-"""How much of one core does the daemon take at 60,000 images a second, with 64 and 192 workers and eight trainers?
+"""Benchmark: the daemon's share of one core at 60,000 images/s.
+
+With 64 and 192 workers and eight trainers.
 
 There are two cores here, so workers sleep instead of decoding: each answers its orders when a
 decoder of its speed would have, with the same messages. What the loop costs is the daemon's CPU

@@ -1,4 +1,4 @@
-"""Do further trainers cost decoding? CPU time of all workers for one, two and four mirror trainers that read the same epochs."""
+"""Benchmark: CPU time of all workers for one, two and four mirror trainers of the same epochs."""
 
 import statistics
 from multiprocessing.connection import Connection

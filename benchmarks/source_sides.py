@@ -1,4 +1,4 @@
-"""The kinds of sources that `sources` compares with a folder: how each is written, from pictures and from next to nothing.
+"""The kinds of sources that `sources` compares with a folder, from pictures and from tiny samples.
 
 Another kind is one more line in ``SIDES``.
 """

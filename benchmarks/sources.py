@@ -1,4 +1,4 @@
-"""What does a source cost? images/s from shards, divided by images/s of the same files in a folder, and how long a scan takes.
+"""Benchmark: images/s from shards divided by those from a folder, and the time of a scan.
 
 The streams of one daemon over the same photographs take turns, so that all have the same workers.
 Each turn claims its stream anew, so that nothing is decoded ahead for it meanwhile, and reads an

@@ -1,4 +1,6 @@
-"""How soon is the first batch there? From the daemon's command line, and for a trainer that comes to a warm stream.
+"""Benchmark: seconds to the first batch.
+
+From the daemon's command line, and for a trainer that joins a warm stream.
 
 The epoch boundary is looked at as well: prefetch runs across it, so the wait there should be like
 any other.
@@ -53,7 +55,7 @@ def _warm_and_boundary(bench: Bench) -> None:
 
 
 def _boundary(bench: Bench, address: str) -> None:
-    """The waits between batches at the first of an epoch, against the 99th percentile of all others."""
+    """The waits for the first batch of an epoch, against the 99th percentile of all others."""
     came_s, is_first = [], []
     with batchd_client.connect(address) as daemon:
         stream = daemon.stream("photos", epochs=EPOCHS)

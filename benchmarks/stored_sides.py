@@ -1,4 +1,4 @@
-"""Parquet files and LMDB databases for ``source_sides``: how they are written, from pictures and from next to nothing."""
+"""Parquet files and LMDB databases for ``source_sides``, from pictures and from tiny samples."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

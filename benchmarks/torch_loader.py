@@ -1,7 +1,7 @@
-"""What does the torch loader cost a trainer on the CPU, and does a training step wait for it? Needs PyTorch.
+"""Benchmark: the torch loader's CPU time, and the wait of a training step. Needs PyTorch.
 
-    loader   images/s of decoding batches through BatchdLoader, divided by the bare client's; the sides take turns at one stream
-    wait     a loop whose step takes a twentieth longer than decoding does: which part of its time it waits for batches
+    loader   images/s through BatchdLoader, divided by the bare client's, in turn on one stream
+    wait     waiting share of a loop whose step takes 5 % longer than decoding
 
 The step sleeps, as a trainer does whose GPU computes.
 """
@@ -20,7 +20,10 @@ import batchd_client
 
 TURN = 12
 REPEATS = 32
-"""So that a turn is less than an epoch: each has one of its own, of which nothing is in the ring yet."""
+"""Makes a turn less than an epoch.
+
+Each turn has an epoch of its own, with nothing of it in the ring yet.
+"""
 STEPS = 60
 WARM_UP = 10
 SLOWER = 1.05
@@ -91,7 +94,7 @@ def _loader(pipe: Connection, address: str, name: str) -> None:
 
 
 def _step_loop(pipe: Connection, address: str) -> None:
-    """The part of the time that a loop waits whose step takes as long as decoding a batch, and a twentieth more."""
+    """The waiting share of a loop whose step takes 5 % longer than decoding a batch."""
     from batchd_client.torch import BatchdLoader  # noqa: PLC0415  see run
 
     for _ in orders(pipe):

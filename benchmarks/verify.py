@@ -1,4 +1,4 @@
-"""What do checksums cost? The same batches with and without ``verify``: decoded, and handed over when they are ready.
+"""Benchmark: checksums. The same batches with and without ``verify``, decoded and handed over.
 
 Two streams of one daemon take turns, so that both sides have the same workers and the same memory.
 """

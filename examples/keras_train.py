@@ -1,6 +1,6 @@
-"""Keras trains on a folder of photographs that a daemon of this script serves, and goes on where it was stopped.
+"""Keras on a folder of photographs, served by a daemon of this script; resumes after a stop.
 
-    python examples/keras_train.py [--data /path/to/images] [--epochs 5]        Ctrl-C, and the same again
+    python examples/keras_train.py [--data /path/to/images] [--epochs 5]    Ctrl-C, then again
 
 ``--data`` has one sub-folder for each class; without it photographs are made. Model and position
 are in ``demo/keras``. Needs ``pip install keras tensorflow``; with ``--py-dataset`` another backend

@@ -2,7 +2,7 @@
 
 Nothing but the launcher says who is who.
 
-    torchrun --nproc-per-node 2 examples/torch_ddp.py --data /path/to/images        gloo on the CPU, nccl on GPUs
+    torchrun --nproc-per-node 2 examples/torch_ddp.py --data /path/to/images    gloo or nccl
 
 Rank 0 runs the daemon as its child, unless $BATCHD_ADDRESS names one that serves a stream
 ``photos``. Kill a rank or press Ctrl-C, start it again, and it goes on after the last checkpoint,
@@ -34,7 +34,7 @@ pipeline = [ {{ op = "decode" }}, {{ op = "random_resized_crop", size = [64, 64]
 
 @contextmanager
 def served(options: argparse.Namespace) -> Iterator[str]:
-    """The address of the daemon that rank 0 runs for all, or of the one that the environment names."""
+    """Address of the daemon that rank 0 runs for all ranks, or of the one in the environment."""
     if address := os.environ.get("BATCHD_ADDRESS"):
         yield address
         return

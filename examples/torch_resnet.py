@@ -2,8 +2,8 @@
 
 Ctrl-C, start it again, and it goes on.
 
-    python examples/torch_resnet.py --data /path/to/images [--epochs 10]        one sub-folder for each class
-    python examples/torch_resnet.py                                             makes photographs of its own
+    python examples/torch_resnet.py --data /path/to/images [--epochs 10]    a folder for each class
+    python examples/torch_resnet.py                                         generates photographs
 
 A daemon runs as a child of this script, unless $BATCHD_ADDRESS names one that serves a stream
 ``photos``.

@@ -19,7 +19,7 @@ from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option, config_options
 from batchd.cli.text import escaped
 from batchd.config.load import load_config
-from batchd.doctor.examine import Target, check_daemon, examine
+from batchd.doctor.examine import DoctorTarget, check_daemon, examine
 from batchd.doctor.finding import Finding, Level
 from batchd.doctor.machine import Machine, Running
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode
@@ -65,23 +65,23 @@ def command(
         sys.exit(ExitCode.FAILED)
 
 
-def _findings(target: Target, address: str | None) -> Iterator[Finding]:
+def _findings(target: DoctorTarget, address: str | None) -> Iterator[Finding]:
     """Ask a running daemon first: the memory that it uses is not missing."""
     status, why_not = _ask_daemon(address)
     yield from examine(replace(target, running=_held_by(status)) if status is not None else target)
     yield check_daemon(status.daemon if status is not None else None, why_not, __version__)
 
 
-def _target(file: Path, overrides: dict[str, str], *, is_given: bool) -> Target:
+def _target(file: Path, overrides: dict[str, str], *, is_given: bool) -> DoctorTarget:
     """The default configuration may be missing; any existing one must be valid."""
     machine = Machine()
     if not is_given and not file.exists():
-        return Target(machine, file, None, f"there is no {file} here, so only the machine is looked at")
+        return DoctorTarget(machine, file, None, f"there is no {file} here, so only the machine is looked at")
     try:
-        return Target(machine, file, load_config(file, overrides))
+        return DoctorTarget(machine, file, load_config(file, overrides))
     except ConfigInvalid as error:
         why = f"{file} has {counted(len(error.problems), 'problem')}"
-        return Target(machine, file, None, why, is_broken=True)
+        return DoctorTarget(machine, file, None, why, is_broken=True)
 
 
 def _ask_daemon(address: str | None) -> tuple[DaemonStatus | None, str]:

@@ -36,7 +36,7 @@ def not_live(name: str) -> Refusal:
     """Return the refusal of a producer by a stream whose samples are stored."""
     return (
         ErrorCode.NOT_LIVE,
-        f'the source of stream {name!r} is not of type "push": its samples are not pushed by anybody',
+        f'the source of stream {name!r} is not of type "push": producers cannot push into it',
     )
 
 

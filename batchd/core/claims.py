@@ -10,7 +10,7 @@ do. With U(i) the leases and claims of subscription i, each claim and each admis
 A slot that several trainers share counts once for each of them. So the slots in use are never more
 than that sum, and every claim finds a slot: an idle one, or one that becomes idle when the present
 orders of the workers end. A subscription below its two slots may always claim. So each admitted
-subscription goes on even if all others stand still: no deadlock.
+subscription continues even if all others stop: no deadlock.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What the trainers of one stream are handed and told. Pure code.
+"""Batches and answers for the trainers of one stream. Pure code.
 
     Subscribe -> admit -> [ claim -> find a slot -> (filled) -> grant a lease -> release ]* -> end
 
@@ -32,7 +32,7 @@ from batchd_wire.wording import counted
 REFILL_INTERVAL_S = 1.0
 """At most once in this time a batch is decoded again because a trainer reports a mismatch.
 
-Memory that often fails should be replaced, and a trainer that lies cannot keep the others waiting.
+Memory that often fails should be replaced, and false reports must not keep other trainers waiting.
 """
 
 
@@ -207,7 +207,7 @@ class Delivery:
 
     @property
     def verdict(self) -> Refusal | None:
-        """Why nothing is handed out any more; None while the stream goes on."""
+        """Reason why the stream has ended, or None while it continues."""
         if self.retired is not None:
             return self.retired
         return None if self.stopped is None else (ErrorCode.STREAM_STOPPED, self.stopped)

@@ -1,11 +1,11 @@
-"""Where time goes: the workers' time by stream, and the trainers' waiting by cause. Pure code.
+"""Account of time: the workers' time by stream, and the trainers' waiting by cause. Pure code.
 
 A trainer that waits for a batch waits for exactly one thing at a time, and every change of that is
 an event. So its waiting time is not sampled but added up, by its cause:
 
     WORKERS    its batch is being filled, or waits for a worker
     MEMORY     no slot of the ring is free for it
-    TRAINERS   others are behind, and the stream goes in lockstep
+    TRAINERS   others are behind, and the stream is in lockstep
     PRODUCERS  too few samples have been pushed
     NETWORK    its batch is in flight to another host
 
@@ -123,7 +123,7 @@ class SlowList:
             self._slowest_before, self._slowest = self._slowest, {}
             self._begun_row = row
         for sample, path, taken_us in slow:
-            self._newest.pop(sample, None)  # so that it comes last
+            self._newest.pop(sample, None)  # so that it is last
             self._newest[sample] = self._slowest[sample] = SlowSample(sample, path, taken_us / 1e6, row)
         for sample in list(self._newest)[: -SLOWEST_LISTED_MAX // 2]:
             del self._newest[sample]
@@ -141,7 +141,7 @@ def _taken_s(one: SlowSample) -> float:
 
 
 class WorkDone:
-    """What the workers did for one stream."""
+    """The workers' time for one stream."""
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()

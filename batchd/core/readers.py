@@ -1,4 +1,4 @@
-"""Which reader comes to a position first, and how soon. Pure integer arithmetic.
+"""Finds the next reader of a position, and its distance. Pure integer arithmetic.
 
 Ranks of one world size that read an epoch from the same step on (modulo the world size) read it in
 the same rounds: they share a grid. On a grid a position is read at one turn, ``epoch * rounds +
@@ -12,7 +12,7 @@ So on the line of each rank, where its readers are kept in order,
 A reader that starts in mid-epoch is on two grids until that epoch is over: on that of its first
 epoch, and on the one of all whole epochs, as far before the next epoch as it has batches left.
 Where every epoch has the same bytes, turns are counted within an epoch, and a reader beyond a
-position comes to it in the next epoch.
+position reaches it in the next epoch.
 
 Invariant: ``nearest`` is what asking the course of each reader would give.
 """
@@ -63,7 +63,7 @@ class _Grid:
         return _LinePlace(within, reader, first_epoch - epoch, end_epoch - epoch)
 
     def nearest(self, key: Position) -> NextUse | None:
-        """Return the reader of this grid that comes to ``key`` first."""
+        """Return the reader of this grid that reaches ``key`` first."""
         read = readers_of(self._plan, self.world_size, self.start, key.step)
         if read is None:
             return None
@@ -150,7 +150,7 @@ class Readers:
                     del self._grids[grid.world_size, grid.start]
 
     def nearest(self, key: Position) -> NextUse | None:
-        """Return the reader that comes to ``key`` first; None where no reader will."""
+        """Return the reader that reaches ``key`` first; None if no reader will."""
         self._settle()
         best: NextUse | None = None
         for grid in self._grids.values():

@@ -15,7 +15,7 @@ class StreamSpec:
 
     ``repeats``: every epoch has the same bytes, so slots serve all epochs.
 
-    ``max_skew``: how many of its batches a trainer may be ahead of the slowest; None: each goes at
+    ``max_skew``: how many of its batches a trainer may be ahead of the slowest; None: each has
     its own pace. ``remote_window_max``: batches that may wait in the memory of a trainer on another
     host. ``bgr_fields``: images in BGR order, for tools that display them.
     """

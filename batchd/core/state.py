@@ -42,7 +42,7 @@ def _replaced(name: str) -> Refusal:
 
 
 class DaemonState:
-    """Streams, trainers and workers: so many ``workers`` of one ``kind``. ``chunk_rows_max`` bounds what one order fills."""
+    """Streams, trainers, ``workers`` of one ``kind``. ``chunk_rows_max``: most rows of an order."""
 
     def __init__(
         self, specs: list[StreamSpec], workers: int, kind: WorkerKind, *, sample_timeout_s: float, chunk_rows_max: int

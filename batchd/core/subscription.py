@@ -22,7 +22,7 @@ from batchd.core.measure import Spells, Waits
 from batchd.core.ring import Slot
 
 ENTITLEMENT_SLOTS = 2
-"""One to read, one being filled: with them a subscription goes on whatever the others do."""
+"""One to read, one being filled: with them a subscription continues whatever the others do."""
 
 
 class Blocked(Enum):

@@ -1,4 +1,4 @@
-"""Why a trainer waits: from two statuses of the daemon to one verdict for each trainer. In any process.
+"""Why a trainer waits: two statuses of the daemon become one verdict for each trainer.
 
     status, a few seconds, status --readings--> the difference --verdicts--> kind, proof, remedy
 

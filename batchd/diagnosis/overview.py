@@ -128,7 +128,7 @@ class Overview:
 
 @dataclass(slots=True)
 class _Changes:
-    """Changes that two statuses do not show: a trainer's last progress, replaced workers by place."""
+    """Changes that two statuses do not show: last progress of trainers, replaced workers."""
 
     since_s: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = field(default_factory=dict)
     replaced: dict[int, tuple[int, int]] = field(default_factory=dict)

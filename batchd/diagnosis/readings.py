@@ -44,7 +44,7 @@ class WorkReading:
 
     @property
     def storage_wait_s(self) -> float:
-        """The part of it that was waiting: sources that decode (videos, compressed tables) also need a CPU."""
+        """The part of it that was waiting: sources that decode (videos, tables) also need a CPU."""
         return self.waited_s + max(0.0, self._part_s(READ_PART) - self.read_cpu_s - self.no_cpu_s)
 
     @property
@@ -75,7 +75,7 @@ class WorkReading:
 
 @dataclass(frozen=True, slots=True)
 class StreamReading:
-    """One stream. ``now``: its second status. ``cache_grows``: its cache has more samples than in the first."""
+    """One stream. ``now``: its second status. ``cache_grows``: its cache has more samples now."""
 
     now: StreamStatistics
     work: WorkReading
@@ -121,7 +121,7 @@ class TrainerReading:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The whole daemon. ``workers``: those that take orders; ``free_cpus``: CPUs beyond their number.
+    """The whole daemon. ``workers`` take orders; ``free_cpus`` are beyond their number.
 
     ``deaths``: workers that died or were killed. ``work_s``: the workers' time in ``seconds``, for
     all streams together. Work is counted when it is done, so a worker that finished nothing of the
@@ -143,7 +143,7 @@ class Reading:
 
 
 def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
-    """The difference between two statuses; None if they are of two daemons, or no time has passed."""
+    """The difference of two statuses; None if they are of two daemons, or at one time."""
     seconds = after.daemon.uptime_s - before.daemon.uptime_s
     if seconds <= 0 or before.daemon.pid != after.daemon.pid:
         return None

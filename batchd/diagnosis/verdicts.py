@@ -41,7 +41,7 @@ SLOW_ROWS_SHARE_MAX = 0.25
 """If more samples than this are slow, they are not outliers."""
 NO_CPU_MIN = 0.3
 ENDLESS_SHARE = 0.9
-"""A trainer that waits more takes batches as fast as workers make them: no number of cores is enough."""
+"""A trainer that waits more takes any number of batches, so no number of cores is enough."""
 SLOW_NAMED_MAX = 3
 OTHER_REMEDIES = "a cheaper pipeline, or a daemon on another host"
 CACHE_MARGIN = 1.05
@@ -77,7 +77,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why one trainer waits, or that it does not. ``proof``: the numbers; ``remedy``: what helps, or ""."""
+    """Why one trainer waits, or not. ``proof``: the numbers; ``remedy``: what helps, or ""."""
 
     kind: Kind
     trainer: str
@@ -329,7 +329,7 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
 
 
 def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
-    """Memory that a cache of decoded samples would need, if decoding takes most of the time, or ""."""
+    """Memory for a cache of decoded samples, if decoding takes most of the time, or ""."""
     now = stream.now
     if now.live is not None or not now.samples or not slowest_part.startswith("decode") or now.cache is not None:
         return ""
@@ -357,7 +357,7 @@ def _slowest_part(work: WorkReading) -> tuple[str, float]:
 
 
 def _cores(trainer: TrainerReading, short: Sequence[TrainerReading], reading: Reading) -> str:
-    """Number of cores that would end the waiting of all trainers ``short`` of them, and where to get them."""
+    """Number of cores with which no trainer of ``short`` would wait, and where to get them."""
     # of each stream the trainer that waits most
     streams = {one.stream.name: one for one in sorted(short, key=lambda one: one.wait_share)}
     greedy = [one for one in streams.values() if one.wait_share > ENDLESS_SHARE]
@@ -375,7 +375,7 @@ def _cores(trainer: TrainerReading, short: Sequence[TrainerReading], reading: Re
 
 
 def _missing(trainer: TrainerReading, reading: Reading) -> float:
-    """Cores with which its stream's work takes the time that the trainer computes, beyond today's."""
+    """Further cores with which its stream's work takes the time that the trainer computes."""
     used = trainer.stream.work.total_s / reading.seconds
     return used / (1 - trainer.wait_share) - used
 

@@ -1,4 +1,4 @@
-"""``batchd doctor``: checks whether this machine suits batchd. Runs in the user's shell; needs no daemon.
+"""``batchd doctor``: checks of this machine. Runs in the user's shell; needs no daemon.
 
     machine   readings of /proc, /sys and the limits of this process -> checks
     probes    trials: read files, decode, make memfds                -> storage, decoding, checks

@@ -67,7 +67,10 @@ def check_memory(machine: Machine, need_bytes: int, running: Running = NOTHING_R
 
 
 def check_locked_memory(machine: Machine, need_bytes: int) -> Finding:
-    """Some drivers count memory that a device reads as locked. The trainer's limit matters; it is often equal."""
+    """Memory that a device reads counts as locked for some drivers.
+
+    The trainer's limit matters; it is often equal.
+    """
     limit = machine.limits["locked memory"]
     if limit in (UNLIMITED, -1):
         return ok("locked memory", "unlimited")
@@ -202,7 +205,7 @@ def check_files(machine: Machine, plan: DescriptorPlan | None, streams: int) -> 
 
 
 def check_processes(machine: Machine, workers: int, running: Running = NOTHING_RUNS) -> Finding:
-    """Free processes against workers with their threads; those of the running daemon count as free."""
+    """Free processes against workers with their threads. The running daemon's count as free."""
     need = DAEMON_THREADS + WORKER_THREADS * workers
     room, why = min(
         [(_room_of_user(machine, running), "ulimit -u, LimitNPROC= in the unit"), *_rooms_of_groups(machine, running)]
@@ -298,7 +301,7 @@ def check_source(machine: Machine) -> Finding:
 
 
 def check_date(machine: Machine, now_s: float, installed_s: float) -> Iterator[Finding]:
-    """The wall clock. If it is before the installation, certificates of s3 and https are not valid yet.
+    """The wall clock. A date before the installation breaks certificates of s3 and https.
 
     ``now_s``, ``installed_s``: Unix times.
     """

@@ -1,7 +1,7 @@
-"""How fast this machine decodes a JPEG, with SIMD and without. Runs in the user's shell, and in children.
+"""Speed of decoding a JPEG, with SIMD and without. Runs in the user's shell, and in children.
 
-    python -m batchd.doctor.decoding                       as workers decode         -> JSON: each decoder, ms for a megapixel
-    JSIMD_FORCENONE=1 python -m batchd.doctor.decoding     without libjpeg's SIMD    -> the same
+    python -m batchd.doctor.decoding                     as workers decode    -> JSON: ms by decoder
+    JSIMD_FORCENONE=1 python -m batchd.doctor.decoding   without SIMD         -> the same
 
 libjpeg-turbo obeys that variable, so the two differ exactly if SIMD is present and used. Each
 decoder that a worker may use is one row of ``_decoders``.
@@ -49,7 +49,7 @@ class DecoderSpeed(NamedTuple):
 
 
 def check_decoding(speeds: Sequence[DecoderSpeed]) -> Iterator[Finding]:
-    """Findings on each decoder; workers use the first for JPEG. ``speeds``: empty if none could be loaded."""
+    """Findings on each decoder; workers use the first for JPEG. ``speeds`` may be empty."""
     if not speeds:
         yield problem("JPEG decoder", "no decoder could be loaded", "run: pip install --force-reinstall batchd")
     for speed in speeds[:1]:
@@ -111,7 +111,7 @@ def _check_first(speed: DecoderSpeed) -> Finding:
 
 
 def measure_decoders() -> list[DecoderSpeed]:
-    """Decode in two children, with SIMD and without; the best of several rounds if the first shows no gain.
+    """Decode in two children, with SIMD and without. Several rounds if the first shows no gain.
 
     A core that other programs use at the same time is slower for a moment, which is not the
     decoder's fault.

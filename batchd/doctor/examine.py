@@ -1,6 +1,6 @@
 """All checks in the order of the report, and those of the installation. Runs in the user's shell.
 
-    Target (configuration, address) + Machine --probes, checks--> findings, one after the other
+    DoctorTarget (configuration, address) + Machine --probes, checks--> findings, one after the other
 
 Invariant: a problem of one subject does not keep the others from being checked.
 """
@@ -31,7 +31,7 @@ from batchd_wire.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DoctorTarget:
     """What is checked: a machine, and the configuration that it is to serve, if there is one.
 
     ``why_none``: why there is no ``config``; ``is_broken``: because it is invalid, not because it
@@ -46,7 +46,7 @@ class Target:
     running: Running = NOTHING_RUNS
 
 
-def examine(target: Target) -> Iterator[Finding]:
+def examine(target: DoctorTarget) -> Iterator[Finding]:
     """Yield the findings on everything but the daemon, each as soon as it is known."""
     machine, config = target.machine, target.config
     rings, finding = _rings(target)
@@ -75,7 +75,7 @@ def examine(target: Target) -> Iterator[Finding]:
     yield from check_libraries(installed_versions())
 
 
-def _rings(target: Target) -> tuple[dict[str, RingSize], Finding]:
+def _rings(target: DoctorTarget) -> tuple[dict[str, RingSize], Finding]:
     """Sizes of the rings by stream, and the finding on the configuration."""
     subject, file = "configuration", target.file
     if target.config is None:
@@ -95,7 +95,7 @@ def _rings(target: Target) -> tuple[dict[str, RingSize], Finding]:
     return rings, ok(subject, f"{file}: {counted(len(rings), 'stream')}")
 
 
-def _about_memory(target: Target, rings: dict[str, RingSize]) -> Iterator[Finding]:
+def _about_memory(target: DoctorTarget, rings: dict[str, RingSize]) -> Iterator[Finding]:
     machine, config = target.machine, target.config
     need_bytes = sum(ring.ring_bytes for ring in rings.values())
     if config is not None and not rings:

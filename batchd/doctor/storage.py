@@ -1,7 +1,7 @@
 """Storage of the sources and of caches on disk: a quick test of speed. Runs in the user's shell.
 
-    folder or file -> some files -> each opened, pieces read at random     matters for single images
-                                 -> read whole, in order                   matters for shards and videos
+    folder or file -> some files -> each opened, pieces read at random   for single images
+                                 -> read whole, in order                 for shards and videos
 
 The page cache drops a file before it is read, as far as the kernel supports that, so the storage is
 measured. No file is looked up before it is opened, and no piece is read twice, because either would
@@ -116,7 +116,7 @@ def file_system(machine: Machine, place: Path) -> str:
 
 
 def measure_place(place: Path) -> PlaceSpeed | None:
-    """Read a few files in a thread, so a hanging storage does not block the caller. None for a URL."""
+    """Read a few files, in a thread because a storage may hang. None for a URL."""
     if isinstance(place, Url):
         return None
     measured = [PlaceSpeed(failure=f"it has not answered for {ANSWER_TIMEOUT_S:g} s")]
@@ -162,7 +162,7 @@ def _measure(place: Path) -> PlaceSpeed:
 
 
 def _files(place: Path) -> Iterator[Path]:
-    """The first files in a folder and below it, from directory entries alone, without a stat of the files."""
+    """The first files in a folder and below it, from directory entries, without a stat."""
     if stat.S_ISREG(place.stat().st_mode):
         yield place
         return

@@ -28,7 +28,7 @@ OWN_THREADS = 4
 
 
 def answer(server: Server) -> None:
-    """Serve as long as the process lives. If that fails, end the process, so that the daemon restarts it."""
+    """Serve as long as the process lives. A failure ends it, so that the daemon restarts it."""
     try:
         server.serve_forever()
     finally:

@@ -52,7 +52,7 @@ _ANSWER_BYTES_MAX = 4096
 
 
 class HostNames:
-    """Names of this machine for the Host header. ``configured``: ``http_names`` of the configuration.
+    """Names of this machine for the Host header. ``configured``: ``http_names``.
 
     Only a resolver knows the fully qualified name, and it may take seconds, or not know it yet at
     boot. So a thread asks it until it answers with one, and requests use the names known by then.
@@ -99,7 +99,10 @@ def full_name() -> str:
 
 
 class AccessRules:
-    """Which connections may see process ids, users and paths. ``directory``: the runtime directory."""
+    """Decides which connections see process ids, users and paths.
+
+    ``directory``: the runtime directory.
+    """
 
     def __init__(self, directory: Path, *, details_for_all: bool = False) -> None:
         self._directory = directory
@@ -205,7 +208,10 @@ def _as_ipv6(host: IPv4Address | IPv6Address) -> bytes:
 
 
 def _table_forms(endpoint: Endpoint) -> Iterator[str]:
-    """The two forms in the tables, IPv4 and IPv6: 32-bit words in the machine's order, in hexadecimal."""
+    """The two forms in the tables, IPv4 and IPv6.
+
+    32-bit words in the machine's order, in hexadecimal.
+    """
     host, port = endpoint
     for packed in (host.packed, _as_ipv6(host)):
         words = struct.unpack(f"={len(packed) // 4}I", packed)

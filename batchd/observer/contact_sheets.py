@@ -2,7 +2,7 @@
 
     request --> kept? --> return it
                 +-- no --> one is being drawn? --> "ask again"
-                           +-- no --> start a child: peek -o FILE --> keep its picture, or its message
+                           +-- no --> child: peek -o FILE --> keep its picture, or its message
 
 Drawing needs OpenCV, a second, and a slot of the stream's ring for that long, so nothing is drawn
 without a request. A failure (short memory, for example) becomes the sheet's text; the next attempt

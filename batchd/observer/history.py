@@ -1,4 +1,6 @@
-"""The last 15 minutes for the page's plots: one number every ``STEP_S`` for each series. OBSERVER process.
+"""The last 15 minutes for the page's plots. OBSERVER process.
+
+Each series has one number for every ``STEP_S``.
 
     answers of the daemon --> StatusRecorder --> StatusWindow: the present
                                    +-----------> History: the past
@@ -88,7 +90,10 @@ class History:
         self.tick = tick
 
     def plain(self, tick: int) -> Iterator[dict[str, object]]:
-        """Every series, oldest point first; the last is that of ``tick``, or of the tick before if ``tick`` has none yet."""
+        """Every series, oldest point first.
+
+        The last point is that of ``tick``, or of the tick before if ``tick`` has none yet.
+        """
         last = self.tick if self.tick is not None and tick - self.tick <= 1 else tick
         kept_from = (self.tick if self.tick is not None else tick) - POINTS
         for key, series in self._series.items():

@@ -1,4 +1,4 @@
-"""Metrics: where in the daemon's status their values are, the table of all, and the text for Prometheus.
+"""Metrics: their places in the daemon's status, the table of all, the text for Prometheus.
 
 OBSERVER process. The text, the page docs/metrics.md and the tests are made from the table: a new
 number in the status is one line there. A **scope** yields rows: the values of its labels, and the
@@ -55,7 +55,10 @@ class Scope:
     rows: Callable[[DaemonStatus], Iterable[Row]]
 
     def is_others(self, labels: Labels) -> bool:
-        """True for the labels of the trainers beyond ``TRAINERS_MAX``, whose set changes: no sum over it only grows."""
+        """True for the labels of the trainers beyond ``TRAINERS_MAX``.
+
+        Their set changes, so no sum over it only grows.
+        """
         return SESSION in self.labels and labels[self.labels.index(SESSION)] == OTHER
 
 
@@ -339,7 +342,7 @@ class Exposition:
         self._written: tuple[Answer, bytes] | None = None
 
     def text(self) -> bytes:
-        """Ask the daemon and format its answer; without an answer only the observer's own metrics."""
+        """Ask the daemon and format its answer, if any, with the observer's own metrics."""
         answer = self._client.fresh(SCRAPE_S)
         if answer is None:
             return _written(_Own({"up": 0.0}))

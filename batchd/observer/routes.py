@@ -2,10 +2,10 @@
 
     /metrics            numbers for Prometheus;  /healthz, /readyz  for probes
     /status.json        what `batchd status --json` prints
-    /                   page.html, with the first state as plain tables for browsers without JavaScript
+    /                   page.html, with the first state as tables for browsers without scripts
     /page.css, .js      beside it in the package
     /overview.json      the present state, each second;  /history.json  the last 15 minutes
-    /bad.json           the bad samples of a stream;  /sheet.png  a contact sheet of its current batch
+    /bad.json           bad samples of a stream;  /sheet.png  contact sheet of its current batch
 
 Invariants: a path that is not ``is_private`` has numbers, and names of streams and trainers, and
 nothing else. Names are text, whatever they contain: escaped here, and inserted as text by the

@@ -1,7 +1,7 @@
-"""HTTP with limits: the standard library's server, one thread for each connection. OBSERVER process.
+"""HTTP with limits, by the standard library's threaded server. OBSERVER process.
 
-    accept --> room? --> head, within HEAD_BYTES_MAX and REQUEST_S --> GET or HEAD --> one response --> close
-                +-- no: end the oldest connection without a request, of the same peer if that has its share
+    accept --> room? --> head: HEAD_BYTES_MAX, REQUEST_S --> GET or HEAD --> response --> close
+                +-- no: end the oldest connection without a request (of a peer that has its share)
                     +-- all have a request: 503, close
 
 Invariant: there are at most ``CONNECTIONS_MAX`` threads, ``PEER_CONNECTIONS_MAX`` for one address,
@@ -28,7 +28,7 @@ PEER_CONNECTIONS_MAX = 16
 EVICTION_S = 1.0
 """How long a new connection waits for the end of the one that it replaces."""
 HEAD_BYTES_MAX = 16 * 1024
-"""Request line and headers, with a browser's cookies for localhost, which any local program may have set."""
+"""Request line and headers, with cookies for localhost that other programs may have set."""
 REQUEST_S = 5.0
 """For a whole request and its response, however slowly the peer sends or receives."""
 BACKLOG = 128
@@ -73,7 +73,7 @@ class Server(ThreadingHTTPServer):
         """Oldest first."""
 
     def process_request(self, request: _Request, client_address: tuple[str, int]) -> None:
-        """Start a thread for a connection if there is room, or room can be made; else answer 503."""
+        """Start a thread for a connection if there is or can be room; else answer 503."""
         assert isinstance(request, socket.socket)
         peer = client_address[0]
         with self._changed:
@@ -92,7 +92,7 @@ class Server(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def _end_oldest(self, requests: Iterable[socket.socket]) -> bool:
-        """End the oldest of these without a complete request, and wait for that. False if it failed."""
+        """End the oldest of these without a request, and wait for that. False if it failed."""
         oldest = next((one for one in requests if not self._open[one].has_asked), None)
         if oldest is None:
             return False
@@ -134,7 +134,7 @@ class _HeadTooLong(Exception):  # noqa: N818  an event, no error of ours
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request. Reads the whole head first, so the library's parser never waits or reads more."""
+    """One request. The whole head is read first, so the library's parser never waits."""
 
     server: Server
     timeout = REQUEST_S
@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: requests are no events of the daemon."""
 
     def _read_head(self) -> bytes:
-        """Read up to the empty line; b"" if the peer disconnects before it. The server enforces the timeout."""
+        """Read up to the empty line; b"" if the peer disconnects. The server has the timeout."""
         head = bytearray()
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
             if len(head) >= HEAD_BYTES_MAX:
@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(response.body)
 
     def _read_away(self) -> None:
-        """Read the rest of the request: a peer that is closed while it sends would lose the response."""
+        """Read the rest: a peer that is closed while it sends would lose the response."""
         self.connection.shutdown(socket.SHUT_WR)
         left = UNREAD_BYTES_MAX
         while left > 0 and (part := self.connection.recv(HEAD_BYTES_MAX)):

@@ -28,16 +28,16 @@ from batchd_wire.status import DaemonStatus, read_status
 INTERVAL_S = 1.0
 SPACING_S = 0.1
 OPENING_S = 3600.0
-"""How long to wait for the session: the lifeline reports the daemon's end at once, so this may be long."""
+"""Timeout of the session. It may be long: the lifeline reports the daemon's end."""
 BAD_S = 5.0
 BAD_KEPT_MAX = 8
 STALL_S = 5.0
-"""Time without an answer after which the loop counts as hung; an answer takes it a few milliseconds."""
+"""Time without an answer after which the loop counts as hung; usual are milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status, also as ``plain`` data as printed by ``batchd status --json``. Times: monotonic clock."""
+    """A status, and the ``plain`` data of ``batchd status --json``. Times: monotonic clock."""
 
     status: DaemonStatus
     plain: Mapping[str, object]
@@ -46,7 +46,10 @@ class Answer:
 
 
 class StatusClient:
-    """One thread calls ``run``, any thread the rest. ``on_status`` gets every status, in the thread of ``run``."""
+    """One thread calls ``run``, any thread the rest.
+
+    ``on_status`` gets every status, in the thread of ``run``.
+    """
 
     def __init__(self, on_status: Callable[[DaemonStatus], None] = lambda _status: None) -> None:
         self._on_status = on_status
@@ -65,7 +68,7 @@ class StatusClient:
         """True if that was for bad samples."""
         self._wanted_s = 0.0
         self._waiting_since_s: float | None = monotonic()
-        """Since when an answer is due; from the start on, because the session has to be opened first."""
+        """Since when an answer is due; at first since the start, until the session is open."""
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
@@ -74,7 +77,7 @@ class StatusClient:
         return self._latest
 
     def fresh(self, within_s: float) -> Answer | None:
-        """Ask now and return the answer; without one in ``within_s`` seconds, the last answer, if any."""
+        """Ask now; without an answer within ``within_s`` seconds return the last, if any."""
         wanted_s = monotonic()
         with self._changed:
             self._wanted_s = wanted_s
@@ -83,7 +86,7 @@ class StatusClient:
             return self._latest
 
     def bad(self, stream: str, within_s: float) -> BadSamples | None:
-        """The bad samples of an existing stream, at most ``BAD_S`` old. Without an answer in time the last, if any."""
+        """Bad samples of an existing stream, at most ``BAD_S`` old if the daemon answers."""
         oldest_s = monotonic() - BAD_S
         with self._changed:
             if self._bad.get(stream, (-inf, None))[0] < oldest_s:
@@ -127,7 +130,7 @@ class StatusClient:
         return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
 
     def _ask_if_due(self, session: Session) -> None:
-        """Ask one question that is due. The two kinds take turns, so neither keeps the other waiting."""
+        """Ask one question that is due. The two kinds take turns."""
         now = monotonic()
         if self._waiting_since_s is not None or now < self._due_s():
             return

@@ -5,7 +5,7 @@ Runs in each side's environment.
     python torch_side.py --data FOLDER --batch 256 --workers 2 --variant cv2 [--trainers 4]
 
     stdin   one line for each round: seconds to warm up, seconds to measure
-    stdout  {"first_batch_s"} when the first batch is there; then for each round {"images", "seconds", "cpu_s", "pss_bytes"}
+    stdout  {"first_batch_s"}; then for each round {"images", "seconds", "cpu_s", "pss_bytes"}
     stderr  whatever the peer says; the end of stdin ends the side
 
 With ``--trainers`` the side starts so many processes, and each wants every picture; ``images`` are
@@ -36,7 +36,7 @@ PROPORTIONS = 3 / 4, 4 / 3
 ATTEMPTS = 10
 PAGE_BYTES = 4096
 ENDLESS = 1_000_000
-"""Samples of an epoch where a peer needs one to end: so many that none does in a round, as its pipeline would run empty."""
+"""Samples of a peer's epoch: more than one round reads, so that no pipeline drains."""
 _SET_CHILD_SUBREAPER = 36
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
@@ -57,11 +57,11 @@ class Options(NamedTuple):
 
 
 Batches = Callable[[Options], Iterator[Any]]
-"""Starts the peer and gives its batches, [batch, 224, 224, 3] uint8, each as an array or what numpy sees as one."""
+"""Start the peer and yield its batches: uint8 ``[batch, 224, 224, 3]``, array-like."""
 Serve = Callable[[Options], AbstractContextManager[str]]
 """Starts what several trainers share, and gives its address."""
 Measure = Callable[[float], tuple[int, float]]
-"""Works for so many seconds or a little longer, and gives the images made and the seconds that it took."""
+"""Work for at least ``seconds``. Return the images made and the seconds taken."""
 
 
 def play(batches: Batches, serve: Serve | None = None) -> None:
@@ -226,7 +226,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def started(pid: int) -> int:
-    """When a process was started, in ticks of the clock since the machine was; 0 where there is none."""
+    """Start time of a process in clock ticks since boot; 0 if there is no such process."""
     stat = _stat(pid)
     return int(stat[19]) if stat else 0
 

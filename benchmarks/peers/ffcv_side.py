@@ -1,4 +1,6 @@
-"""FFCV, from a file of its own: ``python ffcv_side.py write --data FOLDER --variant jpg`` writes it beside the pictures.
+"""FFCV, from its own file format.
+
+``python ffcv_side.py write --data FOLDER --variant jpg`` writes the file beside the pictures.
 
 Chosen: ``RandomResizedCropRGBImageDecoder`` and a flip, random order, ``os_cache`` as the file fits
 into memory, as many threads as workers. Its file has JPEGs of quality 90 at the pictures' own size,

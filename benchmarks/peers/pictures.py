@@ -1,4 +1,7 @@
-"""The data sets, made once in a scratch folder: photographs, the same ones smaller, and what FFCV and batchd make of them."""
+"""The data sets, made once in a scratch folder.
+
+Photographs, smaller copies, and the files that FFCV and batchd make of them.
+"""
 
 import subprocess
 from collections.abc import Iterable
@@ -16,7 +19,10 @@ PREPARED = {"shards": (), "seekable": ("--seekable",)}
 
 
 def make_pictures(given: Path, scratch: Path, count: int) -> dict[str, Path]:
-    """``count`` photographs as links, repeated where there are fewer, and the same ones of 400 pixels; folders by table."""
+    """``count`` photographs as links, repeated if there are fewer, and copies of 400 pixels.
+
+    The result: folders by table.
+    """
     files = sorted(path for path in given.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise SystemExit(f"there is no JPEG in {given}")

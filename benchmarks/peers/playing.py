@@ -1,4 +1,4 @@
-"""A side as a process of the runner: started for one round, told to measure, ended with all its descendants."""
+"""A side as a child process: started for one round, told to measure, ended with its descendants."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class SideFailed(Exception):  # noqa: N818  it says what happened
 
 
 class Stage(NamedTuple):
-    """What rounds have in common: a folder for what sides write into temporary files, and how long they are measured."""
+    """Shared by all rounds: a folder for temporary files of the sides, and the time to measure."""
 
     scratch: Path
     warm_up_s: float

@@ -1,4 +1,6 @@
-"""A feeder of one's own: worker processes that put whole batches into a multiprocessing.Queue, as Keras' GeneratorEnqueuer did.
+"""A hand-written feeder, as Keras' GeneratorEnqueuer was.
+
+Worker processes put whole batches into a multiprocessing.Queue.
 
 Chosen: as in ``examples/classics``: a queue of ten batches, a generator with a seed of its own in
 each process; cv2 and uint8.

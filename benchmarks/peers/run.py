@@ -1,4 +1,6 @@
-"""Measure batchd beside its peers: ``make bench-peers DATA=/path/to/photographs ONLY=tf-data,dali ROUNDS=3``.
+"""Measure batchd beside its peers.
+
+``make bench-peers DATA=/path/to/photographs ONLY=tf-data,dali ROUNDS=3``
 
 Makes an environment for each peer that can be installed here, then measures all sides in turn, each
 in a process that is started for its round and ended after it, so that nothing else is on the

@@ -121,7 +121,7 @@ def _row(side: Side, rounds: Rounds, ours: Rounds) -> str:
 
 
 def sharing_markdown(sides: Sequence[Side], table: Table) -> str:
-    """Images/s for each trainer: a row for each way to share, a column for each number of trainers."""
+    """Images/s for each trainer: a row for each way to share, a column for each number of them."""
     counts = sorted({side.trainers for side in sides})
     heads = "".join(f" {count} {'trainer' if count == 1 else 'trainers'} |" for count in counts)
     lines = [f"| images/s for each of |{heads} batchd ÷ it, with {counts[-1]} |", "|---|" + "---|" * (len(counts) + 1)]

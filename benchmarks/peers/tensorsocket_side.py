@@ -1,4 +1,6 @@
-"""TensorSocket: a producer around a torch DataLoader (cv2) in a process of its own, and consumers in the trainers.
+"""TensorSocket: consumers in the trainers.
+
+The producer wraps a torch DataLoader (cv2) in its own process.
 
 Chosen: the producer puts two batches of its DataLoader together, the fewest with which it works, so
 these are half of a trainer's: without a GPU it sends, to each consumer, the whole memory of what it

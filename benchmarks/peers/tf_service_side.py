@@ -1,4 +1,4 @@
-"""tf.data service: a dispatcher and one worker in a process of their own, trainers that read from them.
+"""tf.data service: dispatcher and worker in one process, and trainers that read from them.
 
 Chosen: the dataset of ``tf_side`` runs in the worker; no compression, as all is on one host; with
 several trainers the cross-trainer cache, which exists for them: they name the same job, and each

@@ -1,4 +1,6 @@
-"""torch.utils.data.DataLoader: variants "pil" (torchvision's transforms as most people write them), "cv2", "region".
+"""torch.utils.data.DataLoader, in three variants.
+
+"pil" (torchvision's transforms in their most common form), "cv2" and "region".
 
 Chosen: a map-style dataset that gives uint8 arrays, which the default collation stacks in shared
 memory inside the workers; ``persistent_workers``; ``prefetch_factor`` as it comes; no
@@ -29,7 +31,7 @@ class Photographs(Dataset[Any]):
 
 
 class LoadWithPil:
-    """``RandomResizedCrop`` and ``RandomHorizontalFlip`` on PIL images, then the array that all sides give."""
+    """``RandomResizedCrop`` and ``RandomHorizontalFlip`` on PIL images, then an array."""
 
     def __init__(self) -> None:
         if (

@@ -1,4 +1,4 @@
-"""What the classics share: photographs, a daemon for one example, two ways timed in turn, and what both gave compared.
+"""Shared by the classics: photographs, a daemon for one example, timing and comparison.
 
 Invariant: an example leaves no process and no file behind, whether it ends by itself, fails or is
 interrupted with Ctrl-C.
@@ -41,7 +41,7 @@ Round = Callable[[], "Speed"]
 
 
 class Photograph(NamedTuple):
-    """A file and its class: the number of its folder, or where all lie in one folder, just some number."""
+    """A file and its class: the number of its folder, or some number if there is one folder."""
 
     path: Path
     label: int
@@ -80,7 +80,7 @@ class Example:
     warm_up: int
 
     def config(self, text: str, **values: object) -> Path:
-        """Write a ``batchd.toml`` in which $data, $here and the names of ``values`` stand for their values."""
+        """Write a ``batchd.toml``, with $data, $here and the names of ``values`` substituted."""
         names = {"data": str(self.data), "here": str(HERE), "batch_size": BATCH_SIZE, "classes": CLASSES, **values}
         file = self.folder / "batchd.toml"
         file.write_text(Template(text).substitute({name: json.dumps(value) for name, value in names.items()}))
@@ -110,7 +110,7 @@ class Example:
         return one_round
 
     def whole(self, way: Callable[[], int]) -> Round:
-        """One round of a way that does all its work and gives the number of images, timed from start to end."""
+        """One timed round of a function that does all its work and returns the number of images."""
 
         def one_round() -> Speed:
             clock = Clock()
@@ -242,7 +242,7 @@ def put(batch: Any, into: Any, stop: Any) -> bool:
 
 
 def taken(filled: Any, runners: Sequence[Any]) -> Iterator[Any]:
-    """What threads or processes put into a queue, as long as all of them live: waiting for a dead one has no end."""
+    """Yield items from a queue while all producers live: waiting for a dead one never ends."""
     while True:
         try:
             yield filled.get(timeout=QUEUE_TIMEOUT_S)
@@ -263,7 +263,7 @@ def deaf_to_interrupts() -> Iterator[None]:
 
 @contextmanager
 def interrupts_later() -> Iterator[None]:
-    """Ctrl-C in here is heard at the end: an interrupted ``start()`` does not say whether its thread runs."""
+    """Delays Ctrl-C to the end: after an interrupted ``start()`` the thread's state is unknown."""
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
     try:

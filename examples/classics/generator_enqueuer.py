@@ -40,7 +40,7 @@ def load(path: Path) -> np.ndarray:
 
 
 def batches(folder: str, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Your own generator, which both ways use as it is: images, labels, and which photographs these are."""
+    """A user's generator, unchanged for both ways: images, labels, numbers of photographs."""
     files = photographs(Path(folder))
     while True:
         chosen = rng.integers(0, len(files), BATCH_SIZE)
@@ -73,7 +73,7 @@ def enqueue(generator: Iterator[Any], into: Any, stop: Any) -> None:
 
 
 def enqueue_own(folder: str, seed: int, into: Any, stop: Any) -> None:
-    """Runs in a process: a generator of its own, with a seed of its own, or all would yield the same."""
+    """Runs in a process: its own generator and seed; otherwise all would yield the same."""
     enqueue(batches(folder, np.random.default_rng(seed)), into, stop)
 
 
@@ -106,7 +106,7 @@ def with_threads(folder: str) -> Iterator[Iterator[Any]]:
 
 @contextmanager
 def with_processes(folder: str) -> Iterator[Iterator[Any]]:
-    """``GeneratorEnqueuer(generator, use_multiprocessing=True)``: every batch is pickled and goes through a pipe."""
+    """``GeneratorEnqueuer(generator, use_multiprocessing=True)``: pickles batches into a pipe."""
     context = multiprocessing.get_context("spawn")
     filled, stop, runners = context.Queue(QUEUE_BATCHES), context.Event(), []
     with ExitStack() as ending:

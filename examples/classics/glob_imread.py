@@ -52,13 +52,13 @@ pipeline = [ { op = "decode" }, { op = "ragged", max_shape = $largest } ]
 
 
 def largest(example: Example) -> list[int]:
-    """A batch needs to know how large an image may be: the largest height and width that there are."""
+    """A batch needs room for the largest image: the largest height and width of all."""
     shapes = [cv2.imread(str(one.path)).shape for one in example.photographs]
     return [int(length) for length in np.max(shapes, axis=0)]
 
 
 def convert(batch: batchd_client.Batch) -> int:
-    """Make the numbers float32 where they are used, so that a quarter of the memory is written and read."""
+    """Convert to float32 at the point of use, so a quarter of the memory is written and read."""
     return look(([image.astype(np.float32) for image in batch["image"]],))
 
 

@@ -1,4 +1,6 @@
-"""5. multiprocessing.Pool, splitting a list of jobs over the cores: photographs made smaller once, before any training.
+"""5. multiprocessing.Pool over a list of jobs.
+
+Photographs are made smaller once, before any training.
 
 Timed from start to end, starting all processes included.
 """
@@ -54,7 +56,7 @@ pipeline = [ { op = "decode", scale = "off" }, { op = "resize", shorter_side = 2
 
 
 def with_batchd(config: Path, to: Path, jobs: int) -> int:
-    """``batchd prepare shrink --to DIR``: run again after Ctrl-C or a kill, it goes on where it was."""
+    """``batchd prepare shrink --to DIR``: resumes after Ctrl-C or a kill."""
     command = ["batchd", "prepare", "shrink", "--to", str(to), "--config", str(config), "--quality", str(QUALITY)]
     with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, process_group=0) as process:
         try:
@@ -81,7 +83,7 @@ def shards(folder: Path) -> list[np.ndarray]:
 
 
 def run(example: Example) -> None:
-    """Time both on the same list of jobs, each photograph as often as needed, then compare what they made."""
+    """Time both on the same list of jobs, with repeated photographs, then compare the results."""
     wanted = max(len(example.photographs), round(JOBS_PER_SECOND * example.seconds))
     jobs = [example.photographs[i % len(example.photographs)] for i in range(wanted)]
     listed = example.folder / "jobs.txt"

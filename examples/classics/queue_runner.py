@@ -24,7 +24,7 @@ SIDE = 64
 HIDDEN = 64
 RATE = 0.05
 TOLERANCE = 1e-4
-"""Of losses around 2: OpenCV rounds some means of pixels to the other neighbour than batchd does."""
+"""Tolerance for losses around 2: OpenCV rounds some means of pixels differently from batchd."""
 STEPS_COMPARED = 8
 QUEUE_BATCHES = 8
 

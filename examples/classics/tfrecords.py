@@ -29,7 +29,7 @@ TOLERANCE = 1.0
 
 
 def write_shards(folder: Path, photographs: Sequence[Photograph]) -> list[str]:
-    """Write the photographs as they are, each with its label and its number, so that both ways have files to read."""
+    """Write the photographs unchanged, each with its label and number, for both ways."""
     folder.mkdir()
     files = [folder / f"train-{shard:05}-of-{SHARDS:05}" for shard in range(SHARDS)]
     for shard, file in enumerate(files):
@@ -49,7 +49,7 @@ def write_shards(folder: Path, photographs: Sequence[Photograph]) -> list[str]:
 
 
 def dataset(tf: Any, files: Sequence[str], epochs: int | None) -> Any:
-    """Batches of images, labels and numbers, from all files at once, shuffled as far as a buffer reaches."""
+    """Batches of images, labels and numbers, from all files at once, shuffled within a buffer."""
     features = {
         "image": tf.io.FixedLenFeature([], tf.string),
         "label": tf.io.FixedLenFeature([], tf.int64),

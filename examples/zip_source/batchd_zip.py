@@ -1,6 +1,8 @@
-"""Images in a zip file as a source of batchd: ``{ type = "plugin", name = "zip", options = { path = "photos.zip" } }``.
+"""Images in a zip file as a source of batchd.
 
-    photos.zip     cat/1.jpg   cat/2.jpg   dog/3.jpg      the first folder of a member's path is its class
+``{ type = "plugin", name = "zip", options = { path = "photos.zip" } }``
+
+    photos.zip     cat/1.jpg   cat/2.jpg   dog/3.jpg      the first folder is the class
 
 The scan notes where each member's bytes lie; a worker reads them with one system call, in any
 order, whether they are stored or deflated.
@@ -40,7 +42,7 @@ def columns(_source: PluginSource) -> tuple[Column, ...]:
 
 
 def scan(source: PluginSource, survey: Survey) -> SourceIndex:
-    """Note for each image where its bytes are: first byte, stored bytes, bytes, checksum, and whether they are deflated."""
+    """Record for each image: first byte, stored bytes, bytes, checksum, is it deflated."""
     try:
         with path_of(source).open("rb") as stream, zipfile.ZipFile(stream) as archive:
             status = os.fstat(stream.fileno())

@@ -1,4 +1,4 @@
-"""``make chaos``: kill, stop and change everything at random while trainers read, and check all that they get.
+"""``make chaos``: inject random faults while trainers read, and check all their batches.
 
 Ends with status 1 where anything was wrong. The same seed gives the same faults in the same order;
 what they meet is the machine's affair.

@@ -1,4 +1,4 @@
-"""What happens to whom in a chaos run: kinds of faults, dealt like cards, so that each kind comes as often as it should.
+"""Faults of a chaos run: kinds are dealt like cards, so each is as frequent as configured.
 
 Whether a fault can be is decided when its card is dealt: there may be no worker to kill just now.
 Then another is done instead.
@@ -35,7 +35,7 @@ class Faults:
         self._chance = run.chance
         self._is_full = False
         self._is_to_die = False
-        """Is a second kill of the daemon due? Its successor reads the configuration that is there then."""
+        """Whether a second kill is due. The next daemon reads the present configuration."""
         self._deck: list[str] = []
         self._kinds: dict[str, tuple[int, Callable[[], bool]]] = {
             "kill a worker": (6, partial(self._kill, workers_of)),
@@ -190,7 +190,7 @@ class Faults:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def _reload(self) -> bool:
-        """Of a daemon that is up: SIGHUP ends what has just begun, as it ends any program that does not know it yet."""
+        """Only of a ready daemon: SIGHUP ends a starting one, which has no handler yet."""
         if not self._run.is_up:
             return False
         self._run.stage.change_configuration()

@@ -16,7 +16,7 @@ from support.daemon_process import clean_environment
 TESTS = Path(__file__).parents[1]
 PART_BYTES = 1 << 16
 PAUSE_MAX_S = 0.12
-"""A trainer computes for half of it on average: 95 photographs are a small work, and the processors are for the faults."""
+"""A trainer computes for half of it on average: the processors are mostly for the faults."""
 
 
 class Member:

@@ -1,6 +1,6 @@
-"""A chaos run: daemon, trainers, and the loop that watches all of them, while ``faults`` does something to them.
+"""A chaos run: daemon, trainers, and the loop that watches them while ``faults`` acts.
 
-    Run.run   [ watch for a moment, one fault ]* with a rest now and then, in which every trainer must get on
+    Run.run   [ watch, one fault ]* with rests, in which every trainer must progress
               then all trainers leave, the daemon ends, and nothing is left of them
 
 Everything is done in one thread: lines of trainers, the daemon's restart and what was put off
@@ -40,7 +40,7 @@ REST_S = 90.0
 """Far above what any trainer waits for a batch when all is well."""
 ERRORS_MAX = 50
 LOGGED = frozenset({"configuration not reloaded", "worker not started"})
-"""Errors that the daemon should log: the run reloads what is wrong, and kills the fork server while it is to fork."""
+"""Expected errors in the daemon's log: invalid reloads, and a fork server killed while it forks."""
 LINE_BYTES_MAX = 4096
 GOING = frozenset({"StreamUnknown", "StreamRemoved", "StreamChanged"})
 """What visitors of ``extra`` may be told."""
@@ -96,7 +96,7 @@ class Run:
         self._check_daemon()
 
     def rest(self) -> None:
-        """Do nothing until every trainer has had a batch from now on: whatever waits for ever is found here."""
+        """Wait until every trainer has had a batch from now on: finds whatever hangs."""
         self.go_on_all()
         now = time.monotonic()
 
@@ -315,7 +315,7 @@ def _descriptor_kinds(pid: int) -> Counter[str]:
 
 
 def _settled_descriptor_count(pid: int) -> int:
-    """How many descriptors it has once none has come or gone for a while: what a reload or a restart replaces goes later."""
+    """Number of descriptors once it is stable: a reload or a restart closes some later."""
     count, since = descriptor_count(pid), time.monotonic()
 
     def has_settled() -> bool:

@@ -1,4 +1,4 @@
-"""Where a chaos run takes place: photographs, keys, a small disk for caches, and the daemon with its configurations.
+"""The place of a chaos run: photographs, keys, a small disk for caches, daemon, configurations.
 
     photos   random crops, read by whole trainers and by ranks, locally and over TCP
     cached   the same files through a cache on a disk that is too small, with checksums
@@ -28,7 +28,7 @@ STREAMS = ("photos", "cached", "extra")
 PHOTOS = {"cat": 30, "dog": 30, "owl": 20, "yak": 15}
 """95 of them: the last batch of an epoch has 3 of 4, so that three ranks may share it."""
 CONNECT_TIMEOUT_S = 60.0
-"""A trainer may start while the daemon is down, and that may be killed again before anybody could connect."""
+"""A trainer may start without a daemon, and the next one may be killed before it connects."""
 DISK = "384k"
 """The cached photographs alone would fill it."""
 BALLAST_PART_BYTES = 1 << 14
@@ -75,7 +75,7 @@ class Stage:
     # --- reloads ------------------------------------------------------------------------------------------------------
 
     def change_configuration(self) -> None:
-        """Write another configuration, in which all positions of ``photos`` and ``cached`` hold what they held."""
+        """Write another configuration with the same bytes of ``photos`` and ``cached``."""
         streams = self._streams(has_extra=self._chance.random() < 0.5)
         for stream in streams.values():
             stream["window"] = self._chance.randrange(2, 6)

@@ -1,8 +1,10 @@
-"""A trainer of a chaos run: reads on until its input ends, and says a line of JSON about each batch. A process of its own.
+"""A trainer of a chaos run, in its own process.
+
+It reads until its input ends, and prints a line of JSON about each batch.
 
 {"ready": true}                                       it has its stream
-{"at": seconds, "epoch": 1, "step": 5, "rows": [[sample, digest], ...], "state": {...}, "again": how often it has resubscribed}
-                                                      it has a batch, and has read all of it
+{"at": seconds, "epoch": 1, "step": 5, "rows": [[sample, digest], ...], "state": {...}, "again": n}
+                                                      it has read a whole batch; it has resubscribed n times
 {"changed": [epoch, step]}                            a batch that it kept is not what it was
 {"error": its class, "text": what it says}            and it ends
 {"left": [...]}                                       what it still holds at its end

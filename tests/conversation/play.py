@@ -1,4 +1,4 @@
-"""Plays a recorded conversation to a daemon, as the client that was recorded would: the same bytes, in the same order."""
+"""Replays a recorded conversation to a daemon: the client's bytes in the same order."""
 
 import socket
 from contextlib import ExitStack
@@ -69,7 +69,7 @@ class Player:
 
 
 def shape(message: list[Any]) -> list[Any]:
-    """The number of a message, and the type of each field, as a client reads it that takes nothing else."""
+    """The number of a message and the types of its fields, for a strict client."""
     return [message[0], *map(_type, message[1:])]
 
 

@@ -1,4 +1,6 @@
-"""Records what a client of this version and a daemon say: ``python -m conversation.record FILE``, run in tests/.
+"""Records the conversation of a client of this version with a daemon.
+
+``python -m conversation.record FILE``, run in tests/
 
 The file is a list of conversations: the sockets, and every message in its order as [sender, name,
 bytes as hexadecimal]. When ``PROTOCOL_VERSION`` grows, record the version before the change;

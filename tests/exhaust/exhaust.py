@@ -1,4 +1,4 @@
-"""Let every call fail that takes descriptors, memory or threads, one after the other, and count what becomes of it.
+"""Let each call for descriptors, memory or threads fail, one at a time, and count the outcomes.
 
     make exhaust [ROLES="server client"] [CALLS="accept4 mmap"] [ERRORS=EMFILE] [SAMPLES=6]
 

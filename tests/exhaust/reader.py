@@ -1,6 +1,8 @@
-"""What ``exhaust.py`` runs as the trainer: it reads two epochs, and exits with 0, or with 3 where it was told why it cannot.
+"""The trainer of ``exhaust.py``.
 
-reader.py ADDRESS BATCHES...     prints "begun" when it has everything imported, then a line for each batch
+It reads two epochs and exits with 0, or with 3 if it gets an error with a reason.
+
+reader.py ADDRESS BATCHES...     prints "begun" after its imports, then a line for each batch
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Data for the golden streams, made anew each time, the same on every machine: small files of every kind of source.
+"""Data for the golden streams, the same on every machine: small files of every kind of source.
 
 Pixels are made by integer arithmetic and written by encoders that lose nothing, or, for JPEG, by
 libjpeg's integer DCT, so a digest of what a stream gives does not depend on which versions of

@@ -23,7 +23,7 @@ EPOCHS = 2
 
 
 def digests(daemon: DaemonProcess, streams: list[str]) -> dict[str, list[str]]:
-    """The fingerprint of each stream, and a digest of each of its first epochs: every position and every byte."""
+    """Fingerprint of each stream, and a digest of its first epochs: every position and byte."""
     found = {}
     with batchd_client.connect(daemon.address) as connection:
         for name in streams:

@@ -1,4 +1,4 @@
-"""The golden streams: every kind of source, every step, and what else decides the bytes of a batch, each in at least one."""
+"""The golden streams: every kind of source, every step, and all other options that decide bytes."""
 
 from pathlib import Path
 from typing import Any

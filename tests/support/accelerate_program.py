@@ -1,4 +1,6 @@
-"""One rank of a program with Hugging Face's accelerate or Trainer on the CPU. Started by the tests of ``tests/with_torch``.
+"""One rank of a program with Hugging Face's accelerate or Trainer on the CPU.
+
+Started by the tests of ``tests/with_torch``.
 
 python -m support.accelerate_program NAME ADDRESS [MORE...]        (the name of a function here)
 """
@@ -84,7 +86,7 @@ def train_with_trainer(address, folder, die_at):
             return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
     class Position(TrainerCallback):
-        """Writes the position beside each checkpoint, and ends the training after ``die_at`` steps."""
+        """Write the position beside each checkpoint, and end after ``die_at`` steps."""
 
         def on_save(self, args, state, control, **_):  # noqa: ARG002
             file = Path(args.output_dir, f"checkpoint-{state.global_step}", "batchd.json")

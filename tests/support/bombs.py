@@ -1,4 +1,6 @@
-"""Small files that announce large images, in every format: most are what their format allows, and a decoder makes all pixels.
+"""Small files that announce large images, in every format.
+
+Most have the largest size of their format, and a decoder makes all pixels.
 
 Each function takes height and width, and gives the bytes of a file.
 """
@@ -26,7 +28,7 @@ def starved_gif(height, width):
 
 
 def flat_gif(height, width):
-    """Write one colour as tightly as LZW can: each code stands for a run that is a pixel longer than the one before."""
+    """Write one colour as compactly as LZW can: each code is a pixel longer."""
     bits = _BitsFromBelow()
     bits.write(4, 3)
     left, length, size = height * width, 1, 3
@@ -68,7 +70,7 @@ class _BitsFromBelow:
 
 
 def empty_bmp(height, width, compression=1):
-    """Write 1,080 bytes of run lengths, which say that there is nothing: all pixels are the background."""
+    """Write 1,080 bytes of empty run lengths: all pixels are the background."""
     header = pack("<IiiHHIIiiII", 40, width, height, 1, 8 if compression == 1 else 4, compression, 0, 0, 0, 256, 0)
     return b"BM" + pack("<IHHI", 1080, 0, 0, 1078) + header + bytes(1024) + b"\0\1"
 
@@ -150,7 +152,7 @@ def flat_jpeg(height, width):
 
 
 def endless_jpeg(height, width):
-    """Announce any size: behind the data of arithmetic coding there are zeros, as many as are wanted."""
+    """Announce any size: arithmetic coding reads zeros after its data, without a limit."""
     data = arithmetic_jpeg()
     start = data.index(b"\xff\xc9")
     return data[: start + 5] + pack(">HH", height, width) + data[start + 9 :]

@@ -1,8 +1,10 @@
-"""Containers without a container engine: namespaces and a file system of their own, made by ``unshare``. For tests of processes.
+"""Containers without an engine: namespaces and a file system, by ``unshare``.
+
+For tests of processes.
 
     outside                                     inside
-    Container(shares={run: "/run/batchd"})      /  a tmpfs: the interpreter, both packages and the tests, read-only,
-                                                   /proc, /tmp and /dev/shm of its own, and what is shared
+    Container(shares={run: "/run/batchd"})      /  a tmpfs: interpreter, packages and tests, read-only,
+                                                   own /proc, /tmp and /dev/shm, and the shares
 
 Invariant: a container ends with the process that ``command`` starts, and nothing of its mounts is
 ever seen outside.
@@ -93,7 +95,7 @@ class Container:
 
 
 def process_inside(pid: int) -> int:
-    """The process that a container runs, as we see it, from the one that ``Container.command`` became."""
+    """The process inside a container, by its id outside, from that of ``Container.command``."""
     return next(iter(wait_until(lambda: children_of(pid), "the container runs its process")))
 
 
@@ -119,7 +121,7 @@ def _problem() -> str:
 
 
 def _ours() -> list[str]:
-    """The folders of the interpreter, all that it imports from, and the tests, without those that lie in another of them."""
+    """Folders of the interpreter, of its imports and of the tests, without nested ones."""
     imported = (Path(folder) for folder in sys.path if Path(folder).is_dir() and Path(folder).is_absolute())
     packages = (Path(str(package.__file__)).parents[1] for package in (batchd, batchd_client))
     folders = {Path(sys.prefix), Path(sys.base_prefix), *packages, *imported, Path(__file__).parents[1]}

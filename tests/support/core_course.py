@@ -1,4 +1,4 @@
-"""The courses of trainers, spelled out slowly: what ``batchd.core.course`` must say, without its arithmetic. Tests only.
+"""The courses of trainers by brute force, to compare ``batchd.core.course`` with. Tests only.
 
 Batches are dealt out round by round; a last round with too few batches is either left out or shared
 row by row.

@@ -41,7 +41,7 @@ def next_use_of_slot(delivery: Delivery, slot: Slot) -> float:
 
 
 def check_choice(delivery: Delivery, chosen: Slot | None) -> None:
-    """The slot that was chosen is needed by nobody, or later than all others, and then the ring cannot grow."""
+    """The chosen slot is not needed, or needed later than all others, and the ring cannot grow."""
     uses = [next_use_of_slot(delivery, slot) for slot in delivery.ring.slots.values() if slot.is_idle]
     latest = max(uses, default=None)
     if latest is None or (latest != NEVER and delivery.ring.can_grow):

@@ -1,4 +1,4 @@
-"""What must be true of the core after each event, looked at from the inside and from the world outside. Tests only."""
+"""Invariants of the core after each event, from inside and outside. Tests only."""
 
 from batchd.core.actions import Action
 from batchd.core.delivery import Delivery
@@ -13,7 +13,7 @@ from support.core_world import WORKERS, World
 
 
 class CheckedWorld(World):
-    """A world in which everything is as it must be after every event, and each slot that is chosen is the right one."""
+    """A world that checks all invariants after each event, and the choice of each slot."""
 
     def __init__(
         self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256, kind: WorkerKind = WORKERS
@@ -137,7 +137,7 @@ def _check_slots(stream: Stream, world: World) -> None:
 
 
 def _is_emptied(stream: Stream, slot: Slot, world: World) -> bool:
-    """In a live stream, a slot may be empty: what was filled into it no trainer wants or got, though some may look at it."""
+    """In a live stream, a filled slot may count as empty: no trainer wants or got its batch."""
     if stream.spec.live is None or slot.position is not None or slot.grants:
         return False
     holders = world.holders(slot.number)
@@ -149,7 +149,7 @@ def _is_emptied(stream: Stream, slot: Slot, world: World) -> bool:
 
 
 def _check_fills(stream: Stream, world: World) -> None:
-    """Each row of a filling is waiting for a worker, at a worker, or written: exactly one of them."""
+    """Each row of a filling is either waiting for a worker, at a worker, or written."""
     ordered = {
         number: order for worker in world.state.fleet.workers.values() for number, order in worker.orders.items()
     }
@@ -206,7 +206,7 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
 
 
 def _is_kept_for_newcomers(delivery: Delivery, one: Subscription) -> bool:
-    """Has it its share of a ring with one more trainer, or would a lease that nobody waits for leave a newcomer no two slots?
+    """Whether it has its share with one more trainer, or would leave a newcomer too little.
 
     Remote trainers have two batches on their way at most, so there it is the next one that is kept.
     """
@@ -230,7 +230,7 @@ def _wants_more(delivery: Delivery, one: Subscription) -> bool:
 
 
 def is_too_far_ahead(delivery: Delivery, one: Subscription) -> bool:
-    """In lockstep: would ``one``'s next claim be further from the slowest than is allowed, or than the ring can keep?"""
+    """Whether the next claim of ``one`` is too far from the slowest for lockstep or the ring."""
     share = one.course.at(one.next_sequence)
     trainers = [other for other in delivery.subscriptions.values() if not other.ended and not other.is_spectator]
     standing = [at for other in trainers if (at := other.course.at(other.consumed)) is not None]
@@ -281,7 +281,7 @@ def _check_workers(world: World) -> None:
 
 
 def _has_samples(stream: Stream, one: Subscription, claim: Claim) -> bool:
-    """Could its rows be filled? In a live stream that takes samples, and some are left for who waits for a batch."""
+    """Whether its rows can be filled. A live stream needs samples for waiting trainers first."""
     mailbox, position = stream.delivery.supply.mailbox, claim.share.position
     if stream.spec.live is None or mailbox.is_bound(position):
         return True

@@ -2,8 +2,8 @@
 
 Tests only.
 
-    producer --PlaceAsked, SamplePushed--> DaemonState --LendPlace--> World: which sample lies in which place
-                                                       --OrderChunk-> World: which samples a worker read, and so are in which slot
+    producer --PlaceAsked, SamplePushed--> DaemonState --LendPlace--> World: sample of each place
+                                                       --OrderChunk-> World: samples of each slot
 
 Checked, besides what every world checks: a place is lent to one producer at a time, and to nobody
 while its sample is still to be read; no sample is in two batches, nor comes to a trainer twice; and

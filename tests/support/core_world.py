@@ -1,8 +1,8 @@
-"""A world around ``DaemonState`` that believes nothing: it does what the actions say and checks each one. Tests only.
+"""A world around ``DaemonState`` that performs each action and checks it. Tests only.
 
-    trainer --events--> DaemonState --actions--> World: memory = which rows of which position were written into which slot
-    worker  --------->                                  leases = who may read which slot, under which generation
-                                                        courses = what each trainer must see, spelled out by ``core_course``
+    trainer --events--> DaemonState --actions--> World: memory = rows and position in each slot
+    worker  --------->                                  leases = readers and generation of slots
+                                                        courses = batches, by ``core_course``
 
 Invariant: what the world keeps comes from events and actions alone, never from the inside of the
 core.
@@ -85,7 +85,7 @@ class ModelWorker:
 
 @dataclass(eq=False)
 class Trainer:
-    """One subscription as its trainer sees it: ``leases`` by sequence, (slot, generation, what it must be)."""
+    """One trainer's subscription. ``leases``: sequence to (slot, generation, content)."""
 
     number: int
     session: int
@@ -98,7 +98,7 @@ class Trainer:
     waiting: bool = False
     ended: bool = False
     is_remote: bool = False
-    """It gets its batches as bytes: a lease lasts until they are sent, and what it says ends none."""
+    """It gets batches as bytes: a lease ends when they are sent, and no message of it ends one."""
     is_spectator: bool = False
     """It only wants a look."""
     told: list[ErrorCode] = field(default_factory=list)
@@ -195,7 +195,9 @@ class World:
     def pull(
         self, number: int, *, consume: int = 1 << 30, release: int = 1 << 30, waiting: bool = True
     ) -> list[act.Action]:
-        """A trainer takes up to ``consume`` more batches, gives its oldest ``release`` leases back, perhaps waits for the next.
+        """A trainer takes up to ``consume`` batches and returns its oldest ``release`` leases.
+
+        Then it may wait for the next.
 
         A trainer that waits for a batch that was granted already has crossed its handle on the way,
         and takes it.
@@ -241,7 +243,7 @@ class World:
         return self.do(ev.BatchSent(trainer.session, number, sequence, generation))
 
     def mismatch(self, number: int, sequence: int) -> list[act.Action]:
-        """A trainer says that a batch which it was handed is not what was written: once a second that is believed."""
+        """A trainer reports a mismatched batch; the daemon acts on one report a second."""
         trainer = self.trainers[number]
         slot, generation = trainer.grants[sequence]
         model = self.slots.get(slot)
@@ -261,14 +263,14 @@ class World:
         return self.do(ev.BatchMismatched(trainer.session, number, sequence, generation))
 
     def end(self, number: int) -> list[act.Action]:
-        """A trainer gives up its claim: what it has not looked at goes back at once, or when it is sent."""
+        """A trainer gives up its claim: unread batches are freed at once, or when they are sent."""
         trainer = self.trainers[number]
         consumed = NEVER_SEEN if trainer.is_remote else trainer.consumed
         self._end(trainer, leases_from=consumed)
         return self.do(ev.SubscriptionEnded(trainer.session, number, consumed))
 
     def end_session(self, session: int) -> list[act.Action]:
-        """A trainer's process dies, or the connection of a remote one ends, and what is being sent to it goes on."""
+        """A trainer's process dies, or a remote one's connection ends; sending continues."""
         trainers = [one for one in self.trainers.values() if one.session == session]
         if any(one.is_remote for one in trainers):
             return self.cut_off(session)
@@ -298,7 +300,7 @@ class World:
         return actions
 
     def kill(self, number: int, note: ev.Note | None = None, **why: bool) -> list[act.Action]:
-        """A worker dies, of itself where nothing says ``why``: ``from_outside``, ``out_of_memory``."""
+        """A worker dies, by itself or for ``why``: ``from_outside``, ``out_of_memory``."""
         del self.workers[number]
         how = "signal 9 (SIGKILL)" if any(why.values()) else "signal 11 (SIGSEGV)"
         return self.do(ev.WorkerGone(number, how, note, **why))

@@ -128,7 +128,7 @@ class DaemonProcess:
 
     @property
     def output(self) -> int:
-        """The descriptor from which its address is read, for those that wait for other things meanwhile."""
+        """The descriptor of its address, for callers that poll other descriptors, too."""
         assert self._process is not None, "it does not run"
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
@@ -195,7 +195,7 @@ class DaemonProcess:
         return next(stream for stream in self.status()["streams"] if stream["name"] == name)
 
     def reload(self, exit_code: int = 0) -> str:
-        """Have it read its configuration again, as ``batchd reload`` does, and give what the command would print."""
+        """Reload its configuration like ``batchd reload``. Return the output of the command."""
         with asking(self.address) as session:
             outcome = session.request(AskReload, Reloaded, monotonic() + PATIENCE_S)
         assert outcome.exit_code == exit_code, outcome.text
@@ -250,6 +250,6 @@ class DaemonProcess:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without anything that speaks to batchd, but with the mark by which the leak oracle knows its own."""
+    """The environment without batchd's variables, but with the mark of the leak check."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BATCHD_")}
     return {**kept, RUN_VARIABLE: os.environ[RUN_VARIABLE]}

@@ -1,4 +1,6 @@
-"""Decode each file of a folder, as a process of its own: what became of it, by how many bytes memory grew, and seconds of CPU.
+"""Decode each file of a folder, in its own process.
+
+Prints the outcome, the growth of memory in bytes, and seconds of CPU.
 
 python -m support.decoding_memory FOLDER        prints {"name": [outcome, bytes, seconds], ...}
 """

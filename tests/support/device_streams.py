@@ -1,4 +1,4 @@
-"""Streams of fields that are alike, padded and ragged, and what a loader for a device must make of them."""
+"""Streams of equal, padded and ragged fields, and the expected batches of a device loader."""
 
 from pathlib import Path
 from typing import Any

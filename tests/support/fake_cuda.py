@@ -2,7 +2,7 @@
 
 For tests of the torch loader's way to a GPU.
 
-    copy_(non_blocking) within ``aside`` --> queue --(an event is done, awaited or adopted, or ``work``)--> the tensor
+    copy_(non_blocking) within ``aside`` --> queue --(event done, awaited, adopted; ``work``)--> tensor
 
 What a device would do without a word is an assertion here: to read memory that is not registered,
 or no longer so; to read a batch that was given back before it was read; to have memory unmapped
@@ -131,7 +131,7 @@ class FakeEvent:
 
 
 class FakeStep:
-    """A point in the loop's own stream: the device is there when it is waited for, and not before."""
+    """A point in the loop's own stream: the device reaches it only when it is waited for."""
 
     def __init__(self, cuda: "FakeCuda") -> None:
         self._cuda = cuda

@@ -5,9 +5,10 @@ Runs as a thread of the test.
 It serves one stream, whose batches say which position they are, and obeys like a good daemon unless
 it is told otherwise:
 
-    fake.alter = function        what is about to be sent -> what is sent instead (a message, bytes, or None for nothing)
+    fake.alter = function        message -> what is sent instead (a message, bytes, or None)
     fake.alter_page = function   (epoch, step, page) -> the bytes that are put into a slot instead
-    fake.alter_slot = function   (slot, slot_bytes, descriptor) -> the same, as shared on the lifeline; both are closed here
+    fake.alter_slot = function   (slot, slot_bytes, descriptor) -> the same, for the lifeline (the
+                                 daemon closes both descriptors)
     fake.answer = function       (session, message) -> True where it has answered itself
     fake.writable_slots = True   slots are shared writable with those who ask for that
     fake.do(function)            run something inside the daemon's thread, and wait for it
@@ -114,7 +115,7 @@ class FakeDaemon:
         self._thread.start()
 
     def kill(self) -> None:
-        """End everything without a word, as SIGKILL would: sockets stay behind as files, lifelines end."""
+        """End abruptly like SIGKILL: socket files stay, lifelines end."""
         if self._thread is not None:
             self._orders.put(None)
             self._bell.send(b"!")

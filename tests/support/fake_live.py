@@ -1,4 +1,4 @@
-"""What makes the fake daemon one with a live stream, called ``live``: it answers what a producer asks."""
+"""Gives the fake daemon a live stream, called ``live``: it answers producers."""
 
 import os
 from contextlib import suppress
@@ -17,7 +17,7 @@ SAMPLE = {"x": [1, 2, 3, 4]}
 
 
 class FakeLive:
-    """Answers what a producer asks, as a daemon with one live stream would, but for what a test alters."""
+    """Answer a producer like a daemon with one live stream, except for alterations by a test."""
 
     def __init__(self, fake: FakeDaemon) -> None:
         self.fake = fake

@@ -1,8 +1,10 @@
-"""A small scripted daemon on a TCP port, for testing what the client believes: a thread of the test with a ROUTER.
+"""A small scripted daemon on a TCP port: a thread of the test with a ROUTER.
+
+Tests the client's validation.
 
 It serves one ``FakeStream`` as a good daemon would, unless it is told otherwise:
 
-    fake.alter = function     message and the frames that carry it -> the frames that are sent instead
+    fake.alter = function     message and its frames -> the frames that are sent instead
 
 Invariant: what is kept of trainers is the thread's; a test changes ``alter`` alone.
 """

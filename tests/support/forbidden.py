@@ -1,4 +1,6 @@
-"""Finds, in the source text of a module, whatever could turn data into code or read memory as it likes. For one unit test.
+"""Finds code in a module's source that could run data or read arbitrary memory.
+
+For one unit test.
 
 It reads the syntax tree and follows names through imports (``import yaml as y``, ``from os import
 system``), so that what is found is the full name of the thing, wherever it is mentioned, called or
@@ -14,7 +16,7 @@ MODULES = {
     "marshal", "builtins", "code", "codeop", "runpy", "imp", "importlib.util", "importlib.machinery", "importlib.abc",
     "multiprocessing", "_multiprocessing", "concurrent.futures.process", "xmlrpc", "logging.config", "ctypes", "_ctypes", "cffi",
 }  # fmt: skip
-"""Nothing of these may be imported: they load objects or code from bytes, or reach past every check of memory."""
+"""Forbidden imports: they load objects or code from bytes, or bypass checks of memory."""
 BUILTINS = {"eval", "exec", "compile", "__import__", "__builtins__"}
 NAMES = {
     "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell",
@@ -24,7 +26,7 @@ NAMES = {
 }  # fmt: skip
 """These load objects, start a shell, or use something that does."""
 METHODS = {"recv_pyobj", "send_pyobj", "from_address"}
-"""Of any object: ZeroMQ's sockets pickle with the first two, ctypes reads any address with the last."""
+"""Forbidden attributes: ZeroMQ's sockets pickle with the first two, ctypes reads any address."""
 ARRAY_LOADERS = {"numpy.load", "numpy.lib.format.read_array", "numpy.lib.npyio.NpzFile", "numpy.lib.npyio.load"}
 IMPORTERS = {"importlib.import_module", "importlib.reload"}
 

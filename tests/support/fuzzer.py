@@ -50,7 +50,7 @@ class Fuzzer:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Wait until the daemon has heard all of it: it answers a message whose number nobody uses."""
+        """Wait until the daemon has read everything: it answers a message with an unused number."""
         number = next(_unused_numbers)
         answer = f"message number {number} is not expected here"
         wait_until(

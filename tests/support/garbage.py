@@ -1,4 +1,4 @@
-"""Twelve ways to become garbage that only the collector finds, and a collection that may not hang."""
+"""Twelve kinds of reference cycles, whose collection must not hang."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ DEADLINE_S = 30.0
 
 
 def collected(make: Callable[[], object], tie: Callable[[object], None]) -> None:
-    """Make something, tie it into a cycle, let go of it and collect: in a thread, since one that hangs cannot be ended."""
+    """Put an object into a cycle, drop it and collect: in a thread, which may hang."""
     errors: list[BaseException] = []
 
     def live_and_end() -> None:

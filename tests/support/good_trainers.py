@@ -2,7 +2,7 @@
 
 For tests of processes.
 
-with good_trainers(daemon) as good: ...      one on this host; another over TCP where the daemon listens there
+with good_trainers(daemon) as good: ...      one here, another over TCP if there is a port
 good.read()                                  each takes its next batch, byte for byte
 
 Invariant: at the end of the ``with`` everybody else is forgotten, and no worker and no stream has
@@ -94,7 +94,7 @@ def private_bytes(pid: int) -> int:
 
 
 def descriptor_count(pid: int) -> int:
-    """How many descriptors a process has open, without those of slots: a ring grows when it is first needed."""
+    """Number of a process's open descriptors without slots: a ring grows on first use."""
     found = 0
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile

@@ -1,7 +1,7 @@
-"""Messages that are nearly right, for fuzzing: of whatever messages there are, so that a new one is attacked as well.
+"""Nearly valid messages for fuzzing, of all registered types, so new ones are covered.
 
-hostile_messages    strategies: a message with some of its fields replaced by what they must not be, or by what hurts
-corpus, mutated     real encoded messages, and what becomes of their bytes by flips, cuts, repetitions and splices
+hostile_messages    strategies: a message with some fields replaced by invalid or harmful values
+corpus, mutated     encoded messages, and their bytes flipped, cut, repeated and spliced
 
 A field may be ``Known``: the sender puts in what its session really has under that name, so that
 the message gets past the first checks.
@@ -51,7 +51,7 @@ def kinds_of(*vocabularies: Vocabulary) -> list[type[Message]]:
 
 
 def hostile_messages(*vocabularies: Vocabulary) -> st.SearchStrategy[list[Any]]:
-    """One message as an array: all its fields of the right type with values at their limits, or some of them anything at all."""
+    """One message as an array: fields of the right type at their limits, or arbitrary values."""
     return st.one_of([_hostile(kind) for kind in kinds_of(*vocabularies)])
 
 

@@ -113,7 +113,7 @@ def _change_flags(parts: list[bytes], number: int, chance: Random) -> None:
 
 
 def _insert(parts: list[bytes], number: int, chance: Random) -> None:
-    """A frame that a good peer would not send here: an empty one, a command, a part of a message without an end."""
+    """An invalid frame: empty, a command, or a part of a message without an end."""
     parts.insert(number, chance.choice(_STRANGE))
 
 

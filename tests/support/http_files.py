@@ -3,7 +3,7 @@
 For tests of sources.
 
 server.files["a.tar"] = b"..."          what there is
-server.faults["a.tar"] = [Status(500)]  what happens to the next requests for it, one after the other; then it is well again
+server.faults["a.tar"] = [Status(500)]  faults of the next requests for it, in order
 server.asked                            what was asked for, in order
 server.connections                      how many there were
 """

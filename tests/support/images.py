@@ -1,4 +1,4 @@
-"""Images for tests, made from nothing: colour photographs in small, and every odd variant a data set may hold.
+"""Generated images for tests: small colour photographs, and odd variants of real data sets.
 
 Arrays are RGB, uint8, [height, width, 3]; files are bytes. What cv2 cannot write (an EXIF tag,
 inks, a palette with alpha, a header that lies) is built here from the format's own description.
@@ -27,7 +27,7 @@ def photo(height=75, width=100, seed=0):
 
 
 def corners(height=64, width=96):
-    """Paint each quarter in a colour of its own, so that any turn or flip shows: red, green, blue, white."""
+    """Paint the quarters red, green, blue and white, so any turn or flip shows."""
     image = np.zeros((height, width, 3), np.uint8)
     image[: height // 2, : width // 2] = (220, 30, 30)
     image[: height // 2, width // 2 :] = (30, 200, 30)
@@ -103,7 +103,7 @@ def jpeg_by_component(grey, scans=1):
 
 
 def arithmetic_jpeg():
-    """Give a JPEG of 37 x 20 pixels whose entropy coding is arithmetic, which nothing that is installed here writes."""
+    """Return a JPEG of 37 x 20 pixels with arithmetic coding, which no installed encoder writes."""
     return b85decode(
         "|JeWF01!$>Nk#wx0RR9200961|JwjV02>k%7Zed27Zw*D92+1gLMtdGB`8rkJupIGRb^yfRb5+Zc$tA}agcLcU4^xVke;Kft*d8%yve$z$C;"
         "?Br2pFhLjfEf9w;LyPAe-;q;6eqq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@@4J01*fP6aXay0U`hb5"
@@ -114,7 +114,7 @@ def arithmetic_jpeg():
 
 
 def ycck_jpeg(inks):
-    """Write a JPEG of four inks, [height, width, 4], stored as YCCK, with Adobe's mark (0 is full ink)."""
+    """Write a JPEG of inks, uint8 [height, width, 4], as YCCK with Adobe's mark (0: full)."""
     return simplejpeg.encode_jpeg(np.ascontiguousarray(inks), 95, "CMYK", "444")
 
 
@@ -194,7 +194,7 @@ def png16(image):
 
 
 def palette_png(indices, palette, alphas):
-    """Write a PNG of palette indices, [height, width], with an alpha for each entry of the palette."""
+    """Write a PNG of palette indices, uint8 [height, width], with an alpha for each entry."""
     height, width = indices.shape
     rows = b"".join(b"\0" + row.astype(np.uint8).tobytes() for row in indices)
     return (

@@ -60,7 +60,7 @@ def wait_for_interrupt(address):
 
 
 def fork_and_go_on(address):
-    """A child that is forked in the middle has the parent's loader, cannot use it, and disturbs nobody."""
+    """A forked child has the parent's loader, cannot use it, and disturbs no process."""
     loader = BatchdLoader("photos", address=address)
     iterator = iter(loader)
     numbers = next(iterator)["index"].tolist()
@@ -85,7 +85,7 @@ def read_in_threads(address):
 
 
 def train_as_a_host(address, coordinator, process, processes):
-    """One process of several, with two devices each: arrays of all of them, and a sum over what all have read."""
+    """One of several processes with two devices each: global arrays, and a sum over all."""
     jax.config.update("jax_num_cpu_devices", 2)
     jax.distributed.initialize(coordinator, int(processes), int(process))
     mesh = jax.make_mesh((jax.device_count(),), ("data",))

@@ -1,7 +1,7 @@
 """A process that clears up after a test run that was killed. Standard library only.
 
-    pytest, or one of its lanes --- pidfd ---> keeper       readable: the run is over, however it ended
-                                --- a pipe --> keeper       commands that take away what the kernel does not, while it is there
+    pytest, or one of its lanes --- pidfd ---> keeper       readable: the run has ended
+                                --- a pipe --> keeper       commands that remove leftovers
 
 The keeper then kills everything that carries the run's mark in its environment, and runs the
 commands that are left, the last one first. Whatever a test takes away itself it strikes off that
@@ -26,7 +26,7 @@ from pathlib import Path
 from support.kernel import RUN_VARIABLE, carriers
 
 QUIET_LOOKS = 3
-"""A process between fork and exec has its parent's environment still, so it may be seen only by a second look."""
+"""A process between fork and exec still has its parent's environment, so look twice."""
 PAUSE_S = 0.05
 LOOKS_MAX = 600
 COMMAND_TIMEOUT_S = 20.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RUN_VARIABLE = "BATCHD_TEST_RUN"
-"""Set in the environment of everything that a test starts, so that an orphan is known wherever it ends up."""
+"""In the environment of every process of a test, so that an orphan is recognised."""
 
 _READ_BYTES = 1 << 16
 
@@ -43,7 +43,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def started_at(pid: int) -> int | None:
-    """When it was started, in ticks since the machine's start: with its number it names a process for ever. None: it is gone."""
+    """Start time in ticks since boot; with the id it names a process for ever. None: ended."""
     try:
         return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
     except OSError:

@@ -43,7 +43,7 @@ class Possessions:
     """Signals."""
 
     def beyond(self, before: "Possessions") -> list[str]:
-        """Say what is there that was not there before, apart from what belongs to processes that were."""
+        """Describe what is new, apart from resources of processes that existed before."""
         left = [
             f"process {pid}: {_command(pid)}"
             for pid in sorted(self.processes - before.processes)
@@ -103,7 +103,7 @@ def _files(directory: Path) -> list[str]:
 
 
 def _threads() -> dict[int, str]:
-    """Those of libraries have no name, but for ZeroMQ's, which get it some time after their start."""
+    """Threads of libraries have no name, except ZeroMQ's, which get one after their start."""
     names = {int(task): "" for task in os.listdir("/proc/self/task")}  # noqa: PTH208  as in kernel._read
     names |= {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id}
     for number in [number for number, name in names.items() if not name]:

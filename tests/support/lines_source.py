@@ -1,4 +1,4 @@
-"""A kind of source as another package would bring it: samples are the lines of a file, ``label TAB text``. For tests.
+"""A source as from another package, for tests: samples are lines of a file, ``label TAB text``.
 
 ``install`` makes it a plugin that is called "lines"; the module itself is what is installed.
 """

@@ -1,7 +1,9 @@
-"""A machine of its own with a real systemd: Debian in a container, batchd installed from its wheels. For ``make test-systemd``.
+"""A machine with a real systemd: Debian in a container, batchd installed from its wheels.
+
+For ``make test-systemd``.
 
     build/systemd/base    what debootstrap makes; made once
-    build/systemd/root    with Python's packages, the wheels of dist/, the units of deploy/, photographs and test programs
+    build/systemd/root    Python's packages, wheels, units, photographs and test programs
 
 The container runs on an overlay in memory, so whatever a test does is gone with it, and the next
 run finds the same machine.

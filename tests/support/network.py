@@ -1,4 +1,4 @@
-"""Networks that misbehave: a free port, a proxy between trainer and daemon, and two hosts made of namespaces. Tests only."""
+"""Faulty networks: a free port, a proxy before the daemon, two hosts as namespaces. Tests only."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from support.keeper import cleared_by
 from support.kernel import started_at
 
 PORTS = range(10_000, 32_000)
-"""Below those that the kernel gives to connections, so none of these takes a port between its choice and its use."""
+"""Below the ephemeral ports, so no connection takes a port between its choice and its use."""
 _PREFIX = "batchd-test-"
 _SUBNETS = IPv4Network("10.213.0.0/16")
 _SUBNET_BITS = 30
@@ -177,7 +177,7 @@ class TwoHosts:
 
     @property
     def removal(self) -> tuple[str, ...]:
-        """The command that takes everything away: a namespace takes its end of the cable with it, and that the other end."""
+        """The command that removes everything: a namespace takes its end of the pair with it."""
         return "ip", "netns", "del", self._namespace
 
     def pull_cable(self) -> None:
@@ -212,7 +212,7 @@ def _left_namespaces() -> list[str]:
 
 
 def _lay_cable(namespace: str) -> tuple[str, str, str]:
-    """Lay a cable to ``namespace`` in a subnet that nobody uses: its name, our address and theirs."""
+    """Connect ``namespace`` by a veth pair in an unused subnet: name, our address, theirs."""
     used = [
         ip_network(route["dst"])
         for route in json.loads(_ip("-json", "route", "show", "table", "all"))

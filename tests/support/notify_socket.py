@@ -1,4 +1,4 @@
-"""A service manager's notification socket, for tests: hears what a daemon tells, and answers nothing."""
+"""A service manager's notification socket for tests: receives the daemon's messages."""
 
 import socket
 from pathlib import Path

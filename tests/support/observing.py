@@ -26,7 +26,7 @@ class Reply(NamedTuple):
 
 
 def place_of(daemon: DaemonProcess) -> tuple[str, int]:
-    """Host and port of its observer, from the log, so that a daemon that does not answer may be asked about too."""
+    """Host and port of its observer, from the log: works while the daemon does not answer."""
     (line, *_more) = wait_until(lambda: daemon.log_lines("observing"), "somebody observes")
     address = urlsplit(line["http"])
     assert address.hostname is not None

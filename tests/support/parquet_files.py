@@ -61,7 +61,7 @@ def open_parquet(root: Path, fields: dict[str, str], *shards: str, max_bytes: in
 
 
 def photo_rows(photos: Path, folder: Path, **options: Any) -> dict[str, Any]:
-    """The photographs as Hugging Face stores them, in the order in which a folder source has them, in two files: a source."""
+    """The photographs in Hugging Face's layout, in the order of a folder source, in two files."""
     classes = sorted(path.name for path in photos.iterdir())
     files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]
     for number in range(2):

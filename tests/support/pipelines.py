@@ -1,4 +1,4 @@
-"""Running a pipeline on one file, in a way that shows whether every pixel of the result is its own."""
+"""Runs a pipeline on one file, and shows whether it wrote every pixel of the result."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def image_row(pipeline):
 
 
 class MarkedPipeline:
-    """A pipeline that runs each file twice, after other images of two colours have been through all of its memory.
+    """A pipeline that runs each file twice, after images of two colours have filled its memory.
 
     A pixel that one of those left behind differs between the two runs. (A pixel of the colour
     itself proves nothing: broken bits make any colour.)
@@ -73,7 +73,7 @@ def _files_of_one_color(color, height, width):
 
 
 def run_fields(columns, steps, values, sample=0):
-    """Run a new pipeline on the values of a sample and give all its fields, in rows that were full of sentinels."""
+    """Run a new pipeline on a sample's values. Return all its fields, in rows full of sentinels."""
     pipeline = Pipeline(columns, steps, 0)
     row = {name: np.full(column.fixed_shape, 77, column.dtype) for name, column in pipeline.columns.items()}
     pipeline.run(values, 0, sample, 0, row)
@@ -81,7 +81,7 @@ def run_fields(columns, steps, values, sample=0):
 
 
 def run_on_pixels(steps, image, sample=0):
-    """Run a new pipeline on an array, which must not be written to, and give the image that it makes."""
+    """Run a new pipeline on a read-only array. Return its image."""
     given = image.copy()
     given.flags.writeable = False
     columns = [Column("image", shape=image.shape)]

@@ -55,7 +55,7 @@ WITHOUT_NUMBERS = frozenset(
 """What these steps give is moved, looked up or other people's."""
 SAMPLES = 3
 RECOLORED_SAMPLES = 24
-"""Where numbers are rounded, it takes many to meet one that another last bit sends the other way."""
+"""Rounding hides most differences in the last bit, so it takes many values to find one."""
 COLORS = ("rgb", "bgr", "gray")
 METHODS = ("auto", "nearest", "linear", "area", "cubic")
 SIZES = ((97, 131), (120, 158), (300, 420), (40, 400), (300, 5), (1, 1))

@@ -1,4 +1,6 @@
-"""A producer as a process of its own: pushes numbered frames and says each number once it is pushed. ``producers`` starts it.
+"""A producer in its own process, started by ``producers``.
+
+It pushes numbered frames, and prints each number once it is pushed.
 
 Its argument is JSON: {"address": ..., "stream": ..., "first": 0, "count": 100}. Each number that
 was pushed comes on a line of its own, and "dropped" in place of one that was not.
@@ -12,7 +14,7 @@ from support.producers import frame
 
 
 def main() -> None:
-    """Push what the argument says, and then wait for the end of the input, as a camera that shows nothing new."""
+    """Push as the argument says, then wait for the end of the input, like a camera without news."""
     options = json.loads(sys.argv[1])
     with batchd_client.push(options["stream"], options["address"]) as producer:
         for number in range(options["first"], options["first"] + options["count"]):

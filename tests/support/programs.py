@@ -1,4 +1,6 @@
-"""Programs such as people write, as processes of their own that say lines of JSON. For the tests of ``tests/with_*``.
+"""Typical users' programs as processes that print lines of JSON.
+
+For the tests of ``tests/with_*``.
 
 A test starts a function of a module here, and asks what it said and how it ended; the program's
 part of that is below.
@@ -73,7 +75,7 @@ def say_last(**what: Any) -> None:
 
 
 def epochs_in_threads(threads: int, load: Callable[[], Any]) -> list[list[int]]:
-    """The samples of what is left of the epoch, as each thread reads them with a loader of its own."""
+    """The remaining samples of the epoch, as each thread reads them with its own loader."""
 
     def read(_number: int) -> list[int]:
         with load() as loader:

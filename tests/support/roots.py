@@ -1,7 +1,9 @@
-"""A small Debian to install into: made once by debootstrap, under an overlay that a test throws away. For tests of packages.
+"""A small Debian to install into, for tests of packages.
 
-    build/packages/bookworm     read-only for every test: minbase, Python, make, libjpeg (of which the Debian package depends)
-    Root(folder)                what a test changes in it lies in ``folder``, which is empty where nothing was changed
+Made once by debootstrap, under an overlay that a test discards.
+
+    build/packages/bookworm     read-only: minbase, Python, make, libjpeg (for the Debian package)
+    Root(folder)                a test's changes are in ``folder``, which is empty without any
         /mnt                    this tree, read-only, so that nothing can be left in it
 
 Invariant: nothing of a command outlives it, it has no network, and no mount of it is seen outside.
@@ -80,7 +82,7 @@ class Root:
         return done.stdout
 
     def changed(self) -> set[str]:
-        """All paths that differ from the Debian that it was: files that are new, or others, or gone, and new directories."""
+        """All paths that differ from the original Debian: new, changed and removed ones."""
         upper = self.folder / "upper"
         paths = (path.relative_to(upper) for path in upper.rglob("*"))
         return {

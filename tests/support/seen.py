@@ -13,7 +13,7 @@ import batchd_client
 
 
 class Seen(NamedTuple):
-    """One batch as a trainer got it: where it stands, which samples it holds, and a digest of all its bytes."""
+    """One batch of a trainer: its position, its samples, and a digest of all its bytes."""
 
     epoch: int
     step: int

@@ -1,4 +1,4 @@
-"""Configurations for daemons of tests: small streams over small photographs, written as TOML. For tests of processes."""
+"""Configurations for tests of processes: small streams over small photographs, as TOML."""
 
 import json
 from pathlib import Path

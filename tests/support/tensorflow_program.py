@@ -19,7 +19,7 @@ FIELDS = ("index", "label")
 
 
 def half_read(address):
-    """A data set of which two batches have reached the loop, and more are under way, of an epoch that does not end soon."""
+    """A data set in mid-epoch: the loop has two batches, and more are in flight."""
     from batchd_client.tensorflow import dataset  # noqa: PLC0415  not every program here has it
 
     iterator = iter(dataset(batchd_client.connect(address).stream("photos")).repeat().prefetch(4))
@@ -33,7 +33,7 @@ def exit_half_read(address):
 
 
 def exit_with_it_at_the_top(address):
-    """With the iterator in a variable of the module, as scripts without functions have it, and where nothing reads ahead."""
+    """With the iterator in a module's variable, as in plain scripts, and without prefetching."""
     from batchd_client.tensorflow import dataset  # noqa: PLC0415
 
     globals()["iterator"] = iterator = iter(dataset(batchd_client.connect(address).stream("photos")))

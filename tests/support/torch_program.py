@@ -51,7 +51,7 @@ def wait_for_interrupt(address):
 
 
 def fork_and_go_on(address):
-    """A child that is forked in the middle has the parent's loader, cannot use it, and disturbs nobody."""
+    """A forked child has the parent's loader, cannot use it, and disturbs no process."""
     loader = BatchdLoader("photos", address=address, as_dict=True)
     iterator = iter(loader)
     numbers = next(iterator)["index"].tolist()
@@ -84,7 +84,7 @@ def read_in_a_worker(address, context):
 
 
 def train_as_a_rank(address, checkpoint, epochs, die_at):
-    """One rank of a job under torchrun: read, agree with the others after each batch, save where all are; or die."""
+    """One rank under torchrun: read, synchronise, save at the same step; or die."""
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     file = Path(checkpoint)

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_S = 240.0
-"""Tells what hangs from what is slow, and nothing else: far above what anything here takes on a machine with much else to do. Who
-waits for what has to come waits for this long, and only a broken test does."""
+"""Bound of every wait: far above any duration on a loaded machine, so only a hang reaches it."""
 PAUSE_S = (0.0005, 0.1)
-"""Between two questions, at least and at most. In between it is a tenth of the time waited so far: to ask may take a process or a
-connection, and what is waited for needs the processor too."""
+"""Least and longest pause between two checks.
+
+In between, a pause is a tenth of the time waited so far: a check may need a process or a
+connection, and takes processor time from the awaited thing.
+"""
 REMOTE_PAUSE_S = 0.1
 """Between questions to a daemon over TCP."""
 

@@ -50,7 +50,7 @@ def test_what_makes_no_sense_is_refused_with_its_numbers(asked, code, words):
     "asked", ["x" * TEXT_CHARACTERS_MAX, "\U0010ffff" * TEXT_CHARACTERS_MAX, "\0" * TEXT_CHARACTERS_MAX]
 )
 def test_a_refusal_can_be_read_whatever_was_asked_for(asked):
-    """The longest name that the wire lets in is not sent back whole, with every character written out."""
+    """The longest name on the wire is not sent back whole, with every character escaped."""
     served = [f"{number:064}" for number in range(STREAMS_MAX)]
     code, text = unknown_stream(asked, served)
     TO_TRAINER.decode(Refused(1, 0, code, text).encode())
@@ -99,7 +99,10 @@ def test_each_trainer_needs_two_slots():
 
 @pytest.mark.parametrize("slots_max", [4, 6, 8, 12])
 def test_a_trainer_that_reads_on_leaves_room_for_as_many_as_there_can_be(slots_max):
-    """However far it might read ahead: batches that are ready are handed out only while a newcomer still finds two slots."""
+    """However far it might read ahead.
+
+    Batches that are ready are handed out only while a newcomer still finds two slots.
+    """
     world = world_of(slots_max=slots_max, window=64, samples=600)
     for session in range(1, slots_max // 2 + 1):
         assert pick(act.AdmitSubscription, world.subscribe(session=session))
@@ -110,7 +113,7 @@ def test_a_trainer_that_reads_on_leaves_room_for_as_many_as_there_can_be(slots_m
 
 
 def test_a_batch_kept_for_a_newcomer_comes_when_it_is_waited_for():
-    """Holding all that was handed out, the trainer gets the next one as soon as it stands still for it."""
+    """While it holds all its batches, the trainer gets the next one as soon as it waits."""
     world = world_of(slots_max=4, window=4)
     world.subscribe(session=1)
     world.fill_all()
@@ -133,7 +136,7 @@ def test_a_batch_kept_for_a_newcomer_comes_when_others_have_given_back_theirs():
 
 
 def test_batches_that_others_hold_stand_in_the_way():
-    """A trainer that keeps seven of eight slots leaves no two for another, who is told how many are taken."""
+    """A trainer with seven of eight slots leaves too few for another, which gets the numbers."""
     world = world_of(window=1)
     world.subscribe(session=1)
     while len(world.trainers[1].leases) < 7:

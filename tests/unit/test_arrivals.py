@@ -1,4 +1,7 @@
-"""Batches that come as bytes, in parts, over several connections: cut on one side, put together on the other."""
+"""Batches that come as bytes, in parts, over several connections.
+
+Cut on one side, put together on the other.
+"""
 
 import pytest
 from hypothesis import given
@@ -80,7 +83,7 @@ def test_parts_of_one_batch_go_into_one_buffer_and_those_of_another_elsewhere():
     ],
 )
 def test_parts_that_nobody_waits_for_are_refused(came, comes):
-    """Twice the same, of another batch than its first, before or far beyond what is due, or more than there can be."""
+    """Repeated, of another batch, before or far beyond the due one, or too many."""
     arrivals = Arrivals(LAYOUT.slot_bytes)
     arrive(arrivals, *came)
 

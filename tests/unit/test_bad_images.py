@@ -1,4 +1,7 @@
-"""Bytes that are no whole image: one typed outcome each, with a reason, and never a pixel of another sample."""
+"""Bytes that are no whole image.
+
+One typed outcome each, with a reason, and never a pixel of another sample.
+"""
 
 import re
 
@@ -102,7 +105,10 @@ def test_each_bad_file_has_its_reason(data, reason, marked):
 
 
 def test_scans_are_counted_up_to_the_end_of_the_image_alone():
-    """A video or further pictures behind it have bytes that look like scans; a comment between two scans hides none."""
+    """A video or further pictures behind it have bytes that look like scans.
+
+    A comment between two scans hides none.
+    """
     data = progressive_jpeg(IMAGE)
     hidden = jpeg_with_scans(IMAGE, JPEG_SCANS_MAX)
     second = hidden.index(b"\xff\xda", hidden.index(b"\xff\xda") + 2)
@@ -117,7 +123,7 @@ def test_scans_are_counted_up_to_the_end_of_the_image_alone():
 
 
 def test_a_hundred_bytes_cannot_make_a_decoder_allocate_gigabytes():
-    """The files of the limits are as small as they are said to be, and are refused by their headers."""
+    """The files at the limits are as small as stated, and refused by their headers."""
     for data in (huge_jpeg_header(), huge_png_header()):
         assert len(data) == 100
         assert probe_image(memoryview(data))[1:3] == (65_500, 65_500)
@@ -184,7 +190,7 @@ def test_missing_bytes_in_the_middle_give_an_image_of_its_own_or_a_reason(name, 
 
 @pytest.mark.parametrize("name", ["png", "16-bit png", "palette png", "animated png"])
 def test_damage_under_a_right_checksum_gives_an_image_of_its_own_or_a_reason(name, marked):
-    """Whoever writes wrong pixels with right checksums gets wrong pixels, but none of another sample."""
+    """Wrong pixels with right checksums are served, but never those of another sample."""
     random = np.random.default_rng(2)
     data = FILES[name]
     outcomes = set()
@@ -243,7 +249,10 @@ def test_a_photo_with_a_large_preview_in_its_header_is_served():
 
 
 def test_a_bitmap_that_leaves_pixels_out_shows_none_of_another(marked):
-    """Run-length coded bitmaps and small first frames may skip pixels; those have the format's own background."""
+    """Run-length coded bitmaps and small first frames may skip pixels.
+
+    Those have the format's own background.
+    """
     palette = b"".join(bytes((shade, 0, 255 - shade, 0)) for shade in range(256))
     header = (96).to_bytes(4, "little") + (64).to_bytes(4, "little") + b"\1\0\x08\0\1\0\0\0" + b"\0" * 12
     start = b"BM" + b"\0" * 8 + (54 + 1024).to_bytes(4, "little") + (40).to_bytes(4, "little")

@@ -1,4 +1,7 @@
-"""Small files that announce large images: refused by what their bytes can hold, and what is left takes little memory."""
+"""Small files that announce large images.
+
+Refused by what their bytes can hold, and what is left takes little memory.
+"""
 
 import json
 import os
@@ -89,7 +92,7 @@ def test_the_rows_of_an_interlaced_png_are_those_of_its_seven_images():
 
 @pytest.mark.parametrize("side", [1, 2, 17, 300, 2040])
 def test_one_colour_in_lzw_is_what_its_bytes_are_believed_to_hold(side):
-    """The tightest file that there is passes, with less than a byte in twenty to spare where it is long."""
+    """The tightest valid file passes, with less than 5 % to spare if it is long."""
     data = bombs.flat_gif(side, side)
     header = probe_image(memoryview(data))
 
@@ -99,7 +102,10 @@ def test_one_colour_in_lzw_is_what_its_bytes_are_believed_to_hold(side):
 
 @pytest.mark.parametrize("pixel_bits", [1, 2, 4, 8])
 def test_an_empty_table_of_lzw_in_the_middle_never_helps(pixel_bits):
-    """So what one run of codes holds is an upper bound for any number of them; what a block says of its length is a byte more."""
+    """So what one run of codes holds is an upper bound for any number of them.
+
+    What a block says of its length is a byte more.
+    """
     held = [lzw_pixels_max(pixel_bits, count) for count in range(3001)]
     for first in range(0, 3000, 37):
         assert all(held[first] + held[other] <= held[first + other + 1] for other in range(3000 - first))
@@ -107,7 +113,7 @@ def test_an_empty_table_of_lzw_in_the_middle_never_helps(pixel_bits):
 
 
 def test_every_block_of_a_jpeg_counts_in_each_of_its_components():
-    """Halves of blocks as well, and a component that has a quarter of the samples has a quarter of the blocks."""
+    """Half blocks, too; a component with a quarter of the samples has a quarter of the blocks."""
     assert jpeg_blocks(16, 16, [(1, 1)]) == 4
     assert jpeg_blocks(17, 16, [(2, 2), (1, 1), (1, 1)]) == 6 + 2 + 2
     assert jpeg_blocks(32, 32, [(4, 1), (1, 4)]) == 4 + 4
@@ -115,7 +121,7 @@ def test_every_block_of_a_jpeg_counts_in_each_of_its_components():
 
 
 def flat_files() -> Iterable[tuple[str, bytes]]:
-    """Images of one colour as OpenCV and libjpeg-turbo write them at their best, of the sizes that cameras and screens have."""
+    """Images of one colour by OpenCV and libjpeg-turbo, in the sizes of cameras and screens."""
     for height, width in [(480, 640), (1080, 1920), (2000, 2100)]:
         grey = np.full((height, width), 119, np.uint8)
         image = np.dstack([grey] * 3)
@@ -191,7 +197,10 @@ def test_what_is_believed_of_pixels_that_take_no_bits_is_exact(bomb):
 
 
 def test_decoding_takes_no_more_memory_than_the_limit_of_pixels_allows():
-    """Coefficients of a progressive JPEG count, and what WebP and GIF hold; a crop of a baseline JPEG takes next to none."""
+    """Coefficients of a progressive JPEG count, and what WebP and GIF hold.
+
+    A crop of a baseline JPEG takes next to none.
+    """
     image = photo(100, 100)
     whole = [Decode(max_pixels=10_000, scale="off"), Resize(size=(100, 100))]
     for data in (encode(image, ".gif"), encode(image, ".webp"), jpeg_of(image, "444", is_progressive=True)):
@@ -230,7 +239,7 @@ def largest_files():
 
 
 def test_no_file_of_4_kib_takes_more_than_64_mb(tmp_path):
-    """The largest image that is believed of so few bytes, in every format, decoded in a process of its own."""
+    """The largest accepted image of so few bytes, in every format, decoded in its own process."""
     for name, data in largest_files():
         assert len(data) <= 1.05 * SMALL_FILE_BYTES
         (tmp_path / name).write_bytes(data)
@@ -252,7 +261,10 @@ def mutated(random, data):
 
 
 def throw_bombs(folder, seed, count):
-    """Write files of up to 4 KiB that announce all sizes and are broken in some places; decode them; check what they took."""
+    """Write files of up to 4 KiB that announce all sizes and are broken in some places.
+
+    Decode them; check what they took.
+    """
     random = np.random.default_rng(seed)
     makers = [
         *BOMBS,

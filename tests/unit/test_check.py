@@ -1,4 +1,7 @@
-"""`batchd check` in one round: all that is wrong, each at its own line, and nothing that only follows from something else."""
+"""`batchd check` in one round.
+
+All that is wrong, each at its own line, and nothing that only follows from something else.
+"""
 
 import re
 from collections.abc import Callable
@@ -156,7 +159,10 @@ def test_a_field_that_a_step_took_away_is_told_with_that_step(check: Checker) ->
 
 
 def test_parts_of_a_source_are_told_by_themselves(check: Checker) -> None:
-    """At their own lines; the columns are those of a part that is right, so steps are looked at, too."""
+    """At their own lines.
+
+    The columns are those of a part that is right, so steps are looked at, too.
+    """
     told = check(
         """[streams.a]
 batch_size = 4

@@ -1,4 +1,7 @@
-"""The command line without a daemon: overview, `batchd config`, `batchd check`, and how errors leave it."""
+"""The command line without a daemon.
+
+Overview, `batchd config`, `batchd check`, and how errors leave it.
+"""
 
 import json
 import subprocess
@@ -185,7 +188,10 @@ def test_check_counts_the_memory_of_caches(config_file: Path) -> None:
 
 
 def test_check_takes_batchd_toml_by_itself(config_file: Path) -> None:
-    """In the folder of the file, no argument is needed; the printed file passes but for its data."""
+    """In the folder of the file, no argument is needed.
+
+    The printed file passes but for its data.
+    """
     assert run("check").exit_code == 0
     config_file.write_text(annotated_toml())
     assert run("check", "--set", "streams.photos.source.path=photos", "--set", "daemon.runtime_dir=run").exit_code == 0
@@ -194,7 +200,7 @@ def test_check_takes_batchd_toml_by_itself(config_file: Path) -> None:
 def test_check_says_everything_that_is_wrong_with_a_valid_tree(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sources that are not there, steps without sense, memory and runtime directory, in one run with lines."""
+    """Missing sources, invalid steps, memory and runtime directory, in one run with lines."""
     rmtree(config_file.parent / "photos")
     (config_file.parent / "list.txt").unlink()
     text = CONFIG.replace('{ op = "layout" } ]', '{ op = "layout" }, { op = "random_flip" } ]')

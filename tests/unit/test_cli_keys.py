@@ -40,7 +40,10 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 
 
 def test_a_new_key_is_printed_and_its_use_is_explained(folder: Path) -> None:
-    """Standard output is the file and nothing else; the hint stands on standard error and has no secret."""
+    """Standard output is the file and nothing else.
+
+    The hint stands on standard error and has no secret.
+    """
     result = run("new", "--name", "gpu-7", "--keys-dir", "keys", "--stream", "photos", "--stream", "val")
 
     file = folder / "conn.key"
@@ -157,7 +160,10 @@ def test_a_key_is_revoked_by_its_name(folder: Path, capsys: pytest.CaptureFixtur
 def test_the_directory_is_the_nearest_that_is_named(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Option, environment, configuration (batchd.toml by itself), the usual one; two options at once are a mistake."""
+    """Option, environment, configuration (batchd.toml by itself), the usual one.
+
+    Two options at once are a mistake.
+    """
 
     def place(*arguments: str) -> str:
         return run("list", *arguments).stdout.split()[3].rstrip(";")

@@ -117,7 +117,7 @@ def test_the_batch_at_a_position_is_drawn(tmp_path) -> None:
     ],
 )
 def test_values_are_shortened(value, text) -> None:
-    """Numbers, the beginning of arrays, and bytes as text where they are text and no orders to a terminal."""
+    """Numbers, starts of arrays, and bytes as text if they are text without control codes."""
     assert batch_table(PeekedBatch(0, 0, [], {"x": value}))[2] == text
 
 

@@ -97,7 +97,10 @@ def test_floating_point_images_are_stretched(dtype, order) -> None:
 
 
 def test_floating_point_images_of_one_value_each_are_told_apart() -> None:
-    """Numbers from 0 to 1 are drawn as they are; others within the range of the sheet, which may be none."""
+    """Numbers from 0 to 1 are drawn as they are.
+
+    Others within the range of the sheet, which may be none.
+    """
 
     def middles(*numbers: float) -> list[int]:
         images = np.stack([np.full((8, 8, 3), number, np.float32) for number in numbers])
@@ -111,7 +114,7 @@ def test_floating_point_images_of_one_value_each_are_told_apart() -> None:
 
 
 def test_proportions_are_kept() -> None:
-    """A wide image has background above and below, a high one at its sides, and a tiny one is not lost."""
+    """Wide images have bars above and below, high ones at the sides; tiny ones stay visible."""
     wide = tile(draw_sheet(batch_of(filled((0, 255, 0), 10, 40)[None]), is_bgr=False), 0, 1)
     high = tile(draw_sheet(batch_of(filled((0, 255, 0), 400, 100)[None]), is_bgr=False), 0, 1)
     line = tile(draw_sheet(batch_of(filled((0, 255, 0), 1, 1000)[None]), is_bgr=False), 0, 1)
@@ -156,7 +159,7 @@ def test_a_caption_is_drawn_under_its_image() -> None:
     ],
 )
 def test_a_caption_names_the_label_as_well_as_it_can(label, options, text) -> None:
-    """Number and name, in letters that the font has, no longer than the image is wide, and masked samples marked."""
+    """Number and name in the font's letters, not wider than the image; masked samples marked."""
     assert _caption(batch_of(filled((1, 1, 1))[None], [label], **options), 0) == text
 
 
@@ -216,7 +219,7 @@ def test_images_of_different_sizes_are_drawn_each_in_its_own(kind, channels_firs
 
 
 def test_images_are_known_by_their_shape() -> None:
-    """Colour or grey, channels first or last; "image" before the others, numbers and vectors not at all."""
+    """Colour or grey, channels first or last; "image" first, numbers and vectors never."""
     shapes = {
         "tokens": ((2, 9), np.uint8),
         "label": ((2,), np.int64),

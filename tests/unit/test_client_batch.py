@@ -1,4 +1,7 @@
-"""What a batch is, and how long its memory stays: leases follow the lifetime of Python's objects."""
+"""What a batch is, and how long its memory stays.
+
+Leases follow the lifetime of Python's objects.
+"""
 
 import gc
 import threading
@@ -121,7 +124,10 @@ def test_batch_that_nobody_keeps_goes_back_with_the_next_pull(batches, held) -> 
     ids=["batch", "array", "slice", "memoryview", "frombuffer", "view", "dlpack", "capsule"],
 )
 def test_lease_lives_as_long_as_anything_that_reads_its_memory(batches, held, keep) -> None:
-    """The batch itself may be gone; its last view ends the lease, and the next pull gives it back."""
+    """The batch itself may be gone.
+
+    Its last view ends the lease, and the next pull gives it back.
+    """
     kept = keep(next(batches))
     assert held() == [0]
 
@@ -242,7 +248,10 @@ def test_hoarding_is_an_error_that_tells_how_many_and_ends_with_a_release(batche
 
 
 def test_batches_outlive_the_connection(fake) -> None:
-    """The lifeline ends with the last lease, not with ``close``; until then the daemon writes nothing over them."""
+    """The lifeline ends with the last lease, not with ``close``.
+
+    Until then the daemon writes nothing over them.
+    """
     with batchd_client.connect(fake.address) as daemon:
         stream = daemon.stream("photos")
         array = next(iter(stream))["label"]

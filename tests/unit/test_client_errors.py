@@ -351,7 +351,10 @@ def test_stopped_stream_says_why_and_where_to_look(fake) -> None:
 
 
 def test_late_batch_is_an_error_with_all_that_is_known(fake) -> None:
-    """Which one, where, how long, what the daemon said last, and what the trainer holds; the next call waits on."""
+    """Which one, where, how long, what the daemon said last, and what the trainer holds.
+
+    The next call waits on.
+    """
     fake.grants_at_most = 1
     with batchd_client.connect(fake.address, batch_timeout_s=0.7) as daemon:
         batches = iter(daemon.stream("photos"))

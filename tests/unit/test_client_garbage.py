@@ -1,4 +1,7 @@
-"""Connections that become garbage in a reference cycle: they end by themselves, and the collection does, too."""
+"""Connections that become garbage in a reference cycle.
+
+They end by themselves, and the collection does, too.
+"""
 
 import gc
 from functools import partial
@@ -58,7 +61,7 @@ def test_producer_in_a_cycle_ends_with_it(fake, tie) -> None:
 
 
 def test_connection_that_the_collector_has_ended_says_so(fake) -> None:
-    """An object of the program may use it in its own end, which comes after that of the connection."""
+    """A program's object may use it in its own finaliser, which runs after the connection's."""
     said = []
 
     class Model:

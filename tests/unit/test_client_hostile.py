@@ -1,4 +1,7 @@
-"""A daemon that sends what no daemon sends: nothing of it reaches the user, and afterwards the stream goes on."""
+"""A daemon that sends what no daemon sends.
+
+Nothing of it reaches the user, and afterwards the stream goes on.
+"""
 
 import fcntl
 import os
@@ -110,7 +113,7 @@ def a_device(number: int, slot_bytes: int, _descriptor: int) -> tuple[int, int, 
     "share", [larger_memory, smaller_memory, honest_about_being_smaller, not_sealed, a_plain_file, a_device]
 )
 def test_memory_that_is_not_what_it_should_be_is_never_mapped(fake, daemon, share) -> None:
-    """Size and seals are asked from the kernel, so the daemon cannot take the memory away under a reader."""
+    """Size and seals come from the kernel, so the daemon cannot shrink a reader's memory."""
     daemon.status()
     before = descriptors()
     fake.alter_slot = share

@@ -1,4 +1,7 @@
-"""Interrupts, signal handlers and threads: whatever comes in between, no batch is lost and none comes twice."""
+"""Interrupts, signal handlers and threads.
+
+Whatever comes in between, no batch is lost and none comes twice.
+"""
 
 import gc
 import inspect
@@ -28,7 +31,7 @@ from support.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def _descriptors_lost_by_interrupts():
-    """Close what Python lost: an interrupt right after the kernel handed a descriptor over costs it, and nothing helps."""
+    """Close descriptors that an interrupt right after their receipt lost for Python."""
     yield
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -49,7 +52,10 @@ def daemon(fake):
 
 
 class Interrupter:
-    """Raises ``KeyboardInterrupt`` at the n-th place where Python would run a signal handler: on entry and after calls."""
+    """Raises ``KeyboardInterrupt`` at the n-th place where Python would run a signal handler.
+
+    On entry and after calls.
+    """
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -185,7 +191,10 @@ def test_interrupt_at_any_place_of_a_question_leaves_a_connection_that_works(dae
 
 
 def test_interrupted_waiting_goes_on_with_the_same_batch(fake, daemon) -> None:
-    """Ctrl-C while the daemon decodes: a real signal, at the one place where trainers stand for long."""
+    """Ctrl-C while the daemon decodes.
+
+    A real signal, at the one place where trainers stand for long.
+    """
     fake.grants_at_most = 0
     stream = daemon.stream("photos")
 
@@ -284,13 +293,19 @@ def life(request, fake):
 
 
 def possessions() -> list[int]:
-    """How many descriptors and threads this process has, those of libraries, too; without memory: see the fixture above."""
+    """How many descriptors and threads this process has, those of libraries, too.
+
+    Without memory: see the fixture above.
+    """
     descriptors = [name for name in descriptors_of("self").values() if "batchd-fake" not in name]
     return [len(descriptors), sum(1 for _ in Path("/proc/self/task").iterdir())]
 
 
 def nothing_more_than(before: list[int], place: str) -> None:
-    """Wait until the fake daemon has noticed the end, too, as it may not have ``before``; an exception may be in a cycle."""
+    """Wait until the fake daemon has noticed the end, too, as it may not have ``before``.
+
+    An exception may be in a cycle.
+    """
 
     def is_no_more() -> bool:
         now = possessions()
@@ -305,13 +320,19 @@ def nothing_more_than(before: list[int], place: str) -> None:
 LIFE_S = 0.008
 """How long the life of a connection takes, about."""
 SWALLOWED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-"""What is raised inside a finalizer goes no further; what an interrupt takes from its owner closes itself, and says so."""
+"""What is raised inside a finalizer goes no further.
+
+What an interrupt takes from its owner closes itself, and says so.
+"""
 
 
 @SWALLOWED
 @pytest.mark.slow
 def test_interrupt_at_any_place_of_connect_and_close_leaves_nothing_open(life) -> None:
-    """Neither contexts of ZeroMQ nor descriptors or threads: swept over every place, without a second call of anything."""
+    """Neither contexts of ZeroMQ nor descriptors or threads.
+
+    Swept over every place, without a second call of anything.
+    """
     life()
     before = possessions()
     place = 1
@@ -325,7 +346,10 @@ def test_interrupt_at_any_place_of_connect_and_close_leaves_nothing_open(life) -
 @SWALLOWED
 @pytest.mark.parametrize("moments", [50, pytest.param(500, marks=pytest.mark.slow)])
 def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life, moments: int) -> None:
-    """Real ones, also within system calls: ZeroMQ's threads end in one that a signal may cut off."""
+    """Real ones, also within system calls.
+
+    ZeroMQ's threads end in one that a signal may cut off.
+    """
     is_armed = False
 
     def interrupt(_number: int, _frame: object) -> None:

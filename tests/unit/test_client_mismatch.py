@@ -1,4 +1,7 @@
-"""What a trainer does with batches that are not what was written: counted by position, asked for again without haste."""
+"""What a trainer does with batches that are not what was written.
+
+Counted by position, asked for again without haste.
+"""
 
 import pytest
 
@@ -29,7 +32,10 @@ def daemon(fake):
 
 @pytest.fixture
 def pauses(monkeypatch, daemon):
-    """How long the trainer wanted to sleep, which takes no time; meanwhile the connection is used, as by another thread."""
+    """How long the trainer wanted to sleep, which takes no time.
+
+    Meanwhile the connection is used, as by another thread.
+    """
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:

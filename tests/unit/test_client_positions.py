@@ -52,7 +52,10 @@ def test_a_counter_expects_exactly_the_positions_that_are_counted_out(case) -> N
 
 @given(streams_and_ranks, st.integers(1, 6), st.data())
 def test_state_of_one_world_resumes_in_another_without_loss_or_repetition(case, other_world, data) -> None:
-    """All ranks stop after the same round; other ranks go on with exactly the steps that are left."""
+    """All ranks stop after the same round.
+
+    Other ranks go on with exactly the steps that are left.
+    """
     steps, world_size, _, base, _ = case
     stream = FakeStream(steps=steps)
     rounds = stream.rounds(base, world_size)

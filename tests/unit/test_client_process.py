@@ -31,7 +31,7 @@ def run_program(text: str, *arguments: str, mode: str = "dev") -> subprocess.Com
 
 
 def test_import_needs_numpy_zmq_and_msgpack_alone() -> None:
-    """So it is light in every trainer, safe from the server's dependencies, and may be followed by a fork."""
+    """So it is light, independent of the server's dependencies, and safe before a fork."""
     done = run_program(
         """
         import os, sys
@@ -265,7 +265,10 @@ def test_daemon_knows_the_program_by_its_name(fake, tmp_path) -> None:
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_program_that_may_start_no_thread_is_told_so(fake, threads) -> None:
-    """ZeroMQ would abort it. There is room in its address space for the stacks of so many threads; a connection needs two."""
+    """ZeroMQ would abort it.
+
+    There is room in its address space for the stacks of so many threads; a connection needs two.
+    """
     stack_bytes = 1 << 32
     done = subprocess.run(
         [

@@ -102,7 +102,10 @@ def test_epochs_bound_iteration_and_prefetch(daemon, fake) -> None:
 
 
 def test_the_end_of_a_loop_is_the_daemons_last_word_of_it(daemon, fake) -> None:
-    """The last batch goes back, and how long it was waited for is said; once, however often the loop is tried again."""
+    """The last batch goes back, and how long it was waited for is said.
+
+    Once, however often the loop is tried again.
+    """
     stream = daemon.stream("photos", epochs=1)
     for _ in range(3):
         positions(stream)

@@ -72,7 +72,10 @@ def test_a_ragged_field_is_a_list_of_arrays(stream) -> None:
 
 
 def test_a_ragged_field_is_also_one_array(stream) -> None:
-    """With where each sample begins and how long it is; or copied, without the room between them."""
+    """With where each sample begins and how long it is.
+
+    Or copied, without the room between them.
+    """
     batch = next(iter(stream))
 
     values, offsets, lengths = batch.ragged("tokens")
@@ -148,7 +151,10 @@ def test_schema_and_repr_tell_what_varies(stream) -> None:
     ],
 )
 def test_sizes_larger_than_the_room_are_never_believed(fake, stream, shapes, lengths, field) -> None:
-    """The batch says which field and row; its other fields can be read, and the next batch comes."""
+    """The batch says which field and row.
+
+    Its other fields can be read, and the next batch comes.
+    """
     fake.stream.shapes, fake.stream.lengths = shapes, lengths
     batches = iter(stream)
     for _ in range(9):  # those that were ready before

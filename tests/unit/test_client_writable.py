@@ -1,4 +1,7 @@
-"""Slots that are mapped writable, for devices: asked for in each session, and arrays over them are as read-only as ever."""
+"""Slots that are mapped writable, for devices.
+
+Asked for in each session, and arrays over them are as read-only as ever.
+"""
 
 import os
 

@@ -1,4 +1,7 @@
-"""What a shell offers after Tab: commands, options, streams; in the shells themselves, where they are installed."""
+"""What a shell offers after Tab: commands, options, streams.
+
+In the shells themselves, where they are installed.
+"""
 
 import os
 import shlex
@@ -37,7 +40,10 @@ TAB = {
     """,
     "fish": "source {script}; complete -C {line} | string split -f 1 \\t",
 }
-"""What stands for the key in each shell. Where zsh would draw what ``_describe`` and ``compadd`` are given, it is printed."""
+"""What stands for the key in each shell.
+
+Where zsh would draw what ``_describe`` and ``compadd`` are given, it is printed.
+"""
 
 
 def offered(*words: str, incomplete: str = "") -> list[str]:
@@ -48,7 +54,7 @@ def offered(*words: str, incomplete: str = "") -> list[str]:
 
 @pytest.fixture
 def batchd_on_path(tmp_path):
-    """An environment in which ``batchd`` is this interpreter's, as the scripts of shells call it."""
+    """An environment in which ``batchd`` is this interpreter's, for shells' scripts."""
     program = tmp_path / "bin" / "batchd"
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nfrom batchd.cli.main import main\nmain()\n")

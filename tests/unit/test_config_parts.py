@@ -1,4 +1,7 @@
-"""What the configuration is made with: lines of keys, amounts of memory, CPUs, the runtime directory."""
+"""What the configuration is made with.
+
+Lines of keys, amounts of memory, CPUs, the runtime directory.
+"""
 
 import json
 import tomllib
@@ -26,7 +29,7 @@ def paths_of(value: Any, path: KeyPath = ()) -> set[KeyPath]:
 
 @given(TREES, st.sampled_from(["", " ", "\n", " # ] } ,\n\t"]))
 def test_every_key_that_tomllib_reads_has_a_line(tree: dict[str, Any], separator: str) -> None:
-    """The lines are of the same keys that the values are of, whatever is in strings and comments."""
+    """Lines and values have the same keys, whatever strings and comments contain."""
     tables = {key: value for key, value in tree.items() if isinstance(value, dict)}
     plain = {key: value for key, value in tree.items() if key not in tables}
     text = "".join(f"{json.dumps(key)} = {written(value, separator)}\n" for key, value in plain.items())
@@ -116,7 +119,7 @@ V1 = "32 31 0:29 /docker/1 /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,
 def test_cpus_are_affinity_and_quota_whichever_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: tuple[str, str, dict[str, str]], cpus: int
 ) -> None:
-    """Both versions of control groups, limits of the groups above, containers that see only a part of the hierarchy."""
+    """Both versions of control groups, limits of parents, containers with a partial view."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
 
     assert available_cpus(fake_cgroup(tmp_path, *group)) == cpus

@@ -1,4 +1,7 @@
-"""Connections that are no sessions: counted, closed in time, and never anything else closed in their place."""
+"""Connections that are no sessions.
+
+Counted, closed in time, and never anything else closed in their place.
+"""
 
 import os
 import select

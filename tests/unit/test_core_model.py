@@ -1,4 +1,7 @@
-"""The core under random trainers, workers, failures and time; all is checked after every step, and in the end all go on."""
+"""The core under random trainers, workers, failures and time.
+
+All is checked after every step, and in the end all go on.
+"""
 
 import dataclasses
 
@@ -38,7 +41,10 @@ specs = st.fixed_dictionaries(
 
 
 class CoreMachine(RuleBasedStateMachine):
-    """Trainers pull, hoard, come and go; workers fill, die and hang; memory runs out; samples are bad, or deadly."""
+    """Trainers pull, hoard, come and go.
+
+    Workers fill, die and hang; memory runs out; samples are bad, or deadly.
+    """
 
     @initialize(
         chosen=st.lists(specs, min_size=1, max_size=3),
@@ -67,7 +73,10 @@ class CoreMachine(RuleBasedStateMachine):
                 self._pull(self._trainer(who), what, waiting=who % 3 == 0)
 
     def _pull(self, trainer: Trainer, what: int, *, waiting: bool) -> None:
-        """Mostly like a good trainer; now and then one that does not wait, hoards, or takes batches one at a time."""
+        """Mostly like a good trainer.
+
+        Now and then one that does not wait, hoards, or takes batches one at a time.
+        """
         if what == 5:
             self.world.pull(trainer.number, consume=1, release=1, waiting=waiting)
         elif what == 6:
@@ -122,7 +131,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.trainers)
     @rule(who=st.integers(0, 9), epoch=st.integers(3, 9), number=st.integers(1, 3))
     def start_elsewhere(self, who, epoch, number):
-        """A trainer goes while its batches are being filled, and others come at once who want different ones."""
+        """A trainer leaves while its batches are filled, and others want different ones."""
         trainer = self._trainer(who)
         if not trainer.ended:
             self.world.end(trainer.number)
@@ -250,7 +259,10 @@ class CoreMachine(RuleBasedStateMachine):
         return [number for number, worker in self.world.workers.items() if worker.orders]
 
     def _work(self, number: int, *, with_note: bool, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> None:
-        """Carry out the oldest order of a worker; a deadly sample ends it, unless it is known not to be touched."""
+        """Carry out the oldest order of a worker.
+
+        A deadly sample ends it, unless it is known not to be touched.
+        """
         order = self.world.workers[number].orders[0]
         for row, sample in enumerate(self.world.samples(order), order.first):
             key = (order.stream, sample)
@@ -297,7 +309,10 @@ class CoreMachine(RuleBasedStateMachine):
         return is_too_far_ahead(delivery, delivery.subscriptions[trainer.number])
 
     def _all_take_a_turn(self, live: list[Trainer], turn: int) -> None:
-        """Live trainers hold one batch and wait for the next; the others stand still with what they hold."""
+        """Live trainers hold one batch and wait for the next.
+
+        The others stand still with what they hold.
+        """
         self.world.now += 0.6
         self.world.do(ev.Ticked())
         while self.world.losses:

@@ -1,4 +1,7 @@
-"""Courses against a model that deals batches out by hand: every world size, every start, shared and dropped last rounds."""
+"""Courses against a model that deals batches out by hand.
+
+Every world size, every start, shared and dropped last rounds.
+"""
 
 from collections import Counter
 from itertools import islice, product
@@ -33,7 +36,10 @@ def read(course: Course) -> list[Share]:
 
 
 def rows_read(plan: Plan, shares: list[Share]) -> Counter[tuple[Position, int]]:
-    """How often each row was read; where more ranks than rows share a batch, only that each was, and nobody got none."""
+    """How often each row was read.
+
+    Where more ranks than rows share a batch, only that each was, and nobody got none.
+    """
     readers = Counter(share.position for share in shares)
     counts = Counter((share.position, share.first + row) for share in shares for row in range(share.rows))
     assert all(share.rows for share in shares)
@@ -71,7 +77,7 @@ def test_sequence_of_is_the_inverse_of_at(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_all_ranks_get_equally_many_batches(plan):
-    """In a first epoch begun anywhere, and in whole ones, as ``first_rounds`` and ``rounds`` say."""
+    """In a partial first epoch and in whole ones, by ``first_rounds`` and ``rounds``."""
     for world_size in WORLD_SIZES:
         for base in range(plan.steps + 1):
             both = courses(plan, world_size, base, epoch=1, end_epoch=3)
@@ -84,7 +90,10 @@ def test_all_ranks_get_equally_many_batches(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_ranks_together_read_every_sample_exactly_once(plan):
-    """Also where the last round has fewer batches than ranks; only ``drop_last`` leaves out that round."""
+    """Also where the last round has fewer batches than ranks.
+
+    Only ``drop_last`` leaves out that round.
+    """
     for world_size in WORLD_SIZES:
         ranks = courses(plan, world_size, end_epoch=1)
         if ranks[0].rounds == 0:
@@ -96,7 +105,7 @@ def test_ranks_together_read_every_sample_exactly_once(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_resuming_at_any_round_with_another_world_size_loses_and_repeats_nothing(plan):
-    """What the first ranks read before they stopped and the new ones after is the epoch, each sample once."""
+    """The batches of the former ranks and of the new ones make the epoch, each sample once."""
     for before, after in product(WORLD_SIZES, WORLD_SIZES):
         for rounds in range(plan.steps // before + 1):
             base = rounds * before

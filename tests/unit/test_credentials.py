@@ -76,7 +76,7 @@ def test_a_copy_under_a_wrong_name_lets_nobody_in(credentials: CredentialKeys) -
 
 
 def test_the_group_may_read_and_others_may_not(credentials: CredentialKeys) -> None:
-    """Newer systemds grant the service its copies by access lists, which show as the group's bits."""
+    """Newer systemds grant credentials by access lists, which show as the group's bits."""
     secret = credentials.path / "keys_daemon.key"
     secret.chmod(0o440)
     assert credentials.daemon_key() is not None

@@ -1,4 +1,4 @@
-"""Where a pipeline is cut for a cache of decoded samples, and that nobody can tell which samples came out of it."""
+"""The cut of a pipeline for a cache of decoded samples, and equal bytes with it."""
 
 import re
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_cut_is_told_what_helps(steps, text):
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("kind", ["jpeg", "large", "exif", "png"])
 def test_nobody_can_tell_what_came_out_of_a_cache(name, kind):
-    """Each epoch has the same bytes from pixels that were just made and from those that were kept."""
+    """Each epoch has the same bytes from new pixels and from cached ones."""
     steps = PIPELINES[name]
     image = photo(480, 600) if kind == "large" else photo(120, 150)
     data = {"png": lambda: encode(image, ".png"), "exif": lambda: jpeg_with_exif(jpeg(image), 6)}.get(

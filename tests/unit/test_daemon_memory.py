@@ -113,7 +113,7 @@ def test_memory_that_others_give_back_is_waited_for(monkeypatch: pytest.MonkeyPa
     ids=["can never come", "does not come", "is there"],
 )
 def test_memory_is_not_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch, looks, limit, left) -> None:
-    """More than there is at all is refused at the first look, and what does not come after a while."""
+    """A size beyond the machine is refused at once, one that does not become free later."""
     giving = Giving(monkeypatch, *looks, limit=limit)
     monkeypatch.setattr(available, "MEMORY_WAIT_S", 0.01)
     problem = wait_for_memory(4 * GIBIBYTE, giving.told.append)
@@ -138,7 +138,10 @@ def test_those_who_have_slots_mapped_are_named(tmp_path: Path) -> None:
 
 
 def test_names_of_any_bytes_hide_no_holder(tmp_path: Path) -> None:
-    """Of files that a process has mapped, and of the process: no UTF-8, and characters that end a line for Python alone."""
+    """Of files that a process has mapped, and of the process.
+
+    No UTF-8, and characters that end a line for Python alone.
+    """
     line = b"7f0000000000-7f0000003000 r--s 00000000 00:01 7 /%b\n"
     for pid, comm in ((7, b"tr\xffin\n"), (8, b"a\x85b\n")):
         (tmp_path / str(pid)).mkdir()
@@ -217,7 +220,10 @@ def test_a_limit_of_version_1_counts(machine) -> None:
 
 
 def test_in_a_container_the_visible_root_counts(machine) -> None:
-    """The path is the host's, which is not mounted; the container's own limit is at the root of what is."""
+    """The path is the host's, which is not mounted.
+
+    The container's own limit is at the root of what is.
+    """
     machine.belongs_to("0::/docker/0123456789abcdef")
     machine.limit("", 2 * GIBIBYTE, GIBIBYTE // 2)
     assert machine.available == 3 * GIBIBYTE // 2
@@ -243,7 +249,10 @@ def test_a_group_over_its_limit_has_nothing_left(machine) -> None:
 
 
 def test_cached_files_are_not_in_the_way(machine) -> None:
-    """Reading images fills a group with cache that is given up on demand; shared memory is none of it."""
+    """Reading images fills a group with cache that is given up on demand.
+
+    Shared memory is none of it.
+    """
     cached = f"anon {GIBIBYTE}\nfile {7 * GIBIBYTE}\nshmem {GIBIBYTE}\ninactive_file {4 * GIBIBYTE}\nactive_file {2 * GIBIBYTE}"
     machine.limit("", 8 * GIBIBYTE, 8 * GIBIBYTE, cached)
     assert machine.available == 6 * GIBIBYTE
@@ -395,7 +404,10 @@ def test_the_trainers_descriptor_cannot_be_written_or_mapped_for_writing(memory)
 
 
 def test_a_writable_descriptor_for_a_trainer_changes_neither_the_slots_size_nor_our_own_descriptor(memory) -> None:
-    """It maps writable, and what it does to its flags is its own affair: headers stand where they belong afterwards."""
+    """It maps writable, and what it does to its flags is its own affair.
+
+    Headers stand where they belong afterwards.
+    """
     memory.create(1, SLOT_BYTES)
     theirs = memory.writable_anew(1)
     try:
@@ -419,7 +431,10 @@ def test_a_writable_descriptor_for_a_trainer_changes_neither_the_slots_size_nor_
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as another user")
 @pytest.mark.parametrize(("mode", "may"), [(0o600, False), (0o666, True)])
 def test_another_user_cannot_open_his_descriptor_again_for_writing(memory, mode, may) -> None:
-    """Through /proc he could, were it not for the mode: the second case shows that nothing else stops him."""
+    """Through /proc he could, were it not for the mode.
+
+    The second case shows that nothing else stops him.
+    """
     memory.create(1, SLOT_BYTES)
     os.fchmod(memory.writable(1), mode) if may else None
     readable = memory.readable(1)

@@ -1,4 +1,7 @@
-"""Photographs with damage inside of their image data: what libjpeg warns of is a bad sample, whatever decodes it."""
+"""Photographs with damage inside of their image data.
+
+What libjpeg warns of is a bad sample, whatever decodes it.
+"""
 
 import numpy as np
 import pytest
@@ -66,7 +69,7 @@ def outcome(data):
 @needs_extension
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_libjpeg_warns_of_is_a_bad_sample_on_every_path(kind, monkeypatch):
-    """Sixty photographs: of each that is served, no byte of a scan was left over, and both decoders that tell agree."""
+    """Sixty photographs: served ones leave no byte of a scan, and both decoders agree."""
     random = np.random.default_rng(4)
     files = [damaged(KINDS[kind](photo(HEIGHT, WIDTH, number)), random) for number in range(PHOTOS)]
     warned = [warning(data) for data in files]
@@ -87,7 +90,7 @@ PATHS = {"boxes": (), "simplejpeg": ("IS_BUILT",), "cv2": ("IS_BUILT", "simplejp
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_that_belong_to_no_scan_are_harmless(path, kind, monkeypatch):
-    """Behind the end, as fill bytes in front of any marker, between the segments of the header (which simplejpeg refuses)."""
+    """Behind the end, as fill bytes before markers, between the header's segments."""
     data = KINDS[kind](photo(HEIGHT, WIDTH))
     for name in PATHS[path]:
         monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
@@ -112,7 +115,10 @@ PADDED = KINDS | {
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", PADDED)
 def test_padding_behind_the_last_block_is_harmless(path, kind, monkeypatch):
-    """Webcams and cameras write zeros, or fill bytes, in front of the end; trailers and previews do not matter."""
+    """Webcams and cameras write zeros, or fill bytes, in front of the end.
+
+    Trailers and previews do not matter.
+    """
     data = PADDED[kind](photo(HEIGHT, WIDTH))
     for name in PATHS[path]:
         monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)

@@ -1,4 +1,4 @@
-"""Every variant of an image that is whole decodes to the right pixels, by either decoder, with one policy for EXIF."""
+"""Every whole variant decodes to the right pixels, by both decoders, with one EXIF policy."""
 
 import os
 import subprocess
@@ -104,7 +104,10 @@ def test_grey_images_become_grey_colours():
 
 
 def test_inks_become_colours():
-    """CMYK and YCCK with Adobe's inverted inks: the colour times the light that black lets through."""
+    """CMYK and YCCK with Adobe's inverted inks.
+
+    The colour times the light that black lets through.
+    """
     colors = corners()
     light = colors.max(axis=2, keepdims=True)
     inks = np.concatenate([(colors.astype(int) * 255 // light).astype(np.uint8), light], axis=2)
@@ -152,7 +155,10 @@ def test_orientation_is_left_alone_where_that_is_wanted(orientation):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("color", ["rgb", "bgr", "gray"])
 def test_all_jpeg_decoders_give_the_same_bytes(orientation, color, monkeypatch):
-    """At every scale, in every colour order, for every orientation: a machine with one of them alone sees the same batches."""
+    """At every scale, in every colour order, for every orientation.
+
+    A machine with one of them alone sees the same batches.
+    """
     data = jpeg_with_exif(jpeg(stored_as(photo(203, 305), orientation)), orientation)
     sizes = [(203, 305), (100, 150), (50, 70), (20, 30)]
     pipelines = [[Decode(color=color), Resize(size=size)] for size in sizes]
@@ -166,7 +172,7 @@ def test_all_jpeg_decoders_give_the_same_bytes(orientation, color, monkeypatch):
 
 @pytest.mark.usefixtures("without_simplejpeg")
 def test_without_simplejpeg_whole_and_truncated_jpegs_are_still_told_apart():
-    """The fallback serves the same images, refuses the same truncated ones, and says that it is alone."""
+    """The fallback serves the same images, refuses the same truncated ones, and logs that."""
     data = jpeg(corners())
 
     assert close(run_once(UPRIGHT_64_96, data), corners())
@@ -190,7 +196,7 @@ def test_a_smaller_scale_is_the_mean_of_what_it_replaces(factor):
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 3), (7, 9)])
 def test_the_smallest_images_are_decoded_exactly(size):
-    """Although simplejpeg takes the smallest scale that gives the wanted size, and tiny sizes round up to themselves."""
+    """Although simplejpeg picks the smallest sufficient scale, and tiny sizes round up."""
     data = jpeg(photo(*size), subsampling="444")
     reference = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
 
@@ -198,7 +204,10 @@ def test_the_smallest_images_are_decoded_exactly(size):
 
 
 def test_an_unusual_tag_means_upright():
-    """No tag, a tag of another type, a number that is no orientation, a directory that ends early: never an error."""
+    """No tag, a tag of another type, a number that is no orientation, a directory that ends early.
+
+    Never an error.
+    """
     blocks = [
         b"",
         b"II",
@@ -224,7 +233,7 @@ def test_the_first_exif_block_counts():
 
 
 def test_cv2_is_set_up_whatever_the_environment_says():
-    """One thread, no messages of its own, and the limit that the configuration speaks of, although cv2 reads it elsewhere."""
+    """One thread, no messages, and the configured limit, which cv2 reads elsewhere."""
     code = (
         "from batchd.pipeline.image.vision import cv2; import numpy as np;"
         "png = cv2.imencode('.png', np.full((64, 96, 3), 9, np.uint8))[1];"

@@ -1,4 +1,7 @@
-"""From claim to release: what one event makes the daemon do. Every event is followed by a look at all invariants."""
+"""From claim to release: what one event makes the daemon do.
+
+Every event is followed by a look at all invariants.
+"""
 
 import pytest
 
@@ -157,7 +160,10 @@ def test_an_overtaken_pull_takes_nothing_back():
 
 
 def test_mirror_trainers_read_the_same_slot():
-    """One order, one commit, two leases of the same generation; the slot is free when both are back."""
+    """One order, one commit, two leases of the same generation.
+
+    The slot is free when both are back.
+    """
     world = world_of(window=1)
     world.subscribe(session=1)
     assert pick(act.OrderChunk, world.subscribe(session=2)) == []
@@ -192,7 +198,10 @@ def test_an_ended_subscription_keeps_what_it_reads_and_gives_back_what_it_has_no
 
 
 def test_a_dead_trainer_gives_everything_back():
-    """All subscriptions of its session, whatever they hold, claim or wait for; others keep theirs."""
+    """All subscriptions of its session, whatever they hold, claim or wait for.
+
+    Others keep theirs.
+    """
     world = world_of(window=1)
     world.subscribe(session=1)
     world.subscribe(session=1)

@@ -1,4 +1,7 @@
-"""What a trainer is told of whatever else may listen where it looks for a daemon: each has its own hint, and none is final."""
+"""What a trainer is told of whatever else may listen where it looks for a daemon.
+
+Each has its own hint, and none is final.
+"""
 
 import socket
 import threading
@@ -28,7 +31,10 @@ def sockets() -> Iterator[Sockets]:
 
 @contextmanager
 def listening(behave: Callable[[socket.socket, int], None]) -> Iterator[TcpAddress]:
-    """Listen, and let ``behave`` have each connection and its number; it hangs up where that returns."""
+    """Listen, and let ``behave`` have each connection and its number.
+
+    It hangs up where that returns.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

@@ -1,4 +1,4 @@
-"""A cache on disk: what comes out is what went in, also after a restart, and whatever happens to the file is no error."""
+"""A cache on disk returns what was stored, after a restart, too; a bad file is no error."""
 
 import errno
 import mmap
@@ -219,7 +219,7 @@ def test_a_file_that_cannot_be_opened_any_more_is_read_and_not_written(opened, m
 
 
 def test_an_entry_without_its_record_is_not_there(opened):
-    """As after a power cut: it names zeros, another sample, a place behind the end, or one in the index."""
+    """As after a power cut: it names zeros, another sample, or a place beyond the end."""
     opened.daemon()
     keep(opened.worker(), 1)
     place, end = place_of(opened.path, 1), opened.path.stat().st_size
@@ -250,7 +250,10 @@ def test_a_file_that_begins_otherwise_is_begun_anew(opened, damage):
 
 
 def test_records_of_another_cache_are_none_of_this(opened):
-    """Though they lie where this one's would: on a disk the blocks of a file that is gone may come back."""
+    """Though they lie where this one's would.
+
+    On a disk the blocks of a file that is gone may come back.
+    """
     opened.daemon()
     keep(opened.worker(), 1)
     opened.close()
@@ -270,7 +273,10 @@ def test_records_of_another_cache_are_none_of_this(opened):
 
 
 def test_two_daemons_do_not_fill_one_file(opened):
-    """The second is told so, and another cache of the same folder is no matter. A worker that is left over holds no lock."""
+    """The second is told so, and another cache of the same folder is no matter.
+
+    A worker that is left over holds no lock.
+    """
     first = opened.daemon()
     opened.worker()
     with pytest.raises(CacheUnusable, match=r"another daemon fills .*: give one of them another cache_dir"):
@@ -298,7 +304,10 @@ def test_what_is_not_ours_alone_is_not_used(opened, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_file_of_another_user_is_said_to_be_his(opened):
-    """By the daemon, and by a check that another user than the daemon's makes: it may be quite right."""
+    """By the daemon, and by a check that another user than the daemon's makes.
+
+    It may be quite right.
+    """
     opened.daemon()
     opened.close()
     os.chown(opened.path, 12345, -1)
@@ -387,7 +396,10 @@ def test_nobody_can_cut_the_index_short(opened):
 )
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_damaged_a_sample_is_right_or_absent(damage):
-    """Bits, pages and the end of the file, in its header, its index and its records; while it is open, and after a restart."""
+    """Bits, pages and the end of the file, in its header, its index and its records.
+
+    While it is open, and after a restart.
+    """
     with TemporaryDirectory() as folder:
         opened = Opened(folder)
         opened.daemon()

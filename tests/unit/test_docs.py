@@ -1,4 +1,7 @@
-"""What stands in Markdown is so: links, commands, configurations and programs; and pages that are made are current."""
+"""What stands in Markdown is so: links, commands, configurations and programs.
+
+And pages that are made are current.
+"""
 
 import ast
 import re
@@ -117,7 +120,10 @@ def test_every_page_begins_with_its_title():
 
 
 def test_the_site_has_every_page_and_all_that_pages_link_to():
-    """Pages of docs/ at the top, others where they are, files as pages; no link of any leads nowhere."""
+    """Pages of docs/ at the top, others where they are, files as pages.
+
+    No link of any leads nowhere.
+    """
     staged = dict(stage.Stage().pages())
 
     assert {PurePosixPath(path.name) for path in DOCS.glob("*.md")} - {
@@ -175,7 +181,10 @@ SPAN = re.compile(r"`([^`]+)`")
 
 
 def typed(name):
-    """Everything on a page that somebody may type, by line: lines of shell blocks, and code in the text."""
+    """Everything on a page that somebody may type, by line.
+
+    Lines of shell blocks, and code in the text.
+    """
     for first, text in blocks(name, "sh"):
         for number, line in enumerate(text.replace("\\\n", "  ").splitlines(), first):
             yield number, line.strip()
@@ -257,7 +266,10 @@ def wrong_with(text, tmp_path):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_configuration_on_a_page_is_understood(name, tmp_path):
-    """Its keys are known and their values fit. A part may leave out what the text around it is not about."""
+    """Its keys are known and their values fit.
+
+    A part may leave out what the text around it is not about.
+    """
     for number, text in blocks(name, "toml"):
         assert not wrong_with(text, tmp_path), f"{name}:{number}"
 
@@ -331,7 +343,7 @@ def test_the_pages_of_errors_and_commands_are_current(errors_page):
 
 
 def test_the_json_schema_is_current():
-    """It is what the tree of the configuration says, in a process that reads all kinds of sources and steps at once."""
+    """It equals the tree of the configuration, in a process with all kinds of sources and steps."""
     made = subprocess.run([sys.executable, DOCS / "make_schema.py"], check=True, capture_output=True, text=True).stdout
     assert Path(schema.__file__).with_name("schema.json").read_text() == made, "run `make docs`"
 

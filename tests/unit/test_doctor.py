@@ -1,4 +1,7 @@
-"""What `batchd doctor` says of machines that are made for it: folders with the files of the kernel."""
+"""What `batchd doctor` says of machines that are made for it.
+
+Folders with the files of the kernel.
+"""
 
 import errno
 import os
@@ -185,7 +188,7 @@ def test_workers_beyond_the_processors_are_worth_a_note(tmp_path):
 
 
 def test_a_quota_counts_and_so_does_its_throttling(tmp_path):
-    """A group that was stopped half of the time has a limit that is too low, whatever its number."""
+    """A group that was throttled half of the time has too low a limit, whatever its number."""
     files = {f"{GROUP}/cpu.max": "150000 100000\n", f"{GROUP}/cpu.stat": "nr_periods 1000\nnr_throttled 500\n"}
     count, throttled = checks.check_count(made_machine(tmp_path, files), 8)
 
@@ -248,7 +251,10 @@ def test_processes_are_limited_by_user_and_group(tmp_path):
 
 
 def test_what_a_user_has_started_already_counts_against_his_limit(tmp_path):
-    """In threads, as the kernel counts; what others have started does not count, nor does a daemon that would be replaced."""
+    """In threads, as the kernel counts.
+
+    What others have started does not count, nor does a daemon that would be replaced.
+    """
     status = "Name: x\nUid:\t{user}\t0\t0\t0\nThreads:\t{threads}\n"
     files = {
         "proc/5/status": status.format(user=1000, threads=30),
@@ -339,7 +345,10 @@ def test_the_date_is_not_before_the_installation(tmp_path):
     ],
 )
 def test_a_decoder_without_simd_is_told_by_its_speed(speeds, expected):
-    """It is the first one that counts; none that decodes crops is a note, no simplejpeg at all a warning."""
+    """It is the first one that counts.
+
+    None that decodes crops is a note, no simplejpeg at all a warning.
+    """
     assert [finding.level for finding in decoding.check_decoding(speeds)] == expected
 
 
@@ -362,7 +371,7 @@ def test_decoders_are_measured_with_simd_and_without():
 
 
 class SlowStorage:
-    """Files of this machine as if they were on a slow storage, with a clock that hardly anything else moves on."""
+    """Files of this machine as on a slow storage, with a clock that only reading advances."""
 
     def __init__(self, monkeypatch):
         self._now_s = 0.0
@@ -451,7 +460,7 @@ def test_a_folder_is_measured_and_left_as_it_is(tmp_path):
 
 
 def test_nothing_is_looked_up_or_read_before_it_is_timed(tmp_path, monkeypatch):
-    """Here is a storage that takes 3 ms to find a file and 2 ms to read a piece, and nothing the second time."""
+    """A storage: 3 ms to find a file, 2 ms to read a piece, 0 the second time."""
     small = [tmp_path / f"{number}.jpg" for number in range(50)]
     for file in small:
         file.write_bytes(bytes(1000))
@@ -475,7 +484,10 @@ def test_no_piece_of_a_single_file_is_read_twice(tmp_path, monkeypatch):
 
 
 def test_files_that_cannot_be_read_or_hold_nothing_are_passed_over(tmp_path):
-    """Links to what is gone, to folders, to a FIFO that would hold up whoever opens it; and empty files."""
+    """Links to what is gone, to folders, to a FIFO that would hold up whoever opens it.
+
+    And empty files.
+    """
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "pipe").symlink_to(tmp_path / "fifo")
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")

@@ -20,7 +20,7 @@ def world_of(**changes) -> CheckedWorld:
 
 
 def ring_of(slots_max: int, *steps: int, readers_at: tuple[int, ...] = ()) -> Ring:
-    """A ring that holds whole batches of epoch 0, and trainers that read epoch 0 from these steps on."""
+    """A ring with whole batches of epoch 0, and trainers at these steps of it."""
     plan = Plan(60, 3, 0, shuffle=False, drop_last=False)
     readers = Readers(plan, repeats=False)
     for number, step in enumerate(readers_at, 1):
@@ -49,7 +49,10 @@ def read_on(world: CheckedWorld, number: int, batches: int) -> list[act.Action]:
 
 
 def test_the_batch_that_is_needed_last_gives_way():
-    """A full ring gives up step 7, five batches before its reader; step 9 is only one before another."""
+    """A full ring gives up step 7, five batches before its reader.
+
+    Step 9 is only one before another.
+    """
     ring = ring_of(3, 3, 7, 9, readers_at=(2, 8))
     assert ring.choose() is ring.slots[2]
 
@@ -81,7 +84,7 @@ def test_what_is_read_claimed_or_written_never_gives_way():
 
 
 def test_an_abandoned_filling_gives_way_before_whole_batches():
-    """Half a batch is worth less than any that is whole and needed, and than memory that was never touched."""
+    """Half a batch is worth less than a needed whole one, and than untouched memory."""
     for slots_max in (3, 4):
         ring = ring_of(slots_max, 0, 1, 2, readers_at=(0,))
         ring.take(ring.slots[2], Position(0, 7), 3)
@@ -100,7 +103,7 @@ def test_a_trainer_leaves_behind_what_a_slower_one_will_read():
 
 
 def test_a_trainer_too_far_behind_has_its_own_batches_decoded():
-    """When the ring is full, the batches it needs last are given up, and those it needs next are kept."""
+    """A full ring gives up the batches that it needs last, and keeps those it needs next."""
     world = world_of(window=1, slots_max=5, samples=60)
     world.subscribe(session=1)
     world.subscribe(session=2)
@@ -113,7 +116,10 @@ def test_a_trainer_too_far_behind_has_its_own_batches_decoded():
 
 
 def test_what_only_a_trainer_that_left_would_have_read_gives_way():
-    """A full ring kept batches 0 and 1 for the slower one; when it goes, the other's next batches take their slots."""
+    """A full ring kept batches 0 and 1 for the slower one.
+
+    When it goes, the other's next batches take their slots.
+    """
     world = world_of(window=1, slots_max=5, samples=60)
     world.subscribe(session=1)
     world.subscribe(session=2)
@@ -125,7 +131,7 @@ def test_what_only_a_trainer_that_left_would_have_read_gives_way():
 
 
 def test_batches_that_repeat_are_decoded_in_the_first_epoch_only():
-    """Where every epoch has the same bytes and the ring holds an epoch, later epochs need no worker."""
+    """If all epochs have the same bytes and fit into the ring, later ones need no worker."""
     world = world_of(repeats=True, slots_max=6)
     world.subscribe()
     read_on(world, 1, 4)
@@ -136,7 +142,10 @@ def test_batches_that_repeat_are_decoded_in_the_first_epoch_only():
 
 
 def test_a_ring_that_holds_part_of_a_repeating_epoch_saves_that_part():
-    """Going round and round, keeping what is needed soonest saves decodes in every epoch; keeping the latest would save none."""
+    """Going round and round, keeping what is needed soonest saves decodes in every epoch.
+
+    Keeping the latest would save none.
+    """
     world = world_of(repeats=True, slots_max=8, samples=30, window=1)
     world.subscribe()
     read_on(world, 1, 10)
@@ -157,7 +166,10 @@ def test_repeating_batches_serve_trainers_in_different_epochs():
 
 
 def test_a_window_longer_than_a_repeating_epoch_leases_a_slot_twice():
-    """The same slot is batch 0 and batch 1 of a stream with one batch to an epoch; it is free when both are back."""
+    """The same slot is batch 0 and batch 1 of a stream with one batch to an epoch.
+
+    It is free when both are back.
+    """
     world = world_of(repeats=True, samples=3, window=3)
     world.subscribe()
     world.fill_all()
@@ -166,7 +178,7 @@ def test_a_window_longer_than_a_repeating_epoch_leases_a_slot_twice():
 
 
 def test_eviction_is_as_good_as_knowing_the_future():
-    """Repeating epochs costs no more decodes than the best choice in hindsight, made with one slot less."""
+    """Repeated epochs cost at most the decodes of the best choice with one slot less."""
     steps, slots = 7, 4
     world = world_of(repeats=True, samples=3 * steps, slots_max=slots, window=1)
     world.subscribe()

@@ -1,4 +1,4 @@
-"""Pixels in whole numbers: the extension makes what numpy makes, to the bit, and no argument leads it out of its memory."""
+"""Pixels in whole numbers: the extension equals numpy to the bit, and stays in its memory."""
 
 import math
 

@@ -1,4 +1,7 @@
-"""`batchd check --explain`: for a few samples of each stream what is decoded, and what is done to it."""
+"""`batchd check --explain`.
+
+For a few samples of each stream what is decoded, and what is done to it.
+"""
 
 from pathlib import Path
 
@@ -43,7 +46,7 @@ def put(folder: Path, **files: bytes) -> None:
 
 @pytest.mark.parametrize(("is_built", "how"), [(True, "alone"), (False, "cut from 200 x 160")])
 def test_each_sample_has_its_box_and_what_is_made_of_it(folder, is_built, how, monkeypatch) -> None:
-    """By the header alone: what decodes the crop of a JPEG, and what has to be decoded whole for it."""
+    """By the header alone: the decoder of a JPEG's crop, and the reasons to decode it whole."""
     monkeypatch.setattr(jpeg_box, "IS_BUILT", is_built)
     image = photo(160, 200)
     inks = np.dstack([image, image[..., 0]])

@@ -21,7 +21,10 @@ for step in sys.argv[1:]:
     failpoints.passing(name, int(sample)) if sample else failpoints.passing(name)
     print(step, flush=True)
 """
-"""Passes the steps that it is told and says each one afterwards; ``name#7`` is with sample 7 in hand."""
+"""Passes the steps that it is told and says each one afterwards.
+
+``name#7`` is with sample 7 in hand.
+"""
 
 
 @contextmanager
@@ -41,7 +44,10 @@ def passing(faults: str, *steps: str, **environment: str) -> Iterator["subproces
 
 
 def passed(faults: str, *steps: str, **environment: str) -> tuple[int, list[str], str]:
-    """Pass the steps; gives the exit status, the steps that were passed, and what was complained of."""
+    """Pass the steps.
+
+    Gives the exit status, the steps that were passed, and what was complained of.
+    """
     with passing(faults, *steps, **environment) as process:
         said, complaint = process.communicate(timeout=PATIENCE_S)
         return process.returncode, said.split(), complaint
@@ -114,7 +120,10 @@ def test_without_faults_nothing_happens(faults) -> None:
 
 
 def test_what_cannot_be_read_is_refused_at_the_start() -> None:
-    """A test with a slip in it must not pass because no fault happened; all slips are tried in one process."""
+    """A test with a slip in it must not pass because no fault happened.
+
+    All slips are tried in one process.
+    """
     slips = [
         "a",
         "a=",

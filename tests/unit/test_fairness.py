@@ -1,4 +1,4 @@
-"""Who gets the workers: whoever waits, then whoever will wait soonest, and among equals each the same time.
+"""Workers go to waiting trainers, then to the next to wait; equals get equal time.
 
 The bound: over any period, among trainers that all wait, none gets more worker time than another by
 more than two orders take, one of each; however long they want, whatever their samples cost, and
@@ -26,7 +26,10 @@ def endless(number: int = 1) -> StreamSpec:
 
 
 class Workplace:
-    """Workers that carry out orders first come, first served, at each stream's price for a sample; every order is kept."""
+    """Workers that carry out orders first come, first served, at each stream's price for a sample.
+
+    Every order is kept.
+    """
 
     def __init__(self, specs: list[StreamSpec], sample_us: dict[int, int], workers: int = 1) -> None:
         self.sample_us = sample_us
@@ -73,7 +76,7 @@ class Workplace:
         return times
 
     def spread(self, orders: list[act.OrderChunk]) -> float:
-        """The largest lead in worker time that one stream ever had over another, over all periods within these orders."""
+        """The largest lead in worker time of one stream over another, in any period."""
         worst = 0.0
         for one in self.sample_us:
             for other in self.sample_us:
@@ -120,7 +123,7 @@ def test_trainers_of_one_stream_take_turns():
 
 
 def test_who_wanted_nothing_for_long_has_saved_nothing_up():
-    """A trainer that stood still while another had the workers for minutes does not shut it out afterwards."""
+    """A trainer that paused while another had the workers does not shut it out later."""
     place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000})
     place.subscribe(1, stream=1)
     place.subscribe(2, stream=2)
@@ -157,7 +160,10 @@ def test_a_trainer_that_waits_goes_before_one_that_prefetches():
 
 
 def test_the_batch_that_is_nearest_to_its_trainer_goes_first():
-    """With nothing measured yet: first batches before second ones, second ones before third ones, whoever wants them."""
+    """With nothing measured yet.
+
+    First batches before second ones, second ones before third ones, whoever wants them.
+    """
     place = Workplace([make_spec(1), make_spec(2)], {1: 1000, 2: 1000})
     place.subscribe(1, stream=1, window=4, waiting=False)
     place.subscribe(2, stream=2, window=4, waiting=False)
@@ -200,7 +206,10 @@ def test_chunks_have_at_least_a_row_and_at_most_what_one_message_can_tell(sample
 
 
 def test_workers_share_the_batch_that_a_trainer_waits_for():
-    """Eight rows and four workers that have nothing else to do: two rows each, so that all end together."""
+    """Eight rows and four workers that have nothing else to do.
+
+    Two rows each, so that all end together.
+    """
     place = Workplace([make_spec(samples=80, batch_size=8, window=1)], {1: 1000}, workers=4)
     place.subscribe(1, waiting=False)
     place.work(len(place.orders))
@@ -210,7 +219,7 @@ def test_workers_share_the_batch_that_a_trainer_waits_for():
 
 
 def test_a_batch_that_a_trainer_waits_for_is_not_cut_up_where_all_workers_have_something_to_do():
-    """Or trainers that are faster than the workers would make every order small, and the daemon busy with messages."""
+    """Otherwise trainers faster than the workers would make orders small and messages many."""
     place = Workplace([make_spec(samples=800, batch_size=8, window=12, slots_max=16)], {1: 1000}, workers=4)
     place.subscribe(1)
     for consumed in range(40):

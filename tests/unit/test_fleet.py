@@ -110,7 +110,10 @@ def test_each_place_has_its_own_back_off():
 
 
 def test_a_worker_stuck_on_a_sample_is_killed():
-    """Its note says the same for ``sample_timeout_s``; it gets no further orders, and keeps its own until it is dead."""
+    """Its note says the same for ``sample_timeout_s``.
+
+    It gets no further orders, and keeps its own until it is dead.
+    """
     world = world_of()
     world.subscribe()
     note = note_of(world, 1)
@@ -177,7 +180,10 @@ def test_a_worker_that_does_not_come_up_is_killed():
 
 
 def test_a_pause_of_the_machine_is_held_against_nobody():
-    """An hour between two ticks was not the workers' hour: neither the one at work nor the one coming up is killed."""
+    """An hour between two ticks was not the workers' hour.
+
+    Neither the one at work nor the one coming up is killed.
+    """
     world = world_of()
     world.subscribe()
     world.fill_all()
@@ -219,7 +225,7 @@ def test_a_worker_that_was_idle_for_long_has_its_whole_time_for_the_next_order()
 
 
 def test_a_pause_is_not_given_to_what_began_after_it():
-    """A note that was first seen after the pause has had its thirty seconds thirty seconds later."""
+    """A note first seen after the pause has its thirty seconds from then on."""
     world = world_of()
     world.subscribe()
     world.do(ev.Ticked())

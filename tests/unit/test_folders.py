@@ -1,4 +1,4 @@
-"""Files are opened by their folders, and never outside of the root, whatever becomes of links and folders meanwhile."""
+"""Files are opened relative to their folders, never outside of the root."""
 
 import errno
 import os
@@ -64,7 +64,10 @@ def test_a_link_that_stays_within_is_followed(opened, root):
 
 
 def test_a_folder_that_becomes_a_link_leads_nowhere_else(opened, root):
-    """What is open is the folder that was looked at; a link in its place is looked at like any other."""
+    """What is open is the folder that was looked at.
+
+    A link in its place is looked at like any other.
+    """
     content(opened, root / "a" / "1")
     (root / "a").rename(root / "old")
     (root / "a").symlink_to(root.parent / "outside")

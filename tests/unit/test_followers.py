@@ -1,4 +1,7 @@
-"""Masks, boxes and points that follow an image, held against the image itself: it shows where everything went."""
+"""Masks, boxes and points that follow an image, held against the image itself.
+
+It shows where everything went.
+"""
 
 from dataclasses import replace
 
@@ -65,7 +68,10 @@ GEOMETRY = [
 
 
 def where(height=HEIGHT, width=WIDTH):
-    """An image that says where its pixels are: red is x, green is y, in proportion, and blue that it is the image."""
+    """An image that says where its pixels are.
+
+    Red is x, green is y, in proportion, and blue that it is the image.
+    """
     y, x = np.mgrid[:height, :width] + 0.5
     return np.rint(np.stack([x / width * 255, y / height * 255, np.full_like(x, 255)], axis=-1)).astype(np.uint8)
 
@@ -89,7 +95,10 @@ def run_all(steps, image, mask, sample=0, **others):
 
 
 def at(image, point):
-    """An image between its pixels; None at its edge and where anything of what is no image shows."""
+    """An image between its pixels.
+
+    None at its edge and where anything of what is no image shows.
+    """
     x, y = point - 0.5
     left, top = int(np.floor(x)), int(np.floor(y))
     if not (1 <= left < image.shape[1] - 2 and 1 <= top < image.shape[0] - 2):
@@ -116,7 +125,10 @@ def check_points(fields, tolerance_pixels):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("step", GEOMETRY, ids=lambda step: "-".join(map(str, vars_of(step))))
 def test_points_stay_on_what_they_point_at(step, orientation):
-    """For every step on geometry and every way to store the image: within half a pixel of the source."""
+    """For every step on geometry and every way to store the image.
+
+    Within half a pixel of the source.
+    """
     file = png_with_exif(encode(stored_as(where(), orientation), ".png"), orientation)
     mask = encode(where()[..., 2], ".png")
     for sample in range(3):
@@ -146,7 +158,10 @@ def test_points_stay_where_they_are_through_any_steps(steps, orientation, sample
 
 @given(SEQUENCES, st.integers(1, 8), st.integers(0, 99), st.sampled_from([0, 1]))
 def test_a_mask_shows_what_its_image_shows(steps, orientation, sample, axis):
-    """A mask that is x or y, held against the image's red or green: each pixel within a few of the source's."""
+    """A mask that is x or y, held against the image's red or green.
+
+    Each pixel within a few of the source's.
+    """
     file = png_with_exif(encode(stored_as(where(), orientation), ".png"), orientation)
     coordinate = np.ascontiguousarray(np.indices((HEIGHT, WIDTH))[1 - axis], np.uint8)
 
@@ -160,7 +175,10 @@ def test_a_mask_shows_what_its_image_shows(steps, orientation, sample, axis):
 
 @given(SEQUENCES, st.integers(0, 99), st.booleans())
 def test_a_box_ends_where_its_object_does(steps, sample, is_turned):
-    """A filled rectangle, done to as a mask, ends within two pixels of the box; one that is turned may reach further."""
+    """A filled rectangle, done to as a mask, ends within two pixels of the box.
+
+    One that is turned may reach further.
+    """
     file = png_with_exif(encode(stored_as(where(), 6), ".png"), 6) if is_turned else encode(where(), ".png")
     for box in BOXES:
         left, top, right, bottom = box.astype(int)
@@ -220,7 +238,7 @@ def test_followers_follow_through_every_stage():
 
 
 def test_an_image_that_is_renamed_still_leads():
-    """And what follows may be padded to a number that is the same for all, or become another type, in the end."""
+    """Followers may be padded to one number for all, or become another type, at the end."""
     mask = np.random.default_rng(1).integers(0, 20, (HEIGHT, WIDTH), np.uint8)
     columns = [
         Column("image", "encoded"),
@@ -257,7 +275,7 @@ def test_the_mask_of_a_bad_sample_is_all_fill():
 
 
 def test_scaled_decoding_moves_nothing():
-    """Whether a JPEG is decoded at an eighth or whole, boxes, points and mask are the same to the bit."""
+    """Boxes, points and mask are bit-equal for a JPEG decoded at an eighth or whole."""
     file = jpeg(photo(640, 480))
     mask = np.random.default_rng(1).integers(0, 20, (640, 480), np.uint8)
     columns = columns_of(len(GRID), mask=False)
@@ -294,7 +312,10 @@ def test_numbers_of_a_mask_are_kept_and_its_fill_is_its_own():
 
 @pytest.mark.parametrize("factor", [2, 3, 4, 5])
 def test_a_mask_is_resampled_at_the_middle_of_its_new_pixels(factor):
-    """The old pixel in which the new one's centre lies: nothing is shifted, by shrinking or growing."""
+    """The old pixel in which the new one's centre lies.
+
+    Nothing is shifted, by shrinking or growing.
+    """
     mask = np.random.default_rng(3).integers(0, 256, (60, 60), np.uint8)
     columns = [Column("image", shape=(None, None, 3)), Column("mask", shape=(None, None))]
     for size in (60 // factor, 60 * factor, 47):
@@ -308,7 +329,10 @@ def test_a_mask_is_resampled_at_the_middle_of_its_new_pixels(factor):
 
 
 def test_boxes_are_cut_off_and_those_that_are_gone_are_zeros_in_their_place():
-    """The number and the order of boxes stay; what was cut away does not come back where it is padded."""
+    """The number and the order of boxes stay.
+
+    What was cut away does not come back where it is padded.
+    """
     boxes = np.array(
         [[0, 0, 10, 10], [10, 10, 70, 50], [70, 20, 80, 30], [30, 30, 30, 40], [50, 9, 40, 20]], np.float32
     )
@@ -330,7 +354,10 @@ def test_boxes_are_cut_off_and_those_that_are_gone_are_zeros_in_their_place():
 
 
 def test_a_rotated_box_is_the_one_around_its_corners():
-    """45 degrees about the middle of the image: a square becomes one that is the square root of 2 larger."""
+    """45 degrees about the middle of the image.
+
+    A square becomes one that is the square root of 2 larger.
+    """
     columns = [Column("image", "encoded"), Column("boxes", dtype="float32", shape=(1, 4))]
     values = {"image": memoryview(encode(where(), ".png")), "boxes": np.array([[30, 20, 50, 40]], np.float32)}
 
@@ -421,7 +448,7 @@ def test_a_coordinate_that_is_no_number_is_a_bad_sample(name):
 
 
 def test_damaged_masks_show_no_pixels_of_other_samples():
-    """A byte that is changed anywhere makes a bad sample, or a mask that is the same whatever was decoded before."""
+    """A changed byte makes a bad sample, or a mask that does not depend on earlier samples."""
     data = bytearray(encode(np.random.default_rng(6).integers(0, 9, (HEIGHT, WIDTH)).astype(np.uint8), ".png"))
     for place in range(8, len(data), 7):
         damaged = bytes(data[:place]) + bytes([data[place] ^ 0x55]) + bytes(data[place + 1 :])

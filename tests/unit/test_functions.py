@@ -1,4 +1,4 @@
-"""People's own functions: found without importing, imported only as they were found, and what they raise told in a few lines."""
+"""Users' functions: found without an import, imported as found, errors told in few lines."""
 
 import sys
 
@@ -186,7 +186,10 @@ if names:
     ],
 )
 def test_what_plainly_cannot_be_called_is_a_problem(code, write, name, what):
-    """As far as the source tells for sure; nothing is said where a decorator or an import may have made it a function."""
+    """As far as the source tells for sure.
+
+    Nothing is said where a decorator or an import may have made it a function.
+    """
     write("values.py", BOMB + VALUES)
 
     told = function_problems(f"values:{name}", [code], Given(("sample", "rng")))
@@ -281,7 +284,7 @@ def test_what_cannot_be_imported_is_told(write, text, name, message):
 
 @pytest.mark.usefixtures("importable")
 def test_the_place_of_a_failed_import_is_told(write):
-    """The line that imports what is missing, also two modules deep, and nothing of the machinery between."""
+    """The line that imports the missing module, also two modules deep, without the machinery."""
     outer = write("mine.py", "import deeper_one")
     inner = write("deeper_one.py", "\nimport not_there_at_all")
 

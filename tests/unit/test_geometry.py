@@ -56,14 +56,17 @@ def torchvision_boxes(height, width, count):
 
 
 def distance(one, other):
-    """Measure how far apart two samples' distributions are (Kolmogorov and Smirnov): 0 alike, 1 apart."""
+    """Kolmogorov-Smirnov distance of two samples' distributions: 0 alike, 1 apart."""
     points = np.sort(np.concatenate([one, other]))
     ranks = [np.searchsorted(np.sort(values), points, side="right") / len(values) for values in (one, other)]
     return np.abs(ranks[0] - ranks[1]).max()
 
 
 def test_random_boxes_stay_within_area_and_proportions():
-    """Areas from 8 % to all, proportions from 3:4 to 4:3, up to the rounding to pixels; always inside the image."""
+    """Areas from 8 % to all, proportions from 3:4 to 4:3, up to the rounding to pixels.
+
+    Always inside the image.
+    """
     top, left, height, width = random_boxes(RandomResizedCrop(size=(224, 224)), 375, 500, 3000).T
 
     assert (top >= 0).all()
@@ -197,12 +200,18 @@ def test_decoding_shrinks_no_further_than_the_first_scaling_needs(moves, factor)
     ],
 )
 def test_what_is_decoded_is_the_first_cut_and_no_more(moves, is_scaled, plan):
-    """The moves that are left begin behind it; a cut of nothing is left to itself, as no decoder makes nothing."""
+    """The moves that are left begin behind it.
+
+    A cut of nothing is left to itself, as no decoder makes nothing.
+    """
     assert plan_decoding(moves, 600, 801, is_scaled=is_scaled) == plan
 
 
 def test_a_box_keeps_its_size_and_place_at_a_smaller_scale():
-    """For every box and factor: inside the decoded image, within a pixel of where it was, and never smaller than needed."""
+    """For every box and factor.
+
+    Inside the decoded image, within a pixel of where it was, and never smaller than needed.
+    """
     random = np.random.default_rng(0)
     for _ in range(2000):
         whole = tuple(int(side) for side in random.integers(64, 900, 2))

@@ -1,4 +1,7 @@
-"""The last quarter of an hour that the page plots: what is kept, for how long, and how much of it at most."""
+"""The last quarter of an hour that the page plots.
+
+What is kept, for how long, and how much of it at most.
+"""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The steps on images, each against a reference in float64 that is written from its description alone."""
+"""The steps on images against float64 references written from their descriptions."""
 
 from hashlib import sha256
 from itertools import permutations
@@ -55,7 +55,10 @@ def draws(count, sample=0):
 @pytest.mark.parametrize("padding", [0, 4, 40])
 @pytest.mark.parametrize("size", [(20, 30), (31, 44), (36, 20), (60, 70)])
 def test_a_random_crop_is_a_part_of_the_padded_image(size, padding):
-    """Padding, then a slice at the drawn row and column; what is too small stands in the middle of the fill."""
+    """Padding, then a slice at the drawn row and column.
+
+    What is too small stands in the middle of the fill.
+    """
     height, width = NOISE.shape[:2]
     for sample in range(30):
         row, column = draws(2, sample=sample)
@@ -144,7 +147,10 @@ def test_quarter_turns_are_drawn_from_the_list():
 
 
 def rotated(image, degrees, method, fill):
-    """Rotate about the middle, counter-clockwise, in float64: each new pixel is taken from where its centre was."""
+    """Rotate about the middle, counter-clockwise, in float64.
+
+    Each new pixel is taken from where its centre was.
+    """
     height, width = image.shape[:2]
     cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
     rows, columns = np.mgrid[:height, :width]
@@ -224,7 +230,10 @@ def test_new_geometry_sees_the_upright_image_however_it_is_stored(steps, orienta
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_small_angle_turns_the_upright_image(orientation):
-    """The other way round where the image is stored mirrored; up to the rounding of its interpolation."""
+    """The other way round where the image is stored mirrored.
+
+    Up to the rounding of its interpolation.
+    """
     image = photo(60, 80)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
     steps = [Decode(), RandomFlip(), Rotate(degrees=(20, 20)), Resize(size=(60, 80))]
@@ -427,7 +436,10 @@ def test_an_array_without_pixels_is_a_bad_sample():
 
 
 def test_steps_happen_where_they_are_written():
-    """Colours before and after a crop: what is cut away, or padded, counts for the mean or it does not."""
+    """Colours before and after a crop.
+
+    What is cut away, or padded, counts for the mean or it does not.
+    """
     dark_outside = np.zeros((30, 30, 3), np.uint8)
     dark_outside[10:20, 10:20] = NOISE[:10, :10]
     crop = CenterCrop(size=(10, 10))
@@ -487,7 +499,10 @@ GOLDEN_WITH_SMALL_ANGLES = "47c5a360c518222e"
 
 
 def test_the_numbers_of_a_sample_never_change():
-    """(seed, epoch, sample) name an image for ever: whoever changes this hash changes what people trained on."""
+    """(seed, epoch, sample) name an image for ever.
+
+    Whoever changes this hash changes what people trained on.
+    """
     without_angles = [step for step in EVERYTHING if step.op != "rotate" or step.degrees is None]
 
     assert hash_of(without_angles) == GOLDEN
@@ -542,7 +557,10 @@ STEPS = [
 
 @given(st.lists(st.sampled_from(STEPS), max_size=7), st.integers(0, 50))
 def test_any_steps_give_what_each_gives_by_itself(steps, sample):
-    """One pipeline of many steps, and one stage for each step that hands the next one its pixels: alike, to the bit."""
+    """One pipeline of many steps, and one stage for each step that hands the next one its pixels.
+
+    Alike, to the bit.
+    """
     steps = [*steps, CenterCrop(size=(16, 16))]
     random = SampleRandom(0)
     random.start(0, sample, 0)

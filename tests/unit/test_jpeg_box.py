@@ -1,4 +1,4 @@
-"""A box of a JPEG that is decoded alone has the pixels that the whole image has there, and no file does any harm."""
+"""A box decoded alone equals that part of the whole image, and no file does harm."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -124,7 +124,7 @@ UNUSUAL = {
 @pytest.mark.parametrize("data", UNUSUAL.values(), ids=UNUSUAL)
 @pytest.mark.parametrize("factor", [1, 2, 4])
 def test_unusual_codings_are_decoded_by_box_too(data, factor):
-    """Arithmetic coding, a baseline file with a scan for each component, odd factors, and components that are colours."""
+    """Arithmetic coding, baseline with a scan for each component, odd factors, RGB."""
     height, width = -(-20 // factor), -(-37 // factor)
     for box in (Cut(0, 0, height, width), Cut(height // 2, width // 3, 2, 3), Cut(height - 1, width - 1, 1, 1)):
         alone, cut = both_ways(data, factor, box)
@@ -132,7 +132,10 @@ def test_unusual_codings_are_decoded_by_box_too(data, factor):
 
 
 def incomplete_progressive_jpeg():
-    """A progressive file without its last scans, but with its end: a decoder smooths what it does not know."""
+    """A progressive file without its last scans, but with its end.
+
+    A decoder smooths what it does not know.
+    """
     data = progressive_jpeg(TALL)
     return data[: data.rindex(b"\xff\xda")] + JPEG_END
 
@@ -167,7 +170,7 @@ def test_inks_and_unfinished_images_are_cut_like_others(monkeypatch):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("steps", [RANDOM_CROPS, [Decode(scale="off"), *RANDOM_CROPS[1:]]], ids=["scaled", "unscaled"])
 def test_batches_are_the_same_with_and_without_the_extension(orientation, steps, monkeypatch):
-    """Random crops at all scales and orientations, so a machine without a compiler serves the same pixels."""
+    """Random crops at all scales and orientations: a machine without the extension agrees."""
     data = jpeg_with_exif(jpeg(stored_as(photo(500, 700), orientation)), orientation)
     by_box = [run(image_pipeline(steps), data, sample=sample) for sample in range(12)]
 
@@ -177,7 +180,10 @@ def test_batches_are_the_same_with_and_without_the_extension(orientation, steps,
 
 
 def test_what_lies_below_the_box_is_not_read():
-    """So a hole down there is found by those crops alone that reach it; one above the box is always found."""
+    """So a hole down there is found by those crops alone that reach it.
+
+    One above the box is always found.
+    """
     data = jpeg_of(TALL)
     half = data[: len(data) // 2] + JPEG_END
     header = probe_image(memoryview(half))

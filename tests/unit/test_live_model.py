@@ -1,4 +1,6 @@
-"""Live streams under random producers, trainers, workers and failures; checked after every step, and in the end all go on.
+"""Live streams under random producers, trainers, workers and failures.
+
+Checked after every step, and in the end all go on.
 
 Some of the trainers are spectators, whose looks use no samples up.
 """
@@ -31,7 +33,10 @@ specs = st.fixed_dictionaries(
 
 
 class LiveMachine(RuleBasedStateMachine):
-    """Producers push, wait, give up and die; trainers pull, come late and go; workers die; memory runs out."""
+    """Producers push, wait, give up and die.
+
+    Trainers pull, come late and go; workers die; memory runs out.
+    """
 
     @initialize(spec=specs, workers=st.integers(1, 3), chunk_rows_max=st.sampled_from([1, 2, 100]))
     def begin(self, spec, workers, chunk_rows_max):
@@ -189,7 +194,10 @@ class LiveMachine(RuleBasedStateMachine):
         self._all_leave()
 
     def _all_take_a_turn(self, trainers: list[Trainer]) -> None:
-        """All trainers hold one batch and wait for the next; producers push what there is room for."""
+        """All trainers hold one batch and wait for the next.
+
+        Producers push what there is room for.
+        """
         self.world.now += 0.6
         self.world.do(ev.Ticked())
         while self.world.losses:
@@ -206,7 +214,10 @@ class LiveMachine(RuleBasedStateMachine):
             self.world.pull(trainer.number, release=max(0, len(trainer.leases) - 1))
 
     def _all_leave(self) -> None:
-        """When the last trainer is gone, nothing is bound: every sample that nobody got waits for the next one."""
+        """When the last trainer is gone, nothing is bound.
+
+        Every sample that nobody got waits for the next one.
+        """
         for session in {one.session for one in self.world.trainers.values()}:
             self.world.end_session(session)
         for session in list(self.world.producers):

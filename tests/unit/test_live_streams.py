@@ -1,4 +1,4 @@
-"""Live streams: what becomes of a sample that is pushed, by policy, by who waits, and by who dies."""
+"""Live streams: the fate of a pushed sample, by policy, waiting and deaths."""
 
 import random
 
@@ -51,7 +51,7 @@ def test_a_batch_is_filled_when_there_are_samples_for_all_of_its_rows():
 
 
 def test_samples_wait_for_a_trainer():
-    """Nobody reads: they are queued, up to the capacity, and the first trainer gets them in their order."""
+    """Without a reader they are queued, up to the capacity, and delivered in order."""
     world = world_of(capacity=9)
     assert world.push_all(ONE) == 9
     assert live(world).queued_samples == 9
@@ -197,7 +197,10 @@ def test_a_second_trainer_begins_with_what_is_still_there():
 
 
 def test_a_trainer_goes_on_where_it_stood_with_a_daemon_that_knows_nothing():
-    """Its position is a number, for which no sample has come yet; others may come back before or after it."""
+    """Its position is a number, for which no sample has come yet.
+
+    Others may come back before or after it.
+    """
     world = world_of(capacity=30)
     world.subscribe(session=1, step=500 % 40)
     world.subscribe(session=2, step=503 % 40)
@@ -263,7 +266,10 @@ def test_trainers_that_read_at_any_pace_lose_nothing(seed, world_size):
 
 
 def test_what_is_ready_for_one_rank_leaves_room_for_another_that_waits():
-    """Rank 0 holds a batch and waits for rank 1, not for its own next ones; these must not take every place."""
+    """Rank 0 holds a batch and waits for rank 1, not for its own next ones.
+
+    These must not take every place.
+    """
     world = world_of(capacity=3, slots_max=8, window=5)
     world.subscribe(session=1, rank=0, world_size=2)
     for _ in range(6):
@@ -344,7 +350,7 @@ def test_a_producer_has_its_next_place_ahead_of_time_while_there_is_plenty_of_ro
 
 
 def test_crashes_of_many_pushed_samples_stop_the_stream():
-    """However long an endless stream is, its decoder is broken when sample after sample ends its worker."""
+    """Also of an endless stream the decoder is broken if each sample ends its worker."""
     world = world_of(capacity=30)
     world.subscribe()
     for _ in range(200):
@@ -383,7 +389,10 @@ def test_a_look_takes_no_samples_from_a_trainer_that_comes_later():
 
 
 def test_a_spectator_that_stands_still_keeps_no_sample_from_anybody():
-    """It holds the only batch that there are samples for, for ever; they come to the trainer nevertheless."""
+    """It holds the only batch that there are samples for, for ever.
+
+    They come to the trainer nevertheless.
+    """
     world = world_of(capacity=3)
     world.push_all(ONE)
     world.subscribe(session=9, is_spectator=True, window=1)
@@ -395,7 +404,10 @@ def test_a_spectator_that_stands_still_keeps_no_sample_from_anybody():
 
 
 def test_a_look_at_a_batch_that_a_trainer_will_read_leaves_it_to_that_trainer():
-    """The spectator gets it first, and goes; the trainer, to which two others are being sent, finds it filled."""
+    """The spectator gets it first, and goes.
+
+    The trainer, to which two others are being sent, finds it filled.
+    """
     world = world_of(capacity=12)
     world.subscribe(session=1, is_remote=True, window=4)
     for _ in range(2):
@@ -427,7 +439,10 @@ def test_a_look_at_what_a_trainer_has_got_binds_nothing():
 
 @pytest.mark.parametrize("is_spectator", [True, False])
 def test_a_batch_whose_only_waiter_is_gone_gives_its_samples_to_a_trainer_that_waits(is_spectator):
-    """Nearly all places are in a batch that the trainer reads later; what it waits for is another one."""
+    """Nearly all places are in a batch that the trainer reads later.
+
+    What it waits for is another one.
+    """
     world = world_of(capacity=4, window=3)
     world.subscribe(session=9, step=1, is_spectator=is_spectator, window=1)
     world.pull(1, release=0)

@@ -25,7 +25,7 @@ def read_all(world: CheckedWorld, number: int) -> int:
 
 
 def test_a_fast_trainer_waits_for_the_slowest():
-    """With the slowest before batch 0 it may read up to batch 2, and one more for each that the slowest takes."""
+    """With the slowest at batch 0 it may read up to batch 2, and one more for each step of it."""
     world = world_of()
     world.subscribe(session=1)
     world.subscribe(session=2)
@@ -87,7 +87,10 @@ def test_a_spectator_holds_nobody_up():
 
 
 def test_a_spectator_sees_what_the_foremost_rank_reads_however_far_the_slowest_is_behind():
-    """Four ranks, each one batch of its own ahead of the slowest at most: seven of the stream's are between them."""
+    """Four ranks, each one batch of its own ahead of the slowest at most.
+
+    Seven of the stream's are between them.
+    """
     world = world_of(max_skew=1, slots_max=14)
     for rank in range(4):
         world.subscribe(session=rank + 1, rank=rank, world_size=4)
@@ -109,7 +112,10 @@ def test_a_trainer_that_came_and_went_holds_nobody_up():
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ranks_are_apart_by_their_own_batches(world_size):
-    """A rank's next batch is ``world_size`` batches of the stream away, but one of its own: it may prefetch it."""
+    """A rank's next batch is ``world_size`` batches of the stream away, but one of its own.
+
+    It may prefetch it.
+    """
     world = world_of(max_skew=1, slots_max=12)
     for rank in range(world_size):
         world.subscribe(session=rank + 1, rank=rank, world_size=world_size)
@@ -120,7 +126,7 @@ def test_ranks_are_apart_by_their_own_batches(world_size):
 @pytest.mark.parametrize("trainers", [2, 3, 4])
 @pytest.mark.parametrize("slots_max", [8, 9, 12])
 def test_each_batch_is_decoded_once(trainers, slots_max):
-    """However unevenly mirror trainers read, and although the ring is smaller than the skew that was asked for."""
+    """However unevenly mirror trainers read, and although the ring is below the skew."""
     world = world_of(max_skew=50, slots_max=slots_max)
     for session in range(1, trainers + 1):
         world.subscribe(session=session)
@@ -137,7 +143,10 @@ def test_each_batch_is_decoded_once(trainers, slots_max):
 
 
 def test_who_waits_for_slower_ones_keeps_no_memory_from_them():
-    """The fast one has little and may not have more; so the slow one may hold more than its fair share."""
+    """The fast one has little and may not have more.
+
+    So the slow one may hold more than its fair share.
+    """
     world = world_of(slots_max=8, window=1, max_skew=3)
     world.subscribe(session=1)
     world.subscribe(session=2)

@@ -1,4 +1,7 @@
-"""How the log looks on a terminal, in the journal and elsewhere; that nobody can forge it, and that it stops nobody."""
+"""How the log looks on a terminal, in the journal and elsewhere.
+
+That nobody can forge it, and that it stops nobody.
+"""
 
 import fcntl
 import json
@@ -97,7 +100,7 @@ def test_json_in_the_journal_has_its_priority_too(reader, monkeypatch):
 
 
 def test_the_journal_is_told_by_device_and_inode(reader):
-    """A variable that was inherited, from a service to what it starts, says nothing about another descriptor."""
+    """An inherited variable says nothing about another descriptor."""
     assert is_journal(reader.written, {"JOURNAL_STREAM": reader.journal_stream()})
     assert not is_journal(reader.written, {"JOURNAL_STREAM": "1:2"})
     assert not is_journal(reader.written, {})
@@ -203,7 +206,10 @@ def test_a_reader_that_is_gone_loses_lines_and_stops_nobody():
 
 
 def test_a_reader_that_sleeps_is_not_waited_for_again_and_again(reader, monkeypatch):
-    """The first line that finds no room waits a moment; the others do not, and the next that is written says how many."""
+    """The first line that finds no room waits a moment.
+
+    The others do not, and the next that is written says how many.
+    """
     fcntl.fcntl(reader.written, fcntl.F_SETPIPE_SZ, 4096)
     set_up_logs("info")
     log = structlog.get_logger()
@@ -254,7 +260,10 @@ def test_a_line_that_was_cut_is_ended_before_the_next(reader, monkeypatch):
 
 
 def test_closed_standard_streams_are_filled():
-    """What the daemon opens next would else be its standard error, and get the log: here in a process that has none."""
+    """What the daemon opens next would else be its standard error, and get the log.
+
+    Here in a process that has none.
+    """
     child = os.fork()
     if child == 0:
         status = 1

@@ -12,7 +12,7 @@ def files(folder):
 
 
 def test_photos_are_sorted_into_classes_and_look_like_photographs_to_a_decoder(tmp_path):
-    """As many as asked for, every class, the size of a photograph in pixels and in bytes, no two alike."""
+    """The requested number, all classes, the usual sizes, no two alike."""
     reports = []
 
     make_photos(tmp_path, 40, 0, reports.append)

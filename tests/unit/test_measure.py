@@ -48,7 +48,7 @@ def test_waiting_for_a_batch_that_is_filled_is_put_down_to_the_workers() -> None
 
 
 def test_waiting_is_counted_up_to_the_look_at_it() -> None:
-    """Whoever compares two looks divides by the time between them, and not by that between events."""
+    """The difference of two statuses is divided by their time, not by that of events."""
     world = CheckedWorld([make_spec(window=1)])
     world.start_workers()
     world.subscribe()
@@ -169,7 +169,7 @@ def test_a_remote_trainer_that_asks_for_what_is_being_sent_waits_for_the_network
 
 
 def test_whoever_is_taken_a_claim_for_a_newcomer_waits_for_memory_from_then_on() -> None:
-    """The first has two batches on their way and a third one ready, and the ring has no slot that is not somebody's."""
+    """The first has two batches in flight and one ready, and the ring has no free slot."""
     world = CheckedWorld([make_spec(window=3, slots_max=6)])
     world.start_workers()
     world.subscribe(is_remote=True)

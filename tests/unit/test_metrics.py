@@ -1,4 +1,4 @@
-"""The table of metrics: complete, bounded, and what the page, the dashboard and the alerts speak of."""
+"""The table of metrics: complete, bounded, and in line with page, dashboard and alerts."""
 
 import json
 import re
@@ -148,7 +148,7 @@ def test_names_say_unit_and_kind():
 
 
 def test_trainers_of_one_name_are_told_apart():
-    """What they count falls when one goes, and two that each wait a little would look like one that starves."""
+    """A sum falls when a trainer leaves, and hides the one that starves."""
     told = status([trainer(1), trainer(2)], [claim(1), claim(2, step=9)])
 
     labels = ("photos", "train.py", "0", "shared memory")
@@ -199,7 +199,10 @@ def test_a_trainer_of_which_only_batches_are_left_is_nobody():
 
 
 def test_trainers_beyond_the_cap_are_others():
-    """Those that came first keep their labels, so nobody pushes them out; what the others count would fall, and is not told."""
+    """Those that came first keep their labels, so nobody pushes them out.
+
+    What the others count would fall, and is not told.
+    """
     crowd = range(TRAINERS_MAX + 50)
     told = status([trainer(one, f"t{one}") for one in crowd], [claim(one) for one in reversed(crowd)])
 

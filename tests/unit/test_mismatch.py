@@ -1,4 +1,7 @@
-"""A trainer says that a batch is not what was written: it is decoded again, and nobody is given the spoilt one."""
+"""A trainer says that a batch is not what was written.
+
+It is decoded again, and nobody is given the spoilt one.
+"""
 
 import pytest
 

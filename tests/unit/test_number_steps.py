@@ -1,4 +1,7 @@
-"""Steps on labels and numbers, against plain Python: whole numbers, fractions and numpy's float64."""
+"""Steps on labels and numbers, against plain Python.
+
+Whole numbers, fractions and numpy's float64.
+"""
 
 from fractions import Fraction
 from math import isfinite, isnan
@@ -69,7 +72,10 @@ def test_a_bad_number_among_many_is_named_with_its_place():
 
 
 def cast_alone(number, from_dtype, dtype, *, truncate):
-    """What one number becomes, by the rules of "cast" in exact arithmetic; None where the sample is bad."""
+    """What one number becomes, by the rules of "cast" in exact arithmetic.
+
+    None where the sample is bad.
+    """
     is_number = isfinite(number)
     exact = Fraction(number) if is_number else None
     if dtype == "bool" or dtype in WHOLE:

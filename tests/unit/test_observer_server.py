@@ -1,4 +1,4 @@
-"""The observer's server against peers that mean harm, and its idea of who they are, with real sockets."""
+"""The observer's server against hostile peers, and its access rules, with real sockets."""
 
 import http.client
 import os
@@ -156,7 +156,7 @@ def begin(connections):
 
 @pytest.mark.parametrize("addresses", [1, 8])
 def test_a_crowd_is_bounded_and_keeps_nobody_from_asking(place, addresses):
-    """The oldest that have not asked for anything go, so that who asks is answered, from the same address too."""
+    """The oldest without a request are closed, so that clients with one are answered."""
     bound = CONNECTIONS_MAX if addresses > 1 else PEER_CONNECTIONS_MAX
     with crowd(place, CONNECTIONS_MAX + 20, addresses) as connections:
         with suppress(OSError):
@@ -171,7 +171,7 @@ def test_a_crowd_is_bounded_and_keeps_nobody_from_asking(place, addresses):
 
 
 def test_who_has_asked_is_not_ended_for_others(place, monkeypatch):
-    """Where all have, a newcomer of that address is told that there is no room, and others are answered."""
+    """If all have one, a newcomer of that address gets 503, and others are answered."""
     asked, go_on = threading.Semaphore(0), threading.Event()
     monkeypatch.setattr(limits.failpoints, "passing", lambda _name: (asked.release(), go_on.wait(PATIENCE_S)))
     with crowd(place, PEER_CONNECTIONS_MAX) as connections:
@@ -281,7 +281,10 @@ def test_addresses_and_our_names_are_ours(header, is_ours):
 
 
 def test_the_whole_name_of_the_machine_is_one_of_its_names(monkeypatch):
-    """As its resolver has it when it has it: one that knew only half at first is asked again, and never by a request."""
+    """As its resolver has it when it has it.
+
+    One that knew only half at first is asked again, and never by a request.
+    """
     told = iter(["bigbox", "bigbox.example.org"])
     monkeypatch.setattr(access, "RETRY_S", 0.01)
     monkeypatch.setattr(access, "full_name", lambda: next(told))

@@ -60,7 +60,7 @@ def test_each_trainer_has_its_own_verdict():
 
 
 def test_a_trainer_that_does_nothing_new_stands_still():
-    """For as long as its position and its waiting are the same, however many statuses that takes."""
+    """While its position and its waiting are the same, however many statuses that takes."""
     _before, status = two_looks(trainer={"waiting": True})
     window = StatusWindow()
     for seconds in range(41):

@@ -1,4 +1,7 @@
-"""An image that is its own mask: whatever moves the one moves the other, pixel by pixel, where no pixel is mixed with others."""
+"""An image that is its own mask.
+
+Whatever moves the one moves the other, pixel by pixel, where no pixel is mixed with others.
+"""
 
 import numpy as np
 import pytest
@@ -61,7 +64,10 @@ def test_every_step_that_moves_pixels_is_here() -> None:
 @pytest.mark.parametrize("orientation", [1, 4, 6, 7])
 @pytest.mark.parametrize("name", STEPS)
 def test_an_image_stays_its_own_mask(monkeypatch, name, orientation, is_built) -> None:
-    """However it is stored, and behind a flip: "nearest" takes the pixel in which a centre lies, as the mask does."""
+    """However it is stored, and behind a flip.
+
+    "nearest" takes the pixel in which a centre lies, as the mask does.
+    """
     if is_built and not resample.IS_BUILT:
         pytest.skip("the extension was not built")
     monkeypatch.setattr(resample, "IS_BUILT", is_built)

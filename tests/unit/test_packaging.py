@@ -63,7 +63,7 @@ def test_both_distributions_and_packages_have_one_version() -> None:
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_the_licence_is_apache_2(distribution) -> None:
-    """As an expression that machines read, and nowhere as a classifier, which would contradict it some day."""
+    """As an SPDX expression, and never as a classifier, which could contradict it."""
     facts = metadata(distribution)
 
     assert facts["License-Expression"] == "Apache-2.0"
@@ -78,7 +78,10 @@ def test_every_package_says_that_it_is_typed(package) -> None:
 
 
 def test_the_client_brings_along_nothing_of_the_server() -> None:
-    """Not even where the server is installed too; all modules of both packages. Nor do they bring a framework."""
+    """Not even where the server is installed too; all modules of both packages.
+
+    Nor do they bring a framework.
+    """
     loaded = loaded_by(*without_frameworks(), *modules_of(batchd_wire))
 
     assert {"batchd_client", "batchd_wire", "msgpack", "numpy", "zmq"} <= loaded

@@ -1,4 +1,7 @@
-"""The page that the observer serves: its files, and its first state for browsers without JavaScript."""
+"""The page that the observer serves.
+
+Its files, and its first state for browsers without JavaScript.
+"""
 
 import os
 import re

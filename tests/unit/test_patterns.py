@@ -1,4 +1,4 @@
-"""Patterns of file names: the same paths as Python's own ``glob`` finds, and no folder visited in vain."""
+"""Patterns of file names: the paths of Python's ``glob``, without useless visits of folders."""
 
 import glob
 from pathlib import Path
@@ -35,7 +35,10 @@ def matching(pattern: str) -> set[str]:
 
 @given(st.lists(NAMES, min_size=1, max_size=4))
 def test_what_matches_is_what_globbing_finds(folder, parts) -> None:
-    """Files, that is; ``**`` at the end means every file below, which Python finds among the folders."""
+    """Files, that is.
+
+    ``**`` at the end means every file below, which Python finds among the folders.
+    """
     pattern = "/".join(parts)
     found = {
         path

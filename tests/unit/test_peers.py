@@ -1,4 +1,7 @@
-"""What ``make bench-peers`` makes of its measurements: ratios by round, tables in order, numbers to reach."""
+"""What ``make bench-peers`` makes of its measurements.
+
+Ratios by round, tables in order, numbers to reach.
+"""
 
 import importlib
 import subprocess

@@ -1,4 +1,7 @@
-"""The shuffle: every index once, as good as drawn by lot, for every length, without memory. Fixed keys, so fixed results."""
+"""The shuffle: every index once, as good as drawn by lot, for every length, without memory.
+
+Fixed keys, so fixed results.
+"""
 
 import tracemalloc
 from itertools import pairwise, permutations
@@ -12,7 +15,10 @@ from batchd.core.plan import LENGTH_MAX, SMALL_LENGTH, Permutation
 PRIMES = (5, 7, 13, 31, 61, 127, 251, 257, 509, 997, 4099, 65_537, 99_991)
 POWERS = (4, 8, 9, 16, 25, 27, 49, 64, 81, 121, 125, 128, 255, 256, 512, 625, 1000, 1024, 4096, 59_049, 65_536, 100_000)
 DEVIATIONS = 4.5
-"""What is left to chance: once in 150,000 tries a good shuffle is further off. The keys are fixed, so this never flickers."""
+"""What is left to chance: once in 150,000 tries a good shuffle is further off.
+
+The keys are fixed, so this never flickers.
+"""
 
 
 def order(length: int, *key: int) -> np.ndarray:
@@ -44,7 +50,10 @@ def test_a_million_indices_come_exactly_once():
 
 @pytest.mark.parametrize("length", [1, 2, 97, 256, 10_007])
 def test_an_index_goes_to_the_same_place_whoever_asks_with_it(length):
-    """One at a time, backwards and in pieces give what the whole gives; what is asked is not changed."""
+    """One at a time, backwards and in pieces give what the whole gives.
+
+    What is asked is not changed.
+    """
     whole = order(length, 3, 1)
     permutation = Permutation(length, (3, 1))
     asked = np.arange(length, dtype=np.uint64)[::-1].copy()
@@ -56,7 +65,10 @@ def test_an_index_goes_to_the_same_place_whoever_asks_with_it(length):
 
 
 def test_the_order_of_a_key_never_changes():
-    """These orders are part of what saved states mean: a change here is another dataset order for everybody."""
+    """These orders are part of what saved states mean.
+
+    A change here is another dataset order for everybody.
+    """
     assert order(10, 0, 0).tolist() == [9, 8, 4, 7, 1, 0, 3, 6, 2, 5]
     assert order(1000, 1, 2)[:8].tolist() == [963, 193, 568, 150, 611, 809, 958, 599]
     far = Permutation(10**12, (3, 4))(np.array([0, 1, 10**12 - 1], dtype=np.uint64))
@@ -65,7 +77,7 @@ def test_the_order_of_a_key_never_changes():
 
 @pytest.mark.parametrize("length", [0, -1, LENGTH_MAX + 1])
 def test_lengths_out_of_range_are_refused(length):
-    """An empty shuffle, and one whose arithmetic would overflow, say how many indices there may be."""
+    """An empty shuffle, and one that would overflow, report the permitted sizes."""
     with pytest.raises(ValueError, match="1 to 4611686018427387904"):
         Permutation(length, (0,))
 
@@ -115,7 +127,7 @@ def test_epochs_and_seeds_have_nothing_to_do_with_each_other(length):
 
 @pytest.mark.parametrize("length", [17, 300, 10_007])
 def test_as_many_indices_stay_as_chance_would_leave(length):
-    """From one epoch to the next one index keeps its place on average, and the variance of that is one too."""
+    """Between epochs one index keeps its place on average, with a variance of one."""
     epochs = 400
     orders = [order(length, 13, epoch) for epoch in range(epochs + 1)]
     stay = sum(int((before == after).sum()) for before, after in pairwise(orders))
@@ -123,7 +135,10 @@ def test_as_many_indices_stay_as_chance_would_leave(length):
 
 
 def test_order_itself_is_no_order():
-    """No index is likelier to stand before a later one: half of all pairs are the wrong way round."""
+    """No index is likelier to stand before a later one.
+
+    Half of all pairs are the wrong way round.
+    """
     length = 512
     where = order(length, 21, 4)
     inversions = int((where[:, None] > where[None, :])[np.triu_indices(length, 1)].sum())

@@ -1,4 +1,7 @@
-"""The whole way of one sample: determinism, turns, formats of the result, and the traps of ``dst=``."""
+"""The whole way of one sample.
+
+Determinism, turns, formats of the result, and the traps of ``dst=``.
+"""
 
 import cv2
 import numpy as np
@@ -24,7 +27,7 @@ def large_photo():
 
 @pytest.mark.parametrize("steps", [TRAIN, EVALUATE, FLOATS], ids=["train", "evaluate", "floats"])
 def test_the_same_position_has_the_same_bytes_whatever_came_before(steps):
-    """A pipeline that has decoded large, small, grey, turned and broken images gives what a new one gives."""
+    """A pipeline that has decoded odd and broken images gives what a new one gives."""
     used = image_pipeline(steps, 11)
     others = [
         large_photo(),
@@ -69,7 +72,7 @@ def test_steps_without_chance_give_the_same_image_in_every_epoch():
 
 
 def test_the_result_has_the_announced_type_and_shape():
-    """For both layouts, all types and both numbers of channels, the fields are what the pipeline writes."""
+    """For all layouts, types and channels, the fields are what the pipeline writes."""
     grey = Normalize(mean=(0.5,), std=(0.5,))
     for steps in (
         TRAIN,
@@ -129,7 +132,10 @@ def test_steps_see_the_upright_image_however_it_is_stored(steps, orientation):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("steps", [TRAIN, EVALUATE, FLOATS], ids=["train", "evaluate", "floats"])
 def test_resized_images_do_not_depend_on_how_they_are_stored(steps, orientation):
-    """Random boxes are the same boxes; resampling sideways rounds differently, by 1 of 255 and no more."""
+    """Random boxes are the same boxes.
+
+    Resampling sideways rounds differently, by 1 of 255 and no more.
+    """
     image = photo(300, 400)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
 

@@ -13,7 +13,7 @@ ORDERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, BATCH - 
 
 @given(st.lists(ORDERS, max_size=20), st.booleans())
 def test_orders_in_any_sequence_get_the_samples_of_the_plan(orders, shuffle):
-    """Forth and back, over chunks longer than what is ahead, and up to the end of a partial last batch."""
+    """Forth and back, over long chunks, and up to the end of a partial last batch."""
     plan = Plan(SAMPLES, BATCH, 7, shuffle, drop_last=False)
     rows = PlannedRows(plan)
     for epoch, step, row, wanted in orders:

@@ -1,4 +1,7 @@
-"""A daemon that tells a producer nonsense: it writes nowhere that it should not, and keeps nothing open."""
+"""A daemon that tells a producer nonsense.
+
+It writes nowhere that it should not, and keeps nothing open.
+"""
 
 import fcntl
 
@@ -69,7 +72,7 @@ def test_a_mailbox_that_cannot_be_is_not_used(fake, live, changes, said):
 
 
 def test_a_producer_that_waits_asks_again_and_withdraws_at_last(fake, live):
-    """So a daemon that lost its question hears it again, and one that answers late lends nothing in vain."""
+    """A daemon that lost its question gets it again; a late answer lends nothing in vain."""
     live.is_full = True
     with push(fake) as producer:
         with pytest.raises(PushTimeout, match="no place of the 2"):

@@ -47,7 +47,10 @@ def test_the_page_is_up_to_date(page):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_message_has_its_number_its_way_and_each_field_with_a_meaning(page, kind):
-    """Also those that are added: a field whose meaning nobody wrote shows here, not in the page's reader's question."""
+    """Also those that are added.
+
+    A field whose meaning nobody wrote shows here, not in the page's reader's question.
+    """
     text = section(page, f"### {kind.code} `{kind.__name__}`")
 
     assert text.lstrip().startswith("*"), "nobody may receive it"

@@ -48,7 +48,7 @@ def test_the_stream_is_numpys_philox_at_the_documented_counter():
 
 
 def test_numbers_across_samples_and_epochs_are_uniform_and_uncorrelated():
-    """First draws of neighbouring samples, and of the same sample in neighbouring epochs, look like independent ones."""
+    """First draws of neighbouring samples and epochs look independent."""
     random = SampleRandom(1)
     first = np.empty((2, 20_000))
     for epoch, sample in itertools.product(range(2), range(20_000)):

@@ -1,4 +1,7 @@
-"""The nearest reader of a position, against asking every course; and the idle slot that is needed last, against a look at all."""
+"""The nearest reader of a position, against asking every course.
+
+And the idle slot that is needed last, against a look at all.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,7 +80,7 @@ def test_the_ranks_that_read_a_step_are_those_whose_courses_have_it(stream):
 @many_examples
 @given(stream=streams(), data=st.data())
 def test_the_idle_slot_that_is_needed_last_is_found_while_readers_come_and_go(stream, data):
-    """Slots become idle and are used, readers move a batch on or back, newcomers come nearer, others leave."""
+    """Slots become idle and used, readers move, newcomers come nearer, others leave."""
     plan, repeats, chosen = stream
     readers = Readers(plan, repeats=repeats)
     idle = Idle(readers)

@@ -1,4 +1,7 @@
-"""A configuration that is read again, as the core sees it: streams end and begin in one step, workers come and go."""
+"""A configuration that is read again, as the core sees it.
+
+Streams end and begin in one step, workers come and go.
+"""
 
 import dataclasses
 
@@ -24,7 +27,10 @@ def refusals(actions):
 
 
 def test_a_stream_that_is_taken_out_is_freed_slot_by_slot_as_its_leases_end():
-    """The trainer keeps both of its batches; one goes back with each release, and with the last one the stream."""
+    """The trainer keeps both of its batches.
+
+    One goes back with each release, and with the last one the stream.
+    """
     world = started()
     actions = world.reconfigure(removed=(1,))
     assert not pick(act.EndStream, actions)
@@ -56,7 +62,7 @@ def test_a_trainer_that_waits_is_told_at_once_that_its_stream_is_another_one():
 
 
 def test_orders_of_a_stream_that_is_taken_out_are_carried_out_before_its_slots_go():
-    """A worker may still write until it says that it is done, or the kernel says that it is dead."""
+    """A worker may still write until it reports the end, or the kernel its death."""
     world = CheckedWorld([make_spec(1), make_spec(2)], 2)
     world.start_workers()
     world.subscribe(1, 1)
@@ -80,7 +86,7 @@ def test_streams_that_are_not_named_do_not_notice():
 
 
 def test_surplus_workers_finish_what_they_have_and_are_no_deaths():
-    """They get nothing new, are told to go once they have nothing in hand, and nobody takes their place."""
+    """They get no new orders, are dismissed without one, and are not replaced."""
     world = CheckedWorld([make_spec(1, samples=600, batch_size=100)], 3)
     world.start_workers()
     world.subscribe(1, 1)
@@ -143,7 +149,10 @@ def test_a_dismissed_worker_that_does_not_go_is_killed():
 
 
 def test_a_producer_of_a_stream_that_is_another_one_is_told_and_its_sample_is_not_taken():
-    """What waits for a place is answered; what is pushed into the old mailbox is refused, since nobody will read it there."""
+    """What waits for a place is answered.
+
+    What is pushed into the old mailbox is refused, since nobody will read it there.
+    """
     world = LiveWorld([live_spec(1, capacity=3)])
     state = world.state
     for session in range(1, 5):

@@ -69,7 +69,7 @@ def test_a_stream_of_different_shapes_needs_room_for_the_largest_in_every_row() 
 
 
 def test_memory_for_less_than_two_slots_is_refused_with_the_numbers() -> None:
-    """The message says what is needed, what there is, and which key in which table to set to what."""
+    """The message has the need, the present amount, and the key to change."""
     with pytest.raises(MemoryTooSmall) as caught:
         plan_rings(
             config_of(3 * MEBIBYTE, big=stream_of(256), small=stream_of(4), own=stream_of(256, memory=MEBIBYTE)),

@@ -1,4 +1,7 @@
-"""Who gets how much of the ring: late trainers, hoarders, fair shares, and what happens when memory runs out."""
+"""Who gets how much of the ring.
+
+Late trainers, hoarders, fair shares, and what happens when memory runs out.
+"""
 
 from batchd.core import actions as act
 from batchd.core import events as ev
@@ -78,7 +81,10 @@ def test_a_waiting_trainer_is_told_when_a_late_one_takes_what_it_waited_for():
 
 
 def test_a_waiting_trainer_is_told_when_one_that_goes_keeps_what_it_waited_for():
-    """Four of six slots are held by one that reads on after it has ended; the other has two and cannot get a third."""
+    """Four of six slots are held by one that reads on after it has ended.
+
+    The other has two and cannot get a third.
+    """
     world = world_of(slots_max=6, window=2)
     world.subscribe(session=1, window=4)
     world.fill_all()
@@ -93,7 +99,10 @@ def test_a_waiting_trainer_is_told_when_one_that_goes_keeps_what_it_waited_for()
 
 
 def test_a_waiting_trainer_is_told_when_the_memory_it_waited_for_is_lost():
-    """It has three of six slots and waits for a fourth; now there are five, and two of them are the other's."""
+    """It has three of six slots and waits for a fourth.
+
+    Now there are five, and two of them are the other's.
+    """
     world = world_of(slots_max=6, window=3)
     world.subscribe(session=1)
     world.fill_all()
@@ -107,7 +116,7 @@ def test_a_waiting_trainer_is_told_when_the_memory_it_waited_for_is_lost():
 
 
 def test_memory_beyond_the_fair_share_is_for_those_who_have_less():
-    """What a trainer with six of eight slots gives back goes to the one with two, however little the first has cost."""
+    """A slot released by a trainer with six of eight goes to the one with two."""
     world = world_of(slots_max=8, window=8)
     world.subscribe(session=1)
     world.subscribe(session=2, epoch=9)
@@ -122,7 +131,10 @@ def test_memory_beyond_the_fair_share_is_for_those_who_have_less():
 
 
 def test_a_share_that_nobody_wants_is_there_for_those_who_do():
-    """A trainer with a short window is content with three of eight slots; the other has the five that are left."""
+    """A trainer with a short window is content with three of eight slots.
+
+    The other has the five that are left.
+    """
     world = world_of(slots_max=8, window=8)
     world.subscribe(session=1)
     world.subscribe(session=2, epoch=9, window=2)
@@ -135,7 +147,10 @@ def test_a_share_that_nobody_wants_is_there_for_those_who_do():
 
 
 def test_what_one_leaves_over_goes_on_to_the_next_at_once():
-    """A third trainer goes; the one below its fair share takes what it lacks, and the one above takes the rest."""
+    """A third trainer goes.
+
+    The one below its fair share takes what it lacks, and the one above takes the rest.
+    """
     world = world_of(slots_max=9, window=9)
     world.subscribe(session=1)
     world.subscribe(session=2, epoch=9, window=3)
@@ -162,7 +177,10 @@ def test_a_slot_without_memory_is_not_asked_for_again():
 
 
 def test_a_lost_slot_does_not_leave_a_trainer_waiting_for_one_that_holds_the_others():
-    """Its nearest claim loses its slot while another trainer stands still with three: a farther claim makes room."""
+    """Its nearest claim loses its slot while another trainer stands still with three.
+
+    A farther claim makes room.
+    """
     world = world_of(slots_max=6, window=3)
     world.subscribe(session=1)
     world.fill_all()

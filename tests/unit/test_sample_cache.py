@@ -1,4 +1,4 @@
-"""A cache of samples: what comes out is what went in, there is never more of it than allowed, and workers do not meet."""
+"""A cache of samples returns what was stored, within its limit, for concurrent workers."""
 
 import errno
 import mmap
@@ -246,7 +246,10 @@ class OneReader:
 
 
 def test_a_reader_keeps_what_it_is_told_is_good(start_worker):
-    """What was not, and what could not be read, is read again; and only what is not kept is read ahead."""
+    """What was not, and what could not be read, is read again.
+
+    And only what is not kept is read ahead.
+    """
     inner = OneReader()
     reader = CachedReader(inner, start_worker())
     for sample in (2, 4):

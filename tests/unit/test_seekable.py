@@ -1,4 +1,4 @@
-"""A JPEG with restart markers is the same picture, and a crop that is cut out of it has the pixels of the whole."""
+"""A JPEG with restart markers is the same picture, and crops have its pixels."""
 
 import os
 from itertools import pairwise
@@ -88,7 +88,10 @@ def jpegs(draw):
 
 @given(case=jpegs(), tile_width=st.sampled_from([1, 16, 64, 1000]))
 def test_restart_markers_change_no_pixel(case, tile_width):
-    """For libjpeg-turbo of each of its users, and coefficient by coefficient: what is written from it again is the same file."""
+    """For libjpeg-turbo of each of its users, and coefficient by coefficient.
+
+    What is written from it again is the same file.
+    """
     data, _size = case
 
     made = marked(data, tile_width)
@@ -122,7 +125,10 @@ def test_what_is_cut_has_the_pixels_of_the_whole(case, tile_width, factor, color
 
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
 def test_every_box_that_begins_or_ends_at_a_tile_is_right(subsampling):
-    """With one pixel more and less: chroma is shared across tiles, and at their edges it must come from the next one."""
+    """With one pixel more and less.
+
+    Chroma is shared across tiles, and at their edges it must come from the next one.
+    """
     image = photo(70, 200)
     data = marked(jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling), 32)
     pixels = whole(data)
@@ -147,7 +153,10 @@ def test_the_tiles_under_the_crop_are_taken_and_no_others():
 
 
 def test_markers_that_do_not_divide_a_row_give_rows():
-    """20 MCUs in a row and a marker after 7 or 40: from the last row on that begins with a marker."""
+    """20 MCUs in a row and a marker after 7 or 40.
+
+    From the last row on that begins with a marker.
+    """
     assert tiles(jpeg_of(WIDE, "420", restart=40), UNDER_THE_MIDDLE) == (1, 5)
     assert tiles(jpeg_of(WIDE, "420", restart=7), Cut(120, 0, 9, 9)) == (6, 29)
     assert tiles(jpeg_of(WIDE, "420", restart=7), UNDER_THE_MIDDLE) is None
@@ -157,7 +166,10 @@ def test_markers_that_do_not_divide_a_row_give_rows():
     ("across", "tile_width", "expected"), [(63, 64, 7), (47, 64, 47), (50, 64, 10), (64, 64, 8), (9, 64, 9), (4, 8, 1)]
 )
 def test_an_interval_divides_the_row(across, tile_width, expected):
-    """By the divisor that is nearest, but for those that make the file much larger: a prime number has whole rows."""
+    """By the divisor that is nearest, but for those that make the file much larger.
+
+    A prime number has whole rows.
+    """
     data = marked(jpeg_of(photo(16, 8 * across), "444"), tile_width)
 
     restart = data.index(b"\xff\xdd\0\4")
@@ -169,7 +181,10 @@ def segment(marker, payload):
 
 
 def test_what_applications_wrote_is_kept():
-    """EXIF, colour profile, comment, in their order, and nothing is added: no JFIF where there was none."""
+    """EXIF, colour profile, comment, in their order, and nothing is added.
+
+    No JFIF where there was none.
+    """
     plain = jpeg(photo(40, 50))
     profile, comment = segment(0xE2, b"ICC_PROFILE\0\1\1" + b"p" * 60_000), segment(0xFE, b"a comment")
     data = jpeg_with_exif(JPEG_START + profile + comment + plain[20:], 6)
@@ -266,7 +281,10 @@ def test_markers_out_of_their_order_are_read_as_they_were_before():
 
 
 def test_bytes_that_decoders_skip_are_skipped():
-    """Fill bytes in front of markers. Others there were left over: what is in front of them was decoded from the wrong ones."""
+    """Fill bytes in front of markers.
+
+    Others there were left over: what is in front of them was decoded from the wrong ones.
+    """
     data = marked(jpeg_of(WIDE, "444"))
     _begin, end = intervals(data)[40]
     expected = whole(data)[60:80, 0:100]
@@ -278,7 +296,7 @@ def test_bytes_that_decoders_skip_are_skipped():
 
 
 def test_zeros_in_front_of_a_restart_marker_are_damage_to_every_crop_that_reads_them():
-    """They are padding in front of the end of the file alone, not where the end of what was cut out of it is."""
+    """They are padding before the end of the file only, not before that of a cut."""
     data = marked(jpeg_of(WIDE, "444"))
     box = Cut(64, 140, 16, 40)  # its last row is the last of its blocks
     taken, _all = tiles(data, box)
@@ -368,7 +386,7 @@ def test_many_calls_leave_no_memory_behind():
 
 
 def test_a_cache_keeps_what_can_be_cut_and_else_the_file():
-    """Not what is broken where no crop may have looked, what can be cut already, what is no JPEG, and what would be too long."""
+    """Not broken files, seekable ones, other formats, and ones that would be too long."""
     file = jpeg(photo(200, 300))
     made = made_seekable(memoryview(file), len(file) * 2)
 

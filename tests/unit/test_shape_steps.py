@@ -1,4 +1,7 @@
-"""The steps for samples of different shapes: what they make of a sample, and where they cannot stand."""
+"""The steps for samples of different shapes.
+
+What they make of a sample, and where they cannot stand.
+"""
 
 import numpy as np
 import pytest
@@ -125,7 +128,10 @@ def test_a_sample_that_is_something_else_is_bad(step, value, message) -> None:
 
 
 def test_a_masked_sample_is_empty_and_filled() -> None:
-    """What is known of it is not kept where a step would have changed it; all of its room is room that it does not need."""
+    """What is known of it is not kept where a step would have changed it.
+
+    All of its room is room that it does not need.
+    """
     columns = [IMAGE, TOKENS, Column("label", dtype="int64")]
     steps = [Decode(), RAGGED_IMAGE, PadBatch(field="tokens", max_shape=(8,), fill=-100)]
     fields = sample_fields(columns, steps, "mask")
@@ -147,7 +153,10 @@ def blank_row(pipeline):
 
 @pytest.mark.parametrize("kind", [PadBatch, Ragged])
 def test_what_was_in_a_row_before_leaves_nothing_behind(kind) -> None:
-    """Larger, smaller and empty samples, and masked ones, one after the other in one row: the bytes of a fresh row each."""
+    """Larger, smaller and empty samples, and masked ones, one after the other in one row.
+
+    The bytes of a fresh row each.
+    """
     grids = Column("grid", dtype="uint8", shape=(None, None, 2))
     pipeline = Pipeline([grids], [kind(field="grid", max_shape=(5, 6, 2))], 0)
     row = blank_row(pipeline)

@@ -1,4 +1,7 @@
-"""Values of a sample as members of a shard: every kind of column, and what a source reads of them again."""
+"""Values of a sample as members of a shard.
+
+Every kind of column, and what a source reads of them again.
+"""
 
 import io
 import json
@@ -81,7 +84,10 @@ def test_a_file_that_is_not_decoded_stays_as_it_was(data, ending):
 
 
 def test_every_kind_of_value_has_its_member():
-    """Label as the source reads it; other numbers together; arrays and texts under their names; further images too."""
+    """Label as the source reads it.
+
+    Other numbers together; arrays and texts under their names; further images too.
+    """
     columns = [
         PIXELS,
         Column("mask", dtype="uint8", shape=(4, 4, 1)),

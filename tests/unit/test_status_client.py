@@ -1,4 +1,7 @@
-"""How often the observer asks the daemon, whatever requests arrive, with a clock and a session that are not real."""
+"""How often the observer asks the daemon, whatever requests arrive.
+
+With a fake clock and session.
+"""
 
 import itertools
 import os
@@ -62,7 +65,10 @@ def run(asking, clock, want, seconds=10.0) -> list[tuple[float, type]]:
 
 
 def test_questions_are_spaced_whatever_is_wanted(asking, clock):
-    """Status and bad samples of many streams, all the time: both are asked, and ten a second together."""
+    """Status and bad samples of many streams, all the time.
+
+    Both are asked, and ten a second together.
+    """
 
     def want():
         asking._wanted_s = clock.now
@@ -92,7 +98,10 @@ def test_bad_samples_keep_nobody_from_the_status(asking, clock):
 
 
 def test_the_observer_loads_no_numpy():
-    """Nor anything else that makes a process large; its client loads what it needs when that is needed."""
+    """Nor anything else that makes a process large.
+
+    Its client loads what it needs when that is needed.
+    """
     large = {"numpy", "cv2", "pydantic", "click", "rich"}
     program = f"import batchd.observer.__main__, sys; print({large} & set(sys.modules))"
 

@@ -26,7 +26,10 @@ from support.core_world import make_spec, pick
 
 
 class DeadlyWorld(CheckedWorld):
-    """Workers die of some samples, with or without a note, unless these are quarantined. ``deaths`` by sample."""
+    """Workers die of some samples, with or without a note, unless these are quarantined.
+
+    ``deaths`` by sample.
+    """
 
     def __init__(
         self,
@@ -71,7 +74,10 @@ class DeadlyWorld(CheckedWorld):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 12])
 def test_a_note_finds_a_deadly_sample_with_two_deaths(rows):
-    """Once in company, once alone; then it is quarantined, and the batches come whole and in order."""
+    """Once in company, once alone.
+
+    Then it is quarantined, and the batches come whole and in order.
+    """
     world = DeadlyWorld({7}, with_note=True, batch_size=rows)
     world.subscribe(end_epoch=1, window=12)
     actions = world.work(40)
@@ -97,7 +103,10 @@ def test_without_notes_a_deadly_sample_is_found_by_halving(sample):
 @pytest.mark.parametrize("with_note", [True, False], ids=["with notes", "without"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_several_deadly_samples_are_found_each(with_note, workers):
-    """Neighbours in one batch, and one in another; with notes, none of them takes a third worker."""
+    """Neighbours in one batch, and one in another.
+
+    With notes, none of them takes a third worker.
+    """
     world = DeadlyWorld({3, 4, 20}, with_note=with_note, workers=workers, samples=24, batch_size=12)
     world.subscribe(end_epoch=1)
     actions = world.work(80)
@@ -118,7 +127,7 @@ def test_a_sample_met_in_two_batches_at_once_takes_no_third_worker():
 
 
 def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
-    """The sample it had in hand is decoded by the next worker, and with that it is acquitted, each time."""
+    """Its sample is decoded by the next worker and is thereby cleared, each time."""
     world = DeadlyWorld(set(), with_note=True, samples=12, batch_size=12, slots_max=10)
     for epoch in range(5):
         world.subscribe(session=epoch + 1, epoch=epoch, end_epoch=epoch + 1)
@@ -131,7 +140,10 @@ def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
 @pytest.mark.parametrize("chunk_rows", [1, 4])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chunk_rows):
-    """In one epoch, at any sample, often at the same one again: every batch comes, whole and in order."""
+    """In one epoch, at any sample, often at the same one again.
+
+    Every batch comes, whole and in order.
+    """
     world = DeadlyWorld(
         set(), with_note=True, workers=2, chunk_rows_max=chunk_rows, samples=2400, batch_size=40, slots_max=4
     )
@@ -152,7 +164,10 @@ def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chun
 
 
 def test_killing_every_worker_that_has_just_begun_does_not_stop_the_stream():
-    """However long somebody goes on with it: when it ends, the stream goes on, and each batch comes."""
+    """However long somebody goes on with it.
+
+    When it ends, the stream goes on, and each batch comes.
+    """
     world = DeadlyWorld(set(), with_note=True, batch_size=6)
     world.subscribe(end_epoch=1)
     actions = _die_between_samples(world, 10 * BLANK_DEATHS_MAX, from_outside=True)
@@ -161,7 +176,10 @@ def test_killing_every_worker_that_has_just_begun_does_not_stop_the_stream():
 
 
 def test_a_sample_for_which_its_worker_is_killed_again_and_again_is_quarantined():
-    """A guard against processes that take too much memory kills as anybody does; it must not go on for ever."""
+    """A guard against processes that take too much memory kills as anybody does.
+
+    It must not go on for ever.
+    """
     world = DeadlyWorld(set(), with_note=True, samples=12, batch_size=12, slots_max=2)
     world.subscribe(end_epoch=1)
     for _ in range(PROOF_WEIGHT):
@@ -210,7 +228,7 @@ def test_too_many_deadly_samples_are_no_matter_of_single_files():
 
 @pytest.mark.parametrize("workers", [1, 8])
 def test_samples_that_are_too_large_for_the_memory_are_bad_ones_however_many(workers):
-    """Each ends two workers, and then ``max_bad_fraction`` says how many there may be, not what may be odd of a decoder."""
+    """Each ends two workers; then ``max_bad_fraction`` bounds their number."""
     large = set(range(0, 600, 10))
     world = DeadlyWorld(
         large, with_note=True, workers=workers, out_of_memory=True, samples=600, batch_size=60, bad_fraction_max=1.0
@@ -257,7 +275,10 @@ def test_a_chunk_is_cut_around_the_suspect_or_in_half(chunk, row, parts):
 
 
 def test_two_deaths_quarantine_and_life_acquits():
-    """A sample that was decoded in between starts over; one that is quarantined is not quarantined again."""
+    """A sample that was decoded in between starts over.
+
+    One that is quarantined is not quarantined again.
+    """
     suspects = Suspects(1000)
     assert not suspects.accuse(5, "signal 9")
     assert suspects.has_open
@@ -341,7 +362,10 @@ def test_more_bad_samples_than_the_share_of_the_source_are_too_many():
 
 
 def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
-    """Long before a twentieth of a million samples has been seen; and not before chance is ruled out."""
+    """Long before a twentieth of a million samples has been seen.
+
+    And not before chance is ruled out.
+    """
     bad = BadSamples(10**6, 0.05)
     bad.rows = SURE_ROWS - 1
     for sample in range(40):
@@ -352,7 +376,7 @@ def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
 
 
 def test_a_few_bad_samples_met_early_are_no_broken_stream():
-    """With four in a hundred where five are allowed, spread by lot over a shuffled epoch, the stream never stops."""
+    """With 4 % where 5 % are allowed, at random over an epoch, the stream never stops."""
     for seed in range(200):
         chance = random.Random(seed)
         bad = BadSamples(10_000, 0.05)
@@ -402,7 +426,7 @@ def test_workers_that_all_die_between_samples_stop_the_stream():
 
 
 def test_a_chunk_done_in_between_shows_that_workers_can_work():
-    """Whoever kills workers from outside, however often, does not stop a stream that goes on meanwhile."""
+    """Kills from outside, however many, do not stop a stream that progresses."""
     world = DeadlyWorld(set(), with_note=True, samples=240, batch_size=6, slots_max=64, chunk_rows_max=1)
     world.subscribe(end_epoch=1, window=40)
     for _ in range(3):
@@ -417,7 +441,7 @@ def test_a_chunk_done_in_between_shows_that_workers_can_work():
 
 
 def test_only_the_first_bad_samples_keep_a_long_reason():
-    """So that ten thousand of them take no memory to speak of, and a list of them fits into a message."""
+    """Ten thousand of them take little memory, and a list fits into a message."""
     bad = BadSamples(1000, 1.0)
     reason = "ä" * 500
     for sample in range(LONG_REASONS_MAX + 10):

@@ -1,4 +1,4 @@
-"""Text to tokens, with tokenizer.json files that the tests make themselves, against plain Python."""
+"""Text to tokens, with generated tokenizer.json files, against plain Python."""
 
 import itertools
 import json
@@ -48,7 +48,10 @@ def words_of(text):
 
 
 def byte_pairs_of(text):
-    """Byte pair encoding as the book has it: the best pair is merged, the left one first, until none is left."""
+    """Byte pair encoding as the book has it.
+
+    The best pair is merged, the left one first, until none is left.
+    """
     made = []
     for word in text.split():
         pieces = list(word)

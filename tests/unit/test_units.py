@@ -1,4 +1,4 @@
-"""The units in deploy/: every directive has its reason, systemd takes them, and they are as closed as they are said to be."""
+"""The units in deploy/: reasons for every directive, accepted by systemd, sandboxed as stated."""
 
 import os
 import re
@@ -38,7 +38,10 @@ def value_of(name: str) -> str:
 
 
 def test_every_directive_has_its_reason() -> None:
-    """A comment stands above it, or above the few lines that it belongs to; none begins behind an empty line."""
+    """A comment stands above it, or above the few lines that it belongs to.
+
+    None begins behind an empty line.
+    """
     lines = UNIT.read_text().partition("[Service]")[2].partition("[Install]")[0].strip().splitlines()
     for before, line in pairwise(["", *lines]):
         assert not line or line.startswith("#") or before, f"{line} has no reason"

@@ -1,4 +1,4 @@
-"""Which number means nobody in particular, from what /proc says of this process's user namespace."""
+"""The overflow id of this process's user namespace, from /proc."""
 
 from pathlib import Path
 

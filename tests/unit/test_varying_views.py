@@ -1,4 +1,7 @@
-"""Rows of different shapes: what a worker writes into them is what a trainer reads, and nothing makes a view leave its field."""
+"""Rows of different shapes.
+
+What a worker writes into them is what a trainer reads, and nothing makes a view leave its field.
+"""
 
 from dataclasses import dataclass
 from math import prod

@@ -1,4 +1,4 @@
-"""Why a trainer waits: each verdict from numbers that prove it, and none from numbers that do not."""
+"""Each verdict from numbers that prove it, and none from numbers that do not."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -75,7 +75,10 @@ def test_nothing_is_wrong_where_nobody_waits_and_the_ring_is_not_full() -> None:
 
 
 def test_a_slow_step_is_named_with_its_time_and_the_cores_that_it_takes() -> None:
-    """Ten thousand samples in ten seconds, and six seconds in which the trainer computed: that needs 20/0.6 core seconds."""
+    """Ten thousand samples in ten seconds, and six seconds in which the trainer computed.
+
+    That needs 20/0.6 core seconds.
+    """
     found = verdict(work=BUSY, waits=WAITING, parts={"read": 1.0, "decode": 5.0, "color_jitter": 12.0})
 
     assert found.kind is Kind.DECODE_BOUND
@@ -183,7 +186,7 @@ SLOW_STORAGE: dict[str, Any] = {
 
 
 def remedy_with_a_cache(before: int, after: int, budget_bytes: int, hits: int = 0, folder: str | None = None) -> str:
-    """What is said to a stream of 100,000 samples of 100 kB whose cache had so many of them, and has so many now."""
+    """The remedy for a stream of 100,000 samples of 100 kB, by the samples in its cache."""
     slow = deepcopy(SLOW_STORAGE)
     slow["work"]["cache_hits"] = hits
     slow["work"]["read_bytes"] = (10_000 - hits) * 100_000
@@ -245,7 +248,10 @@ def test_reading_that_takes_a_cpu_is_no_slow_storage() -> None:
 
 
 def test_workers_that_finish_nothing_are_not_idle() -> None:
-    """Their storage hangs, or their chunks take longer than anybody looks: what is in hand is not counted yet."""
+    """Their storage hangs, or their chunks take longer than anybody looks.
+
+    What is in hand is not counted yet.
+    """
     before, _after = two_looks()
     after = later(before)
     after.streams[0].subscriptions[0].waits.workers_s = 10.0
@@ -511,7 +517,10 @@ def test_a_trainer_that_came_in_between_is_left_out() -> None:
 
 
 def test_a_stream_that_a_reload_has_replaced_is_another_one_and_its_work_is_work() -> None:
-    """What it counts began anew, under the same name; the workers were busy with it all the same."""
+    """What it counts began anew, under the same name.
+
+    The workers were busy with it all the same.
+    """
     before, after = two_looks(work=BUSY, waits=WAITING)
     (photos,) = before.streams
     replaced = replace(photos, number=2, name="other", subscriptions=(), work=replace(photos.work, busy_s=500.0))

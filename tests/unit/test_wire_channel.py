@@ -261,7 +261,10 @@ def fill(channel: socket.socket) -> int:
 
 
 def test_a_full_channel_refuses_and_an_empty_one_too(pair) -> None:
-    """Neither side ever waits on a channel that it made non-blocking; nothing of the refused message is sent."""
+    """Neither side ever waits on a channel that it made non-blocking.
+
+    Nothing of the refused message is sent.
+    """
     ours, theirs = pair
     with pytest.raises(BlockingIOError):
         receive_message(theirs, TO_TRAINER_LIFELINE)
@@ -400,7 +403,10 @@ def test_daemons_are_looked_for_in_the_systems_place_and_then_in_the_users(monke
 
 
 def test_last_words_are_heard_even_if_ours_were_not():
-    """The kernel resets a connection that is closed with something unread; what the other side had said is still there."""
+    """The kernel resets a connection that is closed with something unread.
+
+    What the other side had said is still there.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         send_message(ours, Hello(1, "trainer", 1))

@@ -218,7 +218,10 @@ def test_two_messages_with_one_number_make_no_vocabulary() -> None:
 
 @every_vocabulary
 def test_every_wrong_value_of_every_field_is_refused_by_name(vocabulary) -> None:
-    """Negative, too large, a bool for a number, a text for bytes, a tuple of another length: at every place."""
+    """Negative, too large, a bool for a number, a text for bytes, a tuple of another length.
+
+    At every place.
+    """
     for whole in map(whole_message, vocabulary._kinds.values()):
         assert vocabulary.decode(whole.encode()) == whole
         kind, hints = type(whole), get_type_hints(type(whole))
@@ -335,7 +338,7 @@ def test_a_message_cut_off_anywhere_or_with_something_behind_it_is_refused(vocab
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"], ids=["array", "map"])
 def test_deep_nesting_is_refused_at_every_depth(opening) -> None:
-    """Neither the reader's own stack nor Python's, when the error shows the value, may end in anything else."""
+    """Neither a deep nesting nor the error that shows it may exhaust a stack."""
     for depth in (5, 100, 500, 511, 512, *range(900, 1030, 5), 1022, 1023, 1024, 5000, 200_000):
         nested = opening * depth + b"\xc0"
         for data in (nested, b"\x93\x0a" + nested + b"\xc4\x00", b"\x93\x0a\x01" + nested):
@@ -374,7 +377,7 @@ def test_keys_that_are_no_text_are_refused(key) -> None:
 
 @pytest.mark.parametrize("prefix", [b"", b"\x93\x0a\x01", b"\x93\x18\x01\x81\xa1a"], ids=["alone", "field", "object"])
 def test_a_huge_announced_length_costs_no_memory(prefix) -> None:
-    """Array, string, binary, map and extension of 2^32 - 1 or 2^16 - 1 items, of which none follows."""
+    """Array, string, binary, map and extension that announce 2^32 - 1 or 2^16 - 1 items."""
     long = [bytes([start]) + b"\xff" * 4 for start in (0xDD, 0xDB, 0xC6, 0xDF, 0xC9)]
     short = [bytes([start]) + b"\xff" * 2 for start in (0xDC, 0xDA, 0xC5, 0xDE, 0xC8)]
     tracemalloc.start()

@@ -64,7 +64,7 @@ def bytes_of(field: PlacedField, rows: int) -> range:
 
 
 def test_offsets_are_as_drawn() -> None:
-    """The first field behind the header page, each next at a multiple of 64, the end at a multiple of 4096."""
+    """First field behind the header page, the next at multiples of 64, the end of 4096."""
     layout = place_fields(PHOTOS, 7)
 
     assert [(field.name, field.offset) for field in layout.fields] == [
@@ -85,7 +85,7 @@ def test_a_slot_that_ends_on_a_page_has_no_page_more() -> None:
 
 @given(fields=field_lists, rows=row_counts)
 def test_fields_are_aligned_and_never_overlap(fields, rows) -> None:
-    """Whatever the fields are: each in its own bytes, none in the header page, all inside the slot."""
+    """Each field has its own bytes, outside of the header page, inside the slot."""
     layout = place_fields(fields, rows)
 
     end = 4096
@@ -237,7 +237,7 @@ def test_a_varying_field_takes_room_for_its_largest_in_every_row() -> None:
 
 
 def test_sizes_have_the_name_that_people_expect() -> None:
-    """A length where one dimension varies, a shape where several do, nothing where all rows are alike."""
+    """A length if one dimension varies, a shape if several do, else nothing."""
     assert [sizes_field(field) for field in VARYING] == [VARYING[1], None, VARYING[3], None]
     assert length_texts((5, 7, 3), VARYING[0].varying) == ["<=5", "<=7", "3"]
     assert length_texts((5, 7), None) == ["5", "7"]
@@ -367,7 +367,7 @@ def test_only_the_generation_of_the_handle_opens_a_slot() -> None:
 
 @given(cut=st.integers(0, 64))
 def test_a_torn_header_is_never_whole(cut) -> None:
-    """However far the new header's words had come, the generation that is read is one of the two."""
+    """After any part of the new header, the generation read is one of the two."""
     before, after = SlotHeader(UNFINISHED, 2, 0, 0, 0, 0).pack(), SlotHeader(9, 2, 3, 4, 5, 6).pack()
     torn = after[:cut] + before[cut:]
 

@@ -99,7 +99,7 @@ def test_a_daemon_that_has_gone_is_shown_as_such(observed, open_page):
     page = open_page(address_of(observed))
     shows(page, "serving")
     observed.terminate()
-    shows(page, "Nobody has answered for")
+    shows(page, "No answer for")
     assert page.locator("#state").text_content() == "gone"
     assert all("ERR_CONNECTION" in complaint for complaint in open_page.complaints)
     open_page.complaints.clear()
@@ -111,7 +111,7 @@ def test_a_way_that_has_gone_silent_is_shown_as_such(observed, open_page):
     shows(page, "serving")
     os.kill(observer_of(observed), signal.SIGSTOP)
     try:
-        shows(page, "Nobody has answered for")
+        shows(page, "No answer for")
         assert page.locator("#state").text_content() == "gone"
     finally:
         os.kill(observer_of(observed), signal.SIGCONT)

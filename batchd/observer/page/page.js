@@ -1,4 +1,4 @@
-// The page: asks the observer each second what there is to see, and shows it. Names come from anybody, so they are put in as
+// The page: asks the observer each second what there is to see, and shows it. Names may be hostile, so they are put in as
 // text and never as markup.
 import { Plot, colour, fillBar, fillLegend, html, say, svg } from "/plots.js";
 
@@ -189,7 +189,7 @@ function bar(name) {
   return parts;
 }
 
-// What is drawn costs the daemon a slot for a moment, so it is drawn when somebody opens it, and not before.
+// What is drawn costs the daemon a slot for a moment, so it is drawn when a user opens it, and not before.
 class Sheet {
   constructor(stream) {
     this.stream = stream;
@@ -336,7 +336,7 @@ async function look() {
   } catch {
     lostMs ??= askedMs;
     state(false, "gone");
-    notice(`Nobody has answered for ${duration((performance.now() - lostMs) / 1000)}: the daemon has ended, or the way to it. Trying again.`);
+    notice(`No answer for ${duration((performance.now() - lostMs) / 1000)}: the daemon has ended, or the network is down. Trying again.`);
     return;
   }
   lostMs = null;
@@ -352,7 +352,7 @@ async function remember() {
   for (const stream of streams.values()) stream.plot(history);
 }
 
-// One after the other, and not while nobody looks; what goes wrong once is tried again.
+// One after the other, and not while the page is hidden; a failure is retried.
 async function keep(ask, everyMs) {
   for (;;) {
     try {
