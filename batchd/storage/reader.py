@@ -24,6 +24,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -332,14 +333,13 @@ class Folders:
                 os.close(self._open.pop(folder))
                 if error.errno == errno.ELOOP:
                     self._open[folder] = known = _HAS_LINKS
-        descriptor = os.open(path, OPEN_FLAGS)
-        try:
+        with ExitStack() as where_it_fails:
+            descriptor = os.open(path, OPEN_FLAGS)
+            where_it_fails.callback(os.close, descriptor)
             check_opened(descriptor, self._bound)
             if known != _HAS_LINKS and self._has_room:
                 self._keep(folder)
-        except BaseException:
-            os.close(descriptor)
-            raise
+            where_it_fails.pop_all()
         return descriptor
 
     def close(self) -> None:
