@@ -283,18 +283,18 @@ def _serve(config: Config, options: ServeOptions) -> None:
         queue = Queue()
         assembly = Assembly(config, stack)
         service = assembly.service(is_embedded=is_embedded)
-        held = stack.enter_context(hold(config.daemon.runtime_dir, is_private=is_embedded))
+        names = stack.enter_context(hold(config.daemon.runtime_dir, is_private=is_embedded))
         workers = assembly.workers(queue.append, options.launched)
         failpoints.passing("daemon.starting")
-        observer = assembly.observer(held.names, is_embedded=is_embedded)
+        observer = assembly.observer(names, is_embedded=is_embedded)
         rings = assembly.rings(service.waiting)
         memory = assembly.memory(rings)
         streams = assembly.streams(rings, _both(options.progress, service.scanned))
         state = assembly.state(streams, workers)
         side = DaemonSide(assembly.selector, queue.append, memory)
         local = assembly.local_door(side)
-        doors = Doors([local, *assembly.tcp_doors(side, held.names)])
-        local.bind(held.names.lifeline_path, held.names.zmq_path)
+        doors = Doors([local, *assembly.tcp_doors(side, names)])
+        local.bind(names.lifeline_path, names.zmq_path)
         failpoints.passing("daemon.bound")
         applier = ReloadApplier(
             state=state,
@@ -319,11 +319,11 @@ def _serve(config: Config, options: ServeOptions) -> None:
             assembly.selector.add(options.lifeline, loop.stop)
         _log.info(
             "serving",
-            address=held.names.address,
+            address=names.address,
             streams=", ".join(config.streams),
             workers=config.daemon.worker_count(),
         )
-        options.ready(held.names.address)
+        options.ready(names.address)
         observer.start(local.adopt)
         reservation = Reservation(state, queue.append, is_wanted=config.daemon.reserve == "start")
         if hangups:

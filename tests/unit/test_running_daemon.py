@@ -135,9 +135,9 @@ def test_a_directory_that_may_not_be_looked_into_is_refused_with_what_helps(
     with stranger():
         problem = directory_problem(names)
         with pytest.raises(BatchdError, match=says):
-            hold(names.path)
+            hold(names.path).__enter__()
         with pytest.raises(BatchdError, match=f"uid {STRANGER} may not write {system.path}"):
-            hold(None)
+            hold(None).__enter__()
     assert problem is not None
     assert says in problem.message
 
