@@ -34,7 +34,7 @@ from batchd import failpoints
 from batchd.children import Linked
 from batchd.config.addresses import tcp_endpoint
 from batchd.config.directories import default_cache_dir
-from batchd.config.schema import meaning_of
+from batchd.config.schema import problem_at
 from batchd.config.tree import Config
 from batchd.core.events import Event, SlotWanted
 from batchd.core.state import DaemonState
@@ -45,10 +45,8 @@ from batchd.daemon.local.sessions import LocalDoor
 from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.memory.available import wait_for_memory
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
-from batchd.daemon.memory.cache_memory import memory_problem, needed_bytes
-from batchd.daemon.memory.held_descriptors import ADVICE, BlankSlots, plan_descriptors
-from batchd.daemon.memory.rings import RingSize, plan_rings
-from batchd.daemon.memory.slots import SlotPool
+from batchd.daemon.memory.rings import RingSize, memory_problem, needed_bytes, plan_descriptors, plan_rings
+from batchd.daemon.memory.slots import ADVICE, BlankSlots, SlotPool
 from batchd.daemon.queries import Queries
 from batchd.daemon.reload.apply import ReloadApplier, code_in
 from batchd.daemon.reload.requests import Origin, Reloader, ReloadListener
@@ -90,7 +88,7 @@ class Reservation:
         if self.is_complete or self._state.draining:
             return
         if lack is not None:
-            raise MemoryTooSmall([Problem("daemon.memory", lack, meaning_of(("daemon", "memory"), {}))])
+            raise MemoryTooSmall([problem_at(("daemon", "memory"), lack)])
         self.is_complete = self._state.has_all_slots
         if self.is_complete:
             _log.info("memory reserved", bytes=memory_bytes)
@@ -154,7 +152,7 @@ class Assembly:
             raise ConfigInvalid([refusal])
         if shortage_text is not None:
             _log.warning("descriptors may run out", reason=shortage_text)
-        mapped_bytes = max(ring.slot_bytes for ring in rings.values()) if self._daemon.tcp is not None else 0
+        mapped_bytes = max(ring.layout.slot_bytes for ring in rings.values()) if self._daemon.tcp is not None else 0
         memory = SlotPool(BlankSlots(plan.reserved, mapped_bytes))
         self._stack.callback(memory.close)
         return memory

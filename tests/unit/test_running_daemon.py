@@ -17,7 +17,7 @@ from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
 from batchd.daemon import config_checks
 from batchd.daemon.config_checks import preview as looked_at
-from batchd.daemon.memory.cache_folder import folder_problem
+from batchd.daemon.memory.cache_file import folder_problem
 from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError

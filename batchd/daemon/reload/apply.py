@@ -164,7 +164,7 @@ class ReloadApplier:
             door.limit(SessionLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
         sends_bytes = self.daemon["tcp"] is not None
         mapped_bytes = max(stream.layout.slot_bytes for stream in self.streams.values()) if sends_bytes else 0
-        self.memory.expect(max(0, document["reserved"] - slots_kept), mapped_bytes)
+        self.memory.blanks.expect(max(0, document["reserved"] - slots_kept), mapped_bytes)
 
 
 def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> ServedStream:

@@ -28,7 +28,7 @@ import structlog
 from batchd import __version__, failpoints
 from batchd.children import Child, start_linked
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.memory.held_descriptors import ADVICE
+from batchd.daemon.memory.slots import ADVICE
 from batchd.daemon.reload.apply import Descriptors, ReloadApplier
 from batchd.daemon.reload.rescan import SILENCE_MAX_S
 from batchd.errors import ExitCode

@@ -32,14 +32,13 @@ import structlog
 from batchd import __version__, failpoints
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import LoadedConfig, read_config
-from batchd.config.schema import meaning_of
+from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
 from batchd.daemon.config_checks import check_reading
 from batchd.daemon.memory.available import available_bytes, shortage
-from batchd.daemon.memory.held_descriptors import plan_descriptors
-from batchd.daemon.memory.rings import RingSize
+from batchd.daemon.memory.rings import RingSize, plan_descriptors
 from batchd.daemon.streams import ServedStream, open_stream
-from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, Problem
+from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall
 from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from batchd.samples.sizes import round_bytes
 from batchd.sources.composed.options import sources_in
@@ -243,8 +242,7 @@ def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there
             f"[streams.{others[0]}] to less, raise memory in [daemon], or restart the daemon, which divides it again"
         )
     if problem is not None:
-        found = Problem("daemon.memory", problem, meaning_of(("daemon", "memory"), {}))
-        raise MemoryTooSmall(reading.located([found]), str(file))
+        raise MemoryTooSmall(reading.located([problem_at(("daemon", "memory"), problem)]), str(file))
     return ["memory"] if is_too_little else []
 
 

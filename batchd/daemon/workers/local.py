@@ -29,7 +29,7 @@ from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, W
 from batchd.core.fleet import WorkerKind
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.memory.available import oom_kills
-from batchd.daemon.memory.held_descriptors import ADVICE
+from batchd.daemon.memory.slots import ADVICE
 from batchd.orders.worker import (
     NOTE,
     NOTE_BYTES,
