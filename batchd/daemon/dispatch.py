@@ -1,6 +1,6 @@
 """From messages of trainers to items of the daemon's queue, for both doors. DAEMON process.
 
-    message of an open session -> event, for the core | ``Query``, for ``queries``
+    message of an open session -> event, for the core | ``Query``, for the loop
 
 Each message becomes one item; nothing is answered here.
 """
