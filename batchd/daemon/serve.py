@@ -49,7 +49,7 @@ from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable, tell_unw
 from batchd.daemon.memory.rings import RingSize, memory_problem, needed_bytes, plan_descriptors, plan_rings
 from batchd.daemon.memory.slots import ADVICE, BlankSlots, SlotPool
 from batchd.daemon.reload.apply import ReloadApplier, code_in
-from batchd.daemon.reload.requests import Origin, Reloader, ReloadListener
+from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.daemon.runtime import hold
 from batchd.daemon.service.manager import Notifier, Service
 from batchd.daemon.service.observer import ObserverProcess, open_http
@@ -59,7 +59,6 @@ from batchd.daemon.tcp.sessions import TcpDoor, check_context_threads
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem
 from batchd.orders.worker import CHUNK_ROWS_MAX
-from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from batchd_wire.runtime import RuntimeDirectory
@@ -170,12 +169,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             last_number=len(streams),
             imported=code_in(streams.values()),
         )
-        listener = ReloadListener(
-            service.reloading,
-            service.scanned,
-            lambda outcome: service.reloaded(applier.workers_wanted, outcome.text.partition("\n")[0]),
-        )
-        reloader = Reloader(selector, applier, None if is_embedded else options.origin, doors.send, listener)
+        reloader = Reloader(selector, applier, None if is_embedded else options.origin, doors.send, service)
         stack.callback(reloader.close)
         loop = Loop(queue, state, streams, memory, selector, workers, doors, observer, reloader, started_s)
         stack.callback(Signals(loop).close)
@@ -241,11 +235,9 @@ def _open_streams(
 ) -> None:
     """Scan all sources, and add each stream to ``streams``."""
     index_cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
-    python_path = config.daemon.python_path or ()
-    for number, (name, stream) in enumerate(config.streams.items(), 1):
+    for number, name in enumerate(config.streams, 1):
         found = partial(progress, name)
-        scan = partial(scan_source, progress=found, cache=index_cache, storage=storage, python_path=python_path)
-        streams[number] = open_stream(number, name, stream, rings[name], scan, storage.limits, python_path=python_path)
+        streams[number] = open_stream(number, name, config, rings[name], storage, index_cache, found)
         try:
             streams[number].provide_cache(list(streams.values()))
         except CacheUnusable as error:
