@@ -1,8 +1,13 @@
 """Writes the JSON Schema of batchd.toml, batchd/config/schema.json, to standard output."""
 
+import ast
+import inspect
 import json
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 
+from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.options import StepOptions
 from batchd.samples import kinds
 from batchd.sources.options import SourceOptions
@@ -10,6 +15,16 @@ from batchd.sources.options import SourceOptions
 kinds.IS_WHOLE = True
 for options in (SourceOptions, StepOptions):
     options.__pydantic_config__["use_attribute_docstrings"] = True
+
+
+def meanings(table: type) -> Iterator[tuple[str, str]]:
+    """Each key that a class declares, with the text under it: pydantic reads no base's."""
+    (tree,) = ast.parse(inspect.getsource(table)).body
+    assert isinstance(tree, ast.ClassDef)
+    for key, text in pairwise(tree.body):
+        match key, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                yield name, inspect.cleandoc(meaning)
 
 
 def main() -> None:
@@ -21,6 +36,12 @@ def main() -> None:
         **Config.model_json_schema(),
         "title": "batchd.toml",
     }
+    for kind in STEP_KINDS.values():
+        properties = schema["$defs"][kind.__name__]["properties"]
+        inherited = dict(pair for base in reversed(kind.__mro__[1:-1]) for pair in meanings(base))
+        for name, node in properties.items():
+            if "description" not in node:
+                properties[name] = dict(sorted({**node, "description": inherited[name]}.items()))
     sys.stdout.write(json.dumps(schema, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -20,7 +20,7 @@ from batchd.pipeline.image.geometry import Cut, Move, Orientation, Padding, Resa
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.stages import ImagePlan
 from batchd.pipeline.options import StepOptions
-from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.shapes.options import RoomStep
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.sizes import round_bytes
 from batchd.sources.interface import Reader, open_reader
@@ -39,7 +39,7 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     """Lines for one stream: its first samples and their plans. Raises ``BatchdError``."""
     name, stream = plan.name, plan.config
     whole, cut = plan.pipeline.steps, plan.pipeline.cut
-    steps = list(takewhile(lambda step: not isinstance(step, Call | PadBatch | Ragged), whole))
+    steps = list(takewhile(lambda step: not isinstance(step, Call | RoomStep), whole))
     if stream.source.is_live:
         yield f"{name}: its samples are not there yet"
         return

@@ -26,7 +26,7 @@ class StepOptions:
     """Every step is a dataclass."""
 
     op: str
-    """The step's name, by which it is found."""
+    """The step's name."""
 
     is_cacheable: ClassVar[bool] = True
     """Whether a cache of decoded samples may keep what the step makes, unless ``is_random``."""

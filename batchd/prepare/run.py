@@ -26,7 +26,7 @@ from batchd.errors import BatchdError, ConfigInvalid, Problem, path_text
 from batchd.orders.prepare import PrepareStream, ShardNotWritten, ShardWritten, WriteShard
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.sample_fields import columns_after
-from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.shapes.options import RoomStep
 from batchd.pipeline.step_files import named_by_content
 from batchd.prepare.folder import FileSet, LeftOut, ShardFolder, gather
 from batchd.prepare.writers import Writer, Writers
@@ -112,7 +112,7 @@ def prepare(work: PrepareJob, output: Output, progress: Callable[[PrepareProgres
     _check_source(work, output)
     columns = kind_of(work.config.source).columns(work.config.source, work.storage)
     # samples of a shard need not have one shape
-    steps = tuple(step for step in work.config.pipeline if not isinstance(step, (PadBatch, Ragged)))
+    steps = tuple(step for step in work.config.pipeline if not isinstance(step, RoomStep))
     try:
         made = dict(columns_after(columns, steps))
     except StepInvalid as problem:

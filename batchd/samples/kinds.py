@@ -51,8 +51,9 @@ def kinds_in(package: str, base: type[T], key: str, first: str) -> dict[str, typ
             if not isinstance(kind, type) or kind.__module__ != module.__name__ or not is_dataclass(kind):
                 continue
             if issubclass(kind, base):
-                defaults = {field.name: field.default for field in fields(kind)}
-                kinds[str(defaults[key])] = kind
+                name = {field.name: field.default for field in fields(kind)}[key]
+                if isinstance(name, str):  # else it is a base of several kinds
+                    kinds[name] = kind
     return kinds
 
 

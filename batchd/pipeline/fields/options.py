@@ -15,7 +15,6 @@ class Drop(StepOptions):
     """Leave fields out of the batch. At least one must remain."""
 
     op: Literal["drop"] = "drop"
-    """The step's name."""
     fields: tuple[str, ...]
     """The fields that a batch shall not have."""
 
@@ -35,7 +34,6 @@ class Rename(FieldStep):
     """Rename a field. It keeps its place among the others."""
 
     op: Literal["rename"] = "rename"
-    """The step's name."""
     field: str
     """The field, as it is called before."""
     to: str

@@ -14,16 +14,17 @@ from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX,
 from batchd.samples.checks import Range
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStep(FieldStep):
     """Base of the steps on images and on what follows them."""
 
-    __slots__ = ()
+    op: str
+    field: str = "image"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CropStep(ImageStep):
     """Base of the steps that keep a box of the image."""
-
-    __slots__ = ()
 
     size: Size
     """Height and width afterwards, in pixels."""
@@ -38,9 +39,6 @@ class Decode(ImageStep):
     """
 
     op: Literal["decode"] = "decode"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
     color: Literal["rgb", "bgr", "gray"] = "rgb"
     """Order of the channels: "rgb" and "bgr" give three, "gray" gives one."""
     exif: Literal["apply", "ignore"] = "apply"
@@ -70,9 +68,6 @@ class Resize(ImageStep):
     """
 
     op: Literal["resize"] = "resize"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
     size: Size | None = None
     """Height and width afterwards, in pixels; proportions are not kept."""
     shorter_side: Side | None = None
@@ -93,11 +88,6 @@ class CenterCrop(CropStep):
     """Cut ``size`` out of the middle. A smaller image is centred on black."""
 
     op: Literal["center_crop"] = "center_crop"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
-    size: Size
-    """Height and width afterwards, in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +99,7 @@ class RandomResizedCrop(CropStep):
     """
 
     op: Literal["random_resized_crop"] = "random_resized_crop"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
-    size: Size
-    """Height and width afterwards, in pixels."""
+    is_random: ClassVar[bool] = True
     scale: tuple[Annotated[float, Range(1e-6, 1.0)], Annotated[float, Range(1e-6, 1.0)]] = (0.08, 1.0)
     """Smallest and largest area of the part, as a fraction of the image's."""
     ratio: tuple[Annotated[float, Range(1e-3, 1e3)], Annotated[float, Range(1e-3, 1e3)]] = (3 / 4, 4 / 3)
@@ -128,11 +114,6 @@ class RandomResizedCrop(CropStep):
             if low > high:
                 raise ValueError(f"{name} = [{low}, {high}] goes downwards; write the smaller number first")
 
-    @property
-    def is_random(self) -> bool:
-        """Always true."""
-        return True
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFlip(ImageStep):
@@ -142,9 +123,6 @@ class RandomFlip(ImageStep):
     """
 
     op: Literal["random_flip"] = "random_flip"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
     probability: Annotated[float, Range(0.0, 1.0)] = 0.5
     """How often, from 0 (never) to 1 (always)."""
     direction: Literal["horizontal", "vertical", "both"] = "horizontal"
@@ -169,10 +147,7 @@ class Normalize(ImageStep):
     """
 
     op: Literal["normalize"] = "normalize"
-    """The step's name."""
     is_cacheable: ClassVar[bool] = False
-    field: str = "image"
-    """Which field of the sample it is done to."""
     mean: Factors = (0.485, 0.456, 0.406)
     """The values to subtract, in the order of the channels, where white is 1. The default is
     ImageNet's, for "rgb"."""
@@ -190,10 +165,7 @@ class Layout(ImageStep):
     """
 
     op: Literal["layout"] = "layout"
-    """The step's name."""
     is_cacheable: ClassVar[bool] = False
-    field: str = "image"
-    """Which field of the sample it is done to."""
     order: Literal["nhwc", "nchw"] = "nchw"
     """"nhwc": height, width, channels (as decoded). "nchw": channels first (as torch's convolutions
     name them)."""
@@ -217,21 +189,12 @@ class RandomCrop(CropStep):
     """
 
     op: Literal["random_crop"] = "random_crop"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
-    size: Size
-    """Height and width afterwards, in pixels."""
+    is_random: ClassVar[bool] = True
     padding: Margin = 0
     """Pixels that are put around the image first, on each side."""
     fill: Fill = (0,)
     """The value outside of the image: one number from 0 to 255 for all channels, or one for
     each."""
-
-    @property
-    def is_random(self) -> bool:
-        """Always true."""
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,9 +205,6 @@ class Pad(ImageStep):
     """
 
     op: Literal["pad"] = "pad"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
     size: Size | None = None
     """Height and width afterwards, in pixels. An image that is larger is a bad sample; a "resize"
     in front makes it fit."""
@@ -274,9 +234,6 @@ class Rotate(ImageStep):
     """
 
     op: Literal["rotate"] = "rotate"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
     quarter_turns: tuple[QuarterTurns, ...] | None = None
     """Numbers of quarter turns; one is drawn, each with the same probability: [1] always turns
     once, [0, 1, 2, 3] any way up."""
@@ -315,7 +272,6 @@ class Follow(ImageStep):
     """
 
     op: Literal["follow"] = "follow"
-    """The step's name."""
     field: str = "image"
     """The image that is followed."""
     mask: str | None = None
@@ -366,9 +322,6 @@ class ColorJitter(ImageStep):
     """
 
     op: Literal["color_jitter"] = "color_jitter"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
     brightness: Strength = 0.0
     """How far from 1 the factor of brightness may be; 0.4 is from 0.6 to 1.4, 0 leaves it alone."""
     contrast: Strength = 0.0
@@ -390,9 +343,6 @@ class Gray(ImageStep):
     """Make the image grey: ``0.299 red + 0.587 green + 0.114 blue`` (Rec. 601), rounded."""
 
     op: Literal["gray"] = "gray"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
     channels: Literal[1, 3] = 3
     """Channels afterwards: 3 that are alike, or 1."""
 
@@ -408,20 +358,13 @@ class Cutout(ImageStep):
     """
 
     op: Literal["cutout"] = "cutout"
-    """The step's name."""
-    field: str = "image"
-    """Which field of the sample it is done to."""
+    is_random: ClassVar[bool] = True
     holes: Annotated[int, Range(1, HOLES_MAX)] = 1
     """How many."""
     size: Size
     """Height and width of each, in pixels."""
     fill: Fill = (0,)
     """The value of the rectangles: one number from 0 to 255 for all channels, or one for each."""
-
-    @property
-    def is_random(self) -> bool:
-        """Always true."""
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,10 +375,7 @@ class SubtractMean(ImageStep):
     """
 
     op: Literal["subtract_mean"] = "subtract_mean"
-    """The step's name."""
     is_cacheable: ClassVar[bool] = False
-    field: str = "image"
-    """Which field of the sample it is done to."""
     mean: Factors = (123.68, 116.779, 103.938)
     """The values to subtract, in the order of the channels, where white is 255. The default is
     ImageNet's, for "rgb"."""
@@ -448,10 +388,7 @@ class To(ImageStep):
     """Set type and order of the numbers in one step, without subtracting a mean."""
 
     op: Literal["to"] = "to"
-    """The step's name."""
     is_cacheable: ClassVar[bool] = False
-    field: str = "image"
-    """Which field of the sample it is done to."""
     dtype: Literal["uint8", "float32", "float16"] = "float32"
     """Type of the numbers; each is rounded once."""
     scale: bool = True

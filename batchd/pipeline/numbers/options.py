@@ -33,10 +33,12 @@ Bound: TypeAlias = Annotated[float, Range(-BOUND_MAX, BOUND_MAX)]
 Factor: TypeAlias = Annotated[float, Range(-FACTOR_MAX, FACTOR_MAX)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumberStep(FieldStep):
     """Base of the steps on labels and numbers."""
 
-    __slots__ = ()
+    op: str
+    field: str = "label"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +49,6 @@ class OneHot(NumberStep):
     """
 
     op: Literal["one_hot"] = "one_hot"
-    """The step's name."""
-    field: str = "label"
-    """Which field of the sample it is done to."""
     classes: Annotated[int, Range(1, CLASSES_MAX)]
     """How many classes there are."""
     dtype: NumberType = "float32"
@@ -66,9 +65,6 @@ class Cast(NumberStep):
     """
 
     op: Literal["cast"] = "cast"
-    """The step's name."""
-    field: str = "label"
-    """Which field of the sample it is done to."""
     dtype: NumberType
     """Type of the numbers afterwards."""
     truncate: bool = False
@@ -85,9 +81,6 @@ class Clip(NumberStep):
     """
 
     op: Literal["clip"] = "clip"
-    """The step's name."""
-    field: str = "label"
-    """Which field of the sample it is done to."""
     min: Bound | None = None
     """The smallest result; a whole number for whole numbers, otherwise rounded to the type."""
     max: Bound | None = None
@@ -111,9 +104,6 @@ class Scale(NumberStep):
     """
 
     op: Literal["scale"] = "scale"
-    """The step's name."""
-    field: str = "label"
-    """Which field of the sample it is done to."""
     factor: Factor = 1.0
     """The factor of every number."""
     offset: Factor = 0.0

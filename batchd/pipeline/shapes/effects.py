@@ -11,7 +11,7 @@ Invariant: the column with the sizes directly follows each column that varies.
 from dataclasses import replace
 
 from batchd.pipeline.effects import Columns, StepInvalid, column_of, effect, sizes_column
-from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.shapes.options import PadBatch, Ragged, RoomStep
 from batchd_wire.fields import PADDED, RAGGED, Varying
 
 FLOAT16_MAX = 65_504
@@ -31,7 +31,7 @@ def _ragged(step: Ragged, columns: Columns) -> Columns:
     return _with_room(step, columns, RAGGED)
 
 
-def _with_room(step: PadBatch | Ragged, columns: Columns, kind: str) -> Columns:
+def _with_room(step: RoomStep, columns: Columns, kind: str) -> Columns:
     column = column_of(step, columns)
     if column.kind == "encoded":
         raise StepInvalid(

@@ -18,7 +18,36 @@ MaxShape: TypeAlias = tuple[Annotated[int, Range(1, SIZE_MAX)], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PadBatch(FieldStep):
+class RoomStep(FieldStep):
+    """Base of the steps that give each sample of a field room for the largest."""
+
+    is_cacheable: ClassVar[bool] = False
+    op: str
+    field: str = "image"
+    max_shape: MaxShape
+    """The largest shape of a sample, one length for each dimension; those that do not vary stay as
+    they are. A batch takes memory for batch_size of these."""
+    too_large: Literal["bad", "crop"] = "bad"
+    """The treatment of a larger sample: a bad sample, or cut at its ends in the dimensions that are
+    too long."""
+
+    def __post_init__(self) -> None:
+        """Refuse a shape that no field can have."""
+        shape = self.max_shape
+        if not 0 < len(shape) <= DIMENSIONS_MAX or prod(shape) > LENGTH_MAX:
+            raise ValueError(
+                f"max_shape = {list(shape)}: it has 1 to {DIMENSIONS_MAX} lengths, {LENGTH_MAX} elements together at most"
+            )
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """Its field, and those that have the sizes, of one dimension that varies or of several."""
+        made = [sizes_field(Field(self.field, "uint8", (1, 1), Varying("padded", axes))) for axes in ((0,), (0, 1))]
+        return frozenset({self.field, *(sizes.name for sizes in made if sizes)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PadBatch(RoomStep):
     """Give samples of different shapes room for the largest; ``fill`` is after a smaller sample.
 
     Trainers get the batch cut to its largest sample, and how large each is in a field FIELD_length,
@@ -26,31 +55,12 @@ class PadBatch(FieldStep):
     """
 
     op: Literal["pad_batch"] = "pad_batch"
-    """The step's name."""
-    is_cacheable: ClassVar[bool] = False
-    field: str = "image"
-    """Which field of the sample it is done to."""
-    max_shape: MaxShape
-    """The largest shape of a sample, one length for each dimension; those that do not vary stay as
-    they are. A batch takes memory for batch_size of these."""
     fill: Annotated[float, Range(-FILL_MAX, FILL_MAX)] = 0.0
     """The value in the room after a sample."""
-    too_large: Literal["bad", "crop"] = "bad"
-    """The treatment of a larger sample: a bad sample, or cut at its ends in the dimensions that are
-    too long."""
-
-    def __post_init__(self) -> None:
-        """A shape that a field may have."""
-        _check_max_shape(self.max_shape)
-
-    @property
-    def touches(self) -> frozenset[str]:
-        """Its field, and the one that it makes for the sizes."""
-        return _touched(self.field)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ragged(FieldStep):
+class Ragged(RoomStep):
     """Give samples of different shapes room for the largest, with contiguous values.
 
     Trainers get a list of arrays, each in its own shape, or all values with the row offsets, and
@@ -59,35 +69,3 @@ class Ragged(FieldStep):
     """
 
     op: Literal["ragged"] = "ragged"
-    """The step's name."""
-    is_cacheable: ClassVar[bool] = False
-    field: str = "image"
-    """Which field of the sample it is done to."""
-    max_shape: MaxShape
-    """The largest shape of a sample, one length for each dimension; those that do not vary stay as
-    they are. A batch takes memory for batch_size of these."""
-    too_large: Literal["bad", "crop"] = "bad"
-    """The treatment of a larger sample: a bad sample, or cut at its ends in the dimensions that are
-    too long."""
-
-    def __post_init__(self) -> None:
-        """A shape that a field may have."""
-        _check_max_shape(self.max_shape)
-
-    @property
-    def touches(self) -> frozenset[str]:
-        """Its field, and the one that it makes for the sizes."""
-        return _touched(self.field)
-
-
-def _check_max_shape(shape: tuple[int, ...]) -> None:
-    if not 0 < len(shape) <= DIMENSIONS_MAX or prod(shape) > LENGTH_MAX:
-        raise ValueError(
-            f"max_shape = {list(shape)}: it has 1 to {DIMENSIONS_MAX} lengths, {LENGTH_MAX} elements together at most"
-        )
-
-
-def _touched(field: str) -> frozenset[str]:
-    """The names that sizes go by, with one dimension that varies and with several."""
-    made = [sizes_field(Field(field, "uint8", (1, 1), Varying("padded", axes))) for axes in ((0,), (0, 1))]
-    return frozenset({field, *(sizes.name for sizes in made if sizes)})

@@ -25,7 +25,7 @@ import numpy as np
 from batchd.pipeline.effects import Columns, sizes_column
 from batchd.pipeline.image.vision import Image
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.shapes.options import RoomStep
 from batchd.pipeline.stages import Row, make_stage
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
@@ -33,12 +33,11 @@ from batchd.samples.values import Value
 from batchd_wire.fields import PADDED, Varying
 
 
-@make_stage.register(PadBatch)
-@make_stage.register(Ragged)
+@make_stage.register(RoomStep)
 class RoomStage:
     """``pad_batch`` or ``ragged`` on one field."""
 
-    def __init__(self, step: PadBatch | Ragged, before: Columns, after: Columns) -> None:
+    def __init__(self, step: RoomStep, before: Columns, after: Columns) -> None:
         self._step = step
         self._before = before[step.field]
         self._column = after[step.field]

@@ -21,10 +21,12 @@ TEXT_BYTES_MAX = 1 << 26
 TOKEN_MAX = (1 << 31) - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextStep(FieldStep):
     """Base of the steps on text."""
 
-    __slots__ = ()
+    op: str
+    field: str = "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +41,6 @@ class Tokenize(TextStep):
     """
 
     op: Literal["tokenize"] = "tokenize"
-    """The step's name."""
-    field: str = "text"
-    """Which field of the sample it is done to."""
     to: str = "tokens"
     """The name of the field of the tokens."""
     file: Path
@@ -81,9 +80,6 @@ class Lowercase(TextStep):
     """Convert a text to lower case, as Python's ``str.lower()`` does, in any language."""
 
     op: Literal["lowercase"] = "lowercase"
-    """The step's name."""
-    field: str = "text"
-    """Which field of the sample it is done to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +94,6 @@ class RemoveStopwords(TextStep):
     """
 
     op: Literal["remove_stopwords"] = "remove_stopwords"
-    """The step's name."""
-    field: str = "text"
-    """Which field of the sample it is done to."""
     file: Path
     """The list: UTF-8, one word on each line; blank lines are ignored, and so are comments after a
     # at the beginning of a line or after white space."""
@@ -124,9 +117,6 @@ class Lookup(TextStep):
     """
 
     op: Literal["lookup"] = "lookup"
-    """The step's name."""
-    field: str = "text"
-    """Which field of the sample it is done to."""
     to: str = "vectors"
     """The name of the field of the rows."""
     words: Path
@@ -169,9 +159,6 @@ class TextBytes(TextStep):
     """
 
     op: Literal["text_bytes"] = "text_bytes"
-    """The step's name."""
-    field: str = "text"
-    """Which field of the sample it is done to."""
     length: Annotated[int, Range(1, TEXT_BYTES_MAX)]
     """Length of the field, in bytes."""
     truncation: bool = True
