@@ -85,7 +85,7 @@ class Pipeline:
         made = dict(values)
         self._random.start(epoch, sample, attempt)
         for stage, part in self._stages:
-            stage.run(made, self._random, row)
+            stage(made, self._random, row)
             self._laps.lap(part)
         return made
 

@@ -1,11 +1,8 @@
-"""The stages of a pipeline: each runs one or several steps.
+"""The stages of a pipeline: each runs one or several steps. Worker process."""
 
-Worker process.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import singledispatch
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.image.vision import Image
@@ -15,28 +12,18 @@ from batchd.samples.values import Value
 
 Row: TypeAlias = Mapping[str, Image]
 """One row of a batch: the memory of each field, by name."""
+Stage: TypeAlias = Callable[[dict[str, Value], SampleRandom, Row], None]
+"""Replaces the values that its steps are done to; one that is the field of the row is in place.
 
-
-class Stage(Protocol):
-    """Steps that run together.
-
-    Belongs to one worker and one stream; not for several threads at once.
-    """
-
-    def run(self, values: dict[str, Value], random: SampleRandom, row: Row) -> None:
-        """Replace the values that the steps are done to.
-
-        One that is the field of ``row`` itself is in its place already.
-
-        Values are valid until the next sample. Raises ``SampleUndecodable`` with the reason.
-        """
+Values are valid until the next sample. Raises ``SampleUndecodable`` with the reason. A stage
+belongs to one worker and one stream, and not to several threads at once."""
 
 
 @singledispatch
 def make_stage(step: StepOptions, _before: Columns, _after: Columns) -> Stage:
     """Make the stage of a step from the columns before it and after it.
 
-    Each family registers the stages of its steps in its module ``stages``. Steps on images are not
-    among them: ``execute`` joins them to an ``ImageStage``.
+    Each family registers its steps in its module ``stages``, but for those on images: ``execute``
+    joins them to an ``ImageStage``.
     """
     raise NotImplementedError(f"the step {step.op} has no stage")

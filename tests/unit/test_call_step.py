@@ -178,7 +178,7 @@ def test_bytes_and_text_are_given_and_taken(write):
     assert columns_after(columns, [step])["image"].text == "uint8[3]"
     made = dict(values)
     pipeline = Pipeline(columns, [back], 0)
-    pipeline._stages[0][0].run(made, pipeline._random, {})
+    pipeline._stages[0][0](made, pipeline._random, {})
     assert bytes(made["image"]) == b"abc"
     assert made["words"] == "ONE TWO"
 
@@ -191,7 +191,7 @@ def test_lengths_may_differ_where_a_step_behind_makes_them_one(write):
     assert "different sizes" in check_steps(COLUMNS, steps)[0]
     made = {"image": IMAGE, "label": 2}
     pipeline = Pipeline(COLUMNS, steps, 0)
-    pipeline._stages[0][0].run(made, pipeline._random, {})
+    pipeline._stages[0][0](made, pipeline._random, {})
     assert made["image"].shape == (2, 4, 3)
 
 

@@ -432,7 +432,7 @@ def test_an_array_without_pixels_is_a_bad_sample():
     stage = ImageStage([RandomFlip()], columns, columns, frozenset(), Laps())
 
     with pytest.raises(SampleUndecodable, match="an image without pixels: 5 x 0"):
-        stage.run({"image": np.empty((0, 5, 3), np.uint8)}, SampleRandom(0), {})
+        stage({"image": np.empty((0, 5, 3), np.uint8)}, SampleRandom(0), {})
 
 
 def test_steps_happen_where_they_are_written():
@@ -568,7 +568,7 @@ def test_any_steps_give_what_each_gives_by_itself(steps, sample):
     values = {"image": NOISE}
     for step in steps:
         stage = ImageStage([step], before, effect(step, before), frozenset(), Laps())
-        stage.run(values, random, {})
+        stage(values, random, {})
         values["image"] = values["image"].copy()
 
     assert np.array_equal(run_on_pixels(steps, NOISE, sample=sample), values["image"])

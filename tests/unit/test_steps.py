@@ -39,7 +39,7 @@ from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import columns_after, sample_fields
 from batchd.pipeline.shapes.options import PadBatch, Ragged
-from batchd.pipeline.stages import make_stage
+from batchd.pipeline.stages import Stage, make_stage
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.samples.columns import Column, parse_column
 from batchd.samples.kinds import OneOf
@@ -414,16 +414,12 @@ def _negated_column(step: Negate, columns: Columns) -> Columns:
     return {**columns, step.field: replace(columns[step.field], made_by=step.op)}
 
 
-@make_stage.register(Negate)
-class NegateStage:
-    """Changes the sign of a number."""
+@make_stage.register
+def _negate(step: Negate, _before: Columns, _after: Columns) -> Stage:
+    def run(values, _random, _row):
+        values[step.field] = -values[step.field]
 
-    def __init__(self, step: Negate, _before: Columns, _after: Columns) -> None:
-        self._field = step.field
-
-    def run(self, values, _random, _row):
-        """See ``stages.Stage``."""
-        values[self._field] = -values[self._field]
+    return run
 
 
 def test_a_step_has_three_places_its_options_its_effect_and_its_stage():

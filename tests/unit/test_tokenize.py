@@ -256,7 +256,6 @@ def test_padding_that_int32_cannot_hold_is_named(tmp_path):
 
 def test_without_the_library_the_extra_is_named(files, monkeypatch):
     """By ``batchd check`` already."""
-    monkeypatch.delitem(sys.modules, "batchd.pipeline.text.tokenizer_file", raising=False)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
 
     problems = check_steps(TEXT[:1], [Tokenize(file=files["words"], max_length=4)])

@@ -41,8 +41,8 @@ class CallStage:
         self._followed = [name for name in self._changing if name in before and before[name].followers]
         self._copies = _Copies()
 
-    def run(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
-        """See ``stages.Stage``."""
+    def __call__(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
+        """Replace the fields that the function makes or changes."""
         given = {name: self._given(name, values[name]) for name in self._fields}
         kept = dict(given)
         sizes = {name: np.shape(given[name])[:2] for name in self._followed}

@@ -3,30 +3,22 @@
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.fields.options import Drop, Rename
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.stages import Row, make_stage
+from batchd.pipeline.stages import Row, Stage, make_stage
 from batchd.samples.values import Value
 
 
-@make_stage.register(Drop)
-class DropStage:
-    """Forgets values."""
-
-    def __init__(self, step: Drop, _before: Columns, _after: Columns) -> None:
-        self._fields = step.fields
-
-    def run(self, values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
-        """See ``stages.Stage``."""
-        for name in self._fields:
+@make_stage.register
+def _drop(step: Drop, _before: Columns, _after: Columns) -> Stage:
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        for name in step.fields:
             values.pop(name, None)
 
+    return run
 
-@make_stage.register(Rename)
-class RenameStage:
-    """Calls a value something else."""
 
-    def __init__(self, step: Rename, _before: Columns, _after: Columns) -> None:
-        self._field, self._to = step.field, step.to
+@make_stage.register
+def _rename(step: Rename, _before: Columns, _after: Columns) -> Stage:
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        values[step.to] = values.pop(step.field)
 
-    def run(self, values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
-        """See ``stages.Stage``."""
-        values[self._to] = values.pop(self._field)
+    return run

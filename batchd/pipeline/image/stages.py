@@ -146,15 +146,15 @@ class ImageStage:
         (self._decoding, self._moving, self._converting), recoloring = _laps_of(steps, laps)
         self._recolors = list(zip(filter(None, recolors), recoloring, strict=True))
         self.last_part = laps.part("follow") if self._followers else self._converting
-        """What is done last in ``run``."""
+        """What a call does last."""
         self._tables = next(
             (table for table in (_tables(step, self._channels) for step in steps) if table is not None), None
         )
         self._writes_pixels = not self._channels_first and self._tables is None
         self._moves_channels = (1 if decode.color == "gray" else 3) if decode else _channel_count(source)
 
-    def run(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
-        """See ``stages.Stage``. Raises ``SampleUndecodable``."""
+    def __call__(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
+        """Replace the image and what follows it. Raises ``SampleUndecodable``."""
         value = values[self._field]
         plan = self._plan(value, random)
         pixels = self._decode(value, plan)
@@ -175,7 +175,7 @@ class ImageStage:
             self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
 
     def plan(self, values: Mapping[str, Value], random: SampleRandom) -> ImagePlan | None:
-        """Plan what ``run`` would do, with its ``tiles``. None where no file is decoded.
+        """Plan what a call would do, with its ``tiles``. None where no file is decoded.
 
         Raises ``SampleUndecodable``.
         """

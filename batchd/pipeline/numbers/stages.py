@@ -17,27 +17,21 @@ from batchd.pipeline.effects import Columns
 from batchd.pipeline.numbers.effects import FLOAT_MAX, WHOLE
 from batchd.pipeline.numbers.options import Cast, Clip, NumberStep, OneHot, Scale
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.stages import Row, make_stage
-from batchd.samples.columns import Column
+from batchd.pipeline.stages import Row, Stage, make_stage
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value, array_of
 
 Numbers = NDArray[Any]
 
 
-@make_stage.register(NumberStep)
-class NumberStage:
-    """One step on the numbers of one field."""
+@make_stage.register
+def _on_numbers(step: NumberStep, before: Columns, _after: Columns) -> Stage:
+    column, change = before[step.field], changed.dispatch(type(step))
 
-    def __init__(self, step: NumberStep, before: Columns, _after: Columns) -> None:
-        self._step = step
-        self._change = changed.dispatch(type(step))
-        self._column: Column = before[step.field]
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        values[column.name] = change(step, array_of(column, values[column.name]))
 
-    def run(self, values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
-        """See ``stages.Stage``."""
-        numbers = array_of(self._column, values[self._column.name])
-        values[self._column.name] = self._change(self._step, numbers)
+    return run
 
 
 @singledispatch

@@ -20,64 +20,39 @@ is used, so it stays true wherever a worker dies.
 
 from math import prod
 
-import numpy as np
-
 from batchd.pipeline.effects import Columns, sizes_column
 from batchd.pipeline.image.vision import Image
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.shapes.options import RoomStep
-from batchd.pipeline.stages import Row, make_stage
-from batchd.samples.columns import Column
+from batchd.pipeline.stages import Row, Stage, make_stage
 from batchd.samples.errors import SampleUndecodable
-from batchd.samples.values import Value
+from batchd.samples.values import Value, array_of
 from batchd_wire.fields import PADDED, Varying
 
 
-@make_stage.register(RoomStep)
-class RoomStage:
-    """``pad_batch`` or ``ragged`` on one field."""
+@make_stage.register
+def _give_room(step: RoomStep, before: Columns, after: Columns) -> Stage:
+    source, made = before[step.field], after[step.field]
+    sizes_name, varying = sizes_column(made).name, made.varying
+    assert varying is not None, "as both steps make it"
 
-    def __init__(self, step: RoomStep, before: Columns, after: Columns) -> None:
-        self._step = step
-        self._before = before[step.field]
-        self._column = after[step.field]
-        self._sizes = sizes_column(self._column).name
-
-    def run(self, values: dict[str, Value], _random: SampleRandom, row: Row) -> None:
-        """See ``stages.Stage``.
-
-        Raises ``SampleUndecodable`` where the sample is larger than its room, or is something else.
-        """
-        array = np.asarray(values[self._step.field])
-        self._check(array)
-        array = array[tuple(map(slice, self._step.max_shape))]
-        out, sizes = row[self._step.field], row[self._sizes]
-        varying = self._column.varying
-        assert varying is not None, "as both steps make it"
+    def run(values: dict[str, Value], _random: SampleRandom, row: Row) -> None:
+        whole = array_of(source, values[step.field])
+        array = whole[tuple(map(slice, step.max_shape))]
+        if step.too_large == "bad" and array.shape != whole.shape:
+            shown = f"{step.field!r} is {whole.dtype}{list(whole.shape)}"
+            raise SampleUndecodable(f"{shown}, larger than the max_shape {list(step.max_shape)}")
+        out, sizes = row[step.field], row[sizes_name]
         if varying.kind == PADDED:
-            _pad(array, out, self._column.fill)
+            _pad(array, out, made.fill)
         else:
             former = _elements(out.shape, sizes, varying)
             _set_sizes(sizes, out.shape, varying)
             _begin(array, out, former)
         _set_sizes(sizes, array.shape, varying)
-        values[self._step.field], values[self._sizes] = out, sizes
+        values[step.field], values[sizes_name] = out, sizes
 
-    def _check(self, array: Image) -> None:
-        column, step = self._before, self._step
-        is_one = len(array.shape) == len(column.shape) and all(
-            wanted in (None, length) for wanted, length in zip(column.shape, array.shape, strict=True)
-        )
-        if not is_one or not np.can_cast(array.dtype, column.dtype, "same_kind"):
-            raise SampleUndecodable(f"{_shown(column, array)} instead of {column.text}")
-        if step.too_large == "bad" and any(
-            length > largest for length, largest in zip(array.shape, step.max_shape, strict=True)
-        ):
-            raise SampleUndecodable(f"{_shown(column, array)}, larger than the max_shape {list(step.max_shape)}")
-
-
-def _shown(column: Column, array: Image) -> str:
-    return f"{column.name!r} is {array.dtype}{list(array.shape)}"
+    return run
 
 
 def _pad(array: Image, out: Image, fill: float) -> None:

@@ -40,7 +40,7 @@ def _tokenize(step: Tokenize, columns: Columns) -> Columns:
 @effect.register
 def _lookup(step: Lookup, columns: Columns) -> Columns:
     """Read the number of columns from the header of the table."""
-    from batchd.pipeline.text.words import table_shape  # noqa: PLC0415  needs numpy
+    from batchd.pipeline.text.files import table_shape  # noqa: PLC0415  needs numpy
 
     _text(step, columns)
     _rows, width, _offset = table_shape(step.table)
@@ -62,25 +62,26 @@ def _text_bytes(step: TextBytes, columns: Columns) -> Columns:
 
 @check_content.register
 def _check_tokenizer(step: Tokenize) -> None:
+    from batchd.pipeline.text.files import load_tokenizer  # noqa: PLC0415  needs numpy
+
     try:
-        from batchd.pipeline.text.tokenizer_file import load_tokenizer  # noqa: PLC0415  needs an extra
+        load_tokenizer(step)
     except ModuleNotFoundError as error:
         if error.name != "tokenizers":
             raise
         raise StepInvalid("\"tokenize\" needs tokenizers, which is not installed: pip install 'batchd[text]'") from None
-    load_tokenizer(step)
 
 
 @check_content.register
 def _check_stop_words(step: RemoveStopwords) -> None:
-    from batchd.pipeline.text.words import read_stop_words  # noqa: PLC0415  needs numpy
+    from batchd.pipeline.text.files import read_stop_words  # noqa: PLC0415  needs numpy
 
     read_stop_words(step.file, lower=step.case == "ignore")
 
 
 @check_content.register
 def _check_word_table(step: Lookup) -> None:
-    from batchd.pipeline.text.words import check_word_table  # noqa: PLC0415  needs numpy
+    from batchd.pipeline.text.files import check_word_table  # noqa: PLC0415  needs numpy
 
     check_word_table(step.words, step.table)
 

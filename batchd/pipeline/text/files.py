@@ -1,6 +1,7 @@
-"""What a word is, and the files of words: lists of stop words, and tables of vectors.
+"""What a word is, and the files that steps on text read: stop words, vectors, tokenizers.
 
-Workers; the daemon and ``batchd check`` check the files. Needs numpy.
+Workers; the daemon and ``batchd check`` check the files. Needs numpy; ``tokenizers`` is imported by
+``load_tokenizer`` alone.
 
     "(Don't stop!)  2 go"   -split->   "(Don't"   "stop!)"   "2"   "go"     at white space
                             -core-->    Don't      stop       2     go      without punctuation
@@ -16,12 +17,14 @@ A table has one vector for each word:
 Both files are pages that all workers share. Each worker itself needs 16 bytes for each word, where
 a dictionary would need about 150.
 
-Invariant: all steps on words mean these.
+Invariants: all steps on words mean these. Only options of the step decide on padding, truncation
+and special tokens; nothing is downloaded and no thread is started.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 from zlib import crc32
 
@@ -30,7 +33,12 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from batchd.pipeline.step_files import MappedFile, StepFileInvalid, open_file, read_file
+from batchd.pipeline.text.options import TOKEN_MAX, Tokenize
+from batchd.samples.errors import SampleUndecodable
 from batchd_wire.wording import counted
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 STOP_WORDS_BYTES_MAX = 64 << 20
 
@@ -213,3 +221,66 @@ def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     header: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
     return header
+
+
+TOKENIZER_BYTES_MAX = 1 << 30
+PADDING_NAMES = ("[PAD]", "<pad>")
+"""What the special token for padding is called."""
+
+
+def load_tokenizer(step: Tokenize) -> tuple["Tokenizer", int]:
+    """The tokenizer as the step wants it, and the number of its padding.
+
+    Raises ``StepFileInvalid``, and ``ModuleNotFoundError`` without the library.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415  needs an extra
+
+    content = read_file(step.file, TOKENIZER_BYTES_MAX)
+    with _failures_as(StepFileInvalid, f"{step.file} is no tokenizer.json, or it is cut"):
+        tokenizer = Tokenizer.from_str(content.decode())
+    if getattr(tokenizer.model, "dropout", None):
+        raise StepFileInvalid(
+            f"{step.file} has dropout = {tokenizer.model.dropout}, which makes other tokens of the same text each time; remove it"
+        )
+    pad_id = _pad_id(tokenizer) if step.pad_id is None else step.pad_id
+    if pad_id > TOKEN_MAX:
+        raise StepFileInvalid(f"{step.file} pads with {pad_id}, which int32 cannot hold; set pad_id")
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    special = tokenizer.num_special_tokens_to_add(False) if step.special_tokens else 0
+    if special > step.max_length:
+        raise StepFileInvalid(
+            f"{step.file} adds {special} special tokens, more than max_length = {step.max_length}; set special_tokens = false, "
+            "or a larger max_length"
+        )
+    if step.truncation:
+        tokenizer.enable_truncation(step.max_length)
+    return tokenizer, pad_id
+
+
+def tokens_of(text: str, tokenizer: "Tokenizer", step: Tokenize) -> list[int]:
+    """The numbers of the tokens of a text. Raises ``SampleUndecodable``."""
+    with _failures_as(SampleUndecodable, "the tokenizer does not take the text"):
+        tokens: list[int] = tokenizer.encode(text, add_special_tokens=step.special_tokens).ids
+    if len(tokens) > step.max_length:
+        raise SampleUndecodable(f"the text has {len(tokens)} tokens, more than max_length = {step.max_length}")
+    if max(tokens, default=0) > TOKEN_MAX:
+        raise SampleUndecodable(f"the tokenizer makes the number {max(tokens)}, which int32 cannot hold")
+    return tokens
+
+
+def _pad_id(tokenizer: "Tokenizer") -> int:
+    """The number that the file has for padding, else that of its special token for it, else 0."""
+    if tokenizer.padding is not None:
+        return int(tokenizer.padding["pad_id"])
+    tokens = tokenizer.get_added_tokens_decoder().items()
+    return min((int(number) for number, token in tokens if token.special and token.content in PADDING_NAMES), default=0)
+
+
+@contextmanager
+def _failures_as(problem: type[StepFileInvalid | SampleUndecodable], what: str) -> Iterator[None]:
+    """Raise what the library cannot do as a ``problem``."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+        raise problem(f"{what}: {error}") from None
