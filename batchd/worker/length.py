@@ -10,8 +10,7 @@ import os
 import sys
 
 from batchd.children import die_with_parent
-from batchd.functions.calls import FunctionFailed, call
-from batchd.functions.load import FunctionUnusable, expect
+from batchd.functions.load import FunctionFailed, FunctionUnusable, call, expect
 from batchd.sources.code.reader import make_object
 from batchd.worker.process import print_to_the_log
 

@@ -9,9 +9,8 @@ from batchd.config.functions import code_of, code_problems, runs_own_code
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
 from batchd.errors import SourceInvalid
-from batchd.functions.calls import FunctionFailed
 from batchd.functions.find import find_module
-from batchd.functions.load import FunctionUnusable, Here
+from batchd.functions.load import FunctionFailed, FunctionUnusable, Here
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.options import RandomFlip
 from batchd.pipeline.sample_fields import sample_fields

@@ -5,9 +5,17 @@ import sys
 import numpy as np
 import pytest
 
-from batchd.functions.calls import FRAMES_MAX, FunctionFailed, NotAsDeclared, call, checked_value
 from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
-from batchd.functions.load import FunctionUnusable, expect, load
+from batchd.functions.load import (
+    FRAMES_MAX,
+    FunctionFailed,
+    FunctionUnusable,
+    NotAsDeclared,
+    call,
+    checked_value,
+    expect,
+    load,
+)
 from batchd.functions.signature import Given
 from batchd.samples.columns import parse_column
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batchd.functions.calls import FunctionFailed, NotAsDeclared, call, checked_value
-from batchd.functions.load import load_for
+from batchd.functions.load import FunctionFailed, NotAsDeclared, call, checked_value, load_for
 from batchd.pipeline.call.effects import call_given
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import Columns

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from batchd.errors import SourceInvalid
-from batchd.functions.calls import FunctionFailed, call
+from batchd.functions.load import FunctionFailed, call
 from batchd.samples.columns import Column
 from batchd.sources.code.options import PluginSource
 from batchd.sources.interface import Reader, SourceProblem

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from batchd.functions.calls import FunctionFailed, NotAsDeclared, call, checked_value
-from batchd.functions.load import FunctionUnusable, Here, load_for
+from batchd.functions.load import FunctionFailed, FunctionUnusable, Here, NotAsDeclared, call, checked_value, load_for
 from batchd.functions.signature import Given
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
