@@ -213,7 +213,7 @@ def checked_value(column: Column, value: object) -> Value:
             raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of text")
         return value
     array = _array(column, value)
-    if array.dtype != column.dtype or not _fits(column, array.shape):
+    if array.dtype != column.dtype or not column.takes(array.shape):
         shown = f"{array.dtype.name if array.dtype.isnative else array.dtype.str}{list(array.shape) or ''}"
         raise NotAsDeclared(f"{column.name!r} is {shown.replace(' ', '')} instead of {column.text}")
     return array if array.flags.c_contiguous else array.copy()
@@ -246,12 +246,6 @@ def _of_python(column: Column, value: object) -> npt.NDArray[Any]:
 def _in_range(array: npt.NDArray[Any], target: "np.dtype[Any]") -> bool:
     limits = np.iinfo(target)
     return int(limits.min) <= int(array.min()) and int(array.max()) <= int(limits.max)
-
-
-def _fits(column: Column, shape: tuple[int, ...]) -> bool:
-    return len(shape) == len(column.shape) and all(
-        declared in (None, length) for declared, length in zip(column.shape, shape, strict=True)
-    )
 
 
 def _kind(value: object) -> str:

@@ -79,6 +79,12 @@ class Column:
         assert self.is_fixed, f"{self.name} is {self.text}"
         return tuple(length for length in self.shape if length is not None)
 
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """True if a value may have this shape."""
+        return len(shape) == len(self.shape) and all(
+            wanted in (None, length) for wanted, length in zip(self.shape, shape, strict=True)
+        )
+
     @property
     def text(self) -> str:
         """The column as users write it."""

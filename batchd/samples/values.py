@@ -132,9 +132,6 @@ def array_of(column: Column, value: Value) -> NDArray[Any]:
     Raises ``SampleUndecodable`` if its shape or dtype is not the column's.
     """
     array = np.asarray(value)
-    fits = len(array.shape) == len(column.shape) and all(
-        wanted in (None, length) for wanted, length in zip(column.shape, array.shape, strict=True)
-    )
-    if not fits or not np.can_cast(array.dtype, column.dtype, "same_kind"):
+    if not column.takes(array.shape) or not np.can_cast(array.dtype, column.dtype, "same_kind"):
         raise SampleUndecodable(f"{column.name!r} is {array.dtype}{list(array.shape)} instead of {column.text}")
     return array.astype(column.dtype, copy=False)

@@ -42,10 +42,7 @@ def _with_room(step: RoomStep, columns: Columns, kind: str) -> Columns:
     axes = tuple(axis for axis, length in enumerate(column.shape) if length is None)
     if not axes:
         raise StepInvalid(f'"{step.op}" has nothing to do: every {column.name!r} is {column.text}; leave the step out')
-    fits = len(step.max_shape) == len(column.shape) and all(
-        length in (None, largest) for length, largest in zip(column.shape, step.max_shape, strict=True)
-    )
-    if not fits:
+    if not column.takes(step.max_shape):
         raise StepInvalid(
             f'"{step.op}" has max_shape = {list(step.max_shape)}, and {column.name!r} is {column.text}: give one length for each '
             "dimension, a largest one where there is ?, and the others as they are"
