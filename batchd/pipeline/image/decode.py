@@ -31,8 +31,8 @@ from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.jpeg_box import BoxDecoder
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import ImageHeader
+from batchd.pipeline.image.resample import cut_out
 from batchd.pipeline.image.vision import Pixels, Scratch, cv2
-from batchd.pipeline.image.warps import cut_out
 from batchd.samples.errors import SampleUndecodable
 
 try:

@@ -3,7 +3,7 @@
 Worker process.
 
     source                            here
-    a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``warps.follow_trail``
+    a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``follow_trail``
     float32 [n, 4]                  -> boxes   left, top, right, bottom
     float32 [n, 2]                  -> points  x, y
 
@@ -37,9 +37,8 @@ import numpy.typing as npt
 from batchd.pipeline.image.containers import SIGNATURE_BYTES, png_chunks
 from batchd.pipeline.image.geometry import Cut, Geometry, Move, Orientation, Padding, Resampling, Warp
 from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.image.resample import sine_and_cosine
+from batchd.pipeline.image.resample import follow_trail, sine_and_cosine
 from batchd.pipeline.image.vision import Image, Pixels, Scratch, cv2
-from batchd.pipeline.image.warps import follow_trail
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value

@@ -1,7 +1,16 @@
-"""Images of another size, or rotated by an angle, the same on every machine. Worker process.
+"""The moves and the turn of a plan, done to pixels, the same on every machine. Worker process.
 
-All arithmetic is in whole numbers. The extension ``_pixels`` does it; where it was not built, numpy
-makes the same bytes in ten times the time. cv2 is not used: the results of its ``resize`` and
+    cut      a view, nothing is copied
+    scale    see ``image.stages`` for the conventions of each interpolation
+    pad      copies the image into its frame
+    warp     rotated by an angle; within 1 of the same in float64
+    turn     transposed first, then flipped
+
+Everything but a cut writes into memory that it is given or that is used again for the next sample.
+Every cv2 call with a destination is checked to have written there.
+
+Scale and warp compute in whole numbers. The extension ``_pixels`` does it; where it was not built,
+numpy makes the same bytes in ten times the time. cv2 is not used: the results of its ``resize`` and
 ``warpAffine`` depend on its version, on IPP, and on the processor (on ARM "linear" and "area" are
 different from x86), and the last bit of a sine may depend on the C library.
 
@@ -18,14 +27,15 @@ kept, less where the second side's weights need them.
 """
 
 import math
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from batchd.pipeline.image.geometry import Mirrored, Warp
-from batchd.pipeline.image.vision import Pixels
+from batchd.pipeline.image.geometry import UPRIGHT, Cut, Mirrored, Move, Orientation, Padding, Resampling, Warp
+from batchd.pipeline.image.vision import Pixels, Scratch, cv2, written
 from batchd.pipeline.options import Interpolation
 
 try:
@@ -34,6 +44,102 @@ except ImportError:  # not built
     IS_BUILT = False
 else:
     IS_BUILT = True
+
+AREA_FROM_REDUCTION: Final = 2
+"""Where "auto" changes from linear to area: source divided by target, in pixels, of the side that
+shrinks more."""
+
+_CHANNELS_MAX = 4
+_FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
+
+
+def cut_out(pixels: Pixels, box: Cut) -> Pixels:
+    """The box of ``pixels`` as a view: uint8 ``[box.height, box.width, channels]``."""
+    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pixels | None) -> Pixels:
+    """Make the moves; the last one, unless it is a cut, writes into ``out``, if given."""
+    last = len(moves) - 1
+    for place, move in enumerate(moves):
+        if isinstance(move, Cut):
+            pixels = cut_out(pixels, move)
+            continue
+        shape = (move.height, move.width, pixels.shape[2])
+        into = out if out is not None and place == last else scratch.image(place, shape)
+        if isinstance(move, Resampling):
+            _scale(pixels, move, into)
+        elif isinstance(move, Padding):
+            _pad(pixels, move, into)
+        else:
+            warp(pixels, move, into)
+        pixels = into
+    return pixels
+
+
+def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scratch, fill: int) -> Pixels:
+    """Do to a mask, uint8 [height, width, 1], what was done to its image, without new numbers.
+
+    A new pixel gets the number of the pixel that has its centre.
+    """
+    for place, move in enumerate(trail):
+        if isinstance(move, Cut):
+            mask = cut_out(mask, move)
+            continue
+        if isinstance(move, Orientation):
+            mask = turned(mask, move, scratch, None, place)
+            continue
+        into = scratch.image(place, (move.height, move.width, 1))
+        if isinstance(move, Resampling):
+            resample(mask, into, "nearest")
+        elif isinstance(move, Padding):
+            _pad(mask, move._replace(fill=(fill,)), into)
+        else:
+            warp(mask, move._replace(interpolation="nearest", fill=(fill,)), into)
+        mask = into
+    return mask
+
+
+def turned(
+    pixels: Pixels, turn: Orientation, scratch: Scratch, into: Pixels | None, place: Hashable = "turned"
+) -> Pixels:
+    """Turn an image, into ``into`` if given.
+
+    ``into`` may be ``pixels`` itself, as long as nothing is transposed.
+    """
+    if turn == UPRIGHT:
+        return pixels
+    height, width, channels = pixels.shape
+    if into is None:
+        into = scratch.image(place, (width, height, channels) if turn.transpose else (height, width, channels))
+    if turn.transpose:
+        written(cv2.transpose(pixels, dst=into), into)
+        pixels = into  # still in the processor's cache, where a flip takes no time
+    code = _FLIP_CODES.get((turn.vertical, turn.horizontal))
+    if code is not None:
+        written(cv2.flip(pixels, code, dst=into), into)
+    return into
+
+
+def _scale(pixels: Pixels, move: Resampling, into: Pixels) -> None:
+    method = move.interpolation
+    if method == "auto":
+        height, width = pixels.shape[:2]
+        shrinks = height >= AREA_FROM_REDUCTION * move.height or width >= AREA_FROM_REDUCTION * move.width
+        method = "area" if shrinks else "linear"
+    resample(pixels, into, method, move.mirrored)
+
+
+def _pad(pixels: Pixels, move: Padding, into: Pixels) -> None:
+    height, width = pixels.shape[:2]
+    if pixels.size == 0:
+        into[...] = move.fill
+        return
+    below, right = move.height - move.top - height, move.width - move.left - width
+    fill = move.fill * _CHANNELS_MAX if len(move.fill) == 1 else move.fill
+    around = move.top, below, move.left, right
+    written(cv2.copyMakeBorder(pixels, *around, cv2.BORDER_CONSTANT, dst=into, value=fill), into)
+
 
 _WEIGHT_BITS = 14
 _SHIFT_MAX = 22
@@ -192,7 +298,6 @@ def _weighted(values: npt.NDArray[Any], taps: Taps, shift: int) -> npt.NDArray[n
 
 _PLACE_BITS = 32
 _FRACTION_BITS = 11
-_CHANNELS_MAX = 4
 _QUARTER_DEGREES = 90
 _TERMS = 9
 _FRAME = 2
