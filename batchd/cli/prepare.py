@@ -26,7 +26,7 @@ from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.options import Decode, Resize
 from batchd.pipeline.options import SIDE_PIXELS_MAX, StepOptions
 from batchd.prepare.members import files_table, source_table
-from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, PrepareProgress, prepare
+from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, prepare
 from batchd.samples.sizes import round_bytes
 from batchd.sources.interface import kind_of
 from batchd.sources.options import SourceOptions
@@ -129,9 +129,8 @@ def command(
         with _bar() as bar:
             task = bar.add_task(stream, total=None, bad="")
 
-            def show(progress: PrepareProgress) -> None:
-                bad = f"{progress.bad} bad" if progress.bad else ""
-                bar.update(task, total=progress.samples, completed=progress.done, bad=bad)
+            def show(samples: int, done: int, bad: int) -> None:
+                bar.update(task, total=samples, completed=done, bad=f"{bad} bad" if bad else "")
 
             output = Output(folder, shard_samples, image_format, quality, is_seekable=seekable, as_files=as_files)
             prepared = prepare(work, output, show)

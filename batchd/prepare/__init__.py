@@ -1,8 +1,7 @@
 """``batchd prepare``: run a pipeline once over all samples of a stream, into shards or files.
 
-run       the command's process: which shards are missing, who writes them, what became of them
+run       the command's process: the missing shards, and the WRITER processes that write them
 folder    the same process: the folder of the shards, what is in it, and what was left out
-writers   the same process: the WRITER processes, their ends, and the sample that each works on
 __main__  process entry of a WRITER
 shards    a WRITER: order -> read -> pipeline -> encode -> tar file, or files and their list
 members   the values of a sample as members of a tar file, and the source that reads them again

@@ -8,38 +8,56 @@ Runs in the process of ``batchd prepare``.
 If a writer dies, another one gets its order. A sample that killed two writers counts as bad. Bad
 samples are left out. The command fails above the stream's ``max_bad_fraction``, and at the first
 bad sample with ``on_error = "fail"``.
+
+Invariant: a writer counts as ended when its pidfd is readable, so a shard that another writer
+starts again has no second writer.
 """
 
+import mmap
 import os
+import selectors
+import socket
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from json import dumps
 from pathlib import Path
 from time import monotonic
+from typing import Self, TypeAlias
 
+from batchd.children import Child, describe, start_linked
 from batchd.config.functions import code_problems
 from batchd.config.tree import StreamConfig
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, Problem, path_text
-from batchd.orders.prepare import PrepareStream, ShardNotWritten, ShardWritten, WriteShard
+from batchd.orders.prepare import (
+    TO_PREPARE_FROM_WRITER,
+    PrepareStream,
+    SampleLeftOut,
+    ShardNotWritten,
+    ShardWritten,
+    WriteShard,
+)
+from batchd.orders.worker import NOTE, NOTE_BYTES
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.shapes.options import RoomStep
 from batchd.pipeline.step_files import named_by_content
 from batchd.prepare.folder import FileSet, LeftOut, ShardFolder, gather
-from batchd.prepare.writers import Writer, Writers
 from batchd.samples.columns import Column
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
+from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
 from batchd_wire.wording import counted
 
 TICK_S = 0.2
+END_S = 2.0
 LIST_ENDING = "list"
 """Ending of a list of files, which replaces a shard."""
 FILE_SOURCES = (FolderSource, ListSource, GlobSource)
@@ -69,13 +87,8 @@ class Output:
     as_files: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareProgress:
-    """Numbers of samples. ``bad`` ones are left out."""
-
-    samples: int
-    done: int
-    bad: int
+Progress: TypeAlias = Callable[[int, int, int], None]
+"""Gets the numbers of samples: all, those that are done, and the bad ones, which are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,7 @@ class PrepareJob:
     """Folders of the user's modules, searched first."""
 
 
-def prepare(work: PrepareJob, output: Output, progress: Callable[[PrepareProgress], None]) -> Prepared:
+def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     """Write the missing shards. Raises ``BatchdError``; a later call continues from there."""
     _check_source(work, output)
     columns = kind_of(work.config.source).columns(work.config.source, work.storage)
@@ -138,11 +151,7 @@ def prepare(work: PrepareJob, output: Output, progress: Callable[[PrepareProgres
         "source": index.digest,
         "samples": len(index),
         "steps": sha256(made_of.encode()).hexdigest(),
-        "shard_samples": output.shard_samples,
-        "image_format": output.image_format,
-        "quality": output.quality,
-        "is_seekable": output.is_seekable,
-        "as_files": output.as_files,
+        **{name: value for name, value in asdict(output).items() if name != "folder"},
     }
     with ShardFolder(output.folder, about) as folder:
         descriptor = index.to_memfd()
@@ -184,6 +193,93 @@ def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:
     ]
 
 
+@dataclass(slots=True, eq=False)
+class Writer:
+    """One process that writes shards."""
+
+    child: Child
+    channel: socket.socket
+    note: mmap.mmap
+    order: WriteShard | None = None
+    left_out: list[SampleLeftOut] = field(default_factory=list)
+    note_since: tuple[tuple[int, int, int], float] = ((0, 0, 0), 0.0)
+    """The last value of the note, and when it changed, by the monotonic clock in seconds."""
+
+    @classmethod
+    def start(cls, told: PrepareStream, index_descriptor: int) -> Self:
+        """Start a process and send it the recipe. Raises ``OSError``."""
+        with ExitStack() as until_done, ExitStack() as where_it_fails:
+            note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
+            until_done.callback(os.close, note)
+            os.posix_fallocate(note, 0, NOTE_BYTES)
+            memory = mmap.mmap(note, NOTE_BYTES)
+            child, channel = start_linked("batchd.prepare", str(note), descriptors=[note])
+            where_it_fails.enter_context(channel)
+            where_it_fails.enter_context(child)
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            send_message(channel, told, [index_descriptor])
+            where_it_fails.pop_all()
+        return cls(child, channel, memory)
+
+    def write(self, order: WriteShard) -> None:
+        """Order a shard. If the writer has ended, its pidfd reports that."""
+        self.order, self.left_out = order, []
+        self.note_since = (self.note_values, monotonic())
+        try:
+            send_message(self.channel, order)
+        except ChannelClosed:
+            return
+
+    @property
+    def note_values(self) -> tuple[int, int, int]:
+        """The note: first sample of the shard, row + 1 (0 between samples), sample."""
+        first, row_after, sample = NOTE.unpack_from(self.note)
+        return first, row_after, sample
+
+    @property
+    def samples_done(self) -> int:
+        """Samples of the present shard that are done."""
+        first, row_after, _ = self.note_values
+        return max(0, row_after - 1) if self.order is not None and first == self.order.first else 0
+
+    def busy_for_s(self, now: float) -> float:
+        """Seconds since it began its present sample."""
+        seen, since = self.note_since
+        if self.note_values != seen:
+            self.note_since = (self.note_values, now)
+            return 0.0
+        return now - since if self.order is not None and seen[1] else 0.0
+
+    def receive(self) -> Message | None:
+        """Its next message; None at the end of the channel.
+
+        Bad samples are added to ``left_out``.
+        """
+        try:
+            message, _ = receive_message(self.channel, TO_PREPARE_FROM_WRITER)
+        except ChannelClosed:
+            return None
+        if isinstance(message, SampleLeftOut):
+            self.left_out.append(message)
+        return message
+
+    def reap(self) -> tuple[int | None, str]:
+        """Reap the ended process: its sample, if it worked on one, and how it ended."""
+        how = describe(self.child.reap())
+        _, row_after, sample = self.note_values
+        self._close()
+        return (sample if row_after else None), how
+
+    def end(self) -> None:
+        """Kill it."""
+        self.child.end(kill_timeout_s=END_S)
+        self._close()
+
+    def _close(self) -> None:
+        self.channel.close()
+        self.note.close()
+
+
 @dataclass(slots=True)
 class _Run:
     """Writes the missing shards."""
@@ -193,11 +289,13 @@ class _Run:
     orders: list[WriteShard]
     told: PrepareStream
     index_descriptor: int
-    progress: Callable[[PrepareProgress], None]
+    progress: Progress
     waiting: deque[WriteShard] = field(init=False)
     done: int = field(init=False)
     deaths: Counter[int] = field(default_factory=Counter)
     deaths_without: int = 0
+    writers: list[Writer] = field(default_factory=list)
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def __post_init__(self) -> None:
         self.waiting = deque(order for order in self.orders if not self.folder.has(order.name))
@@ -205,17 +303,31 @@ class _Run:
 
     def run(self) -> None:
         """Order shards, receive results and replace writers until every shard is finished."""
-        with Writers() as writers:
+        try:
             for _ in range(min(self.work.workers, len(self.waiting))):
-                self._next(writers.start(self.told, self.index_descriptor))
-            while any(writer.order is not None for writer in writers.alive):
-                talking, gone = writers.wait(TICK_S)
-                for writer in talking:
-                    self._receive(writer)
+                self._start()
+            while any(writer.order is not None for writer in self.writers):
+                ready = [(key.data, key.fileobj) for key, _ in self.selector.select(TICK_S)]
+                gone = [writer for writer, file in ready if file == writer.child.pidfd]
+                for writer, _ in ready:
+                    if writer not in gone:
+                        self._receive(writer)
                 for writer in gone:
-                    self._replace(writers, writer)
-                self._kill_stuck(writers)
-                self._report(writers)
+                    self._replace(writer)
+                self._kill_stuck()
+                self._report()
+        finally:
+            for writer in self.writers:
+                writer.end()
+            self.selector.close()
+
+    def _start(self) -> None:
+        """Start one more writer process, watch it, and give it a shard."""
+        writer = Writer.start(self.told, self.index_descriptor)
+        self.writers.append(writer)
+        self.selector.register(writer.channel, selectors.EVENT_READ, writer)
+        self.selector.register(writer.child.pidfd, selectors.EVENT_READ, writer)
+        self._next(writer)
 
     def _next(self, writer: Writer) -> None:
         """Give a writer its next shard, if there is one."""
@@ -241,14 +353,13 @@ class _Run:
             self._check_bad(writer)
         return message
 
-    def _replace(self, writers: Writers, writer: Writer) -> None:
-        """Handle the end of a writer.
-
-        Read its last messages, count the death against its sample, start another.
-        """
+    def _replace(self, writer: Writer) -> None:
+        """Read the last messages of a dead writer, count its death, and start another."""
         while self._receive(writer) is not None:
             pass
-        writers.remove(writer)
+        self.selector.unregister(writer.channel)
+        self.selector.unregister(writer.child.pidfd)
+        self.writers.remove(writer)
         order = writer.order
         sample, how = writer.reap()
         if sample is None:
@@ -260,11 +371,11 @@ class _Run:
         if order is not None:
             self.waiting.appendleft(order)
         if self.waiting:
-            self._next(writers.start(self.told, self.index_descriptor))
+            self._start()
 
-    def _kill_stuck(self, writers: Writers) -> None:
+    def _kill_stuck(self) -> None:
         now = monotonic()
-        for writer in writers.alive:
+        for writer in self.writers:
             if writer.busy_for_s(now) > self.work.sample_timeout_s:
                 writer.child.kill()
 
@@ -282,8 +393,8 @@ class _Run:
                 f"one is {last.path}: {last.reason}"
             )
 
-    def _report(self, writers: Writers) -> None:
+    def _report(self) -> None:
         samples = sum(order.count for order in self.orders)
-        done = self.done + sum(writer.samples_done for writer in writers.alive)
-        bad = len(self.folder.left_out) + sum(len(writer.left_out) for writer in writers.alive if writer.order)
-        self.progress(PrepareProgress(samples, done, bad))
+        done = self.done + sum(writer.samples_done for writer in self.writers)
+        bad = len(self.folder.left_out) + sum(len(writer.left_out) for writer in self.writers if writer.order)
+        self.progress(samples, done, bad)
