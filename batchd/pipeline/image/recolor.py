@@ -13,7 +13,7 @@ Invariant: each draws the same number of random numbers for every image, whateve
 """
 
 from collections.abc import Callable
-from functools import singledispatch
+from functools import partial, singledispatch
 from itertools import permutations
 from typing import Any, TypeAlias
 
@@ -62,9 +62,8 @@ class _Grey:
         written(cv2.cvtColor(pixels, self._code, dst=into), into)
         return into
 
-    def colored(self, pixels: Pixels) -> Pixels:
-        """The grey levels once for each of three channels."""
-        into = self._scratch.image("colored", pixels.shape)
+    def colored(self, pixels: Pixels, into: Pixels) -> Pixels:
+        """The grey levels once for each of three channels, [height, width, 3]."""
         written(cv2.cvtColor(self.of(pixels), cv2.COLOR_GRAY2RGB, dst=into), into)
         return into
 
@@ -85,24 +84,21 @@ class _Gray:
             into = pixels
         else:
             into = out if out is not None and out.shape == shape else self._scratch.image("gray", shape)
-        if self._channels == 1:
-            return self._grey.of(pixels, into)
-        written(cv2.cvtColor(self._grey.of(pixels), cv2.COLOR_GRAY2RGB, dst=into), into)
-        return into
+        return self._grey.of(pixels, into) if self._channels == 1 else self._grey.colored(pixels, into)
 
 
-@recolor_for.register(Cutout)
-class _Cutout:
-    def __init__(self, step: Cutout, _scratch: Scratch, *, is_bgr: bool) -> None:  # noqa: ARG002  others use it
-        self._step = step
+@recolor_for.register
+def _cutout(step: Cutout, _scratch: Scratch, *, is_bgr: bool) -> Recolor:  # noqa: ARG001  others use it
+    height, width = step.size
 
-    def __call__(self, pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
-        height, width = self._step.size
-        for _ in range(self._step.holes):
+    def cut(pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
+        for _ in range(step.holes):
             top = int(pixels.shape[0] * random.random()) - height // 2
             left = int(pixels.shape[1] * random.random()) - width // 2
-            pixels[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = self._step.fill
+            pixels[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = step.fill
         return pixels
+
+    return cut
 
 
 @recolor_for.register(ColorJitter)
@@ -113,20 +109,18 @@ class _Jitter:
     """
 
     def __init__(self, step: ColorJitter, scratch: Scratch, *, is_bgr: bool) -> None:
+        self._scratch = scratch
         self._grey = _Grey(scratch, is_bgr=is_bgr)
-        self._hue = _Hue(is_bgr=is_bgr)
-        changes: list[tuple[Callable[[Pixels, float], None], float, float]] = []
-        for change, strength in (
+        strengths = (
             (self._brighten, step.brightness),
             (self._contrast, step.contrast),
             (self._saturate, step.saturation),
-        ):
-            if strength:
-                changes.append((change, max(0.0, 1 - strength), 1 + strength))
+        )
+        self._changes: list[tuple[Callable[[Pixels, float], None], float, float]]
+        self._changes = [(change, max(0.0, 1 - strength), 1 + strength) for change, strength in strengths if strength]
         if step.hue:
-            changes.append((self._hue.shift, -step.hue, step.hue))
-        self._changes = changes
-        self._orders = list(permutations(range(len(changes))))
+            self._changes.append((partial(shift_hue, is_bgr=is_bgr), -step.hue, step.hue))
+        self._orders = list(permutations(range(len(self._changes))))
 
     def __call__(self, pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
         order = self._orders[int(len(self._orders) * random.random())]
@@ -144,25 +138,19 @@ class _Jitter:
 
     def _saturate(self, pixels: Pixels, factor: float) -> None:
         if pixels.shape[2] == COLOR_CHANNELS:
-            grey = self._grey.colored(pixels)
+            grey = self._grey.colored(pixels, self._scratch.image("colored", pixels.shape))
             written(cv2.addWeighted(pixels, factor, grey, 1 - factor, 0, dst=pixels), pixels)
 
 
-class _Hue:
-    """Shifts hues (HSV) in whole numbers: sixths of the circle, times the chroma of a pixel."""
-
-    def __init__(self, *, is_bgr: bool) -> None:
-        self._is_bgr = is_bgr
-
-    def shift(self, pixels: Pixels, turns: float) -> None:
-        """Shift the hue by so many rounds of the circle."""
-        if pixels.shape[2] != COLOR_CHANNELS:
-            return
-        shift = round(turns % 1 * (_SIXTHS << _HUE_BITS))
-        if resample.IS_BUILT:
-            _pixels.shift_hue(pixels, shift, self._is_bgr)
-        else:
-            pixels[...] = _shifted(pixels[:, :, ::-1], shift)[:, :, ::-1] if self._is_bgr else _shifted(pixels, shift)
+def shift_hue(pixels: Pixels, turns: float, *, is_bgr: bool) -> None:
+    """Shift hues (HSV) by rounds of the circle, in whole numbers: its sixths, times the chroma."""
+    if pixels.shape[2] != COLOR_CHANNELS:
+        return
+    shift = round(turns % 1 * (_SIXTHS << _HUE_BITS))
+    if resample.IS_BUILT:
+        _pixels.shift_hue(pixels, shift, is_bgr)
+    else:
+        pixels[...] = _shifted(pixels[:, :, ::-1], shift)[:, :, ::-1] if is_bgr else _shifted(pixels, shift)
 
 
 def _shifted(pixels: Pixels, shift: int) -> npt.NDArray[np.int32]:
