@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import NamedTuple
@@ -82,7 +82,10 @@ def find_module(name: str, folders: Sequence[Path]) -> Module:
     PathFinder.invalidate_caches()
     searched = [*map(str, folders), *interpreter_folders()]
     top, *parts = name.split(".")
-    spec = PathFinder.find_spec(top, searched) or _elsewhere(top)
+    spec = PathFinder.find_spec(top, searched)
+    if spec is None:  # editable installs and built-in modules have finders of their own
+        others = (finder.find_spec(top, None) for finder in sys.meta_path if finder is not PathFinder)
+        spec = next(filter(None, others), None)
     if spec is None:
         raise ModuleNotFound(_nowhere(name, top, searched))
     found = top
@@ -137,16 +140,6 @@ def _name_problems(name: FunctionName, module: Module, names: frozenset[str]) ->
     return [f"{module.file} does not define {wanted!r} at its top level; {advice}"]
 
 
-def _elsewhere(name: str) -> ModuleSpec | None:
-    """The spec from finders other than that of folders: editable installs and built-in modules."""
-    for finder in sys.meta_path:
-        if finder is not PathFinder:
-            spec = finder.find_spec(name, None)
-            if spec is not None:
-                return spec
-    return None
-
-
 def _nowhere(name: str, missing: str, searched: Sequence[str]) -> str:
     """The message for ``missing``, which is ``name`` or a package around it, found in no folder."""
     why = "" if missing == name else f", for there is no {missing}"
@@ -172,19 +165,11 @@ def _top_names(body: Sequence[ast.stmt]) -> Iterator[str]:
             case ast.AnnAssign(value=ast.expr()):
                 yield from _targets([statement.target])
             case _:
-                yield from _targets(_bound(statement))
+                if isinstance(statement, ast.For):
+                    yield from _targets([statement.target])
+                elif isinstance(statement, ast.With):
+                    yield from _targets([item.optional_vars for item in statement.items if item.optional_vars])
                 yield from _top_names(list(_within(statement)))
-
-
-def _bound(statement: ast.stmt) -> list[ast.expr]:
-    """What a compound statement itself gives a value to."""
-    match statement:
-        case ast.For(target=target):
-            return [target]
-        case ast.With(items=items):
-            return [item.optional_vars for item in items if item.optional_vars is not None]
-        case _:
-            return []
 
 
 def _within(statement: ast.stmt) -> Iterator[ast.stmt]:

@@ -34,7 +34,6 @@ ALLOWED = {
     ): "looks for a module in folders, and imports nothing",
     ("batchd.functions.find", "importlib.machinery.PathFinder.find_spec"): "the same",
     ("batchd.functions.find", "importlib.machinery.PathFinder.invalidate_caches"): "the same",
-    ("batchd.functions.find", "importlib.machinery.ModuleSpec"): "what it gives, for types alone",
     (
         "batchd.sources.interface",
         "importlib.import_module",
