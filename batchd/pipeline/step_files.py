@@ -14,7 +14,8 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import singledispatch
 from io import BufferedReader
@@ -37,24 +38,19 @@ class StepFileInvalid(StepInvalid):
     """A file that a step reads is missing, invalid, or has changed; the text names it."""
 
 
-def file_problem(path: Path) -> str | None:
-    """Return what is wrong with a file before it is read, or None."""
-    try:
-        with open_file(path):
-            return None
-    except StepFileInvalid as problem:
-        return str(problem)
-
-
 def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
     """Return the problems of the files of a step, each with the option that names the file.
 
     Everything that would end a stream at its first batch is found here, when the daemon starts.
     """
     files = {option.name: path for option in fields(step) if isinstance(path := getattr(step, option.name), Path)}
-    problems: list[tuple[KeyPath, str]] = [
-        ((name,), problem) for name, path in files.items() if (problem := file_problem(path)) is not None
-    ]
+    problems: list[tuple[KeyPath, str]] = []
+    for name, path in files.items():
+        try:
+            with open_file(path):
+                pass
+        except StepFileInvalid as problem:
+            problems.append(((name,), str(problem)))
     if problems:
         return problems
     try:
@@ -73,10 +69,12 @@ def check_content(_step: StepOptions) -> None:
     """
 
 
-def open_file(path: Path) -> BufferedReader:
-    """Open a regular file, waiting for no FIFO. Raises ``StepFileInvalid``."""
+@contextmanager
+def open_file(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file, waiting for no FIFO. Raises ``StepFileInvalid``, also for the block."""
     try:
-        return open(path, "rb", opener=_open_regular)
+        with open(path, "rb", opener=_open_regular) as stream:
+            yield stream
     except FileNotFoundError:
         raise StepFileInvalid(f"there is no file {path}") from None
     except OSError as error:
@@ -86,10 +84,7 @@ def open_file(path: Path) -> BufferedReader:
 def digest_of(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal digits. Raises ``StepFileInvalid``."""
     with open_file(path) as stream:
-        try:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-        except OSError as error:
-            raise StepFileInvalid(f"{path} cannot be read: {error.strerror}") from None
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def digests_of(steps: Iterable[StepOptions]) -> Digests:
@@ -109,10 +104,7 @@ def named_by_content(step: StepOptions, digests: Digests) -> dict[str, object]:
 def read_file(path: Path, bytes_max: int) -> bytes:
     """The content of a file that is no longer than it may be. Raises ``StepFileInvalid``."""
     with open_file(path) as stream:
-        try:
-            content = stream.read(bytes_max + 1)
-        except OSError as error:
-            raise StepFileInvalid(f"{path} cannot be read: {error.strerror}") from None
+        content = stream.read(bytes_max + 1)
     if len(content) > bytes_max:
         raise StepFileInvalid(f"{path} is longer than {bytes_max} bytes")
     return content
