@@ -21,7 +21,6 @@ import numpy as np
 from batchd.pipeline.effects import Columns, effect
 from batchd.pipeline.image.options import ImageStep
 from batchd.pipeline.image.stages import ImagePlan, ImageStage, can_join
-from batchd.pipeline.image.vision import Image
 from batchd.pipeline.kinds import import_families
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
@@ -72,7 +71,7 @@ class Pipeline:
             if type(value) is self._scalars[name]:
                 out[...] = value
             elif value is not out:
-                _store(column, value, out)
+                out[...] = array_of(column, value)
         self._laps.lap(self._storing)
 
     def make(
@@ -106,7 +105,7 @@ class Pipeline:
         for name, column in self.columns.items():
             row[name][...] = column.fill
             if name in values and not column.made_by:
-                _store(column, values[name], row[name])
+                row[name][...] = array_of(column, values[name])
 
 
 def _stages(
@@ -156,11 +155,3 @@ def _written_by(image: Column, after: Columns, rest: Sequence[StepOptions]) -> f
 def _scalar_of(column: Column) -> type | None:
     is_number = column.kind == "array" and not column.shape
     return np.dtype(column.dtype).type if is_number else None
-
-
-def _store(column: Column, value: Value, out: Image) -> None:
-    """Write a value that no stage has written.
-
-    Raises ``SampleUndecodable`` where it is not what its column says.
-    """
-    out[...] = array_of(column, value)

@@ -53,23 +53,23 @@ of a scan say that its blocks were decoded from wrong ones, unless they pad the 
 _LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 _UNUSUAL_SUBSAMPLING = "Could not determine subsampling"
 _SIMPLEJPEG_COLORS = {"rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
+_FACTORS = (1, 2, 4, 8)
+_COLOR_FLAGS = (
+    cv2.IMREAD_COLOR_BGR,
+    cv2.IMREAD_REDUCED_COLOR_2,
+    cv2.IMREAD_REDUCED_COLOR_4,
+    cv2.IMREAD_REDUCED_COLOR_8,
+)
 _CV2_FLAGS = {
-    "rgb": {1: cv2.IMREAD_COLOR_RGB},
-    "bgr": {
-        1: cv2.IMREAD_COLOR_BGR,
-        2: cv2.IMREAD_REDUCED_COLOR_2,
-        4: cv2.IMREAD_REDUCED_COLOR_4,
-        8: cv2.IMREAD_REDUCED_COLOR_8,
-    },
-    "gray": {
-        1: cv2.IMREAD_GRAYSCALE,
-        2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
-        4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
-        8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
-    },
+    "rgb": [flags & ~cv2.IMREAD_COLOR_BGR | cv2.IMREAD_COLOR_RGB for flags in _COLOR_FLAGS],
+    "bgr": _COLOR_FLAGS,
+    "gray": (
+        cv2.IMREAD_GRAYSCALE,
+        cv2.IMREAD_REDUCED_GRAYSCALE_2,
+        cv2.IMREAD_REDUCED_GRAYSCALE_4,
+        cv2.IMREAD_REDUCED_GRAYSCALE_8,
+    ),
 }
-for _factor in (2, 4, 8):
-    _CV2_FLAGS["rgb"][_factor] = _CV2_FLAGS["bgr"][_factor] & ~cv2.IMREAD_COLOR_BGR | cv2.IMREAD_COLOR_RGB
 
 
 def decoder_versions() -> str:
@@ -93,9 +93,8 @@ class Decoder:
         self._boxes = BoxDecoder(step.color, scratch)
         self._color = _SIMPLEJPEG_COLORS[step.color]
         self._channels = 1 if step.color == "gray" else 3
-        self._flags = {
-            factor: flags | cv2.IMREAD_IGNORE_ORIENTATION for factor, flags in _CV2_FLAGS[step.color].items()
-        }
+        flags = (one | cv2.IMREAD_IGNORE_ORIENTATION for one in _CV2_FLAGS[step.color])
+        self._flags = dict(zip(_FACTORS, flags, strict=True))
 
     def check_limits(self, data: memoryview, header: ImageHeader) -> None:
         """Raise ``SampleUndecodable`` where the image or its file is larger than allowed."""
@@ -205,9 +204,8 @@ def _decode_strictly(data: memoryview, scan: int, color: str, options: dict[str,
     except ValueError as error:
         left_over = _LEFT_OVER.search(str(error))
         if left_over and (file := without_padding(data, scan, int(left_over[1]))):
-            pixels = _decode_strictly(
-                memoryview(file), scan, color, options
-            )  # it may have read some zeros ahead; now it counts them
+            # it may have read some zeros ahead; now it counts them
+            pixels = _decode_strictly(memoryview(file), scan, color, options)
         elif any(harmless in str(error) for harmless in _HARMLESS_WARNINGS):
             pixels = simplejpeg.decode_jpeg(data, color, **options, strict=False)
         else:

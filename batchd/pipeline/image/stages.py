@@ -40,7 +40,7 @@ import numpy.typing as npt
 from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
-from batchd.pipeline.image.geometry import DecodePlan, Geometry, Move, Orientation, plan_decoding, planner_for
+from batchd.pipeline.image.geometry import DecodePlan, Geometry, plan_decoding, planner_for
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
 from batchd.pipeline.image.probe import ImageHeader, probe_image
 from batchd.pipeline.image.recolor import recolor_for
@@ -163,10 +163,15 @@ class ImageStage:
         out = row[self._field] if self._row_shape is not None else None
         assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
         into = out if self._writes_pixels and self._moves_channels == self._channels else None
-        pixels = self._upright(pixels, plan.decoding.moves, plan.geometry.turn, into)
+        turn = plan.geometry.turn
+        pixels = make_moves(pixels, plan.decoding.moves, self._scratch, None if turn.transpose else into)
+        pixels = turned(pixels, turn, self._scratch, into)
         self._laps.lap(self._moving)
         if self._recolors:
-            pixels = self._recolored(self._own(pixels, value, into), random, out)
+            pixels = self._own(pixels, value, into)
+        for recolor, part in self._recolors:
+            pixels = recolor(pixels, random, out if self._writes_pixels else None)
+            self._laps.lap(part)
         if pixels is not out:
             pixels = self._converted(pixels, out)
         values[self._field] = pixels
@@ -220,11 +225,6 @@ class ImageStage:
         assert isinstance(value, memoryview)
         return self._decoder.decode(value, plan.header, plan.decoding.factor, plan.decoding.box)
 
-    def _upright(self, pixels: Pixels, moves: list[Move], turn: Orientation, into: Pixels | None) -> Pixels:
-        """Make the moves and the turn; anything written is written into ``into``, if given."""
-        pixels = make_moves(pixels, moves, self._scratch, None if turn.transpose else into)
-        return turned(pixels, turn, self._scratch, into)
-
     def _own(self, pixels: Pixels, value: Value, into: Pixels | None) -> Pixels:
         """Return the pixels in writable memory: ``into`` if given, and never the source's."""
         if into is None and not (isinstance(value, np.ndarray) and np.may_share_memory(pixels, value)):
@@ -233,12 +233,6 @@ class ImageStage:
         if pixels is not own:
             np.copyto(own, pixels)
         return own
-
-    def _recolored(self, pixels: Pixels, random: SampleRandom, out: Image | None) -> Pixels:
-        for recolor, part in self._recolors:
-            pixels = recolor(pixels, random, out if self._writes_pixels else None)
-            self._laps.lap(part)
-        return pixels
 
     def _converted(self, pixels: Pixels, out: Image | None) -> Image:
         """Convert the upright image to its final dtype and order, in ``out`` if given."""
