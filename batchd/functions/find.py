@@ -28,10 +28,7 @@ ANY_NAME = "*"
 
 
 class FunctionName(NamedTuple):
-    """A function, a class or any other callable.
-
-    ``path`` is ``("name",)``, or leads into a class.
-    """
+    """A function or another callable; ``path`` is ``("name",)``, or leads into a class."""
 
     module: str
     path: tuple[str, ...]
@@ -67,18 +64,12 @@ class Module:
 
 
 def interpreter_folders() -> list[str]:
-    """Where workers search besides the configured folders.
-
-    They leave out the folder that this program was started in.
-    """
+    """Where workers search, too: not in the folder that this program was started in."""
     return sys.path[0 if sys.flags.safe_path else 1 :]
 
 
 def find_module(name: str, folders: Sequence[Path]) -> Module:
-    """Find a module in ``folders``, or else on the interpreter's path.
-
-    Raises ``ModuleNotFound``.
-    """
+    """Find a module in ``folders``, or on the interpreter's path. Raises ``ModuleNotFound``."""
     PathFinder.invalidate_caches()
     searched = [*map(str, folders), *interpreter_folders()]
     top, *parts = name.split(".")

@@ -81,10 +81,7 @@ def load(text: str) -> Callable[..., Any]:
 
 
 def load_for(text: str, given: Given) -> Callable[..., Any]:
-    """Import a function to call it with ``given``.
-
-    Raises ``FunctionUnusable``, also if it cannot be called so.
-    """
+    """Import a function to call it with ``given``. Raises ``FunctionUnusable``."""
     function = load(text)
     problem = call_problem(text, signature_of(function), given)
     if problem is not None:
@@ -93,10 +90,7 @@ def load_for(text: str, given: Given) -> Callable[..., Any]:
 
 
 def signature_of(function: Callable[..., Any]) -> Signature | None:
-    """The signature of a function.
-
-    None if it has none, or only one that its author wrote as text.
-    """
+    """The signature of a function; None without one, or if its author wrote it as text."""
     if hasattr(function, "__signature__"):
         return None
     try:
@@ -145,10 +139,7 @@ class FunctionFailed(Exception):  # noqa: N818  names what is wrong
 
 
 def call(function: Callable[..., Result], /, *arguments: object, **options: object) -> Result:
-    """Call a user's function.
-
-    Raises ``FunctionFailed`` for every exception, also one that ends processes.
-    """
+    """Call a user's function. Raises ``FunctionFailed`` for all that it raises, exits included."""
     try:
         return function(*arguments, **options)
     except MemoryError:
@@ -200,10 +191,7 @@ class NotAsDeclared(ValueError):  # noqa: N818  names what is wrong
 
 
 def checked_value(column: Column, value: object) -> Value:
-    """The value in the form of its column.
-
-    Raises ``NotAsDeclared``, or ``FunctionFailed`` if it cannot become an array.
-    """
+    """The value as its column's kind. Raises ``NotAsDeclared`` or ``FunctionFailed``."""
     if column.kind == "encoded":
         if not isinstance(value, (bytes, bytearray, memoryview)):
             raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of the bytes of an image")

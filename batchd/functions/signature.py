@@ -40,10 +40,7 @@ class _Written:
 
 
 def call_problem(name: str, signature: Signature | None, given: Given) -> str | None:
-    """The reason why a function with this signature cannot be called so.
-
-    None if it can, or if that is unknown.
-    """
+    """Why a function with this signature cannot be called so; None if it can, or may."""
     if signature is None:
         return None
     options = dict(given.options)
@@ -77,10 +74,7 @@ def written_signature(body: Sequence[ast.stmt], name: str) -> Signature | None:
 
 
 def plain_value(body: Sequence[ast.stmt], name: str) -> str | None:
-    """What ``name`` of a module is, if its source shows that it cannot be called; None otherwise.
-
-    Only for a name that has one value in the module, and that no function may set.
-    """
+    """What a name with one value in its module is, if its source shows that it cannot be called."""
     if any(name in node.names for one in body for node in ast.walk(one) if isinstance(node, ast.Global)):
         return None
     for statement in body:

@@ -42,10 +42,7 @@ class PipelinePlan:
 
 
 def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_side: int | None = None) -> PipelinePlan:
-    """Plan the steps of a stream with this kind of ``cache``.
-
-    ``short_side``: length in pixels of the shorter side of cached images; None keeps their size.
-    """
+    """Plan the steps of a stream; ``short_side``, in pixels, is that of cached images, if given."""
     steps = steps_of(pipeline, short_side)
     return PipelinePlan(
         steps,
@@ -88,10 +85,7 @@ def cut_problem(steps: Sequence[StepOptions]) -> str | None:
 
 
 def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
-    """Return the fields whose files only a ``decode`` with a crop after it reads.
-
-    Each has the largest size of its files, in bytes.
-    """
+    """The fields that only a ``decode`` with a crop reads, and the largest size of their files."""
     found = {}
     for place, step in enumerate(steps):
         if isinstance(step, Decode) and not any(_looks_at(before, step.field) for before in steps[:place]):

@@ -27,10 +27,9 @@ IMAGE_DIMENSIONS = 3
 
 
 class StepInvalid(ValueError):  # noqa: N818  names what is wrong
-    """A step that cannot be done to what is there; the text says which, and what to do.
+    """The text says why a step cannot be done, and what to do.
 
-    ``key`` is the option that is wrong, or the path to a part of it; empty where it is the step as
-    a whole.
+    ``key``: the wrong option, or the path to a part of it; empty for the step as a whole.
     """
 
     def __init__(self, text: str, key: KeyPath = ()) -> None:
@@ -39,10 +38,7 @@ class StepInvalid(ValueError):  # noqa: N818  names what is wrong
 
 
 class NoSuchField(StepInvalid):
-    """A step names fields that the sample does not have at this step.
-
-    ``reason`` is the text without advice.
-    """
+    """A step names fields that the sample does not have; ``reason`` is the text without advice."""
 
     def __init__(self, reason: str, key: KeyPath, names: Sequence[str], columns: Columns) -> None:
         meant = [repr(found) for name in names if (found := nearest(name, columns)) is not None]
@@ -54,10 +50,7 @@ class NoSuchField(StepInvalid):
 
 @singledispatch
 def effect(step: StepOptions, _columns: Columns) -> Columns:
-    """Return the columns after a step. Raises ``StepInvalid``.
-
-    Each family registers the effects of its steps in its module ``effects``.
-    """
+    """Return the columns after a step: each family registers its own. Raises ``StepInvalid``."""
     raise NotImplementedError(f"the step {step.op} has no effect")
 
 
@@ -69,10 +62,7 @@ def first_step_on(column: Column) -> str:
 
 
 def column_of(step: FieldStep, columns: Columns) -> Column:
-    """The column that a step is done to.
-
-    Raises ``NoSuchField`` where the sample has none of this name.
-    """
+    """The column that a step is done to. Raises ``NoSuchField``."""
     column = columns.get(step.field)
     if column is None:
         raise NoSuchField(f'"{step.op}" is done to {step.field!r}', ("field",), [step.field], columns)
@@ -80,10 +70,7 @@ def column_of(step: FieldStep, columns: Columns) -> Column:
 
 
 def replaced(op: str, columns: Columns, field: str, *made: Column) -> Columns:
-    """The columns with others in the place of ``field``.
-
-    Raises ``StepInvalid`` where one would have a name that is taken.
-    """
+    """The columns with others in the place of ``field``. Raises ``StepInvalid`` for a used name."""
     others = {name: column for name, column in columns.items() if name != field}
     for column in made:
         if column.name in others or column.name in RESERVED:

@@ -34,10 +34,7 @@ import_families("stages")
 
 
 class Pipeline:
-    """The steps of one stream, ready to run on one sample after the other.
-
-    Not for several threads at once.
-    """
+    """The steps of one stream, ready to run on sample after sample, in one thread."""
 
     def __init__(
         self,
@@ -77,10 +74,7 @@ class Pipeline:
     def make(
         self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row = MappingProxyType({})
     ) -> dict[str, Value]:
-        """The values of ``sample`` after all steps, of whatever shape.
-
-        A pipeline without rows needs no ``row``.
-        """
+        """The values of ``sample`` after all steps; a pipeline without rows needs no ``row``."""
         made = dict(values)
         self._random.start(epoch, sample, attempt)
         for stage, part in self._stages:
@@ -89,19 +83,13 @@ class Pipeline:
         return made
 
     def plan(self, values: Mapping[str, Value], epoch: int, sample: int) -> ImagePlan | None:
-        """Plan what the first stage on an image would do to ``sample``; None if none decodes.
-
-        No step before it calls a user's function. Raises ``SampleUndecodable``.
-        """
+        """Plan the first stage on an image. Raises ``SampleUndecodable``; None if none decodes."""
         self._random.start(epoch, sample, 0)
         stages = (stage for stage, _ in self._stages if isinstance(stage, ImageStage))
         return next((stage.plan(values, self._random) for stage in stages), None)
 
     def keep(self, values: Mapping[str, Value], row: Row) -> None:
-        """Write the fields of a bad sample that no step changes into ``row``, and zeros elsewhere.
-
-        A padded field gets its filling, as after every sample; its size is zero then.
-        """
+        """Write the fields of a bad sample that no step changes, and its filling elsewhere."""
         for name, column in self.columns.items():
             row[name][...] = column.fill
             if name in values and not column.made_by:
@@ -141,10 +129,7 @@ def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:
 
 
 def _written_by(image: Column, after: Columns, rest: Sequence[StepOptions]) -> frozenset[str]:
-    """Return the fields that an image's stage may write into the row.
-
-    No step of the ``rest`` changes them.
-    """
+    """The fields that an image's stage may write into the row: no later step changes them."""
     names = {image.name, *(name for role, name in image.followers if role == "mask" and name in after)}
     touched_later = [names if image.name in (step.touches or names) else step.touches or names for step in rest]
     return frozenset(

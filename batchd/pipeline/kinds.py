@@ -34,10 +34,7 @@ def step_to_plain(step: StepOptions) -> dict[str, object]:
 
 
 def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
-    """Read what ``step_to_plain`` wrote: every option, nothing else.
-
-    Raises ``ValueError`` naming what is wrong.
-    """
+    """Read what ``step_to_plain`` wrote: every option, nothing else. Raises ``ValueError``."""
     kind = STEP_KINDS.get(str(plain.get("op")))
     if kind is None:
         raise ValueError(f"the step {plain.get('op')!r} is not one of {', '.join(STEP_KINDS)}")

@@ -17,8 +17,7 @@ samples, epochs, attempts or seeds never share a block.
 import numpy as np
 
 SALT = 0x6261746368640001
-"""Sets the stream of augmentations apart from every other use of the same seed: "batchd" and a
-version."""
+"""Separates augmentations from every other use of the same seed: "batchd" and a version."""
 NUMBER_MAX = (1 << 63) - 1
 
 
@@ -37,16 +36,12 @@ class SampleRandom:
         self.generator = np.random.Generator(self._bits)
         """For steps that need more than uniform numbers."""
         self.random = self.generator.random
-        """Draw one number from [0, 1); bound once, as steps call it several times for each
-        sample."""
+        """Draw a number from [0, 1); bound once, as each sample calls it several times."""
         self.sample = 0
         """The sample whose numbers are drawn."""
 
     def start(self, epoch: int, sample: int, attempt: int) -> None:
-        """Go to the numbers of ``sample`` in ``epoch``. About 1 µs.
-
-        ``attempt`` counts substitutions; 0 is the sample itself.
-        """
+        """Go to the numbers of a sample, in about 1 µs. ``attempt`` counts its substitutes."""
         self.sample = sample
         counter = self._counter
         counter[1] = attempt

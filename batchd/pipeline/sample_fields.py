@@ -43,10 +43,7 @@ import_families("effects")
 
 
 def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:
-    """Name the arrays of one sample: those of the steps, ``index``, and ``valid`` for "mask".
-
-    For steps without problems only.
-    """
+    """The fields of one sample after steps without problems; ``valid`` is there for "mask"."""
     made = columns_after(columns, steps).values()
     fields = [Field(column.name, column.dtype, column.fixed_shape, column.varying) for column in made]
     fields.append(Field(INDEX, "int64", ()))
@@ -74,20 +71,16 @@ def reserved_names(columns: Sequence[Column]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StepProblem:
-    """One problem of a pipeline, for users.
-
-    ``key``: of the step, by its number, and of its option; empty for the whole.
-    """
+    """For users; ``key``: the step's number, and its option; empty for the whole pipeline."""
 
     text: str
     key: KeyPath = ()
 
 
 class StepCheck:
-    """Checks the steps of one pipeline in order, with the columns at each step.
+    """Checks the steps of one pipeline in order; only their files if the ``columns`` are unknown.
 
-    If the ``columns`` are unknown, only the files of the steps are checked. A problem that only
-    follows from an earlier one is not reported. Reads files, so run it once, at the start.
+    Reports no problem that follows from an earlier one. Reads files, so run it once.
     """
 
     def __init__(self, columns: Sequence[Column] | None) -> None:
@@ -190,10 +183,7 @@ class StepCheck:
 
 
 def _after(step: StepOptions, columns: Columns) -> Columns:
-    """The columns after a step.
-
-    Raises ``StepInvalid`` also where an earlier step was to be the last on what this one touches.
-    """
+    """The columns after a step. Raises ``StepInvalid``, also after a step that must be the last."""
     for column in columns.values():
         if column.varying is None:
             continue

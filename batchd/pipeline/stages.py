@@ -21,9 +21,8 @@ belongs to one worker and one stream, and not to several threads at once."""
 
 @singledispatch
 def make_stage(step: StepOptions, _before: Columns, _after: Columns) -> Stage:
-    """Make the stage of a step from the columns before it and after it.
+    """Make the stage of a step from the columns before it and after it: families register theirs.
 
-    Each family registers its steps in its module ``stages``, but for those on images: ``execute``
-    joins them to an ``ImageStage``.
+    Steps on images have none: ``execute`` joins them to an ``ImageStage``.
     """
     raise NotImplementedError(f"the step {step.op} has no stage")

@@ -39,10 +39,7 @@ class StepFileInvalid(StepInvalid):
 
 
 def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
-    """Return the problems of the files of a step, each with the option that names the file.
-
-    Everything that would end a stream at its first batch is found here, when the daemon starts.
-    """
+    """The problems of a step's files, with their options: all that would end its first batch."""
     files = {option.name: path for option in fields(step) if isinstance(path := getattr(step, option.name), Path)}
     problems: list[tuple[KeyPath, str]] = []
     for name, path in files.items():
@@ -63,10 +60,7 @@ def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
 
 @singledispatch
 def check_content(_step: StepOptions) -> None:
-    """Raise ``StepInvalid`` if the files of a step are not what it needs.
-
-    Families register what their steps need in their modules ``effects``.
-    """
+    """Raise ``StepInvalid`` if a step's files are not what it needs; families register theirs."""
 
 
 @contextmanager
@@ -111,10 +105,7 @@ def read_file(path: Path, bytes_max: int) -> bytes:
 
 
 def changed_file(digests: Iterable[tuple[str, str]]) -> str | None:
-    """Describe the first file that is not what the daemon read; None if all are.
-
-    Takes paths with their digests.
-    """
+    """Describe the first of (path, digest) that is not what the daemon read; None if all are."""
     for path, digest in digests:
         try:
             now = digest_of(Path(path))
@@ -137,10 +128,7 @@ class MappedFile:
         self.memory = memoryview(mmap.mmap(self._descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ) if size else b"")
 
     def check(self) -> None:
-        """Raise ``StepFileInvalid`` if the file was written to since.
-
-        About 1 µs; before its memory is read.
-        """
+        """Raise ``StepFileInvalid`` if the file was written to since; about 1 µs."""
         if _status(self._descriptor) != self._status:
             raise StepFileInvalid(f"{self._path} was written to while it was in use; {ADVICE}")
 

@@ -10,10 +10,7 @@ from time import perf_counter_ns
 
 
 class Laps:
-    """A stopwatch for one sample after the other.
-
-    Parts have names, and numbers in the order in which they were named.
-    """
+    """A stopwatch for one sample after the other; parts have names, and numbers in their order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -22,10 +19,7 @@ class Laps:
         self._begun_ns = self._last_ns = 0
 
     def part(self, name: str) -> int:
-        """Name one more part, and say its number.
-
-        Two parts may have one name: a step that is there twice.
-        """
+        """Add a part, and return its number; a step that is there twice has two of one name."""
         self.names.append(name)
         self._spent_ns.append(0)
         return len(self.names) - 1

@@ -50,8 +50,7 @@ class LeftOut(NamedTuple):
 class ShardFolder:
     """Locks the folder while shards are written. A context manager.
 
-    Raises ``BatchdError`` if the folder cannot be written, another command is using it, or
-    something else was prepared in it.
+    Raises ``BatchdError``: it is not writable, in use, or has something else.
     """
 
     def __init__(self, path: Path, about: dict[str, object]) -> None:

@@ -78,10 +78,7 @@ class MemberEncoder:
         self._main_image = main_image(columns)
 
     def members(self, values: Mapping[str, Value]) -> Iterator[tuple[str, bytes]]:
-        """The members of a sample: ending and content.
-
-        Raises ``SampleUndecodable`` if pixels cannot be encoded.
-        """
+        """Ending and content of each member. Raises ``SampleUndecodable`` for unfit pixels."""
         numbers = {}
         for name, column in self._columns.items():
             value = values[name]
@@ -100,10 +97,7 @@ class MemberEncoder:
             yield JSON_ENDING, json.dumps(numbers).encode()
 
     def image(self, values: Mapping[str, Value]) -> tuple[str, bytes]:
-        """The sample's main image: ending and content.
-
-        Raises ``SampleUndecodable`` if it cannot be encoded.
-        """
+        """Ending and content of the main image. Raises ``SampleUndecodable`` for unfit pixels."""
         return self._image(self._columns[self._main_image], values[self._main_image])
 
     def _image(self, column: Column, value: Value) -> tuple[str, bytes]:
@@ -116,10 +110,7 @@ class MemberEncoder:
         return ending if name == self._main_image else f"{name}.{ending}"
 
     def _stored(self, file: memoryview) -> bytes:
-        """The file as it is, or with restart markers.
-
-        Raises ``SampleUndecodable`` where it should have them, and is broken.
-        """
+        """The file, maybe with restart markers. Raises ``SampleUndecodable`` if it is broken."""
         if not self._is_seekable:
             return bytes(file)
         header = probe_image(file)
@@ -137,10 +128,7 @@ class MemberEncoder:
             raise SampleUndecodable(f"{width} x {height} pixels cannot be encoded: {why}") from None
 
     def _encode_any(self, pixels: npt.NDArray[np.uint8], *, is_gray: bool) -> bytes:
-        """Encode uint8 ``[height, width, 1 or 3]``.
-
-        Raises ``ValueError`` or ``cv2.error`` if the encoder fails.
-        """
+        """Encode uint8 ``[height, width, 1 or 3]``. Raises ``ValueError`` or ``cv2.error``."""
         if self._format == "jpg" and simplejpeg is not None:
             color = "GRAY" if is_gray else "BGR" if self._is_bgr else "RGB"
             encoded: bytes = simplejpeg.encode_jpeg(pixels, self._quality, color, "Gray" if is_gray else "420")
@@ -156,10 +144,7 @@ class MemberEncoder:
 
 
 def main_image(columns: Mapping[str, Column]) -> str:
-    """The main image of a ``webdataset`` sample: "image", else the first one.
-
-    "" if there is no image.
-    """
+    """The image of a ``webdataset`` sample that is called "image", else the first, else ""."""
     images = [name for name, column in columns.items() if is_image(column)]
     return IMAGE if IMAGE in images else next(iter(images), "")
 
@@ -203,10 +188,7 @@ def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
 
 
 def files_table(source: FolderSource | ListSource | GlobSource, files: FileSet) -> str:
-    """The table of a source that reads ``files``.
-
-    A folder if it was one and no class is missing, else a list.
-    """
+    """The table of a source that reads ``files``: a folder, if it was one with all its classes."""
     if isinstance(source, FolderSource) and files.has_all_classes:
         options = ['type = "folder"', f"path = {_text(str(files.root.absolute()))}"]
     else:

@@ -71,9 +71,7 @@ SEEN_MIN = 100
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output: ``shard_samples`` in each shard, pixels in ``image_format`` (jpg, png, webp).
-
-    ``quality``: 1 to 100.
+    """Pixels in ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100).
 
     ``is_seekable``: JPEGs get restart markers. ``as_files``: one file for each sample instead of
     shards, and a list for each run of ``shard_samples``.
@@ -251,10 +249,7 @@ class Writer:
         return now - since if self.order is not None and seen[1] else 0.0
 
     def receive(self) -> Message | None:
-        """Its next message; None at the end of the channel.
-
-        Bad samples are added to ``left_out``.
-        """
+        """Its next message; None at the end of the channel. Keeps what is ``left_out``."""
         try:
             message, _ = receive_message(self.channel, TO_PREPARE_FROM_WRITER)
         except ChannelClosed:

@@ -51,10 +51,7 @@ AHEAD_SAMPLES = 64
 NAME_DIGITS = 9
 _JPEG_SUFFIXES = (b".jpg", b".jpeg")
 Sink = Callable[[int, Mapping[str, Value]], None]
-"""Writes one sample: its number and its values.
-
-Raises ``OSError``, and ``SampleUndecodable`` before anything is written.
-"""
+"""Writes one sample, by its number. Raises ``OSError``; ``SampleUndecodable`` before it writes."""
 
 
 class NameUnusable(Exception):  # noqa: N818  names what is wrong
@@ -178,10 +175,7 @@ class ShardWriter:
 
 
 def file_name(name: bytes, ending: str) -> bytes:
-    """The path of a file below ``FILES``.
-
-    Its source's, plus ``.jpg`` if it became a JPEG. Raises ``NameUnusable``.
-    """
+    """The path below ``FILES``: the source's, maybe with ``.jpg``. Raises ``NameUnusable``."""
     parts = name.split(b"/")
     if b":" in parts[0] or not parts[0] or b".." in parts:
         raise NameUnusable(f"{readable(name)} does not lie below its source's root: write shards, without --files")

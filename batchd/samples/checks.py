@@ -20,10 +20,7 @@ from batchd.errors import KeyPath
 
 
 class OptionsInvalid(ValueError):  # noqa: N818  names what is wrong
-    """Some options of a table are wrong.
-
-    ``found``: for each, its key in the table, () for the whole, and the problem.
-    """
+    """``found``: the key of each problem in the table, () for the whole, with its text."""
 
     def __init__(self, found: Sequence[tuple[KeyPath, str]]) -> None:
         self.found = tuple(found)

@@ -107,10 +107,7 @@ def check_field_names(*names: str) -> None:
 
 
 def parse_column(name: str, text: str) -> Column:
-    """Parse a column such as ``"image"``, ``"text"``, ``"float32"`` or ``"uint8[28,28]"``.
-
-    Raises ``ValueError``.
-    """
+    """Parse ``"image"``, ``"text"``, ``"float32"`` or ``"uint8[28,28]"``. Raises ``ValueError``."""
     check_field_names(name)
     if text in ("image", "text"):
         return Column(name, "encoded" if text == "image" else "text")
@@ -157,10 +154,9 @@ def _lengths(name: str, text: str, written: str | None) -> tuple[int | None, ...
 
 
 def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
-    """The columns of a sample.
+    """The columns of a sample. Raises ``ValueError`` with all that is wrong.
 
-    ``with_shapes``: the data has the shapes of arrays itself, so several lengths may differ. Raises
-    ``ValueError`` with all fields that are wrong, or if none is declared.
+    ``with_shapes``: the data has the shapes of arrays itself, so several lengths may differ.
     """
     checks = Checks()
     columns = check_declared(checks, fields, with_shapes=with_shapes)
@@ -169,10 +165,7 @@ def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) ->
 
 
 def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
-    """The columns of the valid fields; problems of the others are added to ``checks``.
-
-    ``with_shapes``: see ``declared_columns``.
-    """
+    """The columns of the valid fields, as ``declared_columns``; problems go to ``checks``."""
     if not fields:
         checks.say('fields must name at least one field, as in { image = "image", label = "int64" }', "fields")
     columns = check_types(checks, "fields", fields)

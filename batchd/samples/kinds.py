@@ -38,9 +38,9 @@ IS_WHOLE = False
 
 
 def kinds_in(package: str, base: type[T], key: str, first: str) -> dict[str, type[T]]:
-    """Find every kind below a package: dataclasses derived from ``base``, by the value of ``key``.
+    """The dataclasses below ``package`` that derive from ``base``, by their default of ``key``.
 
-    They are in the order of the folders' names, the ``first`` one first, and of their definition.
+    In the order of the folders' names, the ``first`` one first, and of their definition.
     """
     (path,) = import_module(package).__path__
     folders = (file.parent.name for file in Path(path).glob("*/options.py"))
@@ -96,10 +96,7 @@ class OneOf:
 
 @cache
 def _reader(kind: type) -> Callable[..., Any]:
-    """Parses a table of one kind from JSON.
-
-    Only from JSON does strict mode accept a table for a dataclass.
-    """
+    """Parses a table of one kind from JSON: strict mode takes no other table for a dataclass."""
     from pydantic import TypeAdapter  # noqa: PLC0415  workers have no pydantic
 
     return TypeAdapter[Any](kind).validate_json

@@ -46,10 +46,9 @@ def format_bytes(count: int) -> str:
 
 
 def round_bytes(count: int, rounding: Callable[[float], int] = round) -> str:
-    """Write an amount for users, with one decimal: ``38.5 MiB``. It is not parsed again.
+    """Write an amount for users: ``38.5 MiB``. It is not parsed again.
 
-    ``rounding``: ``ceil`` for a need and ``floor`` for a supply, so that the two never look the
-    same.
+    ``rounding``: ``ceil`` for a need, ``floor`` for a supply, so that the two never look the same.
     """
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if count >= _UNITS[unit]:

@@ -16,8 +16,7 @@ from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd_wire.wording import counted
 
 Value: TypeAlias = memoryview | str | npt.NDArray[Any] | np.generic | int | float | bool
-"""The value of a column: the bytes of an ``encoded`` one, a ``text``, or an ``array``; a number
-for an array of shape []."""
+"""The bytes of an ``encoded`` column, a ``text``, or an ``array``; a number for one of shape []."""
 
 
 class Unfitting(SampleUnreadable):
@@ -29,10 +28,7 @@ class Unfitting(SampleUnreadable):
 
 
 def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value:
-    """Parse stored bytes: an image's, a text in UTF-8, or little-endian numbers.
-
-    Raises ``SampleUnreadable``.
-    """
+    """Parse stored bytes: an image's, UTF-8, or little-endian. Raises ``SampleUnreadable``."""
     raw = memoryview(raw).cast("B")
     if raw.nbytes > max_bytes:
         raise SampleUnreadable(f"{column.name} has {raw.nbytes} bytes, more than max_bytes = {max_bytes}")
@@ -64,10 +60,7 @@ def default_value(column: Column, default: Default) -> Value:
 
 
 def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
-    """Numbers in the shape of their column, the last dimension fastest.
-
-    Raises ``SampleUnreadable`` if they do not fit.
-    """
+    """Numbers in their column's shape, last dimension fastest. Raises ``SampleUnreadable``."""
     known = int(np.prod([length for length in column.shape if length is not None], dtype=np.int64))
     is_open = None in column.shape
     if numbers.size % known if is_open else numbers.size != known:
@@ -76,10 +69,7 @@ def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def from_plain(column: Column, value: object) -> NDArray[Any]:
-    """A number, or a list of them, from JSON or msgpack, in its own shape.
-
-    Raises ``SampleUnreadable``.
-    """
+    """Numbers from JSON or msgpack, in their own shape. Raises ``SampleUnreadable``."""
     try:
         numbers = np.asarray(value)
     except (ValueError, OverflowError):
@@ -88,10 +78,7 @@ def from_plain(column: Column, value: object) -> NDArray[Any]:
 
 
 def converted(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
-    """Numbers as the dtype of their column, in their own shape.
-
-    Raises ``Unfitting`` if a number does not fit, or the kind of dtype differs.
-    """
+    """Numbers as their column's dtype, in their own shape. Raises ``Unfitting``."""
     wanted = np.dtype(column.dtype)
     if numbers.dtype == wanted:
         return numbers
@@ -127,10 +114,7 @@ def _too_large(column: Column, numbers: NDArray[Any], place: int) -> Unfitting:
 
 
 def array_of(column: Column, value: Value) -> NDArray[Any]:
-    """The value as an array of its column's dtype.
-
-    Raises ``SampleUndecodable`` if its shape or dtype is not the column's.
-    """
+    """The value as its column's dtype. Raises ``SampleUndecodable`` for another shape or kind."""
     array = np.asarray(value)
     if not column.takes(array.shape) or not np.can_cast(array.dtype, column.dtype, "same_kind"):
         raise SampleUndecodable(f"{column.name!r} is {array.dtype}{list(array.shape)} instead of {column.text}")

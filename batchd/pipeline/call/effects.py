@@ -23,10 +23,7 @@ def _call(step: Call, columns: Columns) -> Columns:
 
 
 def _declared(step: Call, declared: Column, there: Column | None) -> Column:
-    """Return the column of an output.
-
-    A column that exists keeps what the declared type does not say: channels first, followers.
-    """
+    """An output that exists keeps what its type does not say: channels first, followers."""
     if there is None:
         return replace(declared, made_by=step.op)
     if there.followers and there.is_fixed and declared.is_fixed and there.shape[:2] != declared.shape[:2]:

@@ -92,10 +92,7 @@ class CallStage:
 
 
 class _Copies:
-    """Copies of arrays, in memory that is reused for the next sample unless the function keeps it.
-
-    Fresh memory costs more.
-    """
+    """Copies of arrays, in memory that is reused unless the function keeps it: new costs more."""
 
     def __init__(self) -> None:
         self._owners: dict[str, npt.NDArray[Any]] = {}
@@ -115,8 +112,7 @@ class _Copies:
 
 
 _KNOWN_REFERENCES = 3
-"""The table's, the variable's and the argument's; each view of an array refers to the owner of the
-memory."""
+"""The table's, the variable's and the argument's; a view refers to the owner of its memory."""
 
 
 def _listed(names: Any) -> str:

@@ -19,7 +19,6 @@ class Drop(StepOptions):
     """The fields that a batch shall not have."""
 
     def __post_init__(self) -> None:
-        """A step that does nothing is a mistake."""
         if not self.fields:
             raise ValueError("fields must not be empty")
 
@@ -40,7 +39,6 @@ class Rename(FieldStep):
     """The field, as it is called from then on, in later steps and in the batch."""
 
     def __post_init__(self) -> None:
-        """A field has to be able to have the name."""
         check_field_names(self.to)
         if self.to == self.field:
             raise ValueError(f"to = {self.to!r} is what the field is called already")

@@ -70,24 +70,19 @@ def without_animation(data: memoryview) -> memoryview:
 
 
 JPEG_SEGMENTS_MAX = 2_000
-"""Segments in front of the image data, and in these. An EXIF block with a preview, cut into 64 KiB
-segments, has a few dozen."""
+"""In front of the image data, and in it; EXIF with a preview has a few dozen of 64 KiB."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _WITH_LENGTH = 0xC0
 ZEROS_MAX = 9
-"""Zeros in front of those that libjpeg counts: it reads 7 bytes ahead and forgets them, and an
-intact scan may end in 2."""
+"""Zeros before those that libjpeg counts: it forgets 7 that it read; a scan may end in 2."""
 _BEFORE_MAX = 64
 """Bytes of the image data themselves that look like padding, and those that libjpeg forgets."""
 
 
 def scan_markers(data: memoryview, scan: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, marker) from the first start of scan to the end mark, as libjpeg finds them.
-
-    Raises ``SampleUndecodable`` where there are too many.
-    """
+    """(offset, marker) of each from the first scan to the end. Raises ``SampleUndecodable``."""
     position = scan
     for _ in range(JPEG_SEGMENTS_MAX):
         found = _MARKER.search(data, position)

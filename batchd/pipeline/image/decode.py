@@ -73,10 +73,9 @@ _CV2_FLAGS = {
 
 
 def decoder_versions() -> str:
-    """Name the decoders and their versions, for users, in the order in which they are tried.
+    """The decoders and their versions, for users, in the order in which they are tried.
 
-    "libjpeg-turbo 2.1.5 (decodes crops alone), simplejpeg 1.9.0 (libjpeg-turbo), OpenCV 5.0.0",
-    less what is not there.
+    "libjpeg-turbo 2.1.5 (decodes crops alone), simplejpeg 1.9.0 (libjpeg-turbo), OpenCV 5.0.0".
     """
     names = [f"libjpeg-turbo {jpeg_box.VERSION} (decodes crops alone)"] if jpeg_box.IS_BUILT else []
     if simplejpeg:
@@ -114,17 +113,11 @@ class Decoder:
             raise SampleUndecodable(f"a file of {len(data)} bytes, more than max_bytes = {self._step.max_bytes}")
 
     def decodes_boxes(self, header: ImageHeader) -> bool:
-        """True if a box of such a file can be decoded alone.
-
-        Files of unusual subsampling or coding are found only while they are decoded.
-        """
+        """True if a box of such a file can be decoded alone, as far as its header tells."""
         return jpeg_box.IS_BUILT and header.format == "JPEG" and header.channels != _CMYK_CHANNELS
 
     def tiles(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> tuple[int, int] | None:
-        """Return how many parts between restart markers a box needs, and of how many.
-
-        None if the file has no such parts.
-        """
+        """Parts between restart markers that a box needs, and all of them; None without markers."""
         return self._boxes.tiles(data, header, factor, box) if self.decodes_boxes(header) else None
 
     def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels:
@@ -142,10 +135,7 @@ class Decoder:
         return cut_out(self._decode_whole(data, header, factor), box)
 
     def _check_memory(self, header: ImageHeader, pixels: int) -> None:
-        """Raise ``SampleUndecodable`` where making so many pixels takes too much memory.
-
-        The same, whatever decodes a JPEG.
-        """
+        """Raise ``SampleUndecodable`` for too much memory, the same whatever decodes a JPEG."""
         needed = header.held_bytes + self._channels * pixels
         if needed > BYTES_PER_PIXEL_MAX * self._step.max_pixels:
             raise SampleUndecodable(
@@ -194,10 +184,7 @@ class Decoder:
 
 
 def _decode_strictly(data: memoryview, scan: int, color: str, options: dict[str, Any]) -> Pixels:
-    """Decode with simplejpeg.
-
-    Raises ``ValueError`` for whatever libjpeg had to repair, unless no pixel was lost by it.
-    """
+    """Decode with simplejpeg. Raises ``ValueError`` if libjpeg had to make pixels up."""
     pixels: Pixels
     try:
         pixels = simplejpeg.decode_jpeg(data, color, **options)

@@ -227,10 +227,7 @@ def _placed(step: ImageStep, columns: Columns, size: tuple[int | None, int | Non
 
 
 def _pixels(step: ImageStep, columns: Columns) -> Column:
-    """Return the column of a step that needs pixels of 8 bits, channels last.
-
-    An image without an axis for channels has one.
-    """
+    """The column of a step on pixels: 8 bits, channels last. Without their axis, it gets one."""
     column = _with_channels(column_of(step, columns))
     is_image = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == IMAGE_DIMENSIONS
     if not is_image or column.channels_first:

@@ -64,10 +64,7 @@ class CoordinateMap(NamedTuple):
 
 
 class Followers:
-    """The followers of one image, as its column names them.
-
-    ``writes``: the fields that go into the row as they are made here.
-    """
+    """The followers of one image; those in ``writes`` go into the row."""
 
     def __init__(
         self,
@@ -87,12 +84,9 @@ class Followers:
     def run(
         self, values: dict[str, Value], row: Mapping[str, Image], size: tuple[int, int], geometry: Geometry
     ) -> None:
-        """Do to the followers what was done to the image.
+        """Do to the followers what was done to the image, which had ``size`` before it, in pixels.
 
-        ``size``: height and width of the upright image before its steps, in pixels.
-
-        Raises ``SampleUndecodable`` where the mask is none, or has another size, and where a
-        coordinate is no number.
+        Raises ``SampleUndecodable`` for another size, no mask, or a coordinate that is no number.
         """
         assert geometry.trail is not None, "the image is followed"
         if (name := self._mask_name) is not None:
@@ -145,10 +139,7 @@ def moved_points(points: npt.NDArray[np.float32], maps: Sequence[CoordinateMap])
 def moved_boxes(
     boxes: npt.NDArray[np.float32], maps: Sequence[CoordinateMap], size: tuple[int, int]
 ) -> npt.NDArray[np.float32]:
-    """Move boxes, float32 [n, 4], through all steps, for an image of ``size``.
-
-    A box without any area left becomes zeros.
-    """
+    """Move boxes, float32 [n, 4], of an image of ``size``. A box without area becomes zeros."""
     moved, is_left = _cut_off(boxes.astype(np.float64), *size)
     for step in maps:
         corners = step.moved(moved[:, _CORNERS])
@@ -216,10 +207,7 @@ _BITS_MAX = 8
 
 
 def decode_mask(data: memoryview, size: tuple[int, int]) -> Pixels:
-    """Decode the mask of an image of ``size``, height and width. Gives uint8 [height, width, 1].
-
-    Raises ``SampleUndecodable``.
-    """
+    """Decode a mask of ``size`` to uint8 [height, width, 1]. Raises ``SampleUndecodable``."""
     header = probe_image(data)
     if header.format not in ("PNG", "APNG"):
         raise SampleUndecodable(f"a {header.format} file; a mask is a PNG, which keeps its numbers as they are")

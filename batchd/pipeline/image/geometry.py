@@ -38,8 +38,7 @@ from batchd.pipeline.options import Interpolation, Size, StepOptions
 from batchd.samples.errors import SampleUndecodable
 
 DECODE_FACTORS = (8, 4, 2)
-"""A JPEG decodes at 1/2, 1/4 and 1/8 in less time than whole; 3/8, 5/8, 6/8 and 7/8 take longer,
-having no vector code."""
+"""3/8, 5/8, 6/8 and 7/8 have no vector code, so they take longer than decoding a JPEG whole."""
 
 DECODE_SIDE_PIXELS_MIN = 64
 """Below this nothing is gained, and the sizes of different scales round to the same number."""
@@ -128,12 +127,7 @@ Move: TypeAlias = Cut | Resampling | Padding | Warp
 
 
 class Geometry:
-    """One image on its way through the steps.
-
-    ``height`` and ``width`` are as looked at; ``moves`` are as stored.
-
-    ``is_followed``: whether ``trail`` is wanted.
-    """
+    """One image on its way: ``height`` and ``width`` as looked at, ``moves`` as stored."""
 
     __slots__ = ("height", "moves", "pixels_max", "trail", "turn", "width")
 
@@ -164,10 +158,7 @@ class Geometry:
             self.trail.append(Padding(top, left, height, width, fill))
 
     def window(self, top: int, left: int, height: int, width: int, fill: Fill) -> None:
-        """Keep a box that may reach beyond the image, or be outside of it, where ``fill`` is.
-
-        Nothing is enlarged to be cut.
-        """
+        """Keep a box that may reach beyond the image, with ``fill`` there; nothing is enlarged."""
         first_row, first_column = min(max(top, 0), self.height), min(max(left, 0), self.width)
         rows = max(0, min(top + height, self.height) - first_row)
         columns = max(0, min(left + width, self.width) - first_column)
@@ -178,10 +169,7 @@ class Geometry:
             self.pad(above, before, height, width, fill)
 
     def scale(self, height: int, width: int, interpolation: Interpolation) -> None:
-        """Resample the image.
-
-        Raises ``SampleUndecodable`` where the result would be larger than an image may be.
-        """
+        """Resample the image. Raises ``SampleUndecodable`` above ``pixels_max``."""
         if height * width > self.pixels_max:
             raise SampleUndecodable(
                 f"{self.width} x {self.height} pixels would be resized to {width} x {height}, "
@@ -217,10 +205,7 @@ class Geometry:
             self.trail.append(further)
 
     def rotate(self, degrees: float, interpolation: Literal["nearest", "linear"], fill: Fill) -> None:
-        """Rotate the image about its middle.
-
-        Raises ``SampleUndecodable`` where it is too large for that.
-        """
+        """Rotate the image about its middle. Raises ``SampleUndecodable`` if it is too large."""
         if max(self.height, self.width) > WARPED_SIDE_PIXELS_MAX:
             raise SampleUndecodable(
                 f"{self.width} x {self.height} pixels cannot be rotated: sides of {WARPED_SIDE_PIXELS_MAX} pixels at most; "
@@ -262,10 +247,7 @@ class DecodePlan(NamedTuple):
 
 
 def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool) -> DecodePlan:
-    """Plan to decode no more of a stored ``height`` by ``width`` image than the moves need.
-
-    ``is_scaled``: nor at a larger scale.
-    """
+    """Plan to decode no more of a stored image, nor larger (``is_scaled``), than its moves need."""
     factor = decode_factor(moves, height, width) if is_scaled else 1
     decoded = -(-height // factor), -(-width // factor)
     cut = moves[0] if moves else None
@@ -275,10 +257,9 @@ def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool
 
 
 def decode_factor(moves: list[Move], height: int, width: int) -> int:
-    """Choose 1, 2, 4 or 8: how far a stored ``height`` by ``width`` image may shrink in decoding.
+    """Choose 1, 2, 4 or 8: how far a stored image may shrink in decoding.
 
-    What the first scaling starts from then still has at least the size that it results in, so
-    nothing is ever enlarged that needed not to be.
+    The first scaling then starts from no less than its result, so it never enlarges needlessly.
     """
     first = moves[0] if moves else None
     if isinstance(first, Cut) and len(moves) > 1:
@@ -341,10 +322,7 @@ def _plan_center_crop(step: CenterCrop) -> Planner:
 
 @planner_for.register
 def _plan_random_resized_crop(step: RandomResizedCrop) -> Planner:
-    """Draw as torchvision documents it: uniform in area, log-uniform in proportions.
-
-    Ten attempts, then the middle.
-    """
+    """As torchvision documents it: uniform in area, log-uniform in proportions; else the middle."""
     smallest, area_range = step.scale[0], step.scale[1] - step.scale[0]
     log_narrowest, log_range = math.log(step.ratio[0]), math.log(step.ratio[1]) - math.log(step.ratio[0])
     target_height, target_width = step.size

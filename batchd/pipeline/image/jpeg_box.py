@@ -61,10 +61,7 @@ class BoxDecoder:
         return np.ndarray(shape, np.uint8, memory, offset=before * self._channels, strides=strides)
 
     def tiles(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> tuple[int, int] | None:
-        """Return how many parts between restart markers ``decode`` reads, and of how many.
-
-        None if it reads all of the file.
-        """
+        """Parts between restart markers that ``decode`` reads, and all; None without markers."""
         try:
             return _jpeg.tiles(data, _EIGHTHS // factor, (header.height, header.width), box)
         except _jpeg.JpegError:
@@ -72,18 +69,16 @@ class BoxDecoder:
 
 
 TILE_WIDTH_PIXELS = 64
-"""About how wide a part between two markers is. Half of it saves 2 % of the time of decoding, and
-costs 1.4 % more bytes."""
+"""Between two markers. Half of it saves 2 % of the time of decoding, and costs 1.4 % more bytes."""
 
 
 _WHOLE_SIZE = 8
 
 
 def made_seekable(data: memoryview, bytes_max: int) -> bytes | None:
-    """A file that was decoded already, as a cache keeps it; None where it stays as it is.
+    """A decoded file as a cache keeps it; None where it stays as it is.
 
-    Because it can be cut as it is, is no JPEG of a usual kind, is broken where no crop has looked,
-    or would be too long.
+    It is no usual JPEG, can be cut already, is broken where no crop looked, or gets too long.
     """
     try:
         header = probe_image(data)

@@ -78,7 +78,6 @@ class Resize(ImageStep):
     there on."""
 
     def __post_init__(self) -> None:
-        """One way to say the size, not two and not none."""
         if (self.size is None) == (self.shorter_side is None):
             raise ValueError("resize needs either size = [height, width] or shorter_side = pixels")
 
@@ -109,7 +108,6 @@ class RandomResizedCrop(CropStep):
     there on."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a range in the wrong order."""
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if low > high:
                 raise ValueError(f"{name} = [{low}, {high}] goes downwards; write the smaller number first")
@@ -182,10 +180,8 @@ QuarterTurns: TypeAlias = Annotated[int, Range(0, 3)]
 class RandomCrop(CropStep):
     """Cut ``size`` out at a random place, all equally likely.
 
-    ``padding`` puts this much ``fill`` around the image first.
-
-    If that is still smaller than ``size``, it is centred on ``fill``. Drawn: the row, then the
-    column.
+    ``padding`` puts this much ``fill`` around the image first. If that is still smaller than
+    ``size``, it is centred on ``fill``. Drawn: the row, then the column.
     """
 
     op: Literal["random_crop"] = "random_crop"
@@ -217,7 +213,6 @@ class Pad(ImageStep):
     each."""
 
     def __post_init__(self) -> None:
-        """One way to say how much, not two and not none."""
         if (self.size is None) == (self.border is None):
             raise ValueError("pad needs either size = [height, width] or border = [above, below, left, right]")
 
@@ -226,11 +221,9 @@ class Pad(ImageStep):
 class Rotate(ImageStep):
     """Rotate the image counter-clockwise: by ``quarter_turns``, or by an angle out of ``degrees``.
 
-    Needs one of the two.
-
-    An odd number of quarter turns swaps height and width. An angle turns the image about its middle
-    on a canvas that stays: what leaves it is lost, and ``fill`` is used for pixels from outside;
-    "linear" mixes with ``fill`` at the image's edge.
+    Needs one of the two. An odd number of quarter turns swaps height and width. An angle turns the
+    image about its middle on a canvas that stays: what leaves it is lost, and ``fill`` is used for
+    pixels from outside; "linear" mixes with ``fill`` at the image's edge.
     """
 
     op: Literal["rotate"] = "rotate"
@@ -247,7 +240,6 @@ class Rotate(ImageStep):
     each."""
 
     def __post_init__(self) -> None:
-        """One way to say how far, with something to choose from, and upwards."""
         if (self.quarter_turns is None) == (self.degrees is None):
             raise ValueError("rotate needs either quarter_turns = [0, 1, 2, 3] or degrees = [smallest, largest]")
         if self.quarter_turns == ():
@@ -288,7 +280,6 @@ class Follow(ImageStep):
     so."""
 
     def __post_init__(self) -> None:
-        """At least one field follows, and each only once."""
         if not self.followers:
             raise ValueError('follow needs somebody who follows: mask = "…", boxes = "…" or points = "…"')
         if len(self.touches) != len(self.followers) + 1:
@@ -351,10 +342,8 @@ class Gray(ImageStep):
 class Cutout(ImageStep):
     """Cover random rectangles of the image.
 
-    Their middles are anywhere in it, so a part may lie outside.
-
-    Drawn for each: the row, then the column of its middle. A mask that follows the image stays as
-    it is.
+    Their middles are anywhere in it, so a part may lie outside. Drawn for each: the row, then the
+    column of its middle. A mask that follows the image stays as it is.
     """
 
     op: Literal["cutout"] = "cutout"

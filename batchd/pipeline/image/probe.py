@@ -40,8 +40,7 @@ from batchd.samples.errors import SampleUndecodable
 JPEG_FILL_BYTES_MAX = 4_096
 """Bytes between segments that belong to nothing; libjpeg skips them, and so do we."""
 JPEG_SCANS_MAX = 200
-"""Scans of one image. An ordinary progressive file has 10; thousands of empty ones are a bomb for
-the processor."""
+"""An ordinary progressive file has 10; thousands of empty ones would keep a processor busy."""
 CHUNKS_MAX = 1_000_000
 """Chunks of a WebP file, blocks of a GIF file."""
 
@@ -59,17 +58,13 @@ _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PNG_BITS_AT, _PNG_INTERLACED_AT = 24, 28
 _WEBP_FLAGS_AT, _WEBP_IS_ANIMATED = 20, 2
 _HELD_BYTES, _GIF_HELD_BYTES, _WEBP_HELD_BYTES, _WEBP_ANIMATION_HELD_BYTES = 3, 6, 7, 9
-"""For each pixel, measured: what OpenCV holds beside the image that it hands out. Of PNG and BMP
-that is a second one."""
+"""For each pixel, measured: what OpenCV holds beside the image; of PNG and BMP a second one."""
 _WHOLE_BYTE_BITS = 8
 _GIF_EXTENSION, _GIF_FRAME, _GIF_TRAILER = 0x21, 0x2C, 0x3B
 
 
 class ImageHeader(NamedTuple):
-    """What the header of an image says.
-
-    ``height`` and ``width`` are as stored, in pixels, before ``orientation`` (1 to 8).
-    """
+    """``height`` and ``width`` are as stored, in pixels, before ``orientation`` (1 to 8)."""
 
     format: str
     """JPEG, PNG, APNG (an animated PNG), WebP, BMP or GIF."""
@@ -77,8 +72,7 @@ class ImageHeader(NamedTuple):
     width: int
     orientation: int
     channels: int
-    """Components of a JPEG: 1 grey, 3 colour, 4 CMYK or YCCK. 0 for the other formats, whose
-    decoder converts."""
+    """Components of a JPEG: 1 grey, 3 colour, 4 CMYK or YCCK; 0 for other formats."""
     pixels_max: int = PIXELS_MAX
     """How many pixels are believed of a file of so many bytes."""
     held_bytes: int = 0
@@ -88,9 +82,7 @@ class ImageHeader(NamedTuple):
 
 
 def probe_image(data: memoryview) -> ImageHeader:
-    """Read the header of an image and find its end.
-
-    ``data`` is the whole file, as bytes (format "B").
+    """Read the header of an image file, and find its end; ``data`` has the format "B".
 
     Raises ``SampleUndecodable``: not a known image, truncated, or malformed.
     """
@@ -123,10 +115,7 @@ def _probe_for(magic: bytes) -> Callable[[memoryview], ImageHeader] | None:
 
 
 def _probe_jpeg(data: memoryview) -> ImageHeader:
-    """Read the segments up to the image data.
-
-    One takes a fraction of a microsecond, and a photograph has about ten.
-    """
+    """Read the segments up to the image data; a photograph has about ten."""
     position, orientation, frame = 2, 0, Frame(0, 0, 0, 0, 0)
     for _ in range(JPEG_SEGMENTS_MAX):
         if data[position] != _MARKER or data[position + 1] == _MARKER:
@@ -161,10 +150,7 @@ def _next_marker(data: memoryview, position: int) -> int:
 
 
 class Frame(NamedTuple):
-    """The start of a JPEG's frame.
-
-    ``marker`` is 0 before a frame was read; ``blocks`` counts those of all components.
-    """
+    """A JPEG's frame: ``marker`` is 0 before it is read; ``blocks`` are those of all components."""
 
     marker: int
     height: int
@@ -280,10 +266,7 @@ def _probe_bmp(data: memoryview) -> ImageHeader:
 
 
 def _probe_gif(data: memoryview) -> ImageHeader:
-    """Walk the blocks to the trailer.
-
-    The first frame's own size may not exceed the screen's, or decoders disagree.
-    """
+    """The first frame's own size may not exceed the screen's, or decoders disagree."""
     width, height, flags = unpack_from("<HHB", data, 6)
     position, pixels_max = 13 + _color_table_bytes(flags), None
     for _ in range(CHUNKS_MAX):
@@ -320,16 +303,14 @@ SMALL_FILE_BYTES = 4096
 PIXELS_PER_BYTE = 1_040
 """Of pixels that take no bits: 4.3 million in a small file."""
 ROW_PIXELS_PER_BYTE = 2_200
-"""Of pixels of less than 8 bits in the rows of a PNG, which cost least: 9 million in a small file,
-an empty page at 300 dpi."""
+"""Of pixels of less than 8 bits in a PNG: 9 million in a small file, an empty page at 300 dpi."""
 DEFLATED_MAX = 1_032
 JPEG_BLOCK_SIDE = 8
 COEFFICIENT_BLOCK_BYTES = 128
 
 _LZW_CODE_BITS_MAX = 12
 _ADAM7 = ((0, 8, 0, 8), (0, 8, 4, 8), (4, 8, 0, 4), (0, 4, 2, 4), (2, 4, 0, 2), (0, 2, 1, 2), (1, 2, 0, 1))
-"""Of each pass of an interlaced PNG: the first row and the step to the next, the first column and
-the step."""
+"""Of each pass of an interlaced PNG: first row, step of rows, first column, step of columns."""
 _ROWS = ((0, 1, 0, 1),)
 
 
@@ -366,10 +347,7 @@ def png_bytes(height: int, width: int, pixel_bits: int, *, is_interlaced: bool) 
 
 
 def jpeg_blocks(height: int, width: int, samplings: Iterable[tuple[int, int]]) -> int:
-    """Count the blocks of a JPEG in all components.
-
-    ``samplings``: (horizontal, vertical) of each component.
-    """
+    """Count a JPEG's blocks; ``samplings``: (horizontal, vertical) of each component."""
     factors = list(samplings)
     across, down = (max((factor[axis] for factor in factors), default=0) or 1 for axis in (0, 1))
     return sum(

@@ -103,10 +103,7 @@ def _cutout(step: Cutout, _scratch: Scratch, *, is_bgr: bool) -> Recolor:  # noq
 
 @recolor_for.register(ColorJitter)
 class _Jitter:
-    """Make the four changes in a random order.
-
-    A change without strength draws no number and does nothing.
-    """
+    """Make the four changes in a random order; one without strength draws no number."""
 
     def __init__(self, step: ColorJitter, scratch: Scratch, *, is_bgr: bool) -> None:
         self._scratch = scratch

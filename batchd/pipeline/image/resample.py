@@ -46,8 +46,7 @@ else:
     IS_BUILT = True
 
 AREA_FROM_REDUCTION: Final = 2
-"""Where "auto" changes from linear to area: source divided by target, in pixels, of the side that
-shrinks more."""
+""""auto" is "area" where source / target of a side, in pixels, is this or more, else "linear"."""
 
 _CHANNELS_MAX = 4
 _FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
@@ -78,10 +77,7 @@ def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pix
 
 
 def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scratch, fill: int) -> Pixels:
-    """Do to a mask, uint8 [height, width, 1], what was done to its image, without new numbers.
-
-    A new pixel gets the number of the pixel that has its centre.
-    """
+    """Do to a mask, uint8 [height, width, 1], what was done to its image, without new numbers."""
     for place, move in enumerate(trail):
         if isinstance(move, Cut):
             mask = cut_out(mask, move)
@@ -103,10 +99,7 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scr
 def turned(
     pixels: Pixels, turn: Orientation, scratch: Scratch, into: Pixels | None, place: Hashable = "turned"
 ) -> Pixels:
-    """Turn an image, into ``into`` if given.
-
-    ``into`` may be ``pixels`` itself, as long as nothing is transposed.
-    """
+    """Turn an image; ``into`` may be ``pixels`` itself, as long as nothing is transposed."""
     if turn == UPRIGHT:
         return pixels
     height, width, channels = pixels.shape
@@ -149,8 +142,7 @@ _KEPT_BITS = 7
 _BITS_BEHIND_THE_PIXEL = 23
 _PORTION_NUMBERS = 40_000
 _CACHED_SIDES = 512
-"""A random crop has as many sizes as an image has pixels along a side; weights take as long to make
-as to use."""
+"""A random crop has as many sizes as a side has pixels; weights take as long as their use."""
 _CUBIC = -0.75
 
 Places = npt.NDArray[np.int32]
@@ -158,10 +150,7 @@ Weights = npt.NDArray[np.int16]
 
 
 class Taps(NamedTuple):
-    """The source pixels of the new pixels along one side.
-
-    ``first``: the first one of each, int32 [targets]; ``weights``: int16 [targets, count].
-    """
+    """``first`` source pixel of each new one, int32 [n]; its ``weights``, int16 [n, count]."""
 
     first: Places
     weights: Weights
@@ -198,10 +187,7 @@ def taps(source: int, target: int, method: str, *, is_mirrored: bool = False) ->
 
 
 def _nearest(source: int, target: int, *, is_mirrored: bool) -> npt.NDArray[np.intp]:
-    """Return the source pixel that has the centre of each target pixel, along one side.
-
-    See ``Mirrored`` for centres on an edge.
-    """
+    """The source pixel at the centre of each target pixel; see ``Mirrored`` for edges."""
     places = (2 * np.arange(target) + 1) * source // (2 * target)
     return source - 1 - places[::-1] if is_mirrored else places
 
@@ -247,10 +233,7 @@ def _cubic_taps(source: int, target: int) -> Taps:
 
 
 def _cubic(near: npt.NDArray[np.float64]) -> Weights:
-    """Cubic convolution.
-
-    There are sums, products and one quotient of float64 here alone, which are the same everywhere.
-    """
+    """Cubic convolution: float64 sums, products and one quotient, the same everywhere."""
     far = 1 - near
 
     def within(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -73,10 +73,9 @@ def _part(step: ImageStep) -> int:
 
 
 def _laps_of(steps: Sequence[ImageStep], laps: Laps) -> tuple[tuple[int, int, int], list[int]]:
-    """Name the laps of decoding, moving and converting; and that of each step that recolors.
+    """The laps of decoding, moving and converting, and that of each step that recolors.
 
-    What no step asks for (a turn by EXIF, a copy into the row) counts for the part before it, or
-    where there is none, behind it.
+    What no step asks for (a turn by EXIF, a copy) counts for the part before it, else behind it.
     """
     decoding, moving, recoloring, converting = (
         [step.op for step in steps if _part(step) == part and not isinstance(step, Follow)] for part in range(4)
@@ -102,18 +101,16 @@ class ImagePlan(NamedTuple):
     geometry: Geometry
     decoding: DecodePlan
     is_cut_by_decoder: bool
-    """Is the box of ``decoding`` all that is decoded, as far as the header tells? Else it is cut
-    out of the whole image."""
+    """True if the decoder decodes this box alone, as far as the header tells."""
     tiles: tuple[int, int] | None = None
-    """How many parts of the file between restart markers are read, of how many; None: it is not
-    cut, or nobody asked."""
+    """Parts of the file between restart markers that are read, of how many; only ``plan`` asks."""
 
 
 class ImageStage:
     """Successive steps on one image field, ready to run on one sample after the other.
 
-    ``before`` and ``after``: the columns of the sample. ``writes``: the fields that no later step
-    changes, so they are written straight into the row. ``laps`` measures the steps.
+    ``before``, ``after``: the sample's columns. ``writes``: fields that no later step changes, so
+    they are written straight into the row. ``laps`` measures the steps.
     """
 
     def __init__(
@@ -180,10 +177,7 @@ class ImageStage:
             self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
 
     def plan(self, values: Mapping[str, Value], random: SampleRandom) -> ImagePlan | None:
-        """Plan what a call would do, with its ``tiles``. None where no file is decoded.
-
-        Raises ``SampleUndecodable``.
-        """
+        """Plan a call, with ``tiles``; None without ``decode``. Raises ``SampleUndecodable``."""
         if self._decoder is None:
             return None
         value = values[self._field]
@@ -271,10 +265,7 @@ def _channel_count(column: Column) -> int:
 
 
 def _look_up(pixels: Pixels, tables: Image, out: Image) -> None:
-    """Replace each pixel by its number.
-
-    cv2 has no tables of float16, but it copies 16 bits of any meaning.
-    """
+    """cv2 has no tables of float16, but it copies 16 bits of any meaning."""
     if out.dtype == np.float16:
         out, tables = out.view(np.int16), tables.view(np.int16)
     written(cv2.LUT(pixels, tables, dst=out), out)
@@ -282,10 +273,7 @@ def _look_up(pixels: Pixels, tables: Image, out: Image) -> None:
 
 @singledispatch
 def conversion(_step: ImageStep, _levels: Levels) -> tuple[Levels, str] | None:
-    """What a step makes of each level from 0 to 255, [1, 256, channels], and its dtype.
-
-    None for steps that make no floating-point numbers of pixels.
-    """
+    """The numbers and the dtype that a step makes of the levels 0 to 255; None if it makes none."""
     return None
 
 

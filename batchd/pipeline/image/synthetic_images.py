@@ -33,12 +33,9 @@ _Pattern: TypeAlias = Callable[[np.random.Generator, _Floats, _Floats], _Floats]
 
 
 def make_photos(folder: Path, count: int, seed: int, progress: Callable[[int], None]) -> None:
-    """Write ``count`` JPEG files of about 500 x 375 pixels to ``folder``/class/number.jpg.
+    """Write ``count`` JPEGs of some 500 x 375 pixels to ``folder``/class/number.jpg.
 
-    The classes take turns.
-
-    Calls ``progress`` now and then with the number written so far. About 8 ms each on one core.
-    Raises ``OSError``.
+    Classes take turns; ``progress`` gets the number so far. 8 ms each. Raises ``OSError``.
     """
     texture = _texture(np.random.default_rng((1, seed)))
     for name in PATTERNS:
@@ -70,10 +67,7 @@ def _paint(random: np.random.Generator, pattern: _Pattern, texture: _Floats, cap
 
 
 def _texture(random: np.random.Generator) -> _Floats:
-    """Make noise whose amplitude falls with frequency: float32 [side, side, 3].
-
-    Mean 0, deviation 1; the channels are mostly alike.
-    """
+    """Make noise that falls with frequency: float32 [side, side, 3], mean 0, similar channels."""
     side = _TEXTURE_SIDE_PIXELS
     frequency = np.hypot(np.fft.fftfreq(side)[:, np.newaxis], np.fft.rfftfreq(side)[np.newaxis, :])
     frequency[0, 0] = 1

@@ -40,11 +40,9 @@ Image: TypeAlias = npt.NDArray[Any]
 
 
 def written(result: object, destination: object) -> None:
-    """Assert that cv2 wrote where it was told to.
+    """Assert that cv2 wrote where it was told to: then it returns the very same object.
 
-    Where shape or dtype of ``dst=`` are not what the operation makes, cv2 returns a new array and
-    leaves the given one untouched, without a word. When it did write there, it returns the very
-    same object.
+    For a ``dst=`` of another shape or dtype it returns a new array, without a word.
     """
     assert result is destination, "cv2 made a new array instead of writing into the one it was given"
 

@@ -87,7 +87,6 @@ class Clip(NumberStep):
     """The largest result; a whole number for whole numbers, otherwise rounded to the type."""
 
     def __post_init__(self) -> None:
-        """At least one bound, and room between two."""
         if self.min is None and self.max is None:
             raise ValueError("clip needs min, max, or both")
         if self.min is not None and self.max is not None and self.min > self.max:

@@ -80,10 +80,7 @@ def clip(step: Clip, numbers: Numbers) -> Numbers:
 
 @changed.register
 def scale(step: Scale, numbers: Numbers) -> Numbers:
-    """``number * factor + offset`` in float64, rounded to the step's type.
-
-    Raises ``SampleUndecodable`` where it overflows.
-    """
+    """``number * factor + offset`` in float64, then rounded. Raises ``SampleUndecodable``."""
     with np.errstate(over="ignore", invalid="ignore"):
         made: Numbers = (numbers.astype(np.float64) * step.factor + step.offset).astype(step.dtype)
     _refuse(numbers, ~np.isfinite(made) & np.isfinite(numbers), f'becomes too large for {step.dtype} by "scale"')
@@ -91,10 +88,7 @@ def scale(step: Scale, numbers: Numbers) -> Numbers:
 
 
 def _whole(numbers: Numbers, step: Cast) -> Numbers:
-    """Return floating-point numbers without fractional parts, as float64.
-
-    float64 holds each number of the narrower types exactly.
-    """
+    """The numbers without fractions, as float64, which holds those of narrower types exactly."""
     wide = numbers.astype(np.float64)
     _refuse(wide, ~np.isfinite(wide), f"is no number of {step.dtype}")
     cut: Numbers = np.trunc(wide)
@@ -104,10 +98,7 @@ def _whole(numbers: Numbers, step: Cast) -> Numbers:
 
 
 def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:
-    """Which numbers are below ``low`` or above ``high``.
-
-    In float64 the first number above is a power of two, which it has.
-    """
+    """Which numbers are outside; in float64 the first above is a power of two, which it has."""
     if numbers.dtype.kind == "f":
         return np.asarray((numbers < float(low)) | (numbers >= float(high + 1)))
     if numbers.dtype.kind == "b":

@@ -32,7 +32,6 @@ class RoomStep(FieldStep):
     too long."""
 
     def __post_init__(self) -> None:
-        """Refuse a shape that no field can have."""
         shape = self.max_shape
         if not 0 < len(shape) <= DIMENSIONS_MAX or prod(shape) > LENGTH_MAX:
             raise ValueError(

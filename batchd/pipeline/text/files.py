@@ -62,10 +62,7 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def without_words(text: str, words: frozenset[str], *, lower: bool) -> str:
-    """A text without some words, the rest joined by single spaces.
-
-    ``lower``: words are compared after ``str.lower()``.
-    """
+    """A text without some words, joined by single spaces; ``lower``: compared in lower case."""
     kept = []
     for chunk in text.split():
         start, end = core_of(chunk)
@@ -77,10 +74,7 @@ def without_words(text: str, words: frozenset[str], *, lower: bool) -> str:
 
 
 def read_stop_words(path: Path, *, lower: bool) -> frozenset[str]:
-    """The words of a list.
-
-    Raises ``StepFileInvalid`` naming file and line where a line is no word, or there is none.
-    """
+    """The words of a list. Raises ``StepFileInvalid`` naming the line that is no word."""
     try:
         text = read_file(path, STOP_WORDS_BYTES_MAX).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -116,10 +110,7 @@ _NEWLINE, _RETURN = ord("\n"), ord("\r")
 
 
 class WordTable:
-    """Finds the rows of words.
-
-    Raises ``StepFileInvalid`` for files that are not what they should be.
-    """
+    """Finds the rows of words. Raises ``StepFileInvalid``."""
 
     def __init__(self, words: Path, table: Path) -> None:
         self._words = MappedFile(words)
@@ -163,10 +154,7 @@ class WordTable:
 
 
 def line_starts(memory: memoryview) -> NDArray[np.int64]:
-    """Where each line begins, and one more: where one would begin behind the last.
-
-    A newline at the end begins no line.
-    """
+    """Where each line begins, and where one behind the last would; a final newline begins none."""
     content = np.frombuffer(memory, np.uint8)
     ends = np.flatnonzero(content == _NEWLINE)
     if len(content) and content[-1] != _NEWLINE:
@@ -175,10 +163,7 @@ def line_starts(memory: memoryview) -> NDArray[np.int64]:
 
 
 def table_shape(path: Path) -> tuple[int, int, int]:
-    """(rows, columns, offset of the first number) of an .npy file of float32.
-
-    Raises ``StepFileInvalid``.
-    """
+    """Rows, columns and offset of float32 in an .npy file. Raises ``StepFileInvalid``."""
     with open_file(path) as stream:
         try:
             shape, is_fortran, dtype = _header(stream)
@@ -229,10 +214,7 @@ PADDING_NAMES = ("[PAD]", "<pad>")
 
 
 def load_tokenizer(step: Tokenize) -> tuple["Tokenizer", int]:
-    """The tokenizer as the step wants it, and the number of its padding.
-
-    Raises ``StepFileInvalid``, and ``ModuleNotFoundError`` without the library.
-    """
+    """The tokenizer of a step, and the number of its padding. Raises ``StepFileInvalid``."""
     from tokenizers import Tokenizer  # noqa: PLC0415  needs an extra
 
     content = read_file(step.file, TOKENIZER_BYTES_MAX)

@@ -33,11 +33,10 @@ class TextStep(FieldStep):
 class Tokenize(TextStep):
     """Turn text into token numbers with a Hugging Face tokenizer.json.
 
-    The field ``to`` is int32[max_length].
-
-    Further fields are ``to`` with ``_mask``, uint8[max_length], 1 for a token and 0 for padding,
-    and ``to`` with ``_length``, int32, the number of tokens. They replace the text. Needs the
-    library tokenizers: ``pip install 'batchd[text]'``.
+    The field ``to`` is int32[max_length]. Further fields are ``to`` with ``_mask``,
+    uint8[max_length], 1 for a token and 0 for padding, and ``to`` with ``_length``, int32, the
+    number of tokens. They replace the text. Needs the library tokenizers:
+    ``pip install 'batchd[text]'``.
     """
 
     op: Literal["tokenize"] = "tokenize"
@@ -60,7 +59,6 @@ class Tokenize(TextStep):
     """Whether the tokenizer adds its special tokens, such as [CLS] and [SEP]."""
 
     def __post_init__(self) -> None:
-        """The names that it makes, and the file."""
         check_field_names(*self.makes)
         check_path("file", self.file)
 
@@ -86,11 +84,10 @@ class Lowercase(TextStep):
 class RemoveStopwords(TextStep):
     """Take the words of a list out of a text.
 
-    A word is the text between white space, without punctuation at its ends.
-
-    Punctuation around a removed word stays; if there is none, its white space is removed too, and
-    the rest is joined by single spaces: "The cat (the old one), and a dog." without "the", "and"
-    and "a" is "cat ( old one), dog.".
+    A word is the text between white space, without punctuation at its ends. Punctuation around a
+    removed word stays; if there is none, its white space is removed too, and the rest is joined by
+    single spaces: "The cat (the old one), and a dog." without "the", "and" and "a" is "cat ( old
+    one), dog.".
     """
 
     op: Literal["remove_stopwords"] = "remove_stopwords"
@@ -101,7 +98,6 @@ class RemoveStopwords(TextStep):
     """"ignore" compares words after ``str.lower()``, "exact" as they are."""
 
     def __post_init__(self) -> None:
-        """The file."""
         check_path("file", self.file)
 
 
@@ -109,11 +105,10 @@ class RemoveStopwords(TextStep):
 class Lookup(TextStep):
     """Turn the words of a text into the rows of a table.
 
-    The field ``to`` is float32[max_words, columns of the table].
-
-    A further field is ``to`` with ``_length``, int32, the number of rows that count; behind them
-    are zeros. Words are the text between white space, without punctuation at its ends; they are
-    compared as they are, so "lowercase" may be needed before. They replace the text.
+    The field ``to`` is float32[max_words, columns of the table]. A further field is ``to`` with
+    ``_length``, int32, the number of rows that count; behind them are zeros. Words are the text
+    between white space, without punctuation at its ends; they are compared as they are, so
+    "lowercase" may be needed before. They replace the text.
     """
 
     op: Literal["lookup"] = "lookup"
@@ -134,7 +129,6 @@ class Lookup(TextStep):
     """Whether of a text with more rows the first max_words count; when not, it is a bad sample."""
 
     def __post_init__(self) -> None:
-        """The names that it makes, and the files."""
         check_field_names(*self.makes)
         check_path("words", self.words)
         check_path("table", self.table)
