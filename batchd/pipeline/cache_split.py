@@ -66,7 +66,7 @@ def steps_of(steps: tuple[StepOptions, ...], short_side: int | None) -> tuple[St
 
 def cut_of(steps: Sequence[StepOptions]) -> int:
     """Count the steps before the cut."""
-    return len(list(takewhile(_is_in_front, steps)))
+    return len(list(takewhile(lambda step: step.is_cacheable and not step.is_random, steps)))
 
 
 def cut_problem(steps: Sequence[StepOptions]) -> str | None:
@@ -107,7 +107,3 @@ def crop_problem(steps: Sequence[StepOptions]) -> str | None:
 
 def _looks_at(step: StepOptions, field: str) -> bool:
     return step.touches is None or field in step.touches
-
-
-def _is_in_front(step: StepOptions) -> bool:
-    return step.is_cacheable and not step.is_random

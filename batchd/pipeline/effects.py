@@ -9,6 +9,7 @@ which only workers load.
 import json
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
+from math import inf
 from typing import TypeAlias
 
 from batchd.errors import KeyPath
@@ -24,6 +25,14 @@ INDEX, VALID = "index", "valid"
 its source, and whether the sample is what it should be."""
 RESERVED = frozenset({INDEX, VALID})
 IMAGE_DIMENSIONS = 3
+WHOLE = {
+    "bool": (0, 1),
+    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": (-1 << bits - 1, (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
+}
+"""The smallest and the largest number of each type of whole numbers."""
+FLOAT_MAX = {"float16": 65504.0, "float32": (2 - 2.0**-23) * 2.0**127, "float64": inf}
+"""The largest number of each type of floating point; users can name none beyond float64."""
 
 
 class StepInvalid(ValueError):  # noqa: N818  names what is wrong

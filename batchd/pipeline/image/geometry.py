@@ -62,17 +62,9 @@ _MIRRORED = Orientation(transpose=False, vertical=False, horizontal=True)
 _ROTATED = Orientation(transpose=False, vertical=True, horizontal=True)
 _UPSIDE_DOWN = Orientation(transpose=False, vertical=True, horizontal=False)
 
-TURN_OF_ORIENTATION: dict[int, Orientation] = {
-    1: UPRIGHT,
-    2: _MIRRORED,
-    3: _ROTATED,
-    4: _UPSIDE_DOWN,
-    5: UPRIGHT._replace(transpose=True),
-    6: _MIRRORED._replace(transpose=True),
-    7: _ROTATED._replace(transpose=True),
-    8: _UPSIDE_DOWN._replace(transpose=True),
-}
-"""By the number that EXIF has for it."""
+_FLIPS = (UPRIGHT, _MIRRORED, _ROTATED, _UPSIDE_DOWN)
+TURN_OF_ORIENTATION = dict(enumerate([*_FLIPS, *(turn._replace(transpose=True) for turn in _FLIPS)], 1))
+"""By the number that EXIF has for it, 1 to 8."""
 
 QUARTER_TURNS = (UPRIGHT, _UPSIDE_DOWN._replace(transpose=True), _ROTATED, _MIRRORED._replace(transpose=True))
 """By their number, counter-clockwise."""
@@ -181,20 +173,9 @@ class Geometry:
         if self.trail is not None:
             self.trail.append(Resampling(height, width, interpolation))
 
-    def flip(self, direction: Literal["horizontal", "vertical"]) -> None:
-        """Mirror the image."""
+    def turn_further(self, further: Orientation) -> None:
+        """Mirror the image, or turn it by quarters."""
         transpose, vertical, horizontal = self.turn
-        if direction == "horizontal":
-            self.turn = Orientation(transpose, vertical, not horizontal)
-        else:
-            self.turn = Orientation(transpose, not vertical, horizontal)
-        if self.trail is not None:
-            self.trail.append(_MIRRORED if direction == "horizontal" else _UPSIDE_DOWN)
-
-    def turn_quarters(self, count: int) -> None:
-        """Turn the image counter-clockwise, ``count`` (0 to 3) times by 90 degrees."""
-        transpose, vertical, horizontal = self.turn
-        further = QUARTER_TURNS[count]
         if further.transpose:
             vertical, horizontal = horizontal, vertical
             self.height, self.width = self.width, self.height
@@ -357,13 +338,12 @@ def _largest_box(height: int, width: int, ratio: tuple[float, float]) -> Size:
 
 @planner_for.register
 def _plan_random_flip(step: RandomFlip) -> Planner:
-    directions: tuple[Literal["horizontal", "vertical"], ...]
-    directions = ("horizontal", "vertical") if step.direction == "both" else (step.direction,)
+    flips = {"horizontal": (_MIRRORED,), "vertical": (_UPSIDE_DOWN,), "both": (_MIRRORED, _UPSIDE_DOWN)}[step.direction]
 
     def plan(geometry: Geometry, random: RandomNumber) -> None:
-        for direction in directions:
+        for flip in flips:
             if random() < step.probability:
-                geometry.flip(direction)
+                geometry.turn_further(flip)
 
     return plan
 
@@ -414,10 +394,10 @@ def _plan_pad(step: Pad) -> Planner:
 @planner_for.register
 def _plan_rotate(step: Rotate) -> Planner:
     if step.quarter_turns is not None:
-        choices = step.quarter_turns
+        choices = [QUARTER_TURNS[count] for count in step.quarter_turns]
 
         def plan_quarters(geometry: Geometry, random: RandomNumber) -> None:
-            geometry.turn_quarters(choices[int(len(choices) * random())] if len(choices) > 1 else choices[0])
+            geometry.turn_further(choices[int(len(choices) * random())] if len(choices) > 1 else choices[0])
 
         return plan_quarters
     assert step.degrees is not None

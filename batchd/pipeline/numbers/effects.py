@@ -4,22 +4,13 @@ Daemon, workers and ``batchd check``; standard library only.
 """
 
 from dataclasses import replace
-from math import inf, prod
+from math import prod
 from typing import Any
 
-from batchd.pipeline.effects import Columns, StepInvalid, column_of, effect
+from batchd.pipeline.effects import FLOAT_MAX, WHOLE, Columns, StepInvalid, column_of, effect
 from batchd.pipeline.numbers.options import Cast, Clip, NumberStep, OneHot, Scale
 from batchd.samples.columns import LENGTH_MAX, Column
 from batchd_wire.fields import DIMENSIONS_MAX
-
-WHOLE = {
-    "bool": (0, 1),
-    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
-    **{f"int{bits}": (-1 << bits - 1, (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
-}
-"""The smallest and the largest number of each type of whole numbers."""
-FLOAT_MAX = {"float16": 65504.0, "float32": (2 - 2.0**-23) * 2.0**127, "float64": inf}
-"""The largest number of each type of floating point; every bound of "clip" is within the last."""
 
 
 @effect.register

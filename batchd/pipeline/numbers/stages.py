@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.pipeline.effects import Columns
-from batchd.pipeline.numbers.effects import FLOAT_MAX, WHOLE
+from batchd.pipeline.effects import FLOAT_MAX, WHOLE, Columns
 from batchd.pipeline.numbers.options import Cast, Clip, NumberStep, OneHot, Scale
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import Row, Stage, make_stage

@@ -10,11 +10,9 @@ Invariant: the column with the sizes directly follows each column that varies.
 
 from dataclasses import replace
 
-from batchd.pipeline.effects import Columns, StepInvalid, column_of, effect, sizes_column
+from batchd.pipeline.effects import FLOAT_MAX, WHOLE, Columns, StepInvalid, column_of, effect, sizes_column
 from batchd.pipeline.shapes.options import PadBatch, Ragged, RoomStep
 from batchd_wire.fields import PADDED, RAGGED, Varying
-
-FLOAT16_MAX = 65_504
 
 
 @effect.register
@@ -55,11 +53,7 @@ def _with_room(step: RoomStep, columns: Columns, kind: str) -> Columns:
 
 
 def _holds(dtype: str, value: float) -> bool:
-    """True if ``dtype`` can hold the number exactly."""
-    if dtype.startswith("float"):
-        return dtype != "float16" or abs(value) <= FLOAT16_MAX
-    if value != int(value):
-        return False
-    bits = {"bool": 1}.get(dtype) or int(dtype.lstrip("uint"))
-    low = -(1 << bits - 1) if dtype.startswith("int") else 0
-    return low <= value < low + (1 << bits)
+    if dtype in FLOAT_MAX:
+        return abs(value) <= FLOAT_MAX[dtype]
+    low, high = WHOLE[dtype]
+    return value == int(value) and low <= value <= high

@@ -21,6 +21,7 @@ Invariants: all steps on words mean these. Only options of the step decide on pa
 and special tokens; nothing is downloaded and no thread is started.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 STOP_WORDS_BYTES_MAX = 64 << 20
+_COMMENT = re.compile(r"(?:^|\s)#")
 
 
 def core_of(chunk: str) -> tuple[int, int]:
@@ -81,7 +83,7 @@ def read_stop_words(path: Path, *, lower: bool) -> frozenset[str]:
         raise StepFileInvalid(f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}") from None
     found = set()
     for number, line in enumerate(text.split("\n"), 1):
-        chunks = _before_comment(line).split()
+        chunks = _COMMENT.split(line, maxsplit=1)[0].split()
         if not chunks:
             continue
         words = list(words_of(chunks[0]))
@@ -91,14 +93,6 @@ def read_stop_words(path: Path, *, lower: bool) -> frozenset[str]:
     if not found:
         raise StepFileInvalid(f"{path} has no words")
     return frozenset(found)
-
-
-def _before_comment(line: str) -> str:
-    """Return the line up to a # at its beginning or after white space."""
-    for place, character in enumerate(line):
-        if character == "#" and (place == 0 or line[place - 1].isspace()):
-            return line[:place]
-    return line
 
 
 def _is_of_word(character: str) -> bool:
