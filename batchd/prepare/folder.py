@@ -19,7 +19,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from batchd.errors import BatchdError
@@ -78,23 +77,17 @@ class ShardFolder:
             left.unlink()
         self._sizes = {shard: size for shard, size in self._read_sizes() if _is_whole(self.path / shard, size)}
         _write(self.path / SIZES, "".join(f"{shard}\t{size}\n" for shard, size in self._sizes.items()))
-        self._bad = [one for one in self._read_bad() if self.has(one.shard)]
+        self.left_out = [one for one in self._read_bad() if self.has(one.shard)]
+        """The bad samples of the finished shards."""
         self._write_bad()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for left in self.path.glob(f"*{UNFINISHED}"):
             left.unlink()
         os.close(self._descriptor)
-
-    @property
-    def left_out(self) -> list[LeftOut]:
-        """The bad samples of the finished shards."""
-        return list(self._bad)
 
     def has(self, shard: str) -> bool:
         """True if this shard is finished."""
@@ -102,7 +95,7 @@ class ShardFolder:
 
     def finish(self, shard: str, size: int, left_out: Iterable[LeftOut]) -> None:
         """Rename a shard of ``size`` bytes after its size and its bad samples are on the disk."""
-        self._bad += left_out
+        self.left_out += left_out
         try:
             self._write_bad()
             with (self.path / SIZES).open("a") as stream:
@@ -132,13 +125,9 @@ class ShardFolder:
             raise BatchdError(f"{file} is damaged: name a new folder, or remove this one")
         for name, value in about.items():
             if there.get(name) != value:
-                if name in DIGESTS:
-                    raise BatchdError(
-                        f"something else was prepared in {self.path}: {DIGESTS[name]}; name a new folder, or remove it"
-                    )
+                why = DIGESTS.get(name, f"{name} was {there.get(name)!r}, and is {value!r} now")
                 raise BatchdError(
-                    f"something else was prepared in {self.path}: {name} was {there.get(name)!r}, and is {value!r} now; name a "
-                    "new folder, or remove this one"
+                    f"something else was prepared in {self.path}: {why}; name a new folder, or remove this one"
                 )
 
     def _read_sizes(self) -> Iterator[tuple[str, int]]:
@@ -156,8 +145,11 @@ class ShardFolder:
         return [LeftOut(one[0], int(one[1]), one[2], one[3]) for one in parts if len(one) == len(LeftOut._fields)]
 
     def _write_bad(self) -> None:
-        rows = [("shard", "sample", "path", "reason"), *sorted(set(self._bad))]
-        _write(self.path / BAD, "".join("\t".join(map(_cell, row)) + "\n" for row in rows))
+        def cell(value: object) -> str:
+            return readable(str(value).encode("utf-8", "surrogateescape"))
+
+        rows = [("shard", "sample", "path", "reason"), *sorted(set(self.left_out))]
+        _write(self.path / BAD, "".join("\t".join(map(cell, row)) + "\n" for row in rows))
 
 
 class FileSet(NamedTuple):
@@ -207,10 +199,6 @@ def _lines(folder: Path, runs: Sequence[str]) -> Iterator[bytes]:
 
 def _is_whole(shard: Path, size: int) -> bool:
     return shard.is_file() and shard.stat().st_size == size
-
-
-def _cell(value: object) -> str:
-    return readable(str(value).encode("utf-8", "surrogateescape"))
 
 
 def _write(file: Path, text: str) -> None:

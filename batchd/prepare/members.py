@@ -84,7 +84,7 @@ class MemberEncoder:
             value = values[name]
             if is_image(column):
                 ending, content = self._image(column, value)
-                yield self._named(name, ending), content
+                yield ending if name == self._main_image else f"{name}.{ending}", content
             elif column.kind == "text":
                 yield f"{name}.{TEXT_ENDING}", str(value).encode()
             elif column.shape:
@@ -105,9 +105,6 @@ class MemberEncoder:
             return self._format, self._stored(memoryview(self._encode(np.asarray(value))))
         assert isinstance(value, memoryview), "the bytes of a file"
         return _ENDINGS[probe_image(value).format], self._stored(value)
-
-    def _named(self, name: str, ending: str) -> str:
-        return ending if name == self._main_image else f"{name}.{ending}"
 
     def _stored(self, file: memoryview) -> bytes:
         """The file, maybe with restart markers. Raises ``SampleUndecodable`` if it is broken."""

@@ -14,7 +14,7 @@ import io
 import os
 import socket
 import tarfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from batchd.orders.worker import HOPELESS_BYTES_MAX, REASON_BYTES_MAX, SampleRec
 from batchd.pipeline.effects import StepInvalid
 from batchd.prepare.folder import FILES
 from batchd.prepare.members import MemberEncoder
+from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.files.index import FilesIndex
 from batchd.storage.access import Storage
@@ -113,34 +114,26 @@ class ShardWriter:
 
     def _write(self, order: WriteShard, file: Path) -> int:
         """Write all good samples; returns their number."""
-        written = 0
+        written, end = 0, order.first + order.count
         self._note.begin(order.first)
         with file.open("wb") as raw:
             with self._sink(raw) as sink:
-                end = order.first + order.count
                 for sample in range(order.first, end):
                     if (sample - order.first) % AHEAD_SAMPLES == 0:
                         self._maker.read_ahead(range(sample, min(sample + AHEAD_SAMPLES, end)))
                     self._note.take(sample - order.first, sample)
-                    reason = self._add(sample, order.skipped, sink)
-                    written += reason is None
-                    if reason is not None:
-                        name = self._maker.shown_name(sample)
-                        send_message(self._channel, SampleLeftOut(sample, name, shortened(reason, REASON_BYTES_MAX)))
+                    try:
+                        if sample in order.skipped:
+                            raise SampleUnreadable("killed the process that worked on it, twice")
+                        failpoints.passing("prepare.sample.begin", sample)
+                        sink(sample, self._maker.make(EPOCH, sample))
+                        written += 1
+                    except BAD as error:
+                        name, reason = self._maker.shown_name(sample), shortened(str(error), REASON_BYTES_MAX)
+                        send_message(self._channel, SampleLeftOut(sample, name, reason))
             raw.flush()
             os.fsync(raw.fileno())
         return written
-
-    def _add(self, sample: int, skipped: Collection[int], sink: Sink) -> str | None:
-        """Write one sample. Returns the reason if it is bad."""
-        if sample in skipped:
-            return "killed the process that worked on it, twice"
-        failpoints.passing("prepare.sample.begin", sample)
-        try:
-            sink(sample, self._maker.make(EPOCH, sample))
-        except BAD as error:
-            return str(error)
-        return None
 
     @contextmanager
     def _sink(self, raw: BinaryIO) -> Iterator[Sink]:
