@@ -6,7 +6,7 @@ Daemon and CLI; no decoder.
     once for each sample: what the cache keeps                 |  in each epoch
 
 A cache of decoded samples keeps what the steps before the first random one make. Steps that are not
-``is_cacheable`` are after the cut, too: those that make numbers of pixels (pixels are bytes), and
+``is_cacheable`` are after the cut, too: those that make numbers of pixels, as pixels are bytes, and
 calls of users' functions, which may be random.
 
 Invariant: the steps before the cut give the same values for a sample in every epoch, so the cache

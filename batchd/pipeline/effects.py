@@ -1,9 +1,7 @@
 """The effect of a step on the columns of a sample, on paper.
 
-Daemon, workers and ``batchd check``; standard library only.
-
-Each family of steps has a module of effects, which the daemon uses too, and a module of stages,
-which only workers load.
+Daemon, workers and ``batchd check``; standard library only. Each family of steps has a module of
+effects, which the daemon uses, too, and a module of stages, which only workers load.
 """
 
 import json

@@ -5,9 +5,8 @@ Worker process.
     values  --stage-->  values  --stage-->  values  --store-->  row
                                     the last stage of an image writes into the row itself
 
-Steps on the same image that follow each other are one stage, which decodes no more than they need
-and writes pixels once, or several where geometry is after a step on pixels: each step sees what
-the steps before it made.
+Successive steps on one image are one stage, which decodes no more than they need and writes pixels
+once; geometry after a step on pixels begins another, so each step sees what those before it made.
 
 Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the source's
 values) and the versions of what decodes them.

@@ -1,10 +1,7 @@
 """The random numbers of one sample: a pure function of (seed, epoch, sample, attempt).
 
-Worker process; needs numpy.
-
-One Philox generator is moved for every sample, not created again. Philox computes block ``i`` of
-its stream from a key and a counter, so the place of a sample in the stream is written straight into
-the counter:
+Worker process; needs numpy. One Philox generator is moved for every sample: Philox computes block
+``i`` of its stream from a key and a counter, so the place of a sample is written straight into it:
 
     key      ( seed,  SALT )
     counter  ( 0,     attempt,  epoch,  sample )

@@ -1,6 +1,4 @@
-"""The fields of a batch, and the problems of a list of steps.
-
-Daemon, workers and ``batchd check``.
+"""The fields of a batch, and the problems of a list of steps. Daemon, workers and ``batchd check``.
 
 Decides from the configuration alone, before any sample is seen; imports neither cv2 nor simplejpeg.
 

@@ -1,6 +1,4 @@
-"""The folder of the shards: its purpose, its shards, its bad samples.
-
-Runs in the process of ``batchd prepare``.
+"""The folder of the shards: its purpose, its shards, its bad samples. In ``batchd prepare``.
 
     prepare.json         what is prepared here; a command for anything else is refused
     NAME-000000.tar ...  shards, whole

@@ -1,6 +1,4 @@
-"""The values of one sample as members of a shard in WebDataset format.
-
-A WRITER of ``batchd prepare``.
+"""The values of one sample as members of a shard in WebDataset format. In a WRITER.
 
     image, uint8 [h, w, 1 or 3]    .jpg, .png or .webp     undecoded file      as it was: .jpg, .png
     label, one whole number        .cls                    other numbers, all together     .json

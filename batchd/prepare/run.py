@@ -1,6 +1,4 @@
-"""Orders the missing shards from the writers, and handles their results.
-
-Runs in the process of ``batchd prepare``.
+"""Orders the missing shards from the writers, and handles their results. In ``batchd prepare``.
 
     samples   0 ............ k-1 | k ............ 2k-1 | ...
               NAME-000000.tar    | NAME-000001.tar     | ...    an order for one writer each

@@ -1,11 +1,10 @@
-"""The columns of samples: their names, kinds, dtypes and shapes. Daemon, workers and CLI.
+"""The columns of samples: names, kinds, dtypes and shapes. All processes; standard library only.
 
     source  -->  columns  --step-->  columns  --step-->  ...  -->  fields of a batch
                  image: encoded      image: uint8[?,?,3]           image: uint8[224,224,3]
                  label: int64        label: int64                  label: int64
 
-Standard library only. A source says which columns its samples have, and each step which columns it
-turns them into. The
+A source says which columns its samples have, and each step which columns it turns them into. The
 columns after the last step become the fields of a batch, so by then each must have one shape.
 
 Users write a column as ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs

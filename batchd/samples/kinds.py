@@ -3,11 +3,11 @@
 A kind is a dataclass in the module ``options`` of a folder of a package. ``kinds_in`` finds all of
 them, so no list names them.
 
-``OneOf`` validates a table of any kind, in the daemon and the CLI: workers have no pydantic.
-pydantic takes a tenth of a second of a CPU for validators of all kinds, and two milliseconds for
-those of one. So each is made when the first table of its kind is read. Reading the meanings of
-keys, which are the strings under them, takes another tenth. For the JSON Schema, which needs them
-all, ``IS_WHOLE`` is set before the tree is imported.
+``OneOf`` validates a table of any kind, in the daemon and the CLI: workers have no pydantic. For
+validators of all kinds pydantic takes a tenth of a second, and two milliseconds for those of one,
+so each is made when the first table of its kind is read. The meanings of keys, the strings under
+them, take another tenth: ``IS_WHOLE`` is set before the tree is imported where the JSON Schema
+needs all.
 
 Invariant: a problem of a table has the type that pydantic's own tagged union would give it, and the
 key in the table.

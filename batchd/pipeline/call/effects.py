@@ -1,7 +1,4 @@
-"""The effect of a step that calls a user's function: what it declares.
-
-Daemon, workers and ``batchd check``.
-"""
+"""The effect of a step that calls a user's function: what it declares. All processes."""
 
 from dataclasses import replace
 

@@ -1,7 +1,4 @@
-"""The effects of dropping and renaming.
-
-Daemon, workers and ``batchd check``; standard library only.
-"""
+"""The effects of dropping and renaming. All processes; standard library only."""
 
 from dataclasses import replace
 

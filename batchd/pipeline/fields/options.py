@@ -1,7 +1,4 @@
-"""The steps that drop and rename fields, as plain data.
-
-Daemon, workers and CLI.
-"""
+"""The steps that drop and rename fields, as plain data. Daemon, workers and CLI."""
 
 from dataclasses import dataclass
 from typing import Literal

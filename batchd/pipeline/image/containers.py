@@ -3,10 +3,9 @@
     PNG    signature (8 bytes) | length | kind | length bytes | checksum | length | kind | ...
     JPEG   scan, segments, scan, ... | padding | end mark | trailers: a video, previews
 
-An animated PNG is a still one with three more kinds of chunks, which a decoder that does not know
-them skips. cv2 knows them, but from a damaged file of this kind it returns memory that it never
-wrote, which has the pixels of other samples. So cv2 never sees these chunks: without them it reads
-the same picture as any PNG, and notices damage.
+An animated PNG is a still one with three more kinds of chunks. cv2 knows them, but from a damaged
+file of this kind it returns memory that it never wrote, which has the pixels of other samples. So
+cv2 never sees these chunks: without them it reads the same picture, and notices damage.
 
 Invariant: the bytes behind the end mark of a JPEG are never read.
 """

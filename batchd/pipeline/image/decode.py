@@ -1,12 +1,10 @@
 """Bytes to pixels, into memory that is used again and again. Worker process.
 
 A JPEG goes through the extension that decodes a box of it (``jpeg_box``), where that was built.
-Other JPEGs (inks, unusual subsampling), and all of them where it was not, go through simplejpeg and
+Other JPEGs (inks, unusual subsampling), and all without the extension, go through simplejpeg and
 are cut; cv2 decodes the other formats, and the JPEGs that simplejpeg cannot. All give the same
-pixels for the same JPEG at 1/1, 1/2, 1/4 and 1/8, being libjpeg-turbo with its default settings;
-tests hold them to it.
-
-cv2 is never asked to apply EXIF: the turn is ``geometry``'s, the same for every format and decoder.
+pixels for the same JPEG at 1/1, 1/2, 1/4 and 1/8: all are libjpeg-turbo with its default settings,
+and tests hold them to it. cv2 is never asked to apply EXIF: ``geometry`` turns images.
 
 Before that, a file is held to what its bytes can hold and to what decoding may take of memory
 (``check_limits``, ``probe``).
@@ -15,8 +13,7 @@ Invariant: the pixels returned are all this sample's. What a decoder had to inve
 with grey, older cv2 with the image before) makes the sample ``SampleUndecodable``. cv2 does not
 tell of its repairs, so with cv2 alone a JPEG with a hole in its middle passes, grey from there on;
 one that is cut off does not. Where a box is decoded, only what is in front of its last row was
-looked at (in a progressive file: everything), so a hole below it is found by those samples of it
-that reach so far down.
+looked at (in a progressive file: everything), so only samples that reach a hole below it find it.
 """
 
 import re

@@ -8,19 +8,18 @@ Worker process.
     float32 [n, 2]                  -> points  x, y
 
 Coordinates are those of the upright image in pixels, x to the right and y down; the first pixel
-reaches from 0 to 1. So its centre is at 1/2, and an image of width w that is flipped moves x to w -
-x. Computed in float64, rounded to float32 behind each stage.
+reaches from 0 to 1. So its centre is at 1/2, and a flip of an image of width w moves x to w - x.
+They are computed in float64, and rounded to float32 behind each stage.
 
-A box is cut off at the image's edge after each step, so that a later padding does not bring
-back what a crop removed. A box that is rotated by an angle becomes the smallest upright one around
-it. A box without area, from the start or because nothing of it is left, becomes four zeros, in its
+A box is cut off at the image's edge after each step, so that a later padding does not bring back
+what a crop removed. A box that is rotated by an angle becomes the smallest upright one around it.
+A box without area, from the start or because nothing of it is left, becomes four zeros, in its
 place.
 
-Of the bytes of a mask, only those files are accepted that keep numbers as they are: PNG files of
-one channel, up to 8 bits, and such with a palette, whose indices count. (cv2 gives colours instead
-of indices. So it gets the file without its palette, as the grey one with the same bits.) Gamma,
-transparency and the EXIF tag are ignored. Grey of 1, 2 or 4 bits is stretched to 0 to 255, as every
-viewer does.
+The bytes of a mask must be a file that keeps numbers as they are: a PNG of one channel, up to 8
+bits, or with a palette, whose indices count. (cv2 gives colours instead of indices, so it gets the
+file without its palette, as the grey one with the same bits.) Gamma, transparency and the EXIF tag
+are ignored. Grey of 1, 2 or 4 bits is stretched to 0 to 255, as every viewer does.
 
 Invariant: nothing here depends on how the image was stored or at which scale it was decoded, and no
 random number is drawn.

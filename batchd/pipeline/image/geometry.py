@@ -1,11 +1,9 @@
 """The steps on paper: box, size and orientation, decided from a header before any pixel.
 
-Worker process.
-
-A step speaks of the image as it is looked at; the pixels lie in memory as they were stored. The two
-differ by a turn (transpose first, then flips), which EXIF and random flips only note down. So an
-image is turned at most once, at the end, when it is smallest, and a crop is known early enough to
-decode no more detail than it needs.
+Worker process; standard library only. A step speaks of the image as it is looked at; the pixels are
+in memory as they were stored. The two differ by a turn (transpose first, then flips), which EXIF
+and random flips only note down. So an image is turned at most once, at the end, when it is
+smallest, and a crop is known early enough to decode no more detail than it needs.
 
     as stored  --cut, scale, pad, warp (moves, in stored coordinates)-->  --turn-->  as looked at
 
@@ -16,7 +14,7 @@ Random numbers are drawn in the order of the steps, and within a step in the ord
 name. A step that has nothing to choose from draws none.
 
 Invariant: applying the moves and then the turn gives what applying the steps one by one to the
-upright image would. Standard library only.
+upright image would.
 """
 
 import math

@@ -1,11 +1,9 @@
 """The extension ``_jpeg``, where it was built: decode a box of a JPEG, make files for that.
 
-Workers, and writers of ``batchd prepare``.
+Workers, and writers of ``batchd prepare``. A box: rows below it are not read, and pixels around it
+are entropy-decoded only. Half of a photograph takes some two thirds of the time.
 
-A box: rows below it are not read, and the surrounding pixels are entropy-decoded only. Half of a
-photograph takes some two thirds of the time.
-
-A seekable file: a baseline JPEG can only be read from its start, but at a restart marker, where
+A seekable file: a baseline JPEG can only be read from its start, or from a restart marker, where
 nothing depends on what was before. So the same coefficients are written again with a marker every
 few blocks: a plain JPEG for any reader, some 1 % larger, and what is above and beside a box is not
 even entropy-decoded. The decoder finds the markers by searching, which takes 1 to 2 % of the time

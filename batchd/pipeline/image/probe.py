@@ -1,15 +1,13 @@
 """What a file is, how large its image is and whether it is complete, before a decoder sees it.
 
-Worker process; standard library only.
+Worker process; standard library only. Decoders are generous: they allocate what a header announces,
+and fill what is missing with grey, or with the pixels of the image before. So this module reads the
+container itself: magic bytes (never the file's name), dimensions, orientation, the end mark, and
+how many pixels the bytes can hold. It decodes and allocates nothing, reads every byte at most once,
+and every loop has a limit.
 
-Decoders are generous: they allocate what a header announces, and they fill what is missing with
-grey, or with the pixels of the image before. So this module reads the container itself: magic bytes
-(never the file's name), dimensions, orientation, how many pixels the bytes can hold, and the end
-mark. It decodes nothing and allocates nothing, reads every byte at most once, and every loop has a
-limit.
-
-A decoder takes time and memory for every pixel that a header announces. So a header is believed
-only as far as the bytes behind it can hold pixels by the rules of their format:
+A decoder takes time and memory for every pixel that a header announces, so it is believed only as
+far as the bytes behind it can hold pixels by the rules of their format:
 
     JPEG   a Huffman code has at least one bit; each block of 64 samples has two codes, and one in
            the scans of a progressive file
@@ -17,11 +15,11 @@ only as far as the bytes behind it can hold pixels by the rules of their format:
     GIF    LZW (GIF89a, appendix F): code number k since the table was empty has at most k pixels
     BMP    as many bits for each pixel as the header says
 
-Some pixels take no bits, or nearly none: WebP without loss gives a code of one symbol no bits,
-arithmetic coding continues behind its end, run-length coded bitmaps and frames of a GIF leave
-pixels out. These have a budget: what decodes in about 50 ms and 64 MB, for a file of up to
-``SMALL_FILE_BYTES``; in proportion for a longer one. A byte of a PNG may be eight pixels, so up to
-``SMALL_FILE_BYTES`` the budget holds for a PNG of less than 8 bits per pixel, too.
+Some pixels take nearly no bits: WebP without loss gives a code of one symbol none, arithmetic
+coding continues behind its end, run-length coded bitmaps and frames of a GIF leave pixels out.
+These have a budget: what decodes in about 50 ms and 64 MB, for a file of up to
+``SMALL_FILE_BYTES``; in proportion for a longer one. A byte of a PNG may be eight pixels, so the
+budget holds for a small PNG of less than 8 bits per pixel, too.
 
 Invariants: what ``probe_image`` returns is a file that reaches from its first byte to its end mark;
 everything else is ``SampleUndecodable``. The budget refuses no JPEG with Huffman codes, no PNG of 8

@@ -1,16 +1,12 @@
-"""The steps on pixels: from the bytes of a file, or pixels, straight into a row of a batch.
-
-Worker process.
+"""The steps on pixels: from the bytes of a file, or pixels, into a row of a batch. Worker process.
 
     probe header -> steps on paper (geometry) -> decode, no more than needed
         -> moves -> turn -> recolor -> convert
            scratch  scratch  ...      the row
 
 The last change of the pixels writes into the row; earlier ones write into memory that is reused for
-the next sample.
-
-Geometry after a step on pixels is a stage of its own, so each step sees what the steps before it
-made; ``can_join`` says where a stage ends.
+the next sample. Geometry after a step on pixels is a stage of its own, so each step sees what the
+steps before it made; ``can_join`` says where a stage ends.
 
 Interpolation, which tests compare with a float64 reference. The centre of pixel ``i`` is at ``i +
 1/2``, edges repeat, the result is rounded to 8 bits, from a value within 0.03 of the reference; see
@@ -23,8 +19,7 @@ Interpolation, which tests compare with a float64 reference. The centre of pixel
     auto     linear where both sides shrink by less than 2 (or grow), else area
 
 Without smoothing, shrinking folds detail finer than the target's pixels back into the image. "auto"
-bounds that: scaled decoding averages away all reductions of 2 and more that it can, and "area" the
-rest.
+bounds that: scaled decoding averages reductions of 2 and more away where it can, "area" the rest.
 
 Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the file) and
 the decoders' versions.

@@ -1,11 +1,9 @@
-"""Photo-like images for the demo and the benchmarks, which need no photographs then.
-
-Not run by daemon or workers.
+"""Photo-like images for the demo and the benchmarks. Not run by daemon or workers.
 
 Detail is what takes a decoder time, so each image is a picture that a viewer can recognise (a
 pattern for its class, two colours, a number) under a texture whose detail falls off with its
-frequency, as that of photographs does. At quality 90 that gives files of 70 to 110 KB, which decode
-in about the time of a photograph of their size.
+frequency, as that of photographs does. At quality 90 a file has 70 to 110 KB, and decodes in about
+the time of a photograph of its size.
 
 Invariant: the same seed gives the same files, with the same versions of numpy and OpenCV; a larger
 count adds to them.

@@ -1,14 +1,12 @@
 """cv2, set up for a worker, and memory for its images. Worker process.
 
-This is the one place that loads cv2: one thread, silent, with a limit on what it may decode. OpenCV
-reads its limit from the environment while it loads and never again, so the order in this file
-matters, and every other module imports cv2 from here. Its own threads are off because the workers
-are the parallelism: a pool in each of them would only compete for the same processors.
+This is the one place that loads cv2: silent, in one thread, because the workers are the
+parallelism, and with a limit on what it may decode. OpenCV reads its limit from the environment
+while it loads, so the order in this file matters, and every other module imports cv2 from here.
 
 A fresh megabyte costs about 0.2 ms in page faults, a fifth of decoding a photograph. So each
 intermediate image has its ``Scratch`` place, which grows to the largest image seen there, up to a
-limit: one huge photograph must not make a worker large for ever, and for such an image the faults
-do not matter.
+limit: one huge photograph must not make a worker large for ever.
 
 Invariant: an array of ``Scratch`` is valid until the same place is requested again; it has the
 content of an earlier image, so the caller overwrites all of it.

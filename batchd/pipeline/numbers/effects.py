@@ -1,7 +1,4 @@
-"""The effects of the steps on labels and numbers.
-
-Daemon, workers and ``batchd check``; standard library only.
-"""
+"""The effects of the steps on labels and numbers. All processes; standard library only."""
 
 from dataclasses import replace
 from math import prod

@@ -1,7 +1,7 @@
 """The steps on labels and numbers, as plain data. Daemon, workers and CLI; standard library only.
 
-Each is done to every number of a field by itself, whatever its shape, and says exactly which number
-becomes which. A number that cannot become what it should is a bad sample, never a wrong number.
+Each is done to every number of a field by itself, and says exactly which number becomes which. A
+number that cannot become what it should is a bad sample, never a wrong number.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""The stages of the steps on labels and numbers. Worker process.
-
-``numbers.options`` says what each does exactly.
+"""The stages of the steps on labels and numbers, as ``numbers.options`` says. Worker process.
 
 Invariant: a number of the result is the number that the step's rules give, or the sample is bad;
 none wraps around, and no rule is left to what the machine does with numbers that a type cannot

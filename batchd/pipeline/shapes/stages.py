@@ -6,12 +6,12 @@ Worker process. The sizes, here (2, 3), have their own field:
               v v v f f
               f f f f f
 
-Conventions: values keep their order (C order) and begin at the start of the row; of a sample that
-is cut, the beginning is kept.
+Values keep their order (C order) and begin at the start of the row; of a sample that is cut, the
+beginning is kept.
 
-The bytes after a sample do not depend on the former content of the row. A slot is used again and
-again, and zeros need not be written where they are: for a ragged row, the sizes in the slot say how
-far the former sample reached. Any process can read them there.
+The bytes after a sample do not depend on the former content of the row, and zeros need not be
+written where they are: for a ragged row, the sizes in the slot, which any process can read there,
+say how far the former sample reached.
 
 Invariant: after as many elements of a ragged row as its sizes say, there are only zeros. This is
 true of fresh memory, which is zeros; and while a row is written its sizes say that all of the room
