@@ -14,7 +14,7 @@ from batchd.config.tree import StreamConfig
 from batchd.errors import KeyPath, SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
 from batchd.functions.signature import Given
-from batchd.pipeline.call.effects import call_given
+from batchd.pipeline.call.effects import GIVEN
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.options import StepOptions
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
@@ -64,7 +64,7 @@ def code_problems(
         if isinstance(source, (PythonSource, GeneratorSource))
     ]
     named += [
-        (("pipeline", place, "function"), step.function, call_given())
+        (("pipeline", place, "function"), step.function, GIVEN)
         for place, step in steps.items()
         if isinstance(step, Call)
     ]

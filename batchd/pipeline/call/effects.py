@@ -7,6 +7,9 @@ from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import RESERVED, Columns, StepInvalid, effect
 from batchd.samples.columns import Column, parse_column
 
+GIVEN = Given(places=("sample", "rng"))
+"""What the function of a ``call`` step is called with."""
+
 
 @effect.register
 def _call(step: Call, columns: Columns) -> Columns:
@@ -38,8 +41,3 @@ def _declared(step: Call, declared: Column, there: Column | None) -> Column:
         channels_first=there.channels_first and keeps_axes,
         made_by=step.op,
     )
-
-
-def call_given() -> Given:
-    """What the function of a ``call`` step is called with."""
-    return Given(places=("sample", "rng"))

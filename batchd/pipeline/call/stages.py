@@ -16,13 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.functions.load import FunctionFailed, NotAsDeclared, call, checked_value, load_for
-from batchd.pipeline.call.effects import call_given
+from batchd.pipeline.call.effects import GIVEN
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import Row, make_stage
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
+
+_KNOWN_REFERENCES = 3
+"""The table's, the variable's and the argument's; a view refers to the owner of its memory."""
 
 
 @make_stage.register(Call)
@@ -31,14 +34,15 @@ class CallStage:
 
     def __init__(self, step: Call, before: Columns, after: Columns) -> None:
         self._name = step.function
-        self._function = load_for(step.function, call_given())
+        self._function = load_for(step.function, GIVEN)
         self._is_random = step.random
         self._fields = tuple(before)
         self._changing = {name: after[name] for name in step.outputs or before}
         self._required = frozenset(step.outputs)
         self._of_same_type = {name for name in before if before[name].text == after[name].text}
         self._followed = [name for name in self._changing if name in before and before[name].followers]
-        self._copies = _Copies()
+        self._copies: dict[str, npt.NDArray[Any]] = {}
+        """Memory for copies, reused unless the function keeps it: new memory costs more."""
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
         """Replace the fields that the function makes or changes."""
@@ -64,10 +68,23 @@ class CallStage:
             return bytes(value)
         if not isinstance(value, np.ndarray):
             return value
-        given = self._copies.copy(name, value)
+        given = self._copied(name, value)
         if name not in self._changing:
             given.flags.writeable = False
         return given
+
+    def _copied(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Copy an array; a function that keeps the copy, or any view of it, keeps its memory."""
+        owner = self._copies.get(name)
+        if (
+            owner is None
+            or owner.shape != value.shape
+            or owner.dtype != value.dtype
+            or getrefcount(owner) > _KNOWN_REFERENCES
+        ):
+            owner = self._copies[name] = np.empty_like(value, order="C", subok=False)
+        np.copyto(owner, value)
+        return owner.view()
 
     def _checked(self, made: object, given: dict[str, Any]) -> dict[str, Value]:
         if not isinstance(made, dict):
@@ -80,39 +97,13 @@ class CallStage:
         ]
         if undeclared:
             raise SampleUndecodable(f"{self._name} returned {_listed(undeclared)}, which its outputs do not declare")
-        returned = {name: made[name] for name in self._changing if name in made}
-        return {
-            name: value if self._is_as_given(name, value, given) else checked_value(self._changing[name], value)
-            for name, value in returned.items()
-        }
-
-    def _is_as_given(self, name: str, value: Any, given: dict[str, Any]) -> bool:
-        """True if the value is what the function got, and immutable."""
-        return name in self._of_same_type and value is given[name] and not isinstance(value, np.ndarray)
-
-
-class _Copies:
-    """Copies of arrays, in memory that is reused unless the function keeps it: new costs more."""
-
-    def __init__(self) -> None:
-        self._owners: dict[str, npt.NDArray[Any]] = {}
-
-    def copy(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Copy an array; a function that keeps the copy, or any view of it, keeps its memory."""
-        owner = self._owners.get(name)
-        if (
-            owner is None
-            or owner.shape != value.shape
-            or owner.dtype != value.dtype
-            or getrefcount(owner) > _KNOWN_REFERENCES
-        ):
-            owner = self._owners[name] = np.empty_like(value, order="C", subok=False)
-        np.copyto(owner, value)
-        return owner.view()
-
-
-_KNOWN_REFERENCES = 3
-"""The table's, the variable's and the argument's; a view refers to the owner of its memory."""
+        checked: dict[str, Value] = {}
+        for name, column in self._changing.items():
+            if name in made:
+                value = made[name]
+                is_as_given = name in self._of_same_type and value is given[name] and not isinstance(value, np.ndarray)
+                checked[name] = value if is_as_given else checked_value(column, value)
+        return checked
 
 
 def _listed(names: Any) -> str:
