@@ -6,6 +6,7 @@ effects, which the daemon uses, too, and a module of stages, which only workers 
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import singledispatch
 from math import inf
 from typing import TypeAlias
@@ -76,16 +77,15 @@ def column_of(step: FieldStep, columns: Columns) -> Column:
     return column
 
 
-def replaced(op: str, columns: Columns, field: str, *made: Column) -> Columns:
-    """The columns with others in the place of ``field``. Raises ``StepInvalid`` for a used name."""
-    others = {name: column for name, column in columns.items() if name != field}
+def replaced(step: FieldStep, columns: Columns, *made: Column) -> Columns:
+    """The columns with others in the place of the step's. Raises ``StepInvalid`` for a used name."""
     for column in made:
-        if column.name in others or column.name in RESERVED:
+        if column.name in columns.keys() - {step.field} or column.name in RESERVED:
             whose = "every batch has of itself" if column.name in RESERVED else "the sample has already"
-            raise StepInvalid(f'"{op}" would make a field {column.name!r}, which {whose}; give it another name')
+            raise StepInvalid(f'"{step.op}" would make a field {column.name!r}, which {whose}; give it another name')
     after: dict[str, Column] = {}
     for name, column in columns.items():
-        after |= {one.name: one for one in made} if name == field else {name: column}
+        after |= {one.name: replace(one, made_by=step.op) for one in made} if name == step.field else {name: column}
     return after
 
 

@@ -42,13 +42,10 @@ class StepOptions:
         return None
 
     @property
-    def files(self) -> tuple[Path, ...]:
-        """The files that the step reads: every option that is a path.
-
-        What is in them decides bytes, where they lie does not.
-        """
-        values = [getattr(self, option.name) for option in fields(self)]
-        return tuple(value for value in values if isinstance(value, Path))
+    def files(self) -> dict[str, Path]:
+        """The files that the step reads, by option; their content decides bytes, not their paths."""
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Path)}
 
 
 class FieldStep(StepOptions):

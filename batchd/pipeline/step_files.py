@@ -16,7 +16,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import singledispatch
 from io import BufferedReader
 from pathlib import Path
@@ -40,9 +39,8 @@ class StepFileInvalid(StepInvalid):
 
 def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
     """The problems of a step's files, with their options: all that would end its first batch."""
-    files = {option.name: path for option in fields(step) if isinstance(path := getattr(step, option.name), Path)}
     problems: list[tuple[KeyPath, str]] = []
-    for name, path in files.items():
+    for name, path in step.files.items():
         try:
             with open_file(path):
                 pass
@@ -53,7 +51,7 @@ def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
     try:
         check_content(step)
     except StepInvalid as problem:
-        named = [name for name, path in files.items() if str(path) in str(problem)]
+        named = [name for name, path in step.files.items() if str(path) in str(problem)]
         return [(tuple(named[:1]), str(problem))]
     return []
 
@@ -83,16 +81,12 @@ def digest_of(path: Path) -> str:
 
 def digests_of(steps: Iterable[StepOptions]) -> Digests:
     """The digests of all files that steps read. Raises ``StepFileInvalid``."""
-    return {path: digest_of(path) for step in steps for path in step.files}
+    return {path: digest_of(path) for step in steps for path in step.files.values()}
 
 
 def named_by_content(step: StepOptions, digests: Digests) -> dict[str, object]:
     """The options of a step, with the digest of each file in the place of its path."""
-    paths = {str(path): digests[path] for path in step.files}
-    plain = step_to_plain(step)
-    return {
-        name: paths[str(value)] if isinstance(getattr(step, name), Path) else value for name, value in plain.items()
-    }
+    return {**step_to_plain(step), **{name: digests[path] for name, path in step.files.items()}}
 
 
 def read_file(path: Path, bytes_max: int) -> bytes:

@@ -32,9 +32,9 @@ TEXTS = ["the cat", "a cat", "the old cat", "sat"]
 
 def test_every_file_of_a_step_is_among_its_files():
     """So that its content counts."""
-    assert Tokenize(file=Path("a"), max_length=1).files == (Path("a"),)
-    assert Lookup(words=Path("a"), table=Path("b"), max_words=1).files == (Path("a"), Path("b"))
-    assert Lowercase().files == ()
+    assert Tokenize(file=Path("a"), max_length=1).files == {"file": Path("a")}
+    assert Lookup(words=Path("a"), table=Path("b"), max_words=1).files == {"words": Path("a"), "table": Path("b")}
+    assert Lowercase().files == {}
 
 
 @pytest.mark.parametrize(

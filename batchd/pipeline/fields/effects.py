@@ -20,4 +20,4 @@ def _drop(step: Drop, columns: Columns) -> Columns:
 
 @effect.register
 def _rename(step: Rename, columns: Columns) -> Columns:
-    return replaced(step.op, columns, step.field, replace(column_of(step, columns), name=step.to, made_by=step.op))
+    return replaced(step, columns, replace(column_of(step, columns), name=step.to))

@@ -25,16 +25,11 @@ def _words(step: Lowercase | RemoveStopwords, columns: Columns) -> Columns:
 def _tokenize(step: Tokenize, columns: Columns) -> Columns:
     _text(step, columns)
     if step.padding == "none":
-        return replaced(step.op, columns, step.field, Column(step.to, dtype="int32", shape=(None,), made_by=step.op))
+        return replaced(step, columns, Column(step.to, dtype="int32", shape=(None,)))
+    shape = (step.max_length,)
     tokens, mask, length = step.makes
-    return replaced(
-        step.op,
-        columns,
-        step.field,
-        Column(tokens, dtype="int32", shape=(step.max_length,), made_by=step.op),
-        Column(mask, dtype="uint8", shape=(step.max_length,), made_by=step.op),
-        Column(length, dtype="int32", made_by=step.op),
-    )
+    numbers, marks = Column(tokens, dtype="int32", shape=shape), Column(mask, dtype="uint8", shape=shape)
+    return replaced(step, columns, numbers, marks, Column(length, dtype="int32"))
 
 
 @effect.register
@@ -45,19 +40,14 @@ def _lookup(step: Lookup, columns: Columns) -> Columns:
     _text(step, columns)
     _rows, width, _offset = table_shape(step.table)
     vectors, length = step.makes
-    return replaced(
-        step.op,
-        columns,
-        step.field,
-        Column(vectors, dtype="float32", shape=(step.max_words, width), made_by=step.op),
-        Column(length, dtype="int32", made_by=step.op),
-    )
+    rows = Column(vectors, dtype="float32", shape=(step.max_words, width))
+    return replaced(step, columns, rows, Column(length, dtype="int32"))
 
 
 @effect.register
 def _text_bytes(step: TextBytes, columns: Columns) -> Columns:
     _text(step, columns)
-    return {**columns, step.field: Column(step.field, dtype="uint8", shape=(step.length,), made_by=step.op)}
+    return replaced(step, columns, Column(step.field, dtype="uint8", shape=(step.length,)))
 
 
 @check_content.register
