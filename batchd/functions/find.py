@@ -164,7 +164,6 @@ def _top_names(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _within(statement: ast.stmt) -> Iterator[ast.stmt]:
-    """The statements in the blocks of a compound one."""
     for child in ast.iter_child_nodes(statement):
         if isinstance(child, ast.stmt):
             yield child

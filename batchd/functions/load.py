@@ -32,7 +32,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature
 from pathlib import Path
-from traceback import FrameSummary, extract_tb
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -157,7 +157,9 @@ def failure_text(error: BaseException) -> str:
         lines.append(f"  because of {_shown(error.__cause__)}")
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
     for frame, word in zip(reversed(frames[-FRAMES_MAX:]), ["at", *["from"] * FRAMES_MAX], strict=False):
-        lines.append(f"  {word} {_place(frame)}")
+        line = f": {frame.line[:LINE_CHARACTERS_MAX]}" if frame.line else ""
+        place = _printable(f"{frame.filename}:{frame.lineno} in {frame.name}{line}")
+        lines.append(f"  {word} {place}")
     return "\n".join(lines)
 
 
@@ -169,11 +171,6 @@ def _shown(error: BaseException) -> str:
     if len(message) > MESSAGE_CHARACTERS_MAX:
         message = message[: MESSAGE_CHARACTERS_MAX - 3] + "..."
     return _printable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
-
-
-def _place(frame: FrameSummary) -> str:
-    line = f": {frame.line[:LINE_CHARACTERS_MAX]}" if frame.line else ""
-    return _printable(f"{frame.filename}:{frame.lineno} in {frame.name}{line}")
 
 
 def _printable(text: str) -> str:
@@ -226,21 +223,15 @@ def _of_python(column: Column, value: object) -> npt.NDArray[Any]:
     target = np.dtype(column.dtype)
     if target.kind not in _PYTHON_KINDS.get(array.dtype.kind, "") or (isinstance(value, (list, tuple)) and not value):
         return array
-    if target.kind in "iu" and array.size and not _in_range(array, target):
-        raise NotAsDeclared(f"{column.name!r} is {_brief(value)}, which is no {column.dtype}")
+    if target.kind in "iu" and array.size:
+        limits = np.iinfo(target)
+        if not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
+            text = repr(value)
+            shown = text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  a part of a line
+            raise NotAsDeclared(f"{column.name!r} is {shown}, which is no {column.dtype}")
     return array.astype(target)
-
-
-def _in_range(array: npt.NDArray[Any], target: "np.dtype[Any]") -> bool:
-    limits = np.iinfo(target)
-    return int(limits.min) <= int(array.min()) and int(array.max()) <= int(limits.max)
 
 
 def _kind(value: object) -> str:
     kind = type(value)
     return "nothing (None)" if value is None else f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  a part of a line

@@ -49,8 +49,11 @@ def call_problem(name: str, signature: Signature | None, given: Given) -> str | 
     try:
         signature.bind(*given.places, **options)
     except TypeError as error:
-        called = f"{name}({_shown_given(given, options)})"
-        return f"{name}{_shown(signature)} cannot be called as {called}: {_reason(error, signature, given)}"
+        bare = Signature([one.replace(annotation=Parameter.empty) for one in signature.parameters.values()])
+        values = [f"{option}={_brief(value)}" for option, value in given.options.items()]
+        offered = [option for option in options if option not in given.options]
+        called = f"{name}({', '.join([*given.places, *values, *offered])})"
+        return f"{name}{bare} cannot be called as {called}: {_reason(error, signature, given)}"
     return None
 
 
@@ -147,17 +150,6 @@ def _of_arguments(arguments: ast.arguments) -> Signature:
 
 def _parameter(argument: ast.arg, kind: Any, default: ast.expr | None = None) -> Parameter:
     return Parameter(argument.arg, kind, default=Parameter.empty if default is None else _Written(ast.unparse(default)))
-
-
-def _shown(signature: Signature) -> str:
-    bare = [one.replace(annotation=Parameter.empty) for one in signature.parameters.values()]
-    return str(Signature(bare))
-
-
-def _shown_given(given: Given, options: Mapping[str, object]) -> str:
-    values = [f"{name}={_brief(value)}" for name, value in given.options.items()]
-    offered = [name for name in options if name not in given.options]
-    return ", ".join([*given.places, *values, *offered])
 
 
 def _brief(value: object) -> str:

@@ -47,7 +47,10 @@ class Pipeline:
         """``laps`` measures each step; the caller of ``run`` starts it."""
         self.columns = columns_after(columns, steps)
         """What a sample consists of afterwards, by name."""
-        self._scalars = {name: _scalar_of(column) for name, column in self.columns.items()}
+        self._scalars = {
+            name: np.dtype(column.dtype).type if column.kind == "array" and not column.shape else None
+            for name, column in self.columns.items()
+        }
         """The type of the values that fit into the field as they are, where it is one number."""
         self._random = SampleRandom(seed)
         self._laps = laps or Laps()
@@ -134,8 +137,3 @@ def _written_by(image: Column, after: Columns, rest: Sequence[StepOptions]) -> f
     return frozenset(
         name for name in names if after[name].is_fixed and not any(name in touched for touched in touched_later)
     )
-
-
-def _scalar_of(column: Column) -> type | None:
-    is_number = column.kind == "array" and not column.shape
-    return np.dtype(column.dtype).type if is_number else None

@@ -73,7 +73,8 @@ class ShardFolder:
         self._claim(about)
         for left in self.path.glob(f"*{UNFINISHED}"):
             left.unlink()
-        self._sizes = {shard: size for shard, size in self._read_sizes() if _is_whole(self.path / shard, size)}
+        there = {file.name: file.stat().st_size for file in self.path.iterdir() if file.is_file()}
+        self._sizes = {shard: size for shard, size in self._read_sizes() if there.get(shard) == size}
         _write(self.path / SIZES, "".join(f"{shard}\t{size}\n" for shard, size in self._sizes.items()))
         self.left_out = [one for one in self._read_bad() if self.has(one.shard)]
         """The bad samples of the finished shards."""
@@ -193,10 +194,6 @@ def _lines(folder: Path, runs: Sequence[str]) -> Iterator[bytes]:
     for run in runs:
         with (folder / run).open("rb") as stream:
             yield from stream
-
-
-def _is_whole(shard: Path, size: int) -> bool:
-    return shard.is_file() and shard.stat().st_size == size
 
 
 def _write(file: Path, text: str) -> None:

@@ -307,7 +307,10 @@ class _Run:
                         self._receive(writer)
                 for writer in gone:
                     self._replace(writer)
-                self._kill_stuck()
+                now = monotonic()
+                for writer in self.writers:
+                    if writer.busy_for_s(now) > self.work.sample_timeout_s:
+                        writer.child.kill()
                 self._report()
         finally:
             for writer in self.writers:
@@ -365,12 +368,6 @@ class _Run:
             self.waiting.appendleft(order)
         if self.waiting:
             self._start()
-
-    def _kill_stuck(self) -> None:
-        now = monotonic()
-        for writer in self.writers:
-            if writer.busy_for_s(now) > self.work.sample_timeout_s:
-                writer.child.kill()
 
     def _check_bad(self, writer: Writer) -> None:
         """Raise ``BatchdError`` if the stream allows no more bad samples."""

@@ -164,30 +164,19 @@ def _coordinate_map(move: Move | Orientation, height: int, width: int) -> Coordi
         case Resampling():
             return CoordinateMap((move.width / width, 0, 0), (0, move.height / height, 0), move.height, move.width)
         case Warp():
-            return _rotation(move)
+            # about the middle of the image, counter-clockwise as it is looked at, where y is down
+            sine, cosine = sine_and_cosine(move.degrees)
+            x, y = move.width / 2, move.height / 2
+            across = cosine, sine, x - cosine * x - sine * y
+            down = -sine, cosine, y + sine * x - cosine * y
+            return CoordinateMap(across, down, move.height, move.width)
         case Orientation():
-            return _turn(move, height, width)
-
-
-def _rotation(move: Warp) -> CoordinateMap:
-    """About the middle of the image, counter-clockwise as it is looked at, where y is down."""
-    sine, cosine = sine_and_cosine(move.degrees)
-    x, y = move.width / 2, move.height / 2
-    across = cosine, sine, x - cosine * x - sine * y
-    down = -sine, cosine, y + sine * x - cosine * y
-    return CoordinateMap(across, down, move.height, move.width)
-
-
-def _turn(turn: Orientation, height: int, width: int) -> CoordinateMap:
-    across, down = ((0.0, 1.0), (1.0, 0.0)) if turn.transpose else ((1.0, 0.0), (0.0, 1.0))
-    if turn.transpose:
-        height, width = width, height
-    return CoordinateMap(
-        (-across[0], -across[1], width) if turn.horizontal else (*across, 0.0),
-        (-down[0], -down[1], height) if turn.vertical else (*down, 0.0),
-        height,
-        width,
-    )
+            if move.transpose:
+                height, width = width, height
+            by_x, by_y = (0.0, 1.0) if move.transpose else (1.0, 0.0)
+            across = (-by_x, -by_y, width) if move.horizontal else (by_x, by_y, 0.0)
+            down = (-by_y, -by_x, height) if move.vertical else (by_y, by_x, 0.0)
+            return CoordinateMap(across, down, height, width)
 
 
 def _numbers(values: Mapping[str, Value], name: str) -> npt.NDArray[np.float32]:

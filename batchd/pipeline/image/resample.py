@@ -353,13 +353,9 @@ def _warp(pixels: Pixels, into: Pixels, origin: tuple[Origin, Origin], fill: byt
         np.take(flat, place, axis=0, out=into, mode="clip")
         return
     one = 1 << _FRACTION_BITS
-    right, lower = (_fraction(positions) for positions in (across, down))
+    fractions = (positions >> _PLACE_BITS - _FRACTION_BITS & one - 1 for positions in (across, down))
+    right, lower = (fraction.astype(np.int32)[:, :, np.newaxis] for fraction in fractions)
     upper = flat[place] * (one - right) + flat[place + 1] * right
     place += row_bytes
     under = flat[place] * (one - right) + flat[place + 1] * right
     into[...] = ((one - lower) * upper + lower * under + (1 << 2 * _FRACTION_BITS - 1)) >> 2 * _FRACTION_BITS
-
-
-def _fraction(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    fraction = positions >> _PLACE_BITS - _FRACTION_BITS & (1 << _FRACTION_BITS) - 1
-    return fraction.astype(np.int32)[:, :, np.newaxis]

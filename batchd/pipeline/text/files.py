@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unicodedata import category
 from zlib import crc32
 
@@ -115,7 +115,7 @@ class WordTable:
         """The table, read-only. Call ``check`` before it is read."""
         self._starts = line_starts(self._words.memory)
         _check_lengths(words, self._starts, table, rows)
-        hashes = np.fromiter(map(crc32, self._lines()), np.uint32, rows)
+        hashes = np.fromiter((crc32(self._line(row)) for row in range(rows)), np.uint32, rows)
         self._rows = np.argsort(hashes, kind="stable").astype(np.int32)
         self._hashes = hashes[self._rows]
 
@@ -130,16 +130,11 @@ class WordTable:
         hashes = np.fromiter(map(crc32, encoded), np.uint32, len(encoded))
         first = np.searchsorted(self._hashes, hashes, "left").tolist()
         last = np.searchsorted(self._hashes, hashes, "right").tolist()
-        return [self._find(word, *places) for word, *places in zip(encoded, first, last, strict=True)]
-
-    def _find(self, word: bytes, first: int, last: int) -> int:
-        for row in self._rows[first:last].tolist():
-            if self._line(row) == word:
-                return int(row)
-        return -1
-
-    def _lines(self) -> Iterator[bytes]:
-        return (self._line(row) for row in range(len(self._starts) - 1))
+        found = []
+        for word, *places in zip(encoded, first, last, strict=True):
+            rows = self._rows[slice(*places)].tolist()
+            found.append(next((row for row in rows if self._line(row) == word), -1))
+        return found
 
     def _line(self, row: int) -> bytes:
         start, end = int(self._starts[row]), int(self._starts[row + 1]) - 1
@@ -160,7 +155,9 @@ def table_shape(path: Path) -> tuple[int, int, int]:
     """Rows, columns and offset of float32 in an .npy file. Raises ``StepFileInvalid``."""
     with open_file(path) as stream:
         try:
-            shape, is_fortran, dtype = _header(stream)
+            version = npy.read_magic(stream)  # the header is read as text: nothing is unpickled
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, is_fortran, dtype = read(stream)
         except ValueError as error:
             raise StepFileInvalid(f"{path} is no .npy file, or it is cut: {str(error).splitlines()[0]}") from None
         offset, size = stream.tell(), stream.seek(0, 2)
@@ -192,14 +189,6 @@ def _check_lengths(words: Path, starts: NDArray[np.int64], table: Path, rows: in
         raise StepFileInvalid(
             f"{words} has {counted(lines, 'line')}, and the table {table} has {counted(rows, 'row')}; they must be as many"
         )
-
-
-def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """What an .npy file says of itself, read as text: nothing is unpickled."""
-    version = npy.read_magic(stream)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    header: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
-    return header
 
 
 TOKENIZER_BYTES_MAX = 1 << 30
