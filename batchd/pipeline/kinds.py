@@ -28,7 +28,8 @@ def import_families(module: str) -> None:
 
 def step_to_plain(step: StepOptions) -> dict[str, object]:
     """Write a step as msgpack and JSON can carry it; ``step_from_plain`` is the way back."""
-    return {name: _to_plain(value) for name, value in asdict(step).items()}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
+    return {**plain, **{name: str(path) for name, path in step.files.items()}}
 
 
 def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
@@ -39,17 +40,8 @@ def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
     types = {field.name: field.type for field in fields(kind)}
     if plain.keys() != types.keys():
         raise ValueError(f"the step {plain['op']!r} has the options {sorted(types)}, not {sorted(plain)}")
-    options: dict[str, Any] = {name: _from_plain(types[name], value) for name, value in plain.items()}
-    return kind(**options)
-
-
-def _to_plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Path) else value
-
-
-def _from_plain(hint: object, value: object) -> object:
-    if isinstance(value, list):
-        return tuple(value)
-    return Path(value) if hint is Path and isinstance(value, str) else value
+    options: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
+    }
+    paths = {name: Path(value) for name, value in options.items() if types[name] is Path and isinstance(value, str)}
+    return kind(**options | paths)

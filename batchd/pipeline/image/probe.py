@@ -197,18 +197,14 @@ def _probe_png(data: memoryview) -> ImageHeader:
             orientation = exif_orientation(data[chunk.start + 8 : chunk.end - 4])
         elif is_animation(chunk):
             name = "APNG"
-    pixels_max = _png_pixels_max(data, height, width, deflated)
-    return ImageHeader(name, height, width, orientation, 0, pixels_max, _HELD_BYTES * height * width)
-
-
-def _png_pixels_max(data: memoryview, height: int, width: int, deflated: int) -> int:
     bits, colors = unpack_from("BB", data, _PNG_BITS_AT)
     pixel_bits, is_interlaced = bits * _PNG_CHANNELS.get(colors, 1), data[_PNG_INTERLACED_AT] != 0
     whole = png_bytes(height, width, pixel_bits, is_interlaced=is_interlaced)
-    held = height * width * DEFLATED_MAX * deflated // whole if whole else 0
-    if pixel_bits >= _WHOLE_BYTE_BITS or len(data) > SMALL_FILE_BYTES:
-        return held
-    return min(held, free_pixels(len(data)) if is_interlaced else free_pixels(len(data), ROW_PIXELS_PER_BYTE))
+    pixels_max = height * width * DEFLATED_MAX * deflated // whole if whole else 0
+    if pixel_bits < _WHOLE_BYTE_BITS and len(data) <= SMALL_FILE_BYTES:
+        free = free_pixels(len(data), PIXELS_PER_BYTE if is_interlaced else ROW_PIXELS_PER_BYTE)
+        pixels_max = min(pixels_max, free)
+    return ImageHeader(name, height, width, orientation, 0, pixels_max, _HELD_BYTES * height * width)
 
 
 def _probe_webp(data: memoryview) -> ImageHeader:

@@ -28,6 +28,16 @@ class TextStep(FieldStep):
     op: str
     field: str = "text"
 
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The fields that it makes of the text, if they have other names."""
+        return ()
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The text, and what is made of it."""
+        return frozenset({self.field, *self.makes})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenize(TextStep):
@@ -66,11 +76,6 @@ class Tokenize(TextStep):
     def makes(self) -> tuple[str, ...]:
         """The fields that it makes."""
         return (self.to,) if self.padding == "none" else (self.to, f"{self.to}_mask", f"{self.to}_length")
-
-    @property
-    def touches(self) -> frozenset[str]:
-        """The text, and what is made of it."""
-        return frozenset({self.field, *self.makes})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +142,6 @@ class Lookup(TextStep):
     def makes(self) -> tuple[str, ...]:
         """The fields that it makes."""
         return self.to, f"{self.to}_length"
-
-    @property
-    def touches(self) -> frozenset[str]:
-        """The text, and what is made of it."""
-        return frozenset({self.field, *self.makes})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
