@@ -63,15 +63,11 @@ class Module:
         return sha256(self.source).hexdigest()
 
 
-def interpreter_folders() -> list[str]:
-    """Where workers search, too: not in the folder that this program was started in."""
-    return sys.path[0 if sys.flags.safe_path else 1 :]
-
-
 def find_module(name: str, folders: Sequence[Path]) -> Module:
     """Find a module in ``folders``, or on the interpreter's path. Raises ``ModuleNotFound``."""
     PathFinder.invalidate_caches()
-    searched = [*map(str, folders), *interpreter_folders()]
+    # workers do not search the folder that this program was started in
+    searched = [*map(str, folders), *sys.path[0 if sys.flags.safe_path else 1 :]]
     top, *parts = name.split(".")
     spec = PathFinder.find_spec(top, searched)
     if spec is None:  # editable installs and built-in modules have finders of their own

@@ -30,7 +30,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Signature
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
@@ -83,20 +82,16 @@ def load(text: str) -> Callable[..., Any]:
 def load_for(text: str, given: Given) -> Callable[..., Any]:
     """Import a function to call it with ``given``. Raises ``FunctionUnusable``."""
     function = load(text)
-    problem = call_problem(text, signature_of(function), given)
+    if hasattr(function, "__signature__"):  # its author wrote it
+        return function
+    try:
+        signature = call(inspect.signature, function, follow_wrapped=False)
+    except FunctionFailed:  # written in C
+        return function
+    problem = call_problem(text, signature, given)
     if problem is not None:
         raise FunctionUnusable(problem)
     return function
-
-
-def signature_of(function: Callable[..., Any]) -> Signature | None:
-    """The signature of a function; None without one, or if its author wrote it as text."""
-    if hasattr(function, "__signature__"):
-        return None
-    try:
-        return call(inspect.signature, function, follow_wrapped=False)
-    except FunctionFailed:  # written in C
-        return None
 
 
 def _import(name: str) -> ModuleType:

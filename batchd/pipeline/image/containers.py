@@ -22,7 +22,8 @@ CHUNKS_MAX = 1_000_000
 """Chunks of one file. Writers cut the image data into pieces of a few KiB at least."""
 
 _AROUND_BYTES = 12
-_ANIMATION = frozenset({b"acTL", b"fcTL", b"fdAT"})
+ANIMATION = frozenset({b"acTL", b"fcTL", b"fdAT"})
+"""The kinds of chunks that belong to an animation."""
 
 
 class PngChunk(NamedTuple):
@@ -57,14 +58,9 @@ def png_chunks(data: memoryview) -> Iterator[PngChunk]:
     raise SampleUndecodable(f"a PNG with more than {CHUNKS_MAX} chunks")
 
 
-def is_animation(chunk: PngChunk) -> bool:
-    """Tell whether the chunk belongs to an animation."""
-    return chunk.kind in _ANIMATION
-
-
 def without_animation(data: memoryview) -> memoryview:
     """Copy an animated PNG as the still one that it is without its animation."""
-    parts = [data[chunk.start : chunk.end] for chunk in png_chunks(data) if not is_animation(chunk)]
+    parts = [data[chunk.start : chunk.end] for chunk in png_chunks(data) if chunk.kind not in ANIMATION]
     return memoryview(b"".join([data[:SIGNATURE_BYTES], *parts]))
 
 

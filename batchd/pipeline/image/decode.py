@@ -37,8 +37,6 @@ try:
 except ImportError:  # cv2 decodes JPEG too, in about 7 % more time
     simplejpeg = None
 
-__all__ = ["Decoder", "SampleUndecodable", "decoder_versions"]
-
 BYTES_PER_PIXEL_MAX = 8
 """Memory for each pixel of ``max_pixels`` that decoding one image may take. Most kinds take 3 to 6,
 and GIF, WebP and progressive JPEGs without subsampling up to 10."""

@@ -99,7 +99,10 @@ class Followers:
             if self._boxes is not None:
                 values[self._boxes] = moved_boxes(_numbers(values, self._boxes), maps, size)
             if self._points is not None:
-                values[self._points] = moved_points(_numbers(values, self._points), maps)
+                points = _numbers(values, self._points).astype(np.float64)
+                for step in maps:
+                    points = step.moved(points)
+                values[self._points] = points.astype(np.float32)
 
     def _mask(self, name: str, value: Value, size: tuple[int, int]) -> Pixels:
         """Return the mask of the source, uint8 [height, width, 1]."""
@@ -125,14 +128,6 @@ def coordinate_maps(trail: Sequence[Move | Orientation], height: int, width: int
         maps.append(step)
         height, width = step.height, step.width
     return maps
-
-
-def moved_points(points: npt.NDArray[np.float32], maps: Sequence[CoordinateMap]) -> npt.NDArray[np.float32]:
-    """Move points, float32 [n, 2], through all steps."""
-    moved = points.astype(np.float64)
-    for step in maps:
-        moved = step.moved(moved)
-    return moved.astype(np.float32)
 
 
 def moved_boxes(

@@ -31,7 +31,7 @@ from struct import error as StructError  # noqa: N812  the standard library's na
 from struct import unpack_from
 from typing import NamedTuple
 
-from batchd.pipeline.image.containers import JPEG_SEGMENTS_MAX, is_animation, png_chunks, scan_markers
+from batchd.pipeline.image.containers import ANIMATION, JPEG_SEGMENTS_MAX, png_chunks, scan_markers
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.samples.errors import SampleUndecodable
 
@@ -195,7 +195,7 @@ def _probe_png(data: memoryview) -> ImageHeader:
             deflated += chunk.content_bytes
         elif chunk.kind == b"eXIf":
             orientation = exif_orientation(data[chunk.start + 8 : chunk.end - 4])
-        elif is_animation(chunk):
+        elif chunk.kind in ANIMATION:
             name = "APNG"
     bits, colors = unpack_from("BB", data, _PNG_BITS_AT)
     pixel_bits, is_interlaced = bits * _PNG_CHANNELS.get(colors, 1), data[_PNG_INTERLACED_AT] != 0

@@ -52,7 +52,13 @@ def cast(step: Cast, numbers: Numbers) -> Numbers:
     if step.dtype in WHOLE:
         low, high = WHOLE[step.dtype]
         if numbers.dtype.kind == "f":
-            numbers = _whole(numbers, step)
+            numbers = numbers.astype(np.float64)  # holds each number of the narrower types exactly
+            _refuse(numbers, ~np.isfinite(numbers), f"is no number of {step.dtype}")
+            cut: Numbers = np.trunc(numbers)
+            if not step.truncate:
+                why = f"has a fractional part, which {step.dtype} has not; truncate = true cuts it off"
+                _refuse(numbers, cut != numbers, why)
+            numbers = cut
         _refuse(numbers, _outside(numbers, low, high), f"is not from {low} to {high}, as {step.dtype} is")
         return numbers.astype(step.dtype)
     with np.errstate(over="ignore"):
@@ -82,16 +88,6 @@ def scale(step: Scale, numbers: Numbers) -> Numbers:
         made: Numbers = (numbers.astype(np.float64) * step.factor + step.offset).astype(step.dtype)
     _refuse(numbers, ~np.isfinite(made) & np.isfinite(numbers), f'becomes too large for {step.dtype} by "scale"')
     return made
-
-
-def _whole(numbers: Numbers, step: Cast) -> Numbers:
-    """The numbers without fractions, as float64, which holds those of narrower types exactly."""
-    wide = numbers.astype(np.float64)
-    _refuse(wide, ~np.isfinite(wide), f"is no number of {step.dtype}")
-    cut: Numbers = np.trunc(wide)
-    if not step.truncate:
-        _refuse(wide, cut != wide, f"has a fractional part, which {step.dtype} has not; truncate = true cuts it off")
-    return cut
 
 
 def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:

@@ -51,29 +51,23 @@ def _text_bytes(step: TextBytes, columns: Columns) -> Columns:
 
 
 @check_content.register
-def _check_tokenizer(step: Tokenize) -> None:
-    from batchd.pipeline.text.files import load_tokenizer  # noqa: PLC0415  needs numpy
+def _check_files(step: Tokenize | RemoveStopwords | Lookup) -> None:
+    from batchd.pipeline.text import files  # noqa: PLC0415  needs numpy
 
-    try:
-        load_tokenizer(step)
-    except ModuleNotFoundError as error:
-        if error.name != "tokenizers":
-            raise
-        raise StepInvalid("\"tokenize\" needs tokenizers, which is not installed: pip install 'batchd[text]'") from None
-
-
-@check_content.register
-def _check_stop_words(step: RemoveStopwords) -> None:
-    from batchd.pipeline.text.files import read_stop_words  # noqa: PLC0415  needs numpy
-
-    read_stop_words(step.file, lower=step.case == "ignore")
-
-
-@check_content.register
-def _check_word_table(step: Lookup) -> None:
-    from batchd.pipeline.text.files import check_word_table  # noqa: PLC0415  needs numpy
-
-    check_word_table(step.words, step.table)
+    match step:
+        case Lookup():
+            files.check_word_table(step.words, step.table)
+        case RemoveStopwords():
+            files.read_stop_words(step.file, lower=step.case == "ignore")
+        case Tokenize():
+            try:
+                files.load_tokenizer(step)
+            except ModuleNotFoundError as error:
+                if error.name != "tokenizers":
+                    raise
+                raise StepInvalid(
+                    "\"tokenize\" needs tokenizers, which is not installed: pip install 'batchd[text]'"
+                ) from None
 
 
 def _text(step: TextStep, columns: Columns) -> Column:

@@ -100,7 +100,7 @@ def _is_of_word(character: str) -> bool:
 
 
 ROWS_MAX = (1 << 31) - 1
-_NEWLINE, _RETURN = ord("\n"), ord("\r")
+_NEWLINE = ord("\n")
 
 
 class WordTable:
