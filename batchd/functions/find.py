@@ -1,7 +1,7 @@
 """Finds a user's function, named "package.module:name", without importing it. Daemon, CLI, workers.
 
-    "package.module:name"  --folders, one package after the other-->  file  --sha256-->  digest
-                                                                            --ast----->  names at its top level
+    "package.module:name"  --folders, package after package-->  file  --sha256-->  digest
+                                                                      --ast----->  its top names
 
 ``importlib.util.find_spec`` would import the packages around a module, so each part is searched by
 itself in the folders of the part before. Standard library only.

@@ -78,7 +78,7 @@ def column_of(step: FieldStep, columns: Columns) -> Column:
 
 
 def replaced(step: FieldStep, columns: Columns, *made: Column) -> Columns:
-    """The columns with others in the place of the step's. Raises ``StepInvalid`` for a used name."""
+    """The columns with others in place of the step's. Raises ``StepInvalid`` for a used name."""
     for column in made:
         if column.name in columns.keys() - {step.field} or column.name in RESERVED:
             whose = "every batch has of itself" if column.name in RESERVED else "the sample has already"

@@ -1,4 +1,4 @@
-"""Every kind of step, and steps as messages carry them. All processes; standard library only.
+"""Every kind of step, and steps in messages. Daemon, workers, CLI; standard library only.
 
 Invariant: ``step_from_plain(step_to_plain(step)) == step``, and the plain form is what msgpack and
 JSON can carry.

@@ -43,7 +43,7 @@ class StepOptions:
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files that the step reads, by option; their content decides bytes, not their paths."""
+        """The files that the step reads, by option; their content decides bytes, no path."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Path)}
 

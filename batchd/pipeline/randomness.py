@@ -38,7 +38,7 @@ class SampleRandom:
         """The sample whose numbers are drawn."""
 
     def start(self, epoch: int, sample: int, attempt: int) -> None:
-        """Go to the numbers of a sample, in about 1 µs. ``attempt`` counts its substitutes."""
+        """Go to the numbers of a sample, in about 1 µs; ``attempt`` counts substitutions from 0."""
         self.sample = sample
         counter = self._counter
         counter[1] = attempt

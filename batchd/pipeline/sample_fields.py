@@ -41,7 +41,7 @@ import_families("effects")
 
 
 def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:
-    """The fields of one sample after steps without problems; ``valid`` is there for "mask"."""
+    """The fields of one sample: those of valid steps, ``index``, and ``valid`` for "mask"."""
     made = columns_after(columns, steps).values()
     fields = [Field(column.name, column.dtype, column.fixed_shape, column.varying) for column in made]
     fields.append(Field(INDEX, "int64", ()))

@@ -1,4 +1,4 @@
-"""The columns of samples: names, kinds, dtypes and shapes. All processes; standard library only.
+"""The columns of samples: names, kinds, dtypes and shapes. Daemon, workers, CLI; standard library.
 
     source  -->  columns  --step-->  columns  --step-->  ...  -->  fields of a batch
                  image: encoded      image: uint8[?,?,3]           image: uint8[224,224,3]

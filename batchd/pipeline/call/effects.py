@@ -1,4 +1,4 @@
-"""The effect of a step that calls a user's function: what it declares. All processes."""
+"""The effect of a step that calls a user's function: what it declares. Daemon, workers, CLI."""
 
 from dataclasses import replace
 

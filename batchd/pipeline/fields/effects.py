@@ -1,4 +1,4 @@
-"""The effects of dropping and renaming. All processes; standard library only."""
+"""The effects of dropping and renaming. Daemon, workers, CLI; standard library only."""
 
 from dataclasses import replace
 

@@ -301,7 +301,7 @@ def _plan_center_crop(step: CenterCrop) -> Planner:
 
 @planner_for.register
 def _plan_random_resized_crop(step: RandomResizedCrop) -> Planner:
-    """As torchvision documents it: uniform in area, log-uniform in proportions; else the middle."""
+    """Draw as torchvision: uniform in area, log-uniform in proportions; after ten, the middle."""
     smallest, area_range = step.scale[0], step.scale[1] - step.scale[0]
     log_narrowest, log_range = math.log(step.ratio[0]), math.log(step.ratio[1]) - math.log(step.ratio[0])
     target_height, target_width = step.size

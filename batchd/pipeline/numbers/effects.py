@@ -1,4 +1,4 @@
-"""The effects of the steps on labels and numbers. All processes; standard library only."""
+"""The effects of the steps on labels and numbers. Daemon, workers, CLI; standard library only."""
 
 from dataclasses import replace
 from math import prod
