@@ -123,11 +123,8 @@ class StepCheck:
             return self._problems
         count = len(self._columns)
         if count > SAMPLE_FIELDS_MAX and not self._wrong:
-            self._problems.append(
-                StepProblem(
-                    f'a sample has {count} fields by then, and a batch holds {SAMPLE_FIELDS_MAX} at most; "drop" leaves some out'
-                )
-            )
+            text = f'a sample has {count} fields by then, and a batch holds {SAMPLE_FIELDS_MAX} at most; "drop" leaves some out'
+            self._problems.append(StepProblem(text))
         return self._problems + [
             StepProblem(_not_fixed(column))
             for column in self._columns.values()

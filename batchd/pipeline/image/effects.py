@@ -24,7 +24,6 @@ from batchd.pipeline.image.options import (
     CropStep,
     Cutout,
     Decode,
-    Fill,
     Follow,
     Gray,
     ImageStep,
@@ -110,7 +109,7 @@ def _resize(step: Resize, columns: Columns) -> Columns:
 @effect.register
 def _crop(step: CropStep, columns: Columns) -> Columns:
     if isinstance(step, RandomCrop):
-        _check_fill(step, step.fill, columns)
+        _check_fill(step, columns)
     return _placed(step, columns, step.size)
 
 
@@ -122,7 +121,7 @@ def _flip(step: RandomFlip, columns: Columns) -> Columns:
 
 @effect.register
 def _pad(step: Pad, columns: Columns) -> Columns:
-    _check_fill(step, step.fill, columns)
+    _check_fill(step, columns)
     height, width, _channels = _pixels(step, columns).shape
     if step.border is not None:
         above, below, before, behind = step.border
@@ -138,7 +137,7 @@ def _pad(step: Pad, columns: Columns) -> Columns:
 
 @effect.register
 def _rotate(step: Rotate, columns: Columns) -> Columns:
-    _check_fill(step, step.fill, columns)
+    _check_fill(step, columns)
     height, width, _channels = _pixels(step, columns).shape
     sideways = {count % 2 == 1 for count in step.quarter_turns or (0,)}
     if sideways == {False} or (height is not None and height == width):
@@ -150,7 +149,7 @@ def _rotate(step: Rotate, columns: Columns) -> Columns:
 def _same(step: ColorJitter | Cutout, columns: Columns) -> Columns:
     column = _pixels(step, columns)
     if isinstance(step, Cutout):
-        _check_fill(step, step.fill, columns)
+        _check_fill(step, columns)
     elif column.shape[2] not in (1, COLOR_CHANNELS):
         raise StepInvalid(f'"color_jitter" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
     return _changed(step, columns, shape=column.shape)
@@ -166,20 +165,12 @@ def _gray(step: Gray, columns: Columns) -> Columns:
 
 
 @effect.register
-def _normalize(step: Normalize, columns: Columns) -> Columns:
-    return _with_factors(step, columns, step.dtype, (("mean", step.mean), ("std", step.std)))
-
-
-@effect.register
-def _subtract_mean(step: SubtractMean, columns: Columns) -> Columns:
-    return _with_factors(step, columns, "float32", (("mean", step.mean),))
-
-
-def _with_factors(
-    step: Normalize | SubtractMean, columns: Columns, dtype: str, factors: tuple[tuple[str, tuple[float, ...]], ...]
-) -> Columns:
+def _to_floats(step: Normalize | SubtractMean, columns: Columns) -> Columns:
     shape = _pixels(step, columns).shape
-    for name, values in factors:
+    factors, dtype = {"mean": step.mean}, "float32"
+    if isinstance(step, Normalize):
+        factors, dtype = {"mean": step.mean, "std": step.std}, step.dtype
+    for name, values in factors.items():
         if len(values) != shape[2]:
             raise StepInvalid(
                 f'"{step.op}" has {counted(len(values), "number")} in {name}, and the image has {_shown_channels(shape[2])}',
@@ -246,11 +237,11 @@ def _with_channels(column: Column) -> Column:
     return column
 
 
-def _check_fill(step: RandomCrop | Pad | Rotate | Cutout, fill: Fill, columns: Columns) -> None:
+def _check_fill(step: RandomCrop | Pad | Rotate | Cutout, columns: Columns) -> None:
     channels = _pixels(step, columns).shape[2]
-    if len(fill) not in (1, channels):
+    if len(step.fill) not in (1, channels):
         raise StepInvalid(
-            f'"{step.op}" has {counted(len(fill), "number")} in fill, and the image has {_shown_channels(channels)}'
+            f'"{step.op}" has {counted(len(step.fill), "number")} in fill, and the image has {_shown_channels(channels)}'
         )
 
 
