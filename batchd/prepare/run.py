@@ -181,7 +181,6 @@ def _check_source(work: PrepareJob, output: Output) -> None:
 
 
 def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:
-    """One order for each shard."""
     ending = LIST_ENDING if output.as_files else "tar"
     return [
         WriteShard(f"{name}-{number:06}.{ending}", first, min(output.shard_samples, samples - first), [])
@@ -275,8 +274,6 @@ class Writer:
 
 @dataclass(slots=True)
 class _Run:
-    """Writes the missing shards."""
-
     work: PrepareJob
     folder: ShardFolder
     orders: list[WriteShard]
@@ -326,7 +323,6 @@ class _Run:
         self._next(writer)
 
     def _next(self, writer: Writer) -> None:
-        """Give a writer its next shard, if there is one."""
         writer.order = None
         if self.waiting:
             order = self.waiting.popleft()

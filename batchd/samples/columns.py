@@ -236,7 +236,6 @@ def check_defaults(checks: Checks, columns: Iterable[Column], defaults: Mapping[
 
 
 def _check_default(column: Column, default: Default) -> None:
-    """Raise ``ValueError`` for a default that does not fit its field."""
     what = f"defaults: {column.name} is {column.text}, so"
     if column.kind == "encoded":
         raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")

@@ -47,8 +47,6 @@ def recolor_for(_step: StepOptions, _scratch: Scratch, *, is_bgr: bool) -> Recol
 
 
 class _Grey:
-    """Finds the grey levels of images."""
-
     def __init__(self, scratch: Scratch, *, is_bgr: bool) -> None:
         self._scratch = scratch
         self._code = cv2.COLOR_BGR2GRAY if is_bgr else cv2.COLOR_RGB2GRAY

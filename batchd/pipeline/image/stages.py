@@ -206,7 +206,6 @@ class ImageStage:
         return header
 
     def _decode(self, value: Value, plan: ImagePlan) -> Pixels:
-        """The pixels that the moves of the plan begin with."""
         if self._decoder is None:
             assert isinstance(value, np.ndarray)
             pixels = value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value

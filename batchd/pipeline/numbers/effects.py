@@ -49,7 +49,6 @@ def _clip(step: Clip, columns: Columns) -> Columns:
 
 
 def _numbers(step: NumberStep, columns: Columns) -> Column:
-    """The column of a step that needs numbers of any type."""
     column = column_of(step, columns)
     if column.kind == "encoded":
         raise StepInvalid(

@@ -71,7 +71,6 @@ def _check_files(step: Tokenize | RemoveStopwords | Lookup) -> None:
 
 
 def _text(step: TextStep, columns: Columns) -> Column:
-    """The column of a step that needs text."""
     column = column_of(step, columns)
     if column.kind != "text":
         what = "the bytes of an image file" if column.kind == "encoded" else column.text
