@@ -250,10 +250,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         return exported
 
     def room(self, name: str) -> Room:
-        """Return a field with its whole room, for a copy in one piece, for example to a device.
-
-        Raises what access by name raises.
-        """
+        """Return a field with its whole room, to be copied in one piece. Raises as ``[]``."""
         lease, field = self._lease_of(name), self._field(name)
         sizes = None if field.varying is None else self._sizes(lease, field, field.varying)
         return Room(self._whole(lease, field), sizes, field.varying)

@@ -118,7 +118,6 @@ class Capture:
         self._capture.release()
 
     def _ask_for_size(self, text: str) -> None:
-        """Ask a camera for the stream's size, which it gives if it can."""
         lengths = text.rpartition("[")[2].removesuffix("]").split(",")
         if self._is_file or len(lengths) != CHANNELS_LAST or "?" in lengths:
             return

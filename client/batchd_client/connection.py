@@ -112,10 +112,7 @@ class Connection:
             self._in_turn(self._run_if_usable, operation)
 
     def wait(self, seconds: float) -> None:
-        """Wait for something to receive, at most ``TURN_S``.
-
-        Other threads may use the session meanwhile.
-        """
+        """Wait for something to receive, at most ``TURN_S``; other threads may use the session."""
         session = self.session
         if session is not None and session.is_usable:
             session.wait(min(seconds, TURN_S))

@@ -33,10 +33,7 @@ class BadSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BadReport:
-    """The bad samples of a stream.
-
-    ``total`` is their number, ``samples`` has the first few thousand.
-    """
+    """The bad samples of a stream: their number, ``total``, and the first few thousand."""
 
     total: int
     samples: tuple[BadSample, ...]
@@ -164,17 +161,11 @@ class Daemon(NotCopyable):
         return self._connection.run(self._ask_status)
 
     def bad(self, stream: str) -> BadReport:
-        """Return the bad samples of ``stream``, with reasons.
-
-        Raises ``StreamUnknown``, ``ConnectTimeout``.
-        """
+        """List bad samples of ``stream``. Raises ``StreamUnknown``, ``ConnectTimeout``."""
         return self._connection.run(partial(self._ask_bad, stream=stream))
 
     def close(self) -> None:
-        """Close the connection and all its streams. Living batches stay readable.
-
-        Closing twice does nothing.
-        """
+        """Close the connection and all streams; living batches stay readable. May be repeated."""
         self._connection.close()
 
     def __enter__(self) -> Self:

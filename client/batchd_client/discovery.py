@@ -106,10 +106,7 @@ def find_key(path: str | None) -> ConnectionKey | None:
 
 
 def find_connections(given: int | None) -> int:
-    """Number of TCP connections, as given or from ``$BATCHD_CONNECTIONS``.
-
-    Raises ``ConnectionsInvalid``.
-    """
+    """Number of TCP connections, ``given`` or of the variable. Raises ``ConnectionsInvalid``."""
     origin, text = "connect(connections=)", str(given)
     if given is None:
         origin, text = f"${CONNECTIONS_VARIABLE}", os.environ.get(CONNECTIONS_VARIABLE) or str(CONNECTIONS)

@@ -34,10 +34,7 @@ class Pass(NamedTuple):
 
 @dataclass(slots=True)
 class _PassRecord:
-    """State of a stream's passes.
-
-    ``end``: position after the last ``take``; ``turn``: number of passes so far.
-    """
+    """``end``: position after the last ``take``; ``turn``: number of passes so far."""
 
     present: Pass
     end: Position
@@ -51,10 +48,7 @@ _records: WeakKeyDictionary[Stream, _PassRecord] = WeakKeyDictionary()
 
 
 class EpochPasses:
-    """See the module.
-
-    Any thread may use it; ``begin``, ``take`` and ``rewind`` exclude each other.
-    """
+    """See the module. For any thread: ``begin``, ``take`` and ``rewind`` exclude each other."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -63,10 +57,7 @@ class EpochPasses:
 
     @property
     def present(self) -> Pass:
-        """The current or last pass.
-
-        If the program has moved the stream since, the pass that begins there.
-        """
+        """The current or last pass, or the one that begins where the program moved the stream."""
         record, here = self._record, _position_of(self.stream)
         return record.present if here == record.end else Pass(here, self.stream.left)
 
@@ -86,10 +77,7 @@ class EpochPasses:
         return self._record.trained
 
     def begin(self, *, same: bool = False) -> int:
-        """Begin a pass and return its turn.
-
-        Over the next epoch if the last pass is over, unless ``same``.
-        """
+        """Begin a pass: over the next epoch if this is over, unless ``same``. Returns its turn."""
         record = self._record
         with record.lock:
             record.turn += 1

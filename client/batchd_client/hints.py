@@ -44,10 +44,7 @@ def missing_samples_hint(status: DaemonStatus, stream: str) -> str | None:
 
 
 def shared_memory_hint(address: str, ipc_address: str) -> str:
-    """Hint that the daemon at ``address`` runs on this host, where shared memory is faster.
-
-    ``ipc_address``: the local address that the daemon reported.
-    """
+    """Hint that the daemon at ``address`` is also at ``ipc_address``, with shared memory."""
     if _is_here(ipc_address):
         return f"the daemon at {address} runs on this host: {ipc_address} is faster, as it shares memory"
     path = ipc_address.removeprefix("ipc://")

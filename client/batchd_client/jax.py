@@ -99,7 +99,6 @@ class Batches(Loader[dict[str, jax.Array]]):
         return MappingProxyType(self._specs)
 
     def _open(self) -> Prefetcher[dict[str, jax.Array]]:
-        """See ``Loader``. Open from the beginning."""
         return self._prefetcher
 
 
@@ -223,8 +222,6 @@ class JaxTarget:
 
 
 class _JaxTransfer:
-    """A batch in transit; see ``prefetch.Transfer``."""
-
     __slots__ = ("_arrays", "_batch")
 
     def __init__(self, batch: Batch, arrays: dict[str, jax.Array]) -> None:
@@ -232,10 +229,7 @@ class _JaxTransfer:
         self._arrays = arrays
 
     def is_over(self) -> bool:
-        """True if the transfer is done; releases its batch.
-
-        Does not read the arrays after the release: the loop may have donated them.
-        """
+        """True if done. Reads no arrays of a released batch: the loop may have donated them."""
         if not self._batch.released and all(array.is_ready() for array in self._arrays.values()):
             self._batch.release()
         return self._batch.released
@@ -298,10 +292,7 @@ def _default_device() -> jax.Device:
 def specs_for(
     stream: Stream, fields: Sequence[str] | None, sharding: jax.sharding.Sharding | None
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of a whole batch's arrays, by field, in order.
-
-    Raises ``TensorsInvalid``.
-    """
+    """Shapes and dtypes of a whole batch's arrays, in order. Raises ``TensorsInvalid``."""
     schema = stream.schema
     names = checked_fields(schema, fields, as_dict=True)
     is_whole = sharding is None or sharding.is_fully_addressable
@@ -316,10 +307,7 @@ def specs_for(
 
 
 def dtype_in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """JAX's dtype for ``dtype``.
-
-    64-bit types become 32-bit ones, unless ``jax_enable_x64`` is set.
-    """
+    """JAX's dtype for ``dtype``: at most 32 bits unless ``jax_enable_x64`` is set."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 

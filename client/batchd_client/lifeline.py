@@ -72,10 +72,7 @@ class Lifeline:
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def receive_shared(self, slots: dict[int, SlotMemory], mailboxes: dict[int, Mailbox]) -> None:
-        """Map all memory shared so far, and drop that of ended streams.
-
-        Raises ``SessionLost`` at end of file, and ``ProtocolError``.
-        """
+        """Map and unmap slots as told. Raises ``SessionLost`` and ``ProtocolError``."""
         while True:
             try:
                 message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)

@@ -53,10 +53,7 @@ class StageLoader:
 
     @property
     def loader(self) -> BatchdLoader:
-        """The loader: classes, schema, statistics.
-
-        Connects if needed; raises as ``BatchdLoader``.
-        """
+        """The loader: classes, schema, statistics. Connects; raises as ``BatchdLoader``."""
         if self._opened is None:
             self._opened = self._connect(self._state)
         return self._opened
@@ -81,10 +78,7 @@ class StageLoader:
 
 
 class TrainingLoader(StageLoader):
-    """Loader of the training: reads the epoch that it is told, from its state on.
-
-    The state remains after ``close``.
-    """
+    """Loader of the training: reads the epoch it is told. Its state remains after ``close``."""
 
     def __init__(self, connect: Callable[[Mapping[str, object] | None], BatchdLoader]) -> None:
         super().__init__(connect)
@@ -123,12 +117,7 @@ class BatchdDataModule(LightningDataModule):
     """
 
     def __init__(
-        self,
-        train: Streams = None,
-        val: Streams = None,
-        test: Streams = None,
-        predict: Streams = None,
-        **options: Any,
+        self, train: Streams = None, val: Streams = None, test: Streams = None, predict: Streams = None, **options: Any
     ) -> None:
         super().__init__()
         self._options = options

@@ -28,10 +28,7 @@ class SlotMemory:
     __slots__ = ("address", "page", "slot_bytes")
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
-        """Map what ``descriptor`` names, and close it.
-
-        Raises ``ProtocolError`` where it is not a sealed slot of this size.
-        """
+        """Map and close ``descriptor``. Raises ``ProtocolError`` if it is no such slot."""
         try:
             _check(descriptor, slot_bytes, "slot")
             self.page = memoryview(_map(descriptor, slot_bytes))
@@ -47,10 +44,7 @@ class Mailbox:
     __slots__ = ("__weakref__", "_end", "_file", "mailbox_bytes")
 
     def __init__(self, descriptor: int, mailbox_bytes: int) -> None:
-        """Take the descriptor, which belongs to it.
-
-        Raises ``ProtocolError`` where it is not a sealed mailbox of this size.
-        """
+        """Own ``descriptor``. Raises ``ProtocolError`` unless a sealed mailbox of this size."""
         try:
             _check(descriptor, mailbox_bytes, "mailbox")
         except ProtocolError:

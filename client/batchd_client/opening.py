@@ -92,7 +92,6 @@ def open_session(target: Target, deadline: float) -> Session:
 
 
 def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) -> Session:
-    """Open a session on this host. Raises ``DaemonBusy`` and what ``open_lifeline`` raises."""
     lifeline, secret = open_lifeline(
         directory.lifeline_path,
         deadline,
@@ -114,10 +113,6 @@ def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) ->
 
 
 def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Session:
-    """Open a session over TCP.
-
-    Raises ``KeyRefused``, ``DaemonBusy``, or ``OSError`` with the reason.
-    """
     dealer, link = _remote_connection(target, address)
     session = Session(dealer, link, address.endpoint)
     opened = False
@@ -173,14 +168,9 @@ def _dealer(sockets: Sockets, endpoint: str) -> Socket:
 
 
 def diagnose(
-    sockets: Sockets,
-    address: TcpAddress,
-    key: ConnectionKey | None,
-    timeout_s: float,
-    *,
-    timed_out: bool,
+    sockets: Sockets, address: TcpAddress, key: ConnectionKey | None, timeout_s: float, *, timed_out: bool
 ) -> Exception:
-    """Diagnose a failed session: return an ``OSError`` where a retry may help, else ``KeyRefused``.
+    """Diagnose a failed session: ``OSError`` where a retry may help, else ``KeyRefused``.
 
     ``timed_out``: the connection stayed open, but the daemon did not answer.
     """
@@ -238,10 +228,7 @@ def _judge(seen: _CurveProbe, address: TcpAddress, key: ConnectionKey, *, timed_
 
 
 def _mechanism(address: TcpAddress, deadline: float) -> str:
-    """Ask the peer for its security mechanism: "CURVE", "NULL", ....
-
-    Raises ``OSError`` without an answer.
-    """
+    """Ask for the security mechanism: "CURVE", "NULL". Raises ``OSError`` without an answer."""
     with socket.create_connection((address.host, address.port), timeout=_left_s(deadline)) as connection:
         greeting = b""
         try:
@@ -271,10 +258,7 @@ def _mechanism(address: TcpAddress, deadline: float) -> str:
 
 
 def _probe_curve(sockets: Sockets, address: TcpAddress, key: ConnectionKey, deadline: float) -> _CurveProbe:
-    """Do a CURVE handshake until the daemon gives its verdict on the key, hangs up, or time is up.
-
-    Raises ``OSError`` where no connection is made.
-    """
+    """Do a CURVE handshake up to the verdict on the key. Raises ``OSError`` if none begins."""
     name = f"batchd-{token_hex(16)}"
     dealer = remote_socket(sockets, key)
     try:

@@ -33,10 +33,7 @@ class StreamState(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PositionCounter:
-    """Positions of one subscription, by batches taken.
-
-    ``steps``: batches in a whole epoch, of all ranks.
-    """
+    """Positions by batches taken. ``steps``: batches in a whole epoch, of all ranks."""
 
     start: Position
     rank: int
@@ -46,7 +43,6 @@ class PositionCounter:
     first_rounds: int
 
     def __post_init__(self) -> None:
-        """Raise ``ProtocolError`` for impossible counts."""
         if not self._fits(self.rounds, self.steps) or not self._fits(self.first_rounds, self.steps - self.start.step):
             raise ProtocolError(
                 f"{self.steps} steps for {self.world_size} ranks from step {self.start.step} on do not make "
@@ -90,10 +86,7 @@ def checked_position(epoch: int, step: int) -> Position:
 
 
 def read_state(state: Mapping[str, object], stream: str) -> tuple[Position, str]:
-    """Read a state from ``state_dict``: (position, fingerprint).
-
-    Raises ``StateMismatch`` with the reason.
-    """
+    """Read a state from ``state_dict``: (position, fingerprint). Raises ``StateMismatch``."""
     match state:
         case {"stream": str(name), "fingerprint": str(fingerprint), "epoch": int(epoch), "step": int(step)}:
             pass

@@ -22,10 +22,7 @@ from batchd_client.stream import Stream
 from batchd_wire.position import Position
 
 HELD_MAX = 1
-"""Batches that may be held during a wait for the next.
-
-Every ring has two slots for each trainer.
-"""
+"""Batches held during a wait for the next: every ring has two slots for each trainer."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -42,10 +39,7 @@ class Placement(Protocol[T_co]):
     """A destination of batches: copies each into memory that the framework owns."""
 
     def begin(self, batch: Batch) -> Transfer[T_co]:
-        """Begin the copy of a batch.
-
-        The placement owns the batch from now on, and releases it once it is read.
-        """
+        """Begin the copy of a batch, which the placement owns now and releases once it is read."""
 
     def sweep(self, *, wait: bool = False) -> None:
         """Release the batches that have been read; with ``wait``, wait for all of them first.
@@ -65,10 +59,7 @@ class _Queued(NamedTuple, Generic[T]):
 
 
 class Prefetcher(Generic[T]):
-    """See the module. ``prefetch``: most batches in transit ahead of the loop.
-
-    For one thread at a time.
-    """
+    """See the module. ``prefetch``: most batches in transit ahead of the loop. For one thread."""
 
     def __init__(
         self, stream: Stream, placement: Placement[T], prefetch: int, clock: Callable[[], float] = time.perf_counter
@@ -90,10 +81,7 @@ class Prefetcher(Generic[T]):
         return self._position
 
     def take(self, epoch: int) -> T | None:
-        """Return the next item if it belongs to ``epoch``, else None.
-
-        Raises what iterating the stream raises.
-        """
+        """Return the next item if it is of ``epoch``, else None. Raises as the stream does."""
         if self._position.epoch != epoch:
             return None
         started_s = self._clock()
@@ -120,20 +108,14 @@ class Prefetcher(Generic[T]):
         return result
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Continue at another position, and drop what is in transit.
-
-        Raises ``PositionInvalid``, and then changes nothing.
-        """
+        """Continue elsewhere, and drop what is in transit. ``PositionInvalid`` changes nothing."""
         # A small ring has no slots for a new claim beside held ones.
         self._placement.sweep(wait=True)
         self.stream.seek(epoch, step)
         self._drop()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue where ``state_dict`` was taken.
-
-        Raises ``StateMismatch``, and then changes nothing.
-        """
+        """Continue where ``state_dict`` was taken. ``StateMismatch`` changes nothing."""
         self._placement.sweep(wait=True)
         self.stream.load_state_dict(state)
         self._drop()

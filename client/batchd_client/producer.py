@@ -64,8 +64,6 @@ class ProducerStatistics:
 
 
 class _MailboxTerms(NamedTuple):
-    """The stream's mailbox, as the daemon describes it."""
-
     stream: int
     capacity: int
     layout: PlaceLayout
@@ -225,10 +223,7 @@ class Producer(NotCopyable):
         return True
 
     def _has_place(self, session: Session, terms: _MailboxTerms, deadline: float) -> bool:
-        """Ask for a place, for a while.
-
-        True once the daemon lent one, or has none for this sample.
-        """
+        """Ask for a place. True once the daemon lent one, or has none for this sample."""
         if self._place is not None:
             return True
         begun_s = time.monotonic()
@@ -254,7 +249,7 @@ class Producer(NotCopyable):
     def _hand_in(
         self, session: Session, terms: _MailboxTerms, place: int, values: list[tuple[int, memoryview]], lengths: bytes
     ) -> bool:
-        """Write the sample into its place and report it; False if the stream has a new mailbox.
+        """Write and report the sample; False if the stream has a new mailbox.
 
         If the session is lost meanwhile, the sample may be lost, too.
         """
@@ -287,10 +282,7 @@ class Producer(NotCopyable):
 
 
 def pack_sample(layout: PlaceLayout, sample: Mapping[str, object]) -> tuple[list[tuple[int, memoryview]], bytes]:
-    """Encode a sample for its place: (offset, bytes) of each value, and the lengths before them.
-
-    Raises ``SampleInvalid``.
-    """
+    """(offset, bytes) of each value, and the lengths before them. Raises ``SampleInvalid``."""
     names = [column.name for column in layout.columns]
     if not isinstance(sample, Mapping):
         raise SampleInvalid(f"a sample has to be a dict with the fields {sorted(names)}, and is {_shown(sample)}")
@@ -312,10 +304,7 @@ def pack_sample(layout: PlaceLayout, sample: Mapping[str, object]) -> tuple[list
 
 
 def _bytes_of(column: MailColumn, value: object) -> Array:
-    """Convert a value to a C-contiguous array of the column's dtype and shape.
-
-    Raises ``SampleInvalid``.
-    """
+    """Convert to a C-contiguous array of the column's dtype and shape. Raises ``SampleInvalid``."""
     if column.kind in BYTES_KINDS:
         return np.frombuffer(_raw(column, value), np.uint8)
     dtype = np.dtype(column.kind)
@@ -329,10 +318,7 @@ def _bytes_of(column: MailColumn, value: object) -> Array:
 
 
 def _array_of(column: MailColumn, value: object, dtype: np.dtype[Any]) -> Array:
-    """Convert numbers, or lists of them, to ``dtype`` if it holds them exactly.
-
-    Ints may become floats.
-    """
+    """Convert numbers or lists to ``dtype`` if it holds them exactly, or floats hold ints."""
     try:
         made = np.asarray(value)
         if made.size and made.dtype.kind not in "biuf":
@@ -359,7 +345,6 @@ def _raw(column: MailColumn, value: Any) -> bytes | memoryview:
 
 
 def _shown(value: object) -> str:
-    """Describe a wrong value: its type, and its beginning."""
     text = repr(value)
     short = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
     return short if value is None else f"{type(value).__name__} {short}"

@@ -94,10 +94,7 @@ class StreamReader:
         return self.subscription.position
 
     def take(self, epoch: int, *, wait: bool = True) -> Batch | None:
-        """Return the next batch if it belongs to ``epoch`` and the claim, else None.
-
-        Without ``wait`` also None if it has not arrived.
-        """
+        """Next batch if in ``epoch`` and the claim (without ``wait``: and arrived), else None."""
         started_s = time.perf_counter()
         end_epoch = self.claim.end_epoch
         if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
@@ -327,14 +324,12 @@ class StreamReader:
     def _lease(
         self, session: Session, subscription: Subscription, handle: Handle | Parcel, memory: SlotMemory | ReceiveBuffer
     ) -> Batch:
-        """Make a batch over the memory."""
         lifeline = None if type(handle) is Parcel else session.link
         lease = Lease(memory, lifeline, subscription.ended, handle)
         subscription.add_lease(lease)
         return Batch(self.claim.stream, subscription.fields, lease, handle)
 
     def _slot(self, session: Session, handle: Handle, layout: SlotLayout) -> SlotMemory:
-        """Find the slot, and check that it holds the batch."""
         memory = session.slot(handle.slot)
         if memory.slot_bytes != layout.slot_bytes:
             raise ProtocolError(f"slot {handle.slot} has {memory.slot_bytes} bytes instead of {layout.slot_bytes}")

@@ -66,10 +66,7 @@ class ReceiveBuffers:
         self._free: list[ReceiveBuffer] = []
 
     def take(self) -> ReceiveBuffer:
-        """Return a buffer for one batch. Paired with ``give_back``.
-
-        Raises ``ProtocolError`` if there is not enough memory.
-        """
+        """A buffer for one batch, until ``give_back``. Raises ``ProtocolError`` without memory."""
         try:
             if not self._free:
                 self.made.append(ReceiveBuffer(self._slot_bytes))
@@ -85,8 +82,6 @@ class ReceiveBuffers:
 
 
 class _Arrival:
-    """A batch with missing parts."""
-
     __slots__ = ("buffer", "missing", "parcel")
 
     def __init__(self, parcel: Parcel, buffer: ReceiveBuffer) -> None:
@@ -100,10 +95,7 @@ class _Arrival:
 
 
 class Arrivals:
-    """What comes for one subscription.
-
-    Parts of batches, put together and handed on in the order of their sequence.
-    """
+    """Puts parts of one subscription's batches together, and hands batches on in order."""
 
     def __init__(self, slot_bytes: int) -> None:
         self.buffers = ReceiveBuffers(slot_bytes)

@@ -139,10 +139,7 @@ class Session:
         self.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the ZeroMQ sockets, and keep only the memory of living batches.
-
-        The lifeline closes with the last lease.
-        """
+        """Close the sockets. Living batches keep their memory, and the lifeline."""
         self._lost = self._lost or "the session has been closed"
         self._slots.clear()
         for subscription in (*self._subscriptions.values(), *self._retired):
@@ -171,10 +168,7 @@ class Session:
         return self._subscriptions.get(subscription.number) is subscription
 
     def unsubscribe(self, number: int) -> None:
-        """End a subscription. Its unread handles are void; its leases are reported as they end.
-
-        May be called again after an interrupt. Raises ``SessionLost``.
-        """
+        """End a subscription; its leases are reported as they end. Raises ``SessionLost``."""
         if all(over.number != number for over in self._retired):
             subscription = self._subscriptions.get(number)
             if not self.send(Unsubscribe(number, subscription.leased if subscription is not None else 0)):
@@ -219,10 +213,7 @@ class Session:
         return True
 
     def request(self, make: Callable[[int], Message], answer: type[M], deadline: float) -> M:
-        """Send a request and return its answer.
-
-        Raises a refusal, or ``ConnectTimeout`` past ``deadline``.
-        """
+        """Return the answer. Raises a refusal, ``SessionLost``, or ``ConnectTimeout``."""
         self.settle()
         number = next(self._numbers)
         return self._exchange(number, make(number), answer, deadline)
@@ -249,10 +240,7 @@ class Session:
     # --- receiving --------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Process one message, if there is one; False if not.
-
-        Raises ``SessionLost``, ``ProtocolError`` and refusals.
-        """
+        """Process one message, if any. Raises ``SessionLost``, ``ProtocolError``, refusals."""
         if self._lost is not None:
             raise SessionLost(self._lost)
         self.is_interrupted = True  # until the message is where it belongs: an interrupt in between would lose it

@@ -47,10 +47,7 @@ class Turn:
         self.is_over = False
 
     def end(self) -> bool:
-        """Wait until no thread uses the connection, and let none in from then on.
-
-        False on timeout.
-        """
+        """Wait until no thread uses the connection, and let none in then. False on timeout."""
         if not self.is_over and self.lock.acquire(timeout=EXIT_WAIT_S):
             self.is_over = True
             self.lock.release()
@@ -80,10 +77,7 @@ class Sockets:
         return not self._end.alive
 
     def open(self, kind: int) -> Socket:
-        """Make a socket. The caller may close it; ``close_all`` does otherwise.
-
-        Raises ``ThreadsExhausted``.
-        """
+        """Make a socket, to close here or by ``close_all``. Raises ``ThreadsExhausted``."""
         if self._threads:
             try:
                 check_threads(self._threads)
@@ -103,10 +97,7 @@ class Sockets:
         return monitor
 
     def _listed(self, context: Context, kind: int) -> Socket:
-        """Make a socket, listed before it is open.
-
-        An interrupt would leave it open and unlisted.
-        """
+        """Make a socket, listed before it is open: an interrupt would leave it unlisted."""
         socket = zmq.Socket.__new__(zmq.Socket)
         self._open.append(socket)
         socket.__init__(context, kind)  # type: ignore[misc]
@@ -117,10 +108,7 @@ class Sockets:
         _close(self._open)
 
     def destroy(self) -> None:
-        """Close all sockets and end ZeroMQ's threads.
-
-        After an interrupt, the next call repeats it.
-        """
+        """Close all sockets and end ZeroMQ's threads. May be repeated after an interrupt."""
         _destroy(self._context, self._open)
         self._end.detach()
 

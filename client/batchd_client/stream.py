@@ -103,10 +103,7 @@ class Stream(NotCopyable):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of source, settings and seed.
-
-        With equal digests, equal positions hold equal batches.
-        """
+        """Hex digest of source, settings and seed: if equal, so are the batches."""
         return self._terms.fingerprint
 
     @property
@@ -148,10 +145,7 @@ class Stream(NotCopyable):
 
     @property
     def step(self) -> int:
-        """Step from which all ranks continue.
-
-        Counts the batches of all ranks, from 0 in each epoch.
-        """
+        """Step from which all ranks continue: batches of all ranks, from 0 in each epoch."""
         return self._reader.position.step
 
     @property
@@ -170,10 +164,7 @@ class Stream(NotCopyable):
         return {"stream": self.name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue where ``state_dict`` was taken.
-
-        Raises ``StateMismatch``, and then changes nothing.
-        """
+        """Continue where ``state_dict`` was taken. Raises ``StateMismatch`` without any change."""
         position, fingerprint = read_state(state, self.name)
         if fingerprint != self.fingerprint:
             raise StateMismatch(
@@ -234,10 +225,7 @@ class Stream(NotCopyable):
     # --- its end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the claim.
-
-        Batches that are alive stay readable, and the position can still be read.
-        """
+        """End the claim. Living batches stay readable, and the position can still be read."""
         if not self._closed:
             self._closed = True
             self._reader.close()

@@ -30,10 +30,7 @@ HANDLES_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """The user's claim. ``window`` 0: the stream's own. ``end_epoch`` None: without an end.
-
-    Spectators: see ``Subscribe``.
-    """
+    """The user's claim. ``window`` 0: the stream's. ``is_spectator``: see ``Subscribe``."""
 
     stream: str
     rank: int
@@ -166,10 +163,7 @@ class Subscription:
         self.handles.append(handle)
 
     def add_lease(self, lease: Lease) -> None:
-        """Note the lease of the next batch.
-
-        Paired with ``forget_released``, after the lease's end.
-        """
+        """Note the next batch's lease, which ``forget_released`` forgets after its end."""
         self.outstanding[self.leased] = lease.token
         self.leased += 1
 

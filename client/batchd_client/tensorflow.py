@@ -175,6 +175,5 @@ def _column(name: str, schema: FieldSchema) -> _Column:
 
 
 def _as_it_is(function: F) -> F:
-    """Let TensorFlow trace a function without rewriting it."""
     kept: F = tf.autograph.experimental.do_not_convert(function)
     return kept

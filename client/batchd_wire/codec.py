@@ -138,10 +138,7 @@ def _is_text_map(value: object) -> bool:
 
 
 def tuple_parts(hint: object) -> tuple[object, ...] | None:
-    """List the item types of a tuple type, named or not; None for other types.
-
-    Both kinds of tuples are received as lists.
-    """
+    """Item types of a tuple type, named or not; None for others. Tuples are received as lists."""
     if get_origin(hint) is tuple:
         return get_args(hint)
     is_named = isinstance(hint, type) and issubclass(hint, tuple)

@@ -61,11 +61,7 @@ SIZE_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """How rows of a field differ in shape: ``kind`` is ``PADDED`` or ``RAGGED``.
-
-    ``axes``: the varying dimensions, ascending. The field's ``shape`` is the largest shape of a
-    row.
-    """
+    """How rows differ in shape, at most the field's. ``axes``: the varying ones, ascending."""
 
     kind: str
     axes: tuple[int, ...]
@@ -73,10 +69,7 @@ class Varying:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named array of a sample.
-
-    ``shape`` is without the batch dimension, ``()`` for a number.
-    """
+    """One named array of a sample. ``shape``: without the batch dimension, ``()`` for a number."""
 
     name: str
     dtype: str
@@ -90,10 +83,7 @@ class Field:
 
 
 CHECKSUM = Field("#crc32", "uint32", ())
-"""The extra field of a stream with ``verify = true``; see ``batchd_wire.slot``.
-
-Users never see it.
-"""
+"""Extra field of a stream with ``verify = true`` (see ``batchd_wire.slot``); users never see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +217,6 @@ def _varying_from_wire(name: str, shape: Sequence[int], kind: str, axes: Sequenc
 
 
 def _check_sizes(placed: Sequence[PlacedField]) -> None:
-    """Raise ``ValueError`` unless each varying field has its field of sizes."""
     there = {field.name: field for field in placed}
     for field in placed:
         wanted = sizes_field(field)

@@ -68,10 +68,7 @@ class ValueExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlaceLayout:
-    """The places for samples of these columns.
-
-    ``sample_bytes_max``: the limit on the total bytes of all values without a fixed size.
-    """
+    """Places for samples; ``sample_bytes_max``: most bytes of all values without a fixed size."""
 
     columns: tuple[MailColumn, ...]
     sample_bytes_max: int
@@ -110,10 +107,7 @@ class PlaceLayout:
         return list(_lengths_struct(self.open_lengths).unpack_from(place))
 
     def extents(self, lengths: Sequence[int]) -> list[ValueExtent]:
-        """Locate the values, given the lengths.
-
-        Raises ``ValueError`` if they do not fit into a place.
-        """
+        """Locate values of these lengths. Raises ``ValueError`` if they exceed a place."""
         left = list(lengths)
         end, open_bytes = self.values_start, 0
         found = []

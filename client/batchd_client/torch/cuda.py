@@ -179,10 +179,7 @@ class RegisteredMemory:
         """Flags that the driver refuses."""
 
     def has(self, memory: Memory, busy: Iterable[Memory]) -> bool:
-        """Register the memory if possible; True if it is registered.
-
-        ``busy``: memory being read.
-        """
+        """Register the memory if possible; True if it is. ``busy``: memory being read."""
         number, flags = id(memory), _flags_for(memory)
         if number in self._registered:
             return True
@@ -218,10 +215,7 @@ class RegisteredMemory:
         self.let_go()
 
     def abandon(self) -> None:
-        """Unregister as far as a broken device allows, and hold nothing.
-
-        The device reads no more.
-        """
+        """Unregister as far as a broken device, which reads no more, allows; hold nothing."""
         for number, memory in list(self._held.items()):
             with suppress(RuntimeError):
                 self._runtime.unregister(memory.address)
@@ -241,8 +235,6 @@ class _Copying:
 
 
 class _CudaTransfer:
-    """A batch in transit to the device; see ``prefetch.Transfer``."""
-
     def __init__(
         self, placement: "CudaPlacement", lengths: list[dict[int, int]], raw: list[Tensors], event: Event
     ) -> None:
@@ -347,10 +339,7 @@ class CudaPlacement:
         return event
 
     def _copied(self, rooms: list[Room], copy: Callable[[Room, torch.device], Tensors]) -> tuple[list[Tensors], Event]:
-        """Start the copies in the side stream.
-
-        Return the device tensors and the event after them.
-        """
+        """Copy in the side stream: the device tensors, and the event after them."""
         with (
             torch.inference_mode(mode=False),
             self._runtime.aside(),
@@ -385,7 +374,6 @@ def _begin_copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _on(device: torch.device, source: torch.Tensor) -> torch.Tensor:
-    """Start a copy from page-locked memory to the device."""
     return _begin_copy(source, torch.empty_like(source, device=device))
 
 

@@ -120,10 +120,7 @@ class BatchdLoader(Loader[Any]):
 
     @property
     def schema(self) -> Mapping[str, TensorSchema]:
-        """Dtype and shape of the tensors by field, before ``transform``.
-
-        Shapes are of one sample.
-        """
+        """Dtype and shape, of one sample, of the tensors by field, before ``transform``."""
         self._open()
         return MappingProxyType({recipe.name: recipe.schema for recipe in self._recipes})
 
@@ -136,10 +133,7 @@ class BatchdLoader(Loader[Any]):
     # --- taking batches ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate the rest of the current epoch.
-
-        Raises what iterating a ``Stream`` raises, and ``LoaderInWorker``.
-        """
+        """Rest of the epoch. Raises what iterating a ``Stream`` raises, and ``LoaderInWorker``."""
         if torch.utils.data.get_worker_info() is not None:
             raise LoaderInWorker
         return super().__iter__()
@@ -193,8 +187,6 @@ class BatchdLoader(Loader[Any]):
 
 
 class _LoopItem:
-    """Turns the tensors of a batch into the loop's item."""
-
     def __init__(self, names: tuple[str, ...] | None, transform: Callable[[Any], Any] | None) -> None:
         self._names = names
         self._transform = transform

@@ -34,10 +34,7 @@ Tensors = torch.Tensor | list[torch.Tensor]
 
 
 class TensorSchema(NamedTuple):
-    """One field of the loop's item.
-
-    ``shape`` is that of one sample, the largest possible if samples vary.
-    """
+    """One field of the loop's item. ``shape``: of one sample, the largest if samples vary."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -86,10 +83,7 @@ class Rows(NamedTuple):
         memory: Callable[[Sequence[int], torch.dtype], torch.Tensor],
         copy: Callable[[torch.Tensor, torch.Tensor], object],
     ) -> "Rows":
-        """Copy the samples one behind the other, without gaps.
-
-        ``copy(source, target)`` for each, into fresh ``memory``.
-        """
+        """Copy the samples without gaps into fresh ``memory``, each by ``copy(source, target)``."""
         values = memory((sum(self.lengths), *self.values.shape[1:]), self.values.dtype)
         starts = [0, *accumulate(self.lengths)][:-1]
         for start, offset, length in zip(starts, self.offsets, self.lengths, strict=True):
@@ -127,10 +121,7 @@ class Recipe:
         return () if self._scale is None else (self._scale, self._bias)
 
     def tensor(self, raw: torch.Tensor, *, owned: bool) -> torch.Tensor:
-        """Convert ``raw``, in the slot's layout ``[B, ...]``, to the schema's.
-
-        A copy unless ``owned``.
-        """
+        """Convert ``raw``, ``[B, ...]`` as in the slot, to the schema's; copy if not ``owned``."""
         dtype = self.schema.dtype if self._scale is None else torch.float32
         tensor = self._laid_out(raw, dtype) if owned else self._copied(raw, dtype)
         if self._scale is None:
@@ -215,10 +206,7 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def largest_in(room: Room) -> dict[int, int]:
-    """Lengths of the largest sample of a padded field, by dimension of the batch's array.
-
-    Empty if all samples have one shape.
-    """
+    """Lengths of a padded field's largest sample, by dimension of the batch; else none."""
     if room.varying is None or room.sizes is None:
         return {}
     lengths = room.sizes.max(axis=0, initial=0).tolist()
@@ -296,10 +284,7 @@ def _normalization(
     normalize: tuple[Sequence[float], Sequence[float]],
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and bias for each channel: ``(x / 255 - mean) / std`` is ``x * scale + bias``.
-
-    float32 ``[C, 1, 1]``.
-    """
+    """Scale and bias, float32 ``[C, 1, 1]``: ``(x / 255 - mean) / std`` is ``x * scale + bias``."""
     if field.dtype != np.uint8 or not dtype.is_floating_point:
         raise TensorsInvalid(
             f"normalize makes floating-point images of uint8 ones, and field {name!r} is {field.dtype.name} and should be {dtype}"
