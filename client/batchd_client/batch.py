@@ -27,7 +27,6 @@ Invariant: while a lease has not ended, the daemon writes nothing to its slot.
 from collections import deque
 from collections.abc import Iterator, Mapping
 from math import prod
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from weakref import ref
 
@@ -35,8 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd_client.errors import BatchReleased, NotCopyable, ProtocolError
-from batchd_client.memory import SlotMemory
-from batchd_client.remote import ReceiveBuffer
+from batchd_client.memory import BatchMemory
 from batchd_wire.fields import RAGGED, SlotLayout, Varying, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
 from batchd_wire.views import Array, checked_sizes, cut_to_largest, row_views
@@ -148,7 +146,7 @@ class Lease:
     __slots__ = ("__weakref__", "_ended", "lifeline", "memory", "token")
 
     def __init__(
-        self, memory: SlotMemory | ReceiveBuffer, lifeline: object, ended: deque[LeaseToken], handle: Handle | Parcel
+        self, memory: BatchMemory, lifeline: object, ended: deque[LeaseToken], handle: Handle | Parcel
     ) -> None:
         self.memory = memory
         self.lifeline = lifeline
@@ -256,7 +254,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         return Room(self._whole(lease, field), sizes, field.varying)
 
     @property
-    def memory(self) -> SlotMemory | ReceiveBuffer:
+    def memory(self) -> BatchMemory:
         """The memory of the batch: ``address`` and ``slot_bytes``. Raises ``BatchReleased``.
 
         The daemon writes many batches into the same memory, one after the other, so registering it
@@ -325,9 +323,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.release()
 
     def __repr__(self) -> str:

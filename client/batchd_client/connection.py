@@ -39,7 +39,8 @@ from batchd_client.errors import (
 )
 from batchd_client.lifeline import DaemonBusy, SessionLost
 from batchd_client.opening import Target, open_session
-from batchd_client.session import Session
+from batchd_client.session import M, Session
+from batchd_wire.codec import Message
 from batchd_wire.runtime import RuntimeDirectory
 
 PAUSE_S = 0.02
@@ -105,6 +106,10 @@ class Connection:
         except DaemonClosed:
             self._turn.delay()
             raise
+
+    def request(self, make: Callable[[int], Message], answer: type[M]) -> M:
+        """Return the answer to a request. Raises what ``run`` and ``Session.request`` raise."""
+        return self.run(lambda session: session.request(make, answer, self.deadlines.request_deadline()))
 
     def run_if_usable(self, operation: Callable[[Session], None]) -> None:
         """Run an operation if there is a session, for closing. Does nothing in a forked child."""

@@ -7,18 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import index
-from types import TracebackType
 from typing import NamedTuple, Self, TypedDict
 
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
 from batchd_client.errors import NotCopyable, PositionInvalid, RankInvalid, WindowInvalid
 from batchd_client.opening import Target
-from batchd_client.positions import checked_position
-from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
-from batchd_client.subscription import SubscriptionRequest
+from batchd_client.subscription import SubscriptionRequest, checked_position
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 
 
@@ -158,11 +155,12 @@ class Daemon(NotCopyable):
 
         Raises ``ConnectTimeout``, ``ReconnectTimeout`` or ``DaemonClosed``.
         """
-        return self._connection.run(self._ask_status)
+        return self._connection.request(AskStatus, Status).status
 
     def bad(self, stream: str) -> BadReport:
         """List bad samples of ``stream``. Raises ``StreamUnknown``, ``ConnectTimeout``."""
-        return self._connection.run(partial(self._ask_bad, stream=stream))
+        answer = self._connection.request(lambda request: AskBad(request, stream), BadSamples)
+        return BadReport(answer.total, tuple(BadSample(*sample) for sample in answer.samples))
 
     def close(self) -> None:
         """Close the connection and all streams; living batches stay readable. May be repeated."""
@@ -171,20 +169,9 @@ class Daemon(NotCopyable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         session = self._connection.session
         return f"<Daemon {self.address} {f'version {session.daemon_version}' if session else '[closed]'}>"
-
-    def _ask_status(self, session: Session) -> dict[str, object]:
-        return session.request(AskStatus, Status, self._connection.deadlines.request_deadline()).status
-
-    def _ask_bad(self, session: Session, stream: str) -> BadReport:
-        answer = session.request(
-            lambda request: AskBad(request, stream), BadSamples, self._connection.deadlines.request_deadline()
-        )
-        return BadReport(answer.total, tuple(BadSample(*sample) for sample in answer.samples))

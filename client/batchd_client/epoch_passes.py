@@ -20,8 +20,9 @@ from weakref import WeakKeyDictionary
 
 from batchd_client.batch import Batch
 from batchd_client.errors import PassOvertaken
-from batchd_client.positions import StreamState
+from batchd_client.prefetch import position_of
 from batchd_client.stream import Stream
+from batchd_client.subscription import StreamState
 from batchd_wire.position import Position
 
 
@@ -52,13 +53,13 @@ class EpochPasses:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        here = _position_of(stream)
+        here = position_of(stream)
         self._record = _records.setdefault(stream, _PassRecord(Pass(here, stream.left), here))
 
     @property
     def present(self) -> Pass:
         """The current or last pass, or the one that begins where the program moved the stream."""
-        record, here = self._record, _position_of(self.stream)
+        record, here = self._record, position_of(self.stream)
         return record.present if here == record.end else Pass(here, self.stream.left)
 
     @property
@@ -81,7 +82,7 @@ class EpochPasses:
         record = self._record
         with record.lock:
             record.turn += 1
-            here = _position_of(self.stream)
+            here = position_of(self.stream)
             if here == record.end and (same or not self.is_over):
                 self._return_to(record.present.start)
             else:
@@ -102,7 +103,7 @@ class EpochPasses:
                 raise PassOvertaken
             try:
                 batch = self.stream.take(record.present.start.epoch)
-                record.taken, record.end = record.taken + (batch is not None), _position_of(self.stream)
+                record.taken, record.end = record.taken + (batch is not None), position_of(self.stream)
             finally:
                 self._return_to(record.end)  # after a failure; otherwise the stream is there
             return batch
@@ -133,10 +134,6 @@ class EpochPasses:
         return state
 
     def _return_to(self, position: Position) -> None:
-        if _position_of(self.stream) != position:
+        if position_of(self.stream) != position:
             self.stream.seek(*position)
         self._record.end = position
-
-
-def _position_of(stream: Stream) -> Position:
-    return Position(stream.epoch, stream.step)

@@ -25,8 +25,8 @@ except ImportError as _error:
 from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid
 from batchd_client.loader import checked_fields, own
-from batchd_client.positions import StreamState
 from batchd_client.stream import Stream
+from batchd_client.subscription import StreamState
 from batchd_wire.fields import RAGGED
 
 __all__ = ["BatchdPyDataset", "Progress"]

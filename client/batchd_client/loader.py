@@ -24,11 +24,10 @@ memory of their own, which no other batch overwrites.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import prod
-from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 from weakref import finalize
 
@@ -37,9 +36,9 @@ import numpy.typing as npt
 
 from batchd_client.daemon import Daemon
 from batchd_client.errors import PrefetchInvalid, RankInvalid, StreamClosed, TensorsInvalid
-from batchd_client.positions import StreamState
 from batchd_client.prefetch import Prefetcher
-from batchd_client.stream import FieldSchema, Stream, StreamStatistics
+from batchd_client.stream import EpochIterator, FieldSchema, Stream, StreamStatistics
+from batchd_client.subscription import StreamState
 
 PREFETCH = 2
 
@@ -212,7 +211,7 @@ class Loader(ABC, Generic[T]):
         prefetcher = self._open()
         if self._restart and prefetcher.position.step:
             prefetcher.seek(prefetcher.position.epoch)
-        return _LoaderEpoch(partial(self._take, prefetcher.position.epoch))
+        return EpochIterator(partial(self._take, prefetcher.position.epoch))
 
     def _take(self, epoch: int) -> T | None:
         self._check_open()
@@ -229,9 +228,7 @@ class Loader(ABC, Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -247,26 +244,6 @@ class Loader(ABC, Generic[T]):
     def _check_open(self) -> None:
         if self._closed:
             raise StreamClosed(f"this loader of stream {self._name!r} has been closed")
-
-
-class _LoaderEpoch(Iterator[T]):
-    """One ``for`` over a loader, which ``take`` keeps alive: ends with its epoch, and stays ended.
-
-    Not ``iter(take, None)``: that compares every batch with None, which arrays do element by
-    element.
-    """
-
-    __slots__ = ("_take",)
-
-    def __init__(self, take: Callable[[], T | None]) -> None:
-        self._take: Callable[[], T | None] | None = take
-
-    def __next__(self) -> T:
-        batch = self._take() if self._take is not None else None
-        if batch is None:
-            self._take = None
-            raise StopIteration
-        return batch
 
 
 def check_prefetch(prefetch: int) -> None:

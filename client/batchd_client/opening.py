@@ -30,8 +30,7 @@ import zmq
 
 from batchd_client.errors import ConnectTimeout, KeyRefused
 from batchd_client.hints import log_once, shared_memory_hint
-from batchd_client.lifeline import DaemonBusy, SessionLost, open_lifeline
-from batchd_client.remote import RemoteLink, remote_socket
+from batchd_client.lifeline import DaemonBusy, RemoteLink, SessionLost, open_lifeline, remote_socket
 from batchd_client.session import Session
 from batchd_client.sockets import Socket, Sockets
 from batchd_wire.codec import MESSAGE_BYTES_MAX

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from batchd_client.batch import Batch
-from batchd_client.positions import StreamState
 from batchd_client.stream import Stream
+from batchd_client.subscription import StreamState
 from batchd_wire.position import Position
 
 HELD_MAX = 1
@@ -72,7 +72,7 @@ class Prefetcher(Generic[T]):
         self._clock = clock
         self._queue: deque[_Queued[T]] = deque()
         """The first one may be what the loop has got already: then the feed stands behind it."""
-        self._position = _position_of(stream)
+        self._position = position_of(stream)
         stream.when_lost(self._let_go)
 
     @property
@@ -140,12 +140,12 @@ class Prefetcher(Generic[T]):
 
     def _drop(self) -> None:
         self._queue.clear()
-        self._position = _position_of(self.stream)
+        self._position = position_of(self.stream)
 
     def _mend(self) -> None:
         """Move the stream back to the end of the queue, if an interrupt lost a batch."""
         end = self._queue[-1].after if self._queue else self._position
-        if _position_of(self.stream) != end:
+        if position_of(self.stream) != end:
             self._placement.sweep(wait=True)
             self.stream.seek(*end)
 
@@ -154,7 +154,7 @@ class Prefetcher(Generic[T]):
         batch = self.stream.take(self.stream.epoch, wait=wait)
         if batch is None:
             return False
-        self._queue.append(_Queued(self._placement.begin(batch), _position_of(self.stream)))
+        self._queue.append(_Queued(self._placement.begin(batch), position_of(self.stream)))
         return True
 
     def _look_ahead(self) -> None:
@@ -166,5 +166,6 @@ class Prefetcher(Generic[T]):
             return  # if it persists, it is raised again when the loop wants that batch
 
 
-def _position_of(stream: Stream) -> Position:
+def position_of(stream: Stream) -> Position:
+    """Position of the stream's next batch."""
     return Position(stream.epoch, stream.step)

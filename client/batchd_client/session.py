@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import zmq
 
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
-from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, program
+from batchd_client.lifeline import DaemonBusy, Lifeline, RemoteLink, SessionLost, program
 from batchd_client.memory import Mailbox, SlotMemory
-from batchd_client.remote import RemoteLink
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
@@ -71,7 +70,8 @@ class Session:
         self._extra_connections: list[tuple[zmq.Socket[bytes], RemoteLink]] = []
         """Further TCP connections, which carry only batches."""
         self._sources = [socket]
-        self._descriptors = [int(socket.getsockopt(zmq.FD)), link.descriptor]
+        self.descriptors = [int(socket.getsockopt(zmq.FD)), link.descriptor]
+        """They become readable when there may be something to receive."""
         self._numbers = itertools.count(OPENING + 1)
         self._awaited = OPENING
         self._answers: list[Message] = []
@@ -100,11 +100,6 @@ class Session:
     def address(self) -> str:
         """The daemon's address, for `connect`."""
         return f"ipc://{self.link.path.parent}" if isinstance(self.link, Lifeline) else self.endpoint
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Descriptors that become readable when there may be something to receive."""
-        return self._descriptors
 
     @property
     def slots(self) -> list[SlotMemory]:
@@ -277,7 +272,7 @@ class Session:
         thread uses the session.
         """
         poll = select.poll()
-        for descriptor in self._descriptors:
+        for descriptor in self.descriptors:
             poll.register(descriptor, select.POLLIN)
         poll.poll(max(0.0, seconds) * 1000)
 
@@ -332,7 +327,7 @@ class Session:
         """Add a further connection for batches; the session owns it from now on."""
         self._extra_connections.append((socket, link))
         self._sources.append(socket)
-        self._descriptors += [int(socket.getsockopt(zmq.FD)), link.descriptor]
+        self.descriptors += [int(socket.getsockopt(zmq.FD)), link.descriptor]
         socket.connect(self.endpoint)
         self._exchange(OPENING, Join(secret), Joined, deadline, socket)
 
@@ -372,7 +367,7 @@ class Session:
             while source.getsockopt(zmq.RCVMORE):
                 source.recv_into(bytearray(), flags=zmq.NOBLOCK)
             return
-        layout = subscription.terms.layout
+        layout = subscription.layout
         if parcel.first + parcel.count > layout.rows:
             raise ProtocolError(f"rows {parcel.first}+{parcel.count} of a batch that has {layout.rows}")
         buffer = subscription.arrivals.buffer_for(parcel)

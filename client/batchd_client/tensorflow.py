@@ -31,8 +31,8 @@ from batchd_client.batch import Batch
 from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import TensorsInvalid
 from batchd_client.loader import RankShare, checked_fields, own
-from batchd_client.positions import StreamState
 from batchd_client.stream import FieldSchema, Stream
+from batchd_client.subscription import StreamState
 from batchd_wire.fields import RAGGED
 from batchd_wire.views import Array
 

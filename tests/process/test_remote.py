@@ -10,7 +10,7 @@ import pytest
 import batchd_client
 from batchd_client import hints
 from batchd_client.errors import DaemonNotFound, RingExhausted
-from batchd_client.remote import BATCHES_HELD_MAX
+from batchd_client.memory import BATCHES_HELD_MAX
 from support.expected import Expected
 from support.network import Proxy, free_port
 from support.seen import look_at, samples, see

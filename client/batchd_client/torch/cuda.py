@@ -25,11 +25,8 @@ import torch
 
 from batchd_client.batch import Batch, Room
 from batchd_client.hints import log_once
-from batchd_client.memory import SlotMemory
-from batchd_client.remote import ReceiveBuffer
+from batchd_client.memory import BatchMemory, SlotMemory
 from batchd_client.torch.tensors import MakeItem, Recipe, Tensors, cut, fill, is_ragged, largest_in, over, rows_in
-
-Memory = SlotMemory | ReceiveBuffer
 
 STEPS_AHEAD_MAX = 4
 """Steps that the loop may be ahead of the device: each keeps a batch in the device's memory."""
@@ -168,17 +165,17 @@ class RegisteredMemory:
     registered until after it is unregistered, and an interrupted call is repeated.
     """
 
-    def __init__(self, runtime: Runtime, present: Callable[[], Iterable[Memory]]) -> None:
+    def __init__(self, runtime: Runtime, present: Callable[[], Iterable[BatchMemory]]) -> None:
         """``present`` lists the memory of current and future batches; no other stays registered."""
         self._runtime = runtime
         self._present = present
-        self._held: dict[int, Memory] = {}
+        self._held: dict[int, BatchMemory] = {}
         self._registered: set[int] = set()
         """Memory, by id, that is known to be registered."""
         self._refused: set[int] = set()
         """Flags that the driver refuses."""
 
-    def has(self, memory: Memory, busy: Iterable[Memory]) -> bool:
+    def has(self, memory: BatchMemory, busy: Iterable[BatchMemory]) -> bool:
         """Register the memory if possible; True if it is. ``busy``: memory being read."""
         number, flags = id(memory), _flags_for(memory)
         if number in self._registered:
@@ -197,7 +194,7 @@ class RegisteredMemory:
         log_once(_why_not(memory))
         return False
 
-    def _forget_what_is_over(self, busy: Iterable[Memory]) -> None:
+    def _forget_what_is_over(self, busy: Iterable[BatchMemory]) -> None:
         needed = {id(one) for one in (*self._present(), *busy)}
         for number, memory in list(self._held.items()):
             if number not in needed:
@@ -228,7 +225,7 @@ class _Copying:
 
     __slots__ = ("batch", "event", "memory")
 
-    def __init__(self, batch: Batch, memory: Memory) -> None:
+    def __init__(self, batch: Batch, memory: BatchMemory) -> None:
         self.batch = batch
         self.memory = memory
         self.event: Event | None = None
@@ -252,7 +249,11 @@ class CudaPlacement:
     """Copies batches to a GPU; see the module."""
 
     def __init__(
-        self, recipes: Sequence[Recipe], make_item: MakeItem, runtime: Runtime, present: Callable[[], Iterable[Memory]]
+        self,
+        recipes: Sequence[Recipe],
+        make_item: MakeItem,
+        runtime: Runtime,
+        present: Callable[[], Iterable[BatchMemory]],
     ) -> None:
         self._recipes = recipes
         self._constants = [constant for recipe in recipes for constant in recipe.constants]
@@ -377,11 +378,11 @@ def _on(device: torch.device, source: torch.Tensor) -> torch.Tensor:
     return _begin_copy(source, torch.empty_like(source, device=device))
 
 
-def _flags_for(memory: Memory) -> int:
+def _flags_for(memory: BatchMemory) -> int:
     return REGISTER_PORTABLE | REGISTER_READ_ONLY if memory.page.readonly else REGISTER_PORTABLE
 
 
-def _why_not(memory: Memory) -> str:
+def _why_not(memory: BatchMemory) -> str:
     if memory.page.readonly:
         return (
             "this GPU's driver registers no memory that is mapped read-only, so batches are copied once by the CPU on their way "

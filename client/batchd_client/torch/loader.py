@@ -25,8 +25,8 @@ from batchd_client.loader import (
     checked_fields,
     find_share,
 )
-from batchd_client.positions import StreamState
 from batchd_client.prefetch import Prefetcher
+from batchd_client.subscription import StreamState
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.tensors import HostPlacement, ImageLayout, Tensors, TensorSchema, recipes_for
 
