@@ -28,9 +28,9 @@ because JAX itself holds what it still reads.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from types import MappingProxyType
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 from weakref import WeakSet
 
 import numpy as np
@@ -175,16 +175,6 @@ def _share(rank: int | None, world_size: int | None) -> RankShare:
     return find_share({}, rank, world_size)
 
 
-class ArrayTarget(Protocol):
-    """Destination of arrays: ``JaxTarget``, or a fake in tests."""
-
-    def keeps_host_memory(self) -> bool:
-        """True if an array may share the host memory it was made from."""
-
-    def put(self, local: Array) -> jax.Array:
-        """Begin the transfer of this process's rows into an array."""
-
-
 class JaxTarget:
     """The devices of ``sharding``, or JAX's present default device.
 
@@ -204,12 +194,12 @@ class JaxTarget:
         return str(next(iter(devices)).platform)
 
     def keeps_host_memory(self) -> bool:
-        """See ``ArrayTarget``."""
+        """True if an array may share the host memory it was made from."""
         kind = None if self._sharding is None else self._sharding.memory_kind
         return self.platform not in HAVE_MEMORY or kind not in {None, "device"}
 
     def put(self, local: Array) -> jax.Array:
-        """See ``ArrayTarget``."""
+        """Begin the transfer of this process's rows into an array. Raises ``TensorsInvalid``."""
         if self._sharding is None or self._sharding.is_fully_addressable:
             return jax.device_put(local, self._sharding)
         if len(local) != self._batch_size:
@@ -250,24 +240,19 @@ class _JaxTransfer:
 class JaxPlacement:
     """Copies batches to JAX's devices; see the module."""
 
-    def __init__(self, fields: Sequence[str], target: ArrayTarget) -> None:
+    def __init__(self, fields: Sequence[str], target: JaxTarget) -> None:
         self._fields = fields
         self._target = target
         self._under_way: list[_JaxTransfer] = []
 
     def begin(self, batch: Batch) -> _JaxTransfer:
         """See ``prefetch.Placement``. Raises ``TensorsInvalid``, and what JAX raises."""
-        if self._target.keeps_host_memory():
-            with batch:
-                local = self._local(batch, own=True)
-        else:
-            local = self._local(batch, own=False)
+        own = self._target.keeps_host_memory()
+        with batch if own else nullcontext():
+            local = {name: host_array(name, batch.room(name).array, own=own) for name in self._fields}
         transfer = _JaxTransfer(batch, {name: self._target.put(array) for name, array in local.items()})
         self._under_way.append(transfer)
         return transfer
-
-    def _local(self, batch: Batch, *, own: bool) -> dict[str, Array]:
-        return {name: host_array(name, batch.room(name).array, own=own) for name in self._fields}
 
     def sweep(self, *, wait: bool = False) -> None:
         """See ``prefetch.Placement``."""

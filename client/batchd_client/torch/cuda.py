@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -43,49 +43,11 @@ REGISTER_PORTABLE = 1
 REGISTER_READ_ONLY = 8
 """``cudaHostRegisterReadOnly``: for memory mapped read-only. Few devices support it."""
 
-
-class Event(Protocol):
-    """A point in a stream of work: ``torch.cuda.Event``."""
-
-    def query(self) -> bool:
-        """True if all work before the event is done."""
-
-    def synchronize(self) -> None:
-        """Wait until ``query`` is true."""
-
-
-class Runtime(Protocol):
-    """The CUDA functions that a placement needs; tests use a fake."""
-
-    device: torch.device
-
-    def register(self, address: int, size: int, flags: int) -> bool:
-        """Page-lock memory for reads by the device; False if the driver refuses."""
-
-    def unregister(self, address: int) -> None:
-        """Undo ``register``, before the memory is unmapped.
-
-        Does nothing for unregistered memory.
-        """
-
-    def locked(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocate page-locked memory, kept until copies from it in ``aside`` are done."""
-
-    def aside(self) -> AbstractContextManager[object]:
-        """Make the side stream current within this context."""
-
-    def mark(self) -> Event:
-        """Record an event after the work now in the side stream."""
-
-    def adopt(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
-        """Let the caller's stream wait for the event, and keep the tensors until it is done."""
-
-    def reached(self) -> Event:
-        """Record an event after the work now in the caller's stream."""
+Event = torch.cuda.Event
 
 
 class CudaRuntime:
-    """The runtime by torch's CUDA functions."""
+    """The CUDA functions that a placement needs; tests use a fake."""
 
     def __init__(self, device: torch.device) -> None:
         self._runtime: Any = torch.cuda.cudart()
@@ -93,7 +55,7 @@ class CudaRuntime:
         self.device = self._side.device  # with its number, as the current device may change
 
     def register(self, address: int, size: int, flags: int) -> bool:
-        """See ``Runtime``."""
+        """Page-lock memory for reads by the device; False if the driver refuses."""
         with torch.cuda.device(self.device):
             if int(self._runtime.cudaHostRegister(address, size, flags)) == 0:
                 return True
@@ -101,33 +63,33 @@ class CudaRuntime:
         return False
 
     def unregister(self, address: int) -> None:
-        """See ``Runtime``."""
+        """Undo ``register`` before the memory is unmapped; nothing for unregistered memory."""
         with torch.cuda.device(self.device):
             if int(self._runtime.cudaHostUnregister(address)) != 0:
                 self._forget_error()
 
     def locked(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """See ``Runtime``."""
+        """Allocate page-locked memory, kept until copies from it in ``aside`` are done."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def aside(self) -> AbstractContextManager[object]:
-        """See ``Runtime``."""
+        """Make the side stream current within this context."""
         return torch.cuda.stream(self._side)
 
-    def mark(self) -> torch.cuda.Event:
-        """See ``Runtime``."""
+    def mark(self) -> Event:
+        """Record an event after the work now in the side stream."""
         return self._side.record_event()
 
-    def adopt(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
-        """See ``Runtime``."""
+    def adopt(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
+        """Let the caller's stream wait for the event, and keep the tensors until it is done."""
         own = torch.cuda.current_stream(self.device)
         own.wait_event(event)
         for tensor in tensors:
             tensor.record_stream(own)
 
-    def reached(self) -> torch.cuda.Event:
-        """See ``Runtime``. A wait for the event sleeps instead of spinning."""
-        event = torch.cuda.Event(blocking=True)
+    def reached(self) -> Event:
+        """Record an event after the caller's work; a wait for it sleeps instead of spinning."""
+        event = Event(blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -139,7 +101,7 @@ class CudaRuntime:
             return
 
 
-def needs_writable(runtime: Runtime) -> bool:
+def needs_writable(runtime: CudaRuntime) -> bool:
     """Try one read-only page: True if the device reads only memory mapped writable."""
     page = _read_only_page()
     try:
@@ -165,7 +127,7 @@ class RegisteredMemory:
     registered until after it is unregistered, and an interrupted call is repeated.
     """
 
-    def __init__(self, runtime: Runtime, present: Callable[[], Iterable[BatchMemory]]) -> None:
+    def __init__(self, runtime: CudaRuntime, present: Callable[[], Iterable[BatchMemory]]) -> None:
         """``present`` lists the memory of current and future batches; no other stays registered."""
         self._runtime = runtime
         self._present = present
@@ -252,7 +214,7 @@ class CudaPlacement:
         self,
         recipes: Sequence[Recipe],
         make_item: MakeItem,
-        runtime: Runtime,
+        runtime: CudaRuntime,
         present: Callable[[], Iterable[BatchMemory]],
     ) -> None:
         self._recipes = recipes
@@ -352,7 +314,7 @@ class CudaPlacement:
         """Copy through page-locked memory. The batch may be released once this returns."""
         if is_ragged(room):
             packed = rows_in(room).packed(self._runtime.locked, fill)
-            return packed.over(_on(device, packed.values)).views()
+            return packed._replace(values=_on(device, packed.values)).views()
         source = over(room.array)
         return _on(device, self._runtime.locked(source.shape, source.dtype).copy_(source))
 
@@ -362,7 +324,7 @@ def _copy_direct(room: Room, device: torch.device) -> Tensors:
         return _on(device, over(room.array))
     rows = rows_in(room)
     if rows.gap_bytes <= GAP_BYTES_MAX * len(rows.lengths):
-        return rows.over(_on(device, rows.values)).views()
+        return rows._replace(values=_on(device, rows.values)).views()
     return rows.packed(partial(_empty, device), _begin_copy).views()
 
 

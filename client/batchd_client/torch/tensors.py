@@ -74,10 +74,6 @@ class Rows(NamedTuple):
             for offset, length, shape in zip(self.offsets, self.lengths, self.shapes, strict=True)
         ]
 
-    def over(self, values: torch.Tensor) -> "Rows":
-        """The samples in a copy of ``values``."""
-        return self._replace(values=values)
-
     def packed(
         self,
         memory: Callable[[Sequence[int], torch.dtype], torch.Tensor],
@@ -151,10 +147,9 @@ def recipes_for(
     schema: Mapping[str, FieldSchema], fields: Sequence[str], layout: ImageLayout, device: torch.device
 ) -> tuple[Recipe, ...]:
     """Make the recipes of ``fields``, in order. Raises ``TensorsInvalid``."""
-    for option, names in (("fields", fields), ("images", layout.images)):
-        for name in names or ():
-            if name not in schema:
-                raise TensorsInvalid(f"{option}: the stream has no field {name!r}; it has {', '.join(schema)}")
+    for name in layout.images or ():
+        if name not in schema:
+            raise TensorsInvalid(f"images: the stream has no field {name!r}; it has {', '.join(schema)}")
     recipes = tuple(Recipe(name, schema[name], layout, device) for name in fields)
     if not any(recipe.is_image for recipe in recipes) and (layout.dtype is not None or layout.normalize is not None):
         raise TensorsInvalid(
@@ -335,7 +330,7 @@ class HostPlacement:
         if is_ragged(room):
             rows = rows_in(room).packed(fresh, fill)
             if self._device != HOST:
-                rows = rows.over(rows.values.to(self._device))
+                rows = rows._replace(values=rows.values.to(self._device))
             return [recipe.tensor(row, owned=True) for row in rows.views()]
         source = cut(over(room.array), largest_in(room))
         if self._device == HOST:
