@@ -25,10 +25,7 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 def asking(address: str | None = None, timeout_s: float = ANSWER_TIMEOUT_S) -> AbstractContextManager[Session]:
-    """Open a session with the daemon that ``connect`` would find; does not wait for its start.
-
-    Raises what ``connect`` raises, and ``AddressInvalid`` for a network address.
-    """
+    """Open a session with a running local daemon. Raises as ``connect``, and ``AddressInvalid``."""
     return _open(lambda sockets: find_local_daemon(sockets, address, timeout_s, AddressInvalid, is_patient=False)[1])
 
 

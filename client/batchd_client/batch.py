@@ -215,7 +215,12 @@ class Batch(NotCopyable, Mapping[str, Any]):
         lease = self._lease_of(name)
         array = self._arrays.get(name)
         if array is None:
-            array = self._arrays[name] = self._view(lease, self._field(name))
+            field = self._field(name)
+            array, varying = self._whole(lease, field), field.varying
+            if varying is not None:
+                show = row_views if varying.kind == RAGGED else cut_to_largest
+                array = show(array, self._sizes(lease, field, varying), varying)
+            self._arrays[name] = array
         return array
 
     def ragged(self, name: str) -> Ragged:
@@ -248,7 +253,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         return exported
 
     def room(self, name: str) -> Room:
-        """Return a field with its whole room, to be copied in one piece. Raises as ``[]``."""
+        """A field with its whole room, to be copied in one piece. Raises what ``[name]`` raises."""
         lease, field = self._lease_of(name), self._field(name)
         sizes = None if field.varying is None else self._sizes(lease, field, field.varying)
         return Room(self._whole(lease, field), sizes, field.varying)
@@ -278,14 +283,6 @@ class Batch(NotCopyable, Mapping[str, Any]):
 
     def _whole(self, lease: Lease, field: FieldView) -> Array:
         return np.asarray(FieldMemory(lease, field, self._first, self.samples))
-
-    def _view(self, lease: Lease, field: FieldView) -> Any:
-        whole, varying = self._whole(lease, field), field.varying
-        if varying is None:
-            return whole
-        sizes = self._sizes(lease, field, varying)
-        show = row_views if varying.kind == RAGGED else cut_to_largest
-        return show(whole, sizes, varying)
 
     def _sizes(self, lease: Lease, field: FieldView, varying: Varying) -> npt.NDArray[np.int64]:
         """Check the sizes, which another process wrote: int64 ``[samples, varying dimensions]``."""

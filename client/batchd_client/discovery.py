@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from batchd_client.connection import PAUSE_S, first_line, patiently_open
 from batchd_client.errors import (
@@ -31,7 +30,6 @@ from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
 from batchd_wire.runtime import (
     ADDRESS_VARIABLE,
     CONNECTIONS_VARIABLE,
-    RuntimeDirectory,
     TcpAddress,
     candidate_directories,
     parse_address,
@@ -56,7 +54,8 @@ def find_daemon(
     ``VersionMismatch`` or ``ProtocolError``.
     """
     give_up = time.monotonic() + connect_timeout_s
-    failures: list[_Failure] = []
+    reasons: list[str] = []  # not the errors, which would keep sockets alive
+    is_denied = False
     origin, given = _given(address)
     for place in _places(origin, given):
         try:
@@ -67,12 +66,12 @@ def find_daemon(
         except DaemonBusy as error:
             raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
         except OSError as error:
-            reason = _reason(place, error)
-            failures.append(_Failure(reason, isinstance(error, PermissionError)))
+            reasons.append(_reason(place, error))
+            is_denied |= isinstance(error, PermissionError)
     waited_s = connect_timeout_s - (give_up - time.monotonic())
     waited = f" within {waited_s:.1f} s" if waited_s > PAUSE_S else ""
-    tried = f"no batchd daemon could be reached{waited}; tried " + "; ".join(failure.reason for failure in failures)
-    raise PermissionDenied(tried) if any(failure.denied for failure in failures) else DaemonNotFound(tried)
+    tried = f"no batchd daemon could be reached{waited}; tried " + "; ".join(reasons)
+    raise PermissionDenied(tried) if is_denied else DaemonNotFound(tried)
 
 
 def find_local_daemon(
@@ -115,13 +114,6 @@ def find_connections(given: int | None) -> int:
     return int(text)
 
 
-class _Failure(NamedTuple):
-    """Why there is no daemon at one place. Not the exception: it would keep sockets alive."""
-
-    reason: str
-    denied: bool
-
-
 def _given(address: str | None) -> tuple[str, str | None]:
     """Return the origin of the address, and the address."""
     if address is not None:
@@ -155,23 +147,20 @@ def _may_pass(place: Place, is_named: bool, error: Exception) -> bool:
 def _reason(place: Place, error: OSError) -> str:
     if isinstance(place, TcpAddress):
         return f"{place.address}: {first_line(error)}"
-    return f"{place.path}: {_local_reason(place, error)}"
-
-
-def _local_reason(directory: RuntimeDirectory, error: OSError) -> str:
     match error:
         case PermissionError():
-            return f"permission denied{_group(directory.path)}"
-        case ConnectionRefusedError() if not directory.lifeline_path.is_socket():
-            return f"there is a {directory.lifeline_path.name}, but it is no socket"
+            reason = f"permission denied{_group(place.path)}"
+        case ConnectionRefusedError() if not place.lifeline_path.is_socket():
+            reason = f"there is a {place.lifeline_path.name}, but it is no socket"
         case ConnectionRefusedError():
-            return "there is a socket, but nobody listens on it any more: the daemon has ended"
-        case FileNotFoundError() if directory.path.is_dir():
-            return f"the directory exists, but has no {directory.lifeline_path.name}: no daemon runs there"
+            reason = "there is a socket, but nobody listens on it any more: the daemon has ended"
+        case FileNotFoundError() if place.path.is_dir():
+            reason = f"the directory exists, but has no {place.lifeline_path.name}: no daemon runs there"
         case FileNotFoundError():
-            return "no such directory"
+            reason = "no such directory"
         case _:
-            return first_line(error)
+            reason = first_line(error)
+    return f"{place.path}: {reason}"
 
 
 def _group(path: Path) -> str:

@@ -2,20 +2,19 @@
 
 import logging
 import os
+from functools import cache
 
 from batchd_wire.runtime import RuntimeDirectory, parse_address
 from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
 _log = logging.getLogger("batchd_client")
-_logged: set[str] = set()
 
 
+@cache
 def log_once(text: str, level: int = logging.INFO) -> None:
     """Log a text, unless this program has logged it before."""
-    if text not in _logged:
-        _logged.add(text)
-        _log.log(level, text)
+    _log.log(level, text)
 
 
 def shared_batches_hint(stream: str, ranks: int, batches: int, samples: int) -> str | None:

@@ -92,7 +92,7 @@ class Lifeline:
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def receive_shared(self, slots: dict[int, SlotMemory], mailboxes: dict[int, Mailbox]) -> None:
-        """Map and unmap slots as told. Raises ``SessionLost`` and ``ProtocolError``."""
+        """Map and unmap memory as told. Raises ``SessionLost`` and ``ProtocolError``."""
         while True:
             try:
                 message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
@@ -145,13 +145,6 @@ class Lifeline:
         self._socket.close()
         self._end.detach()
 
-    def ask_writable(self) -> None:
-        """Ask for slots that can be mapped writable. Raises ``DaemonBusy``."""
-        try:
-            send_message(self._socket, AskWritable())
-        except ChannelClosed:
-            raise DaemonBusy(f"the daemon closed {self.path} after its welcome") from None
-
 
 def open_lifeline(
     path: Path, deadline: float, turn: Turn, *, writable_slots: bool, given: socket.socket | None
@@ -170,9 +163,11 @@ def open_lifeline(
             connecting.connect(os.fspath(path))
         secret = lifeline.introduce(deadline)
         if writable_slots:
-            lifeline.ask_writable()
+            send_message(connecting, AskWritable())
     except BlockingIOError:
         raise DaemonBusy(f"{path} has more trainers waiting to connect than the kernel queues") from None
+    except ChannelClosed:
+        raise DaemonBusy(f"the daemon closed {path} after its welcome") from None
     finally:
         if secret is None:
             lifeline.close()

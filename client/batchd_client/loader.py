@@ -187,7 +187,7 @@ class Loader(ABC, Generic[T]):
         return self._open().position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``for`` read this epoch; one already within it stays, as in a resume."""
+        """Let the next ``for`` read this epoch. A loader within it stays, as after a resume."""
         prefetcher = self._open()
         if prefetcher.position.epoch != epoch:
             prefetcher.seek(epoch)

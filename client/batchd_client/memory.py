@@ -60,7 +60,7 @@ class Mailbox:
     __slots__ = ("__weakref__", "_end", "_file", "mailbox_bytes")
 
     def __init__(self, descriptor: int, mailbox_bytes: int) -> None:
-        """Own ``descriptor``. Raises ``ProtocolError`` unless a sealed mailbox of this size."""
+        """Take ``descriptor``. Raises ``ProtocolError`` unless it is such a sealed mailbox."""
         try:
             _check(descriptor, mailbox_bytes, "mailbox")
         except ProtocolError:

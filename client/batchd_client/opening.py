@@ -23,6 +23,7 @@ network may have caused is an ``OSError``.
 import select
 import socket
 import time
+from contextlib import ExitStack
 from secrets import token_hex
 from typing import NamedTuple
 
@@ -98,34 +99,36 @@ def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) ->
         writable_slots=target.writable_slots,
         given=target.lifeline,
     )
-    session = Session(_dealer(target.sockets, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
-    opened = False
-    try:
-        session.open(secret, deadline)
-        opened = True
-    except SessionLost as lost:
-        raise DaemonBusy(str(lost)) from None
-    finally:
-        if not opened:
-            session.close()
+    dealer = target.sockets.open(zmq.DEALER)
+    dealer.immediate = True
+    dealer.maxmsgsize = MESSAGE_BYTES_MAX
+    dealer.reconnect_ivl = RECONNECT_INTERVAL_MS
+    dealer.reconnect_ivl_max = RECONNECT_INTERVAL_MAX_MS
+    dealer.connect(directory.zmq_endpoint)
+    session = Session(dealer, lifeline, directory.zmq_endpoint)
+    with ExitStack() as on_failure:
+        on_failure.callback(session.close)
+        try:
+            session.open(secret, deadline)
+        except SessionLost as lost:
+            raise DaemonBusy(str(lost)) from None
+        on_failure.pop_all()
     return session
 
 
 def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Session:
     dealer, link = _remote_connection(target, address)
     session = Session(dealer, link, address.endpoint)
-    opened = False
-    try:
-        dealer.connect(address.endpoint)
-        greeted = session.greet(deadline)
-        for _ in range(target.connections - 1):
-            session.join(*_remote_connection(target, address), greeted.secret, deadline)
-        opened = True
-    except (SessionLost, ConnectTimeout, zmq.ZMQError) as failure:
-        raise _why_not(target, address, session, deadline, failure) from None
-    finally:
-        if not opened:
-            session.close()
+    with ExitStack() as on_failure:
+        on_failure.callback(session.close)
+        try:
+            dealer.connect(address.endpoint)
+            greeted = session.greet(deadline)
+            for _ in range(target.connections - 1):
+                session.join(*_remote_connection(target, address), greeted.secret, deadline)
+        except (SessionLost, ConnectTimeout, zmq.ZMQError) as failure:
+            raise _why_not(target, address, session, deadline, failure) from None
+        on_failure.pop_all()
     if greeted.ipc_address:
         log_once(shared_memory_hint(address.address, greeted.ipc_address))
     return session
@@ -154,16 +157,6 @@ def _why_not(target: Target, address: TcpAddress, session: Session, deadline: fl
 def _remote_connection(target: Target, address: TcpAddress) -> tuple[Socket, RemoteLink]:
     dealer = remote_socket(target.sockets, target.key)
     return dealer, RemoteLink(target.sockets, dealer, address)
-
-
-def _dealer(sockets: Sockets, endpoint: str) -> Socket:
-    dealer = sockets.open(zmq.DEALER)
-    dealer.immediate = True
-    dealer.maxmsgsize = MESSAGE_BYTES_MAX
-    dealer.reconnect_ivl = RECONNECT_INTERVAL_MS
-    dealer.reconnect_ivl_max = RECONNECT_INTERVAL_MAX_MS
-    dealer.connect(endpoint)
-    return dealer
 
 
 def diagnose(

@@ -316,7 +316,7 @@ def _bytes_of(column: MailColumn, value: object) -> Array:
 
 
 def _array_of(column: MailColumn, value: object, dtype: np.dtype[Any]) -> Array:
-    """Convert numbers or lists to ``dtype`` if it holds them exactly, or floats hold ints."""
+    """Convert numbers or lists to ``dtype`` if it holds them exactly; ints may become floats."""
     try:
         made = np.asarray(value)
         if made.size and made.dtype.kind not in "biuf":

@@ -124,7 +124,7 @@ class StreamReader:
     def memories(self) -> list[BatchMemory]:
         """List the memory of current and future batches, as far as it exists."""
         session = self.connection.session
-        slots = session.slots if session is not None and session.is_usable else []
+        slots = session.slots.values() if session is not None and session.is_usable else ()
         return [*slots, *self.subscription.arrivals.buffers]
 
     def close(self) -> None:

@@ -86,7 +86,8 @@ class Session:
         self._vocabulary = TO_TRAINER if isinstance(link, Lifeline) else TO_TRAINER_REMOTE
         self.endpoint = endpoint
         self.daemon_version = ""
-        self._slots: dict[int, SlotMemory] = {}
+        self.slots: dict[int, SlotMemory] = {}
+        """The slots shared so far, by number."""
         self._mailboxes: dict[int, Mailbox] = {}
         self.is_interrupted = False
         self.last_message_s = time.monotonic()
@@ -100,11 +101,6 @@ class Session:
     def address(self) -> str:
         """The daemon's address, for `connect`."""
         return f"ipc://{self.link.path.parent}" if isinstance(self.link, Lifeline) else self.endpoint
-
-    @property
-    def slots(self) -> list[SlotMemory]:
-        """The slots shared so far."""
-        return list(self._slots.values())
 
     @property
     def has_left_overs(self) -> bool:
@@ -136,7 +132,7 @@ class Session:
     def close(self, linger_ms: int = 0) -> None:
         """Close the sockets. Living batches keep their memory, and the lifeline."""
         self._lost = self._lost or "the session has been closed"
-        self._slots.clear()
+        self.slots.clear()
         for subscription in (*self._subscriptions.values(), *self._retired):
             subscription.let_go()
         if isinstance(self.link, RemoteLink):
@@ -280,9 +276,9 @@ class Session:
         """Map the memory shared so far. Raises ``SessionLost`` if the daemon is gone."""
         was_interrupted, self.is_interrupted = self.is_interrupted, True  # who looks for a slot has a handle in hand
         try:
-            self.link.receive_shared(self._slots, self._mailboxes)
+            self.link.receive_shared(self.slots, self._mailboxes)
             for _socket, link in self._extra_connections:
-                link.receive_shared(self._slots, self._mailboxes)
+                link.receive_shared(self.slots, self._mailboxes)
         except SessionLost as lost:
             self._lost = str(lost)
             raise
@@ -290,7 +286,7 @@ class Session:
 
     def slot(self, number: int) -> SlotMemory:
         """Return the slot that a handle names; waits for it, as the two sockets are not in step."""
-        return self._shared(self._slots, number, f"a handle names slot {number}")
+        return self._shared(self.slots, number, f"a handle names slot {number}")
 
     def mailbox(self, stream: int) -> Mailbox:
         """Return the mailbox of a stream that this session produces for; waits for it."""

@@ -47,7 +47,7 @@ class Turn:
         self.is_over = False
 
     def end(self) -> bool:
-        """Wait until no thread uses the connection, and let none in then. False on timeout."""
+        """Wait until no thread uses the connection, then let none in. False on timeout."""
         if not self.is_over and self.lock.acquire(timeout=EXIT_WAIT_S):
             self.is_over = True
             self.lock.release()
@@ -77,7 +77,7 @@ class Sockets:
         return not self._end.alive
 
     def open(self, kind: int) -> Socket:
-        """Make a socket, to close here or by ``close_all``. Raises ``ThreadsExhausted``."""
+        """Make a socket; the caller or ``close_all`` closes it. Raises ``ThreadsExhausted``."""
         if self._threads:
             try:
                 check_threads(self._threads)
@@ -143,9 +143,7 @@ def _close(sockets: list[Socket]) -> None:
     """Close sockets without lingering. Each is listed until it is closed."""
     while sockets:
         if not sockets[-1].closed:
-            sockets[
-                -1
-            ].disable_monitor()  # else ZeroMQ would wait for ever until somebody reads how the socket was closed
+            sockets[-1].disable_monitor()  # otherwise ZeroMQ waits until its event of the close is read
             sockets[-1].close(linger=0)
         sockets.pop()
 

@@ -210,7 +210,7 @@ class Greet(Message):
 
 @message(17)
 class Mismatched(Message):
-    """The rows of ``sequence`` do not match their checksums. The trainer subscribes anew."""
+    """The rows of ``sequence`` do not match their checksums. The trainer resubscribes."""
 
     subscription: int
     sequence: int

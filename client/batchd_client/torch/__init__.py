@@ -16,7 +16,7 @@ Invariant: ``state_dict`` counts the batches that the loop has received, not tho
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Unpack
 
@@ -43,29 +43,9 @@ from batchd_client.loader import (
 from batchd_client.prefetch import Prefetcher
 from batchd_client.subscription import StreamState
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
-from batchd_client.torch.tensors import HostPlacement, ImageLayout, Tensors, TensorSchema, recipes_for
+from batchd_client.torch.tensors import HostPlacement, ImageLayout, Recipe, Tensors, TensorSchema, recipes_for
 
 __all__ = ["BatchdDataset", "BatchdLoader", "TensorSchema"]
-
-
-@dataclass(frozen=True, slots=True)
-class _LoaderOptions:
-    """The user's options: enough to make the same loader in another process."""
-
-    stream: str
-    address: str | None
-    connecting: Connecting
-    share: RankShare
-    window: int | None
-    epochs: int | None
-    state: Mapping[str, object] | None
-    device: torch.device
-    fields: Sequence[str] | None
-    layout: ImageLayout
-    as_dict: bool
-    transform: Callable[[Any], Any] | None
-    prefetch: int
-    restart: bool
 
 
 class BatchdLoader(Loader[Any]):
@@ -114,23 +94,13 @@ class BatchdLoader(Loader[Any]):
         **connecting: Unpack[Connecting],
     ) -> None:
         check_prefetch(prefetch)
-        options = _LoaderOptions(
-            stream,
-            address,
-            connecting,
-            _share(rank, world_size),
-            window,
-            epochs,
-            state,
-            torch.device(device),
-            fields,
-            ImageLayout(images, dtype, normalize, channels_last),
-            as_dict,
-            transform,
-            prefetch,
-            restart,
-        )
-        self._begin(options, closed=False)
+        share, self._wanted_device = _share(rank, world_size), torch.device(device)
+        super().__init__(stream, share, f"device={self._wanted_device}", restart=restart)
+        self._connect_daemon = partial(connect, address, **connecting)
+        self._window, self._epochs, self._state = window, epochs, state
+        self._fields, self._layout = fields, ImageLayout(images, dtype, normalize, channels_last)
+        self._as_dict, self._transform, self._prefetch = as_dict, transform, prefetch
+        self._recipes: tuple[Recipe, ...] = ()
         self._open()
 
     # --- what it is -------------------------------------------------------------------------------
@@ -157,50 +127,39 @@ class BatchdLoader(Loader[Any]):
 
     # --- its life ---------------------------------------------------------------------------------
 
-    def __getstate__(self) -> tuple[_LoaderOptions, bool]:
+    def __getstate__(self) -> dict[str, Any]:
         """Pickle the options and the position; the unpickled loader connects at its first use."""
-        opened = self._opened
-        return (
-            self._options if opened is None else replace(self._options, state=opened.prefetcher.state_dict())
-        ), self._closed
-
-    def __setstate__(self, pickled: tuple[_LoaderOptions, bool]) -> None:
-        self._begin(*pickled)
-
-    def _begin(self, options: _LoaderOptions, closed: bool) -> None:
-        super().__init__(options.stream, options.share, f"device={options.device}", restart=options.restart)
-        self._options = options
-        self._closed = closed
+        state = vars(self) | {"_opened": None, "_recipes": ()}
+        return state if self._opened is None else state | {"_state": self._opened.prefetcher.state_dict()}
 
     def _open(self) -> Prefetcher[Any]:
         """See ``Loader``. Connects when the loader is made, and after unpickling."""
         if self._opened is None:
             self._check_open()
-            self._opened = self._connect(self._options)
+            self._opened = self._connect()
         return self._opened.prefetcher
 
-    def _connect(self, options: _LoaderOptions) -> LoaderConnection[Any]:
-        runtime = CudaRuntime(options.device) if options.device.type == "cuda" else None
-        self._device = options.device if runtime is None else runtime.device
-        writable_slots = runtime is not None and needs_writable(runtime)
-        daemon = connect(options.address, **options.connecting, writable_slots=writable_slots)
+    def _connect(self) -> LoaderConnection[Any]:
+        runtime = CudaRuntime(self._wanted_device) if self._wanted_device.type == "cuda" else None
+        self._device = self._wanted_device if runtime is None else runtime.device
+        daemon = self._connect_daemon(writable_slots=runtime is not None and needs_writable(runtime))
+        as_dict, transform = self._as_dict, self._transform
         with ExitStack() as on_failure:
             on_failure.callback(daemon.close)
             stream = daemon.stream(
-                options.stream, *options.share, window=options.window, epochs=options.epochs, state=options.state
+                self._name, *self._share, window=self._window, epochs=self._epochs, state=self._state
             )
-            names = checked_fields(stream.schema, options.fields, as_dict=options.as_dict)
+            names = checked_fields(stream.schema, self._fields, as_dict=as_dict)
             with nullcontext() if runtime is None else runtime.aside():  # so that the event of a batch comes after it
-                self._recipes = recipes_for(stream.schema, names, options.layout, self._device)
+                self._recipes = recipes_for(stream.schema, names, self._layout, self._device)
 
-            def make_item(tensors: list[Tensors]) -> object:
-                item: object = dict(zip(names, tensors, strict=True)) if options.as_dict else tuple(tensors)
-                return item if options.transform is None else options.transform(item)
+            def make_item(tensors: list[Tensors]) -> object:  # without self, which it would keep alive
+                item: object = dict(zip(names, tensors, strict=True)) if as_dict else tuple(tensors)
+                return item if transform is None else transform(item)
 
             if runtime is not None:
-                prefetcher = Prefetcher[Any](
-                    stream, CudaPlacement(self._recipes, make_item, runtime, stream.memories), options.prefetch
-                )
+                placement = CudaPlacement(self._recipes, make_item, runtime, stream.memories)
+                prefetcher = Prefetcher[Any](stream, placement, self._prefetch)
             else:
                 prefetcher = Prefetcher[Any](stream, HostPlacement(self._recipes, make_item, self._device), 0)
             on_failure.pop_all()

@@ -18,8 +18,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -182,29 +183,24 @@ class RegisteredMemory:
             del self._held[number]
 
 
+@dataclass(slots=True)
 class _Copying:
     """A batch that the device reads, until the event after its copies."""
 
-    __slots__ = ("batch", "event", "memory")
-
-    def __init__(self, batch: Batch, memory: BatchMemory) -> None:
-        self.batch = batch
-        self.memory = memory
-        self.event: Event | None = None
+    batch: Batch
+    memory: BatchMemory
+    event: Event | None = None
 
 
-class _CudaTransfer:
-    def __init__(
-        self, placement: "CudaPlacement", lengths: list[dict[int, int]], raw: list[Tensors], event: Event
-    ) -> None:
-        self._placement = placement
-        self._lengths = lengths
-        self._raw = raw
-        self._event = event
+class _CudaTransfer(NamedTuple):
+    placement: "CudaPlacement"
+    lengths: list[dict[int, int]]
+    raw: list[Tensors]
+    event: Event
 
     def finish(self) -> object:
         """See ``prefetch.Transfer``. The rest of the work runs in the loop's stream."""
-        return self._placement.hand_over(self._lengths, self._raw, self._event)
+        return self.placement.hand_over(self.lengths, self.raw, self.event)
 
 
 class CudaPlacement:
@@ -303,10 +299,8 @@ class CudaPlacement:
 
     def _copied(self, rooms: list[Room], copy: Callable[[Room, torch.device], Tensors]) -> tuple[list[Tensors], Event]:
         """Copy in the side stream: the device tensors, and the event after them."""
-        with (
-            torch.inference_mode(mode=False),
-            self._runtime.aside(),
-        ):  # the loop may use them in another mode than the present one
+        # The loop may use the tensors in another mode than the present one.
+        with torch.inference_mode(mode=False), self._runtime.aside():
             raw = [copy(room, self._runtime.device) for room in rooms]
             return raw, self._runtime.mark()
 

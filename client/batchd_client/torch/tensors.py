@@ -109,7 +109,7 @@ class Recipe:
         if layout.normalize is not None:
             dtype = layout.dtype or torch.float32
             self._scale, self._bias = _normalization(name, field, dtype, layout.normalize, device)
-        self.schema = TensorSchema(dtype, _channels_first(shape), _moved(field.varying, len(shape)))
+        self.schema = TensorSchema(dtype, (*shape[:-3], shape[-1], *shape[-3:-1]), _moved(field.varying, len(shape)))
 
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
@@ -253,10 +253,6 @@ def _is_image(field: FieldSchema) -> bool:
     return len(shape) == IMAGE_DIMENSIONS and shape[-1] in CHANNELS and shape[0] not in CHANNELS
 
 
-def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:-3], shape[-1], *shape[-3:-1])
-
-
 def _moved(varying: Varying | None, dimensions: int) -> Varying | None:
     """The varying dimensions of an image once its channels are first."""
     if varying is None:
@@ -300,16 +296,15 @@ MakeItem = Callable[[list[Tensors]], object]
 HOST = torch.device("cpu")
 
 
-class Placed:
+class Placed(NamedTuple):
     """Finished tensors; the user's ``transform`` runs when the loop asks."""
 
-    def __init__(self, tensors: list[Tensors], make_item: MakeItem) -> None:
-        self._tensors = tensors
-        self._make_item = make_item
+    tensors: list[Tensors]
+    make_item: MakeItem
 
     def finish(self) -> object:
         """See ``prefetch.Transfer``."""
-        return self._make_item(self._tensors)
+        return self.make_item(self.tensors)
 
 
 class HostPlacement:
