@@ -228,14 +228,14 @@ class StreamReader:
         if not session.has(subscription) or len(subscription.lent) >= BATCHES_HELD_MAX:
             return
         subscription.announced_s = 0.0
-        if not self._accept(session, subscription) and session.has(subscription) and subscription.ended:
-            session.give_back(subscription, subscription.leased, 0, waiting=False)
+        if not self._accept(session) and session.has(subscription) and subscription.ended:
+            session.give_back(subscription)
 
     def _report_end(self, session: Session) -> None:
         """End of the loop: release its last batch, and report the total wait."""
         subscription = self.subscription
         if session.has(subscription) and (subscription.ended or subscription.wait_us > subscription.wait_reported_us):
-            session.give_back(subscription, subscription.leased, 0, waiting=False)
+            session.give_back(subscription)
 
     def _attempt(self, session: Session) -> bool:
         """Make a batch ready if its handle is here; else tell the daemon that the loop waits."""
@@ -243,7 +243,7 @@ class StreamReader:
             return True
         if not session.has(self.subscription):
             self._move(session, self.subscription.position)
-        if self._accept(session, self.subscription):
+        if self._accept(session):
             return True
         if not session.has(self.subscription):
             if self._pause_s:
@@ -252,22 +252,23 @@ class StreamReader:
             self._move(session, self.subscription.position)
         if self._has_waited:
             session.check_link()
-        return self._announce(session, self.subscription) and self._accept(session, self.subscription)
+        return self._announce(session) and self._accept(session)
 
-    def _accept(self, session: Session, subscription: Subscription) -> bool:
+    def _accept(self, session: Session) -> bool:
+        subscription = self.subscription
         handles = subscription.handles
         while not handles:
             if not session.receive():
                 if subscription.refusal is not None and subscription.announced_s:
-                    self._take_refusal(session, subscription, subscription.refusal)
+                    self._take_refusal(session, subscription.refusal)
                 return False
         # Until the batch is stored: an interrupt in between would lose the handle.
         session.is_interrupted = True
         handle = handles.popleft()
-        memory = self._memory(session, subscription, handle)
+        memory = self._memory(session, handle)
         wrong = subscription.checksums.wrong_rows(memory.page, handle.first, handle.count)
         if wrong:
-            self._report_mismatch(session, subscription, handle, len(wrong))
+            self._report_mismatch(session, handle, len(wrong))
             return False
         lease = Lease(memory, None if type(handle) is Parcel else session.link, subscription.ended, handle)
         subscription.add_lease(lease)
@@ -276,20 +277,20 @@ class StreamReader:
         self._mismatches_here = 0
         # Otherwise the daemon counted it as consumed when it granted it.
         if not subscription.announced_s:
-            session.give_back(subscription, subscription.leased, 0, waiting=False)
+            session.give_back(subscription)
         if session.has_left_overs:
             session.settle()
         return True
 
-    def _announce(self, session: Session, subscription: Subscription) -> bool:
+    def _announce(self, session: Session) -> bool:
         """Report that the loop waits, where that is new; True if something was sent."""
-        now_s = time.monotonic()
+        subscription, now_s = self.subscription, time.monotonic()
         if not subscription.announced_s:
             subscription.refusal = None  # of an earlier call
         elif not subscription.ended and now_s - subscription.announced_s < ANNOUNCE_AGAIN_S:
             return False
         waited_us = int((now_s - self._began_s) * 1e6)
-        if session.give_back(subscription, subscription.leased, waited_us, waiting=True):
+        if session.give_back(subscription, waited_us, waiting=True):
             subscription.announced_s = now_s
         if session.has_left_overs:
             session.settle()
@@ -297,8 +298,9 @@ class StreamReader:
 
     # --- one batch --------------------------------------------------------------------------------
 
-    def _memory(self, session: Session, subscription: Subscription, handle: Handle | Parcel) -> BatchMemory:
+    def _memory(self, session: Session, handle: Handle | Parcel) -> BatchMemory:
         """Find the memory of a handle, and check that it holds the batch."""
+        subscription = self.subscription
         due, layout = subscription.leased, subscription.layout
         if handle.sequence != due or not subscription.counter.expects(due, handle.epoch, handle.step):
             raise ProtocolError(
@@ -320,10 +322,9 @@ class StreamReader:
             )
         return memory
 
-    def _report_mismatch(
-        self, session: Session, subscription: Subscription, handle: Handle | Parcel, wrong: int
-    ) -> None:
+    def _report_mismatch(self, session: Session, handle: Handle | Parcel, wrong: int) -> None:
         """Report a mismatch and unsubscribe, to resubscribe. Raises ``BatchCorrupt`` in the end."""
+        subscription = self.subscription
         if subscription.position != self._mismatched_at:
             self._mismatched_at, self._mismatches_here = subscription.position, 0
         self.mismatches += 1
@@ -342,12 +343,12 @@ class StreamReader:
 
     # --- why there is none ------------------------------------------------------------------------
 
-    def _take_refusal(self, session: Session, subscription: Subscription, refused: Refused) -> None:
+    def _take_refusal(self, session: Session, refused: Refused) -> None:
         """Raise the refusal; a stream with new settings is only unsubscribed, to resubscribe."""
         if refused.error == ErrorCode.STREAM_REPLACED:
-            session.unsubscribe(subscription.number)
+            session.unsubscribe(self.subscription.number)
         elif refused.error == ErrorCode.RING_EXHAUSTED:
-            raise RingExhausted(f"{refused.text} ({subscription.held} of its batches are alive in this program)")
+            raise RingExhausted(f"{refused.text} ({self.subscription.held} of its batches are alive in this program)")
         else:
             raise error_for_code(refused.error, refused.text)
 

@@ -178,7 +178,7 @@ class Session:
             self._unadopted.pop()
         for over in self._retired:
             if over.ended:
-                self.give_back(over, over.leased, 0, waiting=False)
+                self.give_back(over)
         self._retired = [over for over in self._retired if over.outstanding]
 
     # --- sending ----------------------------------------------------------------------------------
@@ -193,9 +193,9 @@ class Session:
             return False
         return True
 
-    def give_back(self, subscription: "Subscription", consumed: int, waited_us: int, *, waiting: bool) -> bool:
+    def give_back(self, subscription: "Subscription", waited_us: int = 0, *, waiting: bool = False) -> bool:
         """Send a ``Pull`` with the position and the ended leases; False if it could not be sent."""
-        pull = subscription.pull(consumed, waited_us, waiting=waiting)
+        pull = subscription.pull(waited_us, waiting=waiting)
         if not self.send(pull):
             return False
         subscription.wait_reported_us = pull.wait_us

@@ -155,29 +155,6 @@ class OwnerToken(ref[object]):
 class Subscription:
     """See the module. Made from ``Subscribed``; raises ``ProtocolError`` if that makes no sense."""
 
-    __slots__ = (
-        "admitted",
-        "announced_s",
-        "arrivals",
-        "checksums",
-        "counter",
-        "ended",
-        "fields",
-        "handles",
-        "layout",
-        "leased",
-        "lent",
-        "number",
-        "outstanding",
-        "owner",
-        "received",
-        "refusal",
-        "taken",
-        "wait_reported_us",
-        "wait_us",
-        "window",
-    )
-
     def __init__(self, claim: SubscriptionRequest, asked: Position, admitted: Subscribed) -> None:
         start = Position(admitted.epoch, admitted.step)
         if start < asked:
@@ -251,12 +228,12 @@ class Subscription:
         self.outstanding[self.leased] = lease.token
         self.leased += 1
 
-    def pull(self, consumed: int, waited_us: int, *, waiting: bool) -> Pull:
+    def pull(self, waited_us: int, *, waiting: bool) -> Pull:
         """Make a ``Pull`` with the position and the ended leases. Then call ``forget_released``."""
         ended = self.ended  # other threads append at its end meanwhile, so it is read by index
         tokens = [ended[index] for index in range(min(len(ended), RELEASED_MAX))]
         released = [(token.sequence, token.generation) for token in tokens]
-        return Pull(self.number, consumed, waiting, self.wait_us + waited_us, released)
+        return Pull(self.number, self.leased, waiting, self.wait_us + waited_us, released)
 
     def let_go(self) -> None:
         """Drop everything received: the session is over. Living batches keep their memory."""
