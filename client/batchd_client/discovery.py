@@ -25,7 +25,6 @@ from batchd_client.errors import (
 from batchd_client.lifeline import DaemonBusy
 from batchd_client.opening import Place, Target
 from batchd_client.session import Session
-from batchd_client.sockets import Sockets
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
 from batchd_wire.runtime import (
     ADDRESS_VARIABLE,
@@ -43,25 +42,31 @@ _ROOT = 0
 
 
 def find_daemon(
-    target_at: Callable[[Place], Target], address: str | None, connect_timeout_s: float, *, is_patient: bool = True
+    target_at: Callable[[Place], Target],
+    address: str | None,
+    connect_timeout_s: float,
+    *,
+    is_patient: bool = True,
+    not_local: type[Misused] | None = None,
 ) -> tuple[Target, Session]:
     """Open a session with the daemon at ``address``, or with the first one that answers.
 
     ``target_at`` makes the target of a place. A daemon with a given address may be starting, so this
     waits for it if ``is_patient``. Without an address, there may be no daemon to wait for.
 
-    Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``,
-    ``VersionMismatch`` or ``ProtocolError``.
+    Raises ``not_local``, if given, for a network address, and ``AddressInvalid``,
+    ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch`` or
+    ``ProtocolError``.
     """
     give_up = time.monotonic() + connect_timeout_s
     reasons: list[str] = []  # not the errors, which would keep sockets alive
     is_denied = False
-    origin, given = _given(address)
-    for place in _places(origin, given):
+    places, is_named = _places(address, not_local)
+    for place in places:
         try:
             target = target_at(place)
             return target, patiently_open(
-                target, give_up, connect_timeout_s, partial(_may_pass, place, is_patient and given is not None)
+                target, give_up, connect_timeout_s, partial(_may_pass, place, is_patient and is_named)
             )
         except DaemonBusy as error:
             raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
@@ -72,21 +77,6 @@ def find_daemon(
     waited = f" within {waited_s:.1f} s" if waited_s > PAUSE_S else ""
     tried = f"no batchd daemon could be reached{waited}; tried " + "; ".join(reasons)
     raise PermissionDenied(tried) if is_denied else DaemonNotFound(tried)
-
-
-def find_local_daemon(
-    sockets: Sockets,
-    address: str | None,
-    connect_timeout_s: float,
-    not_local: type[Misused],
-    *,
-    is_patient: bool = True,
-) -> tuple[Target, Session]:
-    """As ``find_daemon``, on this host only. Raises ``not_local`` for a network address."""
-    for place in _places(*_given(address)):
-        if isinstance(place, TcpAddress):
-            raise not_local(f"{place.address} is an address in the network, and this works on the daemon's host alone")
-    return find_daemon(partial(Target, sockets), address, connect_timeout_s, is_patient=is_patient)
 
 
 def find_key(path: str | None) -> ConnectionKey | None:
@@ -114,20 +104,20 @@ def find_connections(given: int | None) -> int:
     return int(text)
 
 
-def _given(address: str | None) -> tuple[str, str | None]:
-    """Return the origin of the address, and the address."""
-    if address is not None:
-        return "connect()", address
-    return f"${ADDRESS_VARIABLE}", os.environ.get(ADDRESS_VARIABLE) or None
-
-
-def _places(origin: str, given: str | None) -> Sequence[Place]:
+def _places(address: str | None, not_local: type[Misused] | None) -> tuple[Sequence[Place], bool]:
+    """List the places to try, and tell whether an address names one."""
+    origin, given = "connect()", address
+    if given is None:
+        origin, given = f"${ADDRESS_VARIABLE}", os.environ.get(ADDRESS_VARIABLE) or None
     try:
-        if given is not None:
-            return [parse_address(given)]
-        return [runtime_directory(path) for path in candidate_directories()]
+        if given is None:
+            return [runtime_directory(path) for path in candidate_directories()], False
+        place = parse_address(given)
     except ValueError as error:
         raise AddressInvalid(f"{origin}: {error}") from None
+    if not_local is not None and isinstance(place, TcpAddress):
+        raise not_local(f"{place.address} is an address in the network, and this works on the daemon's host alone")
+    return [place], True
 
 
 def _may_pass(place: Place, is_named: bool, error: Exception) -> bool:

@@ -45,9 +45,10 @@ Streams = str | Sequence[str] | None
 class StageLoader:
     """Loader of a stage: reads epoch 0 from its beginning each time; connects at its first use."""
 
+    _epoch: int | None = 0
+
     def __init__(self, connect: Callable[[Mapping[str, object] | None], BatchdLoader]) -> None:
         self._connect = connect
-        self._epoch: int | None = 0
         self._opened: BatchdLoader | None = None
         self._state: Mapping[str, object] | None = None
 
@@ -80,9 +81,7 @@ class StageLoader:
 class TrainingLoader(StageLoader):
     """Loader of the training: reads the epoch it is told. Its state remains after ``close``."""
 
-    def __init__(self, connect: Callable[[Mapping[str, object] | None], BatchdLoader]) -> None:
-        super().__init__(connect)
-        self._epoch = None
+    _epoch = None
 
     @property
     def sampler(self) -> "TrainingLoader":

@@ -72,21 +72,17 @@ class Prefetcher(Generic[T]):
         self._clock = clock
         self._queue: deque[_Queued[T]] = deque()
         """The first one may be what the loop has got already: then the feed stands behind it."""
-        self._position = position_of(stream)
-        stream.when_lost(self._let_go)
-
-    @property
-    def position(self) -> Position:
+        self.position = position_of(stream)
         """Position of the next batch that the loop gets."""
-        return self._position
+        stream.when_lost(self._let_go)
 
     def take(self, epoch: int) -> T | None:
         """Return the next item if it is of ``epoch``, else None. Raises as the stream does."""
-        if self._position.epoch != epoch:
+        if self.position.epoch != epoch:
             return None
         started_s = self._clock()
         self._placement.sweep()
-        if self._queue and self._queue[0].after == self._position:
+        if self._queue and self._queue[0].after == self.position:
             self._queue.popleft()
         self._mend()
         if not self._queue and not self._begin(wait=False):
@@ -101,9 +97,9 @@ class Prefetcher(Generic[T]):
             result = head.transfer.finish()
             self.next_s += self._clock() - started_s
             # No calls from here on, so neither a signal handler nor another thread can interrupt.
-            self._position = head.after
+            self.position = head.after
         finally:
-            if self._position is not head.after:
+            if self.position is not head.after:
                 self._queue.clear()  # user code in it may have changed it: fetch the batch again
         return result
 
@@ -123,7 +119,7 @@ class Prefetcher(Generic[T]):
     def state_dict(self) -> StreamState:
         """As ``Stream.state_dict``, after the last batch that the loop has received."""
         state = self.stream.state_dict()
-        state["epoch"], state["step"] = self._position
+        state["epoch"], state["step"] = self.position
         return state
 
     def close(self) -> None:
@@ -140,11 +136,11 @@ class Prefetcher(Generic[T]):
 
     def _drop(self) -> None:
         self._queue.clear()
-        self._position = position_of(self.stream)
+        self.position = position_of(self.stream)
 
     def _mend(self) -> None:
         """Move the stream back to the end of the queue, if an interrupt lost a batch."""
-        end = self._queue[-1].after if self._queue else self._position
+        end = self._queue[-1].after if self._queue else self.position
         if position_of(self.stream) != end:
             self._placement.sweep(wait=True)
             self.stream.seek(*end)

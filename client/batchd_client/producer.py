@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from batchd_client.connection import Connection, Deadlines
-from batchd_client.discovery import find_local_daemon
+from batchd_client.discovery import find_daemon
 from batchd_client.errors import (
     ConnectTimeout,
     NotCopyable,
@@ -33,6 +33,7 @@ from batchd_client.errors import (
     StreamReplaced,
 )
 from batchd_client.lifeline import SessionLost
+from batchd_client.opening import Target
 from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_wire.mailbox import BYTES_KINDS, MailColumn, PlaceLayout, place_layout_from_wire
@@ -89,7 +90,7 @@ def push(
     sockets = Sockets(1)
     connection = None
     try:
-        target, session = find_local_daemon(sockets, address, connect_timeout_s, PushNotLocal)
+        target, session = find_daemon(partial(Target, sockets), address, connect_timeout_s, not_local=PushNotLocal)
         connection = Connection(target, session, deadlines)
     finally:
         if connection is None:
