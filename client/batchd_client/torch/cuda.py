@@ -143,7 +143,7 @@ class RegisteredMemory:
         number, flags = id(memory), _flags_for(memory)
         if number in self._registered:
             return True
-        self._forget_what_is_over(busy)
+        self.let_go(busy)
         if flags in self._refused:
             return False
         if number in self._held:
@@ -157,17 +157,14 @@ class RegisteredMemory:
         log_once(_why_not(memory))
         return False
 
-    def _forget_what_is_over(self, busy: Iterable[BatchMemory]) -> None:
+    def let_go(self, busy: Iterable[BatchMemory] = ()) -> None:
+        """Unregister memory that will hold no further batch, unless ``busy``: a copy reads it."""
         needed = {id(one) for one in (*self._present(), *busy)}
         for number, memory in list(self._held.items()):
             if number not in needed:
                 self._registered.discard(number)
                 self._runtime.unregister(memory.address)
                 del self._held[number]
-
-    def let_go(self) -> None:
-        """Unregister memory that will hold no further batch. No copy may read it any more."""
-        self._forget_what_is_over(())
 
     def close(self) -> None:
         """Unregister everything. No copy may read it any more."""
