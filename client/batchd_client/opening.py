@@ -56,8 +56,8 @@ _CUT = (
 )
 _SILENT = "it took the connection, but did not answer in time: the daemon hangs, or has too much to do"
 GREETING_BYTES = 64
-WELCOME_BYTES = 170
-"""Length of a WELCOME command, including the two bytes that frame it."""
+WELCOMED_BYTES = GREETING_BYTES + 170
+"""Length of a greeting and a WELCOME command, including the two bytes that frame it."""
 _PART_BYTES = 4096
 
 Place = RuntimeDirectory | TcpAddress
@@ -198,25 +198,15 @@ class _CurveProbe(NamedTuple):
     heard_bytes: int
     hung_up: bool
 
-    @property
-    def has_welcome(self) -> bool:
-        """True if the whole WELCOME arrived."""
-        return self.heard_bytes >= GREETING_BYTES + WELCOME_BYTES
-
-    @property
-    def has_verdict(self) -> bool:
-        """True if anything arrived after the WELCOME."""
-        return self.heard_bytes > GREETING_BYTES + WELCOME_BYTES
-
 
 def _judge(seen: _CurveProbe, address: TcpAddress, key: ConnectionKey, *, timed_out: bool) -> Exception:
     if seen.hung_up and seen.heard_bytes == GREETING_BYTES and not timed_out:
         return KeyRefused(f"the daemon at {address.address} has other keys than those for which {key.name!r} was made")
     if seen.hung_up:
         return OSError(_CUT)
-    if seen.has_welcome and not seen.has_verdict:
+    if seen.heard_bytes == WELCOMED_BYTES:
         return OSError("the daemon did not say whether it knows the key: its authenticator hangs or is gone")
-    return OSError(_SILENT if timed_out or not seen.has_verdict else _CUT)
+    return OSError(_SILENT if timed_out or seen.heard_bytes < WELCOMED_BYTES else _CUT)
 
 
 def _mechanism(address: TcpAddress, deadline: float) -> str:
@@ -271,7 +261,7 @@ def _pass_on(ours: socket.socket, daemon: socket.socket, deadline: float) -> _Cu
     poll = select.poll()
     for end in (ours, daemon):
         poll.register(end, select.POLLIN)
-    while not _CurveProbe(heard_bytes, hung_up=False).has_verdict and time.monotonic() < deadline:
+    while heard_bytes <= WELCOMED_BYTES and time.monotonic() < deadline:  # what follows is the verdict
         ready = {descriptor for descriptor, _ in poll.poll(_left_s(deadline) * 1000)}
         try:
             if daemon.fileno() in ready:

@@ -121,12 +121,6 @@ class StreamReader:
         """Continue at another position. A refusal changes nothing."""
         self.connection.run(partial(self._move, position=position))
 
-    def memories(self) -> list[BatchMemory]:
-        """List the memory of current and future batches, as far as it exists."""
-        session = self.connection.session
-        slots = session.slots.values() if session is not None and session.is_usable else ()
-        return [*slots, *self.subscription.arrivals.buffers]
-
     def close(self) -> None:
         """End the claim."""
         self._ready = None

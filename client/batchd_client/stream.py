@@ -218,7 +218,9 @@ class Stream(NotCopyable):
 
     def memories(self) -> list[BatchMemory]:
         """List the memory of all future batches, as far as it is mapped; see ``Batch.memory``."""
-        return self._reader.memories()
+        session = self._reader.connection.session
+        slots = session.slots.values() if session is not None and session.is_usable else ()
+        return [*slots, *self._reader.subscription.arrivals.buffers]
 
     def when_lost(self, let_go: Callable[[], None]) -> None:
         """Have a method called when the daemon is gone, to drop references to ``memories``."""
