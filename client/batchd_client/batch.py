@@ -84,11 +84,7 @@ def ragged_view(array: Array, sizes: npt.NDArray[np.int64], varying: Varying) ->
 
 
 class FieldView(NamedTuple):
-    """A field in memory, prepared for ``__array_interface__``. ``shape`` is that of one sample.
-
-    If samples vary, ``shape`` is the largest possible, and ``sizes`` the name of the field of
-    sizes.
-    """
+    """A field prepared for ``__array_interface__``; ``sizes`` names its field of sizes, if any."""
 
     name: str
     type_text: str
@@ -224,11 +220,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         return array
 
     def ragged(self, name: str) -> Ragged:
-        """Return a ragged field as one array with the offset and length of each sample.
-
-        See ``Ragged``. Raises what access by name raises, and ``KeyError`` if the field is not
-        ragged.
-        """
+        """Return a ragged field as one array. Raises as ``[]``, ``KeyError`` if not ragged."""
         lease, field = self._lease_of(name), self._field(name)
         if field.varying is None or field.varying.kind != RAGGED:
             raise KeyError(f"{name!r} is not a ragged field: read it with batch[{name!r}]")
