@@ -1,4 +1,4 @@
-"""What proves that trainer and daemon live: a lifeline, or a TCP connection. Runs in the trainer.
+"""The link that proves that trainer and daemon live: lifeline or TCP connection. In the trainer.
 
 The lifeline is an AF_UNIX socket:
 

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -316,11 +315,7 @@ def _copy_direct(room: Room, device: torch.device) -> Tensors:
     rows = rows_in(room)
     if rows.gap_bytes <= GAP_BYTES_MAX * len(rows.lengths):
         return rows._replace(values=_on(device, rows.values)).views()
-    return rows.packed(partial(_empty, device), _begin_copy).views()
-
-
-def _empty(device: torch.device, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(tuple(shape), dtype=dtype, device=device)
+    return rows.packed(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device=device), _begin_copy).views()
 
 
 def _begin_copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
