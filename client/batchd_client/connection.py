@@ -98,8 +98,8 @@ class Connection:
     def run(self, operation: Callable[[Session], T]) -> T:
         """Run an operation on the session; repeat it on a new session if the daemon goes away.
 
-        Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and what
-        ``operation`` raises.
+        Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and
+        what ``operation`` raises.
         """
         try:
             return self._in_turn(self._run, operation)
@@ -255,8 +255,8 @@ def patiently_open(
 ) -> Session:
     """Retry until a session opens or ``give_up`` (``time.monotonic``) is near.
 
-    Pauses grow, and are random. ``may_pass`` tells whether a retry may help after an error. Raises the
-    error of the last try that ``give_up`` did not cut off.
+    Pauses grow, and are random. ``may_pass`` tells whether a retry may help after an error. Raises
+    the error of the last try that ``give_up`` did not cut off.
     """
     began_s, pause = time.monotonic(), PAUSE_S
     reason: Exception | None = None

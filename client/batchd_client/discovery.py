@@ -51,8 +51,8 @@ def find_daemon(
 ) -> tuple[Target, Session]:
     """Open a session with the daemon at ``address``, or with the first one that answers.
 
-    ``target_at`` makes the target of a place. A daemon with a given address may be starting, so this
-    waits for it if ``is_patient``. Without an address, there may be no daemon to wait for.
+    ``target_at`` makes the target of a place. A daemon with a given address may be starting, so
+    this waits for it if ``is_patient``. Without an address, there may be no daemon to wait for.
 
     Raises ``not_local``, if given, for a network address, and ``AddressInvalid``,
     ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch`` or

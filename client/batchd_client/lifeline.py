@@ -73,8 +73,8 @@ class DaemonBusy(DaemonUnavailable):
 class Lifeline:
     """The open lifeline of one session. Leases hold it; it closes with its last reference.
 
-    Not by ``__del__``: in a reference cycle the socket would be finalized first, with a warning that it
-    was not closed.
+    Not by ``__del__``: in a reference cycle the socket would be finalized first, with a warning
+    that it was not closed.
     """
 
     __slots__ = ("__weakref__", "_end", "_socket", "descriptor", "path")
@@ -151,8 +151,9 @@ def open_lifeline(
 ) -> tuple[Lifeline, bytes]:
     """Connect, or use the socket ``given`` by the daemon; return the lifeline and the secret.
 
-    Raises ``OSError`` if no process listens, ``DaemonBusy`` if a retry may help, ``ConnectTimeout`` for
-    a silent daemon, ``PermissionDenied`` or ``VersionMismatch`` if it refuses, and ``ProtocolError``.
+    Raises ``OSError`` if no process listens, ``DaemonBusy`` if a retry may help, ``ConnectTimeout``
+    for a silent daemon, ``PermissionDenied`` or ``VersionMismatch`` if it refuses, and
+    ``ProtocolError``.
     """
     connecting = given or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     connecting.setblocking(False)

@@ -9,8 +9,8 @@ returns it before the first batch. It announces the epoch by ``loader.sampler.se
 ``iter`` and before the first ``next``.
 
 Invariant: training reads epoch E of the stream in Lightning's epoch E, however much of the previous
-epoch was left. All other stages read epoch 0 from its beginning each time, so that their figures are
-comparable.
+epoch was left. All other stages read epoch 0 from its beginning each time, so that their figures
+are comparable.
 """
 
 import sys
@@ -106,13 +106,14 @@ class TrainingLoader(StageLoader):
 class BatchdDataModule(LightningDataModule):
     """Streams of a batchd daemon for the stages of a ``Trainer``.
 
-    ``train``, ``val``, ``test``, ``predict``: names of streams; several names give the stage several
-    loaders. ``options`` are those of ``BatchdLoader``, for every stage; the trainer sets ``rank`` and
-    ``world_size``. On GPUs ``device`` is the trainer's own, so Lightning need not move batches.
+    ``train``, ``val``, ``test``, ``predict``: names of streams; several names give the stage
+    several loaders. ``options`` are those of ``BatchdLoader``, for every stage; the trainer sets
+    ``rank`` and ``world_size``. On GPUs ``device`` is the trainer's own, so Lightning need not move
+    batches.
 
-    A checkpoint of the trainer has the position; ``trainer.fit(..., ckpt_path=...)`` continues with the
-    next batch. Within an epoch that needs the same number of ranks, as Lightning counts the batches of
-    a rank.
+    A checkpoint of the trainer has the position; ``trainer.fit(..., ckpt_path=...)`` continues with
+    the next batch. Within an epoch that needs the same number of ranks, as Lightning counts the
+    batches of a rank.
     """
 
     def __init__(

@@ -7,8 +7,8 @@ before it calls a finalizer. So a context that is destroyed there finds no socke
 waits forever for their end. Therefore the references here are strong, and the registry of
 finalizers holds them: a socket is never garbage before it is closed.
 
-Invariant: after any interrupt, the next ``close_all`` or ``destroy`` closes what was opened here, or
-the finalizer does: at the last reference to ``Sockets``, or at the end of the program.
+Invariant: after any interrupt, the next ``close_all`` or ``destroy`` closes what was opened here,
+or the finalizer does: at the last reference to ``Sockets``, or at the end of the program.
 """
 
 import os

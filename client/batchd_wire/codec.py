@@ -68,7 +68,7 @@ class Message:
 
     @classmethod
     def filled_from(cls, source: object, **others: object) -> Self:
-        """Make a message of the attributes of ``source`` that are named as its fields, and of ``others``."""
+        """Make a message of the attributes of ``source`` named as its fields, and of ``others``."""
         if not others:
             return cls(*[getattr(source, name) for name in cls.field_names])
         values = {name: getattr(source, name) for name in cls.field_names if name not in others}

@@ -1,4 +1,4 @@
-"""numpy arrays over a slot. Workers, trainers and CLI; the only module of the wire that needs numpy.
+"""numpy arrays over a slot. Workers, trainers, CLI; the only module here that needs numpy.
 
 Invariant: no view reaches beyond its field, whatever sizes the slot holds. Another process owns the
 memory, so sizes are first copied, then checked against the field's shape.

@@ -53,7 +53,8 @@ class ImageLayout(NamedTuple):
 class Rows(NamedTuple):
     """The samples of a ragged field in ``values``, ``[elements, ...]``.
 
-    The last sample ends ``values``. ``offsets`` and ``lengths``: in elements, by sample. ``shapes``: of each sample.
+    The last sample ends ``values``. ``offsets`` and ``lengths``: in elements, by sample.
+    ``shapes``: of each sample.
     """
 
     values: torch.Tensor
