@@ -68,7 +68,7 @@ class Mailbox:
             raise
         self._file = FileIO(descriptor, "r+")
         self.mailbox_bytes = mailbox_bytes
-        self._end = finalize(self, self._file.close)  # of a producer that nobody has closed
+        self._end = finalize(self, self._file.close)  # if its producer is never closed
 
     def write(self, start: int, data: memoryview) -> None:
         """Copy bytes into the mailbox at ``start``; they must fit."""

@@ -71,7 +71,7 @@ class Prefetcher(Generic[T]):
         self._prefetch = prefetch
         self._clock = clock
         self._queue: deque[_Queued[T]] = deque()
-        """The first one may be what the loop has got already: then the feed stands behind it."""
+        """The first may be what the loop has already: then ``position`` is the one after it."""
         self.position = position_of(stream)
         """Position of the next batch that the loop gets."""
         stream.when_lost(self._let_go)

@@ -274,7 +274,7 @@ class Session:
 
     def check_link(self) -> None:
         """Map the memory shared so far. Raises ``SessionLost`` if the daemon is gone."""
-        was_interrupted, self.is_interrupted = self.is_interrupted, True  # who looks for a slot has a handle in hand
+        was_interrupted, self.is_interrupted = self.is_interrupted, True  # a search for a slot must not lose its handle
         try:
             self.link.receive_shared(self.slots, self._mailboxes)
             for _socket, link in self._extra_connections:

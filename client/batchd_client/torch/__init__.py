@@ -150,7 +150,7 @@ class BatchdLoader(Loader[Any]):
                 self._name, *self._share, window=self._window, epochs=self._epochs, state=self._state
             )
             names = checked_fields(stream.schema, self._fields, as_dict=as_dict)
-            with nullcontext() if runtime is None else runtime.aside():  # so that the event of a batch comes after it
+            with nullcontext() if runtime is None else runtime.aside():  # the events of batches follow it there
                 self._recipes = recipes_for(stream.schema, names, self._layout, self._device)
 
             def make_item(tensors: list[Tensors]) -> object:  # without self, which it would keep alive
