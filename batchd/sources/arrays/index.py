@@ -2,8 +2,8 @@
 
     facts    parts    [[samples, run, run, ...], ...]     parts follow each other
              run      [file, first, stride, size, pieces, gap]
-             fields   [[name, run, offset, dtype, shape, order], ...]     the offset in the run's bytes; the
-                                                             dtype with its byte order; "C" or "F"
+             fields   [[name, run, offset, dtype, shape, order], ...]   the dtype has a byte order,
+                                                                        the order is "C" or "F"
              files    [[bytes, fingerprint], ...]
     place    files    their paths
 

@@ -12,9 +12,9 @@
 
 ``magic``, ``samples`` and ``allowed`` (how many bytes may be in use now) have one writer, the
 daemon. ``used`` and ``seed`` belong to caches on disk (``cache.disk``), which have only header and
-index in memory. A record belongs to the worker that owns its extent. An index entry may have
-several writers: each has a whole record of the same sample, so the last one is as good as the
-first.
+index in memory: the end of the file, and what its checksums begin with. A record belongs to the
+worker that owns its extent. An index entry may have several writers: each has a whole record of the
+same sample, so the last one is as good as the first.
 
 The kernel appends for one process after the other, so there is no lock that a dead process could
 hold. A killed worker loses only the rest of its extent: the entry is written last, after the call
@@ -49,7 +49,7 @@ EXTENTS_MIN = 64
 PAGE_BYTES = 4096
 RECORD_ALIGNMENT_BYTES = 64
 MAGIC_AT, SAMPLES_AT, ALLOWED_AT, USED_AT, SEED_AT = range(5)
-"""The numbers of the header; of a cache on disk, the end of its file and the seed of its checksums."""
+"""The places of the header's numbers. The last two are of caches on disk: see ``cache.disk``."""
 _RECORD = Struct("<QIQ")
 _NO_MEMORY = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG}
 

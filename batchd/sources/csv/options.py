@@ -1,4 +1,4 @@
-"""Sources whose samples are lines of text tables. Daemon, workers and CLI; standard library only."""
+"""Sources of lines of text tables. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

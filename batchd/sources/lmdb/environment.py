@@ -43,7 +43,7 @@ class Environment:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """The database at a path, to be closed each time. May raise ``SampleUnreadable``."""
+        """The database at a path, to close each time. Raises ``SampleUnreadable``, ``OSError``."""
         try:
             descriptor = open_regular(str(data_file(path)), os.O_RDONLY)
             status = os.fstat(descriptor)

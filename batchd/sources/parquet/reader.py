@@ -284,7 +284,7 @@ class ParquetReader:
 
 
 class _RowGroups:
-    """Decoded columns of row groups, and open files. Of both the least recently used are dropped."""
+    """Decoded columns of row groups, and open files: those that were used lately."""
 
     def __init__(self, index: ParquetIndex, cache_bytes: int, remote: RemoteBytes) -> None:
         self._index = index

@@ -65,7 +65,7 @@ class Footer(NamedTuple):
 
 
 class ColumnChunk(NamedTuple):
-    """A column of a row group, by its bytes in the file. With a dictionary, rows may share values."""
+    """The bytes of a column of a row group. With a dictionary, rows may share values."""
 
     start: int
     end: int

@@ -124,7 +124,7 @@ def value_of(column: Column, feature: Feature) -> Value:
 
 
 def value_of_steps(column: Column, steps: Sequence[Feature]) -> Value:
-    """The value of a column from a ``FeatureList``: a row for each step. Raises ``FeatureMisfits``."""
+    """A column from a ``FeatureList``: one row for each step. Raises ``FeatureMisfits``."""
     if column.kind != "array" or column.shape[:1] not in ((None,), (len(steps),)):
         raise FeatureMisfits(f"is a feature list of {len(steps)}")
     rows = []
