@@ -69,7 +69,6 @@ class ArrayReader(PlainReader):
             reader.close()
 
     def _find(self, sample: int) -> tuple[list[Run], int]:
-        """The runs of a sample, and its number in its part."""
         part = bisect_right(self._firsts, self._index.checked(sample)) - 1
         return self._parts[part], sample - self._firsts[part]
 

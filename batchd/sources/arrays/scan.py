@@ -95,7 +95,6 @@ def _build_index(
 
 @contextmanager
 def _opened_npy(path: Path, survey: Survey) -> Iterator[tuple[BinaryIO, StoredArray]]:
-    """A file, open, and the array in it. Raises ``SourceInvalid``."""
     with survey.open(path) as stream:
         array = read_array(str(path), stream)
         array.check_end(str(path), size_of(stream))
@@ -111,7 +110,6 @@ def _npy_arrays(source: NpySource, storage: Storage) -> dict[str, StoredArray]:
 
 
 def _npy_scan(source: NpySource, survey: Survey) -> SourceIndex:
-    """Read the headers of all files. Raises ``SourceInvalid``."""
     arrays: dict[str, StoredArray] = {}
     contents: list[list[Any]] = []
     for name, path in source.paths().items():
@@ -128,7 +126,6 @@ def _npy_problems(source: NpySource, storage: Storage) -> list[str]:
 
 @contextmanager
 def _members(source: NpzSource, survey: Survey) -> Iterator[tuple[BinaryIO, dict[str, zipfile.ZipInfo]]]:
-    """The open archive, and the member of each field."""
     with survey.open(source.path) as stream:
         try:
             with zipfile.ZipFile(stream) as archive:
@@ -154,7 +151,6 @@ def _members(source: NpzSource, survey: Survey) -> Iterator[tuple[BinaryIO, dict
 
 
 def _member_array(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo) -> StoredArray:
-    """The array that a member is. Raises ``SourceInvalid``."""
     where = f"{source.path}: {member.filename}"
     if member.compress_type != zipfile.ZIP_STORED:
         raise SourceInvalid(
@@ -200,7 +196,6 @@ def _npz_arrays(source: NpzSource, storage: Storage) -> dict[str, StoredArray]:
 
 
 def _npz_scan(source: NpzSource, survey: Survey) -> SourceIndex:
-    """Find the arrays, and compare their checksums. Raises ``SourceInvalid``."""
     arrays: dict[str, StoredArray] = {}
     content: list[Any] = []
     with _members(source, survey) as (stream, members):
@@ -212,7 +207,6 @@ def _npz_scan(source: NpzSource, survey: Survey) -> SourceIndex:
 
 
 def _raw_scan(source: RawSource, survey: Survey) -> SourceIndex:
-    """Count the records of all files. Raises ``SourceInvalid``."""
     parts: list[tuple[int, Run]] = []
     contents, samples, files = [], 0, files_of(source, survey)
     for number, path in enumerate(files):

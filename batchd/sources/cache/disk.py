@@ -211,6 +211,5 @@ class DiskCache:
             self._note(Trouble(sample, error.errno or EIO))
 
     def _note(self, trouble: Trouble) -> None:
-        """Report to the daemon, which logs it."""
         if os.fstat(self._notes).st_size < NOTES_BYTES_MAX:
             os.write(self._notes, _TROUBLE.pack(*trouble))

@@ -148,7 +148,6 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
 
 
 def _named(columns: tuple[Column, ...], given: Any) -> dict[str, Any]:
-    """The value of each field. Raises ``SampleUnreadable``."""
     if isinstance(given, Mapping):
         missing = [column.name for column in columns if column.name not in given]
         if missing:

@@ -210,7 +210,6 @@ def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np
 
 
 def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-    """The numbers of a .npy file, and the position of each."""
     stored = read_array(str(file), BytesIO(content))
     if len(content) < stored.first + stored.size:
         raise SourceInvalid(f"{file} is cut: it ends at byte {len(content)}, within its numbers; copy it again")
@@ -221,7 +220,6 @@ def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], N
 
 
 def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-    """The numbers of a text, and the line of each."""
     numbers, lines = array("q"), array("q")
     for line_number, line in enumerate(BytesIO(content.removeprefix(BYTE_ORDER_MARK)), 1):
         text = line.strip()

@@ -174,7 +174,6 @@ def _columns(source: CsvSource, _storage: Storage) -> tuple[Column, ...]:
 
 
 def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
-    """Find the records of all files. Raises ``SourceInvalid``."""
     starts: array[int] = array("q")
     contents: list[list[int]] = []
     files = files_of(source, survey)
@@ -209,7 +208,6 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
 
 
 def _header(path: Path, record: bytes, delimiter: str) -> list[str]:
-    """The titles in the first record of a file."""
     if b"\r" in record and b"\n" not in record:
         raise SourceInvalid(f"{path} ends its lines with CR alone; save it with LF, or CR and LF")
     try:

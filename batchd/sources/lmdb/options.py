@@ -60,7 +60,6 @@ class LmdbSource(DeclaredOptions):
         checks.done()
 
     def _check_records(self, columns: tuple[Column, ...]) -> None:
-        """Raise ``ValueError`` if keys and records cannot identify such columns."""
         if self.key.count(SAMPLE_MARK) != 1 or self.key.count(FIELD_MARK) > 1:
             raise ValueError('key must have one * in it, and {field} at most once, as in "{field}-*"')
         if self.format == "msgpack" and FIELD_MARK in self.key:

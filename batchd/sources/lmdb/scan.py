@@ -106,7 +106,6 @@ def _records(environment: Environment, before: bytes, behind: bytes) -> Iterator
 
 
 def _nothing(source: LmdbSource, environment: Environment, before: bytes, behind: bytes) -> str:
-    """The error for a database without samples."""
     entries = environment.transaction.stat()["entries"]
     if not entries:
         return f"{source.path} holds no record"

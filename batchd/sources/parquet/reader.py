@@ -333,7 +333,6 @@ class _RowGroups:
             self._opened.popitem()[1].close()
 
     def _file(self, number: int) -> OpenFile:
-        """A file, opened if it is not. Raises ``SampleUnreadable``."""
         file = self._opened.pop(number, None)
         if file is None:
             if len(self._opened) >= FILES_MAX:

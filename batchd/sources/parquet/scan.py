@@ -221,7 +221,6 @@ class _Scan:
 
 
 def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    """The first label with another name."""
     for label, (one, other) in enumerate(zip(before, now, strict=False)):
         if one != other:
             return f"label {label} is {other!r} and was {one!r}"

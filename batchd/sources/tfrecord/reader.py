@@ -141,7 +141,6 @@ def value_of_steps(column: Column, steps: Sequence[Feature]) -> Value:
 
 
 def _flat(dtype: str, feature: Feature) -> npt.NDArray[Any]:
-    """The values of a feature in one row."""
     kind = feature.WhichOneof("kind")
     if kind == "int64_list" and dtype not in _FLOATS:
         whole = np.asarray(feature.int64_list.value, np.int64)
@@ -243,7 +242,6 @@ class TFRecordReader(PlainReader):
         return _Record(shard, sample - self._firsts[shard], start, end - start - HEADER.size - FOOTER.size)
 
     def _data(self, record: _Record, checksum: int) -> bytes:
-        """The data of a record, with the checksum that the index has."""
         if record.size > self._max_bytes:
             raise SampleUnreadable(f"has {record.size} bytes, more than max_bytes = {self._max_bytes}")
         first = record.start + HEADER.size

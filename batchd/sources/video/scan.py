@@ -207,7 +207,6 @@ def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:
 
 
 def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
-    """Have another process scan. Raises ``SourceInvalid``."""
     return scan_apart(MODULE, source, survey, source.scan_timeout_s)
 
 

@@ -211,7 +211,6 @@ class WebDatasetSource(DeclaredOptions):
         checks.done()
 
     def _check_fields(self, checks: Checks, fields: dict[str, str]) -> None:
-        """Report fields that cannot be read from a sample."""
         if (self.image, self.label) != (IMAGE_ENDINGS, LABEL_ENDING):
             checks.say(
                 'image and label are for a source without fields; write names = { image = "png", label = "cls" }'

@@ -92,7 +92,6 @@ def _fitting(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def _array(column: Column, content: memoryview) -> NDArray[Any]:
-    """The array in a .npy member."""
     try:
         stored = read_header(column.name, BytesIO(content))
         stored.check_end(column.name, len(content))

@@ -30,7 +30,7 @@ import tarfile
 from array import array
 from collections.abc import Iterator
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from tarfile import BLOCKSIZE
 from typing import Any, BinaryIO, NamedTuple
@@ -40,13 +40,7 @@ import numpy as np
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.values import default_value
-from batchd.sources.files.index import (
-    PROGRESS_EVERY,
-    GrowingIndex,
-    check_path_length,
-    image_columns,
-    path_columns,
-)
+from batchd.sources.files.index import PROGRESS_EVERY, GrowingIndex, check_path_length, image_columns, path_columns
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, MemberField, WebDatasetSource
@@ -84,20 +78,19 @@ class TarSample(NamedTuple):
 
 def samples_in(path: Path, stream: BinaryIO) -> Iterator[TarSample]:
     """The samples of a shard, each with at least one member. Raises ``SourceInvalid``."""
-    sample: dict[str, TarMember] = {}
-    former = ""
-    for member in _members(path, stream):
-        folder, slash, last = member.name.rpartition("/")
-        stem, _, ending = last.partition(".")
-        key = folder + slash + stem
-        if key != former and sample:
-            yield TarSample(former, sample)
-            sample = {}
-        if ending in sample:
-            raise SourceInvalid(f"{path}: two members are called {readable(os.fsencode(member.name))}")
-        sample[ending], former = member, key
-    if sample:
-        yield TarSample(former, sample)
+    for key, members in groupby(_members(path, stream), _key_of):
+        sample: dict[str, TarMember] = {}
+        for member in members:
+            ending = member.name[len(key) + 1 :]
+            if ending in sample:
+                raise SourceInvalid(f"{path}: two members are called {readable(os.fsencode(member.name))}")
+            sample[ending] = member
+        yield TarSample(key, sample)
+
+
+def _key_of(member: TarMember) -> str:
+    folder, slash, last = member.name.rpartition("/")
+    return folder + slash + last.partition(".")[0]
 
 
 def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
