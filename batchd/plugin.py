@@ -67,8 +67,6 @@ class SourceKind:
     byte."""
     open: Callable[[PluginSource, SourceIndex, int], Reader]
     """Make a reader. Records of more bytes than the number are bad samples."""
-    samples: Callable[[PluginSource], int | None] = lambda _source: None
-    """The number of samples, if headers tell it. Raises ``SourceInvalid`` as ``columns`` does."""
 
 
 def plugin_kind(source: PluginSource) -> SourceKind:

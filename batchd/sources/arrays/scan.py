@@ -13,7 +13,6 @@ wrong record type or offset is found before it does harm.
 
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from struct import Struct
@@ -55,7 +54,6 @@ def _samples_of(arrays: Mapping[str, StoredArray]) -> int:
 
 
 def _columns_of(arrays: Mapping[str, StoredArray]) -> tuple[Column, ...]:
-    """The columns of a sample of arrays. Raises as ``_samples_of`` does."""
     _samples_of(arrays)
     return tuple(
         Column(name, dtype=array.dtype.newbyteorder("=").name, shape=array.shape[1:]) for name, array in arrays.items()
@@ -93,29 +91,25 @@ def _build_index(
     return SourceIndex.build(sum(part[0] for part in parts), facts, {}, place)
 
 
-@contextmanager
-def _opened_npy(path: Path, survey: Survey) -> Iterator[tuple[BinaryIO, StoredArray]]:
-    with survey.open(path) as stream:
-        array = read_array(str(path), stream)
-        array.check_end(str(path), size_of(stream))
-        yield stream, array
+def _npy_opened(source: NpySource, survey: Survey) -> Iterator[tuple[str, StoredArray, BinaryIO]]:
+    """Each field, its array, and the file, open. Raises ``SourceInvalid``."""
+    for name, path in source.paths().items():
+        with survey.open(path) as stream:
+            array = read_array(str(path), stream)
+            array.check_end(str(path), size_of(stream))
+            yield name, array, stream
 
 
 def _npy_arrays(source: NpySource, storage: Storage) -> dict[str, StoredArray]:
-    arrays = {}
-    for name, path in source.paths().items():
-        with _opened_npy(path, quick_look(storage)) as (_stream, array):
-            arrays[name] = array
-    return arrays
+    return {name: array for name, array, _stream in _npy_opened(source, quick_look(storage))}
 
 
 def _npy_scan(source: NpySource, survey: Survey) -> SourceIndex:
     arrays: dict[str, StoredArray] = {}
     contents: list[list[Any]] = []
-    for name, path in source.paths().items():
-        with _opened_npy(path, survey) as (stream, array):
-            arrays[name] = array
-            contents.append(fingerprint(stream, array.first + array.size))
+    for name, array, stream in _npy_opened(source, survey):
+        arrays[name] = array
+        contents.append(fingerprint(stream, array.first + array.size))
     return _arrays_index(arrays, list(source.paths().values()), contents, survey)
 
 
@@ -124,8 +118,8 @@ def _npy_problems(source: NpySource, storage: Storage) -> list[str]:
     return [text for path in paths for text in storage.at(path).file_problems(path, "the array")]
 
 
-@contextmanager
-def _members(source: NpzSource, survey: Survey) -> Iterator[tuple[BinaryIO, dict[str, zipfile.ZipInfo]]]:
+def _npz_opened(source: NpzSource, survey: Survey) -> Iterator[tuple[str, StoredArray, BinaryIO, zipfile.ZipInfo]]:
+    """Each field, its array, the archive, open, and the member. Raises ``SourceInvalid``."""
     with survey.open(source.path) as stream:
         try:
             with zipfile.ZipFile(stream) as archive:
@@ -147,7 +141,8 @@ def _members(source: NpzSource, survey: Survey) -> Iterator[tuple[BinaryIO, dict
         for name in source.arrays.values():
             if name not in members:
                 raise SourceInvalid(f"{source.path} has no array {name!r}; {suggestion(name, list(members))}")
-        yield stream, {field: members[name] for field, name in source.arrays.items()} or members
+        for field, name in (source.arrays or {name: name for name in members}).items():
+            yield field, _member_array(source, stream, members[name]), stream, members[name]
 
 
 def _member_array(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo) -> StoredArray:
@@ -191,18 +186,17 @@ def _check_member(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo, 
 
 
 def _npz_arrays(source: NpzSource, storage: Storage) -> dict[str, StoredArray]:
-    with _members(source, quick_look(storage)) as (stream, members):
-        return {name: _member_array(source, stream, member) for name, member in members.items()}
+    return {name: array for name, array, _stream, _member in _npz_opened(source, quick_look(storage))}
 
 
 def _npz_scan(source: NpzSource, survey: Survey) -> SourceIndex:
+    """Find the arrays, and compare their checksums. Raises ``SourceInvalid``."""
     arrays: dict[str, StoredArray] = {}
     content: list[Any] = []
-    with _members(source, survey) as (stream, members):
-        for name, member in members.items():
-            array = arrays[name] = _member_array(source, stream, member)
-            _check_member(source, stream, member, array.first + array.size, survey)
-            content.append([name, member.file_size, member.CRC])
+    for name, array, stream, member in _npz_opened(source, survey):
+        arrays[name] = array
+        _check_member(source, stream, member, array.first + array.size, survey)
+        content.append([name, member.file_size, member.CRC])
     return _arrays_index(arrays, [source.path], [content], survey)
 
 
@@ -240,18 +234,20 @@ def _raw_records(source: RawSource, path: Path, size: int) -> int:
     return count
 
 
+def _raw_size(source: RawSource, storage: Storage) -> int | None:
+    """Of one local file; several would have to be searched."""
+    return None if source.path is None else storage.at(source.path).known_size(source.path)
+
+
 def _raw_problems(source: RawSource, storage: Storage) -> list[str]:
     problems = files_problems(source, "the file", storage)
-    if not problems and source.path is not None:
-        size = storage.at(source.path).known_size(source.path)
-        if size is not None:
-            _raw_records(source, source.path, size)
+    if not problems and source.path is not None and (size := _raw_size(source, storage)) is not None:
+        _raw_records(source, source.path, size)
     return problems
 
 
 def _raw_samples(source: RawSource, storage: Storage) -> int | None:
-    """Of one local file; several would have to be searched."""
-    size = None if source.path is None else storage.at(source.path).known_size(source.path)
+    size = _raw_size(source, storage)
     return None if size is None else (size - source.offset) // source.record_bytes
 
 
