@@ -152,19 +152,11 @@ def _lengths(name: str, text: str, written: str | None) -> tuple[int | None, ...
     return lengths
 
 
-def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
-    """The columns of a sample. Raises ``ValueError`` with all that is wrong.
+def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
+    """The columns of the valid fields; problems of the others are added to ``checks``.
 
     ``with_shapes``: the data has the shapes of arrays itself, so several lengths may differ.
     """
-    checks = Checks()
-    columns = check_declared(checks, fields, with_shapes=with_shapes)
-    checks.done()
-    return columns
-
-
-def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
-    """The columns of the valid fields, as ``declared_columns``; problems go to ``checks``."""
     if not fields:
         checks.say('fields must name at least one field, as in { image = "image", label = "int64" }', "fields")
     columns = check_types(checks, "fields", fields)
