@@ -1,4 +1,4 @@
-"""The daemon is killed under live trainers: they read what they hold, find its successor, and go on where they are."""
+"""The daemon is killed: trainers keep what they hold, find its successor, and continue exactly."""
 
 import signal
 
@@ -15,7 +15,7 @@ from support.waiting import wait_until
 
 
 def test_trainers_finish_their_epochs_exactly_across_a_restart(start_daemon, start_trainer, photos):
-    """A mirror trainer and two ranks, each a process of its own, meet the restart at different places."""
+    """A mirror trainer and two ranks, each a process, meet the restart at different places."""
     daemon = start_daemon({"photos": folder_stream(photos, batch_size=2)})
     expected = Expected(daemon.config)
     mirror = start_trainer(daemon.address, epochs=3)
@@ -50,7 +50,7 @@ def test_a_worker_that_cannot_see_the_end_of_its_channel_ends_with_the_daemon_to
 def test_without_a_successor_trainers_get_a_typed_error_keep_what_they_hold_and_may_go_on_later(
     start_daemon, start_trainer
 ):
-    """``reconnect_timeout_s`` runs out; the position is kept, so the same loop goes on when there is a daemon again."""
+    """After ``reconnect_timeout_s`` the same loop continues at its position with a new daemon."""
     daemon = start_daemon(workers=3)
     expected = Expected(daemon.config)
     other = start_trainer(daemon.address, connect={"reconnect_timeout_s": 0.2}, epochs=2)
@@ -63,7 +63,8 @@ def test_without_a_successor_trainers_get_a_typed_error_keep_what_they_hold_and_
         workers = daemon.worker_pids()
         daemon.kill()
         with pytest.raises(ReconnectTimeout, match=r"did not come back within 0\.3 s"):
-            seen.extend(look_at(batch) for _ in range(2) for batch in stream)  # those that had arrived are still good
+            # The batches that had arrived are still good.
+            seen.extend(look_at(batch) for _ in range(2) for batch in stream)
         with pytest.raises(ReconnectTimeout):
             see(stream)
         with pytest.raises(TrainerFailed, match=f"ReconnectTimeout: the daemon at {daemon.address} went away"):

@@ -1,4 +1,4 @@
-"""`batchd doctor` on the machine that the tests run on: whatever that has, the command says so and ends."""
+"""`batchd doctor` on this machine: whatever it has, the command reports it and ends."""
 
 import json
 

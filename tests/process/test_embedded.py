@@ -42,7 +42,7 @@ print("left", flush=True)
 
 @pytest.fixture
 def config(tmp_path, photos, daemons_folder, monkeypatch):
-    """A configuration with one stream; the daemon's directory will be where the leak oracle looks."""
+    """A configuration with one stream; the daemon's directory is where the leak check looks."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemons_folder))
     return write_settings(
         tmp_path / "batchd.toml", {"photos": folder_stream(photos)}, {"workers": 2, "memory": "16MiB"}
@@ -51,7 +51,7 @@ def config(tmp_path, photos, daemons_folder, monkeypatch):
 
 @pytest.fixture
 def script(config, daemons_folder):
-    """A script with a daemon inside that waits for the end of its input; gives its process and the daemon's id."""
+    """A script with an embedded daemon, waiting for its input's end; process and daemon's id."""
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, config],
         stdin=subprocess.PIPE,
@@ -68,7 +68,7 @@ def script(config, daemons_folder):
 
 
 def test_a_script_serves_itself_and_leaves_nothing(config, daemons_folder):
-    """While the context lasts there is a daemon; afterwards there is neither process nor directory."""
+    """A daemon within the context; afterwards neither process nor directory."""
     expected, before = Expected(config), children_of(os.getpid())
     with batchd.serve(config) as address, batchd_client.connect(address) as connection:
         assert see(connection.stream("photos", epochs=1)) == expected.epoch(0)
@@ -140,7 +140,7 @@ def test_a_daemon_that_does_not_start_is_an_exception_with_its_reason(config, te
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_death_of_the_script_ends_its_daemon(script, daemons_folder, number):
-    """The script can clean nothing up; the kernel tells the daemon, which leaves neither workers nor directory."""
+    """The script cannot clean up; the kernel tells the daemon, which leaves nothing."""
     process, daemon = script
     assert len(workers_of(daemon)) == 2
     process.send_signal(number)

@@ -1,4 +1,4 @@
-"""Streams with every step on images, and with what follows them: the same bytes on any number of workers."""
+"""Streams with every step on images: the same bytes on any number of workers."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_every_step_gives_the_same_bytes_on_any_number_of_workers(start_daemon, 
 
 
 def test_masks_boxes_and_points_reach_the_trainer_in_step_with_their_image(start_daemon, tmp_path, monkeypatch):
-    """A rectangle, its mask, its box and its corners, flipped and cropped together; a mask of another size is a bad sample."""
+    """Rectangle, mask, box and corners flip and crop together; a mask of another size is bad."""
     monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "site")))
     source = {"type": "plugin", "name": "followed", "options": {"samples": 40}}
     stream = {"source": source, "batch_size": 8, "pipeline": FOLLOWED, "max_bad_fraction": 1.0, "on_error": "mask"}

@@ -1,4 +1,4 @@
-"""Test runs themselves: they name a failure when it happens, and one that is killed leaves nothing, whatever killed it."""
+"""Test runs themselves: they name a failure at once, and a killed run leaves nothing."""
 
 import importlib.util
 import json

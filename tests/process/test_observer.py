@@ -1,4 +1,4 @@
-"""What the observer says over HTTP: the daemon's own numbers, also while the daemon says nothing."""
+"""The observer over HTTP: the daemon's own numbers, also while the daemon is silent."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def counters(status) -> dict[str, float]:
 
 
 def test_metrics_agree_with_the_status_and_with_what_trainers_counted(start_daemon, start_trainer, photos, tmp_path):
-    """All counters, exactly, right after the last batch: a scrape asks anew, and nothing is estimated."""
+    """All counters, exactly, right after the last batch: a scrape asks the daemon again."""
     folder = shutil.copytree(photos, tmp_path / "photos")
     (folder / "cat" / "broken.jpg").write_bytes(b"nonsense")
     streams = {"photos": folder_stream(folder, max_bad_fraction=1.0)}
@@ -163,7 +163,7 @@ def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
 
 
 def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, start_trainer):
-    """At the same address, and no trainer notices; who asked meanwhile is answered. It ends by its lifeline.
+    """At the same address, unnoticed by trainers; waiting requests are answered.
 
     It takes no trainer's place: ``sessions_max`` is for trainers.
     """

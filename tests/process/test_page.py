@@ -1,4 +1,4 @@
-"""What the page asks the observer for: overview, history, bad samples and contact sheets, of a real daemon."""
+"""The page's requests to the observer of a real daemon: overview, history, bad samples, sheets."""
 
 import json
 import shutil

@@ -72,7 +72,7 @@ def test_killed_workers_change_no_byte(start_daemon, photos):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_state_resumes_exactly_three_times_in_a_row(daemon, expected, seed):
-    """Each part of the training is another program, which knows nothing but the JSON of the last one's state."""
+    """Each part of the training is another program that knows only the last one's JSON state."""
     chance = random.Random(seed)
     cuts = sorted(chance.sample(range(1, 2 * expected.plan.steps), 3))
     state, seen = None, []
@@ -89,7 +89,7 @@ def test_a_state_resumes_exactly_three_times_in_a_row(daemon, expected, seed):
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 5), (3, 1), (4, 2)])
 def test_a_state_resumes_with_another_number_of_ranks(daemon, expected, before, after):
-    """Ranks that stop at one step of the epoch leave exactly the rest of it to others, however many those are."""
+    """Ranks that stop at one step leave exactly the rest of the epoch to any number of others."""
     with batchd_client.connect(daemon.address) as connection:
         streams = [connection.stream("photos", rank, before, epochs=1) for rank in range(before)]
         seen = [one for stream in streams for one in see(stream, 2)]

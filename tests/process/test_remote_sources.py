@@ -1,4 +1,4 @@
-"""Shards on servers, served: the batches that the same files give, also while a server is gone for a while."""
+"""Shards on servers, served: the same batches as from files, also while a server is gone."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def servers(web, bucket, google):
 
 
 def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, photos, tmp_path, servers):
-    """Value by value and by row groups, with the names of the classes; a worker is killed meanwhile."""
+    """Value by value and by row groups, with class names; a worker is killed meanwhile."""
     web, bucket, google = servers
     here = folder_stream(photos)
     streams = {"files": here}
@@ -78,7 +78,7 @@ def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, phot
 
 
 def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, photos, tmp_path, web):
-    """Faults that pass cost time and no sample; of a file that has changed and one that is gone every row is a bad sample."""
+    """Passing faults cost time and no sample; every row of a changed or missing file is bad."""
     streams = {}
     for compression in ("none", "snappy"):
         source = photo_rows(photos, tmp_path / compression, compression=compression)

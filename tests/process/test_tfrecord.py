@@ -31,7 +31,7 @@ def records_of(photos, folder, count=3):
 
 
 def test_records_give_the_batches_that_the_same_files_give_until_one_is_damaged(start_daemon, photos, tmp_path):
-    """Shuffled and cropped, over epochs, with one worker and with two, one of which is killed meanwhile.
+    """Over epochs, with one worker, then two, one killed meanwhile.
 
     A bad sample is named with the file, the record and its byte.
     """

@@ -14,7 +14,7 @@ from support.waiting import wait_until
 def test_shards_give_the_batches_that_the_same_files_give_until_one_is_cut(start_daemon, photos, tmp_path):
     """Shuffled and cropped, over epochs, with a worker killed meanwhile.
 
-    Bad samples are named then with the shard, the member, and where the shard ends, or that it is another.
+    A bad sample names shard and member, and where the shard ends, or that it has changed.
     """
     files = folder_stream(photos)
     cut = {"source": photo_shards(photos, tmp_path / "cut", count=1), "on_error": "mask", "max_bad_fraction": 1.0}
@@ -38,7 +38,7 @@ def test_shards_give_the_batches_that_the_same_files_give_until_one_is_cut(start
 
 
 def test_fields_are_the_same_whoever_reads_them(start_daemon, photos, tmp_path):
-    """With one worker and with two, one of which is killed meanwhile; a sample without its mask is a bad one, by its name."""
+    """One worker, then two, one killed meanwhile; a sample without its mask is bad, by name."""
     files = sorted(photos.rglob("*.jpg"))
     mask = encode(photo(8, 8)[:, :, 0] // 128, ".png")
     members = [

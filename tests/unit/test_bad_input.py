@@ -1,4 +1,4 @@
-"""What becomes of bad input, for every kind of source that reads files: a table of all kinds and of what can be wrong.
+"""What becomes of bad input: a table of all kinds of source that read files, and of all damage.
 
 Each ends in one of two ways. What cannot be served is refused at the scan (``SourceInvalid``), and
 what is wrong with one sample after that is the sample's own (``SampleUnreadable``). Both name the
@@ -151,7 +151,7 @@ KINDS: dict[str, Callable[[Path], Made]] = {
     )
 }
 HELD = {"lmdb"}
-"""Kinds that map their file, so that one which is cut under them ends the process; ``tests/process`` has what becomes of that."""
+"""Kinds that map their file: a cut ends the process, which ``tests/process`` tests."""
 
 
 RARE = {"lmdb": 12, "video": 25}
@@ -177,7 +177,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
 
 
 def outcome(source: SourceOptions, file: Path) -> str:
-    """Scan and read everything: "refused", or for each sample "+" where it is read and "-" where it is bad."""
+    """Scan and read everything: "refused", or "+" for each readable and "-" for each bad sample."""
     try:
         scanned = scan(source)
     except SourceInvalid as error:
@@ -319,7 +319,7 @@ RECORDS = {
     "parquet": "a.parquet: row 2",
     "lmdb": "a.lmdb: 2",
 }
-"""What the third sample of a file is called: its record and where that begins, as far as files of the kind have either."""
+"""Name of the third sample's file, with its record and its place where the kind has these."""
 
 
 @pytest.mark.parametrize("kind", RECORDS)
@@ -327,7 +327,7 @@ RECORDS = {
 def test_what_is_said_of_a_lost_record_is_where_it_was_and_what_became_of_its_file(
     kind: str, damage: str, tmp_path: Path
 ) -> None:
-    """The file and the record stand in the sample's name, once, and how much of the file is left in the reason."""
+    """File and record are in the sample's name, once; the reason has what is left of the file."""
     root = tmp_path / "data"
     root.mkdir()
     source, file = KINDS[kind](root)

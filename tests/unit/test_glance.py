@@ -1,4 +1,4 @@
-"""What ``batchd check`` finds wrong with files that patterns name, and with the first of them, without a scan."""
+"""Problems that ``batchd check`` finds without a scan: a pattern's files, and the first one."""
 
 from pathlib import Path
 from typing import Any

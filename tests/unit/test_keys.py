@@ -70,7 +70,7 @@ def settle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batchd.daemon.tcp.keys.time_ns", lambda: later)
 
 
-# --- the text of a key -----------------------------------------------------------------------------------------------
+# --- the text of a key ----------------------------------------------------------------------------
 
 
 @given(st.binary(min_size=32, max_size=32))
@@ -113,7 +113,7 @@ def test_the_largest_group_is_the_last_one_taken() -> None:
     assert z85.encode(b"\xff" * 4) == b"%nSc0"
 
 
-# --- the connection file ---------------------------------------------------------------------------------------------
+# --- the connection file --------------------------------------------------------------------------
 
 
 def test_a_connection_file_is_read_as_it_was_written(connection_file: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_connection_file_that_others_can_open_is_refused(connection_file: Path
     ("mode", "is_read"), [(0o440, True), (0o640, True), (0o600, True), (0o644, False), (0o660, False)]
 )
 def test_a_file_of_roots_may_be_open_to_a_group(connection_file: Path, monkeypatch, mode: int, is_read: bool) -> None:
-    """So Kubernetes gives secrets to a container that is not root; the files of one's own are to be closed."""
+    """As Kubernetes mounts secrets for a container's user; a user's own files must be closed."""
     connection_file.chmod(mode)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
@@ -189,7 +189,7 @@ def test_a_file_of_roots_may_be_open_to_a_group(connection_file: Path, monkeypat
 
 
 def test_what_is_no_plain_file_is_refused_without_waiting(tmp_path: Path) -> None:
-    """A pipe that nobody writes to, a directory, a device without end; and what is not there is an OSError."""
+    """A pipe without a writer, a directory, an endless device; a missing file is an OSError."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(ValueError, match=f"{path} is not a regular file"):
@@ -209,12 +209,12 @@ def test_a_connection_file_may_be_a_link(connection_file: Path) -> None:
         read_connection_key(link)
 
 
-# --- the directory ---------------------------------------------------------------------------------------------------
+# --- the directory --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077])
 def test_files_and_directories_have_their_modes_whatever_the_umask(tmp_path: Path, mask: int) -> None:
-    """Nobody else can read a secret at any moment, and no parent is open to be written by everybody."""
+    """No other user can read a secret at any moment, and no parent is writable for all."""
     keys = KeyDirectory(tmp_path / "batchd" / "keys")
     with umask(mask):
         keys.new("a", None)
@@ -234,7 +234,7 @@ def test_a_file_has_its_mode_even_where_the_umask_takes_the_owners(keys: KeyDire
 
 
 def test_a_new_key_is_found_and_fits_its_connection_file(keys: KeyDirectory) -> None:
-    """The pair belongs together, the daemon's is the daemon's, and the trainer's secret is not on disk."""
+    """The pair belongs together, and the trainer's secret is not on disk."""
     key = keys.new("gpu-7", frozenset({"photos", "val"}))
 
     assert zmq.curve_public(key.secret.encode()).decode() == key.public
@@ -328,7 +328,7 @@ def test_an_unknown_name_is_not_revoked_and_the_known_ones_are_told(keys: KeyDir
 
 
 def test_a_file_is_read_once_while_it_stays_the_same(keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storm of handshakes does not read a thousand files each time; a file changed just now is read again though."""
+    """Many handshakes do not read all files again; a file changed just now is read, though."""
     reads: list[Path] = []
     real = sys.modules["batchd.daemon.tcp.keys"].read_key_table
 
@@ -369,7 +369,7 @@ def test_a_change_in_place_is_seen(keys: KeyDirectory, monkeypatch: pytest.Monke
     assert keys.find(PUBLIC) == TrainerKey("a", PUBLIC, None)
 
 
-# --- damage ----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def test_a_daemons_key_cut_anywhere_is_refused(keys: KeyDirectory) -> None:
@@ -492,7 +492,7 @@ def test_other_files_in_the_folder_are_nobodys_keys(keys: KeyDirectory) -> None:
     assert not (keys.path / "trainers/.new").exists()
 
 
-# --- links and strangers ---------------------------------------------------------------------------------------------
+# --- links and strangers --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -639,7 +639,7 @@ def test_many_commands_at_once_make_each_key_once(keys: KeyDirectory) -> None:
     assert all("there is a key" in error for output, error in told if not output)
 
 
-# --- the configuration -----------------------------------------------------------------------------------------------
+# --- the configuration ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -717,7 +717,7 @@ def test_zeromq_binds_the_endpoints_that_are_made(text: str) -> None:
 
 
 def test_the_usual_directory_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root's is the system's; a relative $XDG_CONFIG_HOME counts for nothing, as its specification says."""
+    """Root's is the system's; a relative $XDG_CONFIG_HOME is ignored, as its specification says."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert default_keys_dir() == Path("/etc/batchd/keys")
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)

@@ -1,4 +1,4 @@
-"""Sources over http and s3: the same samples and the same digest as from files, and what is said where servers fail."""
+"""Sources over http and s3: samples and digest as from files, and errors of failing servers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -389,7 +389,7 @@ class TestSamplesThatFail:
     def test_servers_that_fail(
         self, tmp_path: Path, web: FileServer, kind: str, name: str, reason: str, storage: Storage
     ) -> None:
-        """For a while; then they are well again. Whether a sample is read ahead makes no difference."""
+        """For a while; then they are well again. With and without reading ahead."""
         make_files(tmp_path)
         serve_folder(web, tmp_path)
         source = SOURCES[kind](Path(web.url))

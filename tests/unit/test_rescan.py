@@ -167,7 +167,7 @@ def test_a_scan_says_that_it_gets_on(served) -> None:
 
 
 def test_a_scan_says_how_long_it_may_be_silent(tmp_path, photos) -> None:
-    """What servers may take, and what the source lets somebody's function take, wherever in it that is."""
+    """The servers' time, and that of users' functions in any part of the source."""
     (tmp_path / "mine.py").write_text("def numbers():\n    return [0] * 8\n")
     numbers = {"type": "python", "function": "mine:numbers", "fields": {"x": "int64"}, "length_timeout_s": 1000.0}
     source = {"type": "concat", "sources": [numbers, {**numbers, "length_timeout_s": 10.0}]}

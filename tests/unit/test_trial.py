@@ -1,4 +1,4 @@
-"""A trial keeps its time also where a scan says little: within a large part of a file, and in another process."""
+"""A trial scan keeps its time though a scan is silent: in large files, in other processes."""
 
 from itertools import count
 from pathlib import Path

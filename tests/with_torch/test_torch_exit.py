@@ -1,4 +1,4 @@
-"""A loader that a script leaves open, after the daemon was restarted: the script ends all the same."""
+"""A script that leaves its loader open after a restart of the daemon still ends."""
 
 import subprocess
 import sys

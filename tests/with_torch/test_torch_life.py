@@ -1,4 +1,4 @@
-"""Loaders in the lives that programs lead: forks, pickles, DataLoaders, threads, interrupts, exits. Nothing hangs or is left."""
+"""Loaders in programs' lives: forks, pickles, DataLoaders, threads, interrupts, exits. No hang."""
 
 import json
 import pickle
@@ -150,7 +150,7 @@ def test_an_exception_in_the_loop_loses_nothing_but_the_batch_in_hand(load):
 
 
 def test_a_data_loader_passes_whole_batches_on(load):
-    """With ``batch_size=None`` and no workers; it has the length, the epochs and the state of the loader."""
+    """With ``batch_size=None`` and no workers; length, epochs and state are the loader's."""
     dataset = BatchdDataset(load())
     through = DataLoader(dataset, batch_size=None, num_workers=0)
     assert len(through) == len(dataset) == 5
