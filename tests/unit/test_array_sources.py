@@ -20,8 +20,8 @@ from batchd.sources.interface import kind_of
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd_wire.fields import ITEM_BYTES
-from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
+from support.source_files import source_problems
 
 
 def npy(folder: Path, array: np.ndarray, name: str = "x.npy") -> NpySource:

@@ -35,10 +35,9 @@ from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from support.lmdb_files import write_lmdb
-from support.looks import source_problems
 from support.parquet_files import write_parquet
 from support.shards import write_shard
-from support.source_files import nothing
+from support.source_files import nothing, source_problems
 from support.tfrecords import example, write_records
 from support.videos import Coding, write_video
 

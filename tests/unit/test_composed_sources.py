@@ -25,9 +25,8 @@ from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import Survey
 from support.configs import load
-from support.looks import source_problems
 from support.shards import write_shard
-from support.source_files import make, nothing
+from support.source_files import make, nothing, source_problems
 
 
 def scan(source: SourceOptions) -> SourceIndex:

@@ -18,8 +18,8 @@ from batchd.sources.csv import scan as csv_scan
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.interface import kind_of
 from batchd.storage.access import Storage
-from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
+from support.source_files import source_problems
 
 FIELDS = {"a": "text", "b": "text"}
 

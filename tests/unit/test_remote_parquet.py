@@ -19,9 +19,8 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
-from support.looks import source_problems
 from support.parquet_files import hugging_face, write_parquet
-from support.source_files import nothing
+from support.source_files import nothing, source_problems
 
 WELL = IgnoreRange()
 """For a HEAD, which asks for no range."""

@@ -28,10 +28,9 @@ from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.values import StorageLimits
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
-from support.looks import source_problems
 from support.parquet_files import hugging_face, write_parquet
 from support.shards import write_shard
-from support.source_files import nothing
+from support.source_files import nothing, source_problems
 from support.tfrecords import example, write_records
 
 WELL = IgnoreRange()
