@@ -23,9 +23,11 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from batchd.functions import load
+from batchd.sources import isolated_scan
 from batchd.storage.access import Storage
 from batchd.storage.values import StorageLimits
 from support.daemon_process import DaemonProcess
+from support.forked import start_scan
 from support.gs_server import GoogleServer
 from support.http_files import FileServer, serving
 from support.images import write_photos
@@ -56,9 +58,8 @@ settings.register_profile(
 )
 settings.load_profile("usual")
 
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # shells begin what runs in the background so, and what we start would, too
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Shells ignore it for background jobs, and our children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.dont_write_bytecode = False  # or each lane of each run would compile these modules again
 os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -147,6 +148,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def forked_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scans that need a process fork this one, which imports nothing again."""
+    monkeypatch.setattr(isolated_scan.children, "start", start_scan)
+
+
 @pytest.fixture(scope="session")
 def _network_library() -> None:
     """The library for URLs, whose threads live as long as the process once there was one."""
@@ -202,7 +209,6 @@ def _daemons(parent: Path, photos: Path) -> Iterator[StartDaemon]:
             daemon = DaemonProcess(parent, streams or {"photos": folder_stream(photos)}, **options)
             daemon.through = through
             stack.callback(daemon.close)
-            daemon.through = through
             return daemon.start(ready=ready)
 
         yield start

@@ -153,13 +153,12 @@ HELD = {"lmdb"}
 """Kinds that map their file: a cut ends the process, which ``tests/process`` tests."""
 
 
-RARE = {"lmdb": 12, "video": 25}
-"""Of so many places of a file one is tried: its scan is a process of its own."""
-everywhere = pytest.mark.parametrize("tries", [50, pytest.param(1000, marks=pytest.mark.slow)])
+pytestmark = pytest.mark.usefixtures("forked_scans")
+everywhere = pytest.mark.parametrize("tries", [20, pytest.param(1000, marks=pytest.mark.slow)])
 
 
-def places(data: bytes, made_by: str, tries: int) -> range:
-    return range(0, len(data), max(1, len(data) * RARE.get(made_by, 1) // tries))
+def places(data: bytes, tries: int) -> range:
+    return range(0, len(data), max(1, len(data) // tries))
 
 
 @pytest.fixture
@@ -249,21 +248,21 @@ def test_a_file_that_is_empty_is_refused_or_a_bad_sample(made: Made) -> None:
 
 
 @everywhere
-def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, made_by: str, tries: int) -> None:
+def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, tries: int) -> None:
     """Every length that it may have; what is left is read, refused or bad."""
     source, file = made
     data = file.read_bytes()
-    for length in (*places(data, made_by, tries), len(data) - 1):
+    for length in (*places(data, tries), len(data) - 1):
         file.write_bytes(data[:length])
         outcome(source, file)
 
 
 @everywhere
-def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, made_by: str, tries: int) -> None:
+def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, tries: int) -> None:
     """At every few bytes of it, in two ways."""
     source, file = made
     data = file.read_bytes()
-    for place in places(data, made_by, tries):
+    for place in places(data, tries):
         for mask in (0x01, 0xFF):
             file.write_bytes(data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :])
             outcome(source, file)

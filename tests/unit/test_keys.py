@@ -2,10 +2,10 @@
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,6 +29,7 @@ from batchd_wire.keys import (
     read_connection_key,
 )
 from support.configs import WHOLE, load
+from support.forked import Forked
 
 STRANGER = 54_321
 PUBLIC, SECRET = (key.decode() for key in zmq.curve_keypair())
@@ -616,27 +617,29 @@ def test_a_file_of_another_user_is_skipped() -> None:
 
 def test_many_commands_at_once_make_each_key_once(keys: KeyDirectory) -> None:
     """Two names, four processes for each: one of them gets the name, and all have one daemon."""
-    program = (
-        "import sys\nfrom pathlib import Path\nfrom batchd.daemon.tcp.keys import KeyDirectory\n"
-        "key = KeyDirectory(Path(sys.argv[1])).new(sys.argv[2])\nprint(key.daemon, key.public)"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(keys.path), name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in "aabbaabb"
-    ]
-    told = [process.communicate() for process in processes]
 
-    made = sorted(output.split() for output, _error in told if output)
+    def make(name: str) -> int:
+        try:
+            key = KeyDirectory(keys.path).new(name)
+        except BatchdError as error:
+            sys.stdout.write(f"refused: {error}")
+        else:
+            sys.stdout.write(f"{key.daemon} {key.public}")
+        return 0
+
+    processes = [Forked(partial(make, name), [], b"") for name in "aabbaabb"]
+    told = []
+    for process in processes:
+        with process.stdout as output:
+            told.append(output.read().decode())
+        assert process.wait() == 0
+
+    made = sorted(text.split() for text in told if not text.startswith("refused"))
     daemon = keys.daemon_key()
     assert daemon is not None
     assert made == sorted([daemon[0], trainer.public] for trainer in keys.trainers())
     assert len(made) == 2
-    assert all("there is a key" in error for output, error in told if not output)
+    assert sum("there is a key" in text for text in told) == 6
 
 
 # --- the configuration ----------------------------------------------------------------------------

@@ -30,6 +30,7 @@ OCR = {
     )
 } | {b"num-samples": b"30"}
 PAIRS = {"image": "image", "label": "text"}
+pytestmark = pytest.mark.usefixtures("forked_scans")
 
 
 @pytest.mark.parametrize("subdir", [True, False])
