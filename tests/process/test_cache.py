@@ -73,46 +73,49 @@ def test_each_sample_is_read_and_made_once(start_daemon, own_photos):
     assert shown.count("67% of 120 reads found there") == 4
 
 
-@pytest.mark.parametrize(
-    ("keys", "same", "different"),
-    [
-        (CACHE, {}, {"cache_memory": "17MiB"}),
-        (KINDS["resized"], {"pipeline": [*STEADY, RANDOM[0]]}, {"pipeline": [STEADY[0], *RANDOM]}),
-    ],
-    ids=["encoded", "decoded"],
-)
-def test_streams_share_a_cache(start_daemon, own_photos, keys, same, different):
+SHARING = {
+    "encoded": (CACHE, {}, {"cache_memory": "17MiB"}),
+    "decoded": (KINDS["resized"], {"pipeline": [*STEADY, RANDOM[0]]}, {"pipeline": [STEADY[0], *RANDOM]}),
+}
+"""Keys of a stream, and what others over its source may have: the same cache, or another one."""
+
+
+def test_streams_share_a_cache(start_daemon, own_photos):
     """Over one source, whatever follows; another budget or first step has its own cache."""
-    streams = {
-        "photos": folder_stream(own_photos, **keys),
-        "others": folder_stream(own_photos, **{**keys, **same, "batch_size": 4, "seed": 5}),
-        "larger": folder_stream(own_photos, **{**keys, **different}),
-    }
+    streams = {}
+    for kind, (keys, same, different) in SHARING.items():
+        streams[kind] = folder_stream(own_photos, **keys)
+        streams[f"{kind}-others"] = folder_stream(own_photos, **{**keys, **same, "batch_size": 4, "seed": 5})
+        streams[f"{kind}-larger"] = folder_stream(own_photos, **{**keys, **different})
     daemon = start_daemon(streams)
-    read(daemon)
-    first = Expected(daemon.config, "others").epoch(0)
+    for kind in SHARING:
+        read(daemon, kind)
+    first = {kind: Expected(daemon.config, f"{kind}-others").epoch(0) for kind in SHARING}
     own_photos.rename(own_photos.with_name("gone"))
 
-    assert read(daemon, "others") == [first]
-    others, larger = daemon.stream_status("others"), daemon.stream_status("larger")
-    assert (others["work"]["cache_hits"], others["cache"]["streams"]) == (PHOTOS, 2)
-    assert (larger["cache"]["held_samples"], larger["cache"]["streams"]) == (0, 1)
+    for kind in SHARING:
+        assert read(daemon, f"{kind}-others") == [first[kind]]
+        others, larger = daemon.stream_status(f"{kind}-others"), daemon.stream_status(f"{kind}-larger")
+        assert (others["work"]["cache_hits"], others["cache"]["streams"]) == (PHOTOS, 2)
+        assert (larger["cache"]["held_samples"], larger["cache"]["streams"]) == (0, 1)
 
 
 def test_a_cache_that_is_too_small_holds_a_part(start_daemon, photos):
     """The rest is read each time (by one worker: two might both read a sample first)."""
-    daemon = start_daemon({"photos": folder_stream(photos, **{**CACHE, "cache_memory": "72KiB"})}, workers=1)
-
-    epochs = read(daemon, epochs=3)
-
-    expected = Expected(daemon.config)
-    assert epochs == [expected.epoch(number) for number in range(3)]
-    stream = daemon.stream_status()
-    cache, work = stream["cache"], stream["work"]
-    assert 5 <= cache["held_samples"] < PHOTOS
-    assert cache["used_bytes"] <= cache["budget_bytes"] == 72 << 10
-    assert work["cache_hits"] == 2 * cache["held_samples"]
-    assert work["cache_hits"] + work["cache_misses"] == 3 * PHOTOS
+    budgets = {"encoded": 72 << 10, "decoded": 200 << 10}
+    streams = {
+        kind: folder_stream(photos, memory="1MiB", cache=kind, cache_memory=budget) for kind, budget in budgets.items()
+    }
+    daemon = start_daemon(streams, workers=1)
+    for kind, budget in budgets.items():
+        expected = Expected(daemon.config, kind)
+        assert read(daemon, kind, epochs=3) == [expected.epoch(number) for number in range(3)]
+        stream = daemon.stream_status(kind)
+        cache, work = stream["cache"], stream["work"]
+        assert 5 <= cache["held_samples"] < PHOTOS
+        assert cache["used_bytes"] <= cache["budget_bytes"] == budget
+        assert work["cache_hits"] == 2 * cache["held_samples"]
+        assert work["cache_hits"] + work["cache_misses"] == 3 * PHOTOS
 
 
 def test_a_bad_file_is_not_kept(start_daemon, own_photos):
@@ -320,19 +323,6 @@ def test_caches_of_no_stream_are_told_and_not_removed(start_daemon, own_photos, 
     assert "2 files" in finding.found
     assert "no daemon that runs uses 1 of them" in finding.found
     assert finding.advice.endswith(f"rm {old}")
-
-
-def test_decoded_samples_that_were_kept_in_part_have_the_same_bytes(start_daemon, photos):
-    """Within the budget, on any worker."""
-    daemon = start_daemon({"photos": folder_stream(photos, **{**DECODED, "cache_memory": "200KiB"})})
-
-    epochs = read(daemon, epochs=3)
-
-    expected = Expected(daemon.config)
-    assert epochs == [expected.epoch(number) for number in range(3)]
-    stream = daemon.stream_status()
-    assert 0 < stream["cache"]["held_samples"] < PHOTOS
-    assert 0 < stream["work"]["cache_hits"] < 2 * PHOTOS
 
 
 def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):

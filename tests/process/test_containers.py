@@ -196,8 +196,11 @@ def test_a_contained_trainer_that_came_over_tcp_is_told_which_directory_to_share
 # --- process ids ----------------------------------------------------------------------------------
 
 
-def test_a_daemon_in_a_container_serves_trainers_outside_of_it(start_contained):
-    """It says that it does not know their pids; it ends cleanly as process 1 of its namespace."""
+def test_a_daemon_in_a_container_serves_trainers_outside_of_it_and_in_others(start_contained, start_inside):
+    """It says that it does not know their pids; it ends cleanly as process 1 of its namespace.
+
+    Neither can name the other's processes; the lifeline works all the same.
+    """
     daemon = start_contained()
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos")
@@ -206,14 +209,6 @@ def test_a_daemon_in_a_container_serves_trainers_outside_of_it(start_contained):
         printed = batchd("status", address=daemon.address).stdout
     assert (trainer["transport"], trainer["pid"], trainer["user"]) == ("shared memory", None, os.getuid())
     assert re.search(r" -  shared memory  photos ", printed)
-    os.kill(process_inside(daemon.pid), signal.SIGTERM)
-    assert daemon.wait() == 0
-    assert daemon.files() == {"lock"}
-
-
-def test_a_daemon_and_a_trainer_in_containers_of_their_own(start_contained, start_inside):
-    """Neither can name the other's processes; the lifeline works all the same."""
-    daemon = start_contained()
     trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}).ready()
     seen = trainer.hold(2)
     [status] = trainers(daemon)
@@ -222,7 +217,9 @@ def test_a_daemon_and_a_trainer_in_containers_of_their_own(start_contained, star
     assert seen + trainer.take() == Expected(daemon.config).epoch(0)
     trainer.kill()
     wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
-    daemon.kill()
+    os.kill(process_inside(daemon.pid), signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert daemon.files() == {"lock"}
 
 
 # --- users ----------------------------------------------------------------------------------------

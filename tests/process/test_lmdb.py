@@ -24,18 +24,17 @@ def records_of(photos, folder):
 
 
 def test_records_give_the_batches_that_the_same_files_give(start_daemon, photos, tmp_path):
-    """One worker, then two, one killed meanwhile; two streams share the database."""
+    """A worker is killed meanwhile; two streams share the database."""
     files = folder_stream(photos)
     records = {**files, "source": records_of(photos, tmp_path / "db")}
-    for workers in (1, 2):
-        daemon = start_daemon({"files": files, "records": records, "again": records}, workers=workers)
-        with batchd_client.connect(daemon.address) as connection:
-            streams = [connection.stream(name, epochs=2) for name in ("files", "records", "again")]
-            one, *others = [see(stream) for stream in streams]
-            assert others == [one, one]
-            os.kill(daemon.status()["workers"][0]["pid"], signal.SIGKILL)
-            one, *others = [see(stream) for stream in streams]
-            assert others == [one, one]
+    daemon = start_daemon({"files": files, "records": records, "again": records})
+    with batchd_client.connect(daemon.address) as connection:
+        streams = [connection.stream(name, epochs=2) for name in ("files", "records", "again")]
+        one, *others = [see(stream) for stream in streams]
+        assert others == [one, one]
+        daemon.kill_a_worker()
+        one, *others = [see(stream) for stream in streams]
+        assert others == [one, one]
 
 
 def test_a_database_that_is_cut_in_the_middle_of_a_sample_costs_a_worker_and_nothing_else(

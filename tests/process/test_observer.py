@@ -186,17 +186,6 @@ def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, s
     wait_until(lambda: not is_alive(observer), "the observer is gone")
 
 
-def test_the_observer_ends_with_a_daemon_that_drains(start_daemon):
-    """And the daemon ends well."""
-    daemon = start_daemon(http=ANYWHERE)
-    observer = observer_of(daemon)
-
-    assert daemon.terminate() == 0
-
-    assert not is_alive(observer)
-    assert not daemon.log_lines("observer ended")
-
-
 def test_an_address_that_was_asked_for_and_is_taken_is_refused(tmp_path, photos):
     """Before anything is scanned, with the key and what helps."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

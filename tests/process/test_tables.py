@@ -3,7 +3,6 @@
 import os
 
 import numpy as np
-import pytest
 
 import batchd_client
 from support.expected import Expected
@@ -39,11 +38,10 @@ def write_sources(folder):
     }
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_streams_serve_what_the_files_hold(start_daemon, tmp_path, workers):
+def test_streams_serve_what_the_files_hold(start_daemon, tmp_path):
     """Four kinds of source without a pipeline, equal over two epochs; and ready pictures."""
     tables = {name: {"source": source, "batch_size": 8} for name, source in write_sources(tmp_path).items()}
-    daemon = start_daemon({**tables, "pictures": pictures(tmp_path / "pictures.npy")}, workers=workers)
+    daemon = start_daemon({**tables, "pictures": pictures(tmp_path / "pictures.npy")})
     expected = Expected(daemon.config, "npy")
     with batchd_client.connect(daemon.address) as connection:
         for name in tables:
