@@ -70,9 +70,8 @@ def assert_exact(daemon, trainer):
     trainer.quit()
 
 
-@pytest.mark.parametrize(
-    "step", [WORKER_STEPS[0], *(pytest.param(step, marks=pytest.mark.slow) for step in WORKER_STEPS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("step", WORKER_STEPS)
 def test_a_worker_killed_at_any_step_changes_nothing(start_pair, step):
     """It is replaced, and its rows are filled from scratch."""
     daemon, trainer = start_pair(faults={step: "kill"}, chunk_rows=3)
@@ -85,7 +84,7 @@ def test_a_worker_killed_at_any_step_changes_nothing(start_pair, step):
 
 def test_workers_killed_at_every_step_one_after_the_other_change_nothing(start_pair):
     """Each time at another sample, so that none of them is met twice and taken for poison."""
-    kills = {step: f"kill@{passage}" for passage, step in enumerate(WORKER_STEPS[1:], 2)}
+    kills = {step: f"kill@{passage}" for passage, step in enumerate(WORKER_STEPS, 1)}
     daemon, trainer = start_pair(faults=kills, workers=1, chunk_rows=2)
 
     assert_exact(daemon, trainer)

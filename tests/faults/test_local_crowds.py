@@ -16,7 +16,7 @@ from support.seen import see
 from support.settings import folder_stream
 from support.waiting import PATIENCE_S, wait_until
 
-LIMITS = [90, 400, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (1_024, 4_096))]
+LIMITS = [90, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (400, 1_024, 4_096))]
 OUR_LIMIT = 4 * 4_096
 TRAINERS = 30
 """Ordinary ones, at once; each reads an epoch and goes."""

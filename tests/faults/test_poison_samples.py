@@ -44,9 +44,8 @@ def worker_deaths(daemon):
 @pytest.mark.parametrize(
     ("step", "chunk_rows"),
     [
-        ("worker.sample.begin", "auto"),
         ("worker.sample.decoded", 8),
-        *(pytest.param("worker.sample.begin", rows, marks=pytest.mark.slow) for rows in (1, 8)),
+        *(pytest.param("worker.sample.begin", rows, marks=pytest.mark.slow) for rows in (1, 8, "auto")),
         *(pytest.param("worker.sample.decoded", rows, marks=pytest.mark.slow) for rows in (1, "auto")),
     ],
 )
@@ -107,28 +106,6 @@ def test_a_sample_that_hangs_is_poison_too(start_daemon):
     assert {line["reason"] for line in daemon.log_lines("worker killed")} == {"it worked on one sample for 0.4 s"}
     assert set(samples(seen)) == set(range(40)) - {POISON}
     assert (bad.sample, bad.path) == (POISON, path)
-
-
-def test_a_sample_that_takes_all_the_memory_is_poison_too(start_daemon):
-    """The kernel kills its workers for want of memory: SIGKILL, but no outsider's."""
-    faults = {f"worker.sample.begin:{POISON}": "stop", f"worker.sample.read:{POISON}": "eat"}
-    daemon = start_daemon(workers=1, lasting_faults=faults)
-
-    with memory_group(64 << 20) as group, batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=1)
-        for _ in range(2):
-            (worker,) = wait_until(
-                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has it in hand"
-            )
-            (group / "cgroup.procs").write_text(str(worker))
-            os.kill(worker, signal.SIGCONT)
-            wait_until(lambda worker=worker: worker not in daemon.worker_pids(), "it is dead")
-        seen = see(stream)
-        (bad,) = connection.bad("photos").samples
-
-    assert worker_deaths(daemon) == ["signal 9 (SIGKILL)"] * 2
-    assert bad.sample == POISON
-    assert set(samples(seen)) == set(range(40)) - {POISON}
 
 
 def join(group, daemon):

@@ -121,13 +121,7 @@ def test_an_example_ends_where_both_do_not_give_the_same(common, other, message,
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("generator_enqueuer", "process_pool"),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("glob_imread", "queue_runner", "file_list", "tfrecords")
-        ),
-    ],
+    [pytest.param(name, marks=() if name == "process_pool" else pytest.mark.slow) for name in RUNS_EVERYWHERE],
 )
 def test_ctrl_c_ends_a_classic_way_cleanly(start, name, tmp_path):
     """In the middle of a round: without a traceback, and without leaving files or processes."""

@@ -91,7 +91,7 @@ def test_a_runtime_directory_without_inodes_is_refused_with_advice(start_daemon,
     assert "its file system has no space or no inodes left (df, df -i): make room there" in daemon.log
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [SIGNALS[0], pytest.param(SIGNALS[1], marks=pytest.mark.slow)])
 def test_the_first_signal_drains_and_ends_well(start_daemon, start_trainer, number):
     """Under load of two trainers; the workers finish their orders, and the exit status is 0."""
     daemon = start_daemon()

@@ -143,11 +143,15 @@ def test_a_stopped_daemon_is_told_of_by_its_observer(observed):
     assert metrics["up"] == 0
     assert metrics["status_age_seconds"] > 4
     assert metrics["workers{state=ready}"] == 2
+    page = json.loads(fetch(daemon, "/overview.json").text)["observer"]
+    assert not page["up"]
+    assert page["silent_s"] >= 5
     daemon.send(signal.SIGCONT)
     wait_until(lambda: fetch(daemon, "/healthz").status == 200, "it is well again")
     assert scrape(daemon)["up"] == 1
 
 
+@pytest.mark.slow  # to its observer, it is as silent as a stopped process
 def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
     """It has not ended, so nobody restarts it by himself."""
     daemon = start_daemon(http=ANYWHERE, faults={"daemon.release.received": "hang"})

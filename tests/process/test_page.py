@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 
 import pytest
 
@@ -56,18 +55,6 @@ def test_the_page_shows_what_the_status_says(observed, start_trainer):
     assert {worker["pid"] for worker in found["workers"]} == {one["pid"] for one in observed.status()["workers"]}
     kinds = {one["kind"] for one in json.loads(fetch(observed, "/history.json").text)["series"]}
     assert "ready_slots" in kinds
-
-
-def test_the_overview_is_there_while_the_daemon_says_nothing(observed):
-    """With for how long it has not."""
-    wait_until(lambda: fetch(observed, "/overview.json").status == 200, "there was an answer")
-    observed.send(signal.SIGSTOP)
-    try:
-        wait_until(lambda: not overview(observed)["observer"]["up"], "it is said not to answer")
-        assert overview(observed)["observer"]["silent_s"] >= 5
-    finally:
-        observed.send(signal.SIGCONT)
-    wait_until(lambda: overview(observed)["observer"]["up"], "it answers again")
 
 
 def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):

@@ -1,9 +1,7 @@
 """The same position has the same bytes, whoever decodes it and whatever happened before."""
 
 import json
-import os
 import random
-import signal
 
 import pytest
 
@@ -53,21 +51,6 @@ def test_each_epoch_has_every_sample_once_in_an_order_of_its_own(daemon):
     assert samples(first) == samples(second) == list(range(40))
     assert [one.samples for one in first] != [one.samples for one in second]
     assert len(first[-1].samples) == 1
-
-
-def test_killed_workers_change_no_byte(start_daemon, photos):
-    """What their successors decode is what they would have decoded."""
-    daemon = start_daemon({"photos": folder_stream(photos, **MANY)})
-    expected = Expected(daemon.config)
-
-    with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=1)
-        seen = see(stream, 4)
-        for pid in daemon.worker_pids():
-            os.kill(pid, signal.SIGKILL)
-        seen += see(stream)
-
-    assert seen == expected.epoch(0)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -69,7 +69,9 @@ def test_a_second_time_only_what_is_missing_is_made(config, whole, tmp_path):
     assert {file.name for file in kept} == {name for name, time in times().items() if before[name] == time}
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_the_same_command_goes_on_where_it_was(number, config, whole, tmp_path):
     """Killed or interrupted between shards and within: no remains, and the same bytes."""
     command = start(config(), "prepare.sample.begin:30=stop")
