@@ -43,7 +43,7 @@ settings.register_profile(
     "usual",
     derandomize=True,
     deadline=None,
-    max_examples=40,
+    max_examples=25,
     stateful_step_count=50,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],  # the machine's speed does not concern the code

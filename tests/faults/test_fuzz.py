@@ -115,7 +115,7 @@ def converse(daemon, examples):
 
 def test_hostile_values_and_wrong_orders_change_nothing(daemon):
     """From peers that are a session, and from those that have not said a word yet."""
-    converse(daemon, 60)
+    converse(daemon, 30)
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def throw_rounds(daemon, rounds, messages):
 
 def test_spoilt_messages_change_nothing_and_leave_nothing(daemon):
     """Flipped, cut, repeated and spliced, over ZeroMQ and lifelines; valid messages are obeyed."""
-    throw_rounds(daemon, 6, 2000)
+    throw_rounds(daemon, 6, 800)
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def converse(served, context, examples):
 
 def test_hostile_values_and_wrong_orders_change_nothing(served, context):
     """From sessions and from peers that did not greet; in one frame and in several."""
-    converse(served, context, 40)
+    converse(served, context, 25)
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def throw_rounds(served, context, rounds, messages):
 
 def test_spoilt_messages_change_nothing_and_leave_nothing(served, context):
     """Flipped, cut, repeated and spliced; what is still a message is obeyed."""
-    throw_rounds(served, context, 6, 320)
+    throw_rounds(served, context, 6, 200)
 
 
 @pytest.mark.slow
@@ -309,7 +309,7 @@ def say_rounds_below(served, context, rounds, connections):
 
 def test_spoilt_connections_change_nothing_and_leave_nothing(served, context):
     """Greeting, handshake, frame lengths and contents, each spoilt from a good recording."""
-    say_rounds_below(served, context, 6, 40)
+    say_rounds_below(served, context, 6, 25)
 
 
 @pytest.mark.slow
@@ -336,7 +336,7 @@ def spoil_on_the_way(served, context, connections):
 
 def test_encrypted_connections_that_are_spoilt_on_the_way_change_nothing(keyed, context):
     """A replayed CURVE handshake fails; one that is changed on the way gets farther."""
-    spoil_on_the_way(keyed, context, 40)
+    spoil_on_the_way(keyed, context, 25)
 
 
 @pytest.mark.slow

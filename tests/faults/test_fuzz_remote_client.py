@@ -153,7 +153,7 @@ def follow_scripts(fake, examples):
 
 def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours(fake):
     """In whatever the daemon says first, later, or all the time."""
-    follow_scripts(fake, 120)
+    follow_scripts(fake, 60)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def meet_spoilt_bytes(fake, trainers):
 
 def test_spoilt_bytes_end_in_an_error_of_ours(fake):
     """Flipped, cut, repeated and spliced; what is still a message is believed."""
-    meet_spoilt_bytes(fake, 200)
+    meet_spoilt_bytes(fake, 100)
 
 
 @pytest.mark.slow

@@ -46,16 +46,16 @@ def kill_through_an_epoch(daemon, kills, seed):
         return seen, connection.status()
 
 
-@pytest.mark.parametrize(("division", "kills"), [({"workers": 2}, 50), ({"workers": 3, "chunk_rows": 1}, 25)])
+@pytest.mark.parametrize(("division", "kills"), [({"workers": 2}, 25), ({"workers": 3, "chunk_rows": 1}, 15)])
 def test_many_killed_workers_lose_repeat_and_reorder_nothing(start_daemon, photos, tmp_path, division, kills):
     """Killed at random moments of one epoch; every sample comes once, in its place."""
-    streams = long_epoch(photos, tmp_path, 2400, batch_size=16)
+    streams = long_epoch(photos, tmp_path, 1200, batch_size=16)
     daemon = start_daemon(streams, **division)
 
     seen, status = kill_through_an_epoch(daemon, kills, seed=kills)
 
     assert seen == Expected(daemon.config).epoch(0)
-    assert samples(seen) == list(range(2400))
+    assert samples(seen) == list(range(1200))
     (stream,) = status["streams"]
     assert stream["quarantined_samples"] == stream["bad_samples"] == 0
     wait_until(lambda: daemon.status()["daemon"]["worker_deaths"] == kills, "all deaths are counted")
