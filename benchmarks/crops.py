@@ -56,7 +56,8 @@ def run(bench: Bench) -> None:
         f"{statistics.median(growth):.3f} ({min(growth):.3f} to {max(growth):.3f})"
     )
     for name, steps in STEPS.items():
-        rounds = [_epoch_us(pairs, steps, epoch) for epoch in range(bench.rounds + 1)][1:]  # the first warms up
+        # The first round warms up.
+        rounds = [_epoch_us(pairs, steps, epoch) for epoch in range(bench.rounds + 1)][1:]
         for side, spent_us in zip(SIDES, zip(*rounds, strict=True), strict=True):
             print(f"{name}: {side} {spread(list(spent_us), 0)} us for a photograph")
         _report(bench, f"crops-{name}", [whole / alone for whole, alone, _ in rounds], TARGETS[name])

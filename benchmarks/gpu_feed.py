@@ -190,7 +190,7 @@ def _config(scratch: Path, files: list[Path], extent: Extent, workers: int) -> P
     return path
 
 
-# --- bandwidth --------------------------------------------------------------------------------------------------------
+# --- bandwidth ------------------------------------------------------------------------------------
 
 
 def bandwidth(run: Run) -> None:
@@ -233,7 +233,7 @@ def _gigabytes_per_s(run: Run, source: torch.Tensor, target: torch.Tensor) -> fl
     return run.extent.copies * source.nbytes / run.device.seconds(begun, ended) / 1e9
 
 
-# --- what a batch costs the trainer -----------------------------------------------------------------------------------
+# --- what a batch costs the trainer ---------------------------------------------------------------
 
 
 def per_batch(run: Run) -> None:
@@ -260,7 +260,7 @@ def per_batch(run: Run) -> None:
     table.add("next(loader), batches ready", next_us, "us")
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 class PlainDataset(torch.utils.data.Dataset[Any]):
@@ -290,7 +290,7 @@ def training(run: Run, files: list[Path], workers: int) -> None:
     table, extent = run.table, run.extent
     step = TrainingStep(run.device)
     warm_up = max(extent.ring_batches, 3 * workers)
-    steps = -(-extent.steps // workers) * workers  # a DataLoader's batches come in bursts of so many
+    steps = -(-extent.steps // workers) * workers  # a DataLoader's batches come in such bursts
     repeated = files * (1 + (steps + warm_up) * extent.batch // len(files))
     theirs = torch.utils.data.DataLoader(
         PlainDataset(repeated),

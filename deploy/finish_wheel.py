@@ -1,4 +1,4 @@
-"""Make a wheel of batchd one for any machine: what `make wheels` runs on the wheel that was just built.
+"""Make a wheel of batchd fit any machine; `make wheels` runs this on the wheel it has built.
 
     finish_wheel.py BUILT FOLDER      BUILT/batchd-*.whl -> FOLDER
 

@@ -50,7 +50,7 @@ pipeline = [
 """
 
 
-# --- what a trainer is: the whole of it -----------------------------------------------------------------------------------
+# --- what a trainer is: the whole of it -----------------------------------------------------------
 
 
 def train(address: str, epochs: int) -> None:
@@ -80,7 +80,7 @@ def tell(**numbers: float) -> None:
     print(json.dumps(numbers), flush=True)
 
 
-# --- what the demo does around it -----------------------------------------------------------------------------------------
+# --- what the demo does around it -----------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ class Trained(NamedTuple):
     velocity: Parameters
 
 
-# --- the model ------------------------------------------------------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------
 
 
 def start(classes: int) -> Trained:
@@ -91,7 +91,7 @@ def step(trained: Trained, images: jax.Array, labels: jax.Array) -> tuple[Traine
     return Trained(parameters, velocity), loss
 
 
-# --- the training ---------------------------------------------------------------------------------------------------------
+# --- the training ---------------------------------------------------------------------------------
 
 
 def train(address: str, checkpoint: Path, epochs: int) -> None:

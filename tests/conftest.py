@@ -23,9 +23,11 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from batchd.functions import load
+from batchd.sources import scan
 from batchd.storage.access import Storage
 from batchd.storage.values import StorageLimits
 from support.daemon_process import DaemonProcess
+from support.forked import start_scan
 from support.gs_server import GoogleServer
 from support.http_files import FileServer, serving
 from support.images import write_photos
@@ -41,10 +43,10 @@ settings.register_profile(
     "usual",
     derandomize=True,
     deadline=None,
-    max_examples=40,
+    max_examples=25,
     stateful_step_count=50,
     database=None,
-    suppress_health_check=[HealthCheck.too_slow],  # how fast the machine is says nothing about the code
+    suppress_health_check=[HealthCheck.too_slow],  # the machine's speed does not concern the code
 )
 settings.register_profile(
     "long",
@@ -56,11 +58,10 @@ settings.register_profile(
 )
 settings.load_profile("usual")
 
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # shells begin what runs in the background so, and what we start would, too
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Shells ignore it for background jobs, and our children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.dont_write_bytecode = False  # or each lane of each run would make anew what pytest makes of all these modules
+sys.dont_write_bytecode = False  # or each lane of each run would compile these modules again
 os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
 keep(os.environ[RUN_VARIABLE])
 LEAK_PATIENCE_S = PATIENCE_S / 4
@@ -82,7 +83,7 @@ def daemons_folder() -> Iterator[Path]:
 
 
 class FailuresAtOnce:
-    """Names each failure when it happens, with what it says: a long run may be stopped before its end, or killed."""
+    """Prints each failure when it happens: a long run may be stopped or killed before its end."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
@@ -106,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays, so the collector of garbage need not look through it again and again."""
+    """Freeze the imported modules, so that the garbage collector need not scan them each time."""
     gc.collect()
     gc.freeze()
 
@@ -128,7 +129,7 @@ def _as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(request: pytest.FixtureRequest, daemons_folder: Path) -> Iterator[None]:
-    """Fail a test that leaves processes, threads, descriptors, mappings or files; a failed one still has its traceback."""
+    """Fail a test that leaves processes, threads, descriptors, mappings or files behind."""
     before = look(daemons_folder)
     yield
     if request.node.stash.get(_HAS_FAILED, False):
@@ -147,6 +148,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def forked_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scans that need a process fork this one, which imports nothing again."""
+    monkeypatch.setattr(scan.children, "start", start_scan)
+
+
 @pytest.fixture(scope="session")
 def _network_library() -> None:
     """The library for URLs, whose threads live as long as the process once there was one."""
@@ -156,7 +163,7 @@ def _network_library() -> None:
 
 @pytest.fixture
 def storage(_network_library: None) -> Iterator[Storage]:
-    """Servers may say nothing for a moment and are asked three times; connections end with the test."""
+    """Storage with short limits: three tries; its connections end with the test."""
     with Storage(StorageLimits(timeout_s=0.4, retries=2, deadline_s=5.0)) as storage:
         yield storage
 
@@ -202,7 +209,6 @@ def _daemons(parent: Path, photos: Path) -> Iterator[StartDaemon]:
             daemon = DaemonProcess(parent, streams or {"photos": folder_stream(photos)}, **options)
             daemon.through = through
             stack.callback(daemon.close)
-            daemon.through = through
             return daemon.start(ready=ready)
 
         yield start

@@ -4,9 +4,9 @@
 
 Counted are the modules of the two distributions, ``batchd`` and ``client``. Prose is comments and
 docstrings of these, of tests, benchmarks and examples, and the text of Markdown pages outside of
-tables, code and links. Modules that name the class of a step or a source are those that a new one
-of the same form has to write or change. Fields of messages have no unique names, so a script cannot
-count their places.
+headings, tables, code and links. Modules that name the class of a step or a source are those that a
+new one of the same form has to write or change. Fields of messages have no unique names, so a
+script cannot count their places.
 """
 
 import ast
@@ -72,11 +72,11 @@ def prose_lines(file: Path) -> Iterator[str]:
         is_code = False
         for line in text.splitlines():
             is_code ^= line.lstrip().startswith("```")
-            if not is_code and not line.startswith(("|", "    ")):
+            if not is_code and not line.startswith(("|", "    ", "#")):
                 yield re.sub(r"\]\([^)]*\)", "]()", line)
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT and "noqa" not in token.string:
+        if token.type == tokenize.COMMENT and not re.match("# (noqa|type: ignore)", token.string):
             yield token.line.rstrip("\n")
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):

@@ -1,4 +1,4 @@
-"""The limit: processes that run batchd's own pipeline into private memory that they use again, and deliver nothing."""
+"""The limit: batchd's pipeline in processes that fill reused private memory, with no delivery."""
 
 import multiprocessing
 import tempfile
@@ -24,7 +24,7 @@ from batchd_wire.position import Position
 
 
 def work(pipe: Connection, options: common.Options, which: int) -> None:
-    """Runs in a process: fill batches for so many seconds as it is told, and say how many images and seconds that were."""
+    """Fill batches for the given seconds, in a process of its own; tell the images and seconds."""
     with tempfile.TemporaryDirectory(prefix="batchd-peers-") as scratch:
         config = load_config(configuration(options, Path(scratch))).streams["photos"]
     index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage())

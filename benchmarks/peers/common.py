@@ -68,7 +68,7 @@ def play(batches: Batches, serve: Serve | None = None) -> None:
     """Be a side until standard input ends."""
     answers = _answers_alone()
     options = told()
-    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)  # what a peer starts in the background stays a descendant
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)  # a peer's background processes stay ours
     is_trainer = bool(options.address)
     with nullcontext(options.address) if is_trainer or serve is None else serve(options) as address:
         options = options._replace(address=address)
@@ -128,7 +128,7 @@ def photographs(folder: Path) -> list[str]:
     return sorted(str(path) for path in folder.iterdir())
 
 
-# --- decoding by hand -----------------------------------------------------------------------------------------------------
+# --- decoding by hand -----------------------------------------------------------------------------
 
 
 def random_box(height: int, width: int) -> tuple[int, int, int, int]:
@@ -196,7 +196,7 @@ def loader(variant: str) -> Callable[[str], Any]:
     return RegionLoader() if variant == "region" else load_with_cv2
 
 
-# --- processes ------------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def tree(root: int) -> list[int]:
@@ -243,7 +243,7 @@ def _seconds_since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started(os.getpid()) / _TICKS_S
 
 
-# --- the contract ---------------------------------------------------------------------------------------------------------
+# --- the contract ---------------------------------------------------------------------------------
 
 
 def told() -> Options:

@@ -86,7 +86,7 @@ def _against_lowest(values: dict[str, list[float]] | dict[str, list[int]]) -> fl
     return medians["batchd"] / min(peers) if peers and "batchd" in medians else None
 
 
-# --- Markdown -------------------------------------------------------------------------------------------------------------
+# --- Markdown -------------------------------------------------------------------------------------
 
 
 def markdown(sides: Sequence[Side], table: Table, ours_in: Sequence[str]) -> str:

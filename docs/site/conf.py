@@ -13,7 +13,8 @@ version = release = version_of("batchd")
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
-myst_disable_syntax = ["myst_role", "myst_target", "myst_line_comment", "myst_block_break"]  # pages are plain Markdown
+# Pages are plain Markdown.
+myst_disable_syntax = ["myst_role", "myst_target", "myst_line_comment", "myst_block_break"]
 
 html_theme = "furo"
 html_title = f"batchd {release}"

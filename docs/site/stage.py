@@ -1,6 +1,6 @@
 """Lays the documentation out for Sphinx: ``make site`` runs it on the way to build/site.
 
-    docs/README.md  ->  index.md, with what the sidebar shows: its headings, and under each the pages that it links to
+    docs/README.md  ->  index.md, with the sidebar: its headings, and the pages that each links to
     docs/X.md       ->  X.md
     Y/Z.md          ->  Y/Z.md, where a page links to it: ARCHITECTURE.md, SECURITY.md, ...
     Y/Z             ->  files/Y/Z.md: a file, or a folder, that a page links to, shown as it is
@@ -133,7 +133,7 @@ class Stage:
         return "\n".join(lines) + "\n"
 
     def _said(self, words: str, goal: PurePosixPath) -> str:
-        """The words of a link; where they are a page's file name, as in the repository, its title."""
+        """A link's words; the page's title where they are its file name, as in the repository."""
         title = TITLE.search((self._root / goal).read_text()) if goal.suffix == ".md" else None
         return f"[{title[1]}]" if title and words in (f"[{goal.name}]", f"[{goal}]") else words
 

@@ -21,7 +21,7 @@ EPOCHS = 2
 TOLERANCE = 1.0
 """Of 255: TensorFlow resizes to floating point, batchd to whole numbers."""
 
-# --- the old way ----------------------------------------------------------------------------------------------------------
+# --- the old way ----------------------------------------------------------------------------------
 
 
 def dataset(tf: Any, photographs: Sequence[Photograph], epochs: int | None) -> Any:
@@ -48,7 +48,7 @@ def with_tensorflow(tf: Any, photographs: Sequence[Photograph]) -> Iterator[Iter
     yield dataset(tf, photographs, None).as_numpy_iterator()
 
 
-# --- with batchd ----------------------------------------------------------------------------------------------------------
+# --- with batchd ----------------------------------------------------------------------------------
 
 CONFIG = """
 [streams.photos]

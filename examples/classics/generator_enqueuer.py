@@ -48,7 +48,7 @@ def batches(folder: str, rng: np.random.Generator) -> Iterator[tuple[np.ndarray,
         yield images, np.array([files[i].label for i in chosen]), chosen
 
 
-# --- the old way ----------------------------------------------------------------------------------------------------------
+# --- the old way ----------------------------------------------------------------------------------
 
 
 class OneAtATime:
@@ -120,7 +120,7 @@ def with_processes(folder: str) -> Iterator[Iterator[Any]]:
         yield taken(filled, runners)
 
 
-# --- with batchd ----------------------------------------------------------------------------------------------------------
+# --- with batchd ----------------------------------------------------------------------------------
 
 CONFIG = """
 [daemon]

@@ -18,7 +18,7 @@ import batchd_client
 
 BATCH_SIZE = 8
 
-# --- the old way ----------------------------------------------------------------------------------------------------------
+# --- the old way ----------------------------------------------------------------------------------
 
 
 def read(file: Path) -> np.ndarray:
@@ -36,7 +36,7 @@ def with_imread(folder: Path) -> Iterator[Iterator[tuple[Sequence[np.ndarray], S
     yield (([read(file) for file in names], [str(file) for file in names]) for names in map(list, batches))
 
 
-# --- with batchd ----------------------------------------------------------------------------------------------------------
+# --- with batchd ----------------------------------------------------------------------------------
 
 CONFIG = """
 [streams.photos]

@@ -21,7 +21,7 @@ JOBS_PER_SECOND = 500
 TOLERANCE = 3.0
 """Of 255, the mean difference over an image: the same pixels, written by two JPEG encoders."""
 
-# --- the old way ----------------------------------------------------------------------------------------------------------
+# --- the old way ----------------------------------------------------------------------------------
 
 
 def shrink(job: tuple[Path, Path]) -> None:
@@ -45,7 +45,7 @@ def with_pool(files: list[Path], to: Path) -> int:
         return sum(1 for _ in pool.imap_unordered(shrink, jobs, chunksize=16))
 
 
-# --- with batchd ----------------------------------------------------------------------------------------------------------
+# --- with batchd ----------------------------------------------------------------------------------
 
 CONFIG = """
 [streams.shrink]

@@ -45,7 +45,7 @@ def write_shards(folder: Path, photographs: Sequence[Photograph]) -> list[str]:
     return [str(file) for file in files]
 
 
-# --- the old way ----------------------------------------------------------------------------------------------------------
+# --- the old way ----------------------------------------------------------------------------------
 
 
 def dataset(tf: Any, files: Sequence[str], epochs: int | None) -> Any:
@@ -75,7 +75,7 @@ def with_tensorflow(tf: Any, files: Sequence[str]) -> Iterator[Iterator[Any]]:
     yield dataset(tf, files, None).as_numpy_iterator()
 
 
-# --- with batchd ----------------------------------------------------------------------------------------------------------
+# --- with batchd ----------------------------------------------------------------------------------
 
 CONFIG = """
 [streams.photos]

@@ -79,7 +79,7 @@ class Faults:
         self._deck = [kind for kind, (weight, _) in self._kinds.items() for _ in range(1 if is_first else weight)]
         self._chance.shuffle(self._deck)
 
-    # --- kills --------------------------------------------------------------------------------------------------------
+    # --- kills ------------------------------------------------------------------------------------
 
     def _kill(self, pids: Pids) -> bool:
         run = self._run
@@ -143,7 +143,7 @@ class Faults:
         if visitor.number in self._run.members:
             self._run.kill(visitor)
 
-    # --- stops --------------------------------------------------------------------------------------------------------
+    # --- stops ------------------------------------------------------------------------------------
 
     def _stop_one(self, pids: Pids) -> bool:
         found = sorted(pids(self._run.stage.daemon.pid) - set(self._run.stopped))
@@ -187,7 +187,7 @@ class Faults:
         self._run.later(self._chance.uniform(0, STOPPED_MAX_S), go_on)
         return True
 
-    # --- changes ------------------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def _reload(self) -> bool:
         """Only of a ready daemon: SIGHUP ends a starting one, which has no handler yet."""

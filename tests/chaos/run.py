@@ -73,7 +73,7 @@ class Run:
         stack.callback(self._selector.close)
         stack.callback(self._kill_members)
 
-    # --- the whole ----------------------------------------------------------------------------------------------------
+    # --- the whole --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the daemon, and every job."""
@@ -115,7 +115,7 @@ class Run:
             self.errors.append(f"after {self.faults.total()} faults: {what}")
             sys.stderr.write(f"ERROR {self.errors[-1]}\n")
 
-    # --- watching -----------------------------------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------------
 
     def watch(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:
         """Do what comes up for so long, or until ``condition``; whether it came true."""
@@ -181,7 +181,7 @@ class Run:
         if member.batches is None and not member.is_leaving:
             self.start_member(member.job, member.rank)
 
-    # --- trainers -----------------------------------------------------------------------------------------------------
+    # --- trainers ---------------------------------------------------------------------------------
 
     def start_job(self, job: Job, ranks: int) -> None:
         """Have so many ranks go on where all were."""
@@ -236,7 +236,7 @@ class Run:
             member.send(signal.SIGKILL)
             member.end()
 
-    # --- the daemon ---------------------------------------------------------------------------------------------------
+    # --- the daemon -------------------------------------------------------------------------------
 
     def start_daemon(self) -> None:
         """Start it, and go on: what it says is heard by ``watch``."""

@@ -72,7 +72,7 @@ class Stage:
             return {**options, "address": self.daemon.tcp_address, "key": str(self.key)}
         return {**options, "address": self.daemon.address}
 
-    # --- reloads ------------------------------------------------------------------------------------------------------
+    # --- reloads ----------------------------------------------------------------------------------
 
     def change_configuration(self) -> None:
         """Write another configuration with the same bytes of ``photos`` and ``cached``."""
@@ -112,7 +112,7 @@ class Stage:
             streams["extra"] = folder_stream(self._photos, batch_size=3, memory="512KiB", seed=9)
         return streams
 
-    # --- the disk -----------------------------------------------------------------------------------------------------
+    # --- the disk ---------------------------------------------------------------------------------
 
     def fill_disk(self) -> None:
         """Leave not a byte of the caches' disk."""

@@ -4,7 +4,7 @@ It reads until its input ends, and prints a line of JSON about each batch.
 
 {"ready": true}                                       it has its stream
 {"at": seconds, "epoch": 1, "step": 5, "rows": [[sample, digest], ...], "state": {...}, "again": n}
-                                                      it has read a whole batch; it has resubscribed n times
+                                                      it has read a batch; it resubscribed n times
 {"changed": [epoch, step]}                            a batch that it kept is not what it was
 {"error": its class, "text": what it says}            and it ends
 {"left": [...]}                                       what it still holds at its end

@@ -217,7 +217,7 @@ def injections(bench: Bench, role: str, call: str, samples: int) -> Iterator[int
     if total <= samples:
         yield from range(1, total + 1)
     else:
-        last = samples // 2  # what comes last is ours; what comes first is Python's, which loads its libraries
+        last = samples // 2  # the last calls are ours; the first are Python's, loading libraries
         spread = {1 + round(step * (total - 1) / (samples - last)) for step in range(samples - last)}
         yield from sorted(spread | {total - step for step in range(last)})
 

@@ -1,4 +1,4 @@
-"""Files that cannot be used, from end to end: what the trainer gets, what the operator reads, and when a stream stops."""
+"""Unusable files end to end: the trainer's batches, the operator's reports, stopped streams."""
 
 import json
 import os
@@ -30,7 +30,7 @@ REASONS = {
 
 
 def spoil(folder):
-    """Put every kind of bad file into ``folder``, one of each; each is still a good photograph before."""
+    """Make one file of each bad kind of what was a good photograph in ``folder``."""
     for kind in REASONS:
         (folder / f"{kind}.jpg").unlink()
     (folder / "directory.jpg").mkdir()
@@ -44,7 +44,7 @@ def spoil(folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A flat folder of forty good photographs, and those that will be spoilt once the daemon has indexed them."""
+    """A flat folder of forty good photographs, and those that ``spoil`` will make bad."""
     folder = tmp_path_factory.mktemp("bad")
     write_photos(folder, {"": 40}, height=72, width=96)
     for kind in REASONS:
@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(start_shared_daemon, folder, tmp_path_factory):
-    """Serve the folder under each policy, and one list for each kind of bad file; then spoil the files.
+    """Serve the folder under each policy, and a list per kind of bad file; then spoil the files.
 
     Gives the daemon, and what its streams should give: worked out later, but of the files that were
     there at the start.
@@ -101,7 +101,7 @@ def check_reasons(found):
 
 
 def test_substitutes_fill_the_rows_of_bad_samples(daemon, expected):
-    """The batches are those that a single process makes of the same files, each of full size, and every good sample is there."""
+    """Each batch has full size, equals that of a single process, and no good sample is missing."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("substitute", epochs=2)
         first, second = see(stream), see(stream)
@@ -114,7 +114,7 @@ def test_substitutes_fill_the_rows_of_bad_samples(daemon, expected):
 
 @pytest.mark.parametrize("division", [{"workers": 1, "chunk_rows": 256}, {"workers": 3, "chunk_rows": 1}])
 def test_substitution_does_not_depend_on_the_workers(served, start_daemon, tmp_path, division):
-    """The same sample stands in, with the same random crop. (A list, as a directory named like a photograph is a class now.)"""
+    """A list is read here: in a folder, the directory named like a photograph would be a class."""
     daemon, plain = served[0], served[1]["substitute"]
     file = tmp_path / "list.txt"
     file.write_text("".join(f"{plain.path(sample)} 0\n" for sample in range(plain.plan.samples)))
@@ -146,7 +146,7 @@ def test_masked_rows_are_zero_and_say_so(daemon, expected):
 
 @pytest.mark.parametrize("kind", sorted(REASONS))
 def test_fail_stops_the_stream_and_names_the_file(daemon, expected, folder, kind):
-    """The trainer reads the path and the reason; whoever comes later is told the same; other streams go on."""
+    """The trainer gets path and reason, later trainers the same; other streams continue."""
     with batchd_client.connect(daemon.address) as connection:
         with pytest.raises(StreamStopped, match="on_error = fail") as told:
             see(connection.stream(kind, epochs=1))
@@ -185,9 +185,9 @@ def test_batchd_bad_lists_path_and_reason(daemon):
 
 
 def test_a_stream_that_is_broken_ends_with_a_message_or_with_masks(start_daemon, tmp_path):
-    """Trainers get the typed error with the numbers and the key where more is bad than ``max_bad_fraction`` allows.
+    """Trainers get a typed error with the numbers and the key beyond ``max_bad_fraction``.
 
-    Where no file is good, nothing can stand in for anything: a defined end, no endless search. Masks need nothing.
+    Without one good file there is no substitute, so the search has to end. Masks need none.
     """
     write_photos(tmp_path / "mostly", {"good": 30}, height=72, width=96)
     (tmp_path / "all" / "bad").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The chaos run: briefly, with each kind of fault once; and its judgement, which has to be right about wrong batches as well."""
+"""The chaos run, briefly, with each kind of fault once; and its judgement of wrong batches."""
 
 import os
 import re
@@ -78,7 +78,7 @@ def test_a_job_that_reads_what_it_should_is_fine(job):
 
 
 def test_ranks_share_the_last_round(job):
-    """Two whole batches and one that three ranks share with the one before: each row once, in the order of the ranks."""
+    """Two whole batches, and one shared by three ranks: each row once, in the ranks' order."""
     job.begin(3, {"epoch": 1, "step": 0})
     for rank in range(3):
         assert job.heard(rank, told(1, rank, (1, 3))) == []
@@ -115,7 +115,6 @@ def test_a_batch_that_comes_twice_is_noticed(job):
 
 @pytest.mark.parametrize("part", [slice(2), slice(2, 3)], ids=["a row twice", "a row never"])
 def test_a_shared_round_that_does_not_add_up_is_noticed(job, part):
-    """The rows of all ranks together are those of what is left of the epoch, no more and no fewer."""
     job.begin(3, {"epoch": 0, "step": 3})
     assert job.heard(0, told(0, 3, (1, 0), slice(1) if part.start else slice(2))) == []
     assert job.heard(1, told(0, 3, (1, 0), part)) == []

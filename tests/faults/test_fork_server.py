@@ -1,4 +1,4 @@
-"""The process that workers are forked from dies, stops, or cannot fork: trainers see a delay and nothing else."""
+"""The fork server dies, stops, or cannot fork: trainers see a delay and nothing else."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from support.waiting import wait_until
 
 
 def test_its_death_takes_the_workers_along_and_others_come(start_daemon):
-    """The kernel ends them with it, whatever they had in hand; every sample comes once, in its place."""
+    """The kernel ends the workers amid orders; each sample still comes once, in place."""
     daemon = start_daemon(workers=2, chunk_rows=1)
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=3)
@@ -57,7 +57,7 @@ def test_one_that_dies_again_and_again_is_started_less_and_less_often(start_daem
 
 
 def test_one_that_is_stopped_holds_up_no_trainer_while_its_workers_live(start_daemon):
-    """Who is forked already needs it no more, and the kernel tells the daemon of a worker that dies: the other fills its rows.
+    """Forked workers need it no more. The kernel reports a dead worker; another fills its rows.
 
     The daemon ends in time, too.
     """

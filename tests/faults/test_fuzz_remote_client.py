@@ -1,4 +1,4 @@
-"""A daemon on another host sends what is nearly right: the client ends each call by its deadline, well or with its own error.
+"""A remote daemon sends nearly right messages: each call ends by its deadline, or with our error.
 
 What it cannot know is believed: other pixels, another label. Nothing is ever read or written
 outside of its own buffers, and with an honest daemon the next connection is as good as ever.
@@ -25,7 +25,7 @@ from support.waiting import PATIENCE_S
 
 DEADLINE_S = 0.1
 ENDS_WITHIN_S = PATIENCE_S / 4
-"""Far above a few deadlines, one after the other, with the time that finding out what is wrong may take."""
+"""Far above several deadlines in a row, including the time to diagnose a failure."""
 SPOILT_SHARE = 0.1
 
 
@@ -53,7 +53,7 @@ def connect(fake):
 
 
 def train(fake):
-    """Ask everything that there is to ask, and read an epoch; an error of the client ends it, and the deadline."""
+    """Ask every query and read an epoch; the client's own error ends it, or the deadline."""
     began_s = time.monotonic()
     with suppress(BatchdClientError), connect(fake) as daemon:
         daemon.status()
@@ -73,7 +73,7 @@ def fields_of(message):
     return {name: getattr(message, name) for name in message.field_names}
 
 
-# --- messages that are well formed, more or less, and frames that are not those which are due ---------------------------
+# --- messages that are well formed, more or less, and frames that are not those which are due -----
 
 layouts = st.builds(
     lambda dtype, shape, offset, rows, slot_bytes: [[["image", dtype, shape, offset, "", []]], rows, slot_bytes],
@@ -94,7 +94,7 @@ varying_layouts = st.builds(
     st.just([0, 1]) | st.lists(st.integers(-1, 3), max_size=3),
     st.just([2]) | st.sampled_from([[], [1], [3]]),
 )
-"""They fit the frames that the honest daemon sends, so that its labels are taken for the sizes of images."""
+"""They fit the honest daemon's frames, so that its labels are taken for sizes of images."""
 FRAME_CHANGES = {
     "as they are": lambda frames: frames,
     "the first alone": lambda frames: frames[:1],
@@ -116,7 +116,7 @@ changes = st.tuples(
     st.none() | layouts | varying_layouts,
 )
 scripts = st.dictionaries(st.integers(0, 8), changes, min_size=1, max_size=3)
-"""What becomes of the messages with these numbers: what is said instead, in which frames, and with which layout."""
+"""For messages with these numbers: the substitutes, their frames, and their layout."""
 
 
 def keep_to(script):
@@ -153,7 +153,7 @@ def follow_scripts(fake, examples):
 
 def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours(fake):
     """In whatever the daemon says first, later, or all the time."""
-    follow_scripts(fake, 120)
+    follow_scripts(fake, 60)
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours_for_long(fake):
     follow_scripts(fake, 5_000)
 
 
-# --- bytes that were messages once -------------------------------------------------------------------------------------
+# --- bytes that were messages once ----------------------------------------------------------------
 
 
 def meet_spoilt_bytes(fake, trainers):
@@ -183,7 +183,7 @@ def meet_spoilt_bytes(fake, trainers):
 
 def test_spoilt_bytes_end_in_an_error_of_ours(fake):
     """Flipped, cut, repeated and spliced; what is still a message is believed."""
-    meet_spoilt_bytes(fake, 200)
+    meet_spoilt_bytes(fake, 100)
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_spoilt_bytes_end_in_an_error_of_ours_for_long(fake):
     meet_spoilt_bytes(fake, 5_000)
 
 
-# --- some of it by name -------------------------------------------------------------------------------------------------
+# --- some of it by name ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["padded", "ragged"])

@@ -1,4 +1,4 @@
-"""Peers that mean no good, or are broken: the daemon goes on serving a good trainer exactly, and forgets them."""
+"""Hostile or broken peers: the daemon serves a good trainer exactly, and forgets the peers."""
 
 import array
 import os
@@ -47,7 +47,7 @@ def shared(start_shared_daemon):
 
 @pytest.fixture
 def daemon(shared):
-    """A daemon that a good trainer reads from while the test does its worst; afterwards it has forgotten the worst."""
+    """A daemon that serves a good trainer during the attack, and then forgets the peers."""
     daemon, expected = shared
     descriptors = len(descriptors_of(daemon.pid))
     with batchd_client.connect(daemon.address) as connection:
@@ -285,7 +285,7 @@ def test_claims_that_cannot_be_are_refused_by_number(peer, changes, code):
 
 
 def test_pulls_that_make_no_sense_move_nothing_forward(peer, daemon):
-    """Consumed more than was granted, released what was never leased, from the future: the ring stays as it is."""
+    """Consumed more than granted, released without a lease, from the future: nothing changes."""
     peer.open()
     admitted = peer.ask(subscribe(window=2))
     first, second = peer.hear(), peer.hear()

@@ -1,4 +1,4 @@
-"""Producers that lie, write where they may not, or never answer: others lose a place at most, and workers live.
+"""Producers that lie, overwrite places, or never answer: others lose a place at most.
 
 Who may push can write into every place at any time, so what it can do is spoil samples, and no
 more.
@@ -95,7 +95,7 @@ def test_places_that_were_not_lent_are_refused(daemon):
 
 
 def test_nobody_waits_for_producers_that_never_write(daemon):
-    """They hold a place each; what is left is enough for others, and all comes back with their deaths."""
+    """Each holds a place; the rest is enough, and all return with the producers' deaths."""
     hostile = [Hostile(daemon, "held") for _ in range(5)]
     try:
         assert len({one.ask() for one in hostile}) == 5
@@ -165,7 +165,7 @@ def test_the_mailbox_can_neither_be_cut_nor_sealed_nor_grown(daemon):
 
 
 def test_flags_of_a_hostile_descriptor_are_its_own(daemon):
-    """Appending is impossible in a sealed mailbox: it would keep everybody from writing if the descriptors were copies."""
+    """Copied descriptors would share flags: O_APPEND on a sealed mailbox would stop all writers."""
     with Hostile(daemon, "flagged") as hostile:
         fcntl.fcntl(hostile.mailbox, fcntl.F_SETFL, os.O_APPEND)
         with pytest.raises(PermissionError):

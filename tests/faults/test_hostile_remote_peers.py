@@ -1,4 +1,4 @@
-"""Peers over TCP that talk nonsense, forge names or say nothing: they get a number or nothing, and nobody else notices."""
+"""TCP peers that send nonsense, forge names or stay silent: refused, and unnoticed by others."""
 
 import random
 import socket

@@ -1,4 +1,4 @@
-"""Peers that mean harm, at the observer's door: trainers do not notice, and the observer neither grows nor ends."""
+"""Hostile peers of the observer: trainers do not notice, and it neither grows nor ends."""
 
 import re
 from contextlib import ExitStack, suppress
@@ -33,7 +33,7 @@ def crowd_in(daemon) -> None:
 
 
 def test_a_crowd_at_the_observers_door_harms_nobody(start_daemon, start_trainer):
-    """The trainer gets all that it should, the observer is the same process and as large as before, and answers."""
+    """The trainer gets all batches; the observer is the same process, not larger, answers."""
     daemon = start_daemon(http=ANYWHERE)
     observer = observer_of(daemon)
     wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")

@@ -1,4 +1,4 @@
-"""Every named step of worker and daemon: killed there, stopped there for a while, hung there. Positions are exact afterwards."""
+"""Kill, stop and hang worker and daemon at every named step. Positions are exact afterwards."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ EPOCHS = 2
 
 @pytest.fixture
 def start_pair(start_daemon, photos):
-    """Start a daemon with faults and, once it may be asked, a trainer that reads two epochs of ten batches."""
+    """Start a daemon with faults and a trainer that reads two epochs of ten batches."""
     trainers = []
 
     def start(*, ready=True, **options):
@@ -70,9 +70,8 @@ def assert_exact(daemon, trainer):
     trainer.quit()
 
 
-@pytest.mark.parametrize(
-    "step", [WORKER_STEPS[0], *(pytest.param(step, marks=pytest.mark.slow) for step in WORKER_STEPS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("step", WORKER_STEPS)
 def test_a_worker_killed_at_any_step_changes_nothing(start_pair, step):
     """It is replaced, and its rows are filled from scratch."""
     daemon, trainer = start_pair(faults={step: "kill"}, chunk_rows=3)
@@ -85,7 +84,7 @@ def test_a_worker_killed_at_any_step_changes_nothing(start_pair, step):
 
 def test_workers_killed_at_every_step_one_after_the_other_change_nothing(start_pair):
     """Each time at another sample, so that none of them is met twice and taken for poison."""
-    kills = {step: f"kill@{passage}" for passage, step in enumerate(WORKER_STEPS[1:], 2)}
+    kills = {step: f"kill@{passage}" for passage, step in enumerate(WORKER_STEPS, 1)}
     daemon, trainer = start_pair(faults=kills, workers=1, chunk_rows=2)
 
     assert_exact(daemon, trainer)
@@ -115,7 +114,7 @@ def test_a_worker_hung_at_every_step_is_replaced_in_time(start_pair):
 
 
 def test_daemons_killed_at_every_step_cost_no_batch(start_pair):
-    """One after the other: each leaves nothing in the way of the next, which serves the trainer from where that stands."""
+    """Each leaves nothing in the way of the next, which serves from the trainer's position."""
     daemon, _ = start_pair(ready=False, faults=dict.fromkeys([*DAEMON_START_STEPS, *DAEMON_STEPS], "kill"))
 
     def end_at(step):
@@ -134,7 +133,7 @@ def test_daemons_killed_at_every_step_cost_no_batch(start_pair):
 
 
 def test_a_daemon_killed_at_the_last_handle_of_an_epoch_costs_no_batch(start_pair):
-    """Its successor serves the trainer from the next epoch on, and leaves nothing in the way when it is killed as it drains."""
+    """Its successor serves the next epoch; killed while it drains, it leaves nothing in the way."""
     daemon, trainer = start_pair(faults={"daemon.handle.sent": "kill@10", "daemon.draining": "kill"})
     assert daemon.wait() == -signal.SIGKILL
     daemon.start()

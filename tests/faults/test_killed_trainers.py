@@ -1,4 +1,4 @@
-"""Trainers die, stand still and hoard: their slots come back when the kernel says so, and nobody else notices."""
+"""Trainers die, stop and hoard: the kernel tells, their slots return, others do not notice."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from support.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """Serve forty samples in batches of eight; also from small rings, one for each test that fills it."""
+    """Serve forty samples in batches of eight; also from small rings, one for each test."""
     rings = {
         "photos": {},
         "hoarded": {"memory": 8 * SLOT_BYTES, "window": 2},
@@ -81,7 +81,7 @@ def test_a_trainer_may_die_at_any_moment(daemon, expected, start_trainer, moment
 
 
 def test_stopped_trainer_reads_its_batch_unchanged_and_then_its_own_next(daemon, expected, start_trainer):
-    """Others finish three epochs while it stands still; what it held has not changed, and it misses nothing."""
+    """Others finish three epochs meanwhile; its batch has not changed, and it misses none."""
     stopped = start_trainer(daemon.address, epochs=3)
     held = stopped.hold(2)
     stopped.stop()
@@ -108,7 +108,7 @@ def test_stopped_trainer_that_is_killed_gives_its_slots_back(daemon, start_train
 
 
 def test_slots_stay_while_a_forked_child_of_a_dead_trainer_maps_them(daemon, start_trainer):
-    """The child has the memory too, so the death of the parent frees nothing until the child is gone."""
+    """The child maps the memory too, so the parent's death frees nothing until the child ends."""
     trainer = start_trainer(daemon.address)
     trainer.hold(2)
     child = trainer.fork()
@@ -139,7 +139,7 @@ def test_a_trainer_that_dies_in_the_handshake_leaves_nothing(daemon, words):
 
 
 def test_a_hoarder_is_told_and_goes_on_after_releasing(daemon):
-    """It gets all slots but those that another trainer is entitled to, then an error with the numbers, then the next batch."""
+    """It gets all slots but those reserved for others, then an error with the numbers."""
     expected = Expected(daemon.config, "hoarded")
     slots = daemon.stream_status("hoarded")["slots_max"]
 
@@ -167,7 +167,7 @@ def test_a_hoarder_is_told_and_goes_on_after_releasing(daemon):
 
 
 def test_a_newcomer_finds_room_between_trainers_that_read_ahead(daemon):
-    """Eight slots, windows of four, and as many trainers as there can be: each is let in at once, whatever the others do."""
+    """Eight slots, windows of four, and as many trainers as possible: each is admitted at once."""
     expected = Expected(daemon.config, "crowded").epoch(0)
 
     with batchd_client.connect(daemon.address, connect_timeout_s=2.0) as connection:

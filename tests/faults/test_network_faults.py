@@ -1,4 +1,4 @@
-"""Two hosts, made of network namespaces, and a cable that is pulled: positions stay exact, and who has vanished is noticed."""
+"""Two hosts in network namespaces, a pulled cable: exact positions, lost hosts noticed."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def claims(daemon):
 def test_a_pulled_cable_costs_time_and_no_batch(hosts, daemon, start_far):
     """Shorter than the heartbeats' patience: TCP sends again what was lost.
 
-    Longer, and half-open on both sides: the daemon frees what it had, and the trainer finds it again when the cable is mended.
+    Longer, and half-open on both sides: the daemon frees the session, and the trainer returns.
     """
     trainer = start_far(epochs=2).ready()
     seen = trainer.take(3)
@@ -117,7 +117,7 @@ def test_a_revoked_key_ends_its_session_and_a_new_one_of_its_name_does_not_help_
 def test_a_restarted_daemon_is_found_over_the_network_with_the_right_keys(daemon, start_far, key):
     """Killed, and started again: the trainer goes on at its position.
 
-    While its keys are others trainers cannot come in with the old ones, and wait until these are there again.
+    While the daemon has other keys, trainers with the old ones wait until these are back.
     """
     keys, _file = key
     trainer = start_far(epochs=2).ready()

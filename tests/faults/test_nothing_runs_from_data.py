@@ -1,4 +1,4 @@
-"""While a daemon is attacked, neither it nor a worker unpickles, loads byte-code, evaluates or compiles anything.
+"""Under attack, no daemon or worker unpickles, loads byte-code, evaluates or compiles anything.
 
 ``support/audit`` has the interpreter's own word for it (PEP 578), in the daemon and in its worker.
 Python imports modules when they are first needed, which is seen as well, so an epoch is read before
@@ -77,7 +77,7 @@ def words_with(payload):
         for fields in range(12):
             yield msgpack.packb([code] + [payload] * fields)
         yield msgpack.packb([code, msgpack.ExtType(1, payload)])
-        if code not in {AskStatus.code, AskReload.code}:  # they have one field, and skip what stands behind it
+        if code not in {AskStatus.code, AskReload.code}:  # one field each, and the rest is skipped
             yield msgpack.packb([code, 1, payload.decode("latin-1"), 0, 1, 2, 0, 0, 1, None, False])
 
 
@@ -135,7 +135,7 @@ def spoilt(tmp_path, payloads):
 
 @pytest.fixture
 def daemon(start_daemon, photos, audited, spoilt):
-    """An audited daemon; its one worker has imported all that it needs once both streams have been read."""
+    """An audited daemon; its worker has imported all it needs once both streams were read."""
     folder, _ = spoilt
     odd = folder_stream(folder, batch_size=4, on_error="mask", max_bad_fraction=1.0)
     return start_daemon({"photos": folder_stream(photos), "odd": odd}, environment=audited[0], workers=1)

@@ -1,4 +1,4 @@
-"""Kills while the configuration is read again: positions are exact, and one configuration or the other holds."""
+"""Kills during a reload: positions are exact, and one configuration or the other holds."""
 
 import os
 import resource
@@ -25,7 +25,7 @@ READING_STEPS = ["rescan.starting", "rescan.scanning", "rescan.sending", "rescan
 
 @pytest.fixture
 def start(start_daemon, start_trainer, photos):
-    """A daemon with faults that has to serve a second stream instead of a third, and a trainer that reads the first."""
+    """A daemon with faults that shall replace its second stream, and a trainer of the first."""
 
     def begin(**options):
         daemon = start_daemon({"photos": stream_of(photos), "old": stream_of(photos, seed=3)}, **options)
@@ -60,7 +60,7 @@ def serves(daemon):
 
 
 def test_an_index_that_found_no_descriptor_changes_nothing(start):
-    """The daemon has none left while the index arrives, and serves on; with descriptors the next reload succeeds."""
+    """None is left when the index arrives: the daemon serves on, and the next reload succeeds."""
     daemon, trainer = start(faults={"rescan.sending": "stop"})
     daemon.send(signal.SIGHUP)
     reader = daemon.wait_for_fault("rescan.sending")

@@ -1,4 +1,4 @@
-"""Peers over TCP that take more than their share: sessions, handshakes, connections. They are told, or closed; others read on."""
+"""Greedy TCP peers with too many sessions or connections: they are refused, others read on."""
 
 import socket
 from contextlib import ExitStack, contextmanager
@@ -119,7 +119,7 @@ def test_a_host_that_greets_without_end_is_put_off_and_an_honest_client_comes_in
 
 
 def test_who_never_greets_is_closed_and_who_did_stays(start_daemon):
-    """A finished handshake and then silence, a version of ZMTP that has no handshake, a refusal that is ignored."""
+    """Silence after a handshake, a ZMTP version without handshakes, an ignored refusal."""
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
     with (
         batchd_client.connect(daemon.tcp_address) as honest,
@@ -145,7 +145,7 @@ def test_who_never_greets_is_closed_and_who_did_stays(start_daemon):
 
 
 def test_a_crowd_that_says_nothing_is_thinned_out_at_once_and_disturbs_nobody(start_daemon):
-    """Of 600 connections 256 are left long before their time is over; those who read, read, and others come in."""
+    """256 of 600 connections stay, long before their timeout; readers read on, and others enter."""
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
     with batchd_client.connect(daemon.tcp_address) as honest:
         stream = honest.stream("photos", epochs=1)
@@ -159,12 +159,12 @@ def test_a_crowd_that_says_nothing_is_thinned_out_at_once_and_disturbs_nobody(st
 
 
 CROWD = 220
-"""More than there are descriptors for, and no more than these and those together that the kernel lets wait."""
+"""More connections than descriptors; the kernel lets no more than these wait."""
 
 
 @pytest.mark.parametrize("way", ["address", "tcp_address"], ids=["on this host", "over TCP"])
 def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemon, photos, way):
-    """The limit is low: the operator was warned, the crowd gets what is left, and the ring grows all the same."""
+    """The operator was warned of the low limit, the crowd gets the rest, the ring still grows."""
     daemon = start_daemon(
         {"photos": folder_stream(photos, batch_size=1)}, tcp=f"127.0.0.1:{free_port()}", descriptors_max=300
     )

@@ -1,4 +1,4 @@
-"""Peers over TCP that say more than the daemon can read: it hangs up, keeps them out for a while, and serves the others."""
+"""Floods over TCP: the daemon hangs up, refuses the host for a while, and serves the others."""
 
 import itertools
 import socket
@@ -41,12 +41,12 @@ MORE = 1
 FLOOD_S = 0.4
 FLOODS = 4
 GROWTH_BYTES_MAX = 256 << 20
-"""What comes in between two audits is kept until it is read away: 64 bytes at least for each frame, from four hosts."""
+"""Input between two audits is kept until it is read: at least 64 bytes a frame, four hosts."""
 _hosts = (f"127.{number >> 8}.{number & 255}.9" for number in itertools.count(256))
 
 
 def elsewhere():
-    """Another host than that of the good ones, and of those before: who was cut off is kept out for a while."""
+    """A host not used so far: a flooding one is refused for a while."""
     return next(_hosts)
 
 
@@ -128,7 +128,7 @@ def flood(daemon, part, *, greets, host):
 
 @pytest.mark.parametrize("words", FLOODING)
 def test_a_flood_ends_and_others_read_on(daemon, words):
-    """Whatever it consists of, with a session and without; the daemon's memory grows by what came in one audit."""
+    """Any content, with a session and without; memory grows by one audit's input at most."""
     with good_trainers(daemon) as good:
         good.read()
         before, closed_before = private_bytes(daemon.pid), closed(daemon)
@@ -207,7 +207,7 @@ def test_a_session_has_so_many_claims_whatever_it_gives_up(daemon):
 
 
 def test_from_where_a_flood_came_nobody_comes_in_for_a_while(daemon):
-    """An honest trainer of that host waits for it, as for a daemon that is away; from elsewhere they come."""
+    """An honest trainer of that host waits as for an absent daemon; from other hosts they enter."""
     host, before = elsewhere(), closed(daemon)
     flood(daemon, FLOODING["questions"], greets=True, host=host)
     wait_until(lambda: lines_about(daemon, host), "it was disconnected")

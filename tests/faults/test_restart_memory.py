@@ -1,4 +1,4 @@
-"""The daemon is killed where there is no memory for two rings: whoever has the dead one's slots lets go, and the next one waits.
+"""Memory for one ring only: after a kill, trainers release the dead ring, the next daemon waits.
 
 It runs in a memory group of 1.2 times its ring; the trainers are not in that, but the ring is on
 the group's account until they unmap it.
@@ -65,7 +65,7 @@ def check(seen):
 
 
 def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_trainer):
-    """Whether it takes its memory at the start or on demand. One whose trainer is stopped waits, and says for whose memory."""
+    """Memory at the start or on demand. With a stopped trainer the daemon waits, and names it."""
     trainer = start_trainer(daemon.address, epochs=1000)
     seen, _waits_s = read_and_kill(daemon, trainer, 1)
     assert len(seen) == 2 * BATCHES

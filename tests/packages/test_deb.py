@@ -1,4 +1,4 @@
-"""The Debian package: installed, removed and purged by dpkg in a Debian of the test's own, without a network."""
+"""The Debian package: installed, removed and purged by dpkg, in its own Debian, offline."""
 
 import shutil
 import subprocess

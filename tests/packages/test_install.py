@@ -1,4 +1,4 @@
-"""`make install` and `make uninstall`, in a Debian of the test's own, without a network: as root, as somebody else, staged."""
+"""`make install` and `make uninstall` as root, as a user and staged; in a Debian, offline."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def installed(root) -> Root:
 
 
 def test_an_installation_works_and_says_what_comes_next(installed) -> None:
-    """The command is on the path, the user is there, and the configuration is a valid one to start from."""
+    """The command is on the path, the user exists, and the configuration is valid."""
     printed = (installed.folder / "printed").read_text()
 
     assert installed.run("batchd --version").startswith("batchd ")
@@ -64,7 +64,7 @@ def test_all_three_shells_have_their_completion(installed) -> None:
 
 
 def test_no_file_names_the_place_where_it_was_made(installed) -> None:
-    """Neither that of the tree nor that of the unfinished installation. The pages name what they like."""
+    """Neither the tree's path nor the unfinished installation's. Pages may name any."""
     assert installed.run("grep -rlE --exclude-dir=doc '/mnt/|batchd[.]new' /usr/local", status=1) == ""
 
 
@@ -106,7 +106,7 @@ def test_uninstalling_what_is_not_there_is_refused(root) -> None:
 
 
 def test_somebody_installs_for_himself(root) -> None:
-    """Without a system user and units, and it says so; with the configuration where his others are."""
+    """Without a system user and units, as it says; the configuration is in the user's own place."""
     root.run(f"install -d -o {SOMEBODY} -g {SOMEBODY} /srv/home")
     before = root.changed()
     home = "HOME=/srv/home"

@@ -1,4 +1,4 @@
-"""What tools say of deploy/: shell scripts, the Dockerfile, the manifests for Kubernetes, and what an image of it does."""
+"""Tools check deploy/: shell scripts, Dockerfile, Kubernetes manifests; and the image works."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_the_configuration_in_the_manifests_is_a_valid_one(tmp_path) -> None:
 
 
 def test_keys_of_a_secret_become_a_keys_directory(tmp_path) -> None:
-    """The init container's own script, run on what `batchd keys new` wrote and kubectl made one folder of links of."""
+    """The init container's script, run on the links that kubectl makes of `batchd keys new`."""
     [daemon] = documents("daemon.yaml")
     [script] = [
         one["command"][2] for one in daemon["spec"]["template"]["spec"]["initContainers"] if one["name"] == "keys"
@@ -103,7 +103,7 @@ def test_keys_of_a_secret_become_a_keys_directory(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[None]:
-    """An image built from the Dockerfile by buildah, on a base made by debootstrap, without a network."""
+    """An image built from the Dockerfile by buildah, on a base of debootstrap, offline."""
     need("buildah", "apt install buildah")
     need_debian()
     collect_wheels()
@@ -172,7 +172,7 @@ def test_the_image_asks_its_daemon_whether_it_lives(image) -> None:
 
 
 def test_the_image_serves(container, photos, tmp_path, daemons_folder) -> None:
-    """The daemon in it gives a picture to somebody outside, over the directory that they share, and drains at SIGTERM."""
+    """Its daemon serves a trainer outside over their shared directory, and drains at SIGTERM."""
     shared = daemons_folder / "of-image"
     shared.mkdir(mode=0o2750)
     os.chown(shared, 7070, 7070)

@@ -55,7 +55,7 @@ def config(tmp_path, photos) -> Path:
 
 
 def test_a_job_has_a_daemon_and_leaves_nothing(job, config, daemons_folder) -> None:
-    """It runs in a step, trainers get its address, and the end of the job takes its directory away."""
+    """The daemon runs in a step, trainers get its address, its directory ends with the job."""
     with subprocess.Popen([SCRIPT, "run", config], env=job) as step:
         wait_until((daemons_folder / f"job-{JOB}" / "pid").exists, "the step has begun")
         daemon_script(job, "wait")
@@ -79,7 +79,7 @@ def test_a_daemon_that_does_not_start_says_why(job, tmp_path, daemons_folder) ->
 
 
 def test_a_requeued_job_takes_over_what_its_killed_daemon_left(job, config, daemons_folder) -> None:
-    """It has the same number, and may come to the same node; who waits for it does not take the old one for the new one."""
+    """Same number, perhaps the same node; a trainer does not take the old daemon for the new."""
     directory = daemons_folder / f"job-{JOB}"
     with subprocess.Popen([SCRIPT, "run", config], env=job) as step:
         daemon_script(job, "wait")

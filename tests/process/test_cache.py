@@ -1,4 +1,4 @@
-"""Streams with a cache: the same bytes as without, and what was read once is not read again. Real daemons and workers."""
+"""Streams with a cache: the same bytes as without, and each sample is read once. Real processes."""
 
 import os
 
@@ -49,7 +49,7 @@ def read(daemon, stream="photos", epochs=1):
 
 
 def test_each_sample_is_read_and_made_once(start_daemon, own_photos):
-    """Every epoch has the bytes that it would have without a cache, though the folder is gone after the first one."""
+    """Every epoch has the bytes of an uncached one, though the folder is gone after the first."""
     daemon = start_daemon({name: folder_stream(own_photos, **keys) for name, keys in KINDS.items()})
     expected = {name: Expected(daemon.config, name) for name in KINDS}
     epochs = {name: [each.epoch(number) for number in range(3)] for name, each in expected.items()}
@@ -73,50 +73,53 @@ def test_each_sample_is_read_and_made_once(start_daemon, own_photos):
     assert shown.count("67% of 120 reads found there") == 4
 
 
-@pytest.mark.parametrize(
-    ("keys", "same", "different"),
-    [
-        (CACHE, {}, {"cache_memory": "17MiB"}),
-        (KINDS["resized"], {"pipeline": [*STEADY, RANDOM[0]]}, {"pipeline": [STEADY[0], *RANDOM]}),
-    ],
-    ids=["encoded", "decoded"],
-)
-def test_streams_share_a_cache(start_daemon, own_photos, keys, same, different):
-    """Over the same source, whatever their batches are and what follows; one with another budget or beginning has its own."""
-    streams = {
-        "photos": folder_stream(own_photos, **keys),
-        "others": folder_stream(own_photos, **{**keys, **same, "batch_size": 4, "seed": 5}),
-        "larger": folder_stream(own_photos, **{**keys, **different}),
-    }
+SHARING = {
+    "encoded": (CACHE, {}, {"cache_memory": "17MiB"}),
+    "decoded": (KINDS["resized"], {"pipeline": [*STEADY, RANDOM[0]]}, {"pipeline": [STEADY[0], *RANDOM]}),
+}
+"""Keys of a stream, and what others over its source may have: the same cache, or another one."""
+
+
+def test_streams_share_a_cache(start_daemon, own_photos):
+    """Over one source, whatever follows; another budget or first step has its own cache."""
+    streams = {}
+    for kind, (keys, same, different) in SHARING.items():
+        streams[kind] = folder_stream(own_photos, **keys)
+        streams[f"{kind}-others"] = folder_stream(own_photos, **{**keys, **same, "batch_size": 4, "seed": 5})
+        streams[f"{kind}-larger"] = folder_stream(own_photos, **{**keys, **different})
     daemon = start_daemon(streams)
-    read(daemon)
-    first = Expected(daemon.config, "others").epoch(0)
+    for kind in SHARING:
+        read(daemon, kind)
+    first = {kind: Expected(daemon.config, f"{kind}-others").epoch(0) for kind in SHARING}
     own_photos.rename(own_photos.with_name("gone"))
 
-    assert read(daemon, "others") == [first]
-    others, larger = daemon.stream_status("others"), daemon.stream_status("larger")
-    assert (others["work"]["cache_hits"], others["cache"]["streams"]) == (PHOTOS, 2)
-    assert (larger["cache"]["held_samples"], larger["cache"]["streams"]) == (0, 1)
+    for kind in SHARING:
+        assert read(daemon, f"{kind}-others") == [first[kind]]
+        others, larger = daemon.stream_status(f"{kind}-others"), daemon.stream_status(f"{kind}-larger")
+        assert (others["work"]["cache_hits"], others["cache"]["streams"]) == (PHOTOS, 2)
+        assert (larger["cache"]["held_samples"], larger["cache"]["streams"]) == (0, 1)
 
 
 def test_a_cache_that_is_too_small_holds_a_part(start_daemon, photos):
-    """Within its budget; the rest is read each time (by one worker: two may both read a sample before either keeps it)."""
-    daemon = start_daemon({"photos": folder_stream(photos, **{**CACHE, "cache_memory": "72KiB"})}, workers=1)
-
-    epochs = read(daemon, epochs=3)
-
-    expected = Expected(daemon.config)
-    assert epochs == [expected.epoch(number) for number in range(3)]
-    stream = daemon.stream_status()
-    cache, work = stream["cache"], stream["work"]
-    assert 5 <= cache["held_samples"] < PHOTOS
-    assert cache["used_bytes"] <= cache["budget_bytes"] == 72 << 10
-    assert work["cache_hits"] == 2 * cache["held_samples"]
-    assert work["cache_hits"] + work["cache_misses"] == 3 * PHOTOS
+    """The rest is read each time (by one worker: two might both read a sample first)."""
+    budgets = {"encoded": 72 << 10, "decoded": 200 << 10}
+    streams = {
+        kind: folder_stream(photos, memory="1MiB", cache=kind, cache_memory=budget) for kind, budget in budgets.items()
+    }
+    daemon = start_daemon(streams, workers=1)
+    for kind, budget in budgets.items():
+        expected = Expected(daemon.config, kind)
+        assert read(daemon, kind, epochs=3) == [expected.epoch(number) for number in range(3)]
+        stream = daemon.stream_status(kind)
+        cache, work = stream["cache"], stream["work"]
+        assert 5 <= cache["held_samples"] < PHOTOS
+        assert cache["used_bytes"] <= cache["budget_bytes"] == budget
+        assert work["cache_hits"] == 2 * cache["held_samples"]
+        assert work["cache_hits"] + work["cache_misses"] == 3 * PHOTOS
 
 
 def test_a_bad_file_is_not_kept(start_daemon, own_photos):
-    """It is substituted by the same other one each time, as without a cache, and read again when it is mended."""
+    """It has the same substitute each time, as without a cache, and is read again once mended."""
     spoilt = sorted(own_photos.rglob("*.jpg"))[7]
     good = spoilt.read_bytes()
     spoilt.write_bytes(good[: len(good) // 2])
@@ -179,7 +182,7 @@ def damage(folder, every_bytes=1500):
 def test_caches_on_disk_survive_the_daemon_and_its_workers(start_daemon, photos, own_photos, disk):
     """All that was entered is there at once, though the photographs are empty by then.
 
-    Workers die while they fill the caches, and one is in the middle of its first epoch when the daemon is killed.
+    Workers die while they fill them, and the daemon is killed during a first epoch.
     """
     streams = {
         "photos": folder_stream(own_photos, **on_disk(disk)),
@@ -218,7 +221,7 @@ def test_caches_on_disk_survive_the_daemon_and_its_workers(start_daemon, photos,
 
 
 def test_a_cache_that_is_damaged_while_it_is_in_use_is_read_around(start_daemon, photos, disk):
-    """Flipped bits, and a file that is cut off: the same bytes, and the log and the status say so. Then it fills again."""
+    """Flipped bits or a shortened file: the same bytes, log and status tell, and it fills again."""
     daemon = start_daemon({"photos": folder_stream(photos, **on_disk(disk))})
     expected = Expected(daemon.config)
     assert read(daemon) == [expected.epoch(0)]
@@ -283,7 +286,7 @@ def test_a_full_disk_is_nobodys_error(start_daemon, photos, tmp_path):
 
 
 def test_a_reload_gives_a_cache_on_disk_another_size(start_daemon, photos, disk):
-    """What it has stays; and it is another cache's folder that is refused, with everything as before."""
+    """Its content stays; another cache's folder is refused, and everything is as before."""
     daemon = start_daemon({"photos": folder_stream(photos, **on_disk(disk, cache_size="128KiB"))})
     settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
     read(daemon)
@@ -322,21 +325,8 @@ def test_caches_of_no_stream_are_told_and_not_removed(start_daemon, own_photos, 
     assert finding.advice.endswith(f"rm {old}")
 
 
-def test_decoded_samples_that_were_kept_in_part_have_the_same_bytes(start_daemon, photos):
-    """Within the budget, on any worker."""
-    daemon = start_daemon({"photos": folder_stream(photos, **{**DECODED, "cache_memory": "200KiB"})})
-
-    epochs = read(daemon, epochs=3)
-
-    expected = Expected(daemon.config)
-    assert epochs == [expected.epoch(number) for number in range(3)]
-    stream = daemon.stream_status()
-    assert 0 < stream["cache"]["held_samples"] < PHOTOS
-    assert 0 < stream["work"]["cache_hits"] < 2 * PHOTOS
-
-
 def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
-    """Photographs of several kinds, one broken where only some crops look: the same pixels, and the same bad samples."""
+    """Several kinds of photographs, one broken where few crops look: same pixels, same bad ones."""
     if not jpeg_box.IS_BUILT:
         pytest.skip("needs the extension that decodes crops")
     folder = tmp_path / "kinds" / "all"

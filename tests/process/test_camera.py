@@ -24,7 +24,7 @@ HEIGHT, WIDTH, FRAMES = 48, 64, 16
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory):
-    """Sixteen frames, each brighter than the one before it; red, so that a change of the channels is seen."""
+    """Sixteen red frames, each brighter than the last, so that swapped channels show."""
     file = tmp_path_factory.mktemp("video") / "frames.avi"
     writer = cv2.VideoWriter(str(file), cv2.VideoWriter.fourcc(*"MJPG"), 30, (WIDTH, HEIGHT))
     for number in range(FRAMES):
@@ -89,7 +89,7 @@ def reds(batch):
 
 @pytest.mark.parametrize("stream", ["pixels", "jpegs"])
 def test_every_frame_of_a_file_arrives_once_and_in_order(stream, daemon, video):
-    """RGB, as pixels or as JPEG files, with the time where the stream has a field for it; then the program says what it did."""
+    """RGB pixels or JPEG files, with the time where a field wants it; the program sums up."""
     with batchd_client.connect(daemon.address) as connection:
         camera = start(daemon, stream, "--device", video)
         batches = list(islice(iter(connection.stream(stream)), FRAMES // 4))

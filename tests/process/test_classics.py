@@ -1,4 +1,4 @@
-"""The examples of classic ways: each runs, gives the same as the old way, and leaves nothing behind."""
+"""The examples of classic ways: each runs, equals the old way, and leaves nothing behind."""
 
 import importlib.util
 import os
@@ -32,7 +32,7 @@ WITH_TENSORFLOW = {
 
 @pytest.fixture
 def start(tmp_path, daemons_folder):
-    """Starts an example whose files would be left in ``tmp_path``; it is killed where the test fails."""
+    """Starts an example whose files would be in ``tmp_path``; a failed test kills it."""
     started = []
 
     def start_example(name, *options):
@@ -79,7 +79,7 @@ def compared(said):
 
 @pytest.mark.parametrize("name", RUNS_EVERYWHERE)
 def test_a_classic_way_gives_the_same_with_batchd(start, name, photos, tmp_path):
-    """All that can be compared is, a table says how fast both are, what is left out is said, and no file is left.
+    """Compares all that can be, prints a table of speeds, names what it omits, leaves no file.
 
     The photographs have one sub-folder for each class, whose number is the label.
     """
@@ -121,13 +121,7 @@ def test_an_example_ends_where_both_do_not_give_the_same(common, other, message,
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("generator_enqueuer", "process_pool"),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("glob_imread", "queue_runner", "file_list", "tfrecords")
-        ),
-    ],
+    [pytest.param(name, marks=() if name == "process_pool" else pytest.mark.slow) for name in RUNS_EVERYWHERE],
 )
 def test_ctrl_c_ends_a_classic_way_cleanly(start, name, tmp_path):
     """In the middle of a round: without a traceback, and without leaving files or processes."""

@@ -63,7 +63,7 @@ def test_status_for_people_has_every_stream_trainer_and_worker(daemon):
 
 
 def test_status_shows_odd_names_of_trainers_as_they_are(daemon, monkeypatch):
-    """A program may be called whatever its author likes; that is neither markup nor orders to a terminal."""
+    """A program may have any name: neither markup nor terminal sequences have an effect."""
     monkeypatch.setattr("sys.argv", ["/bin/[red]train[b]\x1b[2J.py"])
     with batchd_client.connect(daemon.address) as connection:
         connection.stream("photos")
@@ -231,7 +231,7 @@ def test_what_check_passes_serves_and_what_it_refuses_does_not(daemon, tmp_path)
 
 
 def test_check_says_all_of_it_in_one_round_with_lines(tmp_path):
-    """A wrong value, a source that is not there, a step, and what --set says of an item that is not there."""
+    """A wrong value, a missing source, a step, and a missing list item in --set."""
     config = tmp_path / "batchd.toml"
     config.write_text(
         f'[daemon]\nruntime_dir = "{tmp_path}/run"\n[streams.a]\nbatch_size = "2"\n'
@@ -249,7 +249,7 @@ def test_check_says_all_of_it_in_one_round_with_lines(tmp_path):
 
 
 def test_a_source_without_samples_ends_the_start_with_file_and_line(tmp_path):
-    """Exit status 2, with the first of those that the check lists; nothing is served that the user did not mean."""
+    """Exit status 2 with the first problem that the check lists; nothing else is served."""
     for name, content in {"empty": "", "bare": "a.jpg\n", "wordy": "a.jpg 0\nb.jpg one\n"}.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "photos").mkdir()

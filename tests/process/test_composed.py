@@ -7,7 +7,7 @@ from support.settings import folder_stream
 
 
 def test_a_mix_and_its_subsets_give_what_their_parts_give(start_daemon, photos):
-    """Shuffled and cropped, worked out again from the configuration alone; and two parts share no sample."""
+    """Worked out again from the configuration alone; and two parts share no sample."""
     folder = folder_stream(photos)
     mix = {"type": "mix", "sources": [folder["source"], folder["source"]], "weights": [3, 1], "source_field": "from"}
     parts = {

@@ -1,4 +1,4 @@
-"""Trainers and daemons in containers: what they must share, what they see of each other, and who is let in."""
+"""Trainers and daemons in containers: what they must share and see, and which users may enter."""
 
 import os
 import re
@@ -73,7 +73,7 @@ def start_inside(container):
 
 @pytest.fixture
 def start_contained(daemons_folder, container, photos):
-    """Start daemons in containers that end with the test; their folder is at the same path inside and outside."""
+    """Start daemons in containers that end with the test; their folder has one path everywhere."""
     with ExitStack() as stack:
 
         def start(*, ready=True, runtime_dir=None, **options):
@@ -106,7 +106,7 @@ def run_inside(container):
     return done.stdout
 
 
-# --- what must be shared ---------------------------------------------------------------------------------------------
+# --- what must be shared --------------------------------------------------------------------------
 
 
 def test_a_trainer_that_shares_only_the_runtime_directory_gets_shared_memory(start_daemon, start_inside):
@@ -149,7 +149,7 @@ def test_a_trainers_container_and_the_daemon_outlive_each_other(start_daemon, st
 
 
 def test_a_trainer_that_shares_nothing_gets_tcp(start_daemon, start_inside, tmp_path):
-    """With an address and a secret in its environment, over its own network; the secret is root's, as Kubernetes makes it."""
+    """Address and secret come from its environment; the secret is root's, as in Kubernetes."""
     keys, key = tmp_path / "keys", tmp_path / "conn.key"
     batchd("keys", "new", "--name", "box", "--keys-dir", keys, "-o", key)
     os.chown(key, 0, DIRECTORY_GROUP)
@@ -174,7 +174,7 @@ def test_a_trainer_that_has_neither_is_told_what_a_container_needs(start_inside)
     assert "BATCHD_ADDRESS=tcp://" in str(caught.value)
 
 
-# --- what is said of the shorter way ---------------------------------------------------------------------------------
+# --- what is said of the shorter way --------------------------------------------------------------
 
 
 def test_a_contained_trainer_that_came_over_tcp_is_told_which_directory_to_share(start_daemon, container):
@@ -193,11 +193,14 @@ def test_a_contained_trainer_that_came_over_tcp_is_told_which_directory_to_share
     assert f"runs on this host: {daemon.address} is faster" in told
 
 
-# --- process ids -----------------------------------------------------------------------------------------------------
+# --- process ids ----------------------------------------------------------------------------------
 
 
-def test_a_daemon_in_a_container_serves_trainers_outside_of_it(start_contained):
-    """It does not know their process ids, and says so; it ends in peace, though it is process 1 of its namespace."""
+def test_a_daemon_in_a_container_serves_trainers_outside_of_it_and_in_others(start_contained, start_inside):
+    """It says that it does not know their pids; it ends cleanly as process 1 of its namespace.
+
+    Neither can name the other's processes; the lifeline works all the same.
+    """
     daemon = start_contained()
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos")
@@ -206,14 +209,6 @@ def test_a_daemon_in_a_container_serves_trainers_outside_of_it(start_contained):
         printed = batchd("status", address=daemon.address).stdout
     assert (trainer["transport"], trainer["pid"], trainer["user"]) == ("shared memory", None, os.getuid())
     assert re.search(r" -  shared memory  photos ", printed)
-    os.kill(process_inside(daemon.pid), signal.SIGTERM)
-    assert daemon.wait() == 0
-    assert daemon.files() == {"lock"}
-
-
-def test_a_daemon_and_a_trainer_in_containers_of_their_own(start_contained, start_inside):
-    """Neither can name the other's processes; the lifeline works all the same."""
-    daemon = start_contained()
     trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}).ready()
     seen = trainer.hold(2)
     [status] = trainers(daemon)
@@ -222,10 +217,12 @@ def test_a_daemon_and_a_trainer_in_containers_of_their_own(start_contained, star
     assert seen + trainer.take() == Expected(daemon.config).epoch(0)
     trainer.kill()
     wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
-    daemon.kill()
+    os.kill(process_inside(daemon.pid), signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert daemon.files() == {"lock"}
 
 
-# --- users -----------------------------------------------------------------------------------------------------------
+# --- users ----------------------------------------------------------------------------------------
 
 
 def make_directory(folder):
@@ -285,7 +282,7 @@ def test_a_member_of_the_directorys_group_may_connect_whoever_it_is_inside(
 @pytest.mark.usefixtures("daemon_for_group")
 @pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
 def test_a_stranger_may_not_connect_whoever_it_is_inside(groups_directory, start_inside, user_map):
-    """Root of a user namespace is nobody here: first by the directory's mode, then by the daemon's word."""
+    """Root of a user namespace is a stranger: to the directory's mode, then to the daemon."""
     group = f"has gid {DIRECTORY_GROUP}" if user_map is None else "is one that is not mapped into this user namespace"
     identity = (STRANGER, STRANGERS_GROUP)
     stranger = {"shares": {groups_directory: RUNTIME_DIRECTORY}, "identity": identity, "user_map": user_map}
@@ -297,10 +294,10 @@ def test_a_stranger_may_not_connect_whoever_it_is_inside(groups_directory, start
 
 
 def test_a_daemon_with_users_of_its_own_serves_members_of_the_hosts_group(start_contained, start_inside, tmp_path):
-    """Neither the directory's group nor anybody but root has a number there, so it cannot tell who they are.
+    """The directory's group has no number in there, so the daemon cannot identify its members.
 
-    But the kernel let them into a closed directory. Into an open one anybody might come: the group's number and the stranger's
-    are the same there, which means neither, so none is let in.
+    A closed directory is enough: the kernel let them in. An open one is not: all unmapped
+    groups have the same number, so it admits no one.
     """
     directory = make_directory(tmp_path / "run")
     directory.chmod(0o2750)

@@ -1,4 +1,4 @@
-"""People's own functions, from end to end: what trainers get, what operators read, and what becomes of a stream that has none."""
+"""Users' functions end to end: trainers' batches, operators' reports, streams without one."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def see_epochs(stream, count):
         see(stream)
 
 
-# --- call ------------------------------------------------------------------------------------------------------------
+# --- call -----------------------------------------------------------------------------------------
 
 
 def test_functions_give_the_same_bytes_on_any_number_of_workers(start_daemon, photos, code, write):
@@ -104,7 +104,7 @@ def test_functions_give_the_same_bytes_on_any_number_of_workers(start_daemon, ph
 
 
 def test_an_exception_is_a_bad_sample_with_its_place(start_daemon, photos, code, write):
-    """In `batchd bad`, for people and for programs; also where the function asks for the end of the process."""
+    """In `batchd bad`, as text and JSON; also if the function asks for the end of the process."""
     file = write(
         "mine.py",
         """
@@ -163,10 +163,10 @@ def test_a_function_that_never_returns_costs_its_sample(start_daemon, code, writ
 
 
 def test_what_cannot_be_imported_made_or_called_stops_its_stream_at_once(start_daemon, photos, code, write):
-    """Trainers and the log read why, with the place; no worker dies of it, no sample is bad, and other streams go on.
+    """Trainers and log get reason and place; no worker dies, no sample is bad, others continue.
 
-    Such as an object that only the helper can make, and an option that the check cannot know, as behind a decorator. The object
-    of a part of another source is made when its first sample is asked for.
+    Such as an object that only the helper can make, or options behind a decorator, unknown to
+    the check. A part of another source makes its object at its first sample.
     """
     broken = write("broken.py", "\nimport not_there_at_all\ndef fn(sample, rng): ...")
     write("wrapped.py", "def same(call): return call\n@same\ndef generate(size, *, rng):\n    yield 1, 2")
@@ -217,7 +217,7 @@ def test_what_cannot_be_imported_made_or_called_stops_its_stream_at_once(start_d
 
 
 def test_a_module_that_has_changed_stops_the_stream_instead_of_changing_bytes(start_daemon, photos, code, write):
-    """A worker that is started later would run the new one; a daemon that is started anew serves another stream."""
+    """A later worker would run the new code; a restarted daemon serves another stream."""
     write("mine.py", AUGMENT)
     daemon = start_daemon({"photos": called(photos)}, python_path=[str(code)], workers=1)
     with batchd_client.connect(daemon.address) as connection:
@@ -276,7 +276,7 @@ def test_a_wrong_name_is_told_by_the_check_with_the_folders(photos, code, write,
 
 
 def test_prepare_calls_functions_too(photos, code, write):
-    """With the places of what one raised in its list of bad samples; and it stops where one cannot be imported."""
+    """Exceptions' places are in its list of bad samples; it stops if one cannot be imported."""
     write(
         "mine.py",
         "def fn(sample, rng):\n    if sample['label'] == 1: raise ValueError('not this one')\n    return {'label': 7}",
@@ -304,7 +304,7 @@ def test_prepare_calls_functions_too(photos, code, write):
     assert 'samples of type "generator" cannot be read twice' in live
 
 
-# --- python ----------------------------------------------------------------------------------------------------------
+# --- python ---------------------------------------------------------------------------------------
 
 
 def test_a_daemon_whose_object_has_no_length_does_not_start(code, write, tmp_path):
@@ -330,7 +330,7 @@ def test_a_daemon_whose_object_has_no_length_does_not_start(code, write, tmp_pat
     assert "OSError: no such disk" in done.stderr
 
 
-# --- generator -------------------------------------------------------------------------------------------------------
+# --- generator ------------------------------------------------------------------------------------
 
 COUNTING = """
     import os
@@ -364,9 +364,9 @@ def test_each_worker_runs_a_generator_with_a_seed_of_its_own(start_daemon, code,
 
 
 def test_trainers_share_what_is_in_the_ring_and_a_position_counts(start_daemon, code, write):
-    """Two that read together have the same batches; a state that is taken up again goes on counting, with new samples.
+    """Simultaneous readers get the same batches; a resumed state counts on, with new samples.
 
-    With a seed a daemon with one worker gives the same samples again: those of ``numpy.random.default_rng((seed, 1))``.
+    With a seed, one worker gives the samples of ``numpy.random.default_rng((seed, 1))`` again.
     """
     write("mine.py", "def generate(rng):\n    while True: yield int(rng.integers(1 << 62)), 0")
     source = {**GENERATED["source"], "epoch_samples": 24}

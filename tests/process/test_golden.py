@@ -1,4 +1,4 @@
-"""The bytes of every position stay what they were: each stream gives what ``golden/digests.json`` has of it."""
+"""Every position keeps its bytes: each stream gives those of ``golden/digests.json``."""
 
 import json
 

@@ -1,9 +1,8 @@
-"""Streams with every step on images, and with what follows them: the same bytes on any number of workers."""
+"""Streams with every step on images: the bytes that one process works out."""
 
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import batchd_client
 from support import followed_source
@@ -32,15 +31,14 @@ FOLLOWED = [
 ]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_every_step_gives_the_same_bytes_on_any_number_of_workers(start_daemon, photos, workers):
-    """Over epochs, and as one process works it out from the configuration alone."""
+def test_every_step_gives_the_bytes_that_one_process_works_out(start_daemon, photos):
+    """Over epochs, from the configuration alone."""
     ends = {
         "floats": [{"op": "subtract_mean"}, {"op": "layout"}],
         "grey": [{"op": "gray", "channels": 1}, {"op": "to"}],
     }
     streams = {name: folder_stream(photos, pipeline=[*EVERY_STEP, *end]) for name, end in ends.items()}
-    daemon = start_daemon(streams, workers=workers)
+    daemon = start_daemon(streams)
     with batchd_client.connect(daemon.address) as connection:
         for name in streams:
             expected = Expected(daemon.config, name)
@@ -49,7 +47,7 @@ def test_every_step_gives_the_same_bytes_on_any_number_of_workers(start_daemon, 
 
 
 def test_masks_boxes_and_points_reach_the_trainer_in_step_with_their_image(start_daemon, tmp_path, monkeypatch):
-    """A rectangle, its mask, its box and its corners, flipped and cropped together; a mask of another size is a bad sample."""
+    """Rectangle, mask, box and corners flip and crop together; a mask of another size is bad."""
     monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "site")))
     source = {"type": "plugin", "name": "followed", "options": {"samples": 40}}
     stream = {"source": source, "batch_size": 8, "pipeline": FOLLOWED, "max_bad_fraction": 1.0, "on_error": "mask"}

@@ -1,4 +1,4 @@
-"""Test runs themselves: they name a failure when it happens, and one that is killed leaves nothing, whatever killed it."""
+"""Test runs themselves: they name a failure at once, and a killed run leaves nothing."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 CONFIGURATION = ["-c", str(ROOT / "pyproject.toml"), "-p", "conftest", "-p", "no:cacheprovider"]
 needs_lanes = pytest.mark.skipif(not importlib.util.find_spec("xdist"), reason="needs pytest-xdist")
-LANES = {"in one process": [], "in two lanes": ["-n", "2", "--dist", "loadfile"]}
+LANES = {"in one process": [], "in a lane": ["-n", "1", "--dist", "loadfile"]}
 
 
 def pytest_with(*options):
@@ -31,8 +31,8 @@ def pytest_with(*options):
 
 
 def make_test(arguments):
-    """The command of a run in two lanes as people, and what runs CI, begin it."""
-    arguments = shlex.join([*LANES["in two lanes"], *arguments])
+    """The command of a run in a lane, as people and CI begin it."""
+    arguments = shlex.join([*LANES["in a lane"], *arguments])
     return ["make", "-o", "bytecode", "test", f"VENV={sys.prefix}", f"ARGS={arguments}"]
 
 
@@ -126,13 +126,12 @@ class TestKilled:
         ("lanes", "number"),
         [
             ("in one process", signal.SIGKILL),
-            pytest.param("in one process", signal.SIGTERM, marks=pytest.mark.slow),
-            pytest.param("in two lanes", signal.SIGKILL, marks=[needs_lanes, pytest.mark.slow]),
-            pytest.param(
-                "in two lanes", signal.SIGTERM, marks=[needs_lanes, pytest.mark.slow]
-            ),  # as `make test`, below
+            ("in one process", signal.SIGTERM),
+            pytest.param("in a lane", signal.SIGKILL, marks=needs_lanes),
+            pytest.param("in a lane", signal.SIGTERM, marks=needs_lanes),
         ],
     )
+    @pytest.mark.slow  # a killed lane and a SIGTERM of make, below, show most of it
     def test_a_run_that_is_killed_leaves_nothing(self, begin, tmp_path, lanes, number):
         """No daemon, worker or trainer, no folder, no mount, and no network."""
         run = begin(HOLDS_MUCH, pytest_with(*LANES[lanes]))
@@ -188,7 +187,7 @@ class TestKilled:
 
 
 @pytest.mark.parametrize(
-    "lanes", [pytest.param("in one process", marks=pytest.mark.slow), pytest.param("in two lanes", marks=needs_lanes)]
+    "lanes", [pytest.param("in one process", marks=pytest.mark.slow), pytest.param("in a lane", marks=needs_lanes)]
 )
 def test_a_failure_is_named_when_it_happens(begin, tmp_path, lanes):
     """While other tests still run, which may take minutes."""

@@ -1,4 +1,4 @@
-"""A daemon's life: starting, being the only one, draining, stopping at once, and what it finds of one that was killed."""
+"""A daemon's life: start, single instance, draining, stopping at once, remains of a killed one."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ def test_a_second_daemon_is_refused_until_the_first_is_drained(start_daemon):
 
 
 def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
-    """Its sockets lie there, and nobody listens; the next one takes the directory and serves. Other files are replaced, too."""
+    """Stale sockets and other files: the next daemon replaces them and serves."""
     daemon = start_daemon()
     sockets = {"batchd.sock", "lifeline.sock"}
     for text in (None, "left over"):
@@ -91,9 +91,9 @@ def test_a_runtime_directory_without_inodes_is_refused_with_advice(start_daemon,
     assert "its file system has no space or no inodes left (df, df -i): make room there" in daemon.log
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [SIGNALS[0], pytest.param(SIGNALS[1], marks=pytest.mark.slow)])
 def test_the_first_signal_drains_and_ends_well(start_daemon, start_trainer, number):
-    """Under load: two trainers read as fast as they can; the workers finish what they have, and the exit status is 0."""
+    """Under load of two trainers; the workers finish their orders, and the exit status is 0."""
     daemon = start_daemon()
     trainers = [start_trainer(daemon.address, epochs=1000, connect={"reconnect_timeout_s": 0.2}) for _ in range(2)]
     for trainer in trainers:
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_daemon_and_workers_without_a_traceback(start_daemon, moment
 
 
 def test_workers_that_are_ready_before_the_source_is_scanned_wait(start_daemon):
-    """The daemon starts them first and scans meanwhile; whoever is done first, the first batch comes."""
+    """Workers start first and the scan runs meanwhile: in either order the first batch comes."""
     daemon = start_daemon(ready=False, faults={"daemon.starting": "stop", "worker.idle": "stop"})
     daemon.wait_for_fault("daemon.starting")
     worker = daemon.wait_for_fault("worker.idle")
@@ -200,7 +200,7 @@ def test_files_in_the_working_directory_are_not_taken_for_modules(start_daemon):
 
 
 def test_sigterm_while_the_source_is_scanned_ends_everything(start_daemon):
-    """There is nothing to drain yet; the workers go with the daemon, and only the lock's file stays."""
+    """There is nothing to drain yet; workers end with the daemon, only the lock's file stays."""
     daemon = start_daemon(ready=False, faults={"daemon.starting": "stop"})
     daemon.wait_for_fault("daemon.starting")
     daemon.send(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""LMDB databases, served: the same batches as from the same files in folders, and what happens when one is cut."""
+"""LMDB databases, served: the batches of the same files in folders, and a database cut short."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from support.waiting import wait_until
 
 
 def records_of(photos, folder):
-    """The photographs in the order in which a folder source has them, with their labels in digits."""
+    """The photographs in a folder source's order, with their labels in digits."""
     classes = sorted(path.name for path in photos.iterdir())
     files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]
     records = {}
@@ -24,24 +24,23 @@ def records_of(photos, folder):
 
 
 def test_records_give_the_batches_that_the_same_files_give(start_daemon, photos, tmp_path):
-    """Shuffled and cropped, with one worker and with two, of which one is killed meanwhile; two streams share the database."""
+    """A worker is killed meanwhile; two streams share the database."""
     files = folder_stream(photos)
     records = {**files, "source": records_of(photos, tmp_path / "db")}
-    for workers in (1, 2):
-        daemon = start_daemon({"files": files, "records": records, "again": records}, workers=workers)
-        with batchd_client.connect(daemon.address) as connection:
-            streams = [connection.stream(name, epochs=2) for name in ("files", "records", "again")]
-            one, *others = [see(stream) for stream in streams]
-            assert others == [one, one]
-            os.kill(daemon.status()["workers"][0]["pid"], signal.SIGKILL)
-            one, *others = [see(stream) for stream in streams]
-            assert others == [one, one]
+    daemon = start_daemon({"files": files, "records": records, "again": records})
+    with batchd_client.connect(daemon.address) as connection:
+        streams = [connection.stream(name, epochs=2) for name in ("files", "records", "again")]
+        one, *others = [see(stream) for stream in streams]
+        assert others == [one, one]
+        daemon.kill_a_worker()
+        one, *others = [see(stream) for stream in streams]
+        assert others == [one, one]
 
 
 def test_a_database_that_is_cut_in_the_middle_of_a_sample_costs_a_worker_and_nothing_else(
     start_daemon, photos, tmp_path
 ):
-    """The kernel ends the worker with SIGBUS; the next one looks at the length first, so every later sample is a bad one."""
+    """SIGBUS ends the worker; the next checks the length first, so later samples are bad ones."""
     source = records_of(photos, tmp_path / "db")
     stream = {**folder_stream(photos), "source": source, "max_bad_fraction": 1.0, "on_error": "mask", "shuffle": False}
     daemon = start_daemon({"photos": stream}, workers=1, faults={"worker.sample.read:9": "stop"})

@@ -1,4 +1,4 @@
-"""Memory: asked for before anything starts, bounded while it runs, and a stream goes on where less is to be had."""
+"""Memory: requested before anything starts, bounded while it runs, and enough if less."""
 
 import os
 import resource
@@ -49,7 +49,7 @@ def test_a_ring_without_two_slots_is_refused(tmp_path, photos, command):
 
 
 def test_slots_are_made_when_they_are_wanted_and_kept(start_daemon):
-    """A daemon that nobody reads from has none; one reader has those that its window needs, however long it reads."""
+    """None without a reader; one reader has its window's slots, however long it reads."""
     daemon = start_daemon()
     assert daemon.status()["daemon"]["memory_bytes"] == 0
     slots = [number for number, name in descriptors_of(daemon.pid).items() if "batchd-slot" in name]
@@ -67,7 +67,7 @@ def test_slots_are_made_when_they_are_wanted_and_kept(start_daemon):
 
 
 def test_a_slot_for_which_there_is_no_memory_shrinks_the_ring(start_daemon):
-    """The system refuses all but the first slots: the trainer reads on with those, and the operator reads why."""
+    """The system refuses all but the first slots: the trainer reads on, the operator reads why."""
     daemon = start_daemon()
     expected = Expected(daemon.config)
     with batchd_client.connect(daemon.address) as connection:
@@ -86,7 +86,7 @@ def test_a_slot_for_which_there_is_no_memory_shrinks_the_ring(start_daemon):
 
 
 def test_no_memory_for_two_slots_stops_the_stream_with_the_reason(start_daemon):
-    """A trainer that can never read gets an error instead of waiting, and so does the next one; the daemon lives."""
+    """A trainer that can never read gets an error at once, the next one too; the daemon lives."""
     daemon = start_daemon()
     limit_file_size(daemon.pid, SLOT_BYTES - 1)
     with batchd_client.connect(daemon.address) as connection:
@@ -105,7 +105,7 @@ def limit_file_size(pid, bytes_max):
 
 
 def test_a_daemon_without_free_descriptors_goes_on_with_what_it_has(start_daemon):
-    """It can neither start workers nor take trainers in, says so, and does both when it can again."""
+    """It can start no workers and accept no trainers, says so, and does both when it can again."""
     daemon = start_daemon()
     expected = Expected(daemon.config)
     with batchd_client.connect(daemon.address) as connection:

@@ -1,4 +1,4 @@
-"""What the observer says over HTTP: the daemon's own numbers, also while the daemon says nothing."""
+"""The observer over HTTP: the daemon's own numbers, also while the daemon is silent."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def counters(status) -> dict[str, float]:
 
 
 def test_metrics_agree_with_the_status_and_with_what_trainers_counted(start_daemon, start_trainer, photos, tmp_path):
-    """All counters, exactly, right after the last batch: a scrape asks anew, and nothing is estimated."""
+    """All counters, exactly, right after the last batch: a scrape asks the daemon again."""
     folder = shutil.copytree(photos, tmp_path / "photos")
     (folder / "cat" / "broken.jpg").write_bytes(b"nonsense")
     streams = {"photos": folder_stream(folder, max_bad_fraction=1.0)}
@@ -143,11 +143,15 @@ def test_a_stopped_daemon_is_told_of_by_its_observer(observed):
     assert metrics["up"] == 0
     assert metrics["status_age_seconds"] > 4
     assert metrics["workers{state=ready}"] == 2
+    page = json.loads(fetch(daemon, "/overview.json").text)["observer"]
+    assert not page["up"]
+    assert page["silent_s"] >= 5
     daemon.send(signal.SIGCONT)
     wait_until(lambda: fetch(daemon, "/healthz").status == 200, "it is well again")
     assert scrape(daemon)["up"] == 1
 
 
+@pytest.mark.slow  # to its observer, it is as silent as a stopped process
 def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
     """It has not ended, so nobody restarts it by himself."""
     daemon = start_daemon(http=ANYWHERE, faults={"daemon.release.received": "hang"})
@@ -163,7 +167,7 @@ def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
 
 
 def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, start_trainer):
-    """At the same address, and no trainer notices; who asked meanwhile is answered. It ends by its lifeline.
+    """At the same address, unnoticed by trainers; waiting requests are answered.
 
     It takes no trainer's place: ``sessions_max`` is for trainers.
     """
@@ -184,17 +188,6 @@ def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, s
     observer = observer_of(daemon)
     daemon.kill()
     wait_until(lambda: not is_alive(observer), "the observer is gone")
-
-
-def test_the_observer_ends_with_a_daemon_that_drains(start_daemon):
-    """And the daemon ends well."""
-    daemon = start_daemon(http=ANYWHERE)
-    observer = observer_of(daemon)
-
-    assert daemon.terminate() == 0
-
-    assert not is_alive(observer)
-    assert not daemon.log_lines("observer ended")
 
 
 def test_an_address_that_was_asked_for_and_is_taken_is_refused(tmp_path, photos):

@@ -1,4 +1,4 @@
-"""A daemon serves clients of the versions of the protocol before its own: recorded conversations are played to it."""
+"""A daemon serves clients of earlier protocol versions: recorded conversations are played to it."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def daemon(daemons_folder, photos):
 
 @pytest.mark.parametrize("file", RECORDINGS, ids=lambda file: file.stem)
 def test_a_recorded_client_is_served(daemon, file):
-    """On this host, over TCP and as a producer. Each message has the fields that this client knows, and no more."""
+    """Locally, over TCP and as a producer. Each message has exactly the fields of that client."""
     for conversation in json.loads(file.read_text()):
         with Player(daemon, conversation["over"]) as player:
             player.play(conversation["said"])

@@ -1,23 +1,28 @@
-"""What the page asks the observer for: overview, history, bad samples and contact sheets, of a real daemon."""
+"""The page's requests to the observer of a real daemon: overview, history, bad samples, sheets."""
 
 import json
 import shutil
-import signal
 
 import pytest
 
 from support.commands import batchd
-from support.kernel import children_of
+from support.kernel import children_of, is_alive
 from support.observing import ANYWHERE, asked, fetch, observer_of
 from support.settings import PIPELINE, folder_stream
 from support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def observed(start_shared_daemon, photos):
+def observed(start_shared_daemon, photos, tmp_path_factory):
     """A daemon that is observed, and whose observer has something to say."""
-    pipelines = {"photos": PIPELINE, "bgr": [PIPELINE[0] | {"color": "bgr"}, *PIPELINE[1:]]}
-    streams = {name: folder_stream(photos, pipeline=steps) for name, steps in pipelines.items()}
+    folder = shutil.copytree(photos, tmp_path_factory.mktemp("page") / "photos")
+    (folder / "cat" / "broken.jpg").write_bytes(b"nonsense")
+    streams = {
+        "photos": folder_stream(photos),
+        "bgr": folder_stream(photos, pipeline=[PIPELINE[0] | {"color": "bgr"}, *PIPELINE[1:]]),
+        "held": folder_stream(photos),
+        "bad": folder_stream(folder, max_bad_fraction=1.0),
+    }
     return asked(start_shared_daemon(streams, http=ANYWHERE))
 
 
@@ -52,18 +57,6 @@ def test_the_page_shows_what_the_status_says(observed, start_trainer):
     assert "ready_slots" in kinds
 
 
-def test_the_overview_is_there_while_the_daemon_says_nothing(observed):
-    """With for how long it has not."""
-    wait_until(lambda: fetch(observed, "/overview.json").status == 200, "there was an answer")
-    observed.send(signal.SIGSTOP)
-    try:
-        wait_until(lambda: not overview(observed)["observer"]["up"], "it is said not to answer")
-        assert overview(observed)["observer"]["silent_s"] >= 5
-    finally:
-        observed.send(signal.SIGCONT)
-    wait_until(lambda: overview(observed)["observer"]["up"], "it answers again")
-
-
 def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):
     """However many ask, and the stream's ring has its slot back."""
     first = drawn(observed)
@@ -76,21 +69,20 @@ def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):
 
 def peeked(daemon, folder, position: str) -> str:
     """The picture of a batch, as the command draws it."""
-    batchd("peek", "photos", "--at", position, "-o", folder / "sheet.png", address=daemon.address)
+    batchd("peek", "held", "--at", position, "-o", folder / "sheet.png", address=daemon.address)
     return (folder / "sheet.png").read_bytes().decode(errors="replace")
 
 
-def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(start_daemon, start_trainer, tmp_path):
+def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(observed, start_trainer, tmp_path):
     """Which is another one than the first, and lies in the ring."""
-    observed = asked(start_daemon(http=ANYWHERE))
-    start_trainer(observed.address).hold(1)
-    start_trainer(observed.address).hold(3)
+    start_trainer(observed.address, "held").hold(1)
+    start_trainer(observed.address, "held").hold(3)
     wait_until(lambda: {one["step"] for one in overview(observed)["trainers"]} == {1, 3}, "they are where they are")
-    before = observed.stream_status()["decoded_batches"]
+    before = observed.stream_status("held")["decoded_batches"]
 
-    sheet = drawn(observed).text
+    sheet = drawn(observed, "held").text
 
-    assert observed.stream_status()["decoded_batches"] == before
+    assert observed.stream_status("held")["decoded_batches"] == before
     assert sheet == peeked(observed, tmp_path, "0:2")
     assert sheet != peeked(observed, tmp_path, "0:0")
 
@@ -110,26 +102,24 @@ def test_only_our_page_has_sheets_drawn(observed):
         assert found == status
 
 
-def test_a_daemon_that_ends_while_a_sheet_is_drawn_leaves_nothing(start_daemon):
-    """Neither the child nor its folder."""
+def test_a_daemon_that_drains_while_a_sheet_is_drawn_leaves_nothing(start_daemon):
+    """Neither the observer nor its child, nor a folder."""
     observed = asked(start_daemon(http=ANYWHERE))
+    observer = observer_of(observed)
     wait_until(lambda: fetch(observed, "/sheet.png?stream=photos").status in {200, 202}, "a sheet is drawn")
-    observed.terminate()
+    assert observed.terminate() == 0
+    assert not is_alive(observer)
+    assert not observed.log_lines("observer ended")
 
 
-def test_bad_samples_are_listed_by_name_and_reason(start_daemon, start_trainer, photos, tmp_path):
+def test_bad_samples_are_listed_by_name_and_reason(observed, start_trainer):
     """And none for a stream that has none."""
-    folder = shutil.copytree(photos, tmp_path / "photos")
-    (folder / "cat" / "broken.jpg").write_bytes(b"nonsense")
-    streams = {"photos": folder_stream(folder, max_bad_fraction=1.0), "good": folder_stream(photos)}
-    daemon = start_daemon(streams, http=ANYWHERE)
-    start_trainer(daemon.address).take()
-    wait_until(lambda: fetch(daemon, "/overview.json").status == 200, "there was an answer")
+    start_trainer(observed.address, "bad").take()
 
-    found = json.loads(fetch(daemon, "/bad.json?stream=photos").text)
+    found = json.loads(fetch(observed, "/bad.json?stream=bad").text)
 
     assert found["total"] == 1
     assert found["samples"][0]["path"].endswith("cat/broken.jpg")
     assert "not a JPEG" in found["samples"][0]["reason"]
-    assert json.loads(fetch(daemon, "/bad.json?stream=good").text) == {"total": 0, "samples": []}
-    assert overview(daemon)["observer"]["up"]
+    assert json.loads(fetch(observed, "/bad.json?stream=photos").text) == {"total": 0, "samples": []}
+    assert overview(observed)["observer"]["up"]

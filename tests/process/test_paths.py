@@ -1,5 +1,7 @@
 """Batches that carry the paths of their samples, from whatever source of files."""
 
+import shutil
+
 import batchd_client
 from support.settings import folder_stream, list_stream
 
@@ -19,42 +21,35 @@ def paths_of(daemon, stream):
 
 
 def test_each_sample_comes_with_its_path(start_daemon, photos, tmp_path):
-    """Of a folder, of patterns, of a list; and all read the same files."""
+    """Of a folder, of patterns, of a list; also a sample that stands in, and a masked bad one."""
     files = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.jpg"))
     listing = tmp_path / "list.txt"
     listing.write_text("".join(f"{file} 0\n" for file in files))
-    patterns = {
-        "type": "glob",
-        "root": str(photos),
-        "patterns": ["**/*.jpg"],
-        "classes": "folder",
-        "path_bytes": PATH_BYTES,
-    }
     folder, listed = folder_stream(photos), list_stream(listing, photos)
     for stream in (folder, listed):
         stream["source"]["path_bytes"] = PATH_BYTES
-    daemon = start_daemon({"folder": folder, "list": listed, "glob": {**folder, "source": patterns}})
+    patterns = {"type": "glob", "root": str(photos), "patterns": ["**/*.jpg"], "path_bytes": PATH_BYTES}
+    (tmp_path / "some").mkdir()
+    for file in files[:7]:
+        shutil.copy(photos / file, tmp_path / "some")
+    (tmp_path / "some" / "bad.jpg").write_bytes(b"no image")
+    with_bad = {**folder, "source": {**patterns, "root": str(tmp_path / "some")}, "max_bad_fraction": 1.0}
+    daemon = start_daemon(
+        {
+            "folder": folder,
+            "list": listed,
+            "glob": {**folder, "source": {**patterns, "classes": "folder"}},
+            "substitute": with_bad,
+            "mask": {**with_bad, "on_error": "mask"},
+        }
+    )
+    names = dict(enumerate(sorted(path.name for path in (tmp_path / "some").iterdir())))
 
     for stream in ("folder", "list", "glob"):
         assert paths_of(daemon, stream) == dict(enumerate(files))
+    substituted = paths_of(daemon, "substitute")
+    assert "bad.jpg" not in substituted.values()
+    assert substituted.items() <= names.items()
+    assert paths_of(daemon, "mask") == names
     with batchd_client.connect(daemon.address) as connection:
         assert connection.stream("glob").classes == connection.stream("folder").classes == ("cat", "dog", "owl", "yak")
-
-
-def test_the_path_is_that_of_the_sample_which_stands_in_for_a_bad_one(start_daemon, photos, tmp_path):
-    """And of the bad one itself where it is masked."""
-    for path in sorted(photos.rglob("*.jpg"))[:7]:
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "bad.jpg").write_bytes(b"no image")
-    source = {"type": "glob", "root": str(tmp_path), "patterns": ["*.jpg"], "path_bytes": PATH_BYTES}
-    stream = {**folder_stream(tmp_path), "source": source, "max_bad_fraction": 1.0}
-    daemon = start_daemon({"substitute": stream, "mask": {**stream, "on_error": "mask"}})
-    names = sorted(path.name for path in tmp_path.glob("*.jpg"))
-
-    for name in ("substitute", "mask"):
-        with batchd_client.connect(daemon.address) as connection:
-            (batch,) = connection.stream(name, epochs=1)
-            seen = batchd_client.text(batch["path"])
-            assert seen == [names[sample] for sample in batch["index"].tolist()]
-            assert ("bad.jpg" in seen) is (name == "mask")
-            batch.release()

@@ -7,7 +7,7 @@ from support.settings import folder_stream
 
 
 def test_a_package_s_source_is_served_as_our_own_are(start_daemon, photos, tmp_path, monkeypatch):
-    """The example: the images of a folder in a zip file make the same batches as the folder does."""
+    """The example's zip file of images gives the same batches as the folder."""
     monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "site")))
     files = {str(file.relative_to(photos)): file.read_bytes() for file in sorted(photos.rglob("*.jpg"))}
     archive = write_zip(tmp_path / "photos.zip", files)

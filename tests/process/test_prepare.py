@@ -33,7 +33,7 @@ def whole(photos, tmp_path_factory):
 
 
 def test_shards_hold_what_the_pipeline_makes(config, start_daemon, photos, tmp_path):
-    """Every sample with its label, pixel by pixel; the summary says how to serve them, and it works."""
+    """Every sample with its label, pixel by pixel; the summary's way to serve them works."""
     done = prepare(config(), "--format", "png")
     summary = done.stdout
     source = proposed(summary)
@@ -50,7 +50,7 @@ def test_shards_hold_what_the_pipeline_makes(config, start_daemon, photos, tmp_p
 
 
 def test_a_second_time_only_what_is_missing_is_made(config, whole, tmp_path):
-    """Nothing; then a shard that was cut, and one that was removed, while the others stay as they are."""
+    """None; then a shortened and a removed shard, while the others stay as they are."""
 
     def times():
         return {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.tar")}
@@ -69,9 +69,11 @@ def test_a_second_time_only_what_is_missing_is_made(config, whole, tmp_path):
     assert {file.name for file in kept} == {name for name, time in times().items() if before[name] == time}
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_the_same_command_goes_on_where_it_was(number, config, whole, tmp_path):
-    """Killed or interrupted, with shards done and shards begun; nothing is left behind, and the bytes are the same."""
+    """Killed or interrupted between shards and within: no remains, and the same bytes."""
     command = start(config(), "prepare.sample.begin:30=stop")
     wait_until(lambda: len(digests(tmp_path / "out")) >= 3, "some shards are there")
     done = digests(tmp_path / "out")
@@ -169,7 +171,7 @@ def test_a_shard_without_any_good_sample_is_named(config, broken, tmp_path):
 
 
 def test_a_folder_belongs_to_one_command(config, tmp_path):
-    """Another command at work in it, other options, other steps, and somebody's files are each refused."""
+    """Another running command, other options or steps, and foreign files are each refused."""
     file = config()
     command = start(file, "prepare.sample.begin:30=stop")
     wait_until(lambda: len(digests(tmp_path / "out")) >= 1, "it is at work")
@@ -231,7 +233,7 @@ def test_numbers_alone_are_served_as_well(config, start_daemon):
 
 
 def test_every_field_of_a_source_comes_back_whole(start_daemon, photos, tmp_path):
-    """Images as they were, a mask, numbers, arrays of any length, texts and zeros: what was prepared is what was there."""
+    """Images, a mask, numbers, arrays of any length, texts and zeros come back equal."""
     images = [file.read_bytes() for file in sorted(photos.rglob("*.jpg"))[:9]]
     rng = np.random.default_rng(5)
     records = [

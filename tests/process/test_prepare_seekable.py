@@ -40,7 +40,7 @@ def stored_images(folder):
 
 @needs_extension
 def test_seekable_shards_hold_the_same_pictures(config, start_daemon, photos, tmp_path):
-    """With markers that each of them lacked, and without running the pipeline: any crop of them is the same."""
+    """With the markers that were missing, without running the pipeline: all crops are equal."""
     summary = seekable(config()).stdout
     crop = [{"op": "decode"}, {"op": "random_resized_crop", "size": [24, 24]}]
     shards = {**folder_stream(photos), "pipeline": crop, "source": proposed(summary), "shuffle": False}
@@ -57,7 +57,7 @@ def test_seekable_shards_hold_the_same_pictures(config, start_daemon, photos, tm
 
 @needs_extension
 def test_seekable_shards_can_hold_smaller_pictures(config, tmp_path):
-    """Resized so that the shorter side is what it should be, and still with markers; with less quality there are fewer bytes."""
+    """Resized to the shorter side, still with markers; less quality makes fewer bytes."""
     small = seekable(config(), "--short-side", "20", "--quality", "60").stdout
     images = stored_images(tmp_path / "out")
     sides = [cv2.imdecode(np.frombuffer(image, np.uint8), 1).shape[:2] for image in images]
@@ -118,7 +118,7 @@ def test_files_of_a_list_become_files_and_a_list(config, photos, tmp_path):
 
 @needs_extension
 def test_a_class_of_which_no_file_is_good_keeps_its_number(config, tmp_path):
-    """A folder would count the others anew, so a list says the labels; smaller pictures are JPEGs, and are called so."""
+    """A folder would number the others again, so a list has the labels; the files are JPEGs."""
     for name in ("a/1.png", "b/broken.jpg", "c/2.jpg"):
         (tmp_path / "mixed" / name).parent.mkdir(parents=True)
         content = jpeg(photo(60, 80)) if name.startswith("c") else encode(photo(60, 80), ".png")

@@ -85,7 +85,7 @@ def test_every_sample_arrives_once_and_in_order(daemon):
 
 @contextmanager
 def peeking(address, stream, folder):
-    """``batchd peek`` on the live stream, begun and waiting for samples; it has ended in the end."""
+    """``batchd peek`` on the live stream, waiting for samples; it ends with the context."""
     command = [sys.executable, "-m", "batchd", "peek", stream, "--address", address, "-o", str(folder / "sheet.png")]
     peek = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
@@ -219,7 +219,7 @@ def test_a_full_mailbox_drops_by_policy_and_counts(daemon, when_full, counter, k
 
 
 def test_a_daemon_restart_goes_on_with_what_is_pushed_from_then_on(start_daemon):
-    """Trainer and producer connect again by themselves; the trainer's position goes on, the old queue is gone."""
+    """Trainer and producer reconnect; the trainer's position continues, the old queue is gone."""
     daemon = start_daemon(LIVE)
     with batchd_client.connect(daemon.address) as connection, batchd_client.push("live", daemon.address) as producer:
         stream = connection.stream("live")
@@ -234,7 +234,7 @@ def test_a_daemon_restart_goes_on_with_what_is_pushed_from_then_on(start_daemon)
 
 
 def test_a_saved_state_goes_on_at_its_position_or_behind_what_is_gone(daemon):
-    """A live stream has no past: the position tells which samples were seen, not which can be had."""
+    """A live stream has no past: the position tells what was seen, not what is available."""
     with batchd_client.connect(daemon.address) as connection, producing(daemon.address, "saved", 200):
         with closing(connection.stream("saved")) as stream:
             state = stream.state_dict()

@@ -1,4 +1,4 @@
-"""Trainers over TCP: the same bytes in the same places as on the daemon's own host, whatever happens to either side."""
+"""Trainers over TCP: the same bytes as locally, whatever happens to either side."""
 
 import logging
 import os
@@ -112,7 +112,7 @@ def test_batches_are_read_only_and_buffers_are_used_again(daemon, expected):
 
 
 def test_a_remote_hoarder_is_told(daemon):
-    """There is no ring that would stop it, so there is a number; after releasing, the loop goes on."""
+    """No ring would stop it, so a number does; after releasing, the loop continues."""
     with batchd_client.connect(daemon.tcp_address) as far:
         stream = far.stream("single", epochs=1)
         hoard = []
@@ -196,7 +196,7 @@ def test_a_worker_killed_for_a_remote_trainer_changes_nothing(start_remote, phot
 
 @pytest.mark.parametrize("cut_after", [0, 1, 63, 64, 100, 300, 1000, 5_000, 20_000, 100_000])
 def test_a_connection_cut_at_any_byte_repeats_and_loses_nothing(daemon, expected, cut_after):
-    """In the greeting, in a header, in the middle of pixels: the trainer connects again and goes on."""
+    """In the greeting, in a header, in the middle of pixels: the trainer reconnects."""
     with Proxy(port_of(daemon)) as proxy, batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}") as far:
         stream = far.stream("photos", epochs=2)
         seen = see(stream, 1)

@@ -1,4 +1,4 @@
-"""Networks that break while a trainer connects for the first time: it comes in when they are whole, and reads what it should."""
+"""First connections over a breaking network: they succeed once it is whole, and read exactly."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ from support.waiting import PATIENCE_S, wait_until
 CUTS = [0, 1, 10, 33, 63, 65, 80, 100, 130, 200, 233, 240, 270, 300, 350, 420, 600, 1_000, 5_000, 50_000]
 """In the greeting (64 bytes), what CURVE says or the first messages, and the first batch."""
 FIRST_MESSAGES = 8
-"""Parts that come from a daemon: its greeting, what CURVE says, ``Greeted``, ``Subscribed``, and into the first batches."""
+"""The daemon's parts: its greeting, CURVE, ``Greeted``, ``Subscribed``, and first batches."""
 
 
 @pytest.fixture(scope="module", params=["with keys", "without keys"])
@@ -60,7 +60,7 @@ def read_all(proxy, key):
 def test_a_first_connection_that_is_cut_at_any_byte_is_made_when_the_network_is_whole(
     daemon, proxy, read_all, cut_after
 ):
-    """Every connection is cut there, until several were; with a key that fits, it is never said to be another one's."""
+    """Several connections are cut there; a fitting key is never called a wrong one."""
     proxy.cut_after = cut_after
     with ThreadPoolExecutor(1) as background:
         seen = background.submit(read_all)
@@ -70,7 +70,7 @@ def test_a_first_connection_that_is_cut_at_any_byte_is_made_when_the_network_is_
 
 
 def test_a_first_connection_that_is_cut_between_two_messages_is_made_again(daemon, proxy, read_all):
-    """Once behind each of the first parts that a daemon says, and once a byte before and behind that."""
+    """After each of a daemon's first parts, and a byte before and after that."""
     ends = []
 
     def note(data):

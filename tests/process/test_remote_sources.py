@@ -1,4 +1,4 @@
-"""Shards on servers, served: the batches that the same files give, also while a server is gone for a while."""
+"""Shards on servers, served: the same batches as from files, also while a server is gone."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_shards_on_servers_give_the_batches_that_the_files_give(start_daemon, photos, tmp_path, web, bucket):
-    """Shuffled and cropped, over epochs; they are the same streams as far as anybody can tell."""
+    """Shuffled and cropped; the same streams by their fingerprints. Each image may be an object."""
     source = photo_shards(photos, tmp_path)
     web.files.update(contents(tmp_path))
     bucket.put({f"some/where/{name}": data for name, data in web.files.items()})
@@ -35,8 +35,12 @@ def test_shards_on_servers_give_the_batches_that_the_files_give(start_daemon, ph
         "http": {**files, "source": {**source, "root": web.url}},
         "s3": {**files, "source": {**source, "root": "s3://bucket/some/where", "shards": ["train-*.tar"]}},
     }
-    daemon = start_daemon(streams)
+    bucket.put({f"photos/{name}": data for name, data in contents(photos).items()})
+    objects = {"here": folder_stream(photos), "there": folder_stream("s3://bucket/photos")}
+    daemon = start_daemon(streams | objects)
     with batchd_client.connect(daemon.address) as connection:
+        one, other = (connection.stream(name, epochs=1) for name in objects)
+        assert (one.classes, see(one)) == (other.classes, see(other))
         reads = {name: connection.stream(name, epochs=2) for name in streams}
         assert len({reads[name].fingerprint for name in reads}) == 1
         expected = see(reads["files"])
@@ -53,7 +57,7 @@ def servers(web, bucket, google):
 
 
 def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, photos, tmp_path, servers):
-    """Value by value and by row groups, with the names of the classes; a worker is killed meanwhile."""
+    """Value by value and by row groups, with class names; a worker is killed meanwhile."""
     web, bucket, google = servers
     here = folder_stream(photos)
     streams = {"files": here}
@@ -78,7 +82,7 @@ def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, phot
 
 
 def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, photos, tmp_path, web):
-    """Faults that pass cost time and no sample; of a file that has changed and one that is gone every row is a bad sample."""
+    """Passing faults cost time and no sample; every row of a changed or missing file is bad."""
     streams = {}
     for compression in ("none", "snappy"):
         source = photo_rows(photos, tmp_path / compression, compression=compression)
@@ -107,18 +111,6 @@ def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, ph
             what = "it has changed since the source was scanned" if "train-0" in place else "it is not there (404)"
             assert what in reason
     assert SECRET not in daemon.log
-
-
-def test_a_folder_in_a_bucket_gives_the_batches_that_the_folder_gives(start_daemon, photos, bucket):
-    """Each image is an object."""
-    bucket.put(contents(photos))
-    here = folder_stream(photos)
-    daemon = start_daemon(
-        {"here": here, "there": {**here, "source": {"type": "folder", "path": "s3://bucket"}}}, workers=1
-    )
-    with batchd_client.connect(daemon.address) as connection:
-        one, other = connection.stream("here", epochs=1), connection.stream("there", epochs=1)
-        assert (one.classes, see(one)) == (other.classes, see(other))
 
 
 def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon, photos, tmp_path):

@@ -1,4 +1,4 @@
-"""What each step makes is the same with every version of OpenCV, on every processor, with and without batchd's extension.
+"""Steps give equal pixels with every OpenCV, on every processor, with and without our extension.
 
 Other processors and libraries are children whose libraries are told to do without: see
 ``support.pixel_sums``.

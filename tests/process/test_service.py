@@ -74,7 +74,7 @@ def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
 def test_a_reload_tells_how_far_its_scan_is(
     manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
 ) -> None:
-    """So it gets the time that it takes, from its first stream on. Workers cannot speak for it: they do not know to whom.
+    """So it gets its time, from the first stream on. Workers cannot report it.
 
     A socket that nobody reads, and one that is gone, hold no trainer up.
     """

@@ -1,4 +1,4 @@
-"""Trainers whose batches come over several TCP connections: the same batches in the same order, and one session all the same."""
+"""Batches over several TCP connections: the same batches in order, and one session."""
 
 import socket
 
@@ -114,7 +114,7 @@ def test_a_killed_daemon_is_found_again_over_all_connections(start_daemon, photo
         assert remote_trainers(daemon)[0]["connections"] == 3
 
 
-# --- who may join -------------------------------------------------------------------------------------------------------
+# --- who may join ---------------------------------------------------------------------------------
 
 
 class Peer:

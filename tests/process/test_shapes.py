@@ -1,4 +1,4 @@
-"""Images of different sizes, served: padded to the largest of each batch, and ragged, on this host and over TCP."""
+"""Images of different sizes, served: padded to each batch's largest, and ragged; local and TCP."""
 
 from itertools import chain
 
@@ -71,7 +71,7 @@ def connection(request, daemon):
 
 
 def test_a_padded_batch_is_as_large_as_its_largest_image(connection):
-    """Each image in its corner, the filling around it; a masked one is all filling, with no size."""
+    """Each image in its corner, filling around it; a masked one is all filling, without a size."""
     images = expected_images()
     seen = 0
     for batch in connection.stream("padded", epochs=1):
@@ -116,7 +116,7 @@ def test_the_same_bytes_on_one_worker_and_on_two(start_daemon, daemon, folder):
 
 
 def test_slots_that_are_used_again_show_nothing_of_former_samples(start_daemon, folder):
-    """Behind each sample there are zeros, whichever worker filled the row before, and though some of them die."""
+    """Behind each sample there are zeros, whichever worker had the row, though some die."""
     random = {**streams_over(folder)["random"], "memory": "192KiB"}
     daemon = start_daemon({"random": random}, workers=2, chunk_rows=3)
     with batchd_client.connect(daemon.address) as connection:
@@ -133,7 +133,7 @@ def test_slots_that_are_used_again_show_nothing_of_former_samples(start_daemon, 
 
 
 def test_rows_of_several_ranks_vary_by_themselves(connection):
-    """The last batch is shared: each part is cut to its own largest image, and its sizes are its own."""
+    """The last batch is shared: each part is cut to its own largest image, with its own sizes."""
     images = expected_images()
     ranks = [connection.stream("padded", rank, 2, epochs=1) for rank in range(2)]
     parts = 0

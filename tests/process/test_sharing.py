@@ -50,7 +50,8 @@ def test_mirror_trainers_in_lockstep_share_every_decoded_batch(daemon):
 def test_a_lockstep_trainer_waits_for_the_slowest(daemon):
     """The fast one stands at the allowed distance until the slow one has moved."""
     with batchd_client.connect(daemon.address) as early:
-        see(early.stream("waits", epochs=1), 1)  # the workers are up, so what does not come within a second is withheld
+        # The workers are up: what does not come within a second is withheld.
+        see(early.stream("waits", epochs=1), 1)
     with (
         batchd_client.connect(daemon.address, batch_timeout_s=1.0) as one,
         batchd_client.connect(daemon.address) as other,
@@ -64,7 +65,7 @@ def test_a_lockstep_trainer_waits_for_the_slowest(daemon):
 
 
 def test_trainers_far_apart_each_get_their_own(daemon):
-    """Nobody waits for the other: what the ring no longer holds is decoded once more, and is the same."""
+    """Neither waits for the other: what left the ring is decoded again, and is equal."""
     expected = Expected(daemon.config, "apart")
 
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
@@ -114,7 +115,7 @@ def test_drop_last_leaves_out_what_makes_no_whole_round(daemon):
 
 
 def test_a_stream_that_never_changes_is_decoded_once_for_all_epochs(daemon):
-    """Without shuffling and without chance every epoch has the same bytes, and a ring that holds them all keeps them."""
+    """Without shuffling and chance all epochs are equal, and a ring that holds one keeps it."""
     expected = Expected(daemon.config, "still")
 
     with batchd_client.connect(daemon.address) as connection:
@@ -128,7 +129,7 @@ def test_a_stream_that_never_changes_is_decoded_once_for_all_epochs(daemon):
 
 
 def test_several_streams_share_the_workers(daemon):
-    """Three streams of different kinds, read in turn and by one connection, each get what is theirs."""
+    """Three streams of different kinds, read in turn by one connection."""
     streams = ("plain", "sevens", "other")
 
     with batchd_client.connect(daemon.address) as connection:

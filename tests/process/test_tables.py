@@ -3,7 +3,6 @@
 import os
 
 import numpy as np
-import pytest
 
 import batchd_client
 from support.expected import Expected
@@ -15,7 +14,7 @@ SAMPLES = 50
 
 
 def write_sources(folder):
-    """The same numbers as a table, as arrays, in an archive and as records: ``x`` is float32 [3], ``label`` int64."""
+    """Equal numbers as table, arrays, archive and records: ``x`` float32 [3], ``label`` int64."""
     x = np.random.default_rng(1).random((SAMPLES, 3), np.float32)
     label = np.arange(SAMPLES) * 3
     lines = [f'{number},"{" ".join(map(str, row.tolist()))}"' for number, row in zip(label.tolist(), x, strict=True)]
@@ -39,11 +38,10 @@ def write_sources(folder):
     }
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_streams_serve_what_the_files_hold(start_daemon, tmp_path, workers):
-    """Four kinds of source, no pipeline at all, the same batches over two epochs; and pictures that need no decoding."""
+def test_streams_serve_what_the_files_hold(start_daemon, tmp_path):
+    """Four kinds of source without a pipeline, equal over two epochs; and ready pictures."""
     tables = {name: {"source": source, "batch_size": 8} for name, source in write_sources(tmp_path).items()}
-    daemon = start_daemon({**tables, "pictures": pictures(tmp_path / "pictures.npy")}, workers=workers)
+    daemon = start_daemon({**tables, "pictures": pictures(tmp_path / "pictures.npy")})
     expected = Expected(daemon.config, "npy")
     with batchd_client.connect(daemon.address) as connection:
         for name in tables:
@@ -60,7 +58,7 @@ def pictures(file):
 
 
 def test_what_is_missing_or_cut_while_it_is_served_is_a_bad_sample_and_kills_no_worker(start_daemon, photos, tmp_path):
-    """Images that a table names: with the table, the record, the column and the path. An array: all of it.
+    """A table's images: with table, record, column and path. An array: all of it.
 
     What is left of that may be something else by now.
     """

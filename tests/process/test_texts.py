@@ -18,15 +18,40 @@ TEXTS = [f"the {['cat', 'dog', 'mat'][number % 3]} sat on {number}" for number i
 MAX_LENGTH = 6
 
 
+STOPWORDS = {"one": "on\n", "other": "on\nthe\n", "same": "on\n"}
+"""Streams of vectors, and the file of their words to leave out."""
+
+
+def write_files(folder):
+    """A file of texts, and what the steps on them read."""
+    lines = folder / "lines.tsv"
+    lines.write_text("".join(f"{number % 4}\t{text}\n" for number, text in enumerate(TEXTS)))
+    (folder / "stop.txt").write_text("on\n")
+    table, _array = word_table(folder, list(WORDS))
+    return {"lines": lines, "tokenizer": save(word_level(), folder), "stop": folder / "stop.txt", **table}
+
+
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """A file of texts, and what the steps on them read."""
+    """Files that the test may change."""
     monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "site")))
-    lines = tmp_path / "lines.tsv"
-    lines.write_text("".join(f"{number % 4}\t{text}\n" for number, text in enumerate(TEXTS)))
-    (tmp_path / "stop.txt").write_text("on\n")
-    table, _array = word_table(tmp_path, list(WORDS))
-    return {"lines": lines, "tokenizer": save(word_level(), tmp_path), "stop": tmp_path / "stop.txt", **table}
+    return write_files(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, tmp_path_factory):
+    """One with two workers, and a stream for each test."""
+    folder = tmp_path_factory.mktemp("texts")
+    files = write_files(folder)
+    streams = streams_of(files)
+    for name, words in STOPWORDS.items():
+        (folder / name).write_text(words)
+        streams[name] = streams_of({**files, "stop": folder / name})["vectors"]
+    long = {**files, "lines": folder / "long.tsv"}
+    long["lines"].write_text("0\tthe cat\n1\tthe cat sat on the mat\n")
+    steps = tokens(long, truncation=False)
+    streams["texts"] = stream_of(long, steps, on_error="mask", shuffle=False, max_bad_fraction=1.0)
+    return start_shared_daemon(streams, environment={"PYTHONPATH": str(install(folder / "site"))})
 
 
 def stream_of(files, *steps, **changes):
@@ -47,22 +72,20 @@ def streams_of(files):
     }
 
 
-def test_texts_are_the_same_on_any_number_of_workers(start_daemon, files):
+def test_texts_are_the_same_on_any_number_of_workers(start_daemon, daemon, files):
     """Of all three kinds, shuffled, over epochs, with a worker killed meanwhile."""
     seen = []
-    for workers in (1, 2):
-        daemon = start_daemon(streams_of(files), workers=workers)
-        with batchd_client.connect(daemon.address) as connection:
+    for each in (daemon, start_daemon(streams_of(files), workers=1)):
+        with batchd_client.connect(each.address) as connection:
             streams = [connection.stream(name, epochs=2) for name in streams_of(files)]
             first = [see(stream) for stream in streams]
-            os.kill(daemon.status()["workers"][0]["pid"], signal.SIGKILL)
+            each.kill_a_worker()
             seen.append([first, [see(stream) for stream in streams], [stream.fingerprint for stream in streams]])
     assert seen[0] == seen[1]
 
 
-def test_a_trainer_gets_what_plain_python_makes(start_daemon, files):
+def test_a_trainer_gets_what_plain_python_makes(daemon):
     """Of every sample."""
-    daemon = start_daemon(streams_of(files))
     with batchd_client.connect(daemon.address) as connection:
         for batch in connection.stream("tokens", epochs=1):
             for row, sample in enumerate(batch["index"].tolist()):
@@ -76,11 +99,8 @@ def test_a_trainer_gets_what_plain_python_makes(start_daemon, files):
             assert batch["kind"].tolist() == [sample % 4 for sample in batch["index"].tolist()]
 
 
-def test_a_text_that_is_too_long_is_a_bad_sample_by_the_streams_policy(start_daemon, files):
+def test_a_text_that_is_too_long_is_a_bad_sample_by_the_streams_policy(daemon):
     """Masked, and named with both lengths."""
-    files["lines"].write_text("0\tthe cat\n1\tthe cat sat on the mat\n")
-    stream = stream_of(files, tokens(files, truncation=False), on_error="mask", shuffle=False, max_bad_fraction=1.0)
-    daemon = start_daemon({"texts": stream})
     with batchd_client.connect(daemon.address) as connection:
         (batch,) = connection.stream("texts", epochs=1)
         assert batch["valid"].tolist() == [True, False]
@@ -109,15 +129,10 @@ def test_a_worker_that_finds_another_tokenizer_stops_the_stream_and_no_other(sta
         assert sum(len(one.samples) for one in see(connection.stream("bytes", epochs=1))) == len(TEXTS)
 
 
-def test_other_content_of_a_file_is_another_stream(start_daemon, files, tmp_path):
+def test_other_content_of_a_file_is_another_stream(daemon):
     """So a saved position is refused. Where the file is does not matter."""
-    streams = {}
-    for name, words in (("one", "on\n"), ("other", "on\nthe\n"), ("same", "on\n")):
-        (tmp_path / name).write_text(words)
-        streams[name] = streams_of({**files, "stop": tmp_path / name})["vectors"]
-    daemon = start_daemon(streams, workers=1)
     with batchd_client.connect(daemon.address) as connection:
-        one, other, same = (connection.stream(name).fingerprint for name in streams)
+        one, other, same = (connection.stream(name).fingerprint for name in STOPWORDS)
     assert one == same != other
 
 

@@ -1,4 +1,4 @@
-"""``batchd top`` in a real terminal, with a real daemon: it lives, ends and leaves the terminal as it was."""
+"""``batchd top`` with a real terminal and daemon: it lives, ends, and restores the terminal."""
 
 import fcntl
 import os
@@ -127,7 +127,7 @@ def test_a_terminal_of_another_size_is_drawn_anew(daemon, start_top):
 
 
 def test_a_daemon_that_goes_away_or_does_not_answer_is_shown_as_such(start_daemon, start_top):
-    """Its last numbers stay; when it is back, they are its own again. Of one whose process lives nothing tells but the time."""
+    """The last numbers stay until it is back. A silent living daemon is told only by the time."""
     daemon = start_daemon()
     terminal = start_top(daemon.address)
     terminal.shows(f"pid {daemon.pid}")

@@ -1,4 +1,4 @@
-"""Streams with ``verify = true``: bytes that change between worker and trainer are found, asked for again, and counted."""
+"""Streams with ``verify = true``: bytes changed under way are found, requested again, counted."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,7 +138,7 @@ def slots_of(daemon):
 
 
 def test_memory_that_changes_under_a_batch_is_found_and_the_batch_decoded_again(start_daemon, photos):
-    """On this host, where the trainer reads what the worker wrote: one bit in the middle of a ready slot.
+    """Locally, where the trainer reads what the worker wrote: one bit amid a ready slot.
 
     A trainer goes on behind restarts that turn checksums off and on: they are no part of what a
     stream is.

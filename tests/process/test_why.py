@@ -1,4 +1,4 @@
-"""``batchd why`` with real trainers: each verdict where it is true by construction, and none where nothing is wrong.
+"""``batchd why`` with real trainers: each verdict true by construction, and none if all is well.
 
 What is slow here sleeps, so that it is slow on any machine.
 """
@@ -142,7 +142,7 @@ def test_nothing_is_claimed_where_nothing_is_wrong(daemon):
 
 
 def test_a_slow_step_is_named(daemon):
-    """A function of the user's takes 200 ms: so long that it outweighs any waiting for CPUs that others share."""
+    """A user's function takes 200 ms: more than any waiting for shared CPUs."""
     with reading(daemon.address, "slow-step"):
         verdict = why(daemon.address, "slow-step")
 

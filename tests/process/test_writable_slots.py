@@ -1,4 +1,4 @@
-"""Slots that trainers may map writable, where the configuration says so; a trainer that spoils them is noticed by checksums."""
+"""Slots that trainers may map writable if allowed; checksums find a trainer that spoils them."""
 
 import pytest
 

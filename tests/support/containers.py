@@ -3,7 +3,7 @@
 For tests of processes.
 
     outside                                     inside
-    Container(shares={run: "/run/batchd"})      /  a tmpfs: interpreter, packages and tests, read-only,
+    Container(shares={run: "/run/batchd"})      /  a tmpfs: interpreter, packages, tests, read-only;
                                                    own /proc, /tmp and /dev/shm, and the shares
 
 Invariant: a container ends with the process that ``command`` starts, and nothing of its mounts is

@@ -75,7 +75,7 @@ class LiveWorld(CheckedWorld):
         self._sample = 0
         self._request = 0
 
-    # --- what can be done -----------------------------------------------------------------------------------------------
+    # --- what can be done -------------------------------------------------------------------------
 
     def produce(self, session: int, stream: int = 1) -> list[act.Action]:
         """A session becomes a producer."""
@@ -175,7 +175,7 @@ class LiveWorld(CheckedWorld):
             assert accounted == len(self.pushed[number]), "a sample is lost"
         return actions
 
-    # --- performing, with distrust ------------------------------------------------------------------------------------------
+    # --- performing, with distrust ----------------------------------------------------------------
 
     def _perform_AdmitProducer(self, action: act.AdmitProducer) -> None:  # noqa: N802
         assert action.request == self._request

@@ -150,7 +150,7 @@ class World:
         self._orders_seen: set[int] = set()
         self._workers_seen: set[int] = set()
 
-    # --- what can be done -----------------------------------------------------------------------------------------------
+    # --- what can be done -------------------------------------------------------------------------
 
     def do(self, event: ev.Event) -> list[act.Action]:
         """Let one event happen; perform and check what follows."""
@@ -347,7 +347,7 @@ class World:
         if trainer.ended and not trainer.leases:
             self.trainers.pop(trainer.number, None)
 
-    # --- performing, with distrust ------------------------------------------------------------------------------------------
+    # --- performing, with distrust ----------------------------------------------------------------
 
     def _perform_SpawnWorker(self, action: act.SpawnWorker) -> None:  # noqa: N802  named after the action
         assert action.worker not in self._workers_seen, "a worker's number comes twice"

@@ -80,14 +80,14 @@ class DaemonProcess:
         self._workers = daemon["workers"]
         self._has_workers = False
 
-    # --- its life -----------------------------------------------------------------------------------------------------
+    # --- its life ---------------------------------------------------------------------------------
 
     def start(self, *, ready: bool = True) -> Self:
         """Start it, and wait until trainers may come, unless that is not to be waited for."""
         assert self._process is None, "it runs already"
         self._has_workers = False
         command = [
-            *("env", "--default-signal=HUP"),  # or it would be ignored where the tests run under nohup
+            *("env", "--default-signal=HUP"),  # it is ignored where the tests run under nohup
             *self._limit,
             sys.executable,
             "-m",
@@ -183,7 +183,7 @@ class DaemonProcess:
         shutil.rmtree(self.folder)
         assert "Traceback" not in log, "the daemon or a worker met a bug of ours; see its log"
 
-    # --- looking at it ------------------------------------------------------------------------------------------------
+    # --- looking at it ----------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """What ``batchd status --json`` prints, asked by a session of its own."""

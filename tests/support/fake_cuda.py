@@ -2,7 +2,7 @@
 
 For tests of the torch loader's way to a GPU.
 
-    copy_(non_blocking) within ``aside`` --> queue --(event done, awaited, adopted; ``work``)--> tensor
+    copy_(non_blocking) in ``aside`` --> queue --(event done, awaited, adopted; ``work``)--> tensor
 
 What a device would do without a word is an assertion here: to read memory that is not registered,
 or no longer so; to read a batch that was given back before it was read; to have memory unmapped
@@ -207,7 +207,7 @@ class FakeCuda:
         """Has it come to that?"""
         return self._interrupt_at is not None and self.calls >= self._interrupt_at
 
-    # --- what the loader calls ----------------------------------------------------------------------------------------
+    # --- what the loader calls --------------------------------------------------------------------
 
     def register(self, address: int, size: int, flags: int) -> bool:
         return self.call("register", lambda: self._register(address, size, flags))
@@ -233,7 +233,7 @@ class FakeCuda:
     def reached(self) -> FakeStep:
         return self.call("reached", self._step)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def call(self, name: str, effect: Callable[[], Any]) -> Any:
         """Let something happen, or an interrupt."""

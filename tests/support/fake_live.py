@@ -37,7 +37,7 @@ class FakeLive:
             case Produce():
                 descriptor = make_slot(self.mailbox_bytes, self.seals)
                 self.close()
-                self.mailbox = descriptor  # before the producer has it: a test that it ends closes this at once
+                self.mailbox = descriptor  # first: a test of the producer's end closes it
                 with suppress(ChannelClosed):  # its end of file is the next thing to hear
                     send_message(session.lifeline, MailboxShared(1, CAPACITY * LAYOUT.place_bytes), (descriptor,))
                 self.fake.send(session, replace(self.producing, request=message.request))

@@ -96,7 +96,8 @@ def _forbidden_from(node: ast.ImportFrom) -> Iterator[str]:
     for alias in node.names:
         full = f"{node.module or ''}.{alias.name}"
         if alias.name == "*" or node.level:
-            yield f"from {'.' * node.level}{node.module or ''} import {alias.name}"  # we could not follow its names
+            # Its names cannot be followed.
+            yield f"from {'.' * node.level}{node.module or ''} import {alias.name}"
         elif _is_of(full, MODULES) or _is_of(full, NAMES):
             yield full
 

@@ -111,7 +111,7 @@ def encode(parts: list[Any], known: dict[str, Any]) -> bytes:
     return packed
 
 
-# --- bytes -----------------------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def good_message(kind: type[Message], known: dict[str, Any]) -> bytes:

@@ -125,7 +125,8 @@ def cmyk_jpeg(color, height=48, width=64):
     them as they are, so the wanted inks are encoded as the colour that has them for luma and
     chroma.
     """
-    luma_chroma = np.full((1, 1, 3), [color[0], color[2], color[1]], np.uint8)  # cv2 orders them Y, Cr, Cb
+    # cv2 orders them Y, Cr, Cb.
+    luma_chroma = np.full((1, 1, 3), [color[0], color[2], color[1]], np.uint8)
     inverted = 255 - cv2.cvtColor(luma_chroma, cv2.COLOR_YCrCb2RGB)[0, 0]
     inks = np.full((height, width, 4), [*inverted, 255], np.uint8)
     data = bytearray(ycck_jpeg(inks))

@@ -89,7 +89,7 @@ def cleared_by(*command: str) -> AbstractContextManager[None]:
     return _ours[0].sees_to(*command)
 
 
-# --- in the keeper ----------------------------------------------------------------------------------------------------
+# --- in the keeper --------------------------------------------------------------------------------
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def write_lmdb(path: Path, records: Mapping[bytes, bytes], *, subdir: bool = Tru
 
 
 def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbSource, SourceIndex]:
-    """A source, and its index as a worker gets it; scanned as the daemon does, in another process."""
+    """A source, and its index as a worker gets it; scanned in another process, as by the daemon."""
     source = LmdbSource(path=path, fields=fields, **changes)
     index = kind_of(source).scan(source, Survey(nothing))
     descriptor = index.to_memfd()
@@ -42,6 +42,6 @@ def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbS
 
 
 def open_lmdb(path: Path, fields: dict[str, str], max_bytes: int = 1 << 26, **changes: Any) -> Reader:
-    """A reader of a good database, which is scanned in this process: one of its own takes a third of a second."""
+    """A reader of a good database, scanned in this process: another takes a third of a second."""
     source = LmdbSource(path=path, fields=fields, **changes)
     return open_reader(source, scan(source, Survey(nothing)), max_bytes, Storage())

@@ -192,7 +192,7 @@ class Machine:
             self._nspawn.wait()
         self._log.close()
 
-    # --- what tests do with it ----------------------------------------------------------------------------------------
+    # --- what tests do with it --------------------------------------------------------------------
 
     def run(self, *command: str, check: bool = True, text: str | None = None) -> str:
         """Run a command; what it prints, with its errors. ``text`` is its input."""

@@ -221,7 +221,7 @@ def _lay_cable(namespace: str) -> tuple[str, str, str]:
     free = [subnet for subnet in _SUBNETS.subnets(new_prefix=_SUBNET_BITS) if not any(map(subnet.overlaps, used))]
     for subnet in random.Random().sample(free, min(len(free), _ATTEMPTS)):
         cable = f"bd{int(subnet.network_address):x}"
-        with suppress(subprocess.CalledProcessError):  # another run was quicker, so the name is taken
+        with suppress(subprocess.CalledProcessError):  # another run was quicker: the name is taken
             _ip("link", "add", f"{cable}a", "type", "veth", "peer", "name", f"{cable}b", "netns", namespace)
             ours, theirs = map(str, subnet.hosts())
             return cable, ours, theirs

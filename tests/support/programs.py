@@ -46,7 +46,8 @@ def end(program: "subprocess.Popen[str]", still_max_s: float = EXIT_S) -> tuple[
     wait_until(lambda: os.waitid(os.P_PID, program.pid, ended), "the program has ended")
     now_s, busy_s = time.monotonic(), _busy_s(program.pid)
     output, errors = program.communicate(timeout=PATIENCE_S)
-    said = [json.loads(line[line.index("{") :]) for line in output.splitlines() if "{" in line]  # libraries speak too
+    # Libraries write lines, too.
+    said = [json.loads(line[line.index("{") :]) for line in output.splitlines() if "{" in line]
     if said and "last_s" in said[-1]:
         exit_s = now_s - said[-1].pop("last_s")
         still_s = exit_s - (busy_s - said[-1].pop("busy_s"))
@@ -60,7 +61,7 @@ def gone(daemon: DaemonProcess) -> bool:
     return wait_until(lambda: not daemon.stream_status()["subscriptions"], "no trainer is left")
 
 
-# --- in the program ---------------------------------------------------------------------------------------------------
+# --- in the program -------------------------------------------------------------------------------
 
 
 def say(**what: Any) -> None:

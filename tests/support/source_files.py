@@ -1,4 +1,4 @@
-"""Folders and lists of files, made and scanned. For tests of sources."""
+"""Folders and lists of files, made, scanned and checked. For tests of sources."""
 
 from pathlib import Path
 
@@ -6,12 +6,18 @@ from batchd.sources.files.index import FilesIndex
 from batchd.sources.files.options import FolderSource, ListSource
 from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
+from batchd.sources.source_checks import check_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 
 
 def nothing(_found: int) -> None:
     """Progress that nobody watches."""
+
+
+def source_problems(source: SourceOptions, storage: Storage | None = None) -> list[str]:
+    """Texts of the problems that ``batchd check`` finds before it scans."""
+    return [problem.text for problem in check_source(source, storage or Storage()).problems]
 
 
 def make(root: Path, *names: str) -> Path:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from batchd_client.errors import BatchdClientError
 from batchd_client.torch import BatchdDataset, BatchdLoader
-from support.programs import epochs_in_threads, say, say_last
+from support.programs import say, say_last
 
 
 def exit_with_batches_held(address):
@@ -68,13 +68,8 @@ def fork_and_go_on(address):
     say(child_status=os.waitstatus_to_exitcode(status), numbers=numbers)
 
 
-def read_in_threads(address):
-    """Several loaders in one program, each in a thread of its own."""
-    say(epochs=epochs_in_threads(4, lambda: BatchdLoader("photos", address=address, as_dict=True)))
-
-
 def read_in_a_worker(address, context):
-    """As somebody does who gives a DataLoader workers of its own."""
+    """Give a DataLoader a worker of its own."""
     dataset = BatchdDataset(BatchdLoader("photos", address=address))
     through = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=context)
     try:

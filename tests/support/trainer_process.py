@@ -67,7 +67,7 @@ class TrainerProcess:
         """Its process id."""
         return self._process.pid
 
-    # --- orders -------------------------------------------------------------------------------------------------------
+    # --- orders -----------------------------------------------------------------------------------
 
     def take(self, batches: int | None = None) -> list[Seen]:
         """Take and release so many batches, or all that are left of its epochs."""
@@ -116,7 +116,7 @@ class TrainerProcess:
         """Wait for the next batch of an order that is under way."""
         return _seen(self._hear())
 
-    # --- signals ------------------------------------------------------------------------------------------------------
+    # --- signals ----------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Send SIGSTOP and wait until it has taken hold."""
@@ -152,7 +152,7 @@ class TrainerProcess:
         self._process.stdin.close()
         self._process.stdout.close()
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _do(self, **order: Any) -> tuple[list[Seen], Any]:
         self.begin(**order)

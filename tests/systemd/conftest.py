@@ -1,4 +1,4 @@
-"""A machine with a real systemd, booted once for all tests here; ``make test-systemd`` runs them."""
+"""A machine with a real systemd, booted once for all tests here by ``make test-systemd``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

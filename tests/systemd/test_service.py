@@ -1,4 +1,4 @@
-"""The unit under a real systemd: its start, its status, its watchdog, its end, and trainers that live through all of it."""
+"""The unit under a real systemd: start, status, watchdog, end; trainers survive all of it."""
 
 import re
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def is_active(machine: Machine, unit: str = "batchd") -> bool:
 
 
 def workers_of(machine: Machine) -> set[str]:
-    """The process ids of those that decode: children of the one of the daemon's children that they are forked from."""
+    """Process ids of the workers: children of the fork server, which is a child of the daemon."""
     children = machine.children(main_pid(machine))
     servers = {pid for pid in children if "batchd.worker" in machine.run("cat", f"/proc/{pid}/cmdline", check=False)}
     return {worker for server in servers for worker in machine.children(server)}
@@ -152,7 +152,7 @@ def test_it_stops_within_its_time(started: Machine, train: Train) -> None:
 def test_a_worker_that_the_kernel_kills_for_memory_leaves_the_unit_active(
     machine: Machine, drop_in: Callable[[str], None], train: Train
 ) -> None:
-    """``OOMPolicy=`` would stop it otherwise. Another worker comes, and the trainer gets what it would have got."""
+    """``OOMPolicy=`` would stop it otherwise. Another worker comes; the trainer misses nothing."""
     if "memory" not in machine.run("cat", "/sys/fs/cgroup/cgroup.controllers", check=False).split():
         pytest.skip("the container has no memory controller (cgroup version 2), so nobody is killed for memory in it")
     machine.write("/opt/hungry/hungry.py", HUNGRY)
@@ -207,7 +207,7 @@ def test_faults_for_tests_are_refused_in_a_service(machine: Machine, drop_in: Ca
 
 
 def test_keys_come_as_credentials(machine: Machine, train: Train) -> None:
-    """Root makes them; the daemon cannot read root's own, and what is revoked counts from the next start."""
+    """Root makes them, unreadable for the daemon; a revoked key counts from the next start."""
     machine.write(CONFIG_FILE, CONFIG.replace("[daemon]", '[daemon]\ntcp = "127.0.0.1:7070"'))
     for name in ("one", "two"):
         told = machine.run("batchd", "keys", "new", "--name", name, "-o", f"/home/alice/{name}.key")

@@ -1,4 +1,4 @@
-"""Arrays in .npy, .npz and raw files: where each sample lies, and what is said of each kind of damage."""
+"""Arrays in .npy, .npz and raw files: the place of each sample, and messages for all damage."""
 
 import io
 import os
@@ -20,8 +20,8 @@ from batchd.sources.interface import kind_of
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd_wire.fields import ITEM_BYTES
-from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
+from support.source_files import source_problems
 
 
 def npy(folder: Path, array: np.ndarray, name: str = "x.npy") -> NpySource:
@@ -56,7 +56,7 @@ def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return (flat % 2 if dtype == "bool" else flat).astype(dtype).reshape(shape)
 
 
-# --- npy -------------------------------------------------------------------------------------------------------------
+# --- npy ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
@@ -221,7 +221,7 @@ def test_a_sample_longer_than_the_limit_is_a_bad_one(tmp_path) -> None:
 
 @pytest.mark.parametrize("probe_bytes", [array_files.PROBE_BYTES, 8192])
 def test_the_digest_tells_arrays_of_the_same_shape_apart(tmp_path, monkeypatch, probe_bytes) -> None:
-    """Also where a file is so long that only its ends and blocks between them are read; it does not tell where they lie."""
+    """Also of long files, read only at their ends and in blocks; places are not part of it."""
     monkeypatch.setattr(array_files, "PROBE_BYTES", probe_bytes)
     array = np.zeros((1000, 1000), "uint8")
     digests = [scan(npy(tmp_path, array)).digest]
@@ -262,7 +262,7 @@ def test_what_is_not_there_or_no_file_is_refused_and_not_waited_for(tmp_path) ->
             assert source_problems(source)
 
 
-# --- npz -------------------------------------------------------------------------------------------------------------
+# --- npz ------------------------------------------------------------------------------------------
 
 
 def test_the_arrays_of_an_archive_are_fields(tmp_path) -> None:
@@ -356,7 +356,7 @@ def test_an_archive_that_is_cut_or_damaged_anywhere_is_refused_or_the_same(tmp_p
         assert [float(*values.values()) for values in samples] == list(range(20))
 
 
-# --- raw -------------------------------------------------------------------------------------------------------------
+# --- raw ------------------------------------------------------------------------------------------
 
 
 def test_records_of_mixed_fields_are_cut_out_of_the_file(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Who is let in over TCP, with real sockets: what comes through, what does not, and what the authenticator answers."""
+"""Admission over TCP, with real sockets: what comes through, and the authenticator's answers."""
 
 import os
 import threading
@@ -28,7 +28,7 @@ from support.waiting import PATIENCE_S
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
 DIAGNOSIS_S = 4.0
-"""As long as a busy machine may take for half a handshake; the other half never comes, so it is waited for to the end."""
+"""A busy machine's time for half a handshake; the other half never comes: waited for in full."""
 HANDSHAKE_ENDS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
@@ -71,7 +71,7 @@ class Server:
         self.endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
 
     def first_sign(self) -> bytes | str:
-        """Answer ZeroMQ until a message has come through, or a handshake has failed: then which way."""
+        """Answer ZeroMQ until a message came through or a handshake failed; tell which."""
         poller = zmq.Poller()
         for socket in (self.router, self.monitor, *([self._authenticator.socket] if self._authenticator else [])):
             poller.register(socket, zmq.POLLIN)
@@ -122,7 +122,7 @@ def stranger(keys: KeyDirectory) -> ConnectionKey:
     return ConnectionKey("a", keys.make_daemon_key()[0], public, secret)
 
 
-# --- through the door ------------------------------------------------------------------------------------------------
+# --- through the door -----------------------------------------------------------------------------
 
 
 def test_the_right_key_comes_in_and_is_named(context, keys, authenticator) -> None:
@@ -234,7 +234,7 @@ def test_without_an_authenticator_nobody_comes_in(context, keys, when) -> None:
 def test_a_dead_authenticator_says_no_byte_and_is_not_taken_for_a_wrong_key(
     context, keys, tmp_path, state, monkeypatch
 ) -> None:
-    """The key is right, so the trainer is not told to ask for another one. ZeroMQ does not hang up in either case."""
+    """The key is right, so no other one is asked for. ZeroMQ does not hang up in either case."""
     monkeypatch.setattr(opening, "DIAGNOSIS_S", DIAGNOSIS_S)
     authenticator = Authenticator(context, keys)
     if state == "gone":
@@ -256,7 +256,7 @@ def test_one_context_has_one_authenticator(context, keys, authenticator) -> None
     assert ask(context, authenticator, request_with(stranger(keys).public))[2] == b"400"
 
 
-# --- question and answer ---------------------------------------------------------------------------------------------
+# --- question and answer --------------------------------------------------------------------------
 
 
 def request_with(public: str, **changes: bytes) -> Request:
@@ -372,7 +372,7 @@ def test_frames_without_an_envelope_are_survived(context, keys, authenticator) -
 def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
     context, keys, authenticator, monkeypatch
 ) -> None:
-    """With 500, which means that another try may help; other hosts come in, and so does it when its tokens are back."""
+    """Error 500: a retry may help. Other hosts enter, and so does it with new tokens."""
     now_s, asked = [1000.0], []
     monkeypatch.setattr("batchd.daemon.tcp.authenticator.monotonic", lambda: now_s[0])
     monkeypatch.setattr("batchd.daemon.limits.monotonic", lambda: now_s[0])
@@ -419,7 +419,7 @@ def test_a_client_that_is_put_off_sees_that_trying_again_may_help(context, keys,
 
 
 def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator, tmp_path) -> None:
-    """As long as its time lasts, and then says what it was; it does not take its key for unknown."""
+    """Until its deadline, then with the reason; its key is not called unknown."""
     authenticator._rate = HandshakeRate(burst=0)
     file = tmp_path / "a.key"
     file.touch(0o600)
@@ -444,7 +444,7 @@ def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator
 def test_a_further_connection_that_is_not_taken_is_no_wrong_key(
     context, keys, authenticator, tmp_path, burst, hint
 ) -> None:
-    """Put off by the rate, or refused as its session has ended meanwhile: the whole session is tried again."""
+    """Put off by the rate, or refused after its session's end: the whole session is retried."""
     authenticator._rate = HandshakeRate(burst, per_s=0.0)
     file = tmp_path / "a.key"
     file.touch(0o600)
@@ -472,7 +472,7 @@ def test_a_further_connection_that_is_not_taken_is_no_wrong_key(
 
 @pytest.mark.parametrize("failure", ["a file in its place", "an error of the disk"])
 def test_a_failing_directory_is_answered_with_500(context, keys, authenticator, monkeypatch, failure) -> None:
-    """Nobody is let in, it is logged and counted, and the text tells the peer nothing of our files."""
+    """No peer is admitted, log and counters tell, and the text has nothing of our files."""
     key = keys.new("a")
     if failure == "a file in its place":
         keys.path.rename(keys.path.with_suffix(".old"))
@@ -529,7 +529,7 @@ def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
 
 
 def test_a_network_of_addresses_is_complained_of_once_and_silences_nobody_else(context, keys, authenticator) -> None:
-    """Who has one address of version 6 has 2^64 of them, and the log forgets what it said when there are too many."""
+    """One IPv6 host has 2^64 addresses, so the log forgets its oldest complaints."""
     unknown = stranger(keys).public
     crowd = [f"2001:db8::{number:x}".encode() for number in range(KINDS_MAX + 1)]
     with capture_logs() as lines:

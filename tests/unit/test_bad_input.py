@@ -1,4 +1,4 @@
-"""What becomes of bad input, for every kind of source that reads files: a table of all kinds and of what can be wrong.
+"""What becomes of bad input: a table of all kinds of source that read files, and of all damage.
 
 Each ends in one of two ways. What cannot be served is refused at the scan (``SourceInvalid``), and
 what is wrong with one sample after that is the sample's own (``SampleUnreadable``). Both name the
@@ -35,10 +35,9 @@ from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from support.lmdb_files import write_lmdb
-from support.looks import source_problems
 from support.parquet_files import write_parquet
 from support.shards import write_shard
-from support.source_files import nothing
+from support.source_files import nothing, source_problems
 from support.tfrecords import example, write_records
 from support.videos import Coding, write_video
 
@@ -151,16 +150,15 @@ KINDS: dict[str, Callable[[Path], Made]] = {
     )
 }
 HELD = {"lmdb"}
-"""Kinds that map their file, so that one which is cut under them ends the process; ``tests/process`` has what becomes of that."""
+"""Kinds that map their file: a cut ends the process, which ``tests/process`` tests."""
 
 
-RARE = {"lmdb": 12, "video": 25}
-"""Of so many places of a file one is tried: its scan is a process of its own."""
-everywhere = pytest.mark.parametrize("tries", [50, pytest.param(1000, marks=pytest.mark.slow)])
+pytestmark = pytest.mark.usefixtures("forked_scans")
+everywhere = pytest.mark.parametrize("tries", [20, pytest.param(1000, marks=pytest.mark.slow)])
 
 
-def places(data: bytes, made_by: str, tries: int) -> range:
-    return range(0, len(data), max(1, len(data) * RARE.get(made_by, 1) // tries))
+def places(data: bytes, tries: int) -> range:
+    return range(0, len(data), max(1, len(data) // tries))
 
 
 @pytest.fixture
@@ -177,7 +175,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
 
 
 def outcome(source: SourceOptions, file: Path) -> str:
-    """Scan and read everything: "refused", or for each sample "+" where it is read and "-" where it is bad."""
+    """Scan and read everything: "refused", or "+" for each readable and "-" for each bad sample."""
     try:
         scanned = scan(source)
     except SourceInvalid as error:
@@ -250,21 +248,21 @@ def test_a_file_that_is_empty_is_refused_or_a_bad_sample(made: Made) -> None:
 
 
 @everywhere
-def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, made_by: str, tries: int) -> None:
+def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, tries: int) -> None:
     """Every length that it may have; what is left is read, refused or bad."""
     source, file = made
     data = file.read_bytes()
-    for length in (*places(data, made_by, tries), len(data) - 1):
+    for length in (*places(data, tries), len(data) - 1):
         file.write_bytes(data[:length])
         outcome(source, file)
 
 
 @everywhere
-def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, made_by: str, tries: int) -> None:
+def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, tries: int) -> None:
     """At every few bytes of it, in two ways."""
     source, file = made
     data = file.read_bytes()
-    for place in places(data, made_by, tries):
+    for place in places(data, tries):
         for mask in (0x01, 0xFF):
             file.write_bytes(data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :])
             outcome(source, file)
@@ -319,7 +317,7 @@ RECORDS = {
     "parquet": "a.parquet: row 2",
     "lmdb": "a.lmdb: 2",
 }
-"""What the third sample of a file is called: its record and where that begins, as far as files of the kind have either."""
+"""Name of the third sample's file, with its record and its place where the kind has these."""
 
 
 @pytest.mark.parametrize("kind", RECORDS)
@@ -327,7 +325,7 @@ RECORDS = {
 def test_what_is_said_of_a_lost_record_is_where_it_was_and_what_became_of_its_file(
     kind: str, damage: str, tmp_path: Path
 ) -> None:
-    """The file and the record stand in the sample's name, once, and how much of the file is left in the reason."""
+    """File and record are in the sample's name, once; the reason has what is left of the file."""
     root = tmp_path / "data"
     root.mkdir()
     source, file = KINDS[kind](root)

@@ -122,7 +122,7 @@ def test_every_block_of_a_jpeg_counts_in_each_of_its_components():
 
 def flat_files() -> Iterable[tuple[str, bytes]]:
     """Images of one colour by OpenCV and libjpeg-turbo, in the sizes of cameras and screens."""
-    for height, width in [(480, 640), (1080, 1920), (2000, 2100)]:
+    for height, width in [(480, 640), (2000, 2100)]:
         grey = np.full((height, width), 119, np.uint8)
         image = np.dstack([grey] * 3)
         for name, pixels in [("grey", grey), ("colours", image)]:
@@ -154,7 +154,7 @@ def test_real_images_of_one_colour_are_served():
 
 @pytest.mark.parametrize(
     ("height", "width", "bits", "colors"),
-    [(7016, 4961, 1, 0), (7016, 4961, 1, 3), (4000, 6000, 2, 3), (6000, 4000, 4, 3)],
+    [(7016, 4961, 1, 0), (6000, 4000, 4, 3)],
 )
 @pytest.mark.parametrize("interlaced", [False, True])
 def test_an_empty_page_at_600_dpi_and_a_flat_palette_of_24_megapixels_are_served(

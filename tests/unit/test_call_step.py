@@ -1,4 +1,4 @@
-"""The step that calls somebody's function: what it gets, what it may do with it, and what may come back."""
+"""The step that calls a user's function: its arguments, its rights, and what it may return."""
 
 import gc
 from dataclasses import replace
@@ -102,7 +102,7 @@ def test_the_sample_may_be_changed_and_returned(write):
     ],
 )
 def test_what_is_not_as_declared_is_a_bad_sample(write, body, message):
-    """It says what, and a function that raises where; fields that are not declared cannot be changed."""
+    """It says what, and where for an exception; undeclared fields cannot be changed."""
     write("mine.py", f"def fn(sample, rng):\n    {body}")
 
     with pytest.raises(SampleUndecodable, match=message):
@@ -217,7 +217,7 @@ def test_an_image_keeps_its_channels_in_front_where_its_axes_stay():
 
 
 def test_random_numbers_are_those_of_the_sample(write):
-    """The same for the same seed, epoch, sample and attempt, whatever was drawn before, and others otherwise."""
+    """The same for the same seed, epoch, sample and attempt, whatever was drawn before."""
     write(
         "mine.py",
         "def fn(sample, rng):\n    rng.normal(size=sample['label'])\n    return {'score': float(rng.random())}",

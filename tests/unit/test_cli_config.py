@@ -67,7 +67,7 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     return int(caught.value.code or 0), captured.err
 
 
-# --- the overview ----------------------------------------------------------------------------------------------------
+# --- the overview ---------------------------------------------------------------------------------
 
 
 def test_help_has_every_command_and_every_exit_code() -> None:
@@ -133,7 +133,7 @@ def test_an_error_leaves_with_its_message_and_its_exit_code(
     assert fail(capsys, "serve") == (4, "batchd: a daemon runs there already\n")
 
 
-# --- batchd config ---------------------------------------------------------------------------------------------------
+# --- batchd config --------------------------------------------------------------------------------
 
 
 def test_config_prints_a_file_to_start_from() -> None:
@@ -151,7 +151,7 @@ def test_config_prints_the_manual() -> None:
     assert run("config", "--reference").output == reference_markdown()
 
 
-# --- batchd check ----------------------------------------------------------------------------------------------------
+# --- batchd check ---------------------------------------------------------------------------------
 
 
 def test_check_shows_what_would_be_served(config_file: Path) -> None:

@@ -47,7 +47,7 @@ def refuse_hello(fake: FakeDaemon, error: ErrorCode, text: str) -> None:
     fake.answer = answer
 
 
-# --- no daemon -------------------------------------------------------------------------------------------------------
+# --- no daemon ------------------------------------------------------------------------------------
 
 
 def test_missing_directory_is_named_with_the_command_that_helps(tmp_path) -> None:
@@ -127,7 +127,7 @@ def test_closed_directory_is_an_error_of_its_own(tmp_path, monkeypatch) -> None:
     def deny(*_arguments: object, **_options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(discovery, "patiently_open", deny)  # the superuser, who may run this test, is never denied
+    monkeypatch.setattr(discovery, "patiently_open", deny)  # as root is never denied
     if os.geteuid() == 0:
         os.chown(tmp_path, -1, 1)
 
@@ -238,7 +238,7 @@ def test_full_queue_of_trainers_is_waited_for(tmp_path) -> None:
             batchd_client.connect(directory.address, connect_timeout_s=0.1)
 
 
-# --- a daemon that comes back ------------------------------------------------------------------------------------------
+# --- a daemon that comes back ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", ["nothing", "the directory", "the sockets"])
@@ -294,7 +294,7 @@ def test_closed_directory_is_said_at_once(tmp_path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-# --- a stream that cannot be ------------------------------------------------------------------------------------------
+# --- a stream that cannot be ----------------------------------------------------------------------
 
 
 def test_unknown_stream_is_refused_with_the_known_ones(fake) -> None:
@@ -407,7 +407,7 @@ def test_refusal_that_came_too_late_is_not_raised_again(fake) -> None:
         assert next(batches).step == 0
 
 
-# --- the tree of errors ----------------------------------------------------------------------------------------------
+# --- the tree of errors ---------------------------------------------------------------------------
 
 
 def kinds() -> list[type[BatchdClientError]]:

@@ -92,6 +92,7 @@ def test_forgotten_producer_closes_its_mailbox(fake) -> None:
         producer = batchd_client.push("live", fake.address)
         del producer
         fake.wait_until(lambda: fake.ended_sessions == 1)
-        assert sum("batchd-fake" in name for name in descriptors_of("self").values()) == 1  # the fake daemon's own
+        # That one is the fake daemon's.
+        assert sum("batchd-fake" in name for name in descriptors_of("self").values()) == 1
     finally:
         live.close()

@@ -64,10 +64,11 @@ class Interrupter:
     def __call__(self, frame, event: str, _argument: object) -> None:
         if event not in ("call", "c_return") or self.happened:
             return
-        if event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR:  # perhaps it only ends, as in __del__
+        # Perhaps it only ends, as in __del__.
+        if event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR:
             return
         while frame is not None:
-            if frame.f_code.co_name == "__del__":  # an exception in there is printed, and goes no further
+            if frame.f_code.co_name == "__del__":  # an exception there is only printed
                 return
             frame = frame.f_back
         self.place -= 1
@@ -145,7 +146,8 @@ def test_interrupt_at_any_place_of_next_with_a_wrong_batch_loses_and_repeats_not
         place += 1
 
     assert place > 300
-    assert stream.statistics().mismatches > place / 2  # where it was cut off before, it is right when it comes again
+    # After an earlier interrupt the repeated batch is right.
+    assert stream.statistics().mismatches > place / 2
     assert {mismatched.sequence for mismatched in fake.heard_of(Mismatched)} == {0}
 
 
@@ -268,7 +270,7 @@ def test_one_thread_waits_without_keeping_another_from_working(fake, daemon) -> 
     assert steps == [0]
 
 
-# --- connect and close -----------------------------------------------------------------------------------------------
+# --- connect and close ----------------------------------------------------------------------------
 
 
 def _fail(address: str) -> None:

@@ -101,7 +101,7 @@ def test_forked_child_that_ends_normally_leaves_the_parent_alone(fake) -> None:
         print(os.waitpid(child, 0)[1], [batch.step for batch in stream], stream.statistics().resubscribed)
         """,
         fake.address,
-        mode="utf8",  # pyzmq never counts a socket as closed in a child, and in dev mode it would say so
+        mode="utf8",  # dev mode would warn: pyzmq never counts a socket as closed in a child
     )
 
     assert (done.stdout, done.stderr) == ("0 [1, 2, 3, 4] 0\n", "")

@@ -1,4 +1,4 @@
-"""The daemon goes away and comes back: the loop only waits longer, and each position comes exactly once."""
+"""The daemon goes away and returns: the loop only waits longer, and each position comes once."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -175,7 +175,7 @@ def test_a_program_that_connects_lets_go_of_what_it_has_of_a_dead_daemon(fake, d
 
 
 def restart_draining(fake, times) -> list[Hello]:
-    """Restart the daemon as one that refuses so many sessions first, because it drains; those that it has refused so far."""
+    """Restart the daemon as a draining one that refuses so many sessions; the refused so far."""
     refused: list[Hello] = []
 
     def drain(session, message) -> bool:
@@ -356,7 +356,7 @@ def test_daemon_that_forgot_the_subscription_is_asked_for_it_again(fake, daemon)
 
 
 def test_what_became_of_a_subscription_that_was_given_up_is_no_error(fake, daemon) -> None:
-    """A reload replaces the stream while the trainer seeks: the refusal of its former claim is on its way already."""
+    """A reload replaces the stream during a seek: the former claim's refusal is on its way."""
     stream = daemon.stream("photos")
     next(iter(stream)).release()
     former = max(fake.sessions[0].subscriptions)
@@ -402,7 +402,7 @@ def test_new_session_opens_with_a_new_secret(fake, daemon) -> None:
 
 
 def test_closing_while_the_daemon_is_away_does_not_wait_for_it(fake) -> None:
-    """Streams and connection close at once, whatever the deadlines, also where only ZeroMQ has noticed the loss."""
+    """Streams and connection close at once, also where only ZeroMQ has noticed the loss."""
     with batchd_client.connect(fake.address, reconnect_timeout_s=3600) as daemon, daemon.stream("photos") as stream:
         batch = next(iter(stream))
         fake.kill()

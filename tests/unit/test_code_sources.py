@@ -1,4 +1,4 @@
-"""Sources that are somebody's own Python: objects that are asked for samples by number, and generators."""
+"""Sources of users' own Python: objects that give samples by number, and generators."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_a_source_is_somebodys_own_code_if_a_part_of_it_is():
     assert not runs_own_code(SubsetSource(of=ConcatSource(sources=(folder, folder))))
 
 
-# --- python ----------------------------------------------------------------------------------------------------------
+# --- python ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("importable")
@@ -289,7 +289,7 @@ def test_a_module_that_is_gone_is_refused(survey):
         scan_python(survey)
 
 
-# --- generator -------------------------------------------------------------------------------------------------------
+# --- generator ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("importable")
@@ -333,7 +333,7 @@ def test_with_a_seed_each_worker_has_random_numbers_of_its_own_that_can_be_had_a
 
 @pytest.mark.usefixtures("importable")
 def test_a_seed_is_part_of_what_a_stream_is(write, survey):
-    """So a state that was saved under another one is refused; without one, digests are what they were."""
+    """So a state saved under another seed is refused; without one, digests stay."""
     write("mine.py", "def generate(rng):\n    yield 1")
     sources = [GeneratorSource(function="mine:generate", fields=FIELDS, seed=seed) for seed in (None, 1, 2, 1)]
     digests = [kind_of(source).scan(source, survey).digest for source in sources]
@@ -434,7 +434,7 @@ def test_a_function_that_returns_no_generator_is_told(write):
 
 @pytest.mark.usefixtures("importable")
 def test_batches_are_taken_apart(write):
-    """As Keras's generators give them: arrays with the samples in front, in tuples or dicts, the last one shorter."""
+    """As Keras's generators give them: tuples or dicts of arrays, the last one shorter."""
     write(
         "mine.py",
         """

@@ -1,4 +1,4 @@
-"""Columns of a sample: how people write them, and how they go through a pipeline that has several."""
+"""Columns of a sample: how users write them, and their way through a pipeline."""
 
 import re
 from dataclasses import replace
@@ -138,7 +138,7 @@ def sample(**changes):
 
 
 def test_each_field_goes_its_own_way():
-    """Two images that are decoded, pixels that need no decoding, and numbers as they are; steps on them may be mixed."""
+    """Two decoded images, pixels that need no decoding, and plain numbers; steps may be mixed."""
     row = row_for(COLUMNS, STEPS)
     pipeline = Pipeline(COLUMNS, STEPS, 0)
 

@@ -25,9 +25,8 @@ from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import Survey
 from support.configs import load
-from support.looks import source_problems
 from support.shards import write_shard
-from support.source_files import make, nothing
+from support.source_files import make, nothing, source_problems
 
 
 def scan(source: SourceOptions) -> SourceIndex:
@@ -65,7 +64,7 @@ def folders(tmp_path: Path) -> Iterator[tuple[FolderSource, FolderSource]]:
     return one, two
 
 
-# --- concat ----------------------------------------------------------------------------------------------------------
+# --- concat ---------------------------------------------------------------------------------------
 
 
 def test_concat_has_one_source_after_the_other(folders) -> None:
@@ -151,11 +150,11 @@ def test_an_index_of_parts_is_kept_while_all_of_them_are_what_they_were(folders)
     assert not survey.is_settled(-(10**12))
 
 
-# --- mix -------------------------------------------------------------------------------------------------------------
+# --- mix ------------------------------------------------------------------------------------------
 
 
 def test_mix_gives_every_stretch_its_shares(folders) -> None:
-    """Two of the first for one of the second; the second begins again until the first is through."""
+    """Two of the first for one of the second, which repeats until the first is through."""
     source = MixSource(sources=folders, weights=(1, 2))
 
     assert contents(source) == ["4", "1", "5", "4", "2", "5", "4", "3", "5"]
@@ -173,7 +172,7 @@ def test_mix_until_the_first_has_no_more(folders) -> None:
     st.booleans(),
 )
 def test_a_mix_is_even_and_whole(parts: list[tuple[int, int]], whole: bool) -> None:
-    """Every prefix has each part's share to within one, for every number of parts; and "all" means all."""
+    """Each prefix has each part's share to within one, for any number of parts; "all" is all."""
     samples, weights = [count for count, _ in parts], tuple(float(weight) for _, weight in parts)
     order, numbers = mixed_order(samples, weights, whole=whole)
 
@@ -214,7 +213,7 @@ def test_the_order_is_part_of_the_digest(folders) -> None:
     assert len(digests) == 6
 
 
-# --- subset ----------------------------------------------------------------------------------------------------------
+# --- subset ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -377,7 +376,7 @@ def test_options_that_make_no_sense_are_refused(kind, options) -> None:
         kind(**options)
 
 
-# --- in the configuration --------------------------------------------------------------------------------------------
+# --- in the configuration -------------------------------------------------------------------------
 
 NESTED = """
 [streams.a]

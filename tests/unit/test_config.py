@@ -1,4 +1,4 @@
-"""The configuration: what is accepted, what is refused, and whether the refusal says what, where and what helps."""
+"""The configuration: what is accepted and refused, and whether the refusal helps."""
 
 import re
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def problems(
     return found
 
 
-# --- what is accepted ------------------------------------------------------------------------------------------------
+# --- what is accepted -----------------------------------------------------------------------------
 
 
 def test_a_short_file_gives_a_whole_tree_of_defaults(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
 
 
 def test_overrides_reach_quoted_names_and_whole_tables(tmp_path: Path) -> None:
-    """A stream whose name has dots is written with quotes, as in TOML; a pipeline is replaced as a whole."""
+    """A stream's name with dots is quoted, as in TOML; a pipeline is replaced as a whole."""
     config = load(
         tmp_path,
         f'[streams."a.b"]{STREAM}',
@@ -128,7 +128,7 @@ def test_overrides_reach_quoted_names_and_whole_tables(tmp_path: Path) -> None:
 
 
 def test_paths_are_relative_to_where_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the file: to the file. On the command line and in the environment: to the current directory. And ~ is home."""
+    """In the file: to the file. In commands, environment: to the current directory. ~ is home."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -166,7 +166,7 @@ def test_names_of_the_user_s_own_are_no_paths(tmp_path: Path) -> None:
 
 
 def test_what_people_name_themselves_is_no_path(tmp_path: Path) -> None:
-    """A field may be called "path". Options of that name and folders of modules are paths, the file's own by default."""
+    """A field may be called "path". Options of that name and module folders are paths."""
     text = """
     [daemon]
     python_path = ["code", "/srv/code"]
@@ -319,7 +319,7 @@ def test_names_in_a_table_of_the_users_own_are_no_paths(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dotted", ["streams.photos.pipeline.1.size", "streams.photos.pipeline[1].size"])
 def test_overrides_reach_items_of_lists(tmp_path: Path, dotted: str) -> None:
-    """By their numbers, as in messages or with dots; each finds what those in front of it have made."""
+    """By numbers, as in messages or with dots; each finds what earlier ones have made."""
     replaced = {"streams.photos.pipeline": '[{ op = "decode" }, { op = "resize", size = [1, 1] }]'}
 
     assert load(tmp_path, WHOLE, {dotted: "[9, 7]"}).streams["photos"].pipeline[1] == RandomResizedCrop(size=(9, 7))
@@ -381,7 +381,7 @@ def test_what_an_override_makes_wrong_in_an_item_names_it(tmp_path: Path) -> Non
     assert problem.line is None
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 WRONG_VALUES = [
     ("daemon.workers", "0", "at least 1|greater than or equal to 1"),
@@ -438,7 +438,7 @@ def test_a_wrong_value_is_named_with_its_line_and_its_meaning(
 
 
 def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
-    """One run shows all of it: several tables, several kinds of mistakes, in the order of the file."""
+    """One run shows all: several tables and kinds of mistakes, in the order of the file."""
     text = """
     [daemon]
     wokers = 3
@@ -515,7 +515,7 @@ def test_skew_without_lockstep_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_cache_has_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
-    """Nobody's memory is taken by a default, and what would have no effect is a misunderstanding."""
+    """No default takes memory, and an option without effect is refused."""
     found = problems(tmp_path, WHOLE + 'cache = "encoded"\n')
     assert found["streams.photos.cache"].message.startswith('cache = "encoded" needs cache_memory')
 
@@ -730,7 +730,7 @@ ANY_PLACE = st.sampled_from(
 
 @given(ANY_PLACE, st.one_of(SCALARS, TREES, st.lists(TREES | st.fixed_dictionaries({"op": SCALARS | TREES}))))
 def test_whatever_stands_there_the_answer_is_a_tree_or_the_problems(path: str, value: Any) -> None:
-    """No value of any type at any place makes the loader stumble, and each problem is inside of what was changed."""
+    """Any value at any place: the loader returns, and each problem is inside the change."""
     with NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(WHOLE)
         file.flush()

@@ -60,7 +60,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.start_workers()
         self.world.subscribe(1, 1)
 
-    # --- trainers and workers at their work ---------------------------------------------------------------------------------
+    # --- trainers and workers at their work -------------------------------------------------------
 
     @rule(moves=st.lists(st.integers(0, 1 << 12), min_size=15, max_size=60))
     def go_on(self, moves):
@@ -155,7 +155,7 @@ class CoreMachine(RuleBasedStateMachine):
     def _trainer(self, who: int) -> Trainer:
         return list(self.world.trainers.values())[who % len(self.world.trainers)]
 
-    # --- the configuration is read again ------------------------------------------------------------------------------------
+    # --- the configuration is read again ----------------------------------------------------------
 
     @rule(
         number=st.integers(0, 9),
@@ -188,7 +188,7 @@ class CoreMachine(RuleBasedStateMachine):
             renews_workers=renews and everything,
         )
 
-    # --- what goes wrong ----------------------------------------------------------------------------------------------------
+    # --- what goes wrong --------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.trainers)
     @rule(who=st.integers(0, 9), back=st.integers(1, 4))
@@ -282,7 +282,7 @@ class CoreMachine(RuleBasedStateMachine):
         for number in [number for number, worker in self.world.workers.items() if not worker.ready]:
             self.world.ready(number)
 
-    # --- the end: whoever wants to go on, goes on --------------------------------------------------------------------------
+    # --- the end: whoever wants to go on, goes on -------------------------------------------------
 
     def teardown(self):
         if not hasattr(self, "world"):

@@ -1,4 +1,4 @@
-"""Tables in CSV format: which records they hold, what their cells are, and what is said of each kind of damage."""
+"""Tables in CSV format: their records, their cells, and messages for each kind of damage."""
 
 import os
 import subprocess
@@ -18,14 +18,14 @@ from batchd.sources.csv import scan as csv_scan
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.interface import kind_of
 from batchd.storage.access import Storage
-from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
+from support.source_files import source_problems
 
 FIELDS = {"a": "text", "b": "text"}
 
 
 def table(folder: Path, content: bytes | str, name: str = "t.csv", **options) -> CsvSource:
-    """A source of one table with this content; the fields are texts ``a`` and ``b`` where nothing else is said."""
+    """A source of one table with this content; by default the fields are texts ``a`` and ``b``."""
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return CsvSource(**{"path": path, "fields": FIELDS, **options})
@@ -43,7 +43,7 @@ def refused(source: CsvSource) -> str:
     return str(caught.value)
 
 
-# --- what a table says -----------------------------------------------------------------------------------------------
+# --- what a table says ----------------------------------------------------------------------------
 
 
 def test_chosen_columns_become_fields_of_their_types(tmp_path) -> None:
@@ -128,7 +128,7 @@ CELLS = st.text(st.sampled_from('ab,;"\r\n é1😀'), max_size=6)
     quote_all=st.booleans(),
 )
 def test_whatever_is_written_is_read(tmp_path_factory, cells, ends, block, quote_all) -> None:
-    """Any text in cells, with line ends and quotes in it; with or without an end of the last line."""
+    """Any text in cells, with line ends and quotes; with or without a last line end."""
     end, has_last_end = ends
 
     def written(cell: str) -> str:
@@ -240,7 +240,7 @@ def test_the_digest_names_the_content_and_the_options_but_not_the_place(tmp_path
     assert len({same, digest("a,b\n1,3\n"), digest("a,b\n1,2\n", names={"a": "b", "b": "a"})}) == 3
 
 
-# --- what no scan takes ----------------------------------------------------------------------------------------------
+# --- what no scan takes ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_settings_that_make_no_sense_are_refused(options, message) -> None:
         CsvSource(**{"path": Path("/t.csv"), **options})
 
 
-# --- what is wrong with one record -----------------------------------------------------------------------------------
+# --- what is wrong with one record ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_a_record_that_is_none_makes_a_bad_sample(tmp_path, record, message) -> 
 
 
 def test_a_table_that_is_cut_or_changed_after_the_scan_makes_bad_samples(tmp_path) -> None:
-    """By its size and its time; and where those are as they were, as far as records do not end any more where they did."""
+    """By size and time; if these are equal, by records that no longer end in their places."""
     content = "a,b\n" + "".join(f"{number},{number}\n" for number in range(10, 20))
     source = table(tmp_path, content)
     status = source.path.stat()
@@ -418,7 +418,7 @@ def test_a_table_that_is_cut_or_changed_after_the_scan_makes_bad_samples(tmp_pat
             reader.read(10)
 
 
-# --- images ----------------------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 
 
 def pictures(folder: Path, *cells: str, **options) -> CsvSource:

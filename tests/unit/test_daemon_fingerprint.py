@@ -185,7 +185,7 @@ def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> No
 
 
 def test_a_cache_of_decoded_samples_changes_the_fingerprint() -> None:
-    """What is decoded for all epochs is decoded whole, and a shorter side is a resize. How much is kept decides nothing."""
+    """Cached pixels are decoded whole, a shorter side is a resize. The size has no effect."""
     decoded = {"cache": "decoded", "cache_memory": 1 << 20}
     steps = (Decode(), RandomResizedCrop(size=(32, 32)))
     resized = (Decode(), Resize(shorter_side=64), RandomResizedCrop(size=(32, 32)))
@@ -227,7 +227,7 @@ def test_a_file_that_a_step_reads_counts_by_its_content_alone() -> None:
 
 
 def test_how_a_number_is_written_makes_no_difference(tmp_path) -> None:
-    """1 and 1.0 are the same probability, 2 and 2.0 the same ratio; and defaults may be written out."""
+    """1 and 1.0 are equal, 2 and 2.0 too; and defaults may be written out."""
     texts = ("probability = 1", "probability = 1.0", 'probability = 1.0, direction = "horizontal"')
     streams = [
         load(

@@ -83,7 +83,7 @@ def test_nobody_comes_in_where_nobody_wants_it():
     ],
 )
 def test_a_free_port_is_chosen_and_named(http, start):
-    """For tests, and for many daemons on one machine; also where a script has the daemon, if it asks."""
+    """For tests and for many daemons on one machine; also of an embedded daemon, if it asks."""
     door = open_http(DaemonConfig(http=http), is_embedded=True)
     try:
         assert door.address is not None

@@ -16,7 +16,7 @@ from batchd.daemon.runtime import hold
 from batchd.errors import AlreadyRunning, BatchdError, ConfigInvalid, ExitCode
 from support.waiting import PATIENCE_S
 
-# --- OncePerMinute --------------------------------------------------------------------------------------------------
+# --- OncePerMinute --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_endlessly_many_kinds_take_no_endless_memory() -> None:
     assert not limit.allows(f"kind {10 * KINDS_MAX - 1}")
 
 
-# --- Selector -------------------------------------------------------------------------------------------------------
+# --- Selector -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def selector():
 
 @pytest.fixture
 def pipes():
-    """Three pipes, each with a byte to read, by their reading ends; closed in the end where they still are open."""
+    """Reading ends of three pipes with a byte each; those still open are closed in the end."""
     opened = [os.pipe() for _ in range(3)]
     for _reading, writing in opened:
         os.write(writing, b"x")
@@ -174,7 +174,7 @@ def test_one_descriptor_stands_for_all(selector, pipes) -> None:
     outer.close()
 
 
-# --- runtime.hold ----------------------------------------------------------------------------------------------------
+# --- runtime.hold ---------------------------------------------------------------------------------
 
 HOLD = """
 import sys
@@ -282,7 +282,7 @@ def test_a_lock_file_of_another_boot_is_no_lock(tmp_path) -> None:
 
 
 def test_a_child_neither_keeps_the_lock_nor_gives_it_up(tmp_path) -> None:
-    """Programs that the daemon starts do not inherit it, even where they inherit everything else."""
+    """Programs started by the daemon do not inherit it, even if they inherit all else."""
     with hold(tmp_path):
         subprocess.run(["/bin/true"], close_fds=False, check=True)
         with pytest.raises(AlreadyRunning):
@@ -290,7 +290,7 @@ def test_a_child_neither_keeps_the_lock_nor_gives_it_up(tmp_path) -> None:
         survivor = subprocess.Popen(["/bin/cat"], close_fds=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         survivor.stdin.write(b"x")
         survivor.stdin.flush()
-        assert survivor.stdout.read(1) == b"x"  # so it has begun, and the kernel has closed what it closes
+        assert survivor.stdout.read(1) == b"x"  # it has begun, so the kernel has closed descriptors
     with hold(tmp_path):
         assert survivor.poll() is None
     survivor.communicate()

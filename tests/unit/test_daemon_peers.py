@@ -43,7 +43,7 @@ if int(user) != os.getuid():
 peer.connect(chr(0) + address)
 sys.stdin.read()
 """
-"""Becomes somebody else and connects, until its input ends. An abstract address has no file, so no mode is in the way."""
+"""Connects as another user until its input ends; to an abstract address, which has no mode."""
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def test_members_of_the_directorys_group_may_connect(groups) -> None:
 
 @as_root
 def test_of_a_peer_in_too_many_groups_the_primary_one_counts() -> None:
-    """More than can be asked for end in an answer, not in an error that would take the daemon with it."""
+    """Too many groups to ask for end in an answer, not in an error that ends the daemon."""
     many = range(60_000, 60_300)
     with connected_as(STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP, *many) as (lifeline, credentials, _pid):
         assert not may_connect(lifeline, credentials, OPEN)
@@ -127,7 +127,7 @@ def test_of_a_peer_in_too_many_groups_the_primary_one_counts() -> None:
 
 
 def test_who_connected_is_known_after_he_is_gone() -> None:
-    """The kernel keeps the credentials with the connection; a new process with the same number changes nothing."""
+    """The kernel keeps the credentials with the connection; a reused pid changes nothing."""
     with connected_as(os.getuid(), os.getgid()) as (lifeline, credentials, _pid):
         lifeline.shutdown(socket.SHUT_RDWR)
 
@@ -160,7 +160,7 @@ def everybody_unmapped(monkeypatch) -> None:
     ids=["both", "the user", "the group"],
 )
 def test_where_numbers_tell_nothing_the_directorys_mode_does(monkeypatch, credentials, group) -> None:
-    """Whom the kernel let into a directory that is closed to strangers is none, whatever he looks like from here."""
+    """The kernel let it into a closed directory, so it is no stranger, whatever its numbers."""
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -172,7 +172,7 @@ def test_where_numbers_tell_nothing_the_directorys_mode_does(monkeypatch, creden
 
 @pytest.mark.usefixtures("everybody_unmapped")
 def test_numbers_that_tell_who_somebody_is_are_enough() -> None:
-    """Root of the daemon's own user namespace, and a group that it knows; strangers are told why not."""
+    """Root of the daemon's user namespace, and a known group; strangers are told the reason."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert may_connect(ours, PeerCredentials(None, 0, 0), directory(NOBODY, 0o755))

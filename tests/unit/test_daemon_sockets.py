@@ -1,4 +1,4 @@
-"""The sockets in the runtime directory: who may open them, and in which order what comes over both is heard."""
+"""The sockets in the runtime directory: who may open them, and the order of their messages."""
 
 import errno
 import fcntl
@@ -110,14 +110,14 @@ def test_a_directory_without_room_is_said_to_be(
             sessions.bind(names.lifeline_path, names.zmq_path)
 
 
-# --- slots that can be mapped writable ---------------------------------------------------------------------------------
+# --- slots that can be mapped writable ------------------------------------------------------------
 
 SLOT_BYTES = 8192
 LAYOUT = place_fields((Field("label", "int64", ()),), 1)
 
 
 class Trainer:
-    """One that has opened its session, and whatever it asked for before. The door hears ZeroMQ first, as may be."""
+    """One with an open session and earlier requests. The door may hear ZeroMQ first."""
 
     def __init__(self, stack: ExitStack, directory: Path, *, allowed: bool, asks: bool) -> None:
         names = RuntimeDirectory(directory)

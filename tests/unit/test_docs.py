@@ -82,7 +82,7 @@ def anchors(path):
             yield slug if not seen[slug] else f"{slug}-{seen[slug]}"
 
 
-# --- links ------------------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -116,7 +116,7 @@ def test_every_page_begins_with_its_title():
         assert [path.read_text().splitlines()[0]] == titles, path.name
 
 
-# --- the site ---------------------------------------------------------------------------------------------------------------
+# --- the site -------------------------------------------------------------------------------------
 
 
 def test_the_site_has_every_page_and_all_that_pages_link_to():
@@ -172,7 +172,7 @@ def test_links_in_code_are_none():
     assert [(link.line, link.path, link.anchor) for link in stage.links_of(text)] == [(9, "h", "i"), (9, "n", "")]
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 BEFORE_A_COMMAND = re.compile(
     r"^(?:\w+=\S+\s+|(?:sudo|docker exec|kubectl exec|srun|runuser)(?:\s+-\S+(?:\s+(?!batchd\b)[a-z]+)?)*\s+(?:batchd\s+)?)*"
@@ -250,7 +250,7 @@ def test_there_are_commands_to_look_at():
     assert found > 60
 
 
-# --- configurations and programs --------------------------------------------------------------------------------------------
+# --- configurations and programs ------------------------------------------------------------------
 
 
 def wrong_with(text, tmp_path):
@@ -301,7 +301,7 @@ def test_every_line_for_a_shell_can_be_split(name):
             pytest.fail(f"{name}:{number}: {error}")
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 def test_every_verdict_of_batchd_why_is_on_its_page_and_no_other():
@@ -327,7 +327,7 @@ def test_the_shares_by_which_verdicts_are_made_are_those_of_the_code():
     assert in_words == (0.5, 0.25, 0.05), "half, a quarter and a twentieth stand in words"
 
 
-# --- pages that are made ----------------------------------------------------------------------------------------------------
+# --- pages that are made --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def test_a_machine_that_says_nothing_is_no_problem(tmp_path):
     assert {finding.level for finding in findings} <= {Level.OK, Level.NOTE}
 
 
-# --- memory --------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_memory_that_is_too_small_is_a_problem_with_its_key(tmp_path):
@@ -175,7 +175,7 @@ def test_several_nodes_are_worth_a_note(tmp_path):
     assert (finding.level, finding.found) == (Level.NOTE, "2 nodes")
 
 
-# --- processors ----------------------------------------------------------------------------------------------------------
+# --- processors -----------------------------------------------------------------------------------
 
 
 def test_workers_beyond_the_processors_are_worth_a_note(tmp_path):
@@ -223,7 +223,7 @@ def test_a_low_clock_is_a_warning_where_it_is_one(tmp_path, governor, driver, le
     assert checks.check_governor(made_machine(tmp_path, files)).level is level
 
 
-# --- limits, kernel, clocks ----------------------------------------------------------------------------------------------
+# --- limits, kernel, clocks -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("limit", "level"), [(50, Level.PROBLEM), (500, Level.WARNING), (5000, Level.OK)])
@@ -322,7 +322,7 @@ def test_the_date_is_not_before_the_installation(tmp_path):
     assert levels(checks.check_date(machine, 2e9, 1e9)) == [("date", Level.OK)]
 
 
-# --- decoding ------------------------------------------------------------------------------------------------------------
+# --- decoding -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ class SlowStorage:
         return self._pread(descriptor, length, place)
 
 
-# --- storage -------------------------------------------------------------------------------------------------------------
+# --- storage --------------------------------------------------------------------------------------
 
 
 def test_the_places_of_a_source_are_those_of_its_parts_each_once(tmp_path):
@@ -527,7 +527,7 @@ def test_a_storage_that_does_not_answer_holds_nobody_up(tmp_path, monkeypatch):
     wait_until(lambda: not hangs, "the reader has come back")
 
 
-# --- surroundings --------------------------------------------------------------------------------------------------------
+# --- surroundings ---------------------------------------------------------------------------------
 
 
 def test_the_runtime_directory_is_there_or_can_be_made(tmp_path):

@@ -1,4 +1,4 @@
-"""The process that workers are forked from, and the daemon's side of it, where something is in the way."""
+"""The fork server and the daemon's side of it when something goes wrong."""
 
 import errno
 import os
@@ -60,7 +60,7 @@ def started(monkeypatch):
 
 
 def test_one_that_forks_nobody_in_time_is_killed_and_its_workers_are_gone(started):
-    """The core says when a worker has taken too long; there is no process to kill yet but the fork server."""
+    """The core tells that a worker takes too long; only the fork server can be killed yet."""
     it = started(SLEEPS)
     it.workers.spawn(1)
     it.workers.spawn(2)

@@ -1,4 +1,4 @@
-"""Sources of files that match patterns: which they are, in which order, with which labels and paths."""
+"""Sources of files that match patterns: the files, their order, labels and paths."""
 
 import os
 from pathlib import Path

@@ -49,7 +49,7 @@ def draws(count, sample=0):
     return [random.random() for _ in range(count)]
 
 
-# --- geometry ---------------------------------------------------------------------------------------------------------------
+# --- geometry -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padding", [0, 4, 40])
@@ -253,7 +253,7 @@ def test_flips_of_both_axes_draw_left_and_right_first():
         assert np.array_equal(run_on_pixels([RandomFlip(direction="both")], NOISE, sample=sample), expected)
 
 
-# --- pixels -----------------------------------------------------------------------------------------------------------------
+# --- pixels ---------------------------------------------------------------------------------------
 
 
 def grey_of(image):
@@ -423,7 +423,7 @@ def test_to_gives_type_and_order_at_once(dtype, scale, layout, channels):
     assert np.array_equal(result, expected.transpose(2, 0, 1) if layout == "nchw" else expected)
 
 
-# --- all together -----------------------------------------------------------------------------------------------------------
+# --- all together ---------------------------------------------------------------------------------
 
 
 def test_an_array_without_pixels_is_a_bad_sample():

@@ -26,7 +26,7 @@ from support.source_files import make, nothing
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexCache:
-    """A cache that keeps the smallest source, and trusts what has changed a moment ago: a test cannot wait."""
+    """A cache that keeps the smallest source and trusts recent files: a test cannot wait."""
     monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
     monkeypatch.setattr(cache_module, "SETTLED_NS", -(10**12))
     return IndexCache(tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""The interpolation contract, against a reference in float64 that is written from its description alone."""
+"""The interpolation contract against a float64 reference, written from its text alone."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ SIZES = [
 
 
 def weights(source, target, method):
-    """Compute how much of each source pixel is in each target pixel along one side: [target, source], rows add up to 1."""
+    """Shares of source pixels in target pixels along one side: [target, source], rows sum to 1."""
     if method == "nearest":
         return np.eye(source)[(2 * np.arange(target) + 1) * source // (2 * target)]
     if method == "area":
@@ -48,7 +48,7 @@ def area_weights(source, target):
 
 
 def kernel_weights(source, target, kernel):
-    """Value of a kernel, one source pixel wide however much is shrunk, around each target pixel's centre; edges repeat."""
+    """A kernel's values around each target pixel's centre, one source pixel wide; edges repeat."""
     result = np.zeros((target, source))
     for row in range(target):
         centre = (row + 0.5) * source / target - 0.5
@@ -99,7 +99,7 @@ def test_resampling_is_what_its_name_says(source, target, method):
     ],
 )
 def test_auto_smooths_from_a_reduction_of_two_on(target, method):
-    """Linear while both sides shrink by less than 2 or grow; area as soon as one of them shrinks by 2."""
+    """Linear while both sides shrink by less than 2 or grow; otherwise area."""
     data = encode(photo(60, 80), ".png")
 
     automatic = run_once([Decode(), Resize(size=target)], data)
@@ -132,7 +132,7 @@ def test_a_crop_is_interpolated_within_its_own_borders():
 
 
 def all_boxes(step):
-    """Give the box that the documented randomness draws for sample 3 of an image of 60 x 80 pixels."""
+    """The box that the documented randomness draws for sample 3 of a 60 x 80 image."""
     random = SampleRandom(0)
     random.start(0, 3, 0)
     geometry = Geometry(60, 80, 1, 10**6)

@@ -2,10 +2,10 @@
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,6 +29,7 @@ from batchd_wire.keys import (
     read_connection_key,
 )
 from support.configs import WHOLE, load
+from support.forked import Forked
 
 STRANGER = 54_321
 PUBLIC, SECRET = (key.decode() for key in zmq.curve_keypair())
@@ -70,7 +71,7 @@ def settle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batchd.daemon.tcp.keys.time_ns", lambda: later)
 
 
-# --- the text of a key -----------------------------------------------------------------------------------------------
+# --- the text of a key ----------------------------------------------------------------------------
 
 
 @given(st.binary(min_size=32, max_size=32))
@@ -113,7 +114,7 @@ def test_the_largest_group_is_the_last_one_taken() -> None:
     assert z85.encode(b"\xff" * 4) == b"%nSc0"
 
 
-# --- the connection file ---------------------------------------------------------------------------------------------
+# --- the connection file --------------------------------------------------------------------------
 
 
 def test_a_connection_file_is_read_as_it_was_written(connection_file: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_connection_file_that_others_can_open_is_refused(connection_file: Path
     ("mode", "is_read"), [(0o440, True), (0o640, True), (0o600, True), (0o644, False), (0o660, False)]
 )
 def test_a_file_of_roots_may_be_open_to_a_group(connection_file: Path, monkeypatch, mode: int, is_read: bool) -> None:
-    """So Kubernetes gives secrets to a container that is not root; the files of one's own are to be closed."""
+    """As Kubernetes mounts secrets for a container's user; a user's own files must be closed."""
     connection_file.chmod(mode)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
@@ -189,7 +190,7 @@ def test_a_file_of_roots_may_be_open_to_a_group(connection_file: Path, monkeypat
 
 
 def test_what_is_no_plain_file_is_refused_without_waiting(tmp_path: Path) -> None:
-    """A pipe that nobody writes to, a directory, a device without end; and what is not there is an OSError."""
+    """A pipe without a writer, a directory, an endless device; a missing file is an OSError."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(ValueError, match=f"{path} is not a regular file"):
@@ -209,12 +210,12 @@ def test_a_connection_file_may_be_a_link(connection_file: Path) -> None:
         read_connection_key(link)
 
 
-# --- the directory ---------------------------------------------------------------------------------------------------
+# --- the directory --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077])
 def test_files_and_directories_have_their_modes_whatever_the_umask(tmp_path: Path, mask: int) -> None:
-    """Nobody else can read a secret at any moment, and no parent is open to be written by everybody."""
+    """No other user can read a secret at any moment, and no parent is writable for all."""
     keys = KeyDirectory(tmp_path / "batchd" / "keys")
     with umask(mask):
         keys.new("a", None)
@@ -234,7 +235,7 @@ def test_a_file_has_its_mode_even_where_the_umask_takes_the_owners(keys: KeyDire
 
 
 def test_a_new_key_is_found_and_fits_its_connection_file(keys: KeyDirectory) -> None:
-    """The pair belongs together, the daemon's is the daemon's, and the trainer's secret is not on disk."""
+    """The pair belongs together, and the trainer's secret is not on disk."""
     key = keys.new("gpu-7", frozenset({"photos", "val"}))
 
     assert zmq.curve_public(key.secret.encode()).decode() == key.public
@@ -328,7 +329,7 @@ def test_an_unknown_name_is_not_revoked_and_the_known_ones_are_told(keys: KeyDir
 
 
 def test_a_file_is_read_once_while_it_stays_the_same(keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storm of handshakes does not read a thousand files each time; a file changed just now is read again though."""
+    """Many handshakes do not read all files again; a file changed just now is read, though."""
     reads: list[Path] = []
     real = sys.modules["batchd.daemon.tcp.keys"].read_key_table
 
@@ -369,7 +370,7 @@ def test_a_change_in_place_is_seen(keys: KeyDirectory, monkeypatch: pytest.Monke
     assert keys.find(PUBLIC) == TrainerKey("a", PUBLIC, None)
 
 
-# --- damage ----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def test_a_daemons_key_cut_anywhere_is_refused(keys: KeyDirectory) -> None:
@@ -492,7 +493,7 @@ def test_other_files_in_the_folder_are_nobodys_keys(keys: KeyDirectory) -> None:
     assert not (keys.path / "trainers/.new").exists()
 
 
-# --- links and strangers ---------------------------------------------------------------------------------------------
+# --- links and strangers --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -616,30 +617,32 @@ def test_a_file_of_another_user_is_skipped() -> None:
 
 def test_many_commands_at_once_make_each_key_once(keys: KeyDirectory) -> None:
     """Two names, four processes for each: one of them gets the name, and all have one daemon."""
-    program = (
-        "import sys\nfrom pathlib import Path\nfrom batchd.daemon.tcp.keys import KeyDirectory\n"
-        "key = KeyDirectory(Path(sys.argv[1])).new(sys.argv[2])\nprint(key.daemon, key.public)"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(keys.path), name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in "aabbaabb"
-    ]
-    told = [process.communicate() for process in processes]
 
-    made = sorted(output.split() for output, _error in told if output)
+    def make(name: str) -> int:
+        try:
+            key = KeyDirectory(keys.path).new(name)
+        except BatchdError as error:
+            sys.stdout.write(f"refused: {error}")
+        else:
+            sys.stdout.write(f"{key.daemon} {key.public}")
+        return 0
+
+    processes = [Forked(partial(make, name), [], b"") for name in "aabbaabb"]
+    told = []
+    for process in processes:
+        with process.stdout as output:
+            told.append(output.read().decode())
+        assert process.wait() == 0
+
+    made = sorted(text.split() for text in told if not text.startswith("refused"))
     daemon = keys.daemon_key()
     assert daemon is not None
     assert made == sorted([daemon[0], trainer.public] for trainer in keys.trainers())
     assert len(made) == 2
-    assert all("there is a key" in error for output, error in told if not output)
+    assert sum("there is a key" in text for text in told) == 6
 
 
-# --- the configuration -----------------------------------------------------------------------------------------------
+# --- the configuration ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -717,7 +720,7 @@ def test_zeromq_binds_the_endpoints_that_are_made(text: str) -> None:
 
 
 def test_the_usual_directory_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root's is the system's; a relative $XDG_CONFIG_HOME counts for nothing, as its specification says."""
+    """Root's is the system's; a relative $XDG_CONFIG_HOME is ignored, as its specification says."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert default_keys_dir() == Path("/etc/batchd/keys")
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)

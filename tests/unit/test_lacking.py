@@ -1,4 +1,4 @@
-"""What the kernel refuses a daemon: a sentence where it cannot go on, and nothing half made where it can."""
+"""The kernel refuses a daemon resources: a clear error, or no half-made state if it continues."""
 
 import errno
 import os

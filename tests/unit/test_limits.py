@@ -1,4 +1,4 @@
-"""What one peer may take: handshakes by the second, in a table that does not grow, and who counts as one peer."""
+"""Limits of one peer: handshakes per second, in a bounded table, and what counts as one peer."""
 
 import pytest
 from hypothesis import given
@@ -49,7 +49,7 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
 
 
 def test_the_table_does_not_grow_and_keeps_those_who_took_most() -> None:
-    """Endlessly many hosts come once each; the one that comes all the time is not forgotten for it."""
+    """Endless hosts come once each; the one that comes all the time is not forgotten."""
     rate = HandshakeRate(burst=4, per_s=0.001)
     admitted(rate, "greedy", 0.0, 4)
 

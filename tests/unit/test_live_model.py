@@ -67,7 +67,7 @@ class LiveMachine(RuleBasedStateMachine):
         else:
             self.world.pull(trainer.number, release=max(0, len(trainer.leases) - 1), waiting=waiting)
 
-    # --- who comes and goes -------------------------------------------------------------------------------------------------
+    # --- who comes and goes -----------------------------------------------------------------------
 
     @rule(
         session=st.integers(1, 6),
@@ -124,7 +124,7 @@ class LiveMachine(RuleBasedStateMachine):
         after = self.world.state.statistics().streams[0].live
         assert (before.pushed_samples, before.lent_places) == (after.pushed_samples, after.lent_places)
 
-    # --- what goes wrong ----------------------------------------------------------------------------------------------------
+    # --- what goes wrong --------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.workers)
     @rule(who=st.integers(0, 9), at_work=st.booleans(), from_outside=st.booleans())
@@ -173,14 +173,15 @@ class LiveMachine(RuleBasedStateMachine):
         for number in [number for number, worker in self.world.workers.items() if not worker.ready]:
             self.world.ready(number)
 
-    # --- the end: whoever wants to go on, goes on --------------------------------------------------------------------------
+    # --- the end: whoever wants to go on, goes on -------------------------------------------------
 
     def teardown(self):
         if not hasattr(self, "world"):
             return
         for session in list(self.world.producers):
             if self.world.producers[session].place is not None:
-                self.world.withdraw(session)  # who asks and never writes keeps one place, and here none can be spared
+                # A producer that never writes keeps one place, and none can be spared.
+                self.world.withdraw(session)
         self.world.produce(PRODUCERS)
         trainers = [one for one in self.world.trainers.values() if not one.ended and not one.is_spectator]
         goals = {one: one.granted + GOAL_BATCHES for one in trainers}

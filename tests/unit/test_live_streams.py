@@ -371,7 +371,7 @@ def test_crashes_of_many_pushed_samples_stop_the_stream():
     assert 10 < len(world.quarantined) < 15
 
 
-# --- spectators -----------------------------------------------------------------------------------------------------------
+# --- spectators -----------------------------------------------------------------------------------
 
 
 def test_a_look_takes_no_samples_from_a_trainer_that_comes_later():

@@ -30,6 +30,7 @@ OCR = {
     )
 } | {b"num-samples": b"30"}
 PAIRS = {"image": "image", "label": "text"}
+pytestmark = pytest.mark.usefixtures("forked_scans")
 
 
 @pytest.mark.parametrize("subdir", [True, False])
@@ -301,7 +302,7 @@ def test_a_database_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
 
 
 def test_what_is_cut_while_it_is_in_use_ends_the_process_by_sigbus(tmp_path) -> None:
-    """So the library is built; the daemon starts another worker, which then finds the database cut."""
+    """The library's design; the next worker then finds the database cut."""
     write_lmdb(tmp_path / "db", OCR)
     program = (
         "import os, sys; from pathlib import Path; from support.lmdb_files import open_lmdb;"

@@ -1,4 +1,4 @@
-"""Connections on this host that are no sessions: counted by whose they are, closed in time; descriptors stay free."""
+"""Local connections without a session: counted by user, closed in time; descriptors stay free."""
 
 import errno
 import resource
@@ -116,7 +116,7 @@ def test_one_that_cannot_be_watched_is_closed(knock, monkeypatch) -> None:
 
 
 def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) -> None:
-    """The kernel had no room for it when its turn came; the next tick tries again, and one line tells."""
+    """The kernel had no room for it; the next tick tries again, and one line tells."""
     door, selector, came = knock(0)
 
     def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:

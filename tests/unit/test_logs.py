@@ -181,7 +181,7 @@ def test_what_is_no_visible_character_is_written_out(text, shown):
     assert escaped(text) == shown
 
 
-# --- a log that cannot be written ----------------------------------------------------------------------------------------
+# --- a log that cannot be written -----------------------------------------------------------------
 
 
 def test_a_full_disk_loses_lines_and_stops_nobody():

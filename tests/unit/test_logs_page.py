@@ -32,7 +32,7 @@ def events_of(tree):
 
 
 def chosen(function):
-    """Events that are logged at one of two levels: limited ones, and those that are expected now and then."""
+    """Events logged at one of two levels: limited ones, and those expected now and then."""
     level = None
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in LOG_CALLS:
@@ -98,7 +98,7 @@ def test_an_event_has_one_level():
 
 
 def test_the_reading_of_the_code_finds_an_event_that_is_limited():
-    """As well as a plain one, and one that is passed on: what this module does not see, it cannot ask for."""
+    """Like a plain one, and one passed on: this module sees only the names in the code."""
     module = ast.parse(
         "def f():\n    write = _log.warning if allowed else _log.debug\n    write('limited')\n    _log.error('plain')\n"
         "def g():\n    write = _log.info if expected else _log.warning\n    write('expected now and then')\n    h('passed on')\n"

@@ -1,4 +1,4 @@
-"""No pickle, marshal, eval or the like stands anywhere in our source, so none can be reached from a socket or a data file.
+"""Our source has no pickle, marshal, eval or the like, so no socket or file can reach one.
 
 What the libraries that we use contain is another matter;
 ``tests/faults/test_nothing_runs_from_data.py`` looks at what happens while a daemon is attacked.
@@ -46,8 +46,8 @@ ALLOWED = {
 }
 """What may stand in which module, and why."""
 READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb.reader", "batchd.sources.cache.reader"}
-"""The messages, with all their checks; records of a database, of which nothing but numbers, text and bytes is taken; and what
-workers have written for each other, in memory that nobody else has."""
+"""Messages, checked; database records of numbers, text and bytes; and what workers write
+for each other, in memory that only they have."""
 
 
 def sources():
@@ -65,7 +65,7 @@ SOURCES = sources()
 
 
 def test_no_module_has_a_way_to_make_code_from_data():
-    """Nor a shell, a queue that pickles, or a pointer; each of the few exceptions has its reason, and is still needed."""
+    """Nor a shell, a pickling queue, or a pointer; each exception has its reason, and a use."""
     found = [(module, *finding) for module, source in SOURCES.items() for finding in forbidden_in(source)]
 
     assert not [one for one in found if one[:2] not in ALLOWED]

@@ -130,7 +130,7 @@ def test_a_socket_that_is_full_or_gone_holds_nobody_up(stack: ExitStack, manager
     notifier.status("gone for good")
 
 
-# --- the daemon as a service ----------------------------------------------------------------------------------------------
+# --- the daemon as a service ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_the_status_has_the_rate_since_the_last_one(
 def test_only_a_round_feeds_the_watchdog(
     world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
 ) -> None:
-    """Time alone does not; and rounds that come faster feed it a few times within its time, no more."""
+    """Time alone does not; faster rounds feed it only a few times within its time."""
     service.round_ended(world.state)
     assert manager.heard() == [["WATCHDOG=1"]]
     clock.now_s += 1000.0
@@ -238,7 +238,7 @@ def test_a_reload_ends_with_ready(world: CheckedWorld, service: Service, manager
 
 
 def test_a_reload_makes_nobody_ready(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
-    """One that begins and ends while memory is still being reserved is a status; trainers may come when they may."""
+    """A reload while memory is being reserved is a status; readiness comes as always."""
     world.start_workers()
     service.round_ended(world.state, has_memory=False)
     service.reloading()

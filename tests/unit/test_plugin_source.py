@@ -14,9 +14,8 @@ from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import Survey
-from support.looks import source_problems
 from support.plugins import install, write_zip
-from support.source_files import nothing
+from support.source_files import nothing, source_problems
 
 IMAGES = {"cat/1.jpg": b"one" * 100, "dog/2.PNG": b"two", "notes.txt": b"no image", "cat/3.jpg": b""}
 

@@ -1,4 +1,4 @@
-"""The prefetcher: what the loop gets, in which order, and what a checkpoint says, whatever cuts it off."""
+"""The prefetcher: batches, their order, and a checkpoint's content, after any interrupt."""
 
 from collections import deque
 
@@ -14,7 +14,7 @@ ALL = [(epoch, step) for epoch in range(EPOCHS) for step in range(STEPS)]
 
 
 class Cut:
-    """Raises ``KeyboardInterrupt`` at one of the calls that are made, before it has had its effect or after that."""
+    """Raises ``KeyboardInterrupt`` in one of the calls, before its effect or after it."""
 
     def __init__(self, at=None, *, after=False):
         self.calls = 0
@@ -237,7 +237,7 @@ def test_an_error_ahead_is_told_when_the_loop_gets_there():
 
 
 def test_it_counts_how_long_the_loop_was_inside_next():
-    """Waiting for the stream, the copy and what the loop is held up for at the end; not what the loop does in between."""
+    """Waiting for stream, copy and the end; not what the loop does in between."""
     clock, stream, placement = Clock(), Stream(come=2), Placement()
     stream.take = clock.during(stream.take, 1.0)
     placement.begin = clock.during(placement.begin, 0.25)
@@ -250,7 +250,7 @@ def test_it_counts_how_long_the_loop_was_inside_next():
 
 
 def test_what_is_begun_ahead_is_counted_where_it_is_begun():
-    """Within the ``next`` that begins it, with the time that finishing takes in the one that wants it."""
+    """Within the ``next`` that begins it; finishing counts in the one that wants it."""
     clock, placement = Clock(), Placement()
     begin = clock.during(placement.begin, 0.25)
 

@@ -1,4 +1,4 @@
-"""Push sources: what may be configured, how samples lie in their places, and what a worker makes of any bytes in them."""
+"""Push sources: their options, samples in their places, and a worker's view of any bytes there."""
 
 import os
 from typing import Any

@@ -14,7 +14,7 @@ from batchd_wire.position import Position
 from support.core_eviction import NEVER, next_use
 
 EPOCHS = 5
-EXAMPLES_MIN = 200
+EXAMPLES_MIN = 100
 """Starts in mid-epoch beside others are rare, and an example costs a few milliseconds."""
 
 many_examples = settings(max_examples=max(EXAMPLES_MIN, settings.default.max_examples))

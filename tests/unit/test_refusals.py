@@ -1,4 +1,4 @@
-"""What `batchd serve` refuses at its start, `batchd check` refuses in the same words; or it says what it did not look at."""
+"""`batchd check` refuses what `batchd serve` does, in the same words; or says what it skipped."""
 
 import bz2
 import gzip
@@ -191,7 +191,7 @@ class Both:
         return int(ended.value.code or 0), [(one[1], one[2]) for one in found], captured.out
 
     def serve(self) -> tuple[int, str]:
-        """The exit code that the refusal has, and its text; None where it serves would hang, and there is a fault."""
+        """The refusal's exit code and text; None where it serves: a fault ends it there."""
         with pytest.raises(BatchdError) as refused:
             serve(load_config(self._file), ServeOptions(ready=_not_to_be_served))
         return int(refused.value.exit_code), str(refused.value)
@@ -221,7 +221,8 @@ def assert_both_refuse(both: Both, said: str) -> None:
     ((_path, text),) = problems
     assert said in text
     assert text in refusal
-    assert refusal_code in {code, 1}  # the daemon failed to take a directory or an address; for check, its key is wrong
+    # The daemon failed to take a directory or an address; for check, its key is wrong.
+    assert refusal_code in {code, 1}
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def it(monkeypatch):
 
 
 def test_a_message_that_cannot_be_read_spoils_what_follows(it):
-    """As where a stream's index came while there were no descriptors; the document behind it is whole, and counts for nothing."""
+    """As without descriptors for an index; the document behind it is whole, but is ignored."""
     reader = it.begin()
     reader.channel.send(b"nonsense")
     reader.send_document(FINE)
@@ -241,7 +241,7 @@ def test_a_process_that_cannot_be_killed_holds_up_neither_the_loop_nor_the_end(i
 
 
 def test_a_sandbox_without_priorities_does_not_refuse_the_reload(monkeypatch):
-    """Services and containers may not change them; the request, here of another version, is answered all the same."""
+    """Services and containers may not set priorities; the request is answered all the same."""
 
     def refuse(*_arguments):
         raise PermissionError(errno.EPERM, "Operation not permitted")

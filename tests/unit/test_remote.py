@@ -1,4 +1,4 @@
-"""Requests to servers that fail in every way: what is asked again, how often, and what is said in the end."""
+"""Failing requests to servers: which are repeated, how often, and the final error."""
 
 import io
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def test_what_stays_as_it_is_is_asked_once(web: FileServer, fault: Fault, reason
 
 
 def test_hosts_that_are_not_there_are_said_to_be(web: FileServer, storage: Storage) -> None:
-    """Without an address, without anybody who listens, without TLS; and names that no object can have."""
+    """Without address, listener or TLS; and names that no object can have."""
     storage.limits = StorageLimits(timeout_s=1.0, retries=0, deadline_s=5.0)
     urls = [
         "http://nobody.invalid/a",
@@ -115,7 +115,7 @@ def test_a_deadline_ends_all_that_is_asked_again(web: FileServer, storage: Stora
 
 
 def test_a_server_that_is_gone_is_left_alone_for_a_moment(web: FileServer, storage: Storage) -> None:
-    """So that thirty samples that may stand in for a bad one do not wait as long each. An answer in between counts."""
+    """So that thirty substitutes do not each wait as long. An answer in between counts."""
     web.files.update(a=CONTENT, b=CONTENT)
     web.faults["a"] = [Status(500)] * 5 * TRIES
     for name in "aabaa":
@@ -291,7 +291,7 @@ class TestReadingAhead:
     def test_all_that_is_read_ahead_together_takes_no_longer_than_one_sample(
         self, web: FileServer, storage: Storage
     ) -> None:
-        """Or a worker with several sources would count as stuck. What was not read ahead is read when it is wanted."""
+        """Or a worker with several sources would count as stuck. The rest is read when wanted."""
         web.files["a"] = CONTENT
         storage.limits = StorageLimits(timeout_s=0.2, retries=0, deadline_s=0.0)
         storage.begin_reading_ahead()

@@ -1,4 +1,4 @@
-"""Parquet files on servers: what is asked for, how often, and what is said where a server fails within."""
+"""Parquet files on servers: the requests, their number, and errors of a failing server."""
 
 import re
 from collections.abc import Callable
@@ -19,9 +19,8 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
-from support.looks import source_problems
 from support.parquet_files import hugging_face, write_parquet
-from support.source_files import nothing
+from support.source_files import nothing, source_problems
 
 WELL = IgnoreRange()
 """For a HEAD, which asks for no range."""
@@ -64,7 +63,7 @@ def asked_bytes(web: FileServer) -> int:
 def test_values_that_are_not_compressed_are_asked_for_by_their_bytes(
     web: FileServer, put: Put, storage: Storage
 ) -> None:
-    """One request for each, or for some that lie together; neither a footer nor a row group is read."""
+    """One request for each, or for neighbours together; neither footer nor row group is read."""
     reader = opened(storage, put(compression="none", row_group_size=1000, use_dictionary=False))
     web.asked.clear()
     assert image(reader, 7) == IMAGES[7]
@@ -114,7 +113,7 @@ def test_a_long_row_group_is_asked_for_in_parts_at_once(web: FileServer, put: Pu
 
 
 def test_a_footer_may_have_any_length(web: FileServer, put: Put, storage: Storage) -> None:
-    """One that is longer than what is read at first is read with a second request. With it and two row groups that is four."""
+    """A longer footer takes a second request. With that and two row groups there are four."""
     images = [b"%d" % number for number in range(600)]
     reader = opened(storage, put(images, compression="snappy", row_group_size=1))
     assert int.from_bytes(web.files["a.parquet"][-8:-4], "little") > 1 << 16
@@ -125,9 +124,9 @@ def test_a_footer_may_have_any_length(web: FileServer, put: Put, storage: Storag
 
 @pytest.mark.parametrize("size", [5_000, 100_000, 3 << 20])
 def test_a_scan_downloads_a_column_once(web: FileServer, put: Put, size: int, storage: Storage) -> None:
-    """Although values are compared with what lies in the file a little after pyarrow has read them."""
+    """Although values are compared with the file a little after pyarrow has read them."""
     random = np.random.default_rng(0)
-    images = [random.bytes(size + number % 7) for number in range((40 << 20) // size)]
+    images = [random.bytes(size + number % 7) for number in range((12 << 20) // size)]
     source = put(images, compression="none", use_dictionary=False, fields={"image": "image"})
     index = scan(storage, source)
     assert (index.arrays["extents.image"][:, 1] == [len(one) for one in images]).all()
@@ -202,9 +201,9 @@ class TestScansThatFail:
 
 
 class TestSamplesThatFail:
-    """A bad sample with its reason, which is read when the server is well again: no failure is kept."""
+    """A bad sample with its reason, readable when the server is well: no failure is kept."""
 
-    @pytest.mark.parametrize("compression", ["none", "snappy"])
+    @pytest.mark.parametrize(("compression", "reads_before"), [("none", 0), ("snappy", 0), ("snappy", 1)])
     @pytest.mark.parametrize(
         "trouble",
         [
@@ -214,7 +213,6 @@ class TestSamplesThatFail:
             (IgnoreRange(), "its server ignores Range.*"),
         ],
     )
-    @pytest.mark.parametrize("reads_before", [0, 1])
     def test_servers_that_fail(
         self,
         web: FileServer,
@@ -224,13 +222,12 @@ class TestSamplesThatFail:
         reads_before: int,
         storage: Storage,
     ) -> None:
-        """At the footer and at the row group, or at the value; whether it is read ahead makes no difference."""
+        """At the footer and the row group, or at the value; with and without reading ahead."""
         fault, reason = trouble
         place = r"(its file cannot be read at byte \d+|cannot be read at byte \d+ of its file)"
         for ahead in ([], [25]):
             reader = opened(storage, put(compression=compression, row_group_size=10))
-            passes = reads_before if compression == "snappy" else 0
-            web.faults["a.parquet"] = [Cut(1 << 30)] * passes + [fault] * 3
+            web.faults["a.parquet"] = [Cut(1 << 30)] * reads_before + [fault] * 3
             read_ahead(reader, ahead)
             with pytest.raises(SampleUnreadable) as error:
                 reader.read(25)

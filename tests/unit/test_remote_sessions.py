@@ -1,4 +1,4 @@
-"""The door over TCP where something is short, or somebody is odd: what the core is told, and what the log says."""
+"""The TCP door under shortage and odd peers: the core's events, and the log."""
 
 import errno
 import os
@@ -107,7 +107,7 @@ def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(
 
 
 def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_same(remote, events) -> None:
-    """It was greeted after its end was told, and the next connection has its descriptor, without saying a word."""
+    """It was greeted after its end was told, and the next connection got its number silently."""
     remote.bind("tcp://127.0.0.1:0", "")
     place = remote.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def test_a_batch_that_cannot_be_mapped_ends_its_session_and_no_other(remote, eve
 
 @pytest.mark.parametrize("is_remote", [True, False])
 def test_a_lease_for_a_trainer_that_is_gone_ends_where_nothing_else_ends_it(is_remote) -> None:
-    """What is sent as bytes ends by ``BatchSent`` alone; on this host the end of the session has ended the lease."""
+    """``BatchSent`` alone ends a batch sent as bytes; a local lease ended with the session."""
     queue = Queue()
     parts = cast("Any", None)
     with closing(Selector()) as selector:
@@ -158,7 +158,7 @@ def test_a_lease_for_a_trainer_that_is_gone_ends_where_nothing_else_ends_it(is_r
 
 
 def test_a_network_of_addresses_is_complained_of_once_and_silences_nobody_else(remote) -> None:
-    """Who has one address of version 6 has 2^64 of them, and the log forgets what it said when there are too many."""
+    """One IPv6 host has 2^64 addresses, so the log forgets its oldest complaints."""
     crowd = [f"2001:db8::{number:x}" for number in range(KINDS_MAX + 1)]
     with capture_logs() as lines:
         for host in ("10.0.0.1", *crowd, "10.0.0.1", "2001:db8:0:1::1"):

@@ -1,6 +1,6 @@
-"""Sources over http and s3: the same samples and the same digest as from files, and what is said where servers fail."""
+"""Sources over http and s3: samples and digest as from files, and errors of failing servers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -28,10 +28,10 @@ from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.values import StorageLimits
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
-from support.looks import source_problems
 from support.parquet_files import hugging_face, write_parquet
+from support.s3_server import BucketServer
 from support.shards import write_shard
-from support.source_files import nothing
+from support.source_files import nothing, source_problems
 from support.tfrecords import example, write_records
 
 WELL = IgnoreRange()
@@ -134,9 +134,33 @@ def contents(storage: Storage, source: SourceOptions, *, ahead: bool) -> tuple[s
     return index.digest, found
 
 
-def serve_folder(web: FileServer, root: Path) -> None:
-    """Put the files below a folder on a server."""
-    web.files.update({str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()})
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one of each kind of source, which no test changes."""
+    root = tmp_path_factory.mktemp("files")
+    make_files(root)
+    return root
+
+
+def by_name(root: Path) -> dict[str, bytes]:
+    """The files below a folder."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def served(web: FileServer, files: Path) -> FileServer:
+    """A server of ``files``."""
+    web.files.update(by_name(files))
+    return web
+
+
+@pytest.fixture(scope="module")
+def filled_bucket(files: Path, _network_library: None) -> Iterator[BucketServer]:
+    """A server that speaks S3, with ``files`` in a folder of its bucket."""
+    server = BucketServer()
+    server.put({f"deep/{name}": content for name, content in by_name(files).items()})
+    yield server
+    server.close()
 
 
 def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web: FileServer, storage: Storage) -> None:
@@ -153,12 +177,10 @@ def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web:
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_source_over_http_is_what_the_files_are(
-    tmp_path: Path, web: FileServer, kind: str, ahead: bool, storage: Storage
+    files: Path, served: FileServer, kind: str, ahead: bool, storage: Storage
 ) -> None:
     """The same samples, columns and digest, wherever the server is."""
-    make_files(tmp_path)
-    serve_folder(web, tmp_path)
-    here, there = SOURCES[kind](tmp_path), SOURCES[kind](Path(web.url))
+    here, there = SOURCES[kind](files), SOURCES[kind](Path(served.url))
 
     assert source_problems(there, storage) == []
     assert kind_of(there).columns(there, storage) == kind_of(here).columns(here, storage)
@@ -166,14 +188,14 @@ def test_a_source_over_http_is_what_the_files_are(
 
 
 @pytest.mark.parametrize("kind", [*SOURCES, *LISTED])
-def test_a_source_in_a_bucket_is_what_the_files_are(tmp_path: Path, bucket: Any, kind: str, storage: Storage) -> None:
+def test_a_source_in_a_bucket_is_what_the_files_are(
+    files: Path, filled_bucket: BucketServer, kind: str, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where names are looked for."""
-    make_files(tmp_path)
-    bucket.put(
-        {f"deep/{path.relative_to(tmp_path)}": path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    )
+    for name, value in filled_bucket.environment.items():
+        monkeypatch.setenv(name, value)
     make = (SOURCES | LISTED)[kind]
-    here, there = make(tmp_path), make(Path("s3://bucket/deep"))
+    here, there = make(files), make(Path("s3://bucket/deep"))
 
     assert source_problems(there, storage) == []
     assert contents(storage, there, ahead=True) == contents(storage, here, ahead=True)
@@ -182,52 +204,45 @@ def test_a_source_in_a_bucket_is_what_the_files_are(tmp_path: Path, bucket: Any,
 
 @pytest.mark.parametrize("kind", [*SOURCES, *LISTED])
 def test_a_source_in_a_bucket_of_google_is_what_the_files_are(
-    tmp_path: Path, google: FileServer, kind: str, storage: Storage
+    files: Path, google: FileServer, kind: str, storage: Storage
 ) -> None:
     """Also where names are looked for."""
-    make_files(tmp_path)
-    for path in tmp_path.rglob("*"):
-        if path.is_file():
-            google.files[f"bucket/deep/{path.relative_to(tmp_path)}"] = path.read_bytes()
+    google.files.update({f"bucket/deep/{name}": content for name, content in by_name(files).items()})
     make = (SOURCES | LISTED)[kind]
-    here, there = make(tmp_path), make(Path("gs://bucket/deep"))
+    here, there = make(files), make(Path("gs://bucket/deep"))
 
     assert source_problems(there, storage) == []
     assert contents(storage, there, ahead=True) == contents(storage, here, ahead=True)
 
 
-def test_samples_are_called_by_the_url_as_it_was_written(tmp_path: Path, web: FileServer, storage: Storage) -> None:
+def test_samples_are_called_by_the_url_as_it_was_written(served: FileServer, storage: Storage) -> None:
     """With both slashes."""
-    make_files(tmp_path)
-    serve_folder(web, tmp_path)
     names = {
-        kind: opened(storage, SOURCES[kind](Path(web.url))).name(1)
+        kind: opened(storage, SOURCES[kind](Path(served.url))).name(1)
         for kind in ("list", "webdataset", "csv", "npy", "tfrecord")
     }
 
     assert names == {
-        "list": f"{web.url}/photos/dog/é ü.jpg",
-        "webdataset": f"{web.url}/shards/s-0.tar: 1.jpg (byte 2560)",
-        "csv": f"{web.url}/t.csv: record 2 (byte 22)",
-        "npy": f"{web.url}/arrays/x.npy: sample 1 (byte 176)",
-        "tfrecord": f"{web.url}/records/r-0: record 1 (byte 51)",
+        "list": f"{served.url}/photos/dog/é ü.jpg",
+        "webdataset": f"{served.url}/shards/s-0.tar: 1.jpg (byte 2560)",
+        "csv": f"{served.url}/t.csv: record 2 (byte 22)",
+        "npy": f"{served.url}/arrays/x.npy: sample 1 (byte 176)",
+        "tfrecord": f"{served.url}/records/r-0: record 1 (byte 51)",
     }
 
 
-def test_a_chunk_is_read_in_a_few_requests(tmp_path: Path, web: FileServer, storage: Storage) -> None:
+def test_a_chunk_is_read_in_a_few_requests(served: FileServer, storage: Storage) -> None:
     """Those that lie near each other in one."""
-    make_files(tmp_path)
-    serve_folder(web, tmp_path)
     for kind, requests in {"webdataset": 2, "tfrecord": 2, "npy": 1, "csv": 3, "list": 2, "concat": 4}.items():
-        source = SOURCES[kind](Path(web.url))
+        source = SOURCES[kind](Path(served.url))
         index = scan(storage, source)
         reader = opened(storage, source, index)
-        web.asked.clear()
+        served.asked.clear()
         read_ahead(reader, range(len(index)))
-        assert len(web.asked) == requests
+        assert len(served.asked) == requests
         for sample in range(len(index)):
             reader.read(sample)
-        assert len(web.asked) == requests + (20 if kind == "npy" else 0), "the array in Fortran order is in pieces"
+        assert len(served.asked) == requests + (20 if kind == "npy" else 0), "the array in Fortran order is in pieces"
 
 
 class TestScansThatFail:
@@ -244,13 +259,11 @@ class TestScansThatFail:
     )
     @pytest.mark.parametrize("kind", ["csv", "npz", "raw"])
     def test_a_file_that_cannot_be_had(
-        self, tmp_path: Path, web: FileServer, kind: str, faults: Any, reason: str, storage: Storage
+        self, served: FileServer, kind: str, faults: Any, reason: str, storage: Storage
     ) -> None:
         """And nothing of what the server says."""
-        make_files(tmp_path)
-        serve_folder(web, tmp_path)
-        source = SOURCES[kind](Path(web.url))
-        web.faults[source.place.removeprefix(f"{web.url}/")] = list(faults)
+        source = SOURCES[kind](Path(served.url))
+        served.faults[source.place.removeprefix(f"{served.url}/")] = list(faults)
 
         with pytest.raises(SourceInvalid, match=rf"^{source.place} cannot be read: {reason}$") as problem:
             scan(storage, source)
@@ -266,27 +279,23 @@ class TestScansThatFail:
         ],
     )
     def test_a_file_that_fails_within(
-        self, tmp_path: Path, web: FileServer, kind: str, fault: Any, reason: str, storage: Storage
+        self, served: FileServer, kind: str, fault: Any, reason: str, storage: Storage
     ) -> None:
         """With the byte; not as a damaged file."""
-        make_files(tmp_path)
-        serve_folder(web, tmp_path)
-        source = SOURCES[kind](Path(web.url))
+        source = SOURCES[kind](Path(served.url))
         heads = 2 if kind in ("webdataset", "tfrecord") else 1
         names = {"webdataset": "shards/s-0.tar", "tfrecord": "records/r-0", "npy": "arrays/x.npy"}
-        name = names.get(kind) or source.place.removeprefix(f"{web.url}/")
-        web.faults[name] = [WELL] * heads + [fault] * 3
+        name = names.get(kind) or source.place.removeprefix(f"{served.url}/")
+        served.faults[name] = [WELL] * heads + [fault] * 3
 
-        with pytest.raises(SourceInvalid, match=rf"^{web.url}/{name} cannot be read at byte \d+: {reason}"):
+        with pytest.raises(SourceInvalid, match=rf"^{served.url}/{name} cannot be read at byte \d+: {reason}"):
             scan(storage, source)
 
-    def test_a_fault_that_passes_is_not_noticed(self, tmp_path: Path, web: FileServer, storage: Storage) -> None:
+    def test_a_fault_that_passes_is_not_noticed(self, served: FileServer, storage: Storage) -> None:
         """Nowhere in the scan."""
-        make_files(tmp_path)
-        serve_folder(web, tmp_path)
-        web.faults["shards/s-0.tar"] = [Status(500), Status(503), WELL, Status(500), WELL, Cut(5), Cut(0)]
+        served.faults["shards/s-0.tar"] = [Status(500), Status(503), WELL, Status(500), WELL, Cut(5), Cut(0)]
 
-        assert len(scan(storage, SOURCES["webdataset"](Path(web.url)))) == 10
+        assert len(scan(storage, SOURCES["webdataset"](Path(served.url)))) == 10
 
     @pytest.mark.parametrize("kind", LISTED)
     def test_what_http_cannot_list(self, web: FileServer, kind: str, storage: Storage) -> None:
@@ -353,14 +362,10 @@ class TestScansThatFail:
         assert problem == "a URL needs obstore, which is not installed: pip install 'batchd[cloud]'"
 
 
-def test_a_check_reads_the_titles_of_the_table_that_is_named_first(
-    tmp_path: Path, web: FileServer, storage: Storage
-) -> None:
+def test_a_check_reads_the_titles_of_the_table_that_is_named_first(served: FileServer, storage: Storage) -> None:
     """Below a root, too."""
-    make_files(tmp_path)
-    serve_folder(web, tmp_path)
-    (problem,) = source_problems(CsvSource(root=Path(web.url), files=("t.csv",), fields={"agee": "int64"}), storage)
-    assert problem == f"{web.url}/t.csv has no column 'agee'; did you mean age?"
+    (problem,) = source_problems(CsvSource(root=Path(served.url), files=("t.csv",), fields={"agee": "int64"}), storage)
+    assert problem == f"{served.url}/t.csv has no column 'agee'; did you mean age?"
 
 
 def test_a_check_is_quick_where_nobody_answers(web: FileServer, storage: Storage) -> None:
@@ -387,34 +392,30 @@ class TestSamplesThatFail:
         ],
     )
     def test_servers_that_fail(
-        self, tmp_path: Path, web: FileServer, kind: str, name: str, reason: str, storage: Storage
+        self, files: Path, served: FileServer, kind: str, name: str, reason: str, storage: Storage
     ) -> None:
-        """For a while; then they are well again. Whether a sample is read ahead makes no difference."""
-        make_files(tmp_path)
-        serve_folder(web, tmp_path)
-        source = SOURCES[kind](Path(web.url))
+        """For a while; then they are well again. With and without reading ahead."""
+        source = SOURCES[kind](Path(served.url))
         reader = opened(storage, source)
-        expected = plain(opened(storage, SOURCES[kind](tmp_path)).read(0))
+        expected = plain(opened(storage, SOURCES[kind](files)).read(0))
 
         for fault, ahead in product((Status(500), Cut(after=1)), ([], [0])):
-            storage.client.head(f"{web.url}/list.txt")  # or it would be left alone for a moment
-            web.faults[name] = [fault] * 3
+            storage.client.head(f"{served.url}/list.txt")  # or it would be left alone for a moment
+            served.faults[name] = [fault] * 3
             read_ahead(reader, ahead)
             with pytest.raises(SampleUnreadable, match=rf"^{reason}\D+(500)? \(asked 3 times\)$"):
                 reader.read(0)
-        storage.client.head(f"{web.url}/list.txt")
+        storage.client.head(f"{served.url}/list.txt")
         read_ahead(reader, [0])
         assert plain(reader.read(0)) == expected
 
     @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "raw", "csv", "npy", "npz"])
-    def test_objects_that_have_changed(self, tmp_path: Path, web: FileServer, kind: str, storage: Storage) -> None:
+    def test_objects_that_have_changed(self, served: FileServer, kind: str, storage: Storage) -> None:
         """Even by one byte."""
-        make_files(tmp_path)
-        serve_folder(web, tmp_path)
-        source = SOURCES[kind](Path(web.url))
+        source = SOURCES[kind](Path(served.url))
         reader = opened(storage, source)
-        for name in web.files:
-            web.files[name] = web.files[name][:-1] + b"!"
+        for name in served.files:
+            served.files[name] = served.files[name][:-1] + b"!"
 
         for sample in range(2):
             with pytest.raises(SampleUnreadable, match="has changed since the source was scanned"):
@@ -453,36 +454,32 @@ class TestKeptIndexes:
         return IndexCache(tmp_path / "cache")
 
     def test_over_http_objects_are_asked_for_their_etags(
-        self, tmp_path: Path, web: FileServer, cache: IndexCache, storage: Storage
+        self, served: FileServer, cache: IndexCache, storage: Storage
     ) -> None:
         """With HEAD, and nothing is downloaded."""
-        make_files(tmp_path)
-        serve_folder(web, tmp_path)
-        source: Any = SOURCES["webdataset"](Path(web.url))
+        source: Any = SOURCES["webdataset"](Path(served.url))
         first = scan_source(source, nothing, cache, storage)
-        web.asked.clear()
+        served.asked.clear()
 
         again = scan_source(source, nothing, cache, storage)
         assert (again.digest, again.place) == (first.digest, first.place)
-        assert {one.method for one in web.asked} == {"HEAD"}
-        web.files["shards/s-1.tar"] = web.files["shards/s-1.tar"].replace(b"1.jpg", b"x.jpg")
-        web.asked.clear()
+        assert {one.method for one in served.asked} == {"HEAD"}
+        served.files["shards/s-1.tar"] = served.files["shards/s-1.tar"].replace(b"1.jpg", b"x.jpg")
+        served.asked.clear()
         with pytest.raises(SourceInvalid):
             scan_source(source, nothing, cache, storage)
-        assert "GET" in {one.method for one in web.asked}
+        assert "GET" in {one.method for one in served.asked}
 
     def test_without_etags_and_times_nothing_is_kept(
-        self, tmp_path: Path, web: FileServer, cache: IndexCache, storage: Storage
+        self, served: FileServer, cache: IndexCache, storage: Storage
     ) -> None:
         """Nobody could tell whether it has changed."""
-        make_files(tmp_path)
-        serve_folder(web, tmp_path)
-        web.has_etags = False
-        source: Any = SOURCES["raw"](Path(web.url))
+        served.has_etags = False
+        source: Any = SOURCES["raw"](Path(served.url))
         for _ in range(2):
-            web.asked.clear()
+            served.asked.clear()
             scan_source(source, nothing, cache, storage)
-            assert "GET" in {one.method for one in web.asked}
+            assert "GET" in {one.method for one in served.asked}
 
     def test_in_a_bucket_folders_are_listed_again(
         self, bucket: Any, cache: IndexCache, scans: list[str], storage: Storage

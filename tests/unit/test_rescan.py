@@ -3,66 +3,36 @@
 import json
 import os
 import socket
-import subprocess
-import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import structlog
 
 from batchd import __version__
 from batchd.config.load import load_config
 from batchd.daemon.memory.available import RESERVE_BYTES
 from batchd.daemon.memory.rings import plan_rings
+from batchd.daemon.reload import rescan
 from batchd.daemon.reload.rescan import LOOK_MAX_S, SILENCE_MAX_S, ReloadRequest
 from batchd.errors import ExitCode
 from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed
 from batchd.storage.access import Storage
 from batchd_wire.channel import ChannelClosed, receive_message
+from support.forked import Forked
 from support.producers import push_stream
 from support.settings import folder_stream, write_settings
 
-LITTLE_MEMORY = """
-import sys
-from batchd.daemon.reload import rescan
 
-rescan.available_bytes = lambda: {available}
-sys.exit(rescan.main())
-"""
-EAGER = """
-import sys
-from batchd.daemon.reload import rescan
-
-rescan.PROGRESS_EVERY_S = 0.0
-sys.exit(rescan.main())
-"""
-UNPRINTABLE = """
-import os, sys
-import structlog
-from batchd.daemon.reload import rescan
-
-def check(reading, file, storage):
-    structlog.get_logger().warning("odd", file=os.fsdecode(b"\\xff"), long="x" * 1_000_000)
-    raise OSError("enough")
-
-rescan.check_reading = check
-sys.exit(rescan.main())
-"""
-
-
-def run(program, request):
+def run(request):
     """Everything that the process sends, and the document in the end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-c", program, str(theirs.fileno())]
     messages, document = [], None
-    with (
-        ours,
-        subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]) as reader,
-    ):
-        theirs.close()
-        with reader.stdin as given:
-            given.write(json.dumps(request).encode())
-        try:
+    with ours:
+        with theirs:
+            reader = Forked(rescan.main, [str(theirs.fileno())], json.dumps(request).encode())
+        with suppress(ChannelClosed):
             while True:
                 message, given = receive_message(ours, TO_DAEMON_FROM_RESCAN)
                 messages.append(message)
@@ -73,7 +43,7 @@ def run(program, request):
                 else:
                     for descriptor in given:
                         os.close(descriptor)
-        except ChannelClosed:
+        with reader.stdout:
             assert reader.wait() == 0
     return messages, document
 
@@ -103,59 +73,74 @@ def served(tmp_path, photos):
     return Served(tmp_path, photos)
 
 
+@pytest.fixture
+def has(monkeypatch):
+    """Sets how much memory the machine has left."""
+    return lambda available: monkeypatch.setattr(rescan, "available_bytes", lambda: available)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Progress is told each time."""
+    monkeypatch.setattr(rescan, "PROGRESS_EVERY_S", 0.0)
+
+
 def outcome(document):
     return ExitCode(document["exit_code"])
 
 
-def test_a_ring_that_is_replaced_gives_its_memory_to_the_new_one(served) -> None:
+def test_a_ring_that_is_replaced_gives_its_memory_to_the_new_one(served, has) -> None:
     """Both streams have changed; what the machine has left is nearly nothing, and is enough."""
-    program = LITTLE_MEMORY.format(available=RESERVE_BYTES)
-    _messages, document = run(program, served.request(made_bytes=2 * served.ring_bytes))
+    has(RESERVE_BYTES)
+    _messages, document = run(served.request(made_bytes=2 * served.ring_bytes))
     assert outcome(document) is ExitCode.FINE, document
-    _messages, document = run(program, served.request(made_bytes=2 * served.ring_bytes - 1))
+    _messages, document = run(served.request(made_bytes=2 * served.ring_bytes - 1))
     assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
     assert "need 1 B of shared memory, have 0 B" in document["problem"]
 
 
-def test_a_cache_counts_with_all_that_it_may_still_take(tmp_path, photos) -> None:
+def test_a_cache_counts_with_all_that_it_may_still_take(tmp_path, photos, has) -> None:
     """Once for both streams, and less what it has already."""
     keys = {"batch_size": 4, "memory": "1MiB", "cache": "encoded", "cache_memory": "8MiB"}
     served = Served(tmp_path, photos, {name: folder_stream(photos, **keys) for name in ("one", "two")})
     need_bytes = RESERVE_BYTES + 2 * served.ring_bytes + (8 << 20)
 
-    _messages, document = run(LITTLE_MEMORY.format(available=need_bytes), served.request())
+    has(need_bytes)
+    _messages, document = run(served.request())
     assert outcome(document) is ExitCode.FINE, document
     (key,) = {stream["cache"]["key"] for stream in document["streams"].values()}
-    less = LITTLE_MEMORY.format(available=need_bytes - 1)
-    _messages, document = run(less, served.request())
+    has(need_bytes - 1)
+    _messages, document = run(served.request())
     assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
-    _messages, document = run(less, served.request(cached_bytes={key: 1}))
+    _messages, document = run(served.request(cached_bytes={key: 1}))
     assert outcome(document) is ExitCode.FINE, document
 
 
-def test_what_a_ring_that_stays_has_not_made_yet_is_not_given_away(served) -> None:
+def test_what_a_ring_that_stays_has_not_made_yet_is_not_given_away(served, has) -> None:
     """A new stream fits into what there is, but not beside what the other one was promised."""
-    _messages, document = run(LITTLE_MEMORY.format(available=1 << 40), served.request())
+    has(1 << 40)
+    _messages, document = run(served.request())
     signature = document["streams"]["one"]["signature"]
-    enough_for_one = LITTLE_MEMORY.format(available=RESERVE_BYTES + served.ring_bytes)
-    _messages, document = run(enough_for_one, served.request({"one": signature}))
+    has(RESERVE_BYTES + served.ring_bytes)
+    _messages, document = run(served.request({"one": signature}))
     assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
-    _messages, document = run(enough_for_one, served.request({"one": signature}, made_bytes=served.ring_bytes))
+    _messages, document = run(served.request({"one": signature}, made_bytes=served.ring_bytes))
     assert outcome(document) is ExitCode.FINE, document
 
 
-def test_a_mailbox_that_is_made_before_the_memory_is_looked_at_is_not_asked_for_twice(tmp_path, photos) -> None:
+def test_a_mailbox_that_is_made_before_the_memory_is_looked_at_is_not_asked_for_twice(tmp_path, photos, has) -> None:
     """The slots alone have to be had."""
     served = Served(tmp_path, photos, {"live": {**push_stream(), "memory": "8MiB"}})
     assert served.ring.mailbox_bytes
-    available = RESERVE_BYTES + served.ring_bytes - served.ring.mailbox_bytes
-    _messages, document = run(LITTLE_MEMORY.format(available=available), served.request())
+    has(RESERVE_BYTES + served.ring_bytes - served.ring.mailbox_bytes)
+    _messages, document = run(served.request())
     assert outcome(document) is ExitCode.FINE, document
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_scan_says_that_it_gets_on(served) -> None:
     """Before it looks at a stream, and while it finds samples."""
-    messages, _document = run(EAGER, served.request())
+    messages, _document = run(served.request())
     told = [message for message in messages if isinstance(message, ScanProgressed)]
     assert [(message.name, message.found) for message in told] == [
         ("", 0),
@@ -166,14 +151,15 @@ def test_a_scan_says_that_it_gets_on(served) -> None:
     ]
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_scan_says_how_long_it_may_be_silent(tmp_path, photos) -> None:
-    """What servers may take, and what the source lets somebody's function take, wherever in it that is."""
+    """The servers' time, and that of users' functions in any part of the source."""
     (tmp_path / "mine.py").write_text("def numbers():\n    return [0] * 8\n")
     numbers = {"type": "python", "function": "mine:numbers", "fields": {"x": "int64"}, "length_timeout_s": 1000.0}
     source = {"type": "concat", "sources": [numbers, {**numbers, "length_timeout_s": 10.0}]}
     streams = {"one": folder_stream(photos), "two": {"source": source, "batch_size": 4}}
     served = Served(tmp_path, photos, streams, storage_timeout_s=50.0, storage_retries=3)
-    messages, _document = run(EAGER, served.request())
+    messages, _document = run(served.request())
     patience = {message.name: message.patience_s for message in messages if isinstance(message, ScanProgressed)}
     assert patience == {"": SILENCE_MAX_S + 2 * LOOK_MAX_S, "one": SILENCE_MAX_S + 200, "two": SILENCE_MAX_S + 1200}
 
@@ -183,16 +169,22 @@ def test_what_is_to_be_logged_is_the_daemons_to_log(tmp_path, photos, capfd) -> 
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o777)
-    messages, _document = run(EAGER, Served(tmp_path, photos, cache_dir=str(cache)).request())
+    messages, _document = run(Served(tmp_path, photos, cache_dir=str(cache)).request())
     event = "no index is kept or used: others may write into the folder"
     said = [message for message in messages if isinstance(message, RescanLogged)]
     assert said == [RescanLogged("warning", event, {"folder": str(cache)})] * 2
     assert event not in "".join(capfd.readouterr())
 
 
-def test_a_line_that_no_message_can_carry_is_cut_and_written_out(served) -> None:
+def test_a_line_that_no_message_can_carry_is_cut_and_written_out(served, monkeypatch) -> None:
     """Names of files need not be text, and reasons may be long."""
-    messages, document = run(UNPRINTABLE, served.request())
+
+    def check(_reading, _file, _storage):
+        structlog.get_logger().warning("odd", file=os.fsdecode(b"\xff"), long="x" * 1_000_000)
+        raise OSError("enough")
+
+    monkeypatch.setattr(rescan, "check_reading", check)
+    messages, document = run(served.request())
     (said,) = (message for message in messages if isinstance(message, RescanLogged))
     assert said.facts["file"] == "\\udcff"
     assert said.facts["long"] == "x" * 4_000

@@ -1,4 +1,4 @@
-"""Descriptors kept for slots: planned at the start, held by blanks, and there when everything else is taken."""
+"""Descriptors kept for slots: planned at the start, held by blanks, left when all else is taken."""
 
 import os
 import resource
@@ -57,7 +57,7 @@ def _dup() -> int | None:
 
 @contextmanager
 def no_large_files(bytes_max: int) -> Iterator[None]:
-    """The kernel makes no larger file, also none in memory. Python ignores the signal that goes with it."""
+    """The kernel makes no larger file, not even in memory. Python ignores the signal."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, hard))
     try:
@@ -70,7 +70,7 @@ def open_descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
 
 
-# --- blanks ----------------------------------------------------------------------------------------------------------
+# --- blanks ---------------------------------------------------------------------------------------
 
 
 def test_slots_are_made_where_no_descriptor_is_free_as_many_as_there_are_blanks() -> None:
@@ -144,7 +144,7 @@ def test_blanks_are_made_when_there_are_descriptors_again() -> None:
 
 
 def test_slots_that_go_over_tcp_are_mapped_where_no_descriptor_is_free() -> None:
-    """They were before they had memory; a slot that is smaller than others shows no more than its own."""
+    """They were mapped early; a slot smaller than others shows no more than its own."""
     before = open_descriptors()
     blanks = BlankSlots(2, 2 * SLOT_BYTES)
     memory = SlotPool(blanks)
@@ -163,7 +163,7 @@ def test_slots_that_go_over_tcp_are_mapped_where_no_descriptor_is_free() -> None
 
 
 def test_a_slot_that_cannot_be_mapped_is_refused_with_the_kernels_reason() -> None:
-    """Here it has no room among the addresses, against which no more descriptors help; nothing of it is left."""
+    """No address space is left, against which descriptors do not help; nothing remains of it."""
     before = open_descriptors()
     memory = SlotPool(BlankSlots(1, 1 << 52))
     with pytest.raises(OSError, match=r"Cannot allocate memory$"):
@@ -172,11 +172,11 @@ def test_a_slot_that_cannot_be_mapped_is_refused_with_the_kernels_reason() -> No
     memory.close()
 
 
-# --- the plan --------------------------------------------------------------------------------------------------------
+# --- the plan -------------------------------------------------------------------------------------
 
 
 def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
-    """Slots twice and their mappings, local trainers twice, connections over TCP once, with those that are no sessions."""
+    """Slots and mappings, local trainers twice, TCP connections once, with pending ones."""
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (5000, 5000))
     stream = {
         "source": {"type": "folder", "path": "/data"},
@@ -240,7 +240,7 @@ def test_a_limit_without_two_slots_for_each_stream_is_refused() -> None:
     assert problem.message.endswith("100 are for the daemon and its workers")
 
 
-# --- accepting local trainers ----------------------------------------------------------------------------------------
+# --- accepting local trainers ---------------------------------------------------------------------
 
 
 def test_a_trainer_that_cannot_be_accepted_waits_and_does_not_keep_the_loop_awake(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A daemon that runs is found, whoever asks, and whatever it does at that moment; and a directory without one is judged."""
+"""A running daemon is found by any user, in any state; a directory without one is judged."""
 
 import errno
 import fcntl
@@ -41,7 +41,7 @@ def stranger() -> Iterator[None]:
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuntimeDirectory:
-    """The system's runtime directory, and one of the user that is there, too, and comes behind it."""
+    """The system's runtime directory, in front of the user's own."""
     names = RuntimeDirectory(tmp_path / "system")
     names.path.mkdir()
     (tmp_path / "user").mkdir()
@@ -75,7 +75,7 @@ def is_running(folder: Path, daemon: str = "") -> bool:
 def test_a_daemon_of_the_system_is_found_by_a_user_with_a_directory_of_his_own(
     system: RuntimeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may not write the system's directory would take another; where the file names one, that alone counts."""
+    """A user who cannot write the system's directory takes another; one in the file wins."""
     monkeypatch.setattr(places, "_is_usable", lambda directory: directory != system.path)
     assert not is_running(tmp_path)
     with listening(system):
@@ -115,7 +115,7 @@ def test_a_daemon_that_accepts_nobody_is_found(system: RuntimeDirectory, tmp_pat
 
 
 def test_a_daemon_that_still_scans_is_found_by_its_lock(system: RuntimeDirectory, tmp_path: Path) -> None:
-    """Its sockets come later. The lock is not touched, so no daemon that begins meanwhile is told that another one runs."""
+    """Its sockets come later. The lock is not touched, so a starting daemon is not refused."""
     with hold(system.path):
         assert not system.lifeline_path.exists()
         assert is_running(tmp_path)

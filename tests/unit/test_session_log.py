@@ -103,7 +103,7 @@ def test_a_producer_comes_and_leaves_once(log):
 
 
 def test_a_trainer_that_comes_and_goes_without_end_does_not_fill_the_log(log, clock):
-    """What is more in a minute is there for developers alone; others are heard meanwhile, and it again afterwards."""
+    """Beyond a minute's limit only at debug level; others are logged, and it again afterwards."""
     book = SessionLog()
 
     def come_and_go(times, peer=HERE):

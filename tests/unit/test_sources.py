@@ -1,4 +1,4 @@
-"""Sources: which samples a folder or a list holds, how the index travels, and what a reader says of each odd file."""
+"""Sources: samples of folders and lists, the index's way, and messages for odd files."""
 
 import fcntl
 import os
@@ -48,7 +48,7 @@ def shared(index: FilesIndex, descriptors: list[int]) -> FilesIndex:
     return FilesIndex(SourceIndex.from_descriptor(descriptors[-1]))
 
 
-# --- folders ---------------------------------------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 
 def test_classes_are_the_sorted_sub_folders_and_files_are_found_at_any_depth(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_hidden_files_and_other_files_are_no_samples(tmp_path: Path) -> None:
 
 
 def test_links_are_followed(tmp_path: Path) -> None:
-    """Subsets of a data set are often folders of links; a dead one is a sample that the reader will report."""
+    """Subsets are often folders of links; a dead link is a sample that the reader reports."""
     make(tmp_path / "all", "cat/1.jpg", "cat/2.jpg")
     subset = tmp_path / "subset"
     (subset / "some").mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_links_within_the_root_are_followed_without_being_asked(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["cat/out.jpg", "out", "cat/deep"])
 def test_a_link_out_of_the_root_is_refused(name: str, tmp_path: Path) -> None:
-    """Whoever writes the data may not have other files of this machine read; nor beside a root of the same beginning."""
+    """The data's author must not reach other files of this machine; nor a root's namesake."""
     make(tmp_path / "root", "cat/1.jpg")
     make(tmp_path / "root2", "3.jpg")
     (tmp_path / "root" / name).symlink_to(tmp_path / ("root2/3.jpg" if name.endswith("jpg") else "root2"))
@@ -219,7 +219,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         scan_folder(tmp_path / "file")
 
 
-# --- lists -----------------------------------------------------------------------------------------------------------
+# --- lists ----------------------------------------------------------------------------------------
 
 
 def test_a_list_has_paths_with_spaces_comments_and_blank_lines(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_what_is_not_there_is_found_without_a_scan(tmp_path: Path) -> None:
     ]
 
 
-# --- the index -------------------------------------------------------------------------------------------------------
+# --- the index ------------------------------------------------------------------------------------
 
 
 def test_the_index_is_the_same_on_the_other_side_of_a_descriptor(tmp_path: Path, descriptor_of: list[int]) -> None:
@@ -346,7 +346,7 @@ def test_the_memory_of_an_index_can_neither_be_written_nor_shrunk(tmp_path: Path
 
 
 def test_the_digest_is_of_the_content_and_of_nothing_else(tmp_path: Path) -> None:
-    """Another machine with the same files has the same digest; another name, label or class has another one."""
+    """Another machine with the same files has the same digest; other names, labels, classes not."""
     base = scan_folder(make(tmp_path / "one", "a/1.jpg", "b/2.jpg"))
     make(tmp_path / "two", "a/1.jpg", "b/2.jpg")
     os.utime(tmp_path / "two/a/1.jpg", (1, 1))
@@ -474,7 +474,8 @@ def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list
         "classes": blob([b"class %d" % number for number in range(1000)]),
     }
     index = FilesIndex(SourceIndex.build(samples, {}, arrays, {"root": "/data"}))
-    mapped = shared(index, descriptor_of).index  # this process is the first worker: it has touched all of it
+    # This process is the first worker: it has touched all of it.
+    mapped = shared(index, descriptor_of).index
     assert mapped.arrays["paths"].tobytes() == path * samples
     assert all(np.array_equal(mapped.arrays[name], array) for name, array in arrays.items())
 

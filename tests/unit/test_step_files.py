@@ -136,7 +136,7 @@ class TextsReader:
 
 @pytest.fixture
 def worker(monkeypatch):
-    """A function that makes what a worker has of a stream with these steps, as the daemon told it of them."""
+    """Makes a worker's stream of these steps, as the daemon would have described it."""
     monkeypatch.setattr(sample_maker, "open_reader", lambda *_given: TextsReader())
     descriptor = os.memfd_create("note")
     os.truncate(descriptor, NOTE_BYTES)

@@ -303,7 +303,7 @@ def test_followers_that_cannot_follow_are_named(steps, problem):
     ],
 )
 def test_nobody_stops_following_without_a_word(steps, problem):
-    """What is dropped, renamed or changed could not follow a flip, and behind all geometry it need not."""
+    """A dropped, renamed or changed field cannot follow a flip; behind all geometry it may."""
     assert check_steps(FOLLOWED, [Decode(), FOLLOW, CROP, *steps, Normalize()]) == []
     assert any(problem in found for found in check_steps(FOLLOWED, [Decode(), FOLLOW, CROP, *steps, RandomFlip()]))
 

@@ -1,4 +1,4 @@
-"""Files of TFRecords: which records they hold, what is read of each, and what is said of each kind of damage."""
+"""Files of TFRecords: their records, what is read of each, and messages for each damage."""
 
 import os
 import shlex
@@ -74,7 +74,7 @@ def labels(root: Path, count: int, **changes: object) -> list[int]:
         reader.close()
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
+# --- what is read ---------------------------------------------------------------------------------
 
 
 def test_what_tensorflow_writes_is_read(tmp_path) -> None:
@@ -248,7 +248,7 @@ def test_a_length_of_question_mark_chooses_the_list_of_a_name_that_is_both(tmp_p
     assert read_one(tmp_path, {"x": "int64[?]"}, record)["x"].tolist() == [1, 2]
 
 
-# --- bad samples -----------------------------------------------------------------------------------------------------
+# --- bad samples ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_a_record_that_is_no_example_is_a_bad_sample(tmp_path, data) -> None:
 
 @given(st.data())
 def test_whatever_stands_in_a_record_is_a_sample_or_a_bad_one(tmp_path_factory, data) -> None:
-    """Nothing else comes of it, also where the checksum is right, because whoever wrote it meant harm."""
+    """Nothing else happens, also with a right checksum from a hostile author."""
     root = tmp_path_factory.mktemp("any", numbered=True)
     good = bytearray(sequence_example({"a": [1], "b": b"text", "c": [0.5]}, {"d": [[1, 2], [3, 4]]}))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -378,11 +378,11 @@ def test_a_file_that_changes_after_the_scan_makes_bad_samples(tmp_path) -> None:
     reader.close()
 
 
-# --- what is refused at the scan -------------------------------------------------------------------------------------
+# --- what is refused at the scan ------------------------------------------------------------------
 
 
 def test_every_bit_that_is_turned_is_found(tmp_path) -> None:
-    """In lengths by the scan, in data when the record is read, and no other record suffers from the latter."""
+    """In lengths by the scan, in data by the reader; other records do not suffer."""
     file = write_records(tmp_path / "a", [example(label=[row]) for row in range(3)])
     good = file.read_bytes()
     size = len(good) // 3
@@ -577,7 +577,7 @@ def test_an_index_is_a_few_bytes_for_each_record(tmp_path) -> None:
     assert sum(array.nbytes for array in index.arrays.values()) < 12 * 5000 + 100
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

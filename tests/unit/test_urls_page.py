@@ -1,4 +1,4 @@
-"""The table of what may be a URL, in docs/sources.md, against the code: each key of the configuration that is a path."""
+"""The table of possible URLs in docs/sources.md against the code: all keys that are paths."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What people are told who wait for the first batch of a stream, by ``batchd peek`` and by the client."""
+"""Messages of ``batchd peek`` and the client during the wait for a stream's first batch."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Shards in tar format: which samples they hold, where their bytes are, and what is said of each kind of damage."""
+"""Shards in tar format: their samples, the place of bytes, and messages for each damage."""
 
 import bz2
 import gzip
@@ -224,7 +224,7 @@ def test_a_header_that_says_it_is_huge_costs_no_memory(tmp_path) -> None:
 
 
 def test_a_shard_that_is_cut_is_refused_with_the_place(tmp_path) -> None:
-    """Within a sample, within a header, and between two members, where nothing is missing but the end."""
+    """Within a sample, within a header, and between two members, where only the end is missing."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000), ("c.jpg", b"c")])
     os.truncate(shard, 512 + 1024 + 512 + 1000)
     with pytest.raises(SourceInvalid, match=r"a\.tar is cut: it ends at byte 3048, within b\.jpg; copy it again"):
@@ -275,7 +275,7 @@ def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
 
 
 def test_a_shard_that_is_written_anew_makes_bad_samples(tmp_path) -> None:
-    """Its samples may stand where others stood, and be as long: no label goes with another image."""
+    """New samples may have old places and lengths: no label goes with another image."""
     images = [bytes([number]) * 600 for number in range(3)]
     write_shard(tmp_path / "a.tar", [(f"{number}.jpg", image) for number, image in enumerate(images)])
     index = scan(tmp_path, label="")

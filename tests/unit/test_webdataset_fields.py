@@ -1,4 +1,4 @@
-"""Fields out of the members of samples in tar shards: where each comes from, what is read, and what is said of what is wrong."""
+"""Fields of tar shards' samples: their members, what is read, and messages for each damage."""
 
 import io
 import json
@@ -90,7 +90,7 @@ def read_one(root: Path, kind: str, ending: str, data: bytes, **changes: object)
 
 
 def test_each_field_comes_from_its_member(tmp_path: Path) -> None:
-    """Without a word about where: as `prepare` writes them, in any order, among others; each sample by itself."""
+    """Without naming members: as `prepare` writes them, in any order, among others."""
     others = {ending: MEMBERS[ending] for ending in reversed(MEMBERS)} | {
         "cls": b"-8",
         "mp4": b"not read",
@@ -273,7 +273,7 @@ def test_arrays_that_need_pickle_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_member_is_a_bad_sample_or_its_default(tmp_path: Path) -> None:
-    """The sample's name has the shard and the key; a key of JSON that is missing, or null, is the same."""
+    """The name has shard and key; a missing or null key of JSON is the same."""
     write(tmp_path, MEMBERS, {"jpg": b"x", "json": b'{"score": null}'}, {"jpg": b"x"})
     reader = opened(source(tmp_path, {"image": "image", "mask": "image"}))
     with pytest.raises(
@@ -343,7 +343,7 @@ def test_a_shard_that_is_cut_or_holds_nothing_is_refused(tmp_path: Path) -> None
 
 
 def test_the_digest_names_what_decides_bytes(tmp_path: Path) -> None:
-    """Numbers and texts with their content, images with their lengths; types, members and defaults; not where it all lies."""
+    """Content of numbers and texts, lengths of images; types, members, defaults; no places."""
 
     def digest(folder: str, members: dict[str, bytes], **changes: object) -> str:
         write(tmp_path / folder, members)
@@ -490,7 +490,7 @@ def test_what_prepare_writes_is_read_again_whole(made: tuple[dict[str, Column], 
 
 @pytest.mark.parametrize(("image_format", "difference"), [("png", 0), ("jpg", 12)])
 def test_pixels_come_back_as_images(tmp_path: Path, image_format: str, difference: int) -> None:
-    """Nothing is lost in PNG, a little in JPEG; the first comes from the plain ending, whatever it is called."""
+    """Lossless in PNG, nearly in JPEG; the first comes from the plain ending."""
     columns = {
         "photo": Column("photo", dtype="uint8", shape=(None, None, 3)),
         "mask": Column("mask", dtype="uint8", shape=(64, 96, 1)),

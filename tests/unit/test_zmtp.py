@@ -1,4 +1,4 @@
-"""ZeroMQ's protocol on the local socket: what libzmq says is understood, and whatever else comes costs the connection."""
+"""ZeroMQ's protocol on the local socket: libzmq is understood, all else ends the connection."""
 
 import errno
 import select
@@ -192,7 +192,7 @@ def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
 
 
 def test_a_connection_that_cannot_wait_from_its_start_ends(monkeypatch) -> None:
-    """The kernel has no memory for the first words, and none to tell when it has; the loop closes it as any that is over."""
+    """The kernel has no memory for the greeting nor for its watch; the loop closes it as ended."""
     with ExitStack() as stack:
         selector = stack.enter_context(closing(Selector()))
         _theirs, ours = (stack.enter_context(one) for one in socket.socketpair())

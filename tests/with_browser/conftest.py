@@ -1,4 +1,4 @@
-"""A headless Chromium of the system, driven by Playwright; where either is missing, the tests say so and are skipped."""
+"""A headless Chromium of the system, driven by Playwright; without either, tests are skipped."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser) -> Iterator[object]:
-    """Opens the page of an observer; whatever the browser complains of fails the test, unless it is expected."""
+    """Opens an observer's page; any complaint of the browser fails the test, unless expected."""
     contexts, complaints = [], []
 
     def open_page(address: str, **options):

@@ -1,4 +1,4 @@
-"""JAX loaders in the lives that programs lead: forks, threads, interrupts, exits, several hosts. Nothing hangs or is left."""
+"""JAX loaders in programs' lives: forks, threads, interrupts, exits, hosts. Nothing is left."""
 
 import json
 import signal
@@ -96,7 +96,7 @@ def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
 
 
 def test_processes_have_arrays_of_all_of_them(daemon):
-    """Each reads its share, which are its rows of the whole; a computation over the whole sees every sample."""
+    """Each reads its share, its rows of the whole; a computation sees every sample."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     programs = [start("jax_program", "train_as_a_host", daemon, coordinator, process, 2) for process in range(2)]

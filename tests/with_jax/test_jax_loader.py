@@ -1,4 +1,4 @@
-"""The JAX loader against a real daemon: what it gives is what the bare client gives, in memory of its own."""
+"""The JAX loader against a real daemon: the bare client's batches, in memory of its own."""
 
 import re
 import subprocess
@@ -140,7 +140,7 @@ def test_two_epochs_are_two_loops(daemon, load):
 
 
 def test_an_array_never_changes(daemon, load):
-    """All are kept while the ring is filled and emptied many times, and are what the bare client gives."""
+    """All are kept while the ring is reused many times, and equal the bare client's."""
     kept = []
     loader = load(window=1)
     for _ in range(20):
@@ -164,7 +164,7 @@ def test_without_the_copy_arrays_of_the_cpu_would_change(daemon, connection, mon
 def test_batches_are_under_way_ahead_of_the_loop_to_a_device_with_memory_of_its_own(
     daemon, load, stream, prefetch, monkeypatch
 ):
-    """As many as may be, or as the ring has slots for, here two; the state is about what the loop has got."""
+    """As many as allowed or as the ring has slots, here two; the state counts the loop's."""
     monkeypatch.setattr(JaxTarget, "keeps_host_memory", lambda _self: False)
     monkeypatch.setattr(JaxTarget, "put", lambda _self, local: jnp.array(local, copy=True))
     expected = bare(daemon, stream, epochs=4)
@@ -236,7 +236,7 @@ def test_a_number_that_does_not_fit_is_an_error(load):
 
 @pytest.mark.parametrize(("stream", "behind"), [("padded", FILL), ("ragged", 0)])
 def test_samples_of_different_shapes_come_with_all_their_room(daemon, load, stream, behind):
-    """One shape in all batches, so that a function is compiled once; where a sample ends is a field beside it."""
+    """One shape in all batches, so a function compiles once; a field beside it has the ends."""
     traces = []
 
     @jax.jit
@@ -358,7 +358,7 @@ def test_after_the_last_epoch_there_is_nothing(load):
 
 
 def test_ranks_share_an_epoch(load):
-    """Where the program says which; else they are JAX's processes, of which this is the only one."""
+    """Where the program names them; by default JAX's processes, here one."""
     shares = [indices(load(rank=rank, world_size=2)) for rank in range(2)]
     assert {number for share in shares for batch in share for number in batch} == set(range(EPOCH))
     assert (load().stream.rank, load().stream.world_size) == (0, 1)
@@ -416,7 +416,7 @@ def test_what_cannot_be_is_said_at_once(load):
     ],
 )
 def test_rows_that_a_sharding_cannot_split_are_said_at_once(daemon, stream, devices, message):
-    """Those of the smaller last batch too, before the first batch and not at the end of the epoch."""
+    """Also those of the smaller last batch, before the first batch."""
     program = f"""
 import jax
 jax.config.update("jax_num_cpu_devices", {devices})

@@ -1,4 +1,4 @@
-"""How long a batch is held on its way to a device that has memory of its own, whatever becomes of the way."""
+"""How long a batch is held on its way to a device with memory of its own."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ class Batch:
 
 
 class Array:
-    """An array that is there when the test says so, or is waited for; or was donated by the loop."""
+    """An array that is ready when the test says so, or awaited; or donated by the loop."""
 
     def __init__(self, source):
         self.source = source
@@ -49,7 +49,7 @@ class Array:
 
 
 class Device:
-    """Has memory of its own, or not; ``fail_at`` the array of this number, there is no beginning."""
+    """With or without memory of its own; the array with number ``fail_at`` fails at once."""
 
     def __init__(self, *, keeps=False, fail_at=None):
         self.arrays = []
@@ -87,7 +87,7 @@ def test_a_batch_is_held_until_all_of_its_arrays_are_there():
 
 
 def test_the_loop_gets_arrays_that_are_there():
-    """So nothing reads the batch any more, which is given back; what the loop does with them then is its own affair."""
+    """So nothing reads the batch any more, and it is given back; the arrays are the loop's."""
     device = Device()
     placement, batch, transfer = placed(device)
     given = transfer.finish()

@@ -1,4 +1,4 @@
-"""The Lightning data module against a real daemon: which samples a model is given, in which epoch, also after a checkpoint."""
+"""The Lightning data module against a real daemon: samples, epochs, and checkpoints."""
 
 import json
 import subprocess
@@ -92,7 +92,7 @@ def test_a_model_is_given_every_epoch_of_its_stream(data, epochs):
 
 @pytest.mark.parametrize("batches", [1, 2, 4, 5, 6, 10, 12])
 def test_a_checkpoint_goes_on_with_the_next_batch(data, epochs, tmp_path, batches):
-    """Within an epoch, at its end and at its beginning: the rest is what an uninterrupted training sees."""
+    """Within an epoch, at its ends: the rest equals that of an uninterrupted training."""
     file = tmp_path / "some.ckpt"
     with pytest.raises(InterruptedError):
         fit(data("photos"), callbacks=[StopAfter(batches, file)])
@@ -200,7 +200,7 @@ def test_a_loader_says_what_its_stream_is(data):
 
 
 def test_the_trainer_says_which_share_and_which_device(monkeypatch):
-    """Those of its strategy: of four processes in pairs, which work on one batch together, the last has the second half."""
+    """Its strategy's: of four processes in pairs, which share a batch, the last has the rest."""
     asked = []
     monkeypatch.setattr(
         "batchd_client.lightning.BatchdLoader", lambda stream, **options: asked.append((stream, options))

@@ -1,4 +1,4 @@
-"""Keras on a stream, as a ``PyDataset`` and through tf.data: each epoch once, and a state of what the model was trained on."""
+"""Keras on a stream, as ``PyDataset`` and through tf.data: exact epochs, and a trained state."""
 
 import numpy as np
 import pytest
@@ -206,7 +206,7 @@ def test_its_state_goes_into_another_one(connection):
 
 
 def test_an_index_is_the_same_batch_until_the_epoch_ends(connection):
-    """In the order of the stream, in which order they are asked for; asking again moves the stream back."""
+    """In the stream's order, however they are requested; a repeated request moves it back."""
     data = py_dataset(connection.stream("photos"))
     expected = bare_numbers(connection, 1)
     assert [data[index][0].tolist() for index in (4, 0, 4, 2, 0, 1, 3)] == [

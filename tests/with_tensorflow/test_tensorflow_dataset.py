@@ -1,4 +1,4 @@
-"""The data set of tf.data against a real daemon: what it gives is what the bare client gives, as tensors that never change."""
+"""The tf.data set against a real daemon: the bare client's batches, as unchanging tensors."""
 
 import gc
 
@@ -23,7 +23,7 @@ LINES = 30
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos, tmp_path_factory):
-    """Streams of photographs that are alike, of some that are padded, and of ragged ones and numbers."""
+    """Streams of equal photographs, of padded ones, and of ragged ones and numbers."""
     table = tmp_path_factory.mktemp("numbers") / "numbers.csv"
     lines = [f"{' '.join(str(one) for one in range(number % 7 + 1))},{number}" for number in range(LINES)]
     table.write_text("\n".join(["values,label", *lines]) + "\n")
@@ -194,7 +194,7 @@ def test_two_iterations_at_once_are_refused(connection):
 
 
 def hold_all(connection, epochs):
-    """Keep every batch while the ring is filled and emptied; tell how many, and how many differ from what they were."""
+    """Keep every batch while the ring is reused; tell how many, and how many have changed."""
     expected = bare(connection, epochs=epochs)
     data = dataset(connection.stream("photos", window=1, epochs=epochs), as_dict=True)
     kept = [batch for _ in range(epochs) for batch in data]
@@ -229,7 +229,7 @@ def test_a_batch_is_copied_once(connection, monkeypatch):
 
 @pytest.mark.parametrize("pipelines", [1, 2, 3])
 def test_input_pipelines_share_an_epoch(connection, pipelines):
-    """Each sample goes to one of them, and all have as many batches; nothing is sharded once more."""
+    """Each sample goes to one of them, all have as many batches, and nothing is sharded again."""
     shares = []
     for number in range(pipelines):
         context = tf.distribute.InputContext(num_input_pipelines=pipelines, input_pipeline_id=number)

@@ -1,4 +1,4 @@
-"""TensorFlow and Keras in the lives that programs lead: exits, interrupts, strategies, other backends. Nothing hangs."""
+"""TensorFlow and Keras in programs' lives: exits, interrupts, strategies, backends. No hang."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ from support.programs import end, gone, start  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
 STILL_MAX_S = 10.0
-"""While TensorFlow's own threads end, which on a busy machine wait for a CPU themselves, its main thread stands still."""
+"""On a busy machine TensorFlow's threads wait for a CPU as they end, and hold its main thread."""
 EPOCH = 40
 STEPS = 5
 

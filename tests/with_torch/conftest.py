@@ -6,7 +6,7 @@ import pytest
 
 from support.device_streams import write_sizes
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch loads: its threads would spin beside other lanes
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def sizes(tmp_path_factory):
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """The stand-in, which any loader of the test uses; in the end it has met no fault, and reads no memory of ours any more."""
+    """The stand-in for CUDA; in the end it has met no fault, and reads our memory no more."""
     import batchd_client.torch  # noqa: PLC0415  only where there is torch
     from support.fake_cuda import FakeCuda  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Hugging Face's accelerate and Trainer over a loader: who reads what, in the recommended ways and in those to be left alone."""
+"""Hugging Face's accelerate and Trainer over a loader: recommended uses, and those to avoid."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def run(daemon, name, *arguments, ranks=2):
 
 
 def test_a_loader_goes_through_prepare_as_it_is(daemon, tmp_path):
-    """Two ranks read every sample once; a state that accelerate saved in between goes on with the next batch."""
+    """Two ranks read every sample once; accelerate's saved state continues with the next batch."""
     said = run(daemon, "loader_given_to_prepare", tmp_path / "state")
     assert all(one["same"] for one in said)
     assert sorted(number for one in said for number in one["seen"]) == list(range(EPOCH))
@@ -56,7 +56,7 @@ def test_a_data_loader_that_is_not_prepared_is_read_once(daemon):
 
 @pytest.mark.parametrize("dispatch", ["unsaid", "false"])
 def test_a_prepared_data_loader_takes_a_share_of_a_share(daemon, dispatch):
-    """So the docs say to leave it out: accelerate takes what rank 0 reads for the whole, or fails."""
+    """So the docs say to leave it out: accelerate takes rank 0's batch for the whole, or fails."""
     said = run(daemon, "data_loader_prepared", dispatch)
     assert sorted(number for one in said for number in one.get("seen", ())) != list(range(EPOCH))
 

@@ -1,4 +1,4 @@
-"""The benchmark of a GPU's feed, rehearsed on the stand-in for CUDA: it runs to its end, and says that it measured nothing."""
+"""The GPU feed benchmark on the stand-in for CUDA: it ends, and says that it measured nothing."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ def rehearse(photos, tmp_path, daemons_folder):
 
 @pytest.mark.jobs
 def test_a_rehearsal_goes_through_all_of_it_and_measures_nothing(rehearse):
-    """Its table has every row, says in front that it is of no GPU, and has no figures that somebody could take for some."""
+    """Its table has every row, says first that there is no GPU, and has no figures."""
     done, lines = rehearse("--rehearse")
     assert done.returncode == 0, done.stdout + done.stderr
     caption = "Not measured on a GPU: none could be had; the code paths were run on a stand-in for the CUDA runtime ("

@@ -1,4 +1,4 @@
-"""The torch loader's way to a GPU, on a stand-in that copies late and notices what a GPU would not (``support.fake_cuda``)."""
+"""The torch loader's way to a GPU, on a stand-in that copies late (``support.fake_cuda``)."""
 
 import gc
 import logging
@@ -44,13 +44,13 @@ def tiny(start_shared_daemon, photos, sizes):
     return start_shared_daemon(streams_over(photos, sizes, memory=2 * SLOT_BYTES))
 
 
-# --- what comes -------------------------------------------------------------------------------------------------------
+# --- what comes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["address", "tcp_address"])
 @pytest.mark.parametrize("stream", ["photos", "padded", "ragged"])
 def test_every_tensor_is_the_bare_clients_batch(daemon, cuda, load, stream, where):
-    """Straight from the ring, or from the memory that batches over TCP are received into. All are kept till the end."""
+    """From the ring, or from the memory that TCP batches are received into. All are kept."""
     expected = bare(daemon, stream, epochs=2)
     for prefetch in (0, 2, 7):
         loader = load(daemon, stream, prefetch=prefetch, address=getattr(daemon, where))
@@ -83,19 +83,20 @@ def test_prefetch_batches_are_under_way_ahead_of_the_loop(daemon, cuda, load):
     assert loader.state_dict()["step"] == 1
 
 
-# --- how long a batch is held ------------------------------------------------------------------------------------------
+# --- how long a batch is held ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("prefetch", "patience"), [(0, 1), (0, NEVER), (1, 3), (2, 1), (7, 1), (7, NEVER)])
 def test_a_small_ring_and_late_copies_neither_spoil_a_batch_nor_stop_the_loop(tight, cuda, load, prefetch, patience):
-    """Slots are used again and again, never before they have been read; where all are being read, that is waited for."""
+    """Slots are reused, but never before they were read; the loop waits if all are being read."""
     cuda.patience = patience
     expected = bare(tight, epochs=8)
     loader = load(tight, prefetch=prefetch)
     given = [batch for _ in range(8) for batch in loader]
     for batch, one in zip(given, expected, strict=True):
         assert_same(batch, one)
-    assert len(cuda.all_registered) - 1 <= tight.stream_status()["slots"] <= 4  # the first one is the trial
+    # The first registration is the trial.
+    assert len(cuda.all_registered) - 1 <= tight.stream_status()["slots"] <= 4
 
 
 def test_a_lease_ends_when_the_event_has_happened(daemon, cuda, load):
@@ -197,7 +198,7 @@ def test_a_loop_that_moves_in_the_smallest_ring_waits_for_its_own_copies(tiny, c
             assert_same(batch, expected[STEPS * epoch + step])
 
 
-# --- interrupts --------------------------------------------------------------------------------------------------------
+# --- interrupts -----------------------------------------------------------------------------------
 
 
 def read_with_interrupts(loader, cuda, batches):
@@ -217,7 +218,7 @@ def read_with_interrupts(loader, cuda, batches):
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 def test_an_interrupt_in_any_call_loses_and_repeats_nothing(tight, cuda, load, mode, after):
-    """And no batch is given back while a copy of it is queued; swept over all calls of six batches."""
+    """And no batch is given back before its queued copy; swept over all calls of six batches."""
     cuda.takes_any = mode == "direct"
     expected = bare(tight, epochs=2)[:6]
     place = 0
@@ -258,7 +259,7 @@ def test_an_interrupted_close_can_be_done_again(daemon, cuda, load, after):
     wait_until(lambda: idle(daemon), "the daemon has its slots back")
 
 
-# --- what is registered -------------------------------------------------------------------------------------------------
+# --- what is registered ---------------------------------------------------------------------------
 
 
 def test_each_slot_is_registered_once(daemon, cuda, load):
@@ -274,7 +275,7 @@ def test_each_slot_is_registered_once(daemon, cuda, load):
 
 
 def test_after_a_restart_of_the_daemon_its_new_slots_are_registered_and_the_old_ones_are_not(start_daemon, cuda, load):
-    """Unregistered before they are unmapped, with copies under way; the loop goes on with the next batch."""
+    """Unregistered before they are unmapped, with copies under way; the loop continues."""
     daemon = start_daemon()
     cuda.patience = 3
     expected = bare(daemon, epochs=3)
@@ -384,7 +385,7 @@ def test_the_memory_that_batches_over_tcp_are_received_into_is_registered(daemon
     assert not any(isinstance(one, SlotMemory) for one in made)
 
 
-# --- the stand-in itself -----------------------------------------------------------------------------------------------
+# --- the stand-in itself --------------------------------------------------------------------------
 
 
 def test_the_stand_in_notices_a_batch_that_is_given_back_too_early(daemon):

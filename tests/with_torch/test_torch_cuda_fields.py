@@ -1,4 +1,4 @@
-"""What becomes of fields on their way to a GPU: by how many copies, and as the schema says. On the stand-in for CUDA."""
+"""Fields on their way to a GPU: the number of copies, and the schema. On the stand-in for CUDA."""
 
 import numpy as np
 import pytest
@@ -23,11 +23,11 @@ def daemon(start_shared_daemon, photos, sizes):
     return start_shared_daemon({**streams_over(photos, sizes), "wide": wide}, memory="24MiB", writable_slots=True)
 
 
-# --- constants --------------------------------------------------------------------------------------------------------
+# --- constants ------------------------------------------------------------------------------------
 
 
 def test_constants_are_on_the_device_before_a_stream_reads_them_and_as_long_as_it_does(daemon, cuda, load):
-    """They are made by the side stream, behind which every batch comes, and adopted with each by the loop's own stream."""
+    """The side stream makes them, in front of every batch; the loop's stream adopts each."""
     cuda.patience = NEVER
     loader = load(daemon, normalize=(MEAN, STD))
     (constants,) = [recipe.constants for recipe in loader._recipes if recipe.constants]
@@ -47,7 +47,7 @@ def test_without_normalisation_there_are_no_constants(daemon, cuda, load):
     assert not cuda.queue
 
 
-# --- ragged fields ----------------------------------------------------------------------------------------------------
+# --- ragged fields --------------------------------------------------------------------------------
 
 
 def taken(loader, daemon, stream):
@@ -60,7 +60,7 @@ def taken(loader, daemon, stream):
 
 
 def assert_without_gaps(batches):
-    """The images of a batch share memory of the device, which has room for them and for nothing else."""
+    """The images of a batch fill their device memory completely."""
     for batch in batches:
         images = batch["image"]
         assert {image.untyped_storage().data_ptr() for image in images} == {images[0].untyped_storage().data_ptr()}
@@ -100,7 +100,7 @@ def test_a_ragged_field_that_is_not_read_from_the_ring_is_one_copy_of_what_its_r
     assert_without_gaps(batches)
 
 
-# --- the schema -------------------------------------------------------------------------------------------------------
+# --- the schema -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
@@ -117,7 +117,7 @@ def test_a_ragged_field_that_is_not_read_from_the_ring_is_one_copy_of_what_its_r
     ids=["plain", "halves", "normalised", "normalised halves", "no images"],
 )
 def test_the_schema_says_what_tensors_come(daemon, request, stream, options, where):
-    """Type, shape, and in which dimensions samples differ: equal to the schema in the others, and no larger in these."""
+    """Type, shape, and variable dimensions: equal to the schema elsewhere, no larger in these."""
     if where == "device":
         loader = request.getfixturevalue("load")(daemon, stream, **options)
     else:

@@ -1,4 +1,4 @@
-"""Jobs of several ranks under torchrun: together they read every sample once, and a killed job goes on from its checkpoint."""
+"""Jobs of several ranks under torchrun: each sample once, and a killed job resumes exactly."""
 
 import json
 import subprocess
@@ -71,7 +71,7 @@ def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path,
 @pytest.mark.jobs
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_job_that_loses_a_rank_goes_on_where_its_checkpoint_is(daemon, tmp_path, ranks):
-    """What all ranks read up to the checkpoint and then after it is what an uninterrupted job reads."""
+    """Samples up to the checkpoint and after it are those of an uninterrupted job."""
     whole, job = run_job(daemon, ranks, tmp_path / "whole.json")
     assert job.returncode == 0, job.stderr
     checkpoint = tmp_path / "cut.json"
@@ -88,7 +88,7 @@ def test_a_job_that_loses_a_rank_goes_on_where_its_checkpoint_is(daemon, tmp_pat
 
 @pytest.mark.jobs
 def test_a_job_goes_on_with_another_number_of_ranks(daemon, tmp_path):
-    """The rest of the epoch is read by four as it would have been by two: every sample of it, each once."""
+    """Four read the rest of the epoch that two began: every sample of it, once."""
     checkpoint = tmp_path / "state.json"
     before, _ = run_job(daemon, 2, checkpoint, die_at=1)
     state = json.loads(checkpoint.read_text())

@@ -1,4 +1,4 @@
-"""The examples for PyTorch on a handful of photographs: they train, end with Ctrl-C, go on where they were, and leave nothing."""
+"""The PyTorch examples on a few photographs: they train, stop at Ctrl-C, resume, leave nothing."""
 
 import os
 import runpy
@@ -61,7 +61,7 @@ def resnet(photos, out, epochs, *more):
 
 @pytest.fixture
 def run(tmp_path, daemons_folder, monkeypatch, capfd):
-    """Run an example to its end in this process, which has torch already: its exit status, and what it said and complained."""
+    """Run an example in this process, which has torch loaded: exit status and both outputs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemons_folder))
     monkeypatch.delenv("BATCHD_ADDRESS", raising=False)

@@ -1,4 +1,4 @@
-"""The torch loader on a real GPU: what the stand-in of ``test_torch_cuda`` cannot show. Skipped where there is none."""
+"""The torch loader on a real GPU: what ``test_torch_cuda`` cannot show. Skipped without one."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ DELAY_CYCLES = 20_000_000
 
 
 class DelayedRuntime(CudaRuntime):
-    """CUDA with a kernel in front of every batch's copies, so that they happen long after they were asked for."""
+    """CUDA with a kernel in front of each batch's copies, which delays them."""
 
     def aside(self):
         with torch.cuda.stream(self._side):

@@ -1,4 +1,4 @@
-"""Loaders in the lives that programs lead: forks, pickles, DataLoaders, threads, interrupts, exits. Nothing hangs or is left."""
+"""Loaders in programs' lives: forks, pickles, DataLoaders, threads, interrupts, exits. No hang."""
 
 import json
 import pickle
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from batchd_client.errors import StateMismatch  # noqa: E402
 from batchd_client.torch import BatchdDataset, BatchdLoader  # noqa: E402
 from support.garbage import CYCLES, collected  # noqa: E402
-from support.programs import end, gone, start  # noqa: E402
+from support.programs import end, epochs_in_threads, gone, start  # noqa: E402
 
 EPOCH = 40
 
@@ -82,10 +82,9 @@ def test_a_forked_child_disturbs_nobody(daemon):
 
 def test_threads_have_a_loader_each(daemon):
     """All get the same epoch, whole."""
-    ((said,), status, errors) = end(start("torch_program", "read_in_threads", daemon))
-    assert status == 0, errors
-    assert all(epoch == said["epochs"][0] for epoch in said["epochs"])
-    assert sorted(said["epochs"][0]) == list(range(EPOCH))
+    epochs = epochs_in_threads(4, lambda: BatchdLoader("photos", address=daemon.address, as_dict=True))
+    assert all(epoch == epochs[0] for epoch in epochs)
+    assert sorted(epochs[0]) == list(range(EPOCH))
 
 
 def test_two_loaders_in_one_program_are_two_trainers(load):
@@ -150,7 +149,7 @@ def test_an_exception_in_the_loop_loses_nothing_but_the_batch_in_hand(load):
 
 
 def test_a_data_loader_passes_whole_batches_on(load):
-    """With ``batch_size=None`` and no workers; it has the length, the epochs and the state of the loader."""
+    """With ``batch_size=None`` and no workers; length, epochs and state are the loader's."""
     dataset = BatchdDataset(load())
     through = DataLoader(dataset, batch_size=None, num_workers=0)
     assert len(through) == len(dataset) == 5
@@ -167,7 +166,7 @@ def test_a_data_loader_passes_whole_batches_on(load):
         dataset.load_state_dict({"epoch": 1})
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.jobs)])
 def test_in_a_worker_of_a_data_loader_it_says_what_to_do(daemon, context):
     """Each worker would read the whole stream once more."""
     ((said,), status, errors) = end(start("torch_program", "read_in_a_worker", daemon, context))

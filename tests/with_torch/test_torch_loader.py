@@ -1,4 +1,4 @@
-"""The torch loader against a real daemon: what it gives is what the bare client gives, as tensors."""
+"""The torch loader against a real daemon: the bare client's batches, as tensors."""
 
 import numpy as np
 import pytest
@@ -293,7 +293,7 @@ def test_other_mistakes_are_those_of_the_client(load):
 
 
 def test_a_tensor_never_changes(daemon, load):
-    """All of them are kept while the ring is filled and emptied many times, and stay as they came."""
+    """All are kept while the ring is reused many times, and stay as they came."""
     kept = []
     loader = load(as_dict=True, window=1)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""How fields become tensors: dense and of the type that the schema says, whatever lies in the slot and wherever they are made."""
+"""How fields become tensors: dense and as the schema says, from any slot, on any device."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ LOOKS = {
 
 
 def made(name, look, owned, *, length=None):
-    """A field of four samples with its schema: a tensor as the loop gets it, cut to ``length`` in its first dimension."""
+    """A field of four samples with its schema: the loop's tensor, cut to ``length`` samples."""
     dtype, shape, _ = SHAPES[name]
     if name == "clip":
         look = look._replace(images=["clip"])
@@ -54,7 +54,7 @@ def made(name, look, owned, *, length=None):
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_tensors_are_dense_and_as_the_schema_says(name, look, owned):
-    """Also where a batch's samples are smaller than the room: on either way the memory is laid out the same."""
+    """Also where samples are smaller than their room: the memory's layout is the same."""
     for length in (None, SHAPES[name][2]):
         recipe, tensor, array = made(name, LOOKS[look], owned, length=length)
         assert tensor.dtype == recipe.schema.dtype

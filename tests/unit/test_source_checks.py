@@ -1,5 +1,6 @@
-"""What ``batchd check`` finds wrong with files that patterns name, and with the first of them, without a scan."""
+"""Checks of sources by ``batchd check``: before a scan, and a trial scan within its time."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -7,20 +8,27 @@ import numpy as np
 import pytest
 
 from batchd.errors import SourceInvalid
+from batchd.failpoints import VARIABLE
+from batchd.sources import source_checks
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import GlobSource
 from batchd.sources.interface import kind_of
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.lmdb.scan import MODULE
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
+from batchd.sources.scan import scan_apart
+from batchd.sources.source_checks import try_source
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.sources.video.options import VideoSource
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage import patterns
+from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
-from support.looks import source_problems
+from support.lmdb_files import write_lmdb
 from support.parquet_files import write_parquet
-from support.source_files import make, nothing
+from support.source_files import make, nothing, source_problems
 
 SHARDED: dict[str, Any] = {
     "webdataset": lambda root, *shards: WebDatasetSource(root=root, shards=shards),
@@ -128,3 +136,34 @@ def test_a_table_that_is_empty_or_lacks_a_title_is_found(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text("X,y\n1,2\n")
     for source in (one, several):
         assert source_problems(source) == [refused(source)] == [f"{tmp_path}/a.csv has no column 'x'; did you mean X?"]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("bytes", b"some bytes"), ("int64", 7)])
+def test_a_trial_scan_ends_within_a_row_group(tmp_path: Path, kind: str, value: object) -> None:
+    """A row group may be a whole file, and progress is told once it was read."""
+    write_parquet(tmp_path / "a.parquet", {"x": [value] * 200_000}, compression="none", use_dictionary=False)
+    source = ParquetSource(root=tmp_path, shards=("*.parquet",), fields={"x": kind if kind == "int64" else "uint8[10]"})
+    clock = count(0, source_checks.SECONDS_MAX / 6)
+
+    left = try_source(source, (), Storage(), samples_max=1 << 30, clock=lambda: next(clock))
+
+    assert left == (None, (), ("everything behind the first 0 samples",))
+
+
+class _Over(Exception):  # noqa: N818  no error: it ends a scan
+    """The time is over."""
+
+
+def test_a_trial_scan_in_another_process_ends_while_that_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the process would be given up for its silence."""
+    write_lmdb(tmp_path / "db", {b"a": b"1"})
+    monkeypatch.setenv(VARIABLE, "scan.apart=hang")
+
+    def looked() -> None:
+        raise _Over
+
+    source = LmdbSource(path=tmp_path / "db", fields={"x": "uint8[1]"})
+    with pytest.raises(_Over):
+        scan_apart(MODULE, source, Survey(nothing, looked=looked), silence_max_s=5)
