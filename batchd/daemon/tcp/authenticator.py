@@ -16,14 +16,14 @@ that number and retries later. ("300", which RFC 27 has for this, is not passed 
 just ends, without a reason for the client.)
 """
 
-from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 import structlog
 import zmq
 from zmq.utils import z85
 
-from batchd.daemon.limits import HandshakeRate, OncePerMinute, peer_network
+from batchd.daemon.limits import HandshakeRate, OncePerMinute, peer_network, printable
 from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.errors import BatchdError
 
@@ -32,7 +32,6 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ANSWERS_MAX = 64
 """Requests that one call answers at most; the loop has other things to do."""
 KEY_BYTES = 32
-ADDRESS_CHARACTERS_MAX = 64
 _VERSION = b"1.0"
 _MECHANISM = b"CURVE"
 _ENVELOPE_FRAMES = 2
@@ -41,12 +40,8 @@ _REQUEST_FRAMES_MIN = 6
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """An answer: its code, its text, and the user id.
-
-    ``reason`` is for the daemon's log; ``fault`` marks an error of the daemon itself.
-    """
+class _Verdict(NamedTuple):
+    """An answer. ``reason`` is for the daemon's log; ``fault``: an error of the daemon itself."""
 
     status: bytes
     text: bytes
@@ -62,12 +57,10 @@ _FAILED = b"500"
 class Authenticator:
     """Answers ZeroMQ's requests: call ``answer`` when ``socket`` is readable."""
 
-    def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyDirectory, rate: HandshakeRate | None = None
-    ) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyDirectory) -> None:
         self.refused = 0
         self._keys = keys
-        self._rate = HandshakeRate() if rate is None else rate
+        self._rate = HandshakeRate()
         self._once_per_minute = OncePerMinute()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
@@ -131,6 +124,4 @@ class Authenticator:
 
 
 def _shown(frame: bytes) -> str:
-    """A frame in a log line: short, and without anything that a terminal would obey."""
-    text = frame[:ADDRESS_CHARACTERS_MAX].decode("ascii", "replace")
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return printable(frame.decode("ascii", "replace"))
