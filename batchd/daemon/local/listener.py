@@ -29,6 +29,7 @@ import structlog
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds
 from batchd.daemon.memory.held_descriptors import ADVICE, SPARE_DESCRIPTORS
+from batchd.daemon.runtime import unusable
 from batchd_wire.runtime import unmapped_id
 
 SO_PEERGROUPS = 59
@@ -37,13 +38,23 @@ GROUPS_BYTES_MAX = 1024
 """The most that Python's ``getsockopt`` takes: 256 groups."""
 _CREDENTIALS = struct.Struct("iII")
 _GROUP_BYTES = 4
+NEWCOMER_TICKS = 2
+"""Ticks before a pending connection is closed to free descriptors: it may be about to greet."""
+MADE_ROOM_AT_ONCE = 32
+BACKLOG = 256
+ACCEPTED_AT_ONCE = 16
+_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
+"""Accepting fails with these until resources are freed; connections stay in the kernel's queue."""
+
+_log = structlog.get_logger()
+
+K = TypeVar("K", bound=Hashable)
 
 
 class PeerCredentials(NamedTuple):
     """Process, user and primary group at the other end, as they were when it connected.
 
-    ``pid`` is None for a process that has none here: it is outside of the container in which the
-    daemon runs.
+    ``pid`` is None for a process outside of the daemon's container.
     """
 
     pid: int | None
@@ -77,6 +88,22 @@ def is_ours(user: int) -> bool:
     return user in {0, os.geteuid()} and user != unmapped_id("uid")
 
 
+def open_to_group(path: Path, directory: int) -> None:
+    """Let the directory's group connect to a socket of the daemon's. Raises ``BatchdError``."""
+    try:
+        group = os.fstat(directory).st_gid
+        if path.stat().st_gid != group:
+            os.chown(path, -1, group)
+    except OSError as error:
+        advice = "put the daemon's user into the group of the runtime directory, or give the directory the setgid bit"
+        reason = error.strerror
+        _log.warning("socket is not open to the directory's group", path=str(path), reason=reason, advice=advice)
+    try:
+        path.chmod(0o660)
+    except OSError as error:
+        raise unusable(path.parent, error) from None
+
+
 def why_not(credentials: PeerCredentials, directory: os.stat_result) -> str:
     """Say why a peer was not let in."""
     if unmapped_id("gid") == directory.st_gid or unmapped_id("uid") == credentials.user:
@@ -97,22 +124,8 @@ def _groups(lifeline: socket.socket, credentials: PeerCredentials) -> set[int]:
     return {credentials.group, *struct.unpack(f"{len(raw) // _GROUP_BYTES}I", raw)}
 
 
-_log = structlog.get_logger()
-
-NEWCOMER_TICKS = 2
-"""For so many ticks a pending connection is not closed to free descriptors: it may be about to
-greet."""
-MADE_ROOM_AT_ONCE = 32
-BACKLOG = 256
-ACCEPTED_AT_ONCE = 16
-_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
-"""Accepting fails with these until resources are freed; connections stay in the kernel's queue."""
-
-K = TypeVar("K", bound=Hashable)
-
-
 class PendingConnections(Generic[K]):
-    """Connections that are no sessions yet, by whose they are."""
+    """Connections that are no sessions yet, each with its owner, for fairness between these."""
 
     def __init__(self) -> None:
         self._owners: dict[K, Hashable] = {}
@@ -158,10 +171,7 @@ def descriptors_left() -> int:
 
 
 class Listener:
-    """A listening socket; each accepted connection is passed to ``admit``.
-
-    ``need`` returns how many descriptors have to be left to accept one more.
-    """
+    """A listening socket. Connections go to ``admit``, if ``need()`` descriptors are left."""
 
     def __init__(
         self,
