@@ -23,20 +23,11 @@ import structlog
 import zmq
 
 from batchd import __version__, failpoints
-from batchd.config.cpus import available_cpus
 from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
 from batchd.daemon.doors import SECRET_BYTES, SESSION_LINES_PER_MINUTE, DaemonSide, Door, Peer, refused_version
-from batchd.daemon.limits import (
-    MESSAGE_BYTES_MAX,
-    HandshakeRate,
-    LinesPerMinute,
-    SessionLimits,
-    peer_network,
-    printable,
-)
-from batchd.daemon.tcp.authenticator import ZAP_DOMAIN, Authenticator
+from batchd.daemon.limits import HandshakeRate, LinesPerMinute, SessionLimits, peer_network, printable
 from batchd.daemon.tcp.connection_guard import AUDIT_INTERVAL_S, ConnectionGuard
 from batchd.daemon.tcp.connections import (
     QUESTIONS_PER_TICK,
@@ -50,6 +41,7 @@ from batchd.daemon.tcp.connections import (
     wire_bytes,
 )
 from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey
+from batchd.daemon.tcp.router import REMOTE_UNREAD_MAX, TcpRouter
 from batchd.errors import BatchdError
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.codec import NUMBER_MAX, MalformedMessage, Message
@@ -71,8 +63,7 @@ from batchd_wire.messages import (
 )
 from batchd_wire.runtime import host_id
 from batchd_wire.status import TcpCounts, TrainerStatistics
-from batchd_wire.tcp import PARTS_MAX, PIECE_BYTES, SOCKET_OPTIONS, part_of, unpack_monitor_event
-from batchd_wire.threads import MORE_THREADS, TooFewThreads, check_threads
+from batchd_wire.tcp import PARTS_MAX, PIECE_BYTES, part_of
 
 _log = structlog.get_logger()
 
@@ -80,28 +71,6 @@ SUBSCRIPTIONS_MAX = 64
 """Claims that one trainer may have at a time."""
 REMOTE_MESSAGES_AT_ONCE = 16
 """Messages read in one round of the loop: a quarter of those of local trainers."""
-REMOTE_UNREAD_MAX = 512
-"""Unread messages after which a trainer is disconnected: two batches of each claim, and answers."""
-HANDSHAKE_TIMEOUT_MS = 5_000
-IO_THREADS_MAX = 4
-"""Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
-CONTEXT_THREADS = 2
-"""Other threads of a ZeroMQ context: its reaper, and the one of pyzmq that frees messages."""
-EVENTS_AT_ONCE = 4_096
-"""More than ZeroMQ queues in its monitor, so one pass reads every earlier event."""
-
-
-def cannot_listen(endpoint: str, error: zmq.ZMQError) -> str:
-    """Error text for an address that the daemon cannot listen on."""
-    return f"{endpoint} cannot be listened on: {error.strerror}; choose another address or port"
-
-
-def check_context_threads() -> None:
-    """Check that a context of ZeroMQ can start its threads. Raises ``BatchdError``."""
-    try:
-        check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
-    except TooFewThreads as error:
-        raise BatchdError(f"ZeroMQ {error}: {MORE_THREADS}") from None
 
 
 class TcpDoor(Door):
@@ -114,12 +83,8 @@ class TcpDoor(Door):
         self._parcels = Parcels(daemon.selector, daemon.memory, daemon.enqueue)
         self._rate = HandshakeRate()
         self._keys = keys
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(min(IO_THREADS_MAX, available_cpus()))
-        self.router = self.context.socket(zmq.ROUTER)
-        # No event for failed handshakes: when libzmq 4.3.5 reports a message that fails to decrypt,
-        # it does not disconnect, and aborts later.
-        self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._authenticators = [] if keys is None else [Authenticator(self.context, keys)]
+        self._zeromq = TcpRouter(keys)
+        self.router = self._zeromq.socket
         self._sessions = SessionTable()
         self._heard_of: set[int] = set()
         """Descriptors that a message arrived over: an end without one is a failed handshake."""
@@ -133,42 +98,17 @@ class TcpDoor(Door):
     def bind(self, endpoint: str, ipc_address: str) -> None:
         """Listen. Raises ``BatchdError`` saying why that cannot be."""
         self._ipc_address = ipc_address
-        for name, value in SOCKET_OPTIONS.items():
-            self.router.setsockopt(getattr(zmq, name), value)
-        for option, value in (
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
-            (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
-            (zmq.SNDHWM, REMOTE_UNREAD_MAX),
-            (zmq.RCVHWM, 0),  # see ``ConnectionGuard``
-        ):
-            self.router.setsockopt(option, value)
-        if self._keys is not None:
-            pair = self._keys.daemon_key()
-            assert pair is not None, "checked at the start"
-            self.router.curve_server = True
-            self.router.curve_secretkey = pair[1].encode()
-            self.router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-            self.router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        try:
-            self.router.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise BatchdError(f"daemon.tcp: {cannot_listen(endpoint, error)}") from None
-        self._guard.open(int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
+        self._guard.open(self._zeromq.bind(endpoint))
 
     @property
     def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
         """Trainers, the ends of their connections, and questions of ZeroMQ about keys."""
-        return [self.router, self.monitor, *(one.socket for one in self._authenticators)]
+        return self._zeromq.sockets
 
     def close(self) -> None:
         """End every session, then let go of what was being sent."""
-        self.note_ends()  # a full monitor would keep ZeroMQ's thread, and that this one
-        self.router.disable_monitor()
-        self.monitor.close(linger=0)
-        for authenticator in self._authenticators:
-            authenticator.close()
-        self.context.destroy(linger=0)
+        self.note_ends()
+        self._zeromq.close()
         self._guard.close()
         self._parcels.close()
 
@@ -292,10 +232,8 @@ class TcpDoor(Door):
         if now >= self._next_audit_s:  # are there peers that send too much?
             self._next_audit_s = now + AUDIT_INTERVAL_S
             self._guard.audit()
-        for authenticator in self._authenticators:
-            if authenticator.socket in ready:
-                authenticator.answer()
-        if self.router in ready or self.monitor in ready:
+        self._zeromq.answer_questions(ready)
+        if self.router in ready or self._zeromq.monitor in ready:
             self.note_ends()
         return self.router in ready and self._read()
 
@@ -315,11 +253,7 @@ class TcpDoor(Door):
 
     def note_ends(self) -> None:
         """Take note of the connections that have begun and ended."""
-        for _ in range(EVENTS_AT_ONCE):
-            try:
-                event, descriptor = unpack_monitor_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
-            except zmq.Again:
-                break
+        for event, descriptor in self._zeromq.events():
             if event == zmq.EVENT_ACCEPTED:
                 self._heard_of.discard(descriptor)
                 self._guard.add(descriptor)
