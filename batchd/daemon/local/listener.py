@@ -4,7 +4,7 @@
                      ^                                                |
                      +-- until the next tick, where none is left      +- too old, or too many -> closed
 
-The runtime directory's mode keeps other users out. ``may_connect`` is the second lock, for a
+The runtime directory's mode keeps other users out. ``why_refused`` is the second lock, for a
 directory whose mode was opened: root, the daemon's own user and members of the directory's group
 may connect. Source: unix(7), SO_PEERCRED and SO_PEERGROUPS. The kernel translates all numbers into
 the daemon's namespaces. Root of a container with its own users is the user that started the
@@ -69,18 +69,24 @@ def credentials_of(lifeline: socket.socket) -> PeerCredentials:
     return PeerCredentials(pid or None, user, group)
 
 
-def may_connect(lifeline: socket.socket, credentials: PeerCredentials, directory: os.stat_result) -> bool:
-    """True if the peer is root, the daemon's user, or in the runtime directory's group.
+def why_refused(lifeline: socket.socket, credentials: PeerCredentials, directory: os.stat_result) -> str | None:
+    """None if the peer is root, the daemon's user, or in the runtime directory's group; or why not.
 
     Of a peer in more than 256 groups only the primary one counts. If numbers do not identify users,
     the kernel's word counts: it let the peer into a directory that is closed to other users.
     """
     nobody, no_group = unmapped_id("uid"), unmapped_id("gid")
-    if is_ours(credentials.user):
-        return True
-    if directory.st_gid != no_group and directory.st_gid in _groups(lifeline, credentials):
-        return True
-    return (nobody == credentials.user or no_group == directory.st_gid) and not directory.st_mode & stat.S_IRWXO
+    group = directory.st_gid
+    if is_ours(credentials.user) or (group != no_group and group in _groups(lifeline, credentials)):
+        return None
+    if credentials.user != nobody and group != no_group:
+        return f"user {credentials.user} is not in the group of the runtime directory"
+    if not directory.st_mode & stat.S_IRWXO:
+        return None
+    return (
+        "user or group is not mapped into the daemon's user namespace, and the runtime directory is open to all users, so "
+        "the daemon cannot tell members of its group from others: close the directory (chmod o-rwx)"
+    )
 
 
 def is_ours(user: int) -> bool:
@@ -102,16 +108,6 @@ def open_to_group(path: Path, directory: int) -> None:
         path.chmod(0o660)
     except OSError as error:
         raise unusable(path.parent, error) from None
-
-
-def why_not(credentials: PeerCredentials, directory: os.stat_result) -> str:
-    """Say why a peer was not let in."""
-    if unmapped_id("gid") == directory.st_gid or unmapped_id("uid") == credentials.user:
-        return (
-            "user or group is not mapped into the daemon's user namespace, and the runtime directory is open to all users, so "
-            "the daemon cannot tell members of its group from others: close the directory (chmod o-rwx)"
-        )
-    return f"user {credentials.user} is not in the group of the runtime directory"
 
 
 def _groups(lifeline: socket.socket, credentials: PeerCredentials) -> set[int]:

@@ -31,9 +31,8 @@ from batchd.daemon.local.listener import (
     PendingConnections,
     credentials_of,
     is_ours,
-    may_connect,
     open_to_group,
-    why_not,
+    why_refused,
 )
 from batchd.daemon.local.zmtp import UNSENT_BYTES_MAX, LocalConnections, ZmtpConnection
 from batchd.daemon.memory.slots import MailboxMemory
@@ -258,9 +257,9 @@ class LocalDoor(Door):
 
     def _admit_lifeline(self, lifeline: socket.socket) -> None:
         credentials = credentials_of(lifeline)
-        directory = os.fstat(self._directory)
-        if not may_connect(lifeline, credentials, directory):
-            self._refuse(lifeline, credentials, ErrorCode.NOT_ALLOWED, why_not(credentials, directory))
+        reason = why_refused(lifeline, credentials, os.fstat(self._directory))
+        if reason is not None:
+            self._refuse(lifeline, credentials, ErrorCode.NOT_ALLOWED, reason)
             lifeline.close()
             return
         session = Session(next(self._daemon.session_numbers), lifeline, credentials.pid, credentials.user)
@@ -274,7 +273,6 @@ class LocalDoor(Door):
         self._close_pending(silent, unknown, f"more than {most} connections that are no sessions")
 
     def _close_pending(self, silent: Sequence[Session], unknown: Sequence[ZmtpConnection], reason: str) -> None:
-        """Close connections that became no session."""
         if not silent and not unknown:
             return
         self.closed += len(silent) + len(unknown)
