@@ -321,8 +321,8 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(folder: int, name: str) -> Iterator[int]:
-    descriptor = os.open(name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+def _opened(folder: int, name: str, flags: int = OPEN_FLAGS) -> Iterator[int]:
+    descriptor = os.open(name, flags | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
     try:
         yield descriptor
     finally:
@@ -351,15 +351,11 @@ def _opened_directory(path: Path, parent: int | None = None) -> Iterator[int | N
 @contextmanager
 def _locked(folder: int) -> Iterator[None]:
     """Hold the directory for changes, by a file that is never removed: NFS locks no directories."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(_LOCK_FILE, flags, FILE_MODE, dir_fd=folder)
-    try:
+    with _opened(folder, _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) as descriptor:
         with suppress(PermissionError):
             os.fchmod(descriptor, FILE_MODE)  # whatever the umask of its maker
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _make_directory(path: Path) -> None:
