@@ -144,10 +144,6 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _HeadTooLong(Exception):  # noqa: N818  an event, no error of ours
-    """More than ``HEAD_BYTES_MAX`` without an end."""
-
-
 class _Handler(BaseHTTPRequestHandler):
     """One request. The whole head is read first, so the library's parser never waits."""
 
@@ -156,9 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle(self) -> None:
         """Read the head and answer."""
-        try:
-            head = self._read_head()
-        except _HeadTooLong:
+        head = self._read_head()
+        if head is None:
             self.requestline, self.request_version, self.command = "", "HTTP/1.0", "GET"
             self._send(text_response(431, f"a request has {HEAD_BYTES_MAX} bytes at most"))
             # Read the rest: a peer that is closed while it sends would lose the response.
@@ -193,12 +188,12 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the library's name
         """Log nothing: requests are no events of the daemon."""
 
-    def _read_head(self) -> bytes:
-        """Read up to the empty line; b"" if the peer disconnects. The server has the timeout."""
+    def _read_head(self) -> bytes | None:
+        """Read up to the empty line; b"" if the peer disconnects, None if the head is too long."""
         head = bytearray()
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
             if len(head) >= HEAD_BYTES_MAX:
-                raise _HeadTooLong
+                return None
             part = self.connection.recv(HEAD_BYTES_MAX - len(head))
             if not part:
                 return b""
