@@ -23,7 +23,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from time import monotonic
-from types import TracebackType
 from typing import IO, NamedTuple, Self, TypedDict, Unpack
 
 DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
@@ -34,7 +33,6 @@ READ_BYTES = 64 << 10
 STAT_BYTES_MAX = 4096
 EXIT_CODE = 49
 """Index of field 52 among those behind the name in a process's ``stat``: proc_pid_stat(5)."""
-
 SERVICE_MANAGER = dict.fromkeys(("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
 """Variables of the service manager, which no child gets: only the daemon itself reports to it."""
 
@@ -43,11 +41,11 @@ class How(TypedDict, total=False):
     """Options of ``start``."""
 
     descriptors: Sequence[int]
-    """They are passed under their own numbers, which the arguments name."""
+    """Passed under their own numbers, which the arguments name."""
     environment: Mapping[str, str | None]
     """Changes of this process's environment; None removes a variable."""
     given: bytes
-    """What the child reads from its standard input; without it, the input is empty."""
+    """The child's standard input; without it, the input is empty."""
     stdout: int
     """A descriptor, or ``PIPE`` for ``Child.output``; without it, this process's."""
     stderr: int
@@ -58,26 +56,25 @@ class How(TypedDict, total=False):
 
 
 class ProcessHandle:
-    """A process that is known by its pidfd, which never means another process, as a number may."""
+    """A process, known by its pidfd: its number may mean another process later. Owns ``pidfd``."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
-        """``pidfd`` belongs to this object from now on."""
         self.pid = pid
         self.pidfd = pidfd
 
     def has_ended(self, within_s: float | None = 0.0) -> bool:
-        """Has it ended, or does it end within so many seconds? None waits until it has."""
+        """Return whether it has ended or ends within so many seconds. None waits for its end."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(None if within_s is None else max(0.0, within_s * 1000)))
 
     def kill(self) -> None:
-        """Have the kernel end it; no matter if it has ended."""
+        """Have the kernel end it, if it has not ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the descriptors; no matter if that was done before."""
+        """Close the descriptors; a second call does nothing."""
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -100,9 +97,7 @@ class Child(ProcessHandle):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.end()
 
     def read(self, within_s: float, bytes_max: int) -> bytes:
@@ -130,8 +125,7 @@ class Child(ProcessHandle):
         """Have the kernel end it and its process group."""
         super().kill()
         with suppress(ProcessLookupError, PermissionError):
-            # until it is reaped, no other group has its number
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)  # until it is reaped, no other group has its number
 
     def reap(self) -> int:
         """Wait until it has ended. Its exit status, or minus the signal; see ``describe``."""
@@ -140,10 +134,9 @@ class Child(ProcessHandle):
         return status
 
     def end(self, patience_s: float = 0.0, kill_timeout_s: float | None = None) -> int | None:
-        """Wait ``patience_s`` for its end, kill it, and reap it; its status, see ``reap``.
+        """Wait ``patience_s`` for its end, kill it, and reap it; its status, as ``reap`` gives it.
 
-        None where it lives on for ``kill_timeout_s`` in a call of the kernel that does not return.
-        A second call does nothing.
+        None if a call of the kernel keeps it alive for ``kill_timeout_s``. A second call does nothing.
         """
         if self.pidfd < 0:
             return self._popen.returncode
@@ -164,11 +157,10 @@ class Child(ProcessHandle):
 
 
 class Linked(NamedTuple):
-    """A child, and this side's end of its channel."""
+    """A child, and our end of its channel: end of file tells each side that the other is gone."""
 
     child: Child
     channel: socket.socket
-    """Its end of file says that the child has ended, and to the child that this process is gone."""
 
 
 class Grandchild(ProcessHandle):
@@ -181,10 +173,9 @@ class Grandchild(ProcessHandle):
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
 
     def status(self) -> int | None:
-        """The exit status of one that has ended, or minus the signal; None where it is unknown.
+        """The exit status of one that has ended, or minus the signal; None if it is unknown.
 
-        Where its parent has ended too, the init process has reaped it, which may be this process:
-        then it is our child by now.
+        Without its parent it is a child of the init process, which may be this process.
         """
         with suppress(ChildProcessError):
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
@@ -214,9 +205,10 @@ def command(module: str, *arguments: str) -> list[str]:
 def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
     """Run a module as a child. Raises ``OSError``, and then there is none."""
     own_session = how.get("own_session", False)
+    environment = {**os.environ, **SERVICE_MANAGER, **how.get("environment", {})}
     with ExitStack() as until_started, ExitStack() as where_it_fails:
         stdin: int | IO[bytes] = subprocess.DEVNULL
-        if "given" in how:  # in memory, so nobody waits for the child to read it
+        if "given" in how:  # in memory: this process does not wait for the child to read it
             stdin = until_started.enter_context(os.fdopen(os.memfd_create("batchd-given", os.MFD_CLOEXEC), "w+b"))
             stdin.write(how["given"])
             stdin.seek(0)
@@ -226,7 +218,7 @@ def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
             stdin=stdin,
             stdout=how.get("stdout"),
             stderr=how.get("stderr"),
-            env=_environment(how.get("environment", {})),
+            env={name: value for name, value in environment.items() if value is not None},
             process_group=None if own_session else 0,
             start_new_session=own_session,
         )
@@ -242,10 +234,7 @@ def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
 
 
 def start_linked(module: str, *arguments: str, **how: Unpack[How]) -> Linked:
-    """Run a module as a child; its last argument names its channel.
-
-    Raises ``OSError``: see ``start``.
-    """
+    """Run a module as a child whose last argument names its channel. Raises ``OSError``."""
     with ExitStack() as where_it_fails:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         where_it_fails.enter_context(ours)
@@ -254,11 +243,6 @@ def start_linked(module: str, *arguments: str, **how: Unpack[How]) -> Linked:
             child = where_it_fails.enter_context(start(module, *arguments, str(theirs.fileno()), **how))
         where_it_fails.pop_all()
     return Linked(child, ours)
-
-
-def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    merged = {**os.environ, **SERVICE_MANAGER, **changes}
-    return {name: value for name, value in merged.items() if value is not None}
 
 
 def fork() -> int:
@@ -282,9 +266,7 @@ def die_with_parent() -> None:
 
 
 def fill_standard_streams() -> None:
-    """Open /dev/null for each standard stream that is closed.
-
-    Call it before anything else is opened.
+    """Open /dev/null for each closed standard stream. Call it before anything else is opened.
 
     Otherwise the next socket would get the number of a standard stream, and the log would go there.
     """

@@ -19,17 +19,24 @@ its rules:
   memory in every worker; the arrays are in memory once.
 
 The package runs as part of the daemon, with all of the daemon's rights.
+
+Invariant: a package's code runs only if a stream asks for it by name, and its errors name it.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
 from batchd.errors import SourceInvalid
+from batchd.functions.calls import FunctionFailed, call
 from batchd.samples.columns import Column, parse_column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.code.options import PluginSource
-from batchd.sources.code.plugin import SourceKind
-from batchd.sources.interface import Reader
+from batchd.sources.interface import Reader, SourceProblem
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
+from batchd.suggestions import nearest
 
 __all__ = [
     "Column",
@@ -43,3 +50,39 @@ __all__ = [
     "Value",
     "parse_column",
 ]
+
+GROUP = "batchd.sources"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKind:
+    """The functions of a package's kind of source; see above where each one runs."""
+
+    problems: Callable[[PluginSource], Sequence[str | SourceProblem]]
+    """Problems of a source that show without a scan."""
+    columns: Callable[[PluginSource], tuple[Column, ...]]
+    """The columns of a sample. Raises ``SourceInvalid`` if a file that has to be read cannot be."""
+    scan: Callable[[PluginSource, Survey], SourceIndex]
+    """Find all samples. Raises ``SourceInvalid``, which names the file, and the line, record or
+    byte."""
+    open: Callable[[PluginSource, SourceIndex, int], Reader]
+    """Make a reader. Records of more bytes than the number are bad samples."""
+
+
+def plugin_kind(source: PluginSource) -> SourceKind:
+    """The package's kind of source. Raises ``SourceInvalid`` if it is absent or not importable."""
+    found = entry_points(group=GROUP, name=source.name)
+    if not found:
+        known = sorted(entry_points(group=GROUP).names)
+        meant = nearest(source.name, known)
+        there = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else "there is none at all"
+        advice = there if meant is None else f"did you mean {meant}?"
+        raise SourceInvalid(f"no installed package brings the source {source.name!r}; {advice}")
+    point = next(iter(found))
+    try:
+        kind = call(point.load)
+    except FunctionFailed as error:
+        raise SourceInvalid(f"{point.value}, which brings {source.name!r}, cannot be imported: {error}") from None
+    if not isinstance(kind, SourceKind):
+        raise SourceInvalid(f"{point.value} is {type(kind).__name__}, not a SourceKind of batchd.plugin")
+    return kind

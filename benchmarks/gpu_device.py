@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from batchd_client.torch import loader
-from batchd_client.torch.cuda import CudaRuntime, Runtime
+import batchd_client.torch
+from batchd_client.torch.cuda import CudaRuntime
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 
@@ -26,7 +26,7 @@ class Device(Protocol):
     name: str | None
     place: torch.device
 
-    def runtime(self) -> Runtime:
+    def runtime(self) -> CudaRuntime:
         """The runtime of a loader, and a stream of its own."""
 
     def locked(self, source: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ class Gpu:
         self.place = torch.device("cuda", torch.cuda.current_device())
         self.name: str | None = torch.cuda.get_device_name(self.place)
 
-    def runtime(self) -> Runtime:
+    def runtime(self) -> CudaRuntime:
         """See ``Device``."""
         return CudaRuntime(self.place)
 
@@ -83,11 +83,11 @@ class StandIn:
         from support.fake_cuda import FakeCuda  # noqa: PLC0415  only a rehearsal needs the tests
 
         self._fake: Any = FakeCuda
-        vars(loader)["CudaRuntime"] = lambda _device: FakeCuda()
+        vars(batchd_client.torch)["CudaRuntime"] = lambda _device: FakeCuda()
 
-    def runtime(self) -> Runtime:
+    def runtime(self) -> CudaRuntime:
         """See ``Device``."""
-        fake: Runtime = self._fake()
+        fake: CudaRuntime = self._fake()
         return fake
 
     def locked(self, source: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 Everything is found: the modules of ``batchd_wire``, their vocabularies, messages, constants and
 enumerations, with the words of their docstrings. Nothing is listed by hand but the order of the
-modules and the meaning of fields that are the same in every message, so a new message is on the
-page as soon as it is in a vocabulary.
+modules, those that are no protocol, and the meaning of fields that are the same in every message,
+so a new message is on the page as soon as it is in a vocabulary.
 """
 
 import ast
@@ -25,6 +25,8 @@ from batchd_wire.codes import ErrorCode
 
 READING_ORDER = ("runtime", "messages", "codes", "codec", "channel", "slot", "fields")
 """Other modules follow behind these, by name."""
+NO_PROTOCOL = {"record", "threads", "wording"}
+"""Modules that daemon and trainers share, but that say nothing of what goes between them."""
 SAME_EVERYWHERE = {
     "batch_size": "samples in a whole batch",
     "busy_us": "microseconds that the work took",
@@ -81,8 +83,8 @@ def protocol_markdown() -> str:
 
 
 def wire_modules() -> list[ModuleType]:
-    """The modules of ``batchd_wire``, in the order in which they are read."""
-    names = [module.name for module in iter_modules(batchd_wire.__path__)]
+    """The modules of the protocol, in the order in which they are read."""
+    names = [module.name for module in iter_modules(batchd_wire.__path__) if module.name not in NO_PROTOCOL]
     known = [name for name in READING_ORDER if name in names]
     return [import_module(f"batchd_wire.{name}") for name in known + sorted(set(names) - set(known))]
 

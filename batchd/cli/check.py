@@ -17,8 +17,7 @@ from batchd.cli.text import aligned, escaped
 from batchd.config.load import read_config
 from batchd.config.tree import Config
 from batchd.daemon.config_checks import check_reading, preview
-from batchd.daemon.memory.cache_memory import budgets_bytes
-from batchd.daemon.memory.rings import RingSize
+from batchd.daemon.memory.rings import RingSize, budgets_bytes
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall
 from batchd.samples.sizes import round_bytes

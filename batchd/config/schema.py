@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
-from batchd.errors import KeyPath
+from batchd.errors import KeyPath, Problem, path_text
 from batchd.samples.sizes import format_bytes
 
 
@@ -177,6 +177,11 @@ def meaning_of(path: KeyPath, data: object) -> str:
         elif "discriminator" in node:
             description = resolve(node, data).get("description", description)
     return " ".join(description.split())
+
+
+def problem_at(path: KeyPath, text: str, data: object = None) -> Problem:
+    """A problem with the key at ``path``, and what the key means; it has no line yet."""
+    return Problem(path_text(path), text, meaning_of(path, data))
 
 
 def known_keys(path: KeyPath, data: object) -> list[str]:

@@ -15,13 +15,13 @@ class Selector:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._callbacks: dict[int, Callable[[], object]] = {}
 
     def fileno(self) -> int:
         """The epoll's own descriptor, readable when a watched one is."""
         return self._epoll.fileno()
 
-    def add(self, descriptor: int, callback: Callable[[], None]) -> None:
+    def add(self, descriptor: int, callback: Callable[[], object]) -> None:
         """Watch a descriptor. Paired with ``remove``, before it is closed. Raises ``OSError``."""
         assert descriptor not in self._callbacks, f"descriptor {descriptor} is watched already"
         self._epoll.register(descriptor, select.EPOLLIN)

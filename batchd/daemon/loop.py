@@ -4,44 +4,26 @@
          |                                     |
          +------- callbacks only enqueue ------+--> queue -> DaemonState.handle -> actions, in order
 
+Queries (status, bad samples) pass through the same queue, and the loop answers them.
+
 Single-threaded: there is nothing to lock. Invariant: an action is performed after all actions that
 were decided before it, and only ``DaemonState`` decides.
 """
 
 import os
-import signal
-import socket
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 import structlog
 import zmq
 
-from batchd import failpoints
-from batchd.core.actions import (
-    AdmitProducer,
-    AdmitSubscription,
-    CommitSlot,
-    CreateSlot,
-    DismissWorker,
-    EndStream,
-    FreeSlots,
-    GrantLease,
-    KillWorker,
-    LendPlace,
-    OrderChunk,
-    QuarantineSample,
-    Refuse,
-    ReportBad,
-    ReportMismatch,
-    ReportStopped,
-    ReserveSlot,
-    SpawnWorker,
-    TakeSample,
-)
+from batchd import __version__, failpoints
+from batchd.config.cpus import available_cpus
+from batchd.core import actions as act
+from batchd.core.admission import unknown_stream
 from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Selector
@@ -51,26 +33,43 @@ from batchd.daemon.memory.available import available_bytes
 from batchd.daemon.memory.cache_file import CacheOnDisk
 from batchd.daemon.memory.cache_memory import CacheMemory, allow_caches, different
 from batchd.daemon.memory.slots import SlotPool
-from batchd.daemon.queries import Queries
+from batchd.daemon.reload.requests import Reloader
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import WorkerBook, Workers
 from batchd.orders.worker import FillChunk, ForgetSlots, ForgetStream, Quarantine, UseSlot
-from batchd_wire.messages import PlaceLent, Producing, PushTaken, Refused, Subscribed
+from batchd_wire.codec import Message
+from batchd_wire.messages import (
+    AskBad,
+    AskReload,
+    BadSamples,
+    PlaceLent,
+    Producing,
+    PushTaken,
+    Refused,
+    Status,
+    Subscribed,
+)
 from batchd_wire.slot import SlotHeader
+from batchd_wire.status import DaemonFacts, DaemonStatus, LocalCounts, TcpCounts, plain_status
 
 _log = structlog.get_logger()
 
 BAD_SAMPLE_LINES_PER_MINUTE = 120
 """Lines about bad samples of one stream; `batchd bad` has all of them."""
+BAD_SHOWN_MAX = 1_000
+QUARANTINED_AT_ONCE = 1_024
 
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """Handles the events of the queue, and has the clock. It opens and closes no part."""
+    """Handles the events of the queue, and has the clock. It opens and closes no part.
+
+    ``queue`` is made first: all other parts put events into it. ``lack``: why a slot found no
+    memory, the last time.
+    """
 
     queue: Queue
-    """Made first, and filled by all that is given here."""
     state: DaemonState
     streams: dict[int, ServedStream]
     memory: SlotPool
@@ -78,9 +77,10 @@ class Loop:
     workers: Workers
     doors: Doors
     observer: ObserverProcess
-    queries: Queries
+    reloader: Reloader
+    started_s: float
     lack: str | None = None
-    """Why there was no memory for a slot, the last time that there was none."""
+    _cpus: int = field(default_factory=available_cpus)
     _once_per_minute: OncePerMinute = field(default_factory=OncePerMinute)
     _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
     _session_log: SessionLog = field(default_factory=SessionLog)
@@ -92,28 +92,28 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._poller.register(self.selector.fileno(), zmq.POLLIN)
-        for one in (one for door in self.doors for one in door.sockets):
-            self._poller.register(one, zmq.POLLIN)
+        for zmq_socket in (zmq_socket for door in self.doors for zmq_socket in door.sockets):
+            self._poller.register(zmq_socket, zmq.POLLIN)
         self._performers = {
-            SpawnWorker: self._spawn_worker,
-            KillWorker: self._kill_worker,
-            DismissWorker: self._dismiss_worker,
-            CreateSlot: self._create_slot,
-            ReserveSlot: self._reserve_slot,
-            CommitSlot: self._commit_slot,
-            OrderChunk: self._order_chunk,
-            AdmitSubscription: self._admit,
-            GrantLease: self._grant,
-            AdmitProducer: self._admit_producer,
-            LendPlace: self._lend_place,
-            TakeSample: self._take_sample,
-            Refuse: self._refuse,
-            ReportBad: self._report_bad,
-            ReportMismatch: self._report_mismatch,
-            QuarantineSample: self._quarantine,
-            ReportStopped: self._report_stopped,
-            FreeSlots: self._free_slots,
-            EndStream: self._end_stream,
+            act.SpawnWorker: self._spawn_worker,
+            act.KillWorker: lambda action: self.workers.kill(action.worker, action.reason),
+            act.DismissWorker: lambda action: self.workers.dismiss(action.worker),
+            act.CreateSlot: self._create_slot,
+            act.ReserveSlot: self._reserve_slot,
+            act.CommitSlot: self._commit_slot,
+            act.OrderChunk: self._order_chunk,
+            act.AdmitSubscription: self._admit,
+            act.GrantLease: self._grant,
+            act.AdmitProducer: self._admit_producer,
+            act.LendPlace: self._lend_place,
+            act.TakeSample: self._take_sample,
+            act.Refuse: self._refuse,
+            act.ReportBad: self._report_bad,
+            act.ReportMismatch: self._report_mismatch,
+            act.QuarantineSample: self._quarantine,
+            act.ReportStopped: self._report_stopped,
+            act.FreeSlots: self._free_slots,
+            act.EndStream: self._end_stream,
         }
 
     def drain(self, within_s: float) -> None:
@@ -130,7 +130,7 @@ class Loop:
     def run(self, after_round: Callable[[], None]) -> None:
         """Run until drained or stopped; ``after_round`` is called at the end of each round."""
         self._tick()
-        self._handle_queue()  # the core must know of the workers that were started ahead before it hears from them
+        self._handle_queue()  # the core must know the workers that were started ahead before it hears from them
         more = False
         while not self._is_over():
             ready = dict(self._poller.poll(0 if more or self.queue else self._patience_ms()))
@@ -146,7 +146,7 @@ class Loop:
         while self.queue:
             event = self.queue.popleft()
             if isinstance(event, Query):
-                self.queries.answer(event)
+                self._answer(event)
                 continue
             self._session_log.observe(event)
             if isinstance(event, WorkerGone):
@@ -158,7 +158,7 @@ class Loop:
         return self._deadline_s is not None and (self.state.is_drained or monotonic() >= self._deadline_s)
 
     def _patience_ms(self) -> int:
-        """How long nothing has to be done unless something happens."""
+        """Milliseconds in which nothing has to be done unless something happens."""
         due_s = min(self._next_tick_s, *(monotonic() + door.patience_s for door in self.doors))
         spawn_s = self.state.fleet.next_spawn_s
         if spawn_s is not None:
@@ -166,7 +166,7 @@ class Loop:
         return max(0, min(int(TICK_S * 1000), int((due_s - monotonic()) * 1000) + 1))
 
     def _tick(self) -> None:
-        """Let time pass for the core, and show it what the workers have in hand."""
+        """Let time pass for all parts; show the core the samples that workers have in hand."""
         now = monotonic()
         spawn_s = self.state.fleet.next_spawn_s
         if now < self._next_tick_s and (spawn_s is None or now < spawn_s):
@@ -189,12 +189,63 @@ class Loop:
         caches = [cache for cache in every if isinstance(cache, CacheMemory)]
         if caches:
             rings_bytes = sum(stream.spec.slots_max * stream.layout.slot_bytes for stream in self.streams.values())
-            with suppress(OSError):  # to find out takes a descriptor: where there is none, what was said before counts
+            with suppress(OSError):  # to find out takes a descriptor: without one, the last limits stay
                 allow_caches(caches, available_bytes() - max(0, rings_bytes - self.memory.total_bytes))
 
-    # --- performing ---------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
-    def _spawn_worker(self, action: SpawnWorker) -> None:
+    def _answer(self, query: Query) -> None:
+        """Begin a reload, which is answered at its end; answer any other query at once."""
+        message, door = query.message, self.doors.of(query.session)
+        if isinstance(message, AskReload):
+            self.reloader.ask(query.session, message.request)
+        elif door is not None and isinstance(message, AskBad):
+            door.answer(query.session, self._bad_samples(message))
+        elif door is not None:
+            status = self._status(monotonic())
+            shown = tuple(stream for stream in status.streams if door.may_read(query.session, stream.name))
+            door.answer(query.session, Status(message.request, plain_status(replace(status, streams=shown))))
+
+    def _status(self, now: float) -> DaemonStatus:
+        """Join what the core counts and what the daemon knows of its processes and connections."""
+        counts, pids = self.state.statistics(now), self.workers.pids()
+        caches = {number: one.cache.statistics() for number, one in self.streams.items() if one.cache is not None}
+        doors = [door.counts() for door in self.doors]
+        return DaemonStatus(
+            daemon=DaemonFacts(
+                version=__version__,
+                pid=os.getpid(),
+                uptime_s=now - self.started_s,
+                memory_bytes=self.memory.total_bytes,
+                cpus=self._cpus,
+                decoders=self.workers.decoders,
+                reloading=self.reloader.is_reading,
+                reload=self.reloader.outcome,
+                http=self.observer.address,
+                local=next(counts for counts in doors if isinstance(counts, LocalCounts)),
+                tcp=next((counts for counts in doors if isinstance(counts, TcpCounts)), None),
+                worker_deaths=counts.worker_deaths,
+                draining=counts.draining,
+                ending_slots=counts.ending_slots,
+            ),
+            workers=tuple(replace(worker, pid=pids.get(worker.number)) for worker in counts.workers),
+            trainers=tuple(trainer for door in self.doors for trainer in door.statistics(now)),
+            streams=tuple(replace(stream, cache=caches.get(stream.number)) for stream in counts.streams),
+        )
+
+    def _bad_samples(self, question: AskBad) -> Message:
+        number = self.state.numbers.get(question.stream)
+        if number is None:
+            return Refused(question.request, 0, *unknown_stream(question.stream, self.state.numbers))
+        listed = self.state.streams[number].bad.listed
+        shown = sorted(listed.items())[:BAD_SHOWN_MAX]
+        return BadSamples(
+            question.request, len(listed), [(sample, bad.path, bad.reason, bad.times) for sample, bad in shown]
+        )
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def _spawn_worker(self, action: act.SpawnWorker) -> None:
         try:
             self.workers.spawn(action.worker)
         except OSError as error:
@@ -202,13 +253,7 @@ class Loop:
             self.queue.append(WorkerGone(action.worker, "it could not be started", None))
         failpoints.passing("daemon.worker.spawned")
 
-    def _kill_worker(self, action: KillWorker) -> None:
-        self.workers.kill(action.worker, action.reason)
-
-    def _dismiss_worker(self, action: DismissWorker) -> None:
-        self.workers.dismiss(action.worker)
-
-    def _create_slot(self, action: CreateSlot) -> None:
+    def _create_slot(self, action: act.CreateSlot) -> None:
         stream = self.streams[action.stream]
         try:
             self.memory.create(action.slot, stream.layout.slot_bytes)
@@ -220,29 +265,26 @@ class Loop:
                 _log.warning("no memory for a slot", stream=stream.name, reason=str(error), advice=advice)
             self.queue.append(SlotLost(action.stream, action.slot, str(error)))
 
-    def _reserve_slot(self, action: ReserveSlot) -> None:
+    def _reserve_slot(self, action: act.ReserveSlot) -> None:
         if action.slot in self.memory:
             self.memory.reserve(action.slot)
             failpoints.passing("daemon.slot.reserved")
 
-    def _commit_slot(self, action: CommitSlot) -> None:
+    def _commit_slot(self, action: act.CommitSlot) -> None:
         failpoints.passing("daemon.done.received")
-        layout = self.streams[action.stream].layout
-        payload_bytes = action.samples * layout.row_bytes
-        epoch, step = action.position
-        self.memory.commit(
-            action.slot, SlotHeader(action.generation, action.slot, epoch, step, action.samples, payload_bytes)
-        )
+        payload_bytes = action.samples * self.streams[action.stream].layout.row_bytes
+        header = SlotHeader(action.generation, action.slot, *action.position, action.samples, payload_bytes)
+        self.memory.commit(action.slot, header)
 
-    def _order_chunk(self, action: OrderChunk) -> None:
-        """Send an order, behind whatever the worker must know for it."""
+    def _order_chunk(self, action: act.OrderChunk) -> None:
+        """Send an order, behind everything that the worker must know for it."""
         if action.slot not in self.memory:
-            return  # its memory could not be had; SlotLost is in the queue
+            return  # there was no memory for it; SlotLost is in the queue
         stream, worker = self.streams[action.stream], action.worker
         if self._book.enter_stream(worker, action.stream):
             self.workers.send(worker, stream.message, *stream.descriptors)
-            for first in range(0, len(stream.quarantined), _QUARANTINED_AT_ONCE):
-                part = stream.quarantined[first : first + _QUARANTINED_AT_ONCE]
+            for first in range(0, len(stream.quarantined), QUARANTINED_AT_ONCE):
+                part = stream.quarantined[first : first + QUARANTINED_AT_ONCE]
                 self.workers.send(worker, Quarantine(action.stream, part))
         if self._book.enter_slot(worker, action.slot):
             message = UseSlot(action.slot, self.memory.slot_bytes(action.slot))
@@ -253,9 +295,8 @@ class Loop:
         self.workers.send(worker, FillChunk(action.order, action.stream, action.slot, epoch, step, *rows, places))
         failpoints.passing("daemon.order.sent")
 
-    def _admit(self, action: AdmitSubscription) -> None:
-        stream = self.streams[action.stream]
-        course = action.course
+    def _admit(self, action: act.AdmitSubscription) -> None:
+        stream, course = self.streams[action.stream], action.course
         self.doors.send(
             action.session,
             Subscribed(
@@ -277,15 +318,14 @@ class Loop:
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))
         failpoints.passing("daemon.subscribed")
 
-    def _grant(self, action: GrantLease) -> None:
+    def _grant(self, action: act.GrantLease) -> None:
         door = self.doors.of(action.session)
         if door is not None:
             door.deliver(action, self.streams[action.stream].layout)
         elif action.is_remote:  # its trainer is gone, and such a lease ends by this event alone
-            sent = BatchSent(action.session, action.subscription, action.sequence, action.generation)
-            self.queue.append(sent)
+            self.queue.append(BatchSent(action.session, action.subscription, action.sequence, action.generation))
 
-    def _admit_producer(self, action: AdmitProducer) -> None:
+    def _admit_producer(self, action: act.AdmitProducer) -> None:
         stream = self.streams[action.stream]
         live, mailbox = stream.spec.live, stream.mailbox
         assert live is not None, "the core admits producers to live streams alone"
@@ -297,51 +337,44 @@ class Loop:
         self._session_log.produces(action, stream.name, self.doors.peer(action.session))
         failpoints.passing("daemon.producer.admitted")
 
-    def _lend_place(self, action: LendPlace) -> None:
+    def _lend_place(self, action: act.LendPlace) -> None:
         self.doors.send(action.session, PlaceLent(action.request, action.place))
         failpoints.passing("daemon.place.lent")
 
-    def _take_sample(self, action: TakeSample) -> None:
+    def _take_sample(self, action: act.TakeSample) -> None:
         failpoints.passing("daemon.push.received")
         self.doors.send(action.session, PushTaken(action.request, action.next_place))
 
-    def _refuse(self, action: Refuse) -> None:
+    def _refuse(self, action: act.Refuse) -> None:
         self.doors.send(action.session, Refused(action.request, action.subscription, action.error, action.text))
 
-    def _report_bad(self, action: ReportBad) -> None:
+    def _report_bad(self, action: act.ReportBad) -> None:
         stream = self.streams[action.stream]
         write = _log.warning if self._lines_per_minute.allows(f"bad samples of {stream.name}") else _log.debug
-        write(
-            "bad sample",
-            stream=stream.name,
-            path=action.path,
-            reason=action.reason,
-            treatment=stream.spec.on_error,
-        )
+        write("bad sample", stream=stream.name, path=action.path, reason=action.reason, treatment=stream.spec.on_error)
 
-    def _report_mismatch(self, action: ReportMismatch) -> None:
-        stream = self.streams[action.stream]
+    def _report_mismatch(self, action: act.ReportMismatch) -> None:
         if self._once_per_minute.allows(f"mismatch {action.session}"):
             _log.warning(
                 "batch did not match its checksums",
-                stream=stream.name,
+                stream=self.streams[action.stream].name,
                 session=action.session,
                 epoch=action.position.epoch,
                 step=action.position.step,
                 advice="memory or a network between here and there is not sound; batchd status counts how often",
             )
 
-    def _quarantine(self, action: QuarantineSample) -> None:
+    def _quarantine(self, action: act.QuarantineSample) -> None:
         stream = self.streams[action.stream]
         stream.quarantined.append(action.sample)
         _log.error("sample quarantined", stream=stream.name, sample=action.sample, reason=action.reason)
         for worker in self._book.workers_of(action.stream):
             self.workers.send(worker, Quarantine(action.stream, [action.sample]))
 
-    def _report_stopped(self, action: ReportStopped) -> None:
+    def _report_stopped(self, action: act.ReportStopped) -> None:
         _log.error("stream stopped", stream=self.streams[action.stream].name, reason=action.text)
 
-    def _free_slots(self, action: FreeSlots) -> None:
+    def _free_slots(self, action: act.FreeSlots) -> None:
         for worker, slots in self._book.drop_slots(action.slots).items():
             self.workers.send(worker, ForgetSlots(slots))
         for door in self.doors:
@@ -349,47 +382,9 @@ class Loop:
         self.memory.free(action.slots)
         failpoints.passing("daemon.slots.freed")
 
-    def _end_stream(self, action: EndStream) -> None:
+    def _end_stream(self, action: act.EndStream) -> None:
         stream = self.streams.pop(action.stream)
         for worker in self._book.drop_stream(action.stream):
             self.workers.send(worker, ForgetStream(action.stream))
         stream.close()
         failpoints.passing("daemon.stream.ended")
-
-
-_QUARANTINED_AT_ONCE = 1024
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Signals:
-    """SIGTERM, SIGINT and SIGHUP through a descriptor, which the loop reads."""
-
-    def __init__(self, selector: Selector, callback: Callable[[int], None]) -> None:
-        self.selector = selector
-        self._callback = callback
-        self._ours, self._theirs = socket.socketpair()
-        for end in (self._ours, self._theirs):
-            end.setblocking(False)
-        # The descriptor is set before the handlers: a signal between the two would be lost.
-        self._wakeup_before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _ignore) for number in _SIGNALS}
-        selector.add(self._ours.fileno(), self._read)
-
-    def close(self) -> None:
-        """Put everything back as it was."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        self.selector.remove(self._ours.fileno())
-        self._ours.close()
-        self._theirs.close()
-
-    def _read(self) -> None:
-        for number in os.read(self._ours.fileno(), 64):
-            self._callback(number)
-
-
-def _ignore(_number: int, _frame: object) -> None:
-    """Nothing to do: the interpreter has written the signal's number to the wake-up descriptor."""

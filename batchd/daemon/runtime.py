@@ -10,13 +10,12 @@ import errno
 import fcntl
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from batchd.config.directories import choose_runtime_directory
-from batchd.config.schema import meaning_of
+from batchd.config.schema import problem_at
 from batchd.errors import AlreadyRunning, BatchdError, Problem
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -25,42 +24,11 @@ LOCKS = Path("/proc/locks")
 _NOBODY_THERE = {errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR}
 
 
-class HeldDirectory:
-    """A locked runtime directory. Use as a context manager."""
+@contextmanager
+def hold(configured: Path | None, *, is_private: bool = False) -> Iterator[RuntimeDirectory]:
+    """Make and lock the runtime directory; at the end remove the sockets, then give up the lock.
 
-    def __init__(self, names: RuntimeDirectory, lock: int, *, is_private: bool) -> None:
-        self.names = names
-        self._lock = lock
-        self._is_private = is_private
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        """Remove the sockets while the lock is held, then give it up."""
-        if self._is_ours():
-            for path in (self.names.lifeline_path, self.names.zmq_path):
-                path.unlink(missing_ok=True)
-            if self._is_private:
-                self.names.lock_path.unlink(missing_ok=True)
-                with suppress(OSError):  # not empty: another program's files stay
-                    self.names.path.rmdir()
-        os.close(self._lock)
-
-    def _is_ours(self) -> bool:
-        """True if it is the locked directory, not another of its name made after its removal."""
-        try:
-            return os.path.samestat(self.names.lock_path.lstat(), os.fstat(self._lock))
-        except OSError:
-            return False
-
-
-def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
-    """Make and lock the runtime directory.
-
-    A private one was made for this daemon only, and is removed at its end. Raises
+    A private one was made for this daemon only, and is removed at the end. Raises
     ``AlreadyRunning`` if another daemon holds it, ``ConfigInvalid`` if no directory is available,
     and ``BatchdError`` if it cannot be used.
     """
@@ -73,13 +41,28 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
         lock = os.open(names.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     except OSError as error:
         raise unusable(names.path, error) from None
+    with ExitStack() as stack:
+        stack.callback(os.close, lock)
+        _lock(names, lock)
+        stack.callback(_clean_up, names, lock, is_private=is_private)
+        yield names
+
+
+def _make(path: Path) -> None:
+    """Make the directory with its mode, whatever the umask; an existing one keeps its mode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=DIRECTORY_MODE)
+        path.chmod(DIRECTORY_MODE)
+
+
+def _lock(names: RuntimeDirectory, lock: int) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
-        os.close(lock)
         if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
             raise BatchdError(f"{names.lock_path} cannot be locked: {error.strerror}") from None
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
         raise AlreadyRunning(
             f"another daemon (pid {holder or 'unknown'}) holds the runtime directory {names.path}; use it, stop it, or set "
             "another runtime_dir in [daemon] (or BATCHD_RUNTIME_DIR)"
@@ -88,30 +71,40 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     except OSError as error:
-        os.close(lock)
         raise unusable(names.path, error) from None
-    return HeldDirectory(names, lock, is_private=is_private)
+
+
+def _clean_up(names: RuntimeDirectory, lock: int, *, is_private: bool) -> None:
+    """Remove the sockets, unless the locked directory was removed and another made of its name."""
+    try:
+        is_ours = os.path.samestat(names.lock_path.lstat(), os.fstat(lock))
+    except OSError:
+        return
+    if not is_ours:
+        return
+    for path in (names.lifeline_path, names.zmq_path):
+        path.unlink(missing_ok=True)
+    if is_private:
+        names.lock_path.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: another program's files stay
+            names.path.rmdir()
 
 
 def directory_problem(names: RuntimeDirectory) -> Problem | None:
     """Say why the directory cannot be used, without making it; None if no reason is found."""
+    number: int | None = None
+    folders = (names.path, *names.path.parents)
     try:
-        number = _obstacle(names.path)
+        place = next(folder for folder in folders if os.path.exists(folder))  # noqa: PTH110  Path's may raise
+        if not place.is_dir():
+            number = errno.ENOTDIR
+        elif os.statvfs(place).f_flag & os.ST_RDONLY:
+            number = errno.EROFS
+        elif not os.access(place, os.W_OK | os.X_OK):
+            number = errno.EACCES
     except OSError as error:
         number = error.errno
-    if not number:
-        return None
-    meaning = meaning_of(("daemon", "runtime_dir"), {})
-    return Problem("daemon.runtime_dir", _cannot_use(names.path, number), meaning)
-
-
-def _obstacle(path: Path) -> int | None:
-    place = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110  Path's may raise
-    if not place.is_dir():
-        return errno.ENOTDIR
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
-        return errno.EROFS
-    return None if os.access(place, os.W_OK | os.X_OK) else errno.EACCES
+    return problem_at(("daemon", "runtime_dir"), _cannot_use(names.path, number)) if number else None
 
 
 def has_daemon(names: RuntimeDirectory) -> bool:
@@ -125,10 +118,7 @@ def has_daemon(names: RuntimeDirectory) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process holds the lock, as a daemon does before it has sockets.
-
-    It is asked without locking: a daemon that starts meanwhile would take that for another daemon.
-    """
+    """Look for a lock without taking it: a daemon that starts meanwhile would be refused."""
     try:
         status = path.stat()
         locks = LOCKS.read_text().splitlines()
@@ -151,11 +141,3 @@ def _cannot_use(path: Path, number: int | None) -> str:
         f"the runtime directory {path} cannot be used: {os.strerror(number or 0)}; {advice}, or set runtime_dir in [daemon] "
         "(or BATCHD_RUNTIME_DIR)"
     )
-
-
-def _make(path: Path) -> None:
-    """Make the directory with its mode, whatever the umask; an existing one keeps its mode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        path.mkdir(mode=DIRECTORY_MODE)
-        path.chmod(DIRECTORY_MODE)

@@ -1,29 +1,42 @@
-"""Facts of a stream that need no scan. Daemon, ``check`` and ``prepare``.
+"""Facts and problems of a stream that need no scan. Daemon, ``check`` and ``prepare``.
 
     StreamConfig ------------------------> pipeline: steps, cut, longest record
     source ------------------------------> columns
     files of steps ----------------------> digests
     modules of the user's functions -----> code
 
+Each problem has its key:
+
+    source      at its own key, or that of one of its parts      streams.a.source.sources[1].path
+    functions   at the key that names them                       streams.a.pipeline[2].function
+    steps       at the step, or at the option that is wrong      streams.a.pipeline[1].field
+    the whole   if the steps leave no valid fields               streams.a.pipeline
+
 Invariant: a stream has one plan, made when it is opened and passed to all code that needs its
-facts.
+facts. Invariant: a stream without problems has columns.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from batchd.config.functions import StreamCode, code_of, runs_own_code
+from batchd.config.draft import StreamDraft
+from batchd.config.functions import StreamCode, code_of, code_problems, runs_own_code
+from batchd.config.schema import problem_at
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
-from batchd.errors import SourceInvalid
+from batchd.errors import KeyPath, Problem, SourceInvalid
 from batchd.orders.worker import SampleRecipe
 from batchd.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.pipeline.kinds import step_to_plain
+from batchd.pipeline.sample_fields import StepCheck, reserved_names
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.samples.columns import Column
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.push.options import PushSource
+from batchd.sources.source_checks import check_source, known_columns
+from batchd.storage.access import Storage
 from batchd_wire.wording import counted
 
 LIVE_STEPS = 1 << 40
@@ -66,10 +79,7 @@ class StreamPlan:
 def plan_stream(
     name: str, config: StreamConfig, columns: tuple[Column, ...], python_path: Sequence[Path]
 ) -> StreamPlan:
-    """Plan a stream, whose steps fit the ``columns`` of its source.
-
-    Raises ``SourceInvalid`` with the key and the reason.
-    """
+    """Plan a stream, whose steps fit the ``columns``. Raises ``SourceInvalid``, naming the key."""
     pipeline = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
     try:
         code = code_of(config, python_path)
@@ -83,10 +93,7 @@ def plan_stream(
 
 
 def epoch_plan(name: str, config: StreamConfig, samples: int) -> Plan:
-    """Plan the epochs of a stream: which sample is in which batch.
-
-    Raises ``SourceInvalid``, naming the stream, if it has no batch.
-    """
+    """Plan which sample is in which batch. Raises ``SourceInvalid`` if the stream has no batch."""
     if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS
     plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last)
@@ -96,3 +103,45 @@ def epoch_plan(name: str, config: StreamConfig, samples: int) -> Plan:
             "= true drops the rest; set a smaller batch_size, or drop_last = false"
         )
     return plan
+
+
+class Findings(NamedTuple):
+    """Result of checks. ``columns``: None if unknown, or if the steps make no fields of them."""
+
+    columns: tuple[Column, ...] | None
+    problems: list[Problem]
+
+
+def look_at_stream(
+    name: str, draft: StreamDraft, python_path: Sequence[Path] | None, storage: Storage, *, thoroughly: bool = True
+) -> Findings:
+    """Check the source, the functions and the steps of a stream, without a scan.
+
+    ``python_path`` is None if it is unknown; then no functions are looked up. Not ``thoroughly``:
+    check only the source's columns, because it will be scanned.
+    """
+    looks = [(key, check_source(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
+    found: list[tuple[KeyPath, str]] = [
+        (("source", *key, *one.key), one.text) for key, look in looks for one in look.problems
+    ]
+    try:
+        columns = known_columns([look for _key, look in looks])
+    except SourceInvalid:  # the source's own options are wrong anyhow
+        columns = None
+    if columns is not None:
+        columns = (*columns, *(Column(name, dtype="int64") for name in draft.source_fields))
+    wrong_names = reserved_names(columns or ())
+    found += [(("source",), text) for text in wrong_names]
+    if python_path is not None:
+        found += code_problems(draft.sources, draft.steps, python_path)
+    check = StepCheck(columns)
+    for place in range(len(draft.steps) + len(draft.gaps)):
+        if place in draft.steps:
+            check.check_step(place, draft.steps[place])
+        else:
+            check.skip_step(place, *draft.gaps[place])
+    wrong_steps = check.finish()
+    found += [(("pipeline", *one.key), one.text) for one in wrong_steps]
+    data = {"streams": {name: draft.data}}
+    problems = [problem_at(("streams", name, *key), text, data) for key, text in found]
+    return Findings(None if wrong_names or wrong_steps else columns, problems)

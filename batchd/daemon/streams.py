@@ -9,13 +9,11 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
-from typing import TypeAlias
 
-from batchd.config.tree import Mark, StreamConfig, keys_marked
+from batchd.config.tree import Config, Mark, StreamConfig, keys_marked
 from batchd.core.mailbox import LiveSpec
 from batchd.core.spec import StreamSpec
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
@@ -28,10 +26,11 @@ from batchd.orders.worker import SampleRecipe, ServeStream
 from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.step_files import named_by_content
-from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
+from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
-from batchd.storage.values import StorageLimits
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.fields import SlotLayout
 
 FINGERPRINT_DIGITS = 32
@@ -43,16 +42,12 @@ CLASSES_MAX = 4_096
 CLASSES_CHARACTERS_MAX = 256 * 1024
 
 
-Scan: TypeAlias = Callable[[SourceOptions], SourceIndex]
-"""Finds all samples of a source."""
-
-
 @dataclass(slots=True, eq=False)
 class ServedStream:
     """One stream, as plain facts. The index's descriptor stays open, for later workers.
 
-    ``message``: the ``ServeStream`` for workers. ``signature``: equal for two streams with equal
-    settings and equal findings in source and files. ``place_layout``: of a live stream.
+    ``message``: for workers. ``signature``: equal for two streams with equal settings and equal
+    findings in source and files. ``place_layout`` and ``mailbox``: of a live stream.
     """
 
     spec: StreamSpec
@@ -63,26 +58,24 @@ class ServedStream:
     classes: list[str]
     place_layout: object = None
     mailbox: MailboxMemory | None = None
-    """Only for a live stream."""
     cache_spec: CacheSpec | None = None
     cache: CacheMemory | CacheOnDisk | None = None
-    """The cache of the stream's samples; the process that serves the stream provides it, see
-    ``provide_cache``."""
+    """The process that serves the stream provides it: see ``provide_cache``."""
     quarantined: list[int] = field(default_factory=list)
 
     @property
     def number(self) -> int:
-        """The stream's number in orders and in the core."""
+        """Its number in orders and in the core."""
         return self.spec.number
 
     @property
     def name(self) -> str:
-        """The stream's name in the configuration."""
+        """Its name in the configuration."""
         return self.spec.name
 
     @property
     def mailbox_bytes(self) -> int:
-        """The memory of its mailbox; 0 where it is no live stream."""
+        """The memory of its mailbox; 0 if it is no live stream."""
         return self.mailbox.mailbox_bytes if self.mailbox is not None else 0
 
     @property
@@ -96,12 +89,8 @@ class ServedStream:
         spec = self.cache_spec
         if spec is None:
             return
-        place = spec.key, spec.folder
-        same = (
-            one.cache
-            for one in others
-            if one.cache is not None and (one.cache.spec.key, one.cache.spec.folder) == place
-        )
+        present = [one.cache for one in others if one.cache is not None]
+        same = (cache for cache in present if (cache.spec.key, cache.spec.folder) == (spec.key, spec.folder))
         try:
             cache = next(same, None) or (CacheOnDisk(spec) if spec.folder else CacheMemory(spec))
         except CacheUnusable as error:
@@ -123,21 +112,25 @@ class ServedStream:
 def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is made of
     number: int,
     name: str,
-    config: StreamConfig,
+    whole: Config,
     ring: RingSize,
-    scan: Scan,
-    limits: StorageLimits,
-    *,
-    python_path: Sequence[Path] = (),
+    storage: Storage,
+    index_cache: IndexCache,
+    found: Callable[[int], None],
 ) -> ServedStream:
-    """Scan the source and derive the rest. Raises ``SourceInvalid``, naming the stream."""
+    """Scan the source and derive the rest. Raises ``SourceInvalid``, naming the stream.
+
+    ``found`` is called now and then with the number of samples found so far.
+    """
+    config, python_path = whole.streams[name], whole.daemon.python_path or ()
+    source = config.source
     plan = plan_stream(name, config, ring.columns, python_path)
     try:
-        index = scan(config.source)
+        index = scan_source(source, progress=found, cache=index_cache, storage=storage, python_path=python_path)
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
-    source = config.source
     epochs = epoch_plan(name, config, len(index))
+    bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
     spec = StreamSpec(
         number=number,
         name=name,
@@ -150,9 +143,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         slots_max=ring.slots_max,
         on_error=config.on_error,
         bad_fraction_max=config.max_bad_fraction,
-        bgr_fields=tuple(
-            name for name, made in columns_after(plan.columns, plan.pipeline.steps).items() if made.is_bgr
-        ),
+        bgr_fields=tuple(bgr_fields),
         live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
         own_source=plan.runs_own_code,
     )
@@ -164,18 +155,20 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         batch_size=config.batch_size,
         shuffle=config.is_shuffled,
         on_error=config.on_error,
-        storage=limits.to_wire(),
+        storage=storage.limits.to_wire(),
         layout=ring.layout.to_wire(),
         cache=config.cache,
     )
-    wanted_cache = cache_spec(plan, index)
+    wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
+    classes = [name for name in index.class_names if name]
+    are_too_many = len(classes) > CLASSES_MAX or sum(map(len, classes)) > CLASSES_CHARACTERS_MAX
     return ServedStream(
         spec=spec,
         message=message,
         layout=ring.layout,
         signature=signature(config, spec.fingerprint, index, message.recipe),
         index_descriptor=index.to_memfd(),
-        classes=_classes(index),
+        classes=[] if are_too_many else classes,
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
         cache_spec=wanted_cache,
@@ -183,9 +176,9 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
 
 
 def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: SampleRecipe) -> str:
-    """Digest of all of a stream: settings, fingerprint, and its files with their versions.
+    """Digest of a stream: settings, fingerprint, and its files with their versions.
 
-    Without its share of the daemon's memory: a stream that stays keeps its ring.
+    Its share of the daemon's memory does not count: a stream that stays keeps its ring.
     """
     facts = {
         "settings": config.model_dump(mode="json"),
@@ -201,11 +194,9 @@ def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: Sa
 def fingerprint(plan: StreamPlan, source_digest: str) -> str:
     """Digest of all that decides the bytes of a position: source, steps, batches.
 
-    A file that a step reads counts by its content, not its path, and so do the modules of the
-    user's functions.
-
-    Window, memory and the number of workers do not count: they decide when a batch is ready, not
-    its bytes. Nor does a cache, except one of decoded samples, which cuts the pipeline.
+    Files that steps read and modules of the user's functions count by their content, not their
+    path. Window, memory and workers do not count: they decide when a batch is ready. Nor does a
+    cache, except one of decoded samples, which cuts the pipeline.
     """
     config = plan.config
     content = {
@@ -221,10 +212,3 @@ def fingerprint(plan: StreamPlan, source_digest: str) -> str:
     if plan.code.digests:
         content["modules"] = dict(plan.code.digests)
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
-
-
-def _classes(index: SourceIndex) -> list[str]:
-    names = [name for name in index.class_names if name]
-    if len(names) > CLASSES_MAX or sum(map(len, names)) > CLASSES_CHARACTERS_MAX:
-        return []
-    return names

@@ -13,7 +13,7 @@ from math import floor
 
 from batchd.config.cpus import control_groups, cpu_quotas
 from batchd.daemon.memory.available import available_bytes, shortage
-from batchd.daemon.memory.held_descriptors import DescriptorPlan
+from batchd.daemon.memory.rings import DescriptorPlan
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Machine, Running
 from batchd.samples.sizes import round_bytes

@@ -19,8 +19,7 @@ import batchd
 from batchd.config.cpus import available_cpus
 from batchd.config.directories import choose_runtime_directory
 from batchd.config.tree import Config
-from batchd.daemon.memory.held_descriptors import plan_descriptors
-from batchd.daemon.memory.rings import RingSize, plan_rings
+from batchd.daemon.memory.rings import RingSize, plan_descriptors, plan_rings
 from batchd.doctor import checks, decoding, storage
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import NOTHING_RUNS, Machine, Running

@@ -23,7 +23,7 @@ from threading import Thread
 from time import perf_counter
 from typing import NamedTuple
 
-from batchd.daemon.memory.cache_folder import CacheFile, cache_files, folder_problem
+from batchd.daemon.memory.cache_file import CacheFile, cache_files, folder_problem
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import Machine
 from batchd.samples.sizes import round_bytes

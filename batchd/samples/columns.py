@@ -150,22 +150,10 @@ def _lengths(name: str, text: str, written: str | None) -> tuple[int | None, ...
     return lengths
 
 
-def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
-    """The columns of a sample.
-
-    ``with_shapes``: the data has the shapes of arrays itself, so several lengths may differ. Raises
-    ``ValueError`` with all fields that are wrong, or if none is declared.
-    """
-    checks = Checks()
-    columns = check_declared(checks, fields, with_shapes=with_shapes)
-    checks.done()
-    return columns
-
-
 def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
     """The columns of the valid fields; problems of the others are added to ``checks``.
 
-    ``with_shapes``: see ``declared_columns``.
+    ``with_shapes``: the data has the shapes of arrays itself, so several lengths may differ.
     """
     if not fields:
         checks.say('fields must name at least one field, as in { image = "image", label = "int64" }', "fields")

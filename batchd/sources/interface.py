@@ -49,6 +49,14 @@ class Reader(Protocol):
         """Close files and connections."""
 
 
+class PlainReader:
+    """Base of the readers whose index holds no values of a sample."""
+
+    def known(self, _sample: int) -> Mapping[str, Value]:
+        """Empty: only ``read`` gives values."""
+        return {}
+
+
 @runtime_checkable
 class ReadsAhead(Protocol):
     """A reader that reads several samples faster together than one by one."""
@@ -74,14 +82,15 @@ class SourceProblem(NamedTuple):
 class BuiltInKind:
     """The daemon's side of one kind of source. The first argument is its options."""
 
-    columns: Callable[[Any, Storage], tuple[Column, ...]]
-    """The columns of a sample. Raises ``SourceInvalid`` if a file that has to be read cannot be."""
     scan: Callable[[Any, Survey], SourceIndex]
     """Find all samples. Raises ``SourceInvalid``, which names the file, and the line, record or
     byte."""
+    columns: Callable[[Any, Storage], tuple[Column, ...]] = lambda source, _storage: source.columns
+    """The columns of a sample, if they are not the declared ones. Raises ``SourceInvalid`` if a
+    file that has to be read cannot be."""
     problems: Callable[[Any, Storage], Sequence[str | SourceProblem]] = lambda _source, _storage: ()
-    """Problems that show without a scan, except those of its parts. A text without a key is about
-    the whole source, or about the path in it."""
+    """Problems that show without a scan, except those of its parts; it may raise one of them as
+    ``SourceInvalid``. A text without a key is about the whole source, or about the path in it."""
     samples: Callable[[Any, Storage], int | None] = lambda _source, _storage: None
     """The number of samples, if headers tell it. Raises ``SourceInvalid`` as ``columns`` does."""
 
@@ -98,10 +107,7 @@ def kind_of(source: SourceOptions) -> BuiltInKind:
 
 
 def open_reader(source: SourceOptions, index: SourceIndex, max_bytes: int, storage: Storage) -> Reader:
-    """Make a reader. Raises as ``kind_of`` does.
-
-    A record of more than ``max_bytes`` bytes is a bad sample.
-    """
+    """Make a reader, as ``kind_of``. A record of more than ``max_bytes`` bytes is a bad sample."""
     reader: Reader = _module_of(source, "reader").READERS[type(source)](source, index, max_bytes, storage)
     return reader
 

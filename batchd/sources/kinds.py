@@ -23,10 +23,7 @@ def source_to_plain(source: SourceOptions) -> dict[str, object]:
 
 
 def source_from_plain(plain: Mapping[str, object]) -> SourceOptions:
-    """Read what ``source_to_plain`` wrote: every option, nothing else.
-
-    Raises ``ValueError`` or ``TypeError``.
-    """
+    """Read what ``source_to_plain`` wrote. Raises ``ValueError`` or ``TypeError``."""
     kind = SOURCE_KINDS.get(str(plain.get("type")))
     if kind is None:
         raise ValueError(f"the source {plain.get('type')!r} is not one of {', '.join(SOURCE_KINDS)}")
@@ -57,7 +54,11 @@ def _from_plain(hint: object, value: object) -> Any:
     if origin is dict and isinstance(value, Mapping):
         return {_from_plain(choices[0], name): _from_plain(choices[1], item) for name, item in value.items()}
     if origin in (Union, UnionType):
-        return value if type(value) in choices else _from_choices(choices, value)
+        if type(value) in choices:
+            return value
+        for choice in choices:
+            with suppress(TypeError):
+                return _from_plain(choice, value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and type(value) is int:
@@ -65,11 +66,3 @@ def _from_plain(hint: object, value: object) -> Any:
     if hint is Any or type(value) is hint or (origin is Literal and value in choices):
         return value
     raise TypeError(f"{value!r} is not {hint}")
-
-
-def _from_choices(hints: tuple[object, ...], value: object) -> Any:
-    """``value`` as the first of the types that it fits. Raises ``TypeError``."""
-    for hint in hints:
-        with suppress(TypeError):
-            return _from_plain(hint, value)
-    raise TypeError(f"{value!r} is none of {hints}")

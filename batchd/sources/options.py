@@ -1,25 +1,26 @@
-"""The base of all options of sources. Daemon, workers and CLI; standard library only.
+"""The bases of all options of sources. Daemon, workers and CLI; standard library only.
 
 Workers import this, so it does not import pydantic: ``__pydantic_config__`` is plain data, which
-``config.tree`` reads.
+``config.tree`` reads. The string under a field of a source is its documentation everywhere: in
+error messages, ``batchd config``, the JSON Schema and the manual.
 """
 
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from batchd.samples.columns import Column, parse_column
 from batchd.storage.location import as_location, check_written
 
 PATH_BYTES_MAX = 4096
 
 
 class SourceOptions:
-    """Base of the sources. Unknown keys are refused; the string under a field documents it."""
+    """Base of the sources, each a dataclass. Unknown keys are refused."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
     __dataclass_fields__: ClassVar[dict[str, Any]]
-    """Each kind is a dataclass."""
     is_live: ClassVar[bool] = False
     """True if samples arrive while they are read: a number is a place in the stream, and reading it
     again gives another sample."""
@@ -34,19 +35,38 @@ class SourceOptions:
 
     @property
     def place(self) -> str:
-        """The place of the samples, for messages."""
-        raise NotImplementedError
+        """The place of the samples, for messages: one path, or a root and what is below it."""
+        path: Path | None = getattr(self, "path", None)
+        if path is not None:
+            return str(path)
+        below = next(getattr(self, name) for name in ("shards", "files", "patterns") if hasattr(self, name))
+        return f"{getattr(self, 'root', None)}: {' '.join(below)}"
 
     def settle_paths(self) -> None:
-        """Check all paths, and make ``Url`` of URLs. Raises ``ValueError``.
-
-        Each source calls it first.
-        """
+        """Check all paths, and make ``Url`` of URLs; each source does. Raises ``ValueError``."""
         for field in fields(self):
             path = getattr(self, field.name)
             if isinstance(path, Path):
                 check_written(field.name, path)
                 object.__setattr__(self, field.name, as_location(field.name, path))
+
+
+class DeclaredOptions(SourceOptions):
+    """Base of the sources whose users declare the fields of a sample, with their types."""
+
+    __slots__ = ()
+    fields: dict[str, str] | None
+    names: dict[str, str]
+    """The names of fields in the data, if they differ; some kinds have no such names."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The declared fields, in their order."""
+        return tuple(parse_column(name, text) for name, text in (self.fields or {}).items())
+
+    def name_of(self, field: str) -> str:
+        """The name of a field in the data."""
+        return self.names.get(field, field)
 
 
 def check_path_bytes(count: int) -> None:
@@ -61,8 +81,3 @@ def check_files(path: Path | None, root: Path | None, files: tuple[str, ...]) ->
         raise ValueError("set either path, for one file, or root and files, for several")
     if not all(files):
         raise ValueError("files must not hold an empty path")
-
-
-def place_of_files(path: Path | None, root: Path | None, files: tuple[str, ...]) -> str:
-    """The place of one file, or of files below a folder, for messages."""
-    return str(path) if path else f"{root}: {' '.join(files)}"

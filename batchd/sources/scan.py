@@ -1,15 +1,47 @@
-"""Make the index of a source. Daemon, once for each stream, before its workers get orders."""
+"""Make the index of a source, in a process of its own where damaged files can end it. Daemon.
 
-from collections.abc import Sequence
+    scan_apart   --- the source, JSON, stdin -->   python -m MODULE DESCRIPTOR   answer
+                 <-- lines of JSON, stdout ---     ["found", n], ["saw", …], ["done", n], …
+                 <========== memfd ===========     the index, of n bytes
+
+A library that maps a file dies of SIGBUS if the file is truncated meanwhile, and may die of SIGSEGV
+if its pages are damaged. The daemon then reports a source that cannot be used.
+
+The daemon's survey records each file that the other process saw. If the process dies, the message
+names the last one. The caller of ``scan_apart`` records files that a library opens itself.
+
+A library may also hang in a file. Each line is progress: without one for longer than the caller
+allows, the process is ended. So a module has to report often, also within a long file. The process
+is ended as well if the survey ends the scan.
+
+Invariant: the other process is gone when ``scan_apart`` returns or raises.
+"""
+
+import json
+import mmap
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from time import monotonic
+from typing import IO, Any
 
+from batchd import children, failpoints
+from batchd.children import PIPE, Child, describe
+from batchd.errors import SourceInvalid
 from batchd.sources.interface import kind_of
-from batchd.sources.kinds import source_to_plain
+from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
+from batchd.storage.index import SourceIndex, readable, write_all
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import ReportProgress, Survey
+from batchd.storage.values import Witness
+
+READ_BYTES = 64 << 10
+LOOK_EVERY_S = 0.25
+"""Longest delay between the end of a scan's time and the end of its process."""
 
 
 def scan_source(
@@ -19,10 +51,7 @@ def scan_source(
     storage: Storage,
     python_path: Sequence[Path] = (),
 ) -> SourceIndex:
-    """Find all samples of a source, or load them from the index cache if nothing has changed.
-
-    Raises ``SourceInvalid``, which names the folder, or the file and the line, record or byte.
-    """
+    """Find all samples, or load an unchanged index. Raises ``SourceInvalid``."""
     kind, plain = kind_of(source), source_to_plain(source)
     try:
         known = cache.load(plain, storage)
@@ -35,3 +64,105 @@ def scan_source(
         return index
     finally:
         storage.close()  # no server is asked after the scan
+
+
+def scan_apart(module: str, source: SourceOptions, survey: Survey, silence_max_s: float | None = None) -> SourceIndex:
+    """Have a module scan a source; its ``__main__`` calls ``answer``. Raises ``SourceInvalid``.
+
+    ``silence_max_s``: the longest time between two lines; None is no limit.
+    """
+    memory = os.memfd_create("batchd-scan", os.MFD_CLOEXEC)
+    try:
+        given = json.dumps(source_to_plain(source)).encode()
+        with children.start(module, str(memory), descriptors=[memory], given=given, stdout=PIPE) as child:
+            size = _listen(child, source, survey, silence_max_s)
+        return SourceIndex.from_memory(memoryview(mmap.mmap(memory, size, mmap.MAP_SHARED, mmap.PROT_READ)))
+    finally:
+        os.close(memory)
+
+
+def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
+    """Scan the source on standard input, for a module's ``__main__``; returns its exit status."""
+
+    def say(*words: object) -> None:
+        sys.stdout.write(json.dumps(words) + "\n")
+        sys.stdout.flush()
+
+    children.die_with_parent()  # a library that hangs in a file does not see that the daemon is gone
+    failpoints.passing("scan.apart")
+    survey = _TellingSurvey(say)
+    try:
+        index = scan(source_from_plain(json.load(sys.stdin)), survey)
+    except SourceInvalid as error:
+        say("wrong", str(error))
+        return 0
+    sections, size = index.sections()
+    memory = int(sys.argv[1])
+    os.ftruncate(memory, size)
+    for start, section in sections:
+        write_all(memory, section, start)
+    say("done", size)
+    return 0
+
+
+class _TellingSurvey(Survey):
+    """Reports everything to the daemon."""
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        super().__init__(lambda found: say("found", found))
+        self._say = say
+
+    def add(self, seen: Witness) -> None:
+        """See ``Survey``; the daemon keeps it."""
+        self._say("saw", *seen)
+
+
+def _listen(child: Child, source: SourceOptions, survey: Survey, silence_max_s: float | None) -> int:
+    """Listen until the process ends; returns the bytes of the index. Raises ``SourceInvalid``."""
+    size, at = 0, source.place
+    try:
+        for line in _lines(child.output, survey.looked, silence_max_s):
+            match json.loads(line):
+                case ["found", int(found)]:
+                    survey.progress(found)
+                case ["saw", *fields]:
+                    seen = Witness(*fields)
+                    at = readable(os.fsencode(seen.path))
+                    survey.add(seen)
+                case ["wrong", str(text)]:
+                    raise SourceInvalid(text)
+                case ["done", int(count)]:
+                    size = count
+        status = child.reap()
+    except TimeoutError:
+        raise SourceInvalid(
+            f"{at}: the scan got no further within {silence_max_s:g} s, and was ended: the file is damaged, or its storage "
+            "hangs; copy it again or leave it out, or raise scan_timeout_s of the source where the storage is just slow"
+        ) from None
+    if status < 0:
+        raise SourceInvalid(
+            f"{at} is damaged, or was changed while it was scanned: looking at it ended a process by {describe(status)}; "
+            "copy it again"
+        )
+    if status or not size:
+        raise SourceInvalid(f"{source.place} cannot be scanned: the process that should ended with {describe(status)}")
+    return size
+
+
+def _lines(stream: IO[bytes], looked: Callable[[], None], silence_max_s: float | None) -> Iterator[bytes]:
+    """The whole lines of the other process. Raises ``TimeoutError``, and what ``looked`` raises."""
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    begun, heard_s = b"", monotonic()
+    while True:
+        looked()
+        if not poll.poll(LOOK_EVERY_S * 1000):
+            if silence_max_s is not None and monotonic() - heard_s >= silence_max_s:
+                raise TimeoutError
+            continue
+        data = os.read(stream.fileno(), READ_BYTES)
+        if not data:
+            return
+        *lines, begun = (begun + data).split(b"\n")
+        yield from lines
+        heard_s = monotonic()

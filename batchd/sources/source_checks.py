@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from batchd.errors import KeyPath, SourceInvalid, path_text
 from batchd.samples.columns import Column
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.sources.composed.options import SubsetSource, parts_of
 from batchd.sources.composed.scan import agreed_columns
-from batchd.sources.interface import BuiltInKind, SourceProblem, kind_of
+from batchd.sources.interface import SourceProblem, kind_of
 from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
 from batchd.storage.access import Storage
@@ -54,7 +54,11 @@ def check_source(source: SourceOptions, storage: Storage, *, thoroughly: bool = 
     try:
         kind = kind_of(source)
         if thoroughly:
-            own = _own_problems(source, kind, storage)
+            try:
+                told = kind.problems(source, storage)
+            except SourceInvalid as error:
+                told = [str(error)]
+            own = [SourceProblem(_key_of(source, one), one) if isinstance(one, str) else one for one in told]
         checks = [check for _key, check in parts]
         columns = known_columns(checks, getattr(source, "source_field", "")) if parts else kind.columns(source, storage)
     except SourceInvalid as error:
@@ -69,37 +73,30 @@ def known_columns(checks: Sequence[SourceCheck], source_field: str = "") -> tupl
     return agreed_columns(known, source_field) if known else None
 
 
-def _own_problems(source: SourceOptions, kind: BuiltInKind, storage: Storage) -> list[SourceProblem]:
-    """The problems that a kind finds, each with its key; the columns may be known all the same."""
-    try:
-        told = kind.problems(source, storage)
-    except SourceInvalid as error:
-        told = [str(error)]
-    return [SourceProblem(_key_of(source, one), one) if isinstance(one, str) else one for one in told]
-
-
 def _key_of(source: SourceOptions, text: str) -> KeyPath:
     """The key of the path in a problem's text; () if it is about something else."""
-    kind: Any = type(source)
     if not _ABSENT.search(text) and not isinstance(source, SubsetSource):
         return ()
     named = {
         name: str(path)
-        for name in (field.name for field in fields(kind))
-        if isinstance(path := getattr(source, name), Path) and re.search(rf"{re.escape(str(path))}([ :]|$)", text)
+        for name, path in _paths_of(source).items()
+        if re.search(rf"{re.escape(str(path))}([ :]|$)", text)
     }
     return (max(named, key=lambda name: len(named[name])),) if named else ()
 
 
-class Trial(NamedTuple):
-    """The result of a trial scan. ``whole`` is None if the scan did not reach its end.
+def _paths_of(source: SourceOptions) -> dict[str, Path]:
+    values = {field.name: getattr(source, field.name) for field in fields(source)}
+    return {name: value for name, value in values.items() if isinstance(value, Path)}
 
-    ``unseen``: what was not looked at, for messages; at least the content of the samples.
-    """
+
+class Trial(NamedTuple):
+    """The result of a trial scan. ``whole`` is None if the scan did not reach its end."""
 
     whole: SourceIndex | None
     problems: tuple[SourceProblem, ...]
     unseen: tuple[str, ...]
+    """What was not looked at, for messages; at least the content of the samples."""
 
 
 class _Enough(Exception):  # noqa: N818  no error: it ends a scan
@@ -141,10 +138,11 @@ def try_source(
     if any(part.whole is None for _key, part in parts):
         unseen = [f"{path_text(key)}: {text}" for key, part in parts for text in part.unseen]
         return Trial(None, tuple(problems), tuple(unseen))
-    reason = _left_alone(source)
-    if reason:
+    if reason := _left_alone(source):
         return Trial(None, (), (reason,))
-    bound = _Bound(samples_max if not parts else _all_of(parts), clock)
+    if parts:  # the scans of all of them reached their ends, and will do so again
+        samples_max = sum(len(part.whole or ()) for _key, part in parts)
+    bound = _Bound(samples_max, clock)
     try:
         index = kind_of(source).scan(source, Survey(bound.progress, python_path, bound.looked, storage))
     except _Enough:
@@ -154,20 +152,13 @@ def try_source(
     return Trial(index, (), (_content(source, len(index)),))
 
 
-def _all_of(parts: Sequence[tuple[object, Trial]]) -> int:
-    """The samples of parts whose scans reached their ends, and will do so again."""
-    return sum(len(part.whole) for _key, part in parts if part.whole is not None)
-
-
 def _left_alone(source: SourceOptions) -> str:
     """The reason why a source is not scanned on trial; "" if it is."""
     if isinstance(source, PythonSource):
         return f"{source.function}, its length and its samples: check runs no code of yours"
     if isinstance(source, PluginSource):
         return f"the samples of {source.place}: the plugin finds them when the daemon starts"
-    kind: Any = type(source)
-    urls = [str(value) for one in fields(kind) if isinstance(value := getattr(source, one.name), Url)]
-    if urls:
+    if urls := [str(path) for path in _paths_of(source).values() if isinstance(path, Url)]:
         return f"everything at {' and '.join(urls)} behind one object or page: servers are asked when the daemon starts"
     return ""
 

@@ -31,7 +31,7 @@ from struct import error as StructError  # noqa: N812  the standard library's na
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 MAGIC = b"BATCHIX3"
 """Names the format and its version; another layout gets another magic."""
@@ -174,6 +174,12 @@ class SourceIndex:
 def blob(names: list[bytes] | tuple[bytes, ...]) -> NDArray[np.uint8]:
     """Names as one array of bytes, each ended by a NUL; ``SourceIndex.names`` is the way back."""
     return np.frombuffer(b"".join(name + b"\0" for name in names), np.uint8)
+
+
+def number_array(grown: ArrayLike) -> NDArray[Any]:
+    """A growing array that has its final length, as an array of an index: without copying it."""
+    numbers: NDArray[Any] = np.asarray(grown)
+    return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
 
 
 def readable(raw: bytes) -> str:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from batchd_client.batch import Batch, CompactRagged, Ragged, text
     from batchd_client.daemon import BadReport, BadSample, Daemon, connect
     from batchd_client.errors import BatchdClientError
-    from batchd_client.positions import StreamState
     from batchd_client.producer import Producer, ProducerStatistics, push
     from batchd_client.stream import FieldSchema, Stream, StreamStatistics
+    from batchd_client.subscription import StreamState
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,7 @@ __all__ = [
     "text",
 ]
 
-_MODULES = ("errors", "batch", "daemon", "positions", "producer", "stream")
+_MODULES = ("errors", "batch", "daemon", "producer", "stream", "subscription")
 """The modules that define the public names."""
 
 

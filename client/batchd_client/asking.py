@@ -11,8 +11,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 
-from batchd_client.discovery import find_local_daemon
+from batchd_client.discovery import find_daemon
 from batchd_client.errors import AddressInvalid
 from batchd_client.opening import Target, open_session
 from batchd_client.session import Session
@@ -25,11 +26,13 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 def asking(address: str | None = None, timeout_s: float = ANSWER_TIMEOUT_S) -> AbstractContextManager[Session]:
-    """Open a session with the daemon that ``connect`` would find; does not wait for its start.
+    """Open a session with a running local daemon. Raises as ``connect``, and ``AddressInvalid``."""
 
-    Raises what ``connect`` raises, and ``AddressInvalid`` for a network address.
-    """
-    return _open(lambda sockets: find_local_daemon(sockets, address, timeout_s, AddressInvalid, is_patient=False)[1])
+    def find(sockets: Sockets) -> Session:
+        target_at = partial(Target, sockets)
+        return find_daemon(target_at, address, timeout_s, is_patient=False, not_local=AddressInvalid)[1]
+
+    return _open(find)
 
 
 def asking_parent(

@@ -27,7 +27,6 @@ Invariant: while a lease has not ended, the daemon writes nothing to its slot.
 from collections import deque
 from collections.abc import Iterator, Mapping
 from math import prod
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from weakref import ref
 
@@ -35,8 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd_client.errors import BatchReleased, NotCopyable, ProtocolError
-from batchd_client.memory import SlotMemory
-from batchd_client.remote import ReceiveBuffer
+from batchd_client.memory import BatchMemory
 from batchd_wire.fields import RAGGED, SlotLayout, Varying, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
 from batchd_wire.views import Array, checked_sizes, cut_to_largest, row_views
@@ -86,11 +84,7 @@ def ragged_view(array: Array, sizes: npt.NDArray[np.int64], varying: Varying) ->
 
 
 class FieldView(NamedTuple):
-    """A field in memory, prepared for ``__array_interface__``. ``shape`` is that of one sample.
-
-    If samples vary, ``shape`` is the largest possible, and ``sizes`` the name of the field of
-    sizes.
-    """
+    """A field prepared for ``__array_interface__``; ``sizes`` names its field of sizes, if any."""
 
     name: str
     type_text: str
@@ -148,7 +142,7 @@ class Lease:
     __slots__ = ("__weakref__", "_ended", "lifeline", "memory", "token")
 
     def __init__(
-        self, memory: SlotMemory | ReceiveBuffer, lifeline: object, ended: deque[LeaseToken], handle: Handle | Parcel
+        self, memory: BatchMemory, lifeline: object, ended: deque[LeaseToken], handle: Handle | Parcel
     ) -> None:
         self.memory = memory
         self.lifeline = lifeline
@@ -217,15 +211,16 @@ class Batch(NotCopyable, Mapping[str, Any]):
         lease = self._lease_of(name)
         array = self._arrays.get(name)
         if array is None:
-            array = self._arrays[name] = self._view(lease, self._field(name))
+            field = self._field(name)
+            array, varying = self._whole(lease, field), field.varying
+            if varying is not None:
+                show = row_views if varying.kind == RAGGED else cut_to_largest
+                array = show(array, self._sizes(lease, field, varying), varying)
+            self._arrays[name] = array
         return array
 
     def ragged(self, name: str) -> Ragged:
-        """Return a ragged field as one array with the offset and length of each sample.
-
-        See ``Ragged``. Raises what access by name raises, and ``KeyError`` if the field is not
-        ragged.
-        """
+        """Return a ragged field as one array. Raises as ``[]``, ``KeyError`` if not ragged."""
         lease, field = self._lease_of(name), self._field(name)
         if field.varying is None or field.varying.kind != RAGGED:
             raise KeyError(f"{name!r} is not a ragged field: read it with batch[{name!r}]")
@@ -250,16 +245,13 @@ class Batch(NotCopyable, Mapping[str, Any]):
         return exported
 
     def room(self, name: str) -> Room:
-        """Return a field with its whole room, for a copy in one piece, for example to a device.
-
-        Raises what access by name raises.
-        """
+        """A field with its whole room, to be copied in one piece. Raises what ``[name]`` raises."""
         lease, field = self._lease_of(name), self._field(name)
         sizes = None if field.varying is None else self._sizes(lease, field, field.varying)
         return Room(self._whole(lease, field), sizes, field.varying)
 
     @property
-    def memory(self) -> SlotMemory | ReceiveBuffer:
+    def memory(self) -> BatchMemory:
         """The memory of the batch: ``address`` and ``slot_bytes``. Raises ``BatchReleased``.
 
         The daemon writes many batches into the same memory, one after the other, so registering it
@@ -283,14 +275,6 @@ class Batch(NotCopyable, Mapping[str, Any]):
 
     def _whole(self, lease: Lease, field: FieldView) -> Array:
         return np.asarray(FieldMemory(lease, field, self._first, self.samples))
-
-    def _view(self, lease: Lease, field: FieldView) -> Any:
-        whole, varying = self._whole(lease, field), field.varying
-        if varying is None:
-            return whole
-        sizes = self._sizes(lease, field, varying)
-        show = row_views if varying.kind == RAGGED else cut_to_largest
-        return show(whole, sizes, varying)
 
     def _sizes(self, lease: Lease, field: FieldView, varying: Varying) -> npt.NDArray[np.int64]:
         """Check the sizes, which another process wrote: int64 ``[samples, varying dimensions]``."""
@@ -328,9 +312,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.release()
 
     def __repr__(self) -> str:

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from batchd_client.errors import BatchdClientError
@@ -37,7 +36,7 @@ class CameraError(RuntimeError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Push until the file ends or a signal arrives. Returns 0, or 1 after printing an error."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with push(options.stream, options.address) as producer:
             return _run(producer, options)
@@ -118,7 +117,6 @@ class Capture:
         self._capture.release()
 
     def _ask_for_size(self, text: str) -> None:
-        """Ask a camera for the stream's size, which it gives if it can."""
         lengths = text.rpartition("[")[2].removesuffix("]").split(",")
         if self._is_file or len(lengths) != CHANNELS_LAST or "?" in lengths:
             return
@@ -163,10 +161,6 @@ def _rate(text: str) -> float:
     if not 0 < rate <= 1e6:  # noqa: PLR2004  frames a second
         raise argparse.ArgumentTypeError("more than 0 frames a second")
     return rate
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 _PROGRAM = "python -m batchd_client.camera"

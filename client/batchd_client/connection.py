@@ -39,7 +39,8 @@ from batchd_client.errors import (
 )
 from batchd_client.lifeline import DaemonBusy, SessionLost
 from batchd_client.opening import Target, open_session
-from batchd_client.session import Session
+from batchd_client.session import M, Session
+from batchd_wire.codec import Message
 from batchd_wire.runtime import RuntimeDirectory
 
 PAUSE_S = 0.02
@@ -97,8 +98,8 @@ class Connection:
     def run(self, operation: Callable[[Session], T]) -> T:
         """Run an operation on the session; repeat it on a new session if the daemon goes away.
 
-        Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and what
-        ``operation`` raises.
+        Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and
+        what ``operation`` raises.
         """
         try:
             return self._in_turn(self._run, operation)
@@ -106,16 +107,17 @@ class Connection:
             self._turn.delay()
             raise
 
+    def request(self, make: Callable[[int], Message], answer: type[M]) -> M:
+        """Return the answer to a request. Raises what ``run`` and ``Session.request`` raise."""
+        return self.run(lambda session: session.request(make, answer, self.deadlines.request_deadline()))
+
     def run_if_usable(self, operation: Callable[[Session], None]) -> None:
         """Run an operation if there is a session, for closing. Does nothing in a forked child."""
         if os.getpid() == self._process:
             self._in_turn(self._run_if_usable, operation)
 
     def wait(self, seconds: float) -> None:
-        """Wait for something to receive, at most ``TURN_S``.
-
-        Other threads may use the session meanwhile.
-        """
+        """Wait for something to receive, at most ``TURN_S``; other threads may use the session."""
         session = self.session
         if session is not None and session.is_usable:
             session.wait(min(seconds, TURN_S))
@@ -253,8 +255,8 @@ def patiently_open(
 ) -> Session:
     """Retry until a session opens or ``give_up`` (``time.monotonic``) is near.
 
-    Pauses grow, and are random. ``may_pass`` tells whether a retry may help after an error. Raises the
-    error of the last try that ``give_up`` did not cut off.
+    Pauses grow, and are random. ``may_pass`` tells whether a retry may help after an error. Raises
+    the error of the last try that ``give_up`` did not cut off.
     """
     began_s, pause = time.monotonic(), PAUSE_S
     reason: Exception | None = None

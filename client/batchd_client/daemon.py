@@ -7,18 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import index
-from types import TracebackType
 from typing import NamedTuple, Self, TypedDict
 
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
 from batchd_client.errors import NotCopyable, PositionInvalid, RankInvalid, WindowInvalid
 from batchd_client.opening import Target
-from batchd_client.positions import checked_position
-from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
-from batchd_client.subscription import SubscriptionRequest
+from batchd_client.subscription import SubscriptionRequest, checked_position
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 
 
@@ -33,10 +30,7 @@ class BadSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BadReport:
-    """The bad samples of a stream.
-
-    ``total`` is their number, ``samples`` has the first few thousand.
-    """
+    """The bad samples of a stream: their number, ``total``, and the first few thousand."""
 
     total: int
     samples: tuple[BadSample, ...]
@@ -161,39 +155,23 @@ class Daemon(NotCopyable):
 
         Raises ``ConnectTimeout``, ``ReconnectTimeout`` or ``DaemonClosed``.
         """
-        return self._connection.run(self._ask_status)
+        return self._connection.request(AskStatus, Status).status
 
     def bad(self, stream: str) -> BadReport:
-        """Return the bad samples of ``stream``, with reasons.
-
-        Raises ``StreamUnknown``, ``ConnectTimeout``.
-        """
-        return self._connection.run(partial(self._ask_bad, stream=stream))
+        """List bad samples of ``stream``. Raises ``StreamUnknown``, ``ConnectTimeout``."""
+        answer = self._connection.request(lambda request: AskBad(request, stream), BadSamples)
+        return BadReport(answer.total, tuple(BadSample(*sample) for sample in answer.samples))
 
     def close(self) -> None:
-        """Close the connection and all its streams. Living batches stay readable.
-
-        Closing twice does nothing.
-        """
+        """Close the connection and all streams; living batches stay readable. May be repeated."""
         self._connection.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         session = self._connection.session
         return f"<Daemon {self.address} {f'version {session.daemon_version}' if session else '[closed]'}>"
-
-    def _ask_status(self, session: Session) -> dict[str, object]:
-        return session.request(AskStatus, Status, self._connection.deadlines.request_deadline()).status
-
-    def _ask_bad(self, session: Session, stream: str) -> BadReport:
-        answer = session.request(
-            lambda request: AskBad(request, stream), BadSamples, self._connection.deadlines.request_deadline()
-        )
-        return BadReport(answer.total, tuple(BadSample(*sample) for sample in answer.samples))

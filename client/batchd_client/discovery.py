@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from batchd_client.connection import PAUSE_S, first_line, patiently_open
 from batchd_client.errors import (
@@ -26,12 +25,10 @@ from batchd_client.errors import (
 from batchd_client.lifeline import DaemonBusy
 from batchd_client.opening import Place, Target
 from batchd_client.session import Session
-from batchd_client.sockets import Sockets
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
 from batchd_wire.runtime import (
     ADDRESS_VARIABLE,
     CONNECTIONS_VARIABLE,
-    RuntimeDirectory,
     TcpAddress,
     candidate_directories,
     parse_address,
@@ -45,49 +42,41 @@ _ROOT = 0
 
 
 def find_daemon(
-    target_at: Callable[[Place], Target], address: str | None, connect_timeout_s: float, *, is_patient: bool = True
+    target_at: Callable[[Place], Target],
+    address: str | None,
+    connect_timeout_s: float,
+    *,
+    is_patient: bool = True,
+    not_local: type[Misused] | None = None,
 ) -> tuple[Target, Session]:
     """Open a session with the daemon at ``address``, or with the first one that answers.
 
-    ``target_at`` makes the target of a place. A daemon with a given address may be starting, so this
-    waits for it if ``is_patient``. Without an address, there may be no daemon to wait for.
+    ``target_at`` makes the target of a place. A daemon with a given address may be starting, so
+    this waits for it if ``is_patient``. Without an address, there may be no daemon to wait for.
 
-    Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``,
-    ``VersionMismatch`` or ``ProtocolError``.
+    Raises ``not_local``, if given, for a network address, and ``AddressInvalid``,
+    ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch`` or
+    ``ProtocolError``.
     """
     give_up = time.monotonic() + connect_timeout_s
-    failures: list[_Failure] = []
-    origin, given = _given(address)
-    for place in _places(origin, given):
+    reasons: list[str] = []  # not the errors, which would keep sockets alive
+    is_denied = False
+    places, is_named = _places(address, not_local)
+    for place in places:
         try:
             target = target_at(place)
             return target, patiently_open(
-                target, give_up, connect_timeout_s, partial(_may_pass, place, is_patient and given is not None)
+                target, give_up, connect_timeout_s, partial(_may_pass, place, is_patient and is_named)
             )
         except DaemonBusy as error:
             raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
         except OSError as error:
-            reason = _reason(place, error)
-            failures.append(_Failure(reason, isinstance(error, PermissionError)))
+            reasons.append(_reason(place, error))
+            is_denied |= isinstance(error, PermissionError)
     waited_s = connect_timeout_s - (give_up - time.monotonic())
     waited = f" within {waited_s:.1f} s" if waited_s > PAUSE_S else ""
-    tried = f"no batchd daemon could be reached{waited}; tried " + "; ".join(failure.reason for failure in failures)
-    raise PermissionDenied(tried) if any(failure.denied for failure in failures) else DaemonNotFound(tried)
-
-
-def find_local_daemon(
-    sockets: Sockets,
-    address: str | None,
-    connect_timeout_s: float,
-    not_local: type[Misused],
-    *,
-    is_patient: bool = True,
-) -> tuple[Target, Session]:
-    """As ``find_daemon``, on this host only. Raises ``not_local`` for a network address."""
-    for place in _places(*_given(address)):
-        if isinstance(place, TcpAddress):
-            raise not_local(f"{place.address} is an address in the network, and this works on the daemon's host alone")
-    return find_daemon(partial(Target, sockets), address, connect_timeout_s, is_patient=is_patient)
+    tried = f"no batchd daemon could be reached{waited}; tried " + "; ".join(reasons)
+    raise PermissionDenied(tried) if is_denied else DaemonNotFound(tried)
 
 
 def find_key(path: str | None) -> ConnectionKey | None:
@@ -106,10 +95,7 @@ def find_key(path: str | None) -> ConnectionKey | None:
 
 
 def find_connections(given: int | None) -> int:
-    """Number of TCP connections, as given or from ``$BATCHD_CONNECTIONS``.
-
-    Raises ``ConnectionsInvalid``.
-    """
+    """Number of TCP connections, ``given`` or of the variable. Raises ``ConnectionsInvalid``."""
     origin, text = "connect(connections=)", str(given)
     if given is None:
         origin, text = f"${CONNECTIONS_VARIABLE}", os.environ.get(CONNECTIONS_VARIABLE) or str(CONNECTIONS)
@@ -118,27 +104,20 @@ def find_connections(given: int | None) -> int:
     return int(text)
 
 
-class _Failure(NamedTuple):
-    """Why there is no daemon at one place. Not the exception: it would keep sockets alive."""
-
-    reason: str
-    denied: bool
-
-
-def _given(address: str | None) -> tuple[str, str | None]:
-    """Return the origin of the address, and the address."""
-    if address is not None:
-        return "connect()", address
-    return f"${ADDRESS_VARIABLE}", os.environ.get(ADDRESS_VARIABLE) or None
-
-
-def _places(origin: str, given: str | None) -> Sequence[Place]:
+def _places(address: str | None, not_local: type[Misused] | None) -> tuple[Sequence[Place], bool]:
+    """List the places to try, and tell whether an address names one."""
+    origin, given = "connect()", address
+    if given is None:
+        origin, given = f"${ADDRESS_VARIABLE}", os.environ.get(ADDRESS_VARIABLE) or None
     try:
-        if given is not None:
-            return [parse_address(given)]
-        return [runtime_directory(path) for path in candidate_directories()]
+        if given is None:
+            return [runtime_directory(path) for path in candidate_directories()], False
+        place = parse_address(given)
     except ValueError as error:
         raise AddressInvalid(f"{origin}: {error}") from None
+    if not_local is not None and isinstance(place, TcpAddress):
+        raise not_local(f"{place.address} is an address in the network, and this works on the daemon's host alone")
+    return [place], True
 
 
 def _may_pass(place: Place, is_named: bool, error: Exception) -> bool:
@@ -158,23 +137,20 @@ def _may_pass(place: Place, is_named: bool, error: Exception) -> bool:
 def _reason(place: Place, error: OSError) -> str:
     if isinstance(place, TcpAddress):
         return f"{place.address}: {first_line(error)}"
-    return f"{place.path}: {_local_reason(place, error)}"
-
-
-def _local_reason(directory: RuntimeDirectory, error: OSError) -> str:
     match error:
         case PermissionError():
-            return f"permission denied{_group(directory.path)}"
-        case ConnectionRefusedError() if not directory.lifeline_path.is_socket():
-            return f"there is a {directory.lifeline_path.name}, but it is no socket"
+            reason = f"permission denied{_group(place.path)}"
+        case ConnectionRefusedError() if not place.lifeline_path.is_socket():
+            reason = f"there is a {place.lifeline_path.name}, but it is no socket"
         case ConnectionRefusedError():
-            return "there is a socket, but nobody listens on it any more: the daemon has ended"
-        case FileNotFoundError() if directory.path.is_dir():
-            return f"the directory exists, but has no {directory.lifeline_path.name}: no daemon runs there"
+            reason = "there is a socket, but nobody listens on it any more: the daemon has ended"
+        case FileNotFoundError() if place.path.is_dir():
+            reason = f"the directory exists, but has no {place.lifeline_path.name}: no daemon runs there"
         case FileNotFoundError():
-            return "no such directory"
+            reason = "no such directory"
         case _:
-            return first_line(error)
+            reason = first_line(error)
+    return f"{place.path}: {reason}"
 
 
 def _group(path: Path) -> str:

@@ -20,8 +20,9 @@ from weakref import WeakKeyDictionary
 
 from batchd_client.batch import Batch
 from batchd_client.errors import PassOvertaken
-from batchd_client.positions import StreamState
+from batchd_client.prefetch import position_of
 from batchd_client.stream import Stream
+from batchd_client.subscription import StreamState
 from batchd_wire.position import Position
 
 
@@ -34,10 +35,7 @@ class Pass(NamedTuple):
 
 @dataclass(slots=True)
 class _PassRecord:
-    """State of a stream's passes.
-
-    ``end``: position after the last ``take``; ``turn``: number of passes so far.
-    """
+    """``end``: position after the last ``take``; ``turn``: number of passes so far."""
 
     present: Pass
     end: Position
@@ -51,23 +49,17 @@ _records: WeakKeyDictionary[Stream, _PassRecord] = WeakKeyDictionary()
 
 
 class EpochPasses:
-    """See the module.
-
-    Any thread may use it; ``begin``, ``take`` and ``rewind`` exclude each other.
-    """
+    """See the module. For any thread: ``begin``, ``take`` and ``rewind`` exclude each other."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        here = _position_of(stream)
+        here = position_of(stream)
         self._record = _records.setdefault(stream, _PassRecord(Pass(here, stream.left), here))
 
     @property
     def present(self) -> Pass:
-        """The current or last pass.
-
-        If the program has moved the stream since, the pass that begins there.
-        """
-        record, here = self._record, _position_of(self.stream)
+        """The current or last pass, or the one that begins where the program moved the stream."""
+        record, here = self._record, position_of(self.stream)
         return record.present if here == record.end else Pass(here, self.stream.left)
 
     @property
@@ -86,14 +78,11 @@ class EpochPasses:
         return self._record.trained
 
     def begin(self, *, same: bool = False) -> int:
-        """Begin a pass and return its turn.
-
-        Over the next epoch if the last pass is over, unless ``same``.
-        """
+        """Begin a pass: over the next epoch if this is over, unless ``same``. Returns its turn."""
         record = self._record
         with record.lock:
             record.turn += 1
-            here = _position_of(self.stream)
+            here = position_of(self.stream)
             if here == record.end and (same or not self.is_over):
                 self._return_to(record.present.start)
             else:
@@ -114,7 +103,7 @@ class EpochPasses:
                 raise PassOvertaken
             try:
                 batch = self.stream.take(record.present.start.epoch)
-                record.taken, record.end = record.taken + (batch is not None), _position_of(self.stream)
+                record.taken, record.end = record.taken + (batch is not None), position_of(self.stream)
             finally:
                 self._return_to(record.end)  # after a failure; otherwise the stream is there
             return batch
@@ -145,10 +134,6 @@ class EpochPasses:
         return state
 
     def _return_to(self, position: Position) -> None:
-        if _position_of(self.stream) != position:
+        if position_of(self.stream) != position:
             self.stream.seek(*position)
         self._record.end = position
-
-
-def _position_of(stream: Stream) -> Position:
-    return Position(stream.epoch, stream.step)

@@ -376,7 +376,6 @@ class NotCopyable:
     COPY_ADVICE: ClassVar[str]
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Raise ``CopyRefused``."""
         raise CopyRefused(f"{self!r} cannot be copied or pickled: {self.COPY_ADVICE}")
 
 

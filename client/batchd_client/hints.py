@@ -2,20 +2,19 @@
 
 import logging
 import os
+from functools import cache
 
 from batchd_wire.runtime import RuntimeDirectory, parse_address
 from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
 _log = logging.getLogger("batchd_client")
-_logged: set[str] = set()
 
 
+@cache
 def log_once(text: str, level: int = logging.INFO) -> None:
     """Log a text, unless this program has logged it before."""
-    if text not in _logged:
-        _logged.add(text)
-        _log.log(level, text)
+    _log.log(level, text)
 
 
 def shared_batches_hint(stream: str, ranks: int, batches: int, samples: int) -> str | None:
@@ -44,10 +43,7 @@ def missing_samples_hint(status: DaemonStatus, stream: str) -> str | None:
 
 
 def shared_memory_hint(address: str, ipc_address: str) -> str:
-    """Hint that the daemon at ``address`` runs on this host, where shared memory is faster.
-
-    ``ipc_address``: the local address that the daemon reported.
-    """
+    """Hint that the daemon at ``address`` is also at ``ipc_address``, with shared memory."""
     if _is_here(ipc_address):
         return f"the daemon at {address} runs on this host: {ipc_address} is faster, as it shares memory"
     path = ipc_address.removeprefix("ipc://")

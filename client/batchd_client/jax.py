@@ -28,9 +28,9 @@ because JAX itself holds what it still reads.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from types import MappingProxyType
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 from weakref import WeakSet
 
 import numpy as np
@@ -99,7 +99,6 @@ class Batches(Loader[dict[str, jax.Array]]):
         return MappingProxyType(self._specs)
 
     def _open(self) -> Prefetcher[dict[str, jax.Array]]:
-        """See ``Loader``. Open from the beginning."""
         return self._prefetcher
 
 
@@ -176,16 +175,6 @@ def _share(rank: int | None, world_size: int | None) -> RankShare:
     return find_share({}, rank, world_size)
 
 
-class ArrayTarget(Protocol):
-    """Destination of arrays: ``JaxTarget``, or a fake in tests."""
-
-    def keeps_host_memory(self) -> bool:
-        """True if an array may share the host memory it was made from."""
-
-    def put(self, local: Array) -> jax.Array:
-        """Begin the transfer of this process's rows into an array."""
-
-
 class JaxTarget:
     """The devices of ``sharding``, or JAX's present default device.
 
@@ -205,12 +194,12 @@ class JaxTarget:
         return str(next(iter(devices)).platform)
 
     def keeps_host_memory(self) -> bool:
-        """See ``ArrayTarget``."""
+        """True if an array may share the host memory it was made from."""
         kind = None if self._sharding is None else self._sharding.memory_kind
         return self.platform not in HAVE_MEMORY or kind not in {None, "device"}
 
     def put(self, local: Array) -> jax.Array:
-        """See ``ArrayTarget``."""
+        """Begin the transfer of this process's rows into an array. Raises ``TensorsInvalid``."""
         if self._sharding is None or self._sharding.is_fully_addressable:
             return jax.device_put(local, self._sharding)
         if len(local) != self._batch_size:
@@ -223,8 +212,6 @@ class JaxTarget:
 
 
 class _JaxTransfer:
-    """A batch in transit; see ``prefetch.Transfer``."""
-
     __slots__ = ("_arrays", "_batch")
 
     def __init__(self, batch: Batch, arrays: dict[str, jax.Array]) -> None:
@@ -232,10 +219,7 @@ class _JaxTransfer:
         self._arrays = arrays
 
     def is_over(self) -> bool:
-        """True if the transfer is done; releases its batch.
-
-        Does not read the arrays after the release: the loop may have donated them.
-        """
+        """True if done. Reads no arrays of a released batch: the loop may have donated them."""
         if not self._batch.released and all(array.is_ready() for array in self._arrays.values()):
             self._batch.release()
         return self._batch.released
@@ -256,24 +240,19 @@ class _JaxTransfer:
 class JaxPlacement:
     """Copies batches to JAX's devices; see the module."""
 
-    def __init__(self, fields: Sequence[str], target: ArrayTarget) -> None:
+    def __init__(self, fields: Sequence[str], target: JaxTarget) -> None:
         self._fields = fields
         self._target = target
         self._under_way: list[_JaxTransfer] = []
 
     def begin(self, batch: Batch) -> _JaxTransfer:
         """See ``prefetch.Placement``. Raises ``TensorsInvalid``, and what JAX raises."""
-        if self._target.keeps_host_memory():
-            with batch:
-                local = self._local(batch, own=True)
-        else:
-            local = self._local(batch, own=False)
+        own = self._target.keeps_host_memory()
+        with batch if own else nullcontext():
+            local = {name: host_array(name, batch.room(name).array, own=own) for name in self._fields}
         transfer = _JaxTransfer(batch, {name: self._target.put(array) for name, array in local.items()})
         self._under_way.append(transfer)
         return transfer
-
-    def _local(self, batch: Batch, *, own: bool) -> dict[str, Array]:
-        return {name: host_array(name, batch.room(name).array, own=own) for name in self._fields}
 
     def sweep(self, *, wait: bool = False) -> None:
         """See ``prefetch.Placement``."""
@@ -298,10 +277,7 @@ def _default_device() -> jax.Device:
 def specs_for(
     stream: Stream, fields: Sequence[str] | None, sharding: jax.sharding.Sharding | None
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of a whole batch's arrays, by field, in order.
-
-    Raises ``TensorsInvalid``.
-    """
+    """Shapes and dtypes of a whole batch's arrays, in order. Raises ``TensorsInvalid``."""
     schema = stream.schema
     names = checked_fields(schema, fields, as_dict=True)
     is_whole = sharding is None or sharding.is_fully_addressable
@@ -316,10 +292,7 @@ def specs_for(
 
 
 def dtype_in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """JAX's dtype for ``dtype``.
-
-    64-bit types become 32-bit ones, unless ``jax_enable_x64`` is set.
-    """
+    """JAX's dtype for ``dtype``: at most 32 bits unless ``jax_enable_x64`` is set."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 

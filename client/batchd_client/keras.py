@@ -25,8 +25,8 @@ except ImportError as _error:
 from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid
 from batchd_client.loader import checked_fields, own
-from batchd_client.positions import StreamState
 from batchd_client.stream import Stream
+from batchd_client.subscription import StreamState
 from batchd_wire.fields import RAGGED
 
 __all__ = ["BatchdPyDataset", "Progress"]
@@ -39,13 +39,13 @@ class BatchdPyDataset(keras.utils.PyDataset):
     """A stream for ``model.fit(photos, epochs=90)`` or ``evaluate``; or index it.
 
     ``fields``: names, in order; default: all, in tuples without ``index``. ``as_dict``: give dicts
-    instead of tuples. Batches are numpy arrays ``[samples, *shape]`` with memory of their own, with the
-    dtypes of ``Stream.schema``.
+    instead of tuples. Batches are numpy arrays ``[samples, *shape]`` with memory of their own, with
+    the dtypes of ``Stream.schema``.
 
-    An epoch's batches come in the stream's order, which is shuffled already: the first index requested
-    is the first batch, whatever its number (``fit`` shuffles the numbers unless ``shuffle=False``), and
-    the same index is the same batch until the epoch ends. Requesting one again is possible, but slow:
-    the stream moves there and back.
+    An epoch's batches come in the stream's order, which is shuffled already: the first index
+    requested is the first batch, whatever its number (``fit`` shuffles the numbers unless
+    ``shuffle=False``), and the same index is the same batch until the epoch ends. Requesting one
+    again is possible, but slow: the stream moves there and back.
 
     An epoch ends with ``on_epoch_end``, which Keras calls, if all of its batches were requested.
 
@@ -156,7 +156,8 @@ class BatchdPyDataset(keras.utils.PyDataset):
     def state_dict(self, batches: int | None = None) -> StreamState:
         """Return the state for a checkpoint after the first ``batches`` batches of this epoch.
 
-        Default: after those that a ``Progress`` callback has counted; without one, the epoch's beginning.
+        Default: after those that a ``Progress`` callback has counted; without one, the epoch's
+        beginning.
         """
         if batches is None:
             batches = self._passes.trained or (self._passes.taken if self._is_over else 0)

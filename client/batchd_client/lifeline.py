@@ -1,4 +1,6 @@
-"""The lifeline: the AF_UNIX socket that proves that trainer and daemon live. Runs in the trainer.
+"""The link that proves that trainer and daemon live: lifeline or TCP connection. In the trainer.
+
+The lifeline is an AF_UNIX socket:
 
     connect -> Hello -> Welcome (secret) -> SlotShared + descriptor, for each slot -> end of file
                         (AskWritable, to register slots with a device)
@@ -6,6 +8,8 @@
 Invariant: the socket stays open while the session *or any lease of it* lives, because its end tells
 the daemon that this process reads no slot any more. So a connection may be closed or replaced while
 arrays over its slots are in use.
+
+From another host, ``RemoteLink`` watches the TCP connection instead.
 """
 
 import os
@@ -17,13 +21,16 @@ from contextlib import suppress
 from pathlib import Path
 from weakref import finalize, ref
 
+import zmq
+
 from batchd_client.errors import ConnectTimeout, DaemonUnavailable, ProtocolError, error_for_code
 from batchd_client.memory import Mailbox, SlotMemory
-from batchd_client.sockets import Turn
+from batchd_client.sockets import Socket, Sockets, Turn
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
-from batchd_wire.codec import MalformedMessage
+from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage
 from batchd_wire.codes import ErrorCode
+from batchd_wire.keys import ConnectionKey
 from batchd_wire.messages import (
     TO_TRAINER_LIFELINE,
     AskWritable,
@@ -34,9 +41,22 @@ from batchd_wire.messages import (
     SlotShared,
     Welcome,
 )
+from batchd_wire.runtime import TcpAddress
+from batchd_wire.tcp import CURVE_BYTES, PIECE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
 
 PROGRAM_CHARACTERS_MAX = 100
 SECRET_BYTES = 16
+PUT_OFF_STATUS = 500
+"""Status of the daemon's authenticator if a retry may help (RFC 27)."""
+
+_ENDINGS: dict[int, str] = {
+    zmq.EVENT_DISCONNECTED: "the connection to the daemon was lost",
+    zmq.EVENT_CLOSED: "no connection could be made",
+    zmq.EVENT_CONNECT_RETRIED: "no connection could be made",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the daemon does not accept the key",
+}
 
 
 class SessionLost(Exception):  # noqa: N818  news that never leaves this package: the connection answers it by reconnecting
@@ -53,8 +73,8 @@ class DaemonBusy(DaemonUnavailable):
 class Lifeline:
     """The open lifeline of one session. Leases hold it; it closes with its last reference.
 
-    Not by ``__del__``: in a reference cycle the socket would be finalized first, with a warning that it
-    was not closed.
+    Not by ``__del__``: in a reference cycle the socket would be finalized first, with a warning
+    that it was not closed.
     """
 
     __slots__ = ("__weakref__", "_end", "_socket", "descriptor", "path")
@@ -72,10 +92,7 @@ class Lifeline:
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def receive_shared(self, slots: dict[int, SlotMemory], mailboxes: dict[int, Mailbox]) -> None:
-        """Map all memory shared so far, and drop that of ended streams.
-
-        Raises ``SessionLost`` at end of file, and ``ProtocolError``.
-        """
+        """Map and unmap memory as told. Raises ``SessionLost`` and ``ProtocolError``."""
         while True:
             try:
                 message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
@@ -128,21 +145,15 @@ class Lifeline:
         self._socket.close()
         self._end.detach()
 
-    def ask_writable(self) -> None:
-        """Ask for slots that can be mapped writable. Raises ``DaemonBusy``."""
-        try:
-            send_message(self._socket, AskWritable())
-        except ChannelClosed:
-            raise DaemonBusy(f"the daemon closed {self.path} after its welcome") from None
-
 
 def open_lifeline(
     path: Path, deadline: float, turn: Turn, *, writable_slots: bool, given: socket.socket | None
 ) -> tuple[Lifeline, bytes]:
     """Connect, or use the socket ``given`` by the daemon; return the lifeline and the secret.
 
-    Raises ``OSError`` if no process listens, ``DaemonBusy`` if a retry may help, ``ConnectTimeout`` for
-    a silent daemon, ``PermissionDenied`` or ``VersionMismatch`` if it refuses, and ``ProtocolError``.
+    Raises ``OSError`` if no process listens, ``DaemonBusy`` if a retry may help, ``ConnectTimeout``
+    for a silent daemon, ``PermissionDenied`` or ``VersionMismatch`` if it refuses, and
+    ``ProtocolError``.
     """
     connecting = given or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     connecting.setblocking(False)
@@ -153,9 +164,11 @@ def open_lifeline(
             connecting.connect(os.fspath(path))
         secret = lifeline.introduce(deadline)
         if writable_slots:
-            lifeline.ask_writable()
+            send_message(connecting, AskWritable())
     except BlockingIOError:
         raise DaemonBusy(f"{path} has more trainers waiting to connect than the kernel queues") from None
+    except ChannelClosed:
+        raise DaemonBusy(f"the daemon closed {path} after its welcome") from None
     finally:
         if secret is None:
             lifeline.close()
@@ -178,3 +191,49 @@ def program() -> str:
     script = Path(sys.argv[0] if sys.argv else "")
     name = script.parent.name if script.name == "__main__.py" else script.name
     return name[:PROGRAM_CHARACTERS_MAX] or "python"
+
+
+class RemoteLink:
+    """Life of one TCP connection, from ZeroMQ's monitor; in place of a lifeline."""
+
+    def __init__(self, sockets: Sockets, socket: Socket, address: TcpAddress) -> None:
+        self._socket = socket
+        self._monitor = sockets.monitor(socket, sum(_ENDINGS))
+        self.path = address.endpoint
+        self.descriptor = int(self._monitor.getsockopt(zmq.FD))
+        self.is_key_refused = False
+        self.is_put_off = False
+        """True if the daemon refuses the connection for reasons that may pass."""
+
+    def receive_shared(self, _slots: dict[int, SlotMemory], _mailboxes: dict[int, Mailbox]) -> None:
+        """Receives no memory. Raises ``SessionLost`` if the connection has ended."""
+        try:
+            event, value = unpack_monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+        except zmq.Again:
+            return
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.is_put_off = value == PUT_OFF_STATUS
+            self.is_key_refused = not self.is_put_off
+        raise SessionLost(_ENDINGS.get(event, "the connection ended"))
+
+    def close(self) -> None:
+        """Close the monitor, before the connection's own socket. Closing twice does nothing."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+
+
+def remote_socket(sockets: Sockets, key: ConnectionKey | None) -> Socket:
+    """Make a socket that connects once: ``Connection`` decides about retries."""
+    socket = sockets.open(zmq.DEALER)
+    for name, value in SOCKET_OPTIONS.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    socket.setsockopt(zmq.MAXMSGSIZE, max(MESSAGE_BYTES_MAX, PIECE_BYTES) + CURVE_BYTES)
+    socket.setsockopt(zmq.RCVHWM, 0)  # what may come is bounded by the window
+    if key is not None:
+        socket.curve_serverkey = key.daemon.encode()
+        socket.curve_publickey = key.public.encode()
+        socket.curve_secretkey = key.secret.encode()
+    return socket

@@ -9,8 +9,8 @@ returns it before the first batch. It announces the epoch by ``loader.sampler.se
 ``iter`` and before the first ``next``.
 
 Invariant: training reads epoch E of the stream in Lightning's epoch E, however much of the previous
-epoch was left. All other stages read epoch 0 from its beginning each time, so that their figures are
-comparable.
+epoch was left. All other stages read epoch 0 from its beginning each time, so that their figures
+are comparable.
 """
 
 import sys
@@ -45,18 +45,16 @@ Streams = str | Sequence[str] | None
 class StageLoader:
     """Loader of a stage: reads epoch 0 from its beginning each time; connects at its first use."""
 
+    _epoch: int | None = 0
+
     def __init__(self, connect: Callable[[Mapping[str, object] | None], BatchdLoader]) -> None:
         self._connect = connect
-        self._epoch: int | None = 0
         self._opened: BatchdLoader | None = None
         self._state: Mapping[str, object] | None = None
 
     @property
     def loader(self) -> BatchdLoader:
-        """The loader: classes, schema, statistics.
-
-        Connects if needed; raises as ``BatchdLoader``.
-        """
+        """The loader: classes, schema, statistics. Connects; raises as ``BatchdLoader``."""
         if self._opened is None:
             self._opened = self._connect(self._state)
         return self._opened
@@ -81,14 +79,9 @@ class StageLoader:
 
 
 class TrainingLoader(StageLoader):
-    """Loader of the training: reads the epoch that it is told, from its state on.
+    """Loader of the training: reads the epoch it is told. Its state remains after ``close``."""
 
-    The state remains after ``close``.
-    """
-
-    def __init__(self, connect: Callable[[Mapping[str, object] | None], BatchdLoader]) -> None:
-        super().__init__(connect)
-        self._epoch = None
+    _epoch = None
 
     @property
     def sampler(self) -> "TrainingLoader":
@@ -113,22 +106,18 @@ class TrainingLoader(StageLoader):
 class BatchdDataModule(LightningDataModule):
     """Streams of a batchd daemon for the stages of a ``Trainer``.
 
-    ``train``, ``val``, ``test``, ``predict``: names of streams; several names give the stage several
-    loaders. ``options`` are those of ``BatchdLoader``, for every stage; the trainer sets ``rank`` and
-    ``world_size``. On GPUs ``device`` is the trainer's own, so Lightning need not move batches.
+    ``train``, ``val``, ``test``, ``predict``: names of streams; several names give the stage
+    several loaders. ``options`` are those of ``BatchdLoader``, for every stage; the trainer sets
+    ``rank`` and ``world_size``. On GPUs ``device`` is the trainer's own, so Lightning need not move
+    batches.
 
-    A checkpoint of the trainer has the position; ``trainer.fit(..., ckpt_path=...)`` continues with the
-    next batch. Within an epoch that needs the same number of ranks, as Lightning counts the batches of
-    a rank.
+    A checkpoint of the trainer has the position; ``trainer.fit(..., ckpt_path=...)`` continues with
+    the next batch. Within an epoch that needs the same number of ranks, as Lightning counts the
+    batches of a rank.
     """
 
     def __init__(
-        self,
-        train: Streams = None,
-        val: Streams = None,
-        test: Streams = None,
-        predict: Streams = None,
-        **options: Any,
+        self, train: Streams = None, val: Streams = None, test: Streams = None, predict: Streams = None, **options: Any
     ) -> None:
         super().__init__()
         self._options = options

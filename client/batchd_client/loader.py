@@ -24,11 +24,10 @@ memory of their own, which no other batch overwrites.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import prod
-from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 from weakref import finalize
 
@@ -37,9 +36,9 @@ import numpy.typing as npt
 
 from batchd_client.daemon import Daemon
 from batchd_client.errors import PrefetchInvalid, RankInvalid, StreamClosed, TensorsInvalid
-from batchd_client.positions import StreamState
 from batchd_client.prefetch import Prefetcher
-from batchd_client.stream import FieldSchema, Stream, StreamStatistics
+from batchd_client.stream import EpochIterator, FieldSchema, Stream, StreamStatistics
+from batchd_client.subscription import StreamState
 
 PREFETCH = 2
 
@@ -68,7 +67,7 @@ D = TypeVar("D", bound=np.generic)
 
 
 def find_share(environment: Mapping[str, str], rank: int | None = None, world_size: int | None = None) -> RankShare:
-    """Find the rank of this process: as given, else from ``environment``, else rank 0 of 1.
+    """Find this process's rank: as given, else in ``environment``, else 0 of 1.
 
     Raises ``RankInvalid``.
     """
@@ -113,10 +112,7 @@ class LoaderStatistics(StreamStatistics):
 
 
 class LoaderConnection(Generic[T]):
-    """What a loader reads while it is connected.
-
-    Closed with the loader or the program at the latest.
-    """
+    """What a loader reads while it is connected; closed with the loader or the program."""
 
     def __init__(self, loader: "Loader[T]", prefetcher: Prefetcher[T], daemon: Daemon | None) -> None:
         """``daemon``: closed together with this connection."""
@@ -125,10 +121,7 @@ class LoaderConnection(Generic[T]):
         self._finalizer = finalize(loader, self._end)
 
     def close(self) -> None:
-        """Close prefetcher and daemon connection.
-
-        After an interrupt, the next ``close`` or the finalizer repeats it.
-        """
+        """Close prefetcher and daemon; after an interrupt, the next ``close`` repeats it."""
         if not self._finalizer.alive:
             return
         try:
@@ -153,10 +146,7 @@ class Loader(ABC, Generic[T]):
     """Base of the loaders; see the module. For one thread at a time."""
 
     def __init__(self, name: str, share: RankShare, place: str, *, restart: bool = False) -> None:
-        """``place``: the destination of batches, for ``repr``.
-
-        ``restart``: each ``for`` restarts the epoch.
-        """
+        """``place``: of batches, for ``repr``. ``restart``: each ``for`` restarts the epoch."""
         self._name = name
         self._share = share
         self._place = place
@@ -166,20 +156,13 @@ class Loader(ABC, Generic[T]):
 
     @abstractmethod
     def _open(self) -> Prefetcher[T]:
-        """Return the prefetcher, and connect first if needed.
-
-        A closed prefetcher still has its position. Raises ``StreamClosed`` where the loader was
-        closed before it ever connected.
-        """
+        """Return the prefetcher. Raises ``StreamClosed`` if closed before it ever connected."""
 
     # --- what it is -------------------------------------------------------------------------------
 
     @property
     def stream(self) -> Stream:
-        """The stream: class names, fingerprint, samples.
-
-        Do not move its position: the loader does.
-        """
+        """The stream: class names, fingerprint, samples. Only the loader may move its position."""
         return self._open().stream
 
     @property
@@ -192,10 +175,7 @@ class Loader(ABC, Generic[T]):
         return len(self.stream)
 
     def statistics(self) -> LoaderStatistics:
-        """Return the totals so far.
-
-        ``wait_s``: waits for data; the rest of ``next_s``: waits for the loader.
-        """
+        """Return the totals: ``wait_s`` for data, the rest of ``next_s`` for the loader."""
         prefetcher = self._open()
         return LoaderStatistics(**asdict(prefetcher.stream.statistics()), next_s=prefetcher.next_s)
 
@@ -207,32 +187,23 @@ class Loader(ABC, Generic[T]):
         return self._open().position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``for`` read this epoch.
-
-        A loader that is already within it stays, as after a resume.
-        """
+        """Let the next ``for`` read this epoch. A loader within it stays, as after a resume."""
         prefetcher = self._open()
         if prefetcher.position.epoch != epoch:
             prefetcher.seek(epoch)
 
     def state_dict(self) -> StreamState:
-        """Give the state for a checkpoint: the current batch counts as done.
-
-        Equal on ranks that are equally far.
-        """
+        """State for a checkpoint: the current batch counts as done. Equal on ranks equally far."""
         return self._open().state_dict()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue where ``state_dict`` was taken, by any number of ranks.
-
-        Raises ``StateMismatch``, and then changes nothing.
-        """
+        """Continue where any ranks took ``state_dict``. ``StateMismatch`` changes nothing."""
         self._open().load_state_dict(state)
 
     # --- taking batches ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate the rest of the current epoch.
+        """Iterate the rest of the epoch.
 
         Raises what iterating a ``Stream`` raises, ``StreamClosed``, and what the framework raises.
         """
@@ -240,7 +211,7 @@ class Loader(ABC, Generic[T]):
         prefetcher = self._open()
         if self._restart and prefetcher.position.step:
             prefetcher.seek(prefetcher.position.epoch)
-        return _LoaderEpoch(partial(self._take, prefetcher.position.epoch))
+        return EpochIterator(partial(self._take, prefetcher.position.epoch))
 
     def _take(self, epoch: int) -> T | None:
         self._check_open()
@@ -249,10 +220,7 @@ class Loader(ABC, Generic[T]):
     # --- its life ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close stream and connection, once no transfer reads from them.
-
-        Received batches and the position stay.
-        """
+        """Close stream and connection once no transfer reads them. Batches and position stay."""
         self._closed = True
         if self._opened is not None:
             self._opened.close()
@@ -260,9 +228,7 @@ class Loader(ABC, Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -278,26 +244,6 @@ class Loader(ABC, Generic[T]):
     def _check_open(self) -> None:
         if self._closed:
             raise StreamClosed(f"this loader of stream {self._name!r} has been closed")
-
-
-class _LoaderEpoch(Iterator[T]):
-    """One ``for`` over a loader, which ``take`` keeps alive: ends with its epoch, and stays ended.
-
-    Not ``iter(take, None)``: that compares every batch with None, which arrays do element by
-    element.
-    """
-
-    __slots__ = ("_take",)
-
-    def __init__(self, take: Callable[[], T | None]) -> None:
-        self._take: Callable[[], T | None] | None = take
-
-    def __next__(self) -> T:
-        batch = self._take() if self._take is not None else None
-        if batch is None:
-            self._take = None
-            raise StopIteration
-        return batch
 
 
 def check_prefetch(prefetch: int) -> None:

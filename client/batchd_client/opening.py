@@ -23,6 +23,7 @@ network may have caused is an ``OSError``.
 import select
 import socket
 import time
+from contextlib import ExitStack
 from secrets import token_hex
 from typing import NamedTuple
 
@@ -30,8 +31,7 @@ import zmq
 
 from batchd_client.errors import ConnectTimeout, KeyRefused
 from batchd_client.hints import log_once, shared_memory_hint
-from batchd_client.lifeline import DaemonBusy, SessionLost, open_lifeline
-from batchd_client.remote import RemoteLink, remote_socket
+from batchd_client.lifeline import DaemonBusy, RemoteLink, SessionLost, open_lifeline, remote_socket
 from batchd_client.session import Session
 from batchd_client.sockets import Socket, Sockets
 from batchd_wire.codec import MESSAGE_BYTES_MAX
@@ -56,8 +56,8 @@ _CUT = (
 )
 _SILENT = "it took the connection, but did not answer in time: the daemon hangs, or has too much to do"
 GREETING_BYTES = 64
-WELCOME_BYTES = 170
-"""Length of a WELCOME command, including the two bytes that frame it."""
+WELCOMED_BYTES = GREETING_BYTES + 170
+"""Length of a greeting and a WELCOME command, including the two bytes that frame it."""
 _PART_BYTES = 4096
 
 Place = RuntimeDirectory | TcpAddress
@@ -92,7 +92,6 @@ def open_session(target: Target, deadline: float) -> Session:
 
 
 def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) -> Session:
-    """Open a session on this host. Raises ``DaemonBusy`` and what ``open_lifeline`` raises."""
     lifeline, secret = open_lifeline(
         directory.lifeline_path,
         deadline,
@@ -100,38 +99,36 @@ def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) ->
         writable_slots=target.writable_slots,
         given=target.lifeline,
     )
-    session = Session(_dealer(target.sockets, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
-    opened = False
-    try:
-        session.open(secret, deadline)
-        opened = True
-    except SessionLost as lost:
-        raise DaemonBusy(str(lost)) from None
-    finally:
-        if not opened:
-            session.close()
+    dealer = target.sockets.open(zmq.DEALER)
+    dealer.immediate = True
+    dealer.maxmsgsize = MESSAGE_BYTES_MAX
+    dealer.reconnect_ivl = RECONNECT_INTERVAL_MS
+    dealer.reconnect_ivl_max = RECONNECT_INTERVAL_MAX_MS
+    dealer.connect(directory.zmq_endpoint)
+    session = Session(dealer, lifeline, directory.zmq_endpoint)
+    with ExitStack() as on_failure:
+        on_failure.callback(session.close)
+        try:
+            session.open(secret, deadline)
+        except SessionLost as lost:
+            raise DaemonBusy(str(lost)) from None
+        on_failure.pop_all()
     return session
 
 
 def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Session:
-    """Open a session over TCP.
-
-    Raises ``KeyRefused``, ``DaemonBusy``, or ``OSError`` with the reason.
-    """
     dealer, link = _remote_connection(target, address)
     session = Session(dealer, link, address.endpoint)
-    opened = False
-    try:
-        dealer.connect(address.endpoint)
-        greeted = session.greet(deadline)
-        for _ in range(target.connections - 1):
-            session.join(*_remote_connection(target, address), greeted.secret, deadline)
-        opened = True
-    except (SessionLost, ConnectTimeout, zmq.ZMQError) as failure:
-        raise _why_not(target, address, session, deadline, failure) from None
-    finally:
-        if not opened:
-            session.close()
+    with ExitStack() as on_failure:
+        on_failure.callback(session.close)
+        try:
+            dealer.connect(address.endpoint)
+            greeted = session.greet(deadline)
+            for _ in range(target.connections - 1):
+                session.join(*_remote_connection(target, address), greeted.secret, deadline)
+        except (SessionLost, ConnectTimeout, zmq.ZMQError) as failure:
+            raise _why_not(target, address, session, deadline, failure) from None
+        on_failure.pop_all()
     if greeted.ipc_address:
         log_once(shared_memory_hint(address.address, greeted.ipc_address))
     return session
@@ -162,25 +159,10 @@ def _remote_connection(target: Target, address: TcpAddress) -> tuple[Socket, Rem
     return dealer, RemoteLink(target.sockets, dealer, address)
 
 
-def _dealer(sockets: Sockets, endpoint: str) -> Socket:
-    dealer = sockets.open(zmq.DEALER)
-    dealer.immediate = True
-    dealer.maxmsgsize = MESSAGE_BYTES_MAX
-    dealer.reconnect_ivl = RECONNECT_INTERVAL_MS
-    dealer.reconnect_ivl_max = RECONNECT_INTERVAL_MAX_MS
-    dealer.connect(endpoint)
-    return dealer
-
-
 def diagnose(
-    sockets: Sockets,
-    address: TcpAddress,
-    key: ConnectionKey | None,
-    timeout_s: float,
-    *,
-    timed_out: bool,
+    sockets: Sockets, address: TcpAddress, key: ConnectionKey | None, timeout_s: float, *, timed_out: bool
 ) -> Exception:
-    """Diagnose a failed session: return an ``OSError`` where a retry may help, else ``KeyRefused``.
+    """Diagnose a failed session: ``OSError`` where a retry may help, else ``KeyRefused``.
 
     ``timed_out``: the connection stayed open, but the daemon did not answer.
     """
@@ -216,32 +198,19 @@ class _CurveProbe(NamedTuple):
     heard_bytes: int
     hung_up: bool
 
-    @property
-    def has_welcome(self) -> bool:
-        """True if the whole WELCOME arrived."""
-        return self.heard_bytes >= GREETING_BYTES + WELCOME_BYTES
-
-    @property
-    def has_verdict(self) -> bool:
-        """True if anything arrived after the WELCOME."""
-        return self.heard_bytes > GREETING_BYTES + WELCOME_BYTES
-
 
 def _judge(seen: _CurveProbe, address: TcpAddress, key: ConnectionKey, *, timed_out: bool) -> Exception:
     if seen.hung_up and seen.heard_bytes == GREETING_BYTES and not timed_out:
         return KeyRefused(f"the daemon at {address.address} has other keys than those for which {key.name!r} was made")
     if seen.hung_up:
         return OSError(_CUT)
-    if seen.has_welcome and not seen.has_verdict:
+    if seen.heard_bytes == WELCOMED_BYTES:
         return OSError("the daemon did not say whether it knows the key: its authenticator hangs or is gone")
-    return OSError(_SILENT if timed_out or not seen.has_verdict else _CUT)
+    return OSError(_SILENT if timed_out or seen.heard_bytes < WELCOMED_BYTES else _CUT)
 
 
 def _mechanism(address: TcpAddress, deadline: float) -> str:
-    """Ask the peer for its security mechanism: "CURVE", "NULL", ....
-
-    Raises ``OSError`` without an answer.
-    """
+    """Ask for the security mechanism: "CURVE", "NULL". Raises ``OSError`` without an answer."""
     with socket.create_connection((address.host, address.port), timeout=_left_s(deadline)) as connection:
         greeting = b""
         try:
@@ -271,10 +240,7 @@ def _mechanism(address: TcpAddress, deadline: float) -> str:
 
 
 def _probe_curve(sockets: Sockets, address: TcpAddress, key: ConnectionKey, deadline: float) -> _CurveProbe:
-    """Do a CURVE handshake until the daemon gives its verdict on the key, hangs up, or time is up.
-
-    Raises ``OSError`` where no connection is made.
-    """
+    """Do a CURVE handshake up to the verdict on the key. Raises ``OSError`` if none begins."""
     name = f"batchd-{token_hex(16)}"
     dealer = remote_socket(sockets, key)
     try:
@@ -295,7 +261,7 @@ def _pass_on(ours: socket.socket, daemon: socket.socket, deadline: float) -> _Cu
     poll = select.poll()
     for end in (ours, daemon):
         poll.register(end, select.POLLIN)
-    while not _CurveProbe(heard_bytes, hung_up=False).has_verdict and time.monotonic() < deadline:
+    while heard_bytes <= WELCOMED_BYTES and time.monotonic() < deadline:  # what follows is the verdict
         ready = {descriptor for descriptor, _ in poll.poll(_left_s(deadline) * 1000)}
         try:
             if daemon.fileno() in ready:

@@ -17,15 +17,12 @@ from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from batchd_client.batch import Batch
-from batchd_client.positions import StreamState
 from batchd_client.stream import Stream
+from batchd_client.subscription import StreamState
 from batchd_wire.position import Position
 
 HELD_MAX = 1
-"""Batches that may be held during a wait for the next.
-
-Every ring has two slots for each trainer.
-"""
+"""Batches held during a wait for the next: every ring has two slots for each trainer."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -42,10 +39,7 @@ class Placement(Protocol[T_co]):
     """A destination of batches: copies each into memory that the framework owns."""
 
     def begin(self, batch: Batch) -> Transfer[T_co]:
-        """Begin the copy of a batch.
-
-        The placement owns the batch from now on, and releases it once it is read.
-        """
+        """Begin the copy of a batch, which the placement owns now and releases once it is read."""
 
     def sweep(self, *, wait: bool = False) -> None:
         """Release the batches that have been read; with ``wait``, wait for all of them first.
@@ -65,10 +59,7 @@ class _Queued(NamedTuple, Generic[T]):
 
 
 class Prefetcher(Generic[T]):
-    """See the module. ``prefetch``: most batches in transit ahead of the loop.
-
-    For one thread at a time.
-    """
+    """See the module. ``prefetch``: most batches in transit ahead of the loop. For one thread."""
 
     def __init__(
         self, stream: Stream, placement: Placement[T], prefetch: int, clock: Callable[[], float] = time.perf_counter
@@ -80,25 +71,18 @@ class Prefetcher(Generic[T]):
         self._prefetch = prefetch
         self._clock = clock
         self._queue: deque[_Queued[T]] = deque()
-        """The first one may be what the loop has got already: then the feed stands behind it."""
-        self._position = _position_of(stream)
+        """The first may be what the loop has already: then ``position`` is the one after it."""
+        self.position = position_of(stream)
+        """Position of the next batch that the loop gets."""
         stream.when_lost(self._let_go)
 
-    @property
-    def position(self) -> Position:
-        """Position of the next batch that the loop gets."""
-        return self._position
-
     def take(self, epoch: int) -> T | None:
-        """Return the next item if it belongs to ``epoch``, else None.
-
-        Raises what iterating the stream raises.
-        """
-        if self._position.epoch != epoch:
+        """Return the next item if it is of ``epoch``, else None. Raises as the stream does."""
+        if self.position.epoch != epoch:
             return None
         started_s = self._clock()
         self._placement.sweep()
-        if self._queue and self._queue[0].after == self._position:
+        if self._queue and self._queue[0].after == self.position:
             self._queue.popleft()
         self._mend()
         if not self._queue and not self._begin(wait=False):
@@ -113,27 +97,21 @@ class Prefetcher(Generic[T]):
             result = head.transfer.finish()
             self.next_s += self._clock() - started_s
             # No calls from here on, so neither a signal handler nor another thread can interrupt.
-            self._position = head.after
+            self.position = head.after
         finally:
-            if self._position is not head.after:
+            if self.position is not head.after:
                 self._queue.clear()  # user code in it may have changed it: fetch the batch again
         return result
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Continue at another position, and drop what is in transit.
-
-        Raises ``PositionInvalid``, and then changes nothing.
-        """
+        """Continue elsewhere, and drop what is in transit. ``PositionInvalid`` changes nothing."""
         # A small ring has no slots for a new claim beside held ones.
         self._placement.sweep(wait=True)
         self.stream.seek(epoch, step)
         self._drop()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue where ``state_dict`` was taken.
-
-        Raises ``StateMismatch``, and then changes nothing.
-        """
+        """Continue where ``state_dict`` was taken. ``StateMismatch`` changes nothing."""
         self._placement.sweep(wait=True)
         self.stream.load_state_dict(state)
         self._drop()
@@ -141,7 +119,7 @@ class Prefetcher(Generic[T]):
     def state_dict(self) -> StreamState:
         """As ``Stream.state_dict``, after the last batch that the loop has received."""
         state = self.stream.state_dict()
-        state["epoch"], state["step"] = self._position
+        state["epoch"], state["step"] = self.position
         return state
 
     def close(self) -> None:
@@ -158,12 +136,12 @@ class Prefetcher(Generic[T]):
 
     def _drop(self) -> None:
         self._queue.clear()
-        self._position = _position_of(self.stream)
+        self.position = position_of(self.stream)
 
     def _mend(self) -> None:
         """Move the stream back to the end of the queue, if an interrupt lost a batch."""
-        end = self._queue[-1].after if self._queue else self._position
-        if _position_of(self.stream) != end:
+        end = self._queue[-1].after if self._queue else self.position
+        if position_of(self.stream) != end:
             self._placement.sweep(wait=True)
             self.stream.seek(*end)
 
@@ -172,7 +150,7 @@ class Prefetcher(Generic[T]):
         batch = self.stream.take(self.stream.epoch, wait=wait)
         if batch is None:
             return False
-        self._queue.append(_Queued(self._placement.begin(batch), _position_of(self.stream)))
+        self._queue.append(_Queued(self._placement.begin(batch), position_of(self.stream)))
         return True
 
     def _look_ahead(self) -> None:
@@ -184,5 +162,6 @@ class Prefetcher(Generic[T]):
             return  # if it persists, it is raised again when the loop wants that batch
 
 
-def _position_of(stream: Stream) -> Position:
+def position_of(stream: Stream) -> Position:
+    """Position of the stream's next batch."""
     return Position(stream.epoch, stream.step)

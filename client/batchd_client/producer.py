@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from batchd_client.connection import Connection, Deadlines
-from batchd_client.discovery import find_local_daemon
+from batchd_client.discovery import find_daemon
 from batchd_client.errors import (
     ConnectTimeout,
     NotCopyable,
@@ -33,6 +33,7 @@ from batchd_client.errors import (
     StreamReplaced,
 )
 from batchd_client.lifeline import SessionLost
+from batchd_client.opening import Target
 from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_wire.mailbox import BYTES_KINDS, MailColumn, PlaceLayout, place_layout_from_wire
@@ -64,8 +65,6 @@ class ProducerStatistics:
 
 
 class _MailboxTerms(NamedTuple):
-    """The stream's mailbox, as the daemon describes it."""
-
     stream: int
     capacity: int
     layout: PlaceLayout
@@ -91,7 +90,7 @@ def push(
     sockets = Sockets(1)
     connection = None
     try:
-        target, session = find_local_daemon(sockets, address, connect_timeout_s, PushNotLocal)
+        target, session = find_daemon(partial(Target, sockets), address, connect_timeout_s, not_local=PushNotLocal)
         connection = Connection(target, session, deadlines)
     finally:
         if connection is None:
@@ -174,9 +173,7 @@ class Producer(NotCopyable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -225,10 +222,7 @@ class Producer(NotCopyable):
         return True
 
     def _has_place(self, session: Session, terms: _MailboxTerms, deadline: float) -> bool:
-        """Ask for a place, for a while.
-
-        True once the daemon lent one, or has none for this sample.
-        """
+        """Ask for a place. True once the daemon lent one, or has none for this sample."""
         if self._place is not None:
             return True
         begun_s = time.monotonic()
@@ -254,7 +248,7 @@ class Producer(NotCopyable):
     def _hand_in(
         self, session: Session, terms: _MailboxTerms, place: int, values: list[tuple[int, memoryview]], lengths: bytes
     ) -> bool:
-        """Write the sample into its place and report it; False if the stream has a new mailbox.
+        """Write and report the sample; False if the stream has a new mailbox.
 
         If the session is lost meanwhile, the sample may be lost, too.
         """
@@ -287,10 +281,7 @@ class Producer(NotCopyable):
 
 
 def pack_sample(layout: PlaceLayout, sample: Mapping[str, object]) -> tuple[list[tuple[int, memoryview]], bytes]:
-    """Encode a sample for its place: (offset, bytes) of each value, and the lengths before them.
-
-    Raises ``SampleInvalid``.
-    """
+    """(offset, bytes) of each value, and the lengths before them. Raises ``SampleInvalid``."""
     names = [column.name for column in layout.columns]
     if not isinstance(sample, Mapping):
         raise SampleInvalid(f"a sample has to be a dict with the fields {sorted(names)}, and is {_shown(sample)}")
@@ -312,10 +303,7 @@ def pack_sample(layout: PlaceLayout, sample: Mapping[str, object]) -> tuple[list
 
 
 def _bytes_of(column: MailColumn, value: object) -> Array:
-    """Convert a value to a C-contiguous array of the column's dtype and shape.
-
-    Raises ``SampleInvalid``.
-    """
+    """Convert to a C-contiguous array of the column's dtype and shape. Raises ``SampleInvalid``."""
     if column.kind in BYTES_KINDS:
         return np.frombuffer(_raw(column, value), np.uint8)
     dtype = np.dtype(column.kind)
@@ -329,10 +317,7 @@ def _bytes_of(column: MailColumn, value: object) -> Array:
 
 
 def _array_of(column: MailColumn, value: object, dtype: np.dtype[Any]) -> Array:
-    """Convert numbers, or lists of them, to ``dtype`` if it holds them exactly.
-
-    Ints may become floats.
-    """
+    """Convert numbers or lists to ``dtype`` if it holds them exactly; ints may become floats."""
     try:
         made = np.asarray(value)
         if made.size and made.dtype.kind not in "biuf":
@@ -359,7 +344,6 @@ def _raw(column: MailColumn, value: Any) -> bytes | memoryview:
 
 
 def _shown(value: object) -> str:
-    """Describe a wrong value: its type, and its beginning."""
     text = repr(value)
     short = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
     return short if value is None else f"{type(value).__name__} {short}"

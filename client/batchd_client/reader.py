@@ -12,7 +12,6 @@ can fail or be interrupted. So no exception loses or repeats a position.
 import logging
 import random
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -20,7 +19,6 @@ from batchd_client.batch import Batch, Lease
 from batchd_client.connection import Connection
 from batchd_client.errors import (
     BatchCorrupt,
-    BatchdClientError,
     BatchTimeout,
     DaemonUnavailable,
     ProtocolError,
@@ -31,12 +29,10 @@ from batchd_client.errors import (
     error_for_code,
 )
 from batchd_client.hints import log_once, missing_samples_hint, shared_batches_hint
-from batchd_client.memory import SlotMemory
-from batchd_client.remote import BATCHES_HELD_MAX, ReceiveBuffer
+from batchd_client.memory import BATCHES_HELD_MAX, BatchMemory
 from batchd_client.session import Session
 from batchd_client.subscription import Subscription, SubscriptionRequest
 from batchd_wire.codes import ErrorCode
-from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskStatus, Handle, Mismatched, Parcel, Refused, Status, Subscribed
 from batchd_wire.position import Position
 from batchd_wire.slot import UNFINISHED, holds_generation
@@ -80,7 +76,7 @@ class StreamReader:
         """True once the reason of the first wait has been looked for."""
         self._missing: str | None = None
         """The hint about missing samples at that time."""
-        self._connection = connection
+        self.connection = connection
         self._ready: Batch | None = None
         self._began_s = 0.0
         self._reconnects_before = 0
@@ -94,20 +90,17 @@ class StreamReader:
         return self.subscription.position
 
     def take(self, epoch: int, *, wait: bool = True) -> Batch | None:
-        """Return the next batch if it belongs to ``epoch`` and the claim, else None.
-
-        Without ``wait`` also None if it has not arrived.
-        """
+        """Next batch if in ``epoch`` and the claim (without ``wait``: and arrived), else None."""
         started_s = time.perf_counter()
         end_epoch = self.claim.end_epoch
         if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
-            self._connection.run_if_usable(self._report_end)
+            self.connection.run_if_usable(self._report_end)
             return None
         if self._ready is None:
             if wait:
                 self._fetch()
             else:
-                self._connection.run_if_usable(self._look)
+                self.connection.run_if_usable(self._look)
         batch, subscription = self._ready, self.subscription
         if batch is None:
             return None
@@ -126,22 +119,12 @@ class StreamReader:
 
     def move(self, position: Position) -> None:
         """Continue at another position. A refusal changes nothing."""
-        self._connection.run(partial(self._move, position=position))
-
-    def memories(self) -> list[SlotMemory | ReceiveBuffer]:
-        """List the memory of current and future batches, as far as it exists."""
-        session = self._connection.session
-        slots = session.slots if session is not None and session.is_usable else []
-        return [*slots, *self.subscription.arrivals.buffers.made]
-
-    def when_lost(self, let_go: Callable[[], None]) -> None:
-        """See ``Stream.when_lost``."""
-        self._connection.when_lost(let_go)
+        self.connection.run(partial(self._move, position=position))
 
     def close(self) -> None:
         """End the claim."""
         self._ready = None
-        self._connection.run_if_usable(self._unsubscribe)
+        self.connection.run_if_usable(self._unsubscribe)
 
     # --- subscribing; each of these has the session to itself -------------------------------------
 
@@ -151,7 +134,7 @@ class StreamReader:
         session.adopt(self.subscription, self)
 
     def _subscribe(self, session: Session, position: Position, fingerprint: str | None) -> Subscription:
-        deadline = self._connection.deadlines.request_deadline()
+        deadline = self.connection.deadlines.request_deadline()
         message = partial(self.claim.subscribe, position=position, fingerprint=fingerprint)
         while True:
             try:
@@ -160,8 +143,8 @@ class StreamReader:
                 if time.monotonic() + BUSY_PAUSE_S >= deadline:
                     raise
             else:
-                terms = subscription.terms
-                text = shared_batches_hint(self.claim.stream, self.claim.world_size, terms.steps, terms.samples)
+                steps, samples = subscription.admitted.steps, subscription.admitted.samples
+                text = shared_batches_hint(self.claim.stream, self.claim.world_size, steps, samples)
                 if text is not None:
                     log_once(text, logging.WARNING)
                 if subscription.counter.start != position != BEGINNING:
@@ -179,10 +162,10 @@ class StreamReader:
         if session.has(former):
             session.unsubscribe(former.number)
         try:
-            subscription = self._subscribe(session, position, former.terms.fingerprint)
+            subscription = self._subscribe(session, position, former.admitted.fingerprint)
         except StateMismatch as error:
             raise StreamChanged(str(error).partition("\n")[0]) from None
-        if subscription.terms != former.terms:
+        if not subscription.is_same_stream(former):
             session.settle()
             raise StreamChanged
         self.subscription, self._ready = subscription, None
@@ -198,7 +181,7 @@ class StreamReader:
 
     def _fetch(self) -> None:
         """Make the next batch ready, or raise the reason."""
-        connection, deadlines = self._connection, self._connection.deadlines
+        connection, deadlines = self.connection, self.connection.deadlines
         self._began_s = time.monotonic()
         self._reconnects_before = connection.reconnects
         self._has_waited = False
@@ -239,14 +222,14 @@ class StreamReader:
         if not session.has(subscription) or len(subscription.lent) >= BATCHES_HELD_MAX:
             return
         subscription.announced_s = 0.0
-        if not self._accept(session, subscription) and session.has(subscription) and subscription.ended:
-            session.give_back(subscription, subscription.leased, 0, waiting=False)
+        if not self._accept(session) and session.has(subscription) and subscription.ended:
+            session.give_back(subscription)
 
     def _report_end(self, session: Session) -> None:
         """End of the loop: release its last batch, and report the total wait."""
         subscription = self.subscription
         if session.has(subscription) and (subscription.ended or subscription.wait_us > subscription.wait_reported_us):
-            session.give_back(subscription, subscription.leased, 0, waiting=False)
+            session.give_back(subscription)
 
     def _attempt(self, session: Session) -> bool:
         """Make a batch ready if its handle is here; else tell the daemon that the loop waits."""
@@ -254,7 +237,7 @@ class StreamReader:
             return True
         if not session.has(self.subscription):
             self._move(session, self.subscription.position)
-        if self._accept(session, self.subscription):
+        if self._accept(session):
             return True
         if not session.has(self.subscription):
             if self._pause_s:
@@ -263,42 +246,45 @@ class StreamReader:
             self._move(session, self.subscription.position)
         if self._has_waited:
             session.check_link()
-        return self._announce(session, self.subscription) and self._accept(session, self.subscription)
+        return self._announce(session) and self._accept(session)
 
-    def _accept(self, session: Session, subscription: Subscription) -> bool:
+    def _accept(self, session: Session) -> bool:
+        subscription = self.subscription
         handles = subscription.handles
         while not handles:
             if not session.receive():
                 if subscription.refusal is not None and subscription.announced_s:
-                    self._take_refusal(session, subscription, subscription.refusal)
+                    self._take_refusal(session, subscription.refusal)
                 return False
         # Until the batch is stored: an interrupt in between would lose the handle.
         session.is_interrupted = True
         handle = handles.popleft()
-        memory = self._memory(session, subscription, handle)
+        memory = self._memory(session, handle)
         wrong = subscription.checksums.wrong_rows(memory.page, handle.first, handle.count)
         if wrong:
-            self._report_mismatch(session, subscription, handle, len(wrong))
+            self._report_mismatch(session, handle, len(wrong))
             return False
-        self._ready = self._lease(session, subscription, handle, memory)
+        lease = Lease(memory, None if type(handle) is Parcel else session.link, subscription.ended, handle)
+        subscription.add_lease(lease)
+        self._ready = Batch(self.claim.stream, subscription.fields, lease, handle)
         session.is_interrupted = False
         self._mismatches_here = 0
         # Otherwise the daemon counted it as consumed when it granted it.
         if not subscription.announced_s:
-            session.give_back(subscription, subscription.leased, 0, waiting=False)
+            session.give_back(subscription)
         if session.has_left_overs:
             session.settle()
         return True
 
-    def _announce(self, session: Session, subscription: Subscription) -> bool:
+    def _announce(self, session: Session) -> bool:
         """Report that the loop waits, where that is new; True if something was sent."""
-        now_s = time.monotonic()
+        subscription, now_s = self.subscription, time.monotonic()
         if not subscription.announced_s:
             subscription.refusal = None  # of an earlier call
         elif not subscription.ended and now_s - subscription.announced_s < ANNOUNCE_AGAIN_S:
             return False
         waited_us = int((now_s - self._began_s) * 1e6)
-        if session.give_back(subscription, subscription.leased, waited_us, waiting=True):
+        if session.give_back(subscription, waited_us, waiting=True):
             subscription.announced_s = now_s
         if session.has_left_overs:
             session.settle()
@@ -306,11 +292,10 @@ class StreamReader:
 
     # --- one batch --------------------------------------------------------------------------------
 
-    def _memory(
-        self, session: Session, subscription: Subscription, handle: Handle | Parcel
-    ) -> SlotMemory | ReceiveBuffer:
-        """Find the memory of a handle, after all possible checks."""
-        due, layout = subscription.leased, subscription.terms.layout
+    def _memory(self, session: Session, handle: Handle | Parcel) -> BatchMemory:
+        """Find the memory of a handle, and check that it holds the batch."""
+        subscription = self.subscription
+        due, layout = subscription.leased, subscription.layout
         if handle.sequence != due or not subscription.counter.expects(due, handle.epoch, handle.step):
             raise ProtocolError(
                 f"batch number {handle.sequence} (epoch {handle.epoch}, step {handle.step}) of stream {self.claim.stream!r} "
@@ -322,19 +307,6 @@ class StreamReader:
             buffer = subscription.lent[due] = subscription.received.popleft()
             return buffer
         assert type(handle) is Handle
-        return self._slot(session, handle, layout)
-
-    def _lease(
-        self, session: Session, subscription: Subscription, handle: Handle | Parcel, memory: SlotMemory | ReceiveBuffer
-    ) -> Batch:
-        """Make a batch over the memory."""
-        lifeline = None if type(handle) is Parcel else session.link
-        lease = Lease(memory, lifeline, subscription.ended, handle)
-        subscription.add_lease(lease)
-        return Batch(self.claim.stream, subscription.fields, lease, handle)
-
-    def _slot(self, session: Session, handle: Handle, layout: SlotLayout) -> SlotMemory:
-        """Find the slot, and check that it holds the batch."""
         memory = session.slot(handle.slot)
         if memory.slot_bytes != layout.slot_bytes:
             raise ProtocolError(f"slot {handle.slot} has {memory.slot_bytes} bytes instead of {layout.slot_bytes}")
@@ -344,10 +316,9 @@ class StreamReader:
             )
         return memory
 
-    def _report_mismatch(
-        self, session: Session, subscription: Subscription, handle: Handle | Parcel, wrong: int
-    ) -> None:
+    def _report_mismatch(self, session: Session, handle: Handle | Parcel, wrong: int) -> None:
         """Report a mismatch and unsubscribe, to resubscribe. Raises ``BatchCorrupt`` in the end."""
+        subscription = self.subscription
         if subscription.position != self._mismatched_at:
             self._mismatched_at, self._mismatches_here = subscription.position, 0
         self.mismatches += 1
@@ -366,20 +337,17 @@ class StreamReader:
 
     # --- why there is none ------------------------------------------------------------------------
 
-    def _take_refusal(self, session: Session, subscription: Subscription, refused: Refused) -> None:
+    def _take_refusal(self, session: Session, refused: Refused) -> None:
         """Raise the refusal; a stream with new settings is only unsubscribed, to resubscribe."""
-        if refused.error != ErrorCode.STREAM_REPLACED:
-            raise self._refusal(refused)
-        session.unsubscribe(subscription.number)
-
-    def _refusal(self, refused: Refused) -> BatchdClientError:
-        if refused.error == ErrorCode.RING_EXHAUSTED:
-            held = self.subscription.held
-            return RingExhausted(f"{refused.text} ({held} of its batches are alive in this program)")
-        return error_for_code(refused.error, refused.text)
+        if refused.error == ErrorCode.STREAM_REPLACED:
+            session.unsubscribe(self.subscription.number)
+        elif refused.error == ErrorCode.RING_EXHAUSTED:
+            raise RingExhausted(f"{refused.text} ({self.subscription.held} of its batches are alive in this program)")
+        else:
+            raise error_for_code(refused.error, refused.text)
 
     def _timeout(self) -> BatchTimeout:
-        connection, position = self._connection, self.position
+        connection, position = self.connection, self.position
         silent_s = time.monotonic() - connection.session.last_message_s if connection.session else 0.0
         lost = connection.reconnects - self._reconnects_before
         again = f", but the connection to it was lost and made anew {counted(lost, 'time')} meanwhile" if lost else ""

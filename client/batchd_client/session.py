@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import zmq
 
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
-from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, program
+from batchd_client.lifeline import DaemonBusy, Lifeline, RemoteLink, SessionLost, program
 from batchd_client.memory import Mailbox, SlotMemory
-from batchd_client.remote import RemoteLink
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
@@ -71,7 +70,8 @@ class Session:
         self._extra_connections: list[tuple[zmq.Socket[bytes], RemoteLink]] = []
         """Further TCP connections, which carry only batches."""
         self._sources = [socket]
-        self._descriptors = [int(socket.getsockopt(zmq.FD)), link.descriptor]
+        self.descriptors = [int(socket.getsockopt(zmq.FD)), link.descriptor]
+        """They become readable when there may be something to receive."""
         self._numbers = itertools.count(OPENING + 1)
         self._awaited = OPENING
         self._answers: list[Message] = []
@@ -86,7 +86,8 @@ class Session:
         self._vocabulary = TO_TRAINER if isinstance(link, Lifeline) else TO_TRAINER_REMOTE
         self.endpoint = endpoint
         self.daemon_version = ""
-        self._slots: dict[int, SlotMemory] = {}
+        self.slots: dict[int, SlotMemory] = {}
+        """The slots shared so far, by number."""
         self._mailboxes: dict[int, Mailbox] = {}
         self.is_interrupted = False
         self.last_message_s = time.monotonic()
@@ -100,16 +101,6 @@ class Session:
     def address(self) -> str:
         """The daemon's address, for `connect`."""
         return f"ipc://{self.link.path.parent}" if isinstance(self.link, Lifeline) else self.endpoint
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Descriptors that become readable when there may be something to receive."""
-        return self._descriptors
-
-    @property
-    def slots(self) -> list[SlotMemory]:
-        """The slots shared so far."""
-        return list(self._slots.values())
 
     @property
     def has_left_overs(self) -> bool:
@@ -139,12 +130,9 @@ class Session:
         self.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the ZeroMQ sockets, and keep only the memory of living batches.
-
-        The lifeline closes with the last lease.
-        """
+        """Close the sockets. Living batches keep their memory, and the lifeline."""
         self._lost = self._lost or "the session has been closed"
-        self._slots.clear()
+        self.slots.clear()
         for subscription in (*self._subscriptions.values(), *self._retired):
             subscription.let_go()
         if isinstance(self.link, RemoteLink):
@@ -171,10 +159,7 @@ class Session:
         return self._subscriptions.get(subscription.number) is subscription
 
     def unsubscribe(self, number: int) -> None:
-        """End a subscription. Its unread handles are void; its leases are reported as they end.
-
-        May be called again after an interrupt. Raises ``SessionLost``.
-        """
+        """End a subscription; its leases are reported as they end. Raises ``SessionLost``."""
         if all(over.number != number for over in self._retired):
             subscription = self._subscriptions.get(number)
             if not self.send(Unsubscribe(number, subscription.leased if subscription is not None else 0)):
@@ -193,7 +178,7 @@ class Session:
             self._unadopted.pop()
         for over in self._retired:
             if over.ended:
-                self.give_back(over, over.leased, 0, waiting=False)
+                self.give_back(over)
         self._retired = [over for over in self._retired if over.outstanding]
 
     # --- sending ----------------------------------------------------------------------------------
@@ -208,9 +193,9 @@ class Session:
             return False
         return True
 
-    def give_back(self, subscription: "Subscription", consumed: int, waited_us: int, *, waiting: bool) -> bool:
+    def give_back(self, subscription: "Subscription", waited_us: int = 0, *, waiting: bool = False) -> bool:
         """Send a ``Pull`` with the position and the ended leases; False if it could not be sent."""
-        pull = subscription.pull(consumed, waited_us, waiting=waiting)
+        pull = subscription.pull(waited_us, waiting=waiting)
         if not self.send(pull):
             return False
         subscription.wait_reported_us = pull.wait_us
@@ -219,10 +204,7 @@ class Session:
         return True
 
     def request(self, make: Callable[[int], Message], answer: type[M], deadline: float) -> M:
-        """Send a request and return its answer.
-
-        Raises a refusal, or ``ConnectTimeout`` past ``deadline``.
-        """
+        """Return the answer. Raises a refusal, ``SessionLost``, or ``ConnectTimeout``."""
         self.settle()
         number = next(self._numbers)
         return self._exchange(number, make(number), answer, deadline)
@@ -249,10 +231,7 @@ class Session:
     # --- receiving --------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Process one message, if there is one; False if not.
-
-        Raises ``SessionLost``, ``ProtocolError`` and refusals.
-        """
+        """Process one message, if any. Raises ``SessionLost``, ``ProtocolError``, refusals."""
         if self._lost is not None:
             raise SessionLost(self._lost)
         self.is_interrupted = True  # until the message is where it belongs: an interrupt in between would lose it
@@ -289,17 +268,17 @@ class Session:
         thread uses the session.
         """
         poll = select.poll()
-        for descriptor in self._descriptors:
+        for descriptor in self.descriptors:
             poll.register(descriptor, select.POLLIN)
         poll.poll(max(0.0, seconds) * 1000)
 
     def check_link(self) -> None:
         """Map the memory shared so far. Raises ``SessionLost`` if the daemon is gone."""
-        was_interrupted, self.is_interrupted = self.is_interrupted, True  # who looks for a slot has a handle in hand
+        was_interrupted, self.is_interrupted = self.is_interrupted, True  # a search for a slot must not lose its handle
         try:
-            self.link.receive_shared(self._slots, self._mailboxes)
+            self.link.receive_shared(self.slots, self._mailboxes)
             for _socket, link in self._extra_connections:
-                link.receive_shared(self._slots, self._mailboxes)
+                link.receive_shared(self.slots, self._mailboxes)
         except SessionLost as lost:
             self._lost = str(lost)
             raise
@@ -307,7 +286,7 @@ class Session:
 
     def slot(self, number: int) -> SlotMemory:
         """Return the slot that a handle names; waits for it, as the two sockets are not in step."""
-        return self._shared(self._slots, number, f"a handle names slot {number}")
+        return self._shared(self.slots, number, f"a handle names slot {number}")
 
     def mailbox(self, stream: int) -> Mailbox:
         """Return the mailbox of a stream that this session produces for; waits for it."""
@@ -344,7 +323,7 @@ class Session:
         """Add a further connection for batches; the session owns it from now on."""
         self._extra_connections.append((socket, link))
         self._sources.append(socket)
-        self._descriptors += [int(socket.getsockopt(zmq.FD)), link.descriptor]
+        self.descriptors += [int(socket.getsockopt(zmq.FD)), link.descriptor]
         socket.connect(self.endpoint)
         self._exchange(OPENING, Join(secret), Joined, deadline, socket)
 
@@ -384,7 +363,7 @@ class Session:
             while source.getsockopt(zmq.RCVMORE):
                 source.recv_into(bytearray(), flags=zmq.NOBLOCK)
             return
-        layout = subscription.terms.layout
+        layout = subscription.layout
         if parcel.first + parcel.count > layout.rows:
             raise ProtocolError(f"rows {parcel.first}+{parcel.count} of a batch that has {layout.rows}")
         buffer = subscription.arrivals.buffer_for(parcel)

@@ -7,8 +7,8 @@ before it calls a finalizer. So a context that is destroyed there finds no socke
 waits forever for their end. Therefore the references here are strong, and the registry of
 finalizers holds them: a socket is never garbage before it is closed.
 
-Invariant: after any interrupt, the next ``close_all`` or ``destroy`` closes what was opened here, or
-the finalizer does: at the last reference to ``Sockets``, or at the end of the program.
+Invariant: after any interrupt, the next ``close_all`` or ``destroy`` closes what was opened here,
+or the finalizer does: at the last reference to ``Sockets``, or at the end of the program.
 """
 
 import os
@@ -47,10 +47,7 @@ class Turn:
         self.is_over = False
 
     def end(self) -> bool:
-        """Wait until no thread uses the connection, and let none in from then on.
-
-        False on timeout.
-        """
+        """Wait until no thread uses the connection, then let none in. False on timeout."""
         if not self.is_over and self.lock.acquire(timeout=EXIT_WAIT_S):
             self.is_over = True
             self.lock.release()
@@ -80,10 +77,7 @@ class Sockets:
         return not self._end.alive
 
     def open(self, kind: int) -> Socket:
-        """Make a socket. The caller may close it; ``close_all`` does otherwise.
-
-        Raises ``ThreadsExhausted``.
-        """
+        """Make a socket; the caller or ``close_all`` closes it. Raises ``ThreadsExhausted``."""
         if self._threads:
             try:
                 check_threads(self._threads)
@@ -103,10 +97,7 @@ class Sockets:
         return monitor
 
     def _listed(self, context: Context, kind: int) -> Socket:
-        """Make a socket, listed before it is open.
-
-        An interrupt would leave it open and unlisted.
-        """
+        """Make a socket, listed before it is open: an interrupt would leave it unlisted."""
         socket = zmq.Socket.__new__(zmq.Socket)
         self._open.append(socket)
         socket.__init__(context, kind)  # type: ignore[misc]
@@ -117,10 +108,7 @@ class Sockets:
         _close(self._open)
 
     def destroy(self) -> None:
-        """Close all sockets and end ZeroMQ's threads.
-
-        After an interrupt, the next call repeats it.
-        """
+        """Close all sockets and end ZeroMQ's threads. May be repeated after an interrupt."""
         _destroy(self._context, self._open)
         self._end.detach()
 
@@ -155,9 +143,7 @@ def _close(sockets: list[Socket]) -> None:
     """Close sockets without lingering. Each is listed until it is closed."""
     while sockets:
         if not sockets[-1].closed:
-            sockets[
-                -1
-            ].disable_monitor()  # else ZeroMQ would wait for ever until somebody reads how the socket was closed
+            sockets[-1].disable_monitor()  # otherwise ZeroMQ waits until its event of the close is read
             sockets[-1].close(linger=0)
         sockets.pop()
 

@@ -6,21 +6,23 @@ name: that of the next batch.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, Self
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from batchd_client.batch import Batch
 from batchd_client.connection import Connection
 from batchd_client.errors import NotCopyable, PositionInvalid, StateMismatch, StreamClosed
-from batchd_client.memory import SlotMemory
-from batchd_client.positions import StreamState, checked_position, read_state
+from batchd_client.memory import BatchMemory
 from batchd_client.reader import BEGINNING, StreamReader
-from batchd_client.remote import ReceiveBuffer
-from batchd_client.subscription import SubscriptionRequest, Terms
+from batchd_client.subscription import StreamState, SubscriptionRequest, checked_position, read_state
 from batchd_wire.fields import Varying
+from batchd_wire.messages import Subscribed
 from batchd_wire.position import Position
+
+T = TypeVar("T")
 
 
 class FieldSchema(NamedTuple):
@@ -103,41 +105,38 @@ class Stream(NotCopyable):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of source, settings and seed.
-
-        With equal digests, equal positions hold equal batches.
-        """
-        return self._terms.fingerprint
+        """Hex digest of source, settings and seed: if equal, so are the batches."""
+        return self._admitted.fingerprint
 
     @property
     def samples(self) -> int:
         """Samples in the whole source."""
-        return self._terms.samples
+        return self._admitted.samples
 
     @property
     def batch_size(self) -> int:
         """Samples in a full batch."""
-        return self._terms.batch_size
+        return self._admitted.batch_size
 
     @property
     def steps(self) -> int:
         """Batches in an epoch, of all ranks together."""
-        return self._terms.steps
+        return self._admitted.steps
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the labels, by label; empty if the source has none."""
-        return self._terms.classes
+        return tuple(self._admitted.classes)
 
     @property
     def schema(self) -> Mapping[str, FieldSchema]:
         """The fields of every batch, by name."""
-        fields = self._terms.layout.sample_fields
+        fields = self._reader.subscription.layout.sample_fields
         return MappingProxyType({one.name: FieldSchema(np.dtype(one.dtype), one.shape, one.varying) for one in fields})
 
     def __len__(self) -> int:
         """Batches in a whole epoch for this rank."""
-        return self._terms.rounds
+        return self._admitted.rounds
 
     # --- where it is ------------------------------------------------------------------------------
 
@@ -148,10 +147,7 @@ class Stream(NotCopyable):
 
     @property
     def step(self) -> int:
-        """Step from which all ranks continue.
-
-        Counts the batches of all ranks, from 0 in each epoch.
-        """
+        """Step from which all ranks continue: batches of all ranks, from 0 in each epoch."""
         return self._reader.position.step
 
     @property
@@ -170,10 +166,7 @@ class Stream(NotCopyable):
         return {"stream": self.name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue where ``state_dict`` was taken.
-
-        Raises ``StateMismatch``, and then changes nothing.
-        """
+        """Continue where ``state_dict`` was taken. Raises ``StateMismatch`` without any change."""
         position, fingerprint = read_state(state, self.name)
         if fingerprint != self.fingerprint:
             raise StateMismatch(
@@ -213,7 +206,7 @@ class Stream(NotCopyable):
         ``ProtocolError`` if it cannot get the next batch; the stream keeps its position then.
         """
         self._check_open()
-        return _Epoch(self, self.epoch)
+        return EpochIterator(partial(self.take, self.epoch))
 
     def take(self, epoch: int, *, wait: bool = True) -> Batch | None:
         """Return the next batch if it belongs to ``epoch``, else None: one step of a ``for``.
@@ -223,21 +216,20 @@ class Stream(NotCopyable):
         self._check_open()
         return self._reader.take(epoch, wait=wait)
 
-    def memories(self) -> list[SlotMemory | ReceiveBuffer]:
+    def memories(self) -> list[BatchMemory]:
         """List the memory of all future batches, as far as it is mapped; see ``Batch.memory``."""
-        return self._reader.memories()
+        session = self._reader.connection.session
+        slots = session.slots.values() if session is not None and session.is_usable else ()
+        return [*slots, *self._reader.subscription.arrivals.buffers]
 
     def when_lost(self, let_go: Callable[[], None]) -> None:
         """Have a method called when the daemon is gone, to drop references to ``memories``."""
-        self._reader.when_lost(let_go)
+        self._reader.connection.when_lost(let_go)
 
     # --- its end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the claim.
-
-        Batches that are alive stay readable, and the position can still be read.
-        """
+        """End the claim. Living batches stay readable, and the position can still be read."""
         if not self._closed:
             self._closed = True
             self._reader.close()
@@ -245,9 +237,7 @@ class Stream(NotCopyable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -255,26 +245,29 @@ class Stream(NotCopyable):
         return f"{where} [closed]>" if self._closed else f"{where} epoch={self.epoch} step={self.step}>"
 
     @property
-    def _terms(self) -> Terms:
-        return self._reader.subscription.terms
+    def _admitted(self) -> Subscribed:
+        return self._reader.subscription.admitted
 
     def _check_open(self) -> None:
         if self._closed:
             raise StreamClosed(f"stream {self.name!r} has been closed")
 
 
-class _Epoch(Iterator[Batch]):
-    """One ``for`` over a stream: ends with the epoch in which it began, and stays ended."""
+class EpochIterator(Iterator[T]):
+    """One ``for``: calls ``take`` until it gives None, the end of the epoch, and stays ended.
 
-    __slots__ = ("_epoch", "_stream")
+    Not ``iter(take, None)``: that compares every batch with None, which arrays do element by
+    element.
+    """
 
-    def __init__(self, stream: Stream, epoch: int) -> None:
-        self._stream: Stream | None = stream
-        self._epoch = epoch
+    __slots__ = ("_take",)
 
-    def __next__(self) -> Batch:
-        batch = self._stream.take(self._epoch) if self._stream is not None else None
+    def __init__(self, take: Callable[[], T | None]) -> None:
+        self._take: Callable[[], T | None] | None = take
+
+    def __next__(self) -> T:
+        batch = self._take() if self._take is not None else None
         if batch is None:
-            self._stream = None
+            self._take = None
             raise StopIteration
         return batch

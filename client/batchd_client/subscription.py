@@ -1,23 +1,36 @@
-"""One subscription in the trainer: its terms, handles and progress. Runs in the trainer.
+"""One subscription in the trainer: its terms, positions, handles and progress. Runs in the trainer.
 
     sequence   0 ........... taken ........... leased ........... leased + len(handles)
                | handed to the | at most one:   | received, not
                | user's loop   | leased, not    | checked yet
                |               | handed over    |
 
-Invariant: ``taken`` alone is the position; it grows in the same instant in which the loop gets its
-batch.
+A subscription starts at (epoch, step) as rank r of W. In each round the W ranks take W steps, one
+each:
+
+    first epoch:   step + r, step + W + r, ...     ``first_rounds`` rounds
+    later epochs:         r,        W + r, ...     ``rounds`` rounds each
+
+If an epoch's last round has fewer batches than ranks, several ranks share a batch that the daemon
+chooses. So a single number, the batches taken, is the whole state, and a restart anywhere is a
+seek.
+
+Invariants: ``taken`` alone is the position; it grows in the same instant in which the loop gets its
+batch. A position is normalised: the end of an epoch is step 0 of the next.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypedDict
 from weakref import ref
 
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
-from batchd_client.errors import ProtocolError
-from batchd_client.positions import PositionCounter
-from batchd_client.remote import Arrivals, ReceiveBuffer
-from batchd_wire.fields import SlotLayout, layout_from_wire
+from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
+from batchd_client.memory import Arrivals, ReceiveBuffer
+from batchd_wire.codec import NUMBER_MAX
+from batchd_wire.fields import layout_from_wire
 from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
 from batchd_wire.position import Position
 from batchd_wire.slot import RowChecksums
@@ -26,14 +39,91 @@ RELEASED_MAX = 1024
 """Most ended leases in one message, well below the daemon's limit on its length."""
 HANDLES_MAX = 1024
 """Limit on unread handles, above any window; a daemon that sends more is broken."""
+_TERMS = attrgetter("fingerprint", "samples", "batch_size", "steps", "rounds", "classes")
+"""Not the layout: its fields follow from the fingerprint, and checksums may be switched."""
+
+
+class StreamState(TypedDict):
+    """The state for a checkpoint, from ``Stream.state_dict``: JSON-able, about a hundred bytes."""
+
+    stream: str
+    fingerprint: str
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionCounter:
+    """Positions by batches taken. ``steps``: batches in a whole epoch, of all ranks."""
+
+    start: Position
+    rank: int
+    world_size: int
+    steps: int
+    rounds: int
+    first_rounds: int
+
+    def __post_init__(self) -> None:
+        if not self._fits(self.rounds, self.steps) or not self._fits(self.first_rounds, self.steps - self.start.step):
+            raise ProtocolError(
+                f"{self.steps} steps for {self.world_size} ranks from step {self.start.step} on do not make "
+                f"{self.first_rounds} rounds at first and {self.rounds} in later epochs"
+            )
+        if self.rounds == 0:
+            raise ProtocolError("the daemon admitted a stream that has no batch for this rank")
+
+    def _fits(self, rounds: int, steps: int) -> bool:
+        whole, rest = divmod(steps, self.world_size)
+        return steps >= 0 and whole <= rounds <= whole + bool(rest)
+
+    def position(self, taken: int) -> Position:
+        """Position of all ranks after ``taken`` batches each."""
+        if taken < self.first_rounds:
+            return Position(self.start.epoch, self.start.step + taken * self.world_size)
+        epochs, rounds = divmod(taken - self.first_rounds, self.rounds)
+        return Position(self.start.epoch + 1 + epochs, rounds * self.world_size)
+
+    def left(self, taken: int) -> int:
+        """Batches left in the next batch's epoch, after ``taken`` batches."""
+        if taken < self.first_rounds:
+            return self.first_rounds - taken
+        return self.rounds - (taken - self.first_rounds) % self.rounds
+
+    def expects(self, taken: int, epoch: int, step: int) -> bool:
+        """True if batch number ``taken``, from 0, may be the one at (``epoch``, ``step``)."""
+        here = self.position(taken)
+        if epoch != here.epoch:
+            return False
+        if here.step + self.world_size <= self.steps:
+            return step == here.step + self.rank
+        return here.step <= step < self.steps
+
+
+def checked_position(epoch: int, step: int) -> Position:
+    """Check a position from the user. Raises ``PositionInvalid``."""
+    if type(epoch) is not int or type(step) is not int or not 0 <= epoch <= NUMBER_MAX or not 0 <= step <= NUMBER_MAX:
+        raise PositionInvalid(f"epoch {epoch!r}, step {step!r} is not a valid position")
+    return Position(epoch, step)
+
+
+def read_state(state: Mapping[str, object], stream: str) -> tuple[Position, str]:
+    """Read a state from ``state_dict``: (position, fingerprint). Raises ``StateMismatch``."""
+    match state:
+        case {"stream": str(name), "fingerprint": str(fingerprint), "epoch": int(epoch), "step": int(step)}:
+            pass
+        case _:
+            raise StateMismatch(
+                f"a saved state has stream, fingerprint, epoch and step, and this is {str(state)[:200]!r}; "
+                "pass what state_dict() gave"
+            )
+    if name != stream:
+        raise StateMismatch(f"the saved state is of stream {name!r}, and this is stream {stream!r}")
+    return checked_position(epoch, step), fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """The user's claim. ``window`` 0: the stream's own. ``end_epoch`` None: without an end.
-
-    Spectators: see ``Subscribe``.
-    """
+    """The user's claim. ``window`` 0: the stream's. ``is_spectator``: see ``Subscribe``."""
 
     stream: str
     rank: int
@@ -45,32 +135,14 @@ class SubscriptionRequest:
     def subscribe(self, request: int, position: Position, fingerprint: str | None) -> Subscribe:
         """Make the message that claims the stream from ``position`` on."""
         end_epoch = None if self.end_epoch is None else max(self.end_epoch, position.epoch)
-        return Subscribe(
-            request,
-            self.stream,
-            self.rank,
-            self.world_size,
-            self.window,
-            position.epoch,
-            position.step,
-            end_epoch,
-            fingerprint,
-            self.is_spectator,
+        return Subscribe.filled_from(
+            self,
+            request=request,
+            epoch=position.epoch,
+            step=position.step,
+            end_epoch=end_epoch,
+            fingerprint=fingerprint,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The admitted stream. If its terms differ after a restart, the stream has changed."""
-
-    fingerprint: str
-    samples: int
-    batch_size: int
-    steps: int
-    rounds: int
-    classes: tuple[str, ...]
-    layout: SlotLayout = field(compare=False)
-    """Not compared: its fields follow from the fingerprint, and checksums may be switched."""
 
 
 class OwnerToken(ref[object]):
@@ -83,42 +155,24 @@ class OwnerToken(ref[object]):
 class Subscription:
     """See the module. Made from ``Subscribed``; raises ``ProtocolError`` if that makes no sense."""
 
-    __slots__ = (
-        "announced_s",
-        "arrivals",
-        "checksums",
-        "counter",
-        "ended",
-        "fields",
-        "handles",
-        "leased",
-        "lent",
-        "number",
-        "outstanding",
-        "owner",
-        "received",
-        "refusal",
-        "taken",
-        "terms",
-        "wait_reported_us",
-        "wait_us",
-        "window",
-    )
-
     def __init__(self, claim: SubscriptionRequest, asked: Position, admitted: Subscribed) -> None:
         start = Position(admitted.epoch, admitted.step)
         if start < asked:
             raise ProtocolError(f"the daemon begins at {start}, before {asked} that was asked for")
         self.number = admitted.subscription
         self.window = admitted.window
-        self.terms = _terms(admitted)
+        self.admitted = admitted
+        try:
+            self.layout = layout_from_wire(admitted.layout)
+        except ValueError as error:
+            raise ProtocolError(f"the daemon describes its slots wrongly: {error}") from None
         self.counter = PositionCounter(
             start, claim.rank, claim.world_size, admitted.steps, admitted.rounds, admitted.first_rounds
         )
-        self.fields: dict[str, FieldView] = field_views(self.terms.layout)
-        self.checksums = RowChecksums(self.terms.layout)
+        self.fields: dict[str, FieldView] = field_views(self.layout)
+        self.checksums = RowChecksums(self.layout)
         self.handles: deque[Handle | Parcel] = deque()
-        self.arrivals = Arrivals(self.terms.layout.slot_bytes)
+        self.arrivals = Arrivals(self.layout.slot_bytes)
         self.received: deque[ReceiveBuffer] = deque()
         """Buffers of the parcels among ``handles``, in order."""
         self.lent: dict[int, ReceiveBuffer] = {}
@@ -148,6 +202,10 @@ class Subscription:
         ended = {token.sequence for token in self.ended.copy()}
         return sum(sequence not in ended for sequence in self.outstanding)
 
+    def is_same_stream(self, other: "Subscription") -> bool:
+        """True if both were admitted on the same terms; otherwise the stream has changed."""
+        return _TERMS(self.admitted) == _TERMS(other.admitted)
+
     def watch(self, owner: object, forgotten: deque[OwnerToken]) -> None:
         """Have a token appended to ``forgotten`` once ``owner`` is garbage."""
         self.owner = OwnerToken(owner, forgotten.append)
@@ -166,26 +224,23 @@ class Subscription:
         self.handles.append(handle)
 
     def add_lease(self, lease: Lease) -> None:
-        """Note the lease of the next batch.
-
-        Paired with ``forget_released``, after the lease's end.
-        """
+        """Note the next batch's lease, which ``forget_released`` forgets after its end."""
         self.outstanding[self.leased] = lease.token
         self.leased += 1
 
-    def pull(self, consumed: int, waited_us: int, *, waiting: bool) -> Pull:
+    def pull(self, waited_us: int, *, waiting: bool) -> Pull:
         """Make a ``Pull`` with the position and the ended leases. Then call ``forget_released``."""
         ended = self.ended  # other threads append at its end meanwhile, so it is read by index
         tokens = [ended[index] for index in range(min(len(ended), RELEASED_MAX))]
         released = [(token.sequence, token.generation) for token in tokens]
-        return Pull(self.number, consumed, waiting, self.wait_us + waited_us, released)
+        return Pull(self.number, self.leased, waiting, self.wait_us + waited_us, released)
 
     def let_go(self) -> None:
         """Drop everything received: the session is over. Living batches keep their memory."""
         self.handles.clear()
         self.received.clear()
         self.lent.clear()
-        self.arrivals = Arrivals(self.terms.layout.slot_bytes)
+        self.arrivals = Arrivals(self.layout.slot_bytes)
 
     def forget_released(self, pull: Pull) -> None:
         """Forget the leases whose end a pull reported."""
@@ -193,21 +248,5 @@ class Subscription:
             self.outstanding.pop(sequence, None)
             buffer = self.lent.pop(sequence, None)
             if buffer is not None:
-                self.arrivals.buffers.give_back(buffer)
+                self.arrivals.give_back(buffer)
             self.ended.popleft()
-
-
-def _terms(admitted: Subscribed) -> Terms:
-    try:
-        layout = layout_from_wire(admitted.layout)
-    except ValueError as error:
-        raise ProtocolError(f"the daemon describes its slots wrongly: {error}") from None
-    return Terms(
-        admitted.fingerprint,
-        admitted.samples,
-        admitted.batch_size,
-        admitted.steps,
-        admitted.rounds,
-        tuple(admitted.classes),
-        layout,
-    )

@@ -31,8 +31,8 @@ from batchd_client.batch import Batch
 from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import TensorsInvalid
 from batchd_client.loader import RankShare, checked_fields, own
-from batchd_client.positions import StreamState
 from batchd_client.stream import FieldSchema, Stream
+from batchd_client.subscription import StreamState
 from batchd_wire.fields import RAGGED
 from batchd_wire.views import Array
 
@@ -52,8 +52,8 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
     the largest sample of the batch, a ragged one is a ``tf.RaggedTensor``.
 
     An iteration abandoned before the epoch's last batch does not count, as always with tf.data: the
-    next one gives the same batches again. The dataset's length is that of a whole epoch, also after a
-    resume.
+    next one gives the same batches again. The dataset's length is that of a whole epoch, also after
+    a resume.
 
     Iterating raises what iterating a ``Stream`` raises, as TensorFlow passes it on. Raises
     ``TensorsInvalid``.
@@ -106,8 +106,8 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
 def _end_with_the_program() -> None:
     """Drop tf.data's iterators before the interpreter ends, wherever they are kept.
 
-    An iterator that reads ahead waits at its end for its thread, and that thread waits forever for a
-    Python that has ended.
+    An iterator that reads ahead waits at its end for its thread, and that thread waits forever for
+    a Python that has ended.
     """
     atexit.register(_let_go_of_iterators)
 
@@ -122,8 +122,8 @@ def state_after(stream: Stream, batches: int) -> StreamState:
     """Return the state after the first ``batches`` batches of a dataset's present iteration.
 
     The loop counts them: ``for done, batch in enumerate(photos, 1): ...; save(state_after(stream,
-    done))``. ``stream.state_dict()`` counts what TensorFlow has taken, which is more if something reads
-    ahead of the loop.
+    done))``. ``stream.state_dict()`` counts what TensorFlow has taken, which is more if something
+    reads ahead of the loop.
     """
     return EpochPasses(stream).state_dict(batches)
 
@@ -175,6 +175,5 @@ def _column(name: str, schema: FieldSchema) -> _Column:
 
 
 def _as_it_is(function: F) -> F:
-    """Let TensorFlow trace a function without rewriting it."""
     kept: F = tf.autograph.experimental.do_not_convert(function)
     return kept

@@ -14,18 +14,8 @@ views      numpy arrays over a slot (the only module that needs numpy)
 """
 
 PROTOCOL_VERSION = 3
-"""Protocol version of this side.
-
-It grows with a change that an older side cannot understand. A field added at the end of a message
-is not such a change; see ``codec``.
-"""
+"""Grows with each change that an older side cannot understand; see ``codec``."""
 OLDEST_VERSION = 2
-"""The oldest client that a daemon serves.
-
-A client needs a daemon of its own version or a newer one.
-"""
+"""The oldest client that a daemon serves; a client needs a daemon at least as new as itself."""
 OPEN_ENDED_SINCE = 3
-"""First version that skips unknown fields at the end of a message.
-
-Older ones refuse the message.
-"""
+"""First version that skips unknown fields at the end of a message; older ones refuse it."""

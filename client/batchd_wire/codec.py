@@ -68,7 +68,7 @@ class Message:
 
     @classmethod
     def filled_from(cls, source: object, **others: object) -> Self:
-        """Make a message of the attributes of ``source`` that are named as its fields, and of ``others``."""
+        """Make a message of the attributes of ``source`` named as its fields, and of ``others``."""
         if not others:
             return cls(*[getattr(source, name) for name in cls.field_names])
         values = {name: getattr(source, name) for name in cls.field_names if name not in others}
@@ -125,23 +125,8 @@ class Vocabulary:
         return kind(*values)
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is int and 0 <= value <= NUMBER_MAX
-
-
-def _is_plain(type_: type) -> Callable[[object], bool]:
-    return lambda value: type(value) is type_
-
-
-def _is_text_map(value: object) -> bool:
-    return type(value) is dict and all(type(key) is str for key in value)
-
-
 def tuple_parts(hint: object) -> tuple[object, ...] | None:
-    """List the item types of a tuple type, named or not; None for other types.
-
-    Both kinds of tuples are received as lists.
-    """
+    """Item types of a tuple type, named or not; None for others. Tuples are received as lists."""
     if get_origin(hint) is tuple:
         return get_args(hint)
     is_named = isinstance(hint, type) and issubclass(hint, tuple)
@@ -151,31 +136,24 @@ def tuple_parts(hint: object) -> tuple[object, ...] | None:
 def _check_for(hint: object) -> Callable[[object], bool]:
     """Choose the check of a field by its annotation; an int must not be negative."""
     if hint is int:
-        return _is_number
+        return lambda value: type(value) is int and 0 <= value <= NUMBER_MAX
     if hint in (str, bytes, bool, float):
-        return _is_plain(hint)
+        return lambda value: type(value) is hint
     if hint is object or hint is Any:
         return lambda _value: True
     if get_origin(hint) is list:
-        return _list_check(_check_for(get_args(hint)[0]))
+        check_item = _check_for(get_args(hint)[0])
+        return lambda value: type(value) is list and all(map(check_item, value))
+    if get_origin(hint) is dict:
+        return lambda value: type(value) is dict and all(type(key) is str for key in value)
     parts = tuple_parts(hint)
     if parts is not None:
-        return _tuple_check(tuple(map(_check_for, parts)))
-    if get_origin(hint) is dict:
-        return _is_text_map
+        checks = tuple(map(_check_for, parts))
+        return lambda value: type(value) is list and len(value) == len(checks) and all(map(call, checks, value))
     alternatives = [part for part in get_args(hint) if part is not type(None)]
     assert len(alternatives) == 1, f"no check for {hint}"
     check = _check_for(alternatives[0])
     return lambda value: value is None or check(value)
-
-
-def _list_check(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: type(value) is list and all(map(check, value))
-
-
-def _tuple_check(checks: tuple[Callable[[object], bool], ...]) -> Callable[[object], bool]:
-    """A tuple is sent as an array, so it is received as a list of exactly this length."""
-    return lambda value: type(value) is list and len(value) == len(checks) and all(map(call, checks, value))
 
 
 def _shorten(value: object) -> str:

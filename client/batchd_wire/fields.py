@@ -23,9 +23,8 @@ worker owns while it fills it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import prod
-from typing import TypeAlias
 
 HEADER_BYTES = 4096
 FIELD_ALIGNMENT_BYTES = 64
@@ -61,11 +60,7 @@ SIZE_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """How rows of a field differ in shape: ``kind`` is ``PADDED`` or ``RAGGED``.
-
-    ``axes``: the varying dimensions, ascending. The field's ``shape`` is the largest shape of a
-    row.
-    """
+    """How rows differ in shape, at most the field's. ``axes``: the varying ones, ascending."""
 
     kind: str
     axes: tuple[int, ...]
@@ -73,10 +68,7 @@ class Varying:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named array of a sample.
-
-    ``shape`` is without the batch dimension, ``()`` for a number.
-    """
+    """One named array of a sample. ``shape``: without the batch dimension, ``()`` for a number."""
 
     name: str
     dtype: str
@@ -90,26 +82,15 @@ class Field:
 
 
 CHECKSUM = Field("#crc32", "uint32", ())
-"""The extra field of a stream with ``verify = true``; see ``batchd_wire.slot``.
-
-Users never see it.
-"""
+"""Extra field of a stream with ``verify = true`` (see ``batchd_wire.slot``); users never see it."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedField:
+class PlacedField(Field):
     """A field with its place in the slot: ``offset`` in bytes from the start of the slot."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    _: KW_ONLY
     offset: int
-    varying: Varying | None = None
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one sample in this field."""
-        return ITEM_BYTES[self.dtype] * prod(self.shape)
 
     def to_wire(self) -> list[object]:
         """Encode the field for msgpack."""
@@ -117,10 +98,7 @@ class PlacedField:
         return [self.name, self.dtype, list(self.shape), self.offset, kind, list(axes)]
 
 
-AnyField: TypeAlias = Field | PlacedField
-
-
-def sizes_field(field: AnyField) -> Field | None:
+def sizes_field(field: Field) -> Field | None:
     """Describe the field of sizes of a varying field; None if all rows have one shape."""
     if field.varying is None:
         return None
@@ -164,9 +142,9 @@ def place_fields(fields: Iterable[Field], rows: int) -> SlotLayout:
     offset = HEADER_BYTES
     placed = []
     for field in fields:
-        placed.append(PlacedField(field.name, field.dtype, field.shape, offset, field.varying))
-        offset = _round_up(offset + field.row_bytes * rows, FIELD_ALIGNMENT_BYTES)
-    return SlotLayout(tuple(placed), rows, _round_up(offset, PAGE_BYTES))
+        placed.append(PlacedField(field.name, field.dtype, field.shape, field.varying, offset=offset))
+        offset = round_up(offset + field.row_bytes * rows, FIELD_ALIGNMENT_BYTES)
+    return SlotLayout(tuple(placed), rows, round_up(offset, PAGE_BYTES))
 
 
 def layout_from_wire(value: object) -> SlotLayout:
@@ -214,7 +192,7 @@ def _field_from_wire(value: object) -> PlacedField:
         raise ValueError(f"field {name!r} has the unknown dtype {dtype!r}")
     if offset < HEADER_BYTES or offset % FIELD_ALIGNMENT_BYTES:
         raise ValueError(f"field {name!r} cannot start at byte {offset}")
-    return PlacedField(name, dtype, tuple(shape), offset, _varying_from_wire(name, shape, kind, axes))
+    return PlacedField(name, dtype, tuple(shape), _varying_from_wire(name, shape, kind, axes), offset=offset)
 
 
 def _varying_from_wire(name: str, shape: Sequence[int], kind: str, axes: Sequence[object]) -> Varying | None:
@@ -227,7 +205,6 @@ def _varying_from_wire(name: str, shape: Sequence[int], kind: str, axes: Sequenc
 
 
 def _check_sizes(placed: Sequence[PlacedField]) -> None:
-    """Raise ``ValueError`` unless each varying field has its field of sizes."""
     there = {field.name: field for field in placed}
     for field in placed:
         wanted = sizes_field(field)
@@ -246,5 +223,6 @@ def _is_shape(shape: Sequence[object]) -> bool:
     )
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """Round up to the next multiple."""
     return -(-value // multiple) * multiple

@@ -18,6 +18,7 @@ import re
 import stat
 import tomllib
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 
 KEY_VARIABLE = "BATCHD_KEY"
@@ -36,7 +37,6 @@ WRITE_ACCESS = 0o022
 """The mode bits that a file of public keys must not have."""
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_Z85_VALUES = {character: value for value, character in enumerate(_Z85)}
 _GROUP_CHARACTERS = 5
 _GROUP_LIMIT = 1 << 32
 _NAMES = ("name", "daemon", "public", "secret")
@@ -93,7 +93,8 @@ def read_key_table(descriptor: int, path: Path, refused_mode: int) -> dict[str, 
         raise ValueError(
             f"{path} is open to others than its owner (mode {stat.S_IMODE(about.st_mode):04o}); close it: chmod 600 {path}"
         )
-    content = _read(descriptor, KEY_FILE_BYTES_MAX + 1)
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        content = file.read(KEY_FILE_BYTES_MAX + 1)
     if len(content) > KEY_FILE_BYTES_MAX:
         raise ValueError(f"{path} is longer than {KEY_FILE_BYTES_MAX} bytes, so it is no key file")
     try:
@@ -134,27 +135,8 @@ def key_text(value: object, name: str, path: Path) -> str:
 
 def is_key_text(text: str) -> bool:
     """True if the text is the Z85 encoding of 32 bytes, which is unique."""
-    values = [_Z85_VALUES.get(character, -1) for character in text]
+    values = [_Z85.find(character) for character in text]
     if len(values) != KEY_CHARACTERS or min(values) < 0:
         return False
-    return all(
-        _group(values[at : at + _GROUP_CHARACTERS]) < _GROUP_LIMIT for at in range(0, len(values), _GROUP_CHARACTERS)
-    )
-
-
-def _group(values: list[int]) -> int:
-    number = 0
-    for value in values:
-        number = number * len(_Z85) + value
-    return number
-
-
-def _read(descriptor: int, count: int) -> bytes:
-    """Read up to ``count`` bytes, in several reads where needed."""
-    content = b""
-    while len(content) < count:
-        piece = os.read(descriptor, count - len(content))
-        if not piece:
-            break
-        content += piece
-    return content
+    groups = (values[at : at + _GROUP_CHARACTERS] for at in range(0, KEY_CHARACTERS, _GROUP_CHARACTERS))
+    return all(reduce(lambda number, value: number * len(_Z85) + value, group) < _GROUP_LIMIT for group in groups)

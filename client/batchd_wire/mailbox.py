@@ -22,10 +22,10 @@ Invariant: ``extents`` gives no byte outside the place, whatever the lengths are
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from struct import Struct
+from struct import pack, unpack_from
 from typing import NamedTuple
 
-from batchd_wire.fields import DIMENSIONS_MAX, FIELDS_MAX, ITEM_BYTES
+from batchd_wire.fields import DIMENSIONS_MAX, FIELDS_MAX, ITEM_BYTES, round_up
 
 VALUE_ALIGNMENT_BYTES = 64
 PLACE_ALIGNMENT_BYTES = 4096
@@ -68,10 +68,7 @@ class ValueExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlaceLayout:
-    """The places for samples of these columns.
-
-    ``sample_bytes_max``: the limit on the total bytes of all values without a fixed size.
-    """
+    """Places for samples; ``sample_bytes_max``: most bytes of all values without a fixed size."""
 
     columns: tuple[MailColumn, ...]
     sample_bytes_max: int
@@ -88,32 +85,29 @@ class PlaceLayout:
     @property
     def values_start(self) -> int:
         """Offset of the first value."""
-        return _round_up(LENGTH_BYTES * self.open_lengths, VALUE_ALIGNMENT_BYTES)
+        return round_up(LENGTH_BYTES * self.open_lengths, VALUE_ALIGNMENT_BYTES)
 
     @property
     def place_bytes(self) -> int:
         """Size of one place."""
         end = self.values_start
         for column in self.columns:
-            fixed = 0 if None in column.shape else column.item_bytes * prod(_known(column.shape))
-            end = _round_up(end + fixed, VALUE_ALIGNMENT_BYTES)
+            fixed = 0 if None in column.shape else column.item_bytes * prod(filter(None, column.shape))
+            end = round_up(end + fixed, VALUE_ALIGNMENT_BYTES)
         if self.open_lengths:
             end += self.sample_bytes_max + VALUE_ALIGNMENT_BYTES * len(self.columns)
-        return _round_up(end, PLACE_ALIGNMENT_BYTES)
+        return round_up(end, PLACE_ALIGNMENT_BYTES)
 
     def pack_lengths(self, lengths: Sequence[int]) -> bytes:
         """Encode the start of a place, up to its first value."""
-        return _lengths_struct(self.open_lengths).pack(*lengths).ljust(self.values_start, b"\0")
+        return pack(f"<{self.open_lengths}Q", *lengths).ljust(self.values_start, b"\0")
 
     def unpack_lengths(self, place: bytes | bytearray | memoryview) -> list[int]:
         """Decode the lengths at the start of a place; they may have any value."""
-        return list(_lengths_struct(self.open_lengths).unpack_from(place))
+        return list(unpack_from(f"<{self.open_lengths}Q", place))
 
     def extents(self, lengths: Sequence[int]) -> list[ValueExtent]:
-        """Locate the values, given the lengths.
-
-        Raises ``ValueError`` if they do not fit into a place.
-        """
+        """Locate values of these lengths. Raises ``ValueError`` if they exceed a place."""
         left = list(lengths)
         end, open_bytes = self.values_start, 0
         found = []
@@ -126,7 +120,7 @@ class PlaceLayout:
                     limit = f"sample_bytes_max = {self.sample_bytes_max}"
                     raise ValueError(f"with {column.name!r} {list(shape)} it has {open_bytes} bytes, more than {limit}")
             found.append(ValueExtent(end, size, shape))
-            end = _round_up(end + size, VALUE_ALIGNMENT_BYTES)
+            end = round_up(end + size, VALUE_ALIGNMENT_BYTES)
         return found
 
 
@@ -156,15 +150,3 @@ def _column_from_wire(value: object) -> MailColumn:
     if (kind not in ITEM_BYTES and kind not in BYTES_KINDS) or (kind in BYTES_KINDS and shape != [None]):
         raise ValueError(f"column {name!r} cannot be {kind} {shape}")
     return MailColumn(name, kind, tuple(shape))
-
-
-def _lengths_struct(count: int) -> Struct:
-    return Struct(f"<{count}Q")
-
-
-def _known(shape: Sequence[int | None]) -> list[int]:
-    return [length for length in shape if length is not None]
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -200,10 +200,7 @@ class AskBad(Message):
 
 @message(16)
 class Greet(Message):
-    """First message on a TCP connection, in place of ``Hello`` and ``Open``.
-
-    ``host``: see ``host_id``.
-    """
+    """First message over TCP, in place of ``Hello`` and ``Open``. ``host``: see ``host_id``."""
 
     version: int
     name: str
@@ -213,10 +210,7 @@ class Greet(Message):
 
 @message(17)
 class Mismatched(Message):
-    """The rows of ``sequence`` do not match their checksums.
-
-    The trainer unsubscribes and resubscribes.
-    """
+    """The rows of ``sequence`` do not match their checksums. The trainer resubscribes."""
 
     subscription: int
     sequence: int
@@ -232,10 +226,7 @@ class Join(Message):
 
 @message(19)
 class AskReload(Message):
-    """Ask for a reload of the configuration; answered when it is done.
-
-    For root and the daemon's user.
-    """
+    """Ask for a reload, for root and the daemon's user; answered when it is done."""
 
     request: int
 
@@ -250,10 +241,7 @@ class Produce(Message):
 
 @message(41)
 class AskPlace(Message):
-    """Ask for a place for a sample.
-
-    A producer that has one gets the same; a waiting one keeps its turn.
-    """
+    """Ask for a place for a sample. A waiting producer keeps its turn; one with a place gets it."""
 
     request: int
     stream: int
@@ -261,10 +249,7 @@ class AskPlace(Message):
 
 @message(42)
 class WithdrawAsk(Message):
-    """Withdraw ``AskPlace``.
-
-    The producer does not write into a place that it has or that is in transit.
-    """
+    """Withdraw ``AskPlace``: the producer uses no place that it has or that is in transit."""
 
     stream: int
 
@@ -315,10 +300,7 @@ class Subscribed(Message):
 
 @message(22)
 class Handle(Message):
-    """The lease of the slot with (``epoch``, ``step``).
-
-    Rows ``first`` to ``first + count`` are the trainer's.
-    """
+    """The lease of the slot with (``epoch``, ``step``), of rows ``first`` to ``first + count``."""
 
     subscription: int
     sequence: int
@@ -332,10 +314,7 @@ class Handle(Message):
 
 @message(23)
 class Refused(Message):
-    """``request`` failed or, with ``request`` 0, ``subscription`` cannot continue.
-
-    ``error``: an ``ErrorCode``.
-    """
+    """``request`` failed or, if 0, ``subscription`` has to end. ``error``: an ``ErrorCode``."""
 
     request: int
     subscription: int
@@ -353,10 +332,7 @@ class Status(Message):
 
 @message(25)
 class BadSamples(Message):
-    """The answer to ``AskBad``.
-
-    (sample index, path, reason, times seen), the first of ``total``.
-    """
+    """The first of ``total`` bad samples: (sample index, path, reason, times seen)."""
 
     request: int
     total: int
@@ -428,10 +404,7 @@ class Producing(Message):
 
 @message(51)
 class PlaceLent(Message):
-    """Only this producer may write into ``place``.
-
-    None: all are taken, so the sample is dropped and counted.
-    """
+    """Only this producer may write into ``place``. None: all are taken, the sample is dropped."""
 
     request: int
     place: int | None
@@ -439,10 +412,7 @@ class PlaceLent(Message):
 
 @message(52)
 class PushTaken(Message):
-    """The sample is in the queue.
-
-    ``next_place``: for the next sample; None if it must be asked for.
-    """
+    """The sample is in the queue. ``next_place``: for the next; None if it must be asked for."""
 
     request: int
     next_place: int | None
@@ -451,18 +421,7 @@ class PushTaken(Message):
 TO_DAEMON_LIFELINE = Vocabulary(Hello, AskWritable)
 TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, SlotsGone, MailboxShared, Refused)
 TO_DAEMON = Vocabulary(
-    Open,
-    Subscribe,
-    Pull,
-    Mismatched,
-    Unsubscribe,
-    AskStatus,
-    AskBad,
-    AskReload,
-    Produce,
-    AskPlace,
-    WithdrawAsk,
-    Pushed,
+    Open, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad, AskReload, Produce, AskPlace, WithdrawAsk, Pushed
 )
 TO_TRAINER = Vocabulary(
     Opened, Subscribed, Handle, Refused, Status, BadSamples, Reloaded, Producing, PlaceLent, PushTaken

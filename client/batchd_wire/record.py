@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
-    """Make a class of annotated fields a class of values, which are equal if class and fields are.
-
-    Adds slots, ``field_names``, equality, hash and repr.
-    """
+    """Make a class of annotated fields a record: slots, ``field_names``, equality, hash, repr."""
     made: Any = dataclass(slots=True, eq=False, repr=False)(cls)
     made.field_names = tuple(field.name for field in fields(made))
     made.__eq__, made.__hash__, made.__repr__ = _equals, _hash, _show
@@ -37,6 +34,5 @@ def _hash(self: Any) -> int:
 
 
 def _show(self: Any) -> str:
-    """Show a record as a dataclass is shown."""
     shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.field_names)
     return f"{type(self).__qualname__}({shown})"

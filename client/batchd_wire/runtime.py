@@ -79,10 +79,7 @@ class TcpAddress:
 
 
 def runtime_directory(path: Path) -> RuntimeDirectory:
-    """Name the runtime directory at ``path``.
-
-    Raises ``ValueError`` where its sockets' paths would be too long for the kernel.
-    """
+    """Name the directory at ``path``. Raises ``ValueError`` if its sockets' paths are too long."""
     absolute = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links, and /run/batchd may be one
     longest = os.fsencode(absolute / "lifeline.sock")
     if len(longest) > SOCKET_PATH_BYTES_MAX:
@@ -94,10 +91,7 @@ def runtime_directory(path: Path) -> RuntimeDirectory:
 
 
 def parse_address(address: str) -> RuntimeDirectory | TcpAddress:
-    """Read ``ipc:///run/batchd``, ``/run/batchd``, ``tcp://host:port`` or ``host:port``.
-
-    Raises ``ValueError`` for others.
-    """
+    """Read ``ipc:///run/batchd``, ``tcp://host:7070``, or without scheme. Raises ``ValueError``."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         scheme, rest = "tcp" if _HOST_AND_PORT.fullmatch(address) else "ipc", address
@@ -116,10 +110,7 @@ def parse_address(address: str) -> RuntimeDirectory | TcpAddress:
 
 
 def _check_bare(name: str) -> None:
-    """Raise ``ValueError`` for a name without a slash that is hardly a directory.
-
-    ``connect`` would wait for a missing directory.
-    """
+    """Refuse a name without a slash that is hardly a directory: ``connect`` would wait for it."""
     host = name.strip("[]")
     if host.count(":") > 1:
         body, _, port = host.rpartition(":")
@@ -136,10 +127,7 @@ def _check_bare(name: str) -> None:
 
 
 def host_id() -> str:
-    """Identify this machine until its next boot; empty where the kernel does not tell.
-
-    All containers of a machine have the same id.
-    """
+    """Id of this machine and its containers until its next boot; empty if the kernel has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -48,10 +48,7 @@ UNFINISHED = 0
 
 @dataclass(frozen=True, slots=True)
 class SlotHeader:
-    """The header of a slot.
-
-    ``samples``: rows of the batch; ``payload_bytes``: bytes behind the header page.
-    """
+    """A slot's header. ``samples``: rows of the batch; ``payload_bytes``: behind this page."""
 
     generation: int
     slot: int
@@ -63,22 +60,12 @@ class SlotHeader:
     def pack(self) -> bytes:
         """Encode the header as it is in memory."""
         return _HEADER.pack(
-            MAGIC,
-            self.generation,
-            self.slot,
-            self.epoch,
-            self.step,
-            self.samples,
-            self.payload_bytes,
-            0,
+            MAGIC, self.generation, self.slot, self.epoch, self.step, self.samples, self.payload_bytes, 0
         )
 
 
 def unpack_header(page: bytes | memoryview) -> SlotHeader:
-    """Decode a header.
-
-    Raises ``ValueError`` if the page does not start with this version's magic.
-    """
+    """Decode a header. Raises ``ValueError`` if it does not start with this version's magic."""
     magic, *numbers, _zero = _HEADER.unpack_from(page)
     if magic != MAGIC:
         raise ValueError(f"not a slot of this version: it starts with {magic!r} instead of {MAGIC!r}")
@@ -86,10 +73,7 @@ def unpack_header(page: bytes | memoryview) -> SlotHeader:
 
 
 def holds_generation(page: bytes | memoryview, generation: int) -> bool:
-    """True if the slot holds the whole batch that ``generation`` names.
-
-    Takes less than a microsecond.
-    """
+    """True if the slot holds the whole batch that ``generation`` names; takes below 1 us."""
     return _MAGIC_AND_GENERATION.unpack_from(page) == (MAGIC, generation)
 
 
@@ -97,10 +81,7 @@ _CRC32 = Struct("<I")
 
 
 class RowChecksums:
-    """Writes and compares row checksums of slots with this layout.
-
-    Without a checksum field, it does nothing.
-    """
+    """Writes and compares row checksums of slots; nothing if ``layout`` has no field for them."""
 
     __slots__ = ("_covered", "_sums")
 

@@ -135,10 +135,7 @@ class PartStatistics:
 
 @record
 class SlowSample:
-    """A sample that took several times as long as most; ``taken_s``: its latest time.
-
-    ``slow_row``: the number of slow rows of the stream up to that time.
-    """
+    """A slow sample. ``taken_s``: its latest time; ``slow_row``: the stream's slow rows by then."""
 
     sample: int
     path: str
@@ -215,10 +212,7 @@ class StreamStatistics:
 
 @record
 class DaemonStatistics:
-    """Counts of the daemon's pure core. ``worker_deaths``: workers that ended unexpectedly.
-
-    ``ending_slots``: slots of ended streams that a process still reads or writes.
-    """
+    """Counts of the pure core. ``ending_slots``: of ended streams, but still read or written."""
 
     workers: tuple[WorkerStatistics, ...]
     streams: tuple[StreamStatistics, ...]
@@ -249,10 +243,7 @@ class TrainerStatistics:
 
 @record
 class ReloadOutcome:
-    """Result of the last reload, at Unix time ``time_s``.
-
-    ``exit_code``: that of `batchd reload`.
-    """
+    """The last reload, at Unix time ``time_s``. ``exit_code``: that of `batchd reload`."""
 
     time_s: float
     exit_code: int
@@ -275,10 +266,7 @@ class LocalCounts:
 
 @record
 class TcpCounts:
-    """TCP connections, as ``LocalCounts``.
-
-    ``sent_bytes``: of batches, to all trainers, in total.
-    """
+    """TCP connections, as ``LocalCounts``. ``sent_bytes``: of batches, to all, in total."""
 
     connections: int
     strangers: int
@@ -326,10 +314,7 @@ class DaemonStatus:
 
 
 def plain_status(status: DaemonStatus) -> dict[str, object]:
-    """Make the maps of the wire and of ``batchd status --json``.
-
-    Without TCP, ``daemon.tcp`` is left out.
-    """
+    """Make the maps of the wire and of ``batchd status --json``; no ``daemon.tcp`` without TCP."""
     plain = asdict(status)
     if status.daemon.tcp is None:
         del plain["daemon"]["tcp"]
@@ -337,10 +322,7 @@ def plain_status(status: DaemonStatus) -> dict[str, object]:
 
 
 def read_status(plain: Mapping[str, object]) -> DaemonStatus:
-    """Read the maps of a ``Status`` message.
-
-    Raises nothing: a value of a wrong type reads as zero or empty.
-    """
+    """Read the maps of a ``Status`` message: a value of a wrong type reads as zero or empty."""
     status = _read(DaemonStatus, plain)
     assert isinstance(status, DaemonStatus)
     return status
@@ -353,7 +335,6 @@ def _read(kind: type, plain: object) -> object:
 
 @cache
 def _fields(kind: type) -> list[tuple[str, Callable[[object], object], object]]:
-    """Name, reader and default of each field."""
     assert is_dataclass(kind)
     readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
     return [
@@ -363,10 +344,7 @@ def _fields(kind: type) -> list[tuple[str, Callable[[object], object], object]]:
 
 
 def _reader(hint: object) -> Callable[[object], object]:
-    """Make the reader of one field.
-
-    It returns the type's empty value for a value that does not fit.
-    """
+    """Make the reader of a field, which gives the type's empty value for one that does not fit."""
     if get_origin(hint) is tuple:
         read_item = _reader(get_args(hint)[0])
         return lambda value: tuple(map(read_item, value)) if isinstance(value, (list, tuple)) else ()
@@ -381,10 +359,7 @@ def _reader(hint: object) -> Callable[[object], object]:
 
 
 def _fits(value: object, kind: object) -> bool:
-    """Whether a plain value is one of ``kind``.
-
-    A map where that is a record, and a whole number also where it is float.
-    """
+    """Whether a plain value is one of ``kind``: a map for a record, also an int for float."""
     return (
         isinstance(value, Mapping)
         if is_dataclass(kind)

@@ -74,9 +74,6 @@ def pieces(layout: SlotLayout, first: int, count: int) -> Iterator[Piece]:
 
 
 def part_of(layout: SlotLayout, first: int, count: int, part: int, parts: int) -> list[Piece]:
-    """List the pieces of part number ``part`` of ``parts``.
-
-    Empty where pieces are fewer than parts.
-    """
+    """List the pieces of part ``part`` of ``parts``; none where pieces are fewer than parts."""
     everything = list(pieces(layout, first, count))
     return everything[len(everything) * part // parts : len(everything) * (part + 1) // parts]

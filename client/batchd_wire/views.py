@@ -1,4 +1,4 @@
-"""numpy arrays over a slot. Workers, trainers and CLI; the only module of the wire that needs numpy.
+"""numpy arrays over a slot. Workers, trainers, CLI; the only module here that needs numpy.
 
 Invariant: no view reaches beyond its field, whatever sizes the slot holds. Another process owns the
 memory, so sizes are first copied, then checked against the field's shape.
@@ -18,10 +18,7 @@ Memory: TypeAlias = bytes | bytearray | memoryview | mmap
 
 
 def field_array(buffer: Memory, field: PlacedField, rows: int) -> Array:
-    """View ``rows`` rows of one field.
-
-    Shape ``[rows, *field.shape]``, read-only where the buffer is.
-    """
+    """View ``rows`` rows of a field: ``[rows, *field.shape]``, read-only where the buffer is."""
     count = rows * field.row_bytes // np.dtype(field.dtype).itemsize
     flat = np.frombuffer(buffer, dtype=field.dtype, count=count, offset=field.offset)
     return flat.reshape(rows, *field.shape)
@@ -48,18 +45,12 @@ def checked_sizes(sizes: Array, shape: tuple[int, ...], varying: Varying) -> Arr
 
 
 def cut_to_largest(array: Array, sizes: Array, varying: Varying) -> Array:
-    """View a padded field ``[rows, *shape]``, cut to its largest row in each varying dimension.
-
-    ``sizes``: from ``checked_sizes``.
-    """
+    """View a padded ``[rows, *shape]`` cut to its largest row. ``sizes``: of ``checked_sizes``."""
     return array[(slice(None), *_corner(array.ndim - 1, sizes.max(axis=0, initial=0), varying))]
 
 
 def row_views(array: Array, sizes: Array, varying: Varying) -> list[Array]:
-    """View each row of a varying field ``[rows, *shape]`` in its own shape.
-
-    ``sizes``: from ``checked_sizes``.
-    """
+    """View each row of ``[rows, *shape]`` in its own shape. ``sizes``: of ``checked_sizes``."""
     if varying.kind != RAGGED:
         return [row[_corner(row.ndim, size, varying)] for row, size in zip(array, sizes, strict=True)]
     flat = array.reshape(len(array), prod(array.shape[1:]))

@@ -8,7 +8,7 @@ import pytest
 
 import batchd
 import batchd_client
-from batchd.daemon.memory.held_descriptors import SLOT_DESCRIPTORS
+from batchd.daemon.memory.slots import SLOT_DESCRIPTORS
 from batchd.daemon.reload.requests import NICENESS
 from batchd_client.errors import StreamChanged, StreamRemoved, StreamStopped
 from support.commands import batchd as command

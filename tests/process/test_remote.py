@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd_client import hints
 from batchd_client.errors import DaemonNotFound, RingExhausted
-from batchd_client.remote import BATCHES_HELD_MAX
+from batchd_client.hints import log_once
+from batchd_client.memory import BATCHES_HELD_MAX
 from support.expected import Expected
 from support.network import Proxy, free_port
 from support.seen import look_at, samples, see
@@ -135,9 +135,9 @@ def test_status_shows_who_came_which_way(daemon):
     assert trainers["shared memory"]["pid"] == os.getpid()
 
 
-def test_a_trainer_on_the_daemons_own_host_is_told_once_that_shared_memory_is_faster(daemon, caplog, monkeypatch):
+def test_a_trainer_on_the_daemons_own_host_is_told_once_that_shared_memory_is_faster(daemon, caplog):
     """At INFO, with the address, and not at every connection."""
-    monkeypatch.setattr(hints, "_logged", set())
+    log_once.cache_clear()
     with caplog.at_level(logging.INFO, "batchd_client"):
         for _ in range(2):
             batchd_client.connect(daemon.tcp_address).close()

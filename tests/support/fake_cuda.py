@@ -148,7 +148,7 @@ class FakeStep:
 
 
 class FakeCuda:
-    """See above, and ``batchd_client.torch.cuda.Runtime``.
+    """See above, and ``batchd_client.torch.cuda.CudaRuntime``.
 
     ``takes_read_only``, ``takes_any``: which memory it registers. ``interrupt(at, after=)``:
     ``KeyboardInterrupt`` in one of its calls, before it has had its effect or after that.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd_client.errors import ProtocolError
-from batchd_client.remote import UNDER_WAY_MAX, Arrivals
+from batchd_client.memory import UNDER_WAY_MAX, Arrivals
 from batchd_wire.fields import Field, place_fields
 from batchd_wire.messages import Parcel
 from batchd_wire.tcp import PARTS_MAX, PIECE_BYTES, part_of, pieces
@@ -63,7 +63,7 @@ def test_parts_of_one_batch_go_into_one_buffer_and_those_of_another_elsewhere():
     assert arrivals.buffer_for(parcel(0, 1, 2)) is first
     assert arrivals.buffer_for(parcel(1)) is not first
     ((_, buffer),) = arrivals.note(parcel(0, 1, 2))
-    arrivals.buffers.give_back(buffer)
+    arrivals.give_back(buffer)
     assert arrivals.buffer_for(parcel(2)) is first
 
 

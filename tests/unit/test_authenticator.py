@@ -20,7 +20,7 @@ from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.daemon.tcp.router import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from batchd_client import opening
 from batchd_client.errors import ConnectTimeout, DaemonNotFound
-from batchd_client.remote import PUT_OFF_STATUS
+from batchd_client.lifeline import PUT_OFF_STATUS
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import ConnectionKey, connection_file_text
 from batchd_wire.messages import TO_DAEMON_REMOTE, Greet, Greeted, Refused

@@ -161,7 +161,7 @@ def test_interrupt_at_any_place_of_next_with_a_slot_under_way_loses_and_repeats_
             while not stream._reader.subscription.handles:
                 if not session.receive():
                     session.wait(1)
-            assert not session._slots
+            assert not session.slots
             happened = interrupted(partial(stream._reader.take, 0), place)
             first = int(not happened)
             assert [next(iter(stream)).step for _ in range(3)] == [first, first + 1, first + 2], f"at place {place}"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
-from batchd_client.positions import PositionCounter, checked_position, read_state
+from batchd_client.subscription import PositionCounter, checked_position, read_state
 from batchd_wire.messages import Subscribe
 from batchd_wire.position import Position
 from support.fake_stream import FakeStream

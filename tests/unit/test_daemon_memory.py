@@ -26,8 +26,7 @@ from batchd.daemon.memory.available import (
     shortage,
     wait_for_memory,
 )
-from batchd.daemon.memory.held_descriptors import SLOT_DESCRIPTORS
-from batchd.daemon.memory.slots import SEALS, SlotPool
+from batchd.daemon.memory.slots import SEALS, SLOT_DESCRIPTORS, SlotPool
 from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
 from support.kernel import descriptors_of
 
@@ -345,7 +344,7 @@ def test_what_was_given_back_is_closed_before_a_slot_is_refused(memory, monkeypa
     memory.free(range(3))
 
     def still_open() -> int:
-        return slots_open() - before - len(memory)
+        return slots_open() - before - len(memory._slots)
 
     monkeypatch.setattr(slot_memory, "_available_bytes", lambda: RESERVE_BYTES + (3 - still_open()) * SLOT_BYTES)
     memory.create(7, 2 * SLOT_BYTES)

@@ -203,16 +203,16 @@ def mode(path: Path) -> int:
 def test_the_directory_is_made_for_owner_and_group(tmp_path, umask) -> None:
     """0750, whatever the umask: its group is who may connect."""
     os.umask(umask)
-    with hold(tmp_path / "a" / "run") as held:
-        assert mode(held.names.path) == 0o750
+    with hold(tmp_path / "a" / "run") as names:
+        assert mode(names.path) == 0o750
 
 
 @pytest.mark.usefixtures("usual_umask")
 def test_the_lock_names_its_holder(tmp_path) -> None:
     """Owner and group may read it; it is nobody else's business."""
-    with hold(tmp_path / "a" / "run") as held:
-        assert mode(held.names.lock_path) == 0o640
-        assert held.names.lock_path.read_text() == f"{os.getpid()}\n"
+    with hold(tmp_path / "a" / "run") as names:
+        assert mode(names.lock_path) == 0o640
+        assert names.lock_path.read_text() == f"{os.getpid()}\n"
 
 
 @pytest.mark.usefixtures("usual_umask")
@@ -228,7 +228,7 @@ def test_a_second_holder_is_refused_with_the_first_ones_pid(tmp_path) -> None:
     """And what to do; the exit code is that of a daemon that runs already."""
     with hold(tmp_path / "run"):
         with pytest.raises(AlreadyRunning, match=rf"pid {os.getpid()}\).*{tmp_path}/run; use it, stop it") as caught:
-            hold(tmp_path / "run")
+            hold(tmp_path / "run").__enter__()
         assert caught.value.exit_code == ExitCode.ALREADY_RUNNING
         with hold(tmp_path / "other"):
             pass
@@ -245,19 +245,19 @@ def test_a_killed_holder_leaves_sockets_but_no_lock(tmp_path) -> None:
         assert process.stdout.readline() == b"held\n"
         (run / "batchd.sock").touch()
         with pytest.raises(AlreadyRunning, match=rf"pid {process.pid}\)"):
-            hold(run)
+            hold(run).__enter__()
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_S)
 
-    with hold(run) as held:
-        assert held.names.lock_path.read_text() == f"{os.getpid()}\n"
+    with hold(run) as names:
+        assert names.lock_path.read_text() == f"{os.getpid()}\n"
     assert sorted(os.listdir(run)) == ["lock"]  # noqa: PTH208  names are enough
 
 
 def test_the_end_removes_the_sockets_and_keeps_the_lock_file(tmp_path) -> None:
     """Removing that would let two daemons hold two locks of one name."""
-    with hold(tmp_path / "run") as held:
-        for path in (held.names.lifeline_path, held.names.zmq_path, held.names.path / "notes"):
+    with hold(tmp_path / "run") as names:
+        for path in (names.lifeline_path, names.zmq_path, names.path / "notes"):
             path.touch()
 
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"lock", "notes"}
@@ -265,11 +265,11 @@ def test_the_end_removes_the_sockets_and_keeps_the_lock_file(tmp_path) -> None:
 
 def test_a_private_directory_is_removed_at_the_end(tmp_path) -> None:
     """Unless somebody else has put something there, which is his."""
-    with hold(tmp_path / "run", is_private=True) as held:
-        held.names.zmq_path.touch()
+    with hold(tmp_path / "run", is_private=True) as names:
+        names.zmq_path.touch()
     assert not (tmp_path / "run").exists()
-    with hold(tmp_path / "run", is_private=True) as held:
-        (held.names.path / "notes").touch()
+    with hold(tmp_path / "run", is_private=True) as names:
+        (names.path / "notes").touch()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes"]
 
 
@@ -277,8 +277,8 @@ def test_a_lock_file_of_another_boot_is_no_lock(tmp_path) -> None:
     """Its text is for people; only ``flock`` counts. Nothing of a longer text is left."""
     (tmp_path / "lock").write_text("1234567890123\nand more\n")
 
-    with hold(tmp_path) as held:
-        assert held.names.lock_path.read_text() == f"{os.getpid()}\n"
+    with hold(tmp_path) as names:
+        assert names.lock_path.read_text() == f"{os.getpid()}\n"
 
 
 def test_a_child_neither_keeps_the_lock_nor_gives_it_up(tmp_path) -> None:
@@ -286,7 +286,7 @@ def test_a_child_neither_keeps_the_lock_nor_gives_it_up(tmp_path) -> None:
     with hold(tmp_path):
         subprocess.run(["/bin/true"], close_fds=False, check=True)
         with pytest.raises(AlreadyRunning):
-            hold(tmp_path)
+            hold(tmp_path).__enter__()
         survivor = subprocess.Popen(["/bin/cat"], close_fds=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         survivor.stdin.write(b"x")
         survivor.stdin.flush()
@@ -298,13 +298,13 @@ def test_a_child_neither_keeps_the_lock_nor_gives_it_up(tmp_path) -> None:
 
 def test_a_refused_holder_leaves_no_descriptor(tmp_path) -> None:
     """Nor does it touch what the first one wrote."""
-    with hold(tmp_path) as held:
+    with hold(tmp_path) as names:
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
         for _again in range(3):
             with pytest.raises(AlreadyRunning):
-                hold(tmp_path)
+                hold(tmp_path).__enter__()
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  the same
-        assert held.names.lock_path.read_text() == f"{os.getpid()}\n"
+        assert names.lock_path.read_text() == f"{os.getpid()}\n"
 
 
 @pytest.mark.parametrize("kind", ["file", "in a file", "lock is a link", "lock is a directory"])
@@ -324,12 +324,12 @@ def test_a_directory_that_cannot_be_used_is_refused_with_what_helps(tmp_path, ki
             (run / "lock").mkdir(parents=True)
 
     with pytest.raises(BatchdError, match=r"cannot be used: .*set runtime_dir in \[daemon\]"):
-        hold(run)
+        hold(run).__enter__()
     assert precious.read_text() == "keep"
 
 
 def test_a_path_too_long_for_sockets_is_the_configurations_mistake(tmp_path) -> None:
     """Nothing is made."""
     with pytest.raises(ConfigInvalid, match="choose a shorter one"):
-        hold(tmp_path / ("d" * 100))
+        hold(tmp_path / ("d" * 100)).__enter__()
     assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchd.config.tree import Config, StreamConfig
-from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable, cache_path, file_problem
-from batchd.daemon.memory.cache_folder import cache_files, cache_problems
+from batchd.daemon.memory.cache_file import (
+    CacheOnDisk,
+    CacheUnusable,
+    cache_files,
+    cache_path,
+    cache_problems,
+    file_problem,
+)
 from batchd.daemon.memory.cache_memory import CacheSpec
 from batchd.pipeline.image.options import Decode, RandomResizedCrop
 from batchd.sources.cache import disk as disk_cache

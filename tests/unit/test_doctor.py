@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from batchd.daemon.memory.held_descriptors import DescriptorPlan
+from batchd.daemon.memory.rings import DescriptorPlan
 from batchd.doctor import checks, decoding, examine, storage
 from batchd.doctor.decoding import DecoderSpeed
 from batchd.doctor.finding import Level

@@ -133,7 +133,7 @@ def test_the_end_of_the_daemon_ends_one_that_is_stopped(started):
     """Whatever it does, and though workers were asked for."""
     it = started(SLEEPS)
     it.workers.spawn(1)
-    pid = it.workers._forks.pid
+    pid = it.workers._forks._child.pid
     os.kill(pid, signal.SIGSTOP)
     it.close()
     with pytest.raises(ProcessLookupError):

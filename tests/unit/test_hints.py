@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from batchd_client import hints
 from batchd_client.hints import log_once, shared_batches_hint, shared_memory_hint
 
 FAR = "tcp://bigbox:7070"
@@ -50,9 +49,9 @@ def test_what_is_no_directory_of_ours_is_never_an_error(odd: str) -> None:
     assert "is not seen from here" in shared_memory_hint(FAR, odd)
 
 
-def test_a_hint_is_given_once(caplog, monkeypatch) -> None:
+def test_a_hint_is_given_once(caplog) -> None:
     """At INFO."""
-    monkeypatch.setattr(hints, "_logged", set())
+    log_once.cache_clear()
     with caplog.at_level(logging.INFO, "batchd_client"):
         for _ in range(3):
             log_once("a hint")

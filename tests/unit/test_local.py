@@ -13,7 +13,7 @@ from batchd.daemon.descriptors import Selector
 from batchd.daemon.limits import PENDING_TICKS, oldest_of_crowds
 from batchd.daemon.local import listener as local
 from batchd.daemon.local.listener import Listener, PendingConnections, descriptors_left
-from batchd.daemon.memory.held_descriptors import SPARE_DESCRIPTORS
+from batchd.daemon.memory.rings import SPARE_DESCRIPTORS
 from support.kernel import descriptors_of
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchd.core import events as ev
-from batchd.daemon.serve import Assembly
 from batchd.daemon.service.manager import FEEDINGS, STATUS_EVERY_S, Notifier, Service, status_line
-from support.configs import WHOLE, load
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec
 from support.notify_socket import NotifySocket
@@ -259,10 +257,10 @@ def test_a_reload_asks_for_time_as_long_as_it_scans_and_feeds_no_watchdog(
     service.round_ended(world.state)
     service.reloading()
     manager.heard()
-    service.rescanned("photos", 0)
-    service.rescanned("photos", 1_000)
+    service.scanned("photos", 0)
+    service.scanned("photos", 1_000)
     clock.now_s += STATUS_EVERY_S
-    service.rescanned("photos", 3_000)
+    service.scanned("photos", 3_000)
     told = ["EXTEND_TIMEOUT_USEC=60000000", "STATUS=scanning photos: 0 samples so far"]
     assert manager.heard() == [told, [told[0], "STATUS=scanning photos: 3,000 samples so far"]]
     service.round_ended(world.state)
@@ -323,12 +321,13 @@ def test_a_stream_that_has_stopped_is_named(world: CheckedWorld) -> None:
 
 
 def test_the_service_manager_of_a_script_is_not_told_of_its_embedded_daemon(
-    stack: ExitStack, manager: NotifySocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stack: ExitStack, manager: NotifySocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take the script for ready; and its variables go no further."""
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
-    config = load(tmp_path, WHOLE)
-    assert not Assembly(config, stack).service(is_embedded=True).notifier.is_heard
+    assert not Notifier.from_environment(os.environ, is_embedded=True).is_heard
     assert "NOTIFY_SOCKET" not in os.environ
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
-    assert Assembly(config, stack).service(is_embedded=False).notifier.is_heard
+    notifier = Notifier.from_environment(os.environ)
+    stack.callback(notifier.close)
+    assert notifier.is_heard

@@ -300,7 +300,7 @@ def test_the_mailbox_is_part_of_the_streams_memory():
     (ring,) = plan_rings(Config(daemon=DaemonConfig(memory=6 << 20), streams={"a": made}), Storage()).values()
     assert ring.mailbox_bytes == 1000 * 4096
     assert ring.ring_bytes <= 6 << 20
-    assert ring.slots_max == ((6 << 20) - ring.mailbox_bytes) // ring.slot_bytes
+    assert ring.slots_max == ((6 << 20) - ring.mailbox_bytes) // ring.layout.slot_bytes
     with pytest.raises(MemoryTooSmall, match=r"2 slots of 4 samples and the mailbox.*a smaller capacity"):
         plan_rings(Config(daemon=DaemonConfig(memory=2 << 20), streams={"a": made}), Storage())
 

@@ -20,7 +20,7 @@ from batchd.config.load import load_config
 from batchd.daemon import config_checks
 from batchd.daemon.memory import available, cache_memory
 from batchd.daemon.memory.cache_file import cache_path
-from batchd.daemon.memory.held_descriptors import OWN_DESCRIPTORS
+from batchd.daemon.memory.rings import OWN_DESCRIPTORS
 from batchd.daemon.serve import ServeOptions, serve
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError

@@ -16,7 +16,7 @@ import structlog
 from batchd.children import Child
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.reload import requests as reload
-from batchd.daemon.reload.requests import Origin, Reloader, ReloadListener
+from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.daemon.reload.rescan import ReloadRequest
 from batchd.errors import ExitCode
 from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
@@ -29,12 +29,31 @@ FINE = {"exit_code": 0, "streams": {"photos": {}}}
 class Switched:
     """Takes documents, and remembers them."""
 
+    workers_wanted = 2
+
     def __init__(self):
         self.performed = []
 
     def apply(self, document, descriptors):
         self.performed.append((document, set(descriptors)))
         return "done"
+
+
+class FakeService:
+    """Remembers what it is told."""
+
+    def __init__(self):
+        self.progress = []
+        self.told = []
+
+    def reloading(self):
+        pass
+
+    def scanned(self, stream, found):
+        self.progress.append((stream, found))
+
+    def reloaded(self, workers, text):
+        self.told.append((workers, text))
 
 
 class Reader:
@@ -68,15 +87,14 @@ class Reloading:
         self.selector = Selector()
         self.applier = Switched()
         self.readers = []
-        self.progress = []
-        self.outcomes = []
+        self.service = FakeService()
         monkeypatch.setattr(Reloader, "_start", lambda _self, _origin: self.new_reader().reading)
         self.reloader = Reloader(
             self.selector,
             self.applier,
             Origin(Path("batchd.toml"), {}),
             lambda _session, _message: None,
-            ReloadListener(lambda: None, lambda *told: self.progress.append(told), self.outcomes.append),
+            self.service,
         )
 
     def new_reader(self):
@@ -91,8 +109,12 @@ class Reloading:
         wait_until(lambda: self.selector.dispatch() or condition(), what)
 
     def outcome(self):
-        self.dispatch_until(lambda: self.outcomes, "it is over")
-        return self.outcomes.pop()
+        """The outcome of the only reload that has ended since this was asked before."""
+        self.dispatch_until(lambda: self.service.told, "it is over")
+        outcome = self.reloader.outcome
+        assert self.service.told == [(2, outcome.text.partition("\n")[0])]
+        self.service.told.clear()
+        return outcome
 
     def close(self):
         self.reloader.close()
@@ -153,7 +175,7 @@ def test_progress_and_lines_of_the_log_are_passed_on(it):
     reader.send(RescanLogged("bind", "odd", {}))
     with structlog.testing.capture_logs() as lines:
         it.selector.dispatch()
-    assert it.progress == [("photos", 7)]
+    assert it.service.progress == [("photos", 7)]
     assert lines == [{"event": "odd", "file": "a", "log_level": "warning"}]
 
 
@@ -167,7 +189,7 @@ def test_a_reading_that_makes_no_progress_is_given_up_and_the_next_one_begins(it
     it.reloader.ask()
     it.reloader._reading.heard_s -= 1000.0
     it.reloader.round_ended()
-    outcome = it.outcomes.pop()
+    outcome = it.outcome()
     assert outcome.exit_code == ExitCode.FAILED
     assert "scanning stream 'photos' has made no progress" in outcome.text
     assert len(it.readers) == 2
@@ -193,13 +215,13 @@ def test_a_reading_says_itself_how_long_it_may_be_silent(it):
     reader = it.begin()
     reader.send(ScanProgressed("", 0, 7200))
     it.selector.dispatch()
-    assert not it.progress
+    assert not it.service.progress
     it.reloader._reading.heard_s -= 3600.0
     it.reloader.round_ended()
     assert it.reloader.is_reading
     it.reloader._reading.heard_s -= 3700.0
     it.reloader.round_ended()
-    assert "reading the configuration has made no progress" in it.outcomes.pop().text
+    assert "reading the configuration has made no progress" in it.outcome().text
 
 
 def test_a_process_that_cannot_be_killed_holds_up_neither_the_loop_nor_the_end(it, monkeypatch):
@@ -208,7 +230,7 @@ def test_a_process_that_cannot_be_killed_holds_up_neither_the_loop_nor_the_end(i
     monkeypatch.setattr(Child, "kill", lambda _self: None)
     monkeypatch.setattr(reload, "KILL_TIMEOUT_S", 0.01)
     it.reloader.abandon()
-    assert it.outcomes.pop().text == "the daemon is shutting down"
+    assert it.outcome().text == "the daemon is shutting down"
     with structlog.testing.capture_logs() as lines:
         it.reloader.close()
     assert lines[-1]["event"] == "reloading process cannot be killed"
@@ -227,13 +249,10 @@ def test_a_sandbox_without_priorities_does_not_refuse_the_reload(monkeypatch):
     monkeypatch.setattr(os, "setpriority", refuse)
     applier = Switched()
     applier.request = lambda *_facts: ReloadRequest("0", "batchd.toml", {}, {}, {}, {}, 0, {})
-    outcomes = []
     selector = Selector()
-    reloader = Reloader(
-        selector, applier, Origin(Path("batchd.toml"), {}), None, ReloadListener(lambda: None, None, outcomes.append)
-    )
+    reloader = Reloader(selector, applier, Origin(Path("batchd.toml"), {}), None, FakeService())
     reloader.ask()
-    wait_until(lambda: selector.dispatch() or outcomes, "it is over")
+    wait_until(lambda: selector.dispatch() or reloader.outcome, "it is over")
     reloader.close()
     selector.close()
-    assert "the daemon that runs is 0: restart it" in outcomes[0].text
+    assert "the daemon that runs is 0: restart it" in reloader.outcome.text

@@ -17,18 +17,16 @@ from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.local.sessions import LocalDoor
-from batchd.daemon.memory import held_descriptors as reserve
-from batchd.daemon.memory.held_descriptors import (
-    MAPPING_DESCRIPTORS,
+from batchd.daemon.memory import slots as slot_memory
+from batchd.daemon.memory.rings import (
     OWN_DESCRIPTORS,
-    SLOT_DESCRIPTORS,
+    SLOTS_MIN,
     WORKER_DESCRIPTORS,
-    BlankSlots,
     DescriptorPlan,
     plan_descriptors,
+    plan_rings,
 )
-from batchd.daemon.memory.rings import SLOTS_MIN, plan_rings
-from batchd.daemon.memory.slots import SlotPool
+from batchd.daemon.memory.slots import MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS, BlankSlots, SlotPool
 from batchd.storage.access import Storage
 
 SLOT_BYTES = 1 << 16
@@ -119,7 +117,7 @@ def test_blanks_take_no_memory_and_end_with_the_slots() -> None:
 
 def test_no_more_blanks_are_made_ahead_than_the_kernel_should_carry(monkeypatch) -> None:
     """As they are used, others follow."""
-    monkeypatch.setattr(reserve, "BLANKS_MAX", 2)
+    monkeypatch.setattr(slot_memory, "BLANKS_MAX", 2)
     blanks = BlankSlots(3)
     taken = []
     for left in (2, 1, 0):

@@ -33,10 +33,10 @@ def test_streams_share_what_those_with_their_own_memory_leave() -> None:
         config_of(10 * MEBIBYTE, a=stream_of(memory=4 * MEBIBYTE), b=stream_of(), c=stream_of(32)), Storage()
     )
 
-    assert rings["a"].slot_bytes == rings["b"].slot_bytes == 4096 + 49_152 + 4096
-    assert rings["a"].slots_max == 4 * MEBIBYTE // rings["a"].slot_bytes
-    assert rings["b"].slots_max == 3 * MEBIBYTE // rings["b"].slot_bytes
-    assert rings["c"].slots_max == 3 * MEBIBYTE // rings["c"].slot_bytes
+    assert rings["a"].layout.slot_bytes == rings["b"].layout.slot_bytes == 4096 + 49_152 + 4096
+    assert rings["a"].slots_max == 4 * MEBIBYTE // rings["a"].layout.slot_bytes
+    assert rings["b"].slots_max == 3 * MEBIBYTE // rings["b"].layout.slot_bytes
+    assert rings["c"].slots_max == 3 * MEBIBYTE // rings["c"].layout.slot_bytes
     assert sum(ring.ring_bytes for ring in rings.values()) <= 10 * MEBIBYTE
 
 
@@ -57,7 +57,7 @@ def test_a_stream_of_different_shapes_needs_room_for_the_largest_in_every_row() 
     stream = stream_of(256, pipeline=(Decode(), PadBatch(max_shape=(512, 512, 3))))
     rows_bytes = 256 * (512 * 512 * 3 + 8 + 8 + 8)
 
-    assert plan_rings(config_of(1 << 30, a=stream), Storage())["a"].slot_bytes == 4096 + rows_bytes + 2048
+    assert plan_rings(config_of(1 << 30, a=stream), Storage())["a"].layout.slot_bytes == 4096 + rows_bytes + 2048
     with pytest.raises(MemoryTooSmall) as caught:
         plan_rings(config_of(300 * MEBIBYTE, a=stream), Storage())
 

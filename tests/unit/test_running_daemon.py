@@ -17,7 +17,7 @@ from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
 from batchd.daemon import config_checks
 from batchd.daemon.config_checks import preview as looked_at
-from batchd.daemon.memory.cache_folder import folder_problem
+from batchd.daemon.memory.cache_file import folder_problem
 from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
@@ -135,9 +135,9 @@ def test_a_directory_that_may_not_be_looked_into_is_refused_with_what_helps(
     with stranger():
         problem = directory_problem(names)
         with pytest.raises(BatchdError, match=says):
-            hold(names.path)
+            hold(names.path).__enter__()
         with pytest.raises(BatchdError, match=f"uid {STRANGER} may not write {system.path}"):
-            hold(None)
+            hold(None).__enter__()
     assert problem is not None
     assert says in problem.message
 

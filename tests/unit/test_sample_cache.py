@@ -116,7 +116,7 @@ def test_what_one_worker_keeps_all_workers_have(memory, start_worker):
         keep((first, second)[sample % 2], sample)
 
     assert held(first, range(SAMPLES)) == held(second, range(SAMPLES)) == list(range(100))
-    assert memory.held_samples == 100
+    assert memory.statistics().held_samples == 100
 
 
 def test_a_full_cache_keeps_what_it_has(memory, start_worker):
@@ -130,7 +130,7 @@ def test_a_full_cache_keeps_what_it_has(memory, start_worker):
     assert kept[:100] == list(range(100))
     assert BUDGET_BYTES * 0.9 < len(kept) * SAMPLE_BYTES < BUDGET_BYTES
     assert memory.used_bytes <= BUDGET_BYTES
-    assert memory.held_samples == len(kept)
+    assert memory.statistics().held_samples == len(kept)
 
 
 def test_a_record_may_be_longer_than_an_extent(start_worker):

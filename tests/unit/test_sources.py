@@ -111,7 +111,7 @@ def test_links_within_the_root_are_followed_without_being_asked(tmp_path: Path) 
     index = scan_folder(tmp_path / "link")
 
     assert names_of(index) == ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/2.jpg"]
-    reader = FilesReader.of(FolderSource(path=tmp_path / "link"), index.index, 100, Storage())
+    reader = FilesReader(FolderSource(path=tmp_path / "link"), index.index, 100, Storage())
     assert [bytes(reader.read(sample)["image"]) for sample in range(4)] == [b"bytes of cat/1.jpg"] * 4
 
 
@@ -141,9 +141,9 @@ def test_a_file_that_becomes_a_link_out_of_the_root_is_a_bad_sample(tmp_path: Pa
     with pytest.raises(
         SampleUnreadable, match=r"a link that leads out of the root, to .*/secret\.jpg; set allow_outside_root"
     ):
-        FilesReader.of(source, index, 100, Storage()).read(0)
+        FilesReader(source, index, 100, Storage()).read(0)
     free = replace(source, allow_outside_root=True)
-    assert bytes(FilesReader.of(free, index, 100, Storage()).read(0)["image"]) == b"bytes of secret.jpg"
+    assert bytes(FilesReader(free, index, 100, Storage()).read(0)["image"]) == b"bytes of secret.jpg"
 
 
 def test_a_link_that_a_list_names_is_a_bad_sample_where_it_leads_out(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_link_that_a_list_names_is_a_bad_sample_where_it_leads_out(tmp_path: P
     (tmp_path / "root/2.jpg").symlink_to(tmp_path / "secret.jpg")
     (tmp_path / "list.txt").write_text("1.jpg 0\n2.jpg 1\n")
     source = ListSource(path=tmp_path / "list.txt", root=tmp_path / "root")
-    reader = FilesReader.of(source, scan_files(source).index, 100, Storage())
+    reader = FilesReader(source, scan_files(source).index, 100, Storage())
 
     assert bytes(reader.read(0)["image"]) == b"bytes of 1.jpg"
     with pytest.raises(SampleUnreadable, match="leads out of the root"):

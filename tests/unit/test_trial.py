@@ -7,10 +7,10 @@ import pytest
 
 from batchd.failpoints import VARIABLE
 from batchd.sources import source_checks
-from batchd.sources.isolated_scan import scan_apart
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.sources.lmdb.scan import MODULE
 from batchd.sources.parquet.options import ParquetSource
+from batchd.sources.scan import scan_apart
 from batchd.sources.source_checks import try_source
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey

@@ -111,7 +111,7 @@ def test_the_layout_as_it_travels_is_plain_data() -> None:
 
     assert place_fields(fields, 8).to_wire() == GOOD
     assert layout_from_wire(GOOD) == SlotLayout(
-        (PlacedField("image", "uint8", (4, 4, 3), 4096), PlacedField("label", "int64", (), 4480)), 8, 8192
+        (PlacedField("image", "uint8", (4, 4, 3), offset=4096), PlacedField("label", "int64", (), offset=4480)), 8, 8192
     )
 
 

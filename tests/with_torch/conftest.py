@@ -20,11 +20,11 @@ def sizes(tmp_path_factory):
 @pytest.fixture
 def cuda(monkeypatch):
     """The stand-in, which any loader of the test uses; in the end it has met no fault, and reads no memory of ours any more."""
-    from batchd_client.torch import loader as loader_module  # noqa: PLC0415  only where there is torch
+    import batchd_client.torch  # noqa: PLC0415  only where there is torch
     from support.fake_cuda import FakeCuda  # noqa: PLC0415
 
     cuda = FakeCuda()
-    monkeypatch.setattr(loader_module, "CudaRuntime", lambda _device: cuda)
+    monkeypatch.setattr(batchd_client.torch, "CudaRuntime", lambda _device: cuda)
     yield cuda
     assert not cuda.faults
     assert not cuda.registered

@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
 import batchd_client  # noqa: E402
-from batchd_client import hints  # noqa: E402
 from batchd_client.errors import ReconnectTimeout  # noqa: E402
+from batchd_client.hints import log_once  # noqa: E402
 from batchd_client.memory import SlotMemory  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
 from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY, STEPS_AHEAD_MAX  # noqa: E402
@@ -335,9 +335,9 @@ def test_memory_that_is_not_registered_is_copied_by_the_cpu(tight, cuda, load, s
 
 
 @pytest.fixture
-def told(caplog, monkeypatch):
+def told(caplog):
     """What the client says to the log from now on."""
-    monkeypatch.setattr(hints, "_logged", set())
+    log_once.cache_clear()
     caplog.set_level(logging.INFO, logger="batchd_client")
     return caplog
 

@@ -6,8 +6,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
 import batchd_client  # noqa: E402
+import batchd_client.torch  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
-from batchd_client.torch import loader as loader_module  # noqa: E402
 from batchd_client.torch.cuda import CudaRuntime  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
@@ -36,7 +36,7 @@ def daemon(request, start_shared_daemon, photos):
 @pytest.mark.parametrize("runtime", [CudaRuntime, DelayedRuntime], ids=["at once", "delayed"])
 def test_tensors_on_the_gpu_are_the_streams_and_never_change(daemon, monkeypatch, runtime):
     """All are kept while the ring is used again, and compared at the end."""
-    monkeypatch.setattr(loader_module, "CudaRuntime", runtime)
+    monkeypatch.setattr(batchd_client.torch, "CudaRuntime", runtime)
     with BatchdLoader("photos", address=daemon.address, device="cuda", window=1) as loader:
         kept = [batch for _ in range(EPOCHS) for batch in loader]
         assert {tensor.device for batch in kept for tensor in batch} == {loader.device}

@@ -28,7 +28,8 @@ import structlog
 
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds
-from batchd.daemon.memory.held_descriptors import ADVICE, SPARE_DESCRIPTORS
+from batchd.daemon.memory.rings import SPARE_DESCRIPTORS
+from batchd.daemon.memory.slots import ADVICE
 from batchd.daemon.runtime import unusable
 from batchd_wire.runtime import unmapped_id
 

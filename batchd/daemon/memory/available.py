@@ -10,7 +10,8 @@ Invariant: the daemon never waits for memory that cannot be freed: a need beyond
 the machine or the cgroup is refused at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from math import ceil, floor
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,14 +19,25 @@ from time import monotonic, sleep
 import structlog
 
 from batchd.daemon.limits import printable
-from batchd.daemon.memory.held_descriptors import MEMORY_NAME
 from batchd.samples.sizes import round_bytes
 
+_log = structlog.get_logger()
+
+MEMORY_NAME = "batchd-slot"
+"""The name of a slot's memfd, which /proc shows."""
 KIBIBYTE = 1024
 UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2^63."""
 RESERVE_BYTES = 64 << 20
 """Left for other processes when a slot is made: below this the machine is about to swap or kill."""
+MEMORY_WAIT_S = 10.0
+"""A waiting trainer releases its memory at once, one in the middle of a step at the step's end. A
+service manager restarts a daemon that has waited in vain."""
+LOOK_EVERY_S = 0.02
+TELL_EVERY_S = 1.0
+HOLDERS_MAX = 3
+_NAME_COLUMN = 5
+_SLOT_NAME = f"/memfd:{MEMORY_NAME}".encode()
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -35,20 +47,14 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
 def limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process may have if no other process takes any."""
-    return min([_machine_bytes(proc, "MemTotal:"), *(limit for limit, _left in _cgroup_bytes(proc, cgroups))])
+    return min([_machine_bytes(proc, "MemTotal"), *(limit for limit, _left in _cgroup_bytes(proc, cgroups))])
 
 
 def oom_kills(proc: Path = Path("/proc")) -> int:
-    """Processes that the kernel has killed for lack of memory since it started; 0 without a count.
-
-    For lack of its own or of a cgroup's memory. It counts before it kills, so the count has risen
-    before a death is seen.
-    """
-    try:
-        lines = (proc / "vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    """The kernel's count of kills for lack of memory; 0 without one. It counts before it kills."""
+    with suppress(OSError):
+        return _numbers(proc / "vmstat").get("oom_kill", 0)
+    return 0
 
 
 def shortage(need_bytes: int, have_bytes: int) -> str | None:
@@ -61,52 +67,37 @@ def shortage(need_bytes: int, have_bytes: int) -> str | None:
     )
 
 
-def _machine_bytes(proc: Path, name: str = "MemAvailable:") -> int:
-    for line in (proc / "meminfo").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * KIBIBYTE
-    return UNLIMITED_BYTES
+def _numbers(path: Path) -> dict[str, int]:
+    """The number behind each name in a file of the kernel. Raises ``OSError``."""
+    lines = map(str.split, path.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
-def _cgroup_bytes(proc: Path, cgroups: Path) -> list[tuple[int, int]]:
-    """Limit and remaining bytes of each cgroup above this process, in either cgroup version."""
-    left: list[tuple[int, int]] = []
+def _machine_bytes(proc: Path, name: str = "MemAvailable") -> int:
+    count = _numbers(proc / "meminfo").get(name)
+    return UNLIMITED_BYTES if count is None else count * KIBIBYTE
+
+
+def _cgroup_bytes(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
+    """Limit and remaining bytes of this process's cgroups and all above, in either cgroup version.
+
+    In a container the path of a group may be invisible.
+    """
     for line in (proc / "self" / "cgroup").read_text().splitlines():
         _number, controllers, path = line.split(":", 2)
         if controllers == "":
-            left += _left_on_the_way(cgroups, path, "memory.max", "memory.current")
+            root, limit_name, usage_name = cgroups, "memory.max", "memory.current"
         elif "memory" in controllers.split(","):
-            left += _left_on_the_way(cgroups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
-    return left
-
-
-def _left_on_the_way(root: Path, path: str, limit_name: str, usage_name: str) -> list[tuple[int, int]]:
-    """Limits of the group and of every group above it. In a container the path may be invisible."""
-    group = root / path.lstrip("/")
-    left = []
-    for folder in (group, *group.parents):
-        limit = _read_number(folder / limit_name)
-        usage = _read_number(folder / usage_name)
-        if limit is not None and usage is not None and limit < UNLIMITED_BYTES:
-            left.append((limit, max(0, limit - max(0, usage - _file_cache_bytes(folder)))))
-        if folder == root:
-            break
-    return left
-
-
-def _file_cache_bytes(group: Path) -> int:
-    """Bytes of file pages: they count as used, but are freed on demand, as MemAvailable assumes.
-
-    Without this a group that has read many images would seem full. Version 1 writes the sums over
-    all below as ``total_...``.
-    """
-    try:
-        lines = (group / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    facts = (line.partition(" ") for line in lines)
-    numbers = {name: int(number) for name, _space, number in facts if number.isdecimal()}
-    return sum(numbers.get(f"total_{name}", numbers.get(name, 0)) for name in ("active_file", "inactive_file"))
+            root, limit_name, usage_name = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            limit, usage = _read_number(folder / limit_name), _read_number(folder / usage_name)
+            if limit is not None and usage is not None and limit < UNLIMITED_BYTES:
+                yield limit, max(0, limit - max(0, usage - _file_cache_bytes(folder)))
+            if folder == root:
+                break
 
 
 def _read_number(path: Path) -> int | None:
@@ -117,23 +108,21 @@ def _read_number(path: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-_log = structlog.get_logger()
+def _file_cache_bytes(group: Path) -> int:
+    """Bytes of file pages: they count as used, but are freed on demand, as MemAvailable assumes.
 
-MEMORY_WAIT_S = 10.0
-"""A waiting trainer releases its memory at once, one in the middle of a step at the step's end. A
-service manager restarts a daemon that has waited in vain."""
-LOOK_EVERY_S = 0.02
-TELL_EVERY_S = 1.0
-HOLDERS_MAX = 3
-_NAME_COLUMN = 5
-_SLOT_NAME = f"/memfd:{MEMORY_NAME}".encode()
+    Without this a group that has read many images would seem full. Version 1 writes the sums over
+    all below as ``total_...``.
+    """
+    try:
+        numbers = _numbers(group / "memory.stat")
+    except OSError:
+        return 0
+    return sum(numbers.get(f"total_{name}", numbers.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def wait_for_memory(need_bytes: int, tell: Callable[[str], None]) -> str | None:
-    """Wait until ``need_bytes`` are available; return the shortage if they are not.
-
-    ``tell`` gets a status line now and then.
-    """
+    """Wait for memory, and ``tell`` the status now and then; return a shortage that stays."""
     problem = shortage(need_bytes, available_bytes())
     if problem is None or need_bytes + RESERVE_BYTES > limit_bytes():
         return problem
@@ -150,10 +139,7 @@ def wait_for_memory(need_bytes: int, tell: Callable[[str], None]) -> str | None:
 
 
 def holders(proc: Path = Path("/proc")) -> str:
-    """Processes that have slots mapped, and how much: trainers and workers of other daemons.
-
-    Processes that this user may not inspect are left out.
-    """
+    """Processes that have slots mapped, and how much, as far as this user may inspect them."""
     found = []
     for folder in proc.iterdir():
         if not folder.name.isdecimal():
@@ -172,10 +158,7 @@ def holders(proc: Path = Path("/proc")) -> str:
 
 
 def _slot_bytes(line: bytes) -> int:
-    """Bytes of a slot in a line of ``maps``.
-
-    The name in its last column may contain any bytes but a newline.
-    """
+    """Bytes of a slot in a line of ``maps``, whose last column may have any bytes but a newline."""
     columns = line.split(maxsplit=_NAME_COLUMN)
     if len(columns) <= _NAME_COLUMN or not columns[_NAME_COLUMN].startswith(_SLOT_NAME):
         return 0

@@ -1,4 +1,4 @@
-"""Cache files, which outlive the daemon. DAEMON process: opens them and hands them to workers.
+"""Cache files, which outlive the daemon, and their folders. DAEMON process; the user's shell looks.
 
     cache_dir/batchd-KIND-KEY.cache   opened, locked (flock), checked -> index in a memfd -> workers
 
@@ -13,29 +13,36 @@ hang the loop.
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from errno import EIO, ELOOP, ENODATA
+from importlib import import_module
 from pathlib import Path
 from time import sleep
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 
+from batchd.config.schema import problem_at
+from batchd.config.tree import Config, StreamConfig
 from batchd.daemon.limits import OncePerMinute
-from batchd.daemon.memory.cache_folder import PREFIX, SUFFIX, cache_files, folder_problem, is_locked
-from batchd.daemon.memory.cache_memory import CLAIMS_NAME, MEMORY_NAME, CacheSpec, SharedCache
-from batchd.daemon.memory.slots import SEALS
-from batchd.sources.cache.disk import FILE_HEADER, FILE_MAGIC, Trouble, key_seed, records_start, troubles
-from batchd.sources.cache.memory import ENTRY, ENTRY_BYTES, HEADER_BYTES, CacheHeader
+from batchd.daemon.memory.cache_memory import BLOCK_BYTES, CacheSpec, SharedCache, identity
+from batchd.errors import Problem
+from batchd.pipeline.cache_split import crop_problem, cut_problem
+from batchd.sources.cache.disk import FILE_HEADER, FILE_MAGIC, key_seed, records_start, troubles
+from batchd.sources.cache.memory import ENTRY, ENTRY_BYTES, HEADER_BYTES
+from batchd.storage.paths import unreachable
 
 _log = structlog.get_logger()
 
+SUFFIX = ".cache"
+PREFIX = "batchd-"
 KEY_DIGITS = 32
 _ATTEMPTS = 10
 _PAUSE_S = 0.01
 _FOREIGN_WRITERS = stat.S_IWGRP | stat.S_IWOTH
-_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class CacheUnusable(OSError):  # noqa: N818  names what is wrong
@@ -48,83 +55,58 @@ class CacheOnDisk(SharedCache):
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__(spec)
         self.path = cache_path(spec)
-        self._lock = -1
         self._notes_read = 0
-        self._spoilt_samples = 0
         self._once_per_minute = OncePerMinute()
-        with ExitStack() as where_it_fails:
-            where_it_fails.callback(self.close)
-            try:
-                self._open()
-            except CacheUnusable:
+        try:
+            self._open()
+        except OSError as error:
+            self.close()
+            if isinstance(error, CacheUnusable):
                 raise
-            except OSError as error:
-                raise CacheUnusable(error.errno, f"{self.path} cannot be used: {error.strerror}") from None
-            where_it_fails.pop_all()
+            raise CacheUnusable(error.errno, f"{self.path} cannot be used: {error.strerror}") from None
 
     @property
     def used_bytes(self) -> int:
-        """How long its file is."""
-        return self._header.used_bytes if self._header is not None else 0
-
-    @property
-    def spoilt_samples(self) -> int:
-        """How many records were not what had been written."""
-        return self._spoilt_samples
+        """The length of its file."""
+        return self._header.used_bytes
 
     def resize(self, budget_bytes: int) -> None:
-        """Give it another budget. Where it has more already, it keeps that."""
+        """Give it another budget. If it has more already, it keeps that."""
         self.spec = self.spec._replace(budget_bytes=budget_bytes)
-        if self._header is not None:
-            self._header.allow(budget_bytes)
+        self._header.allow(budget_bytes)
 
     def tell_troubles(self) -> None:
-        """Log what workers have found wrong with the file since this was asked before."""
+        """Log new troubles with the file that workers have noted, each kind once per minute."""
         found = troubles(self.descriptors[1], self._notes_read)
         self._notes_read += len(found)
-        self._spoilt_samples += sum(one.number == 0 for one in found)
-        for one in found:
-            self._tell(one)
-
-    def close(self) -> None:
-        """Release the file and its lock. Other descriptors stay open."""
-        super().close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    def _tell(self, trouble: Trouble) -> None:
-        if not self._once_per_minute.allows(f"trouble {trouble.number}"):
-            return
-        if trouble.number:
-            _log.warning(
-                "a cache on disk cannot be used at present",
-                file=str(self.path),
-                reason=os.strerror(trouble.number),
-                advice="samples are read from their source; make room, or look at the disk",
-            )
-        else:
-            _log.warning(
-                "a record of a cache on disk is damaged",
-                file=str(self.path),
-                sample=trouble.sample,
-                spoilt_samples=self._spoilt_samples,
-                advice="it is read from its source and kept again; if it goes on, look at the disk",
-            )
+        self.spoilt_samples += sum(one.number == 0 for one in found)
+        for trouble in found:
+            if not self._once_per_minute.allows(f"trouble {trouble.number}"):
+                continue
+            if trouble.number:
+                _log.warning(
+                    "a cache on disk cannot be used at present",
+                    file=str(self.path),
+                    reason=os.strerror(trouble.number),
+                    advice="samples are read from their source; make room, or look at the disk",
+                )
+            else:
+                _log.warning(
+                    "a record of a cache on disk is damaged",
+                    file=str(self.path),
+                    sample=trouble.sample,
+                    spoilt_samples=self.spoilt_samples,
+                    advice="it is read from its source and kept again; if it goes on, look at the disk",
+                )
 
     def _open(self) -> None:
-        self._lock = _locked_file(self.path, self.spec)
+        lock = _locked_file(self.path, self.spec)
+        self._stack.callback(os.close, lock)
+        index_bytes = records_start(self.spec.samples)
+        self._make_memory(index_bytes, index_bytes)
         # Another open file than the lock's, so that no worker holds the lock.
-        file = os.open(f"/proc/self/fd/{self._lock}", os.O_RDWR | os.O_CLOEXEC)
-        entries, used_bytes = _entries(file, self.spec.samples)
-        for name in (MEMORY_NAME, CLAIMS_NAME):
-            self.descriptors.append(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-            os.fchmod(self.descriptors[-1], 0o600)
-        self.descriptors.append(file)
-        memory = self.descriptors[0]
-        os.posix_fallocate(memory, 0, records_start(self.spec.samples))
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
-        self._header = CacheHeader(self.spec.samples, memory)
+        self._own(os.open(f"/proc/self/fd/{lock}", os.O_RDWR | os.O_CLOEXEC))
+        entries, used_bytes = _entries(self.descriptors[-1], self.spec.samples)
         self._header.write(entries, used_bytes, key_seed(bytes.fromhex(self.spec.key)))
         self._header.allow(self.spec.budget_bytes)
         _log.info(
@@ -137,8 +119,87 @@ class CacheOnDisk(SharedCache):
         )
 
 
+class CacheFile(NamedTuple):
+    """A cache file. ``in_use``: a daemon fills it; None if it cannot be opened to find out."""
+
+    path: Path
+    disk_bytes: int
+    in_use: bool | None
+
+
+def cache_files(folder: Path) -> Iterator[CacheFile]:
+    """All cache files in a folder, by name. Raises ``OSError`` if the folder cannot be read."""
+    for path in sorted(folder.glob(f"{PREFIX}*{SUFFIX}")):
+        with suppress(FileNotFoundError):
+            taken = path.lstat()
+            if stat.S_ISREG(taken.st_mode):
+                yield CacheFile(path, taken.st_blocks * BLOCK_BYTES, _is_locked(path))
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Whether a daemon fills a cache file; None if the file cannot be opened."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def folder_problem(folder: Path) -> str | None:
+    """Say why this user cannot have caches in a folder; None if possible."""
+    if (problem := unreachable(folder)) is not None:
+        return problem
+    if not folder.exists():
+        return f"there is no {folder}: make it, on a local disk (mkdir -p {folder})"
+    if not folder.is_dir():
+        return f"{folder} is no folder"
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return f"uid {os.geteuid()} may not write into {folder}: chown it, or choose another folder"
+    return None
+
+
+def cache_problems(config: Config) -> list[Problem]:
+    """Problems of a configuration's caches (pipelines, folders, sizes), without opening any."""
+    found: list[tuple[str, str, str | None]] = []
+    sizes: dict[tuple[str, Path], tuple[str, int | None]] = {}
+    for name, stream in config.streams.items():
+        found.append((name, "cache", _misfit(stream)))
+        if stream.cache_dir is None:
+            continue
+        found.append((name, "cache_dir", folder_problem(stream.cache_dir)))
+        other, size = sizes.setdefault((identity(stream), stream.cache_dir), (name, stream.cache_size))
+        if size != stream.cache_size:
+            text = f"{name} and {other} share one file, so both have to say the same cache_size"
+            found.append((name, "cache_size", text))
+    return [problem_at(("streams", name, key), text) for name, key, text in found if text is not None]
+
+
+def _misfit(stream: StreamConfig) -> str | None:
+    """Why a pipeline has no use for the kind of cache, or batchd cannot make it."""
+    if stream.cache == "decoded":
+        return cut_problem(stream.pipeline)
+    if stream.cache != "seekable":
+        return None
+    if (problem := crop_problem(stream.pipeline)) is not None:
+        return problem
+    try:
+        import_module("batchd.pipeline._jpeg")
+    except ImportError:
+        return (
+            "restart markers are written by the extension that decodes crops, which is not there: install a compiler and the "
+            'headers of libjpeg-turbo, and batchd again, or take cache = "encoded"'
+        )
+    return None
+
+
 def cache_path(spec: CacheSpec) -> Path:
-    """Where the file of a cache is."""
+    """The path of a cache's file."""
     return Path(spec.folder) / f"{PREFIX}{spec.kind}-{spec.key[:KEY_DIGITS]}{SUFFIX}"
 
 
@@ -165,7 +226,12 @@ def _locked_file(path: Path, spec: CacheSpec) -> int:
         raise CacheUnusable(problem)
     for _ in range(_ATTEMPTS):
         with ExitStack() as unless_ready:
-            descriptor = _opened(path)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                if error.errno == ELOOP:
+                    raise CacheUnusable(_is_link(path)) from None
+                raise
             unless_ready.callback(os.close, descriptor)
             try:
                 if _is_ready(descriptor, path, spec):
@@ -185,7 +251,7 @@ def file_problem(spec: CacheSpec) -> str | None:
         return None
     if stat.S_ISLNK(status.st_mode):
         return _is_link(path)
-    return _foreign(path, status) or (_in_use(path) if is_locked(path) else None)
+    return _foreign(path, status) or (_in_use(path) if _is_locked(path) else None)
 
 
 def _in_use(path: Path) -> str:
@@ -207,15 +273,6 @@ def _foreign(path: Path, status: os.stat_result) -> str | None:
     return f"{path} {reason}, so what it holds is not to be trusted: {advice}"
 
 
-def _opened(path: Path) -> int:
-    try:
-        return os.open(path, _FLAGS | os.O_CREAT, 0o600)
-    except OSError as error:
-        if error.errno == ELOOP:
-            raise CacheUnusable(_is_link(path)) from None
-        raise
-
-
 def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
     """Lock a file and check that it is the cache, or begin one; False if it has to be opened again.
 
@@ -235,7 +292,7 @@ def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
     found = os.pread(descriptor, len(header), 0)
     if found == header and opened.st_size >= records_start(spec.samples):
         return True
-    if found.strip(b"\0"):  # another file is begun, as workers of a daemon that has died may still have this one
+    if found.strip(b"\0"):  # begin another file: workers of a dead daemon may still have this one
         _log.warning("a cache on disk is damaged and starts empty", file=str(path), reason="its header is invalid")
         path.unlink(missing_ok=True)
         return False
@@ -246,7 +303,7 @@ def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
 
 
 def _entries(file: int, samples: int) -> tuple[npt.NDArray[np.uint64], int]:
-    """The index of a file, less what cannot be; and how long the file is. Raises ``OSError``."""
+    """The index of a file without impossible entries, and the file's length. Raises ``OSError``."""
     size = os.fstat(file).st_size
     memory = np.empty(samples, ENTRY)
     view, done = memory.view(np.uint8).data, 0

@@ -14,41 +14,38 @@ import fcntl
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, TypeVar
 
 from batchd import __version__
-from batchd.config.schema import meaning_of
-from batchd.config.tree import Config, StreamConfig
+from batchd.config.tree import StreamConfig
 from batchd.daemon.memory.available import RESERVE_BYTES
-from batchd.daemon.memory.cache_folder import BLOCK_BYTES, identity
-from batchd.daemon.memory.rings import RingSize
 from batchd.daemon.memory.slots import SEALS
 from batchd.daemon.stream_plan import StreamPlan
-from batchd.errors import Problem, SourceInvalid
-from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.errors import SourceInvalid
+from batchd.pipeline.cache_split import plan_pipeline
+from batchd.pipeline.kinds import CONTENT_VERSION, step_to_plain
 from batchd.pipeline.step_files import named_by_content
 from batchd.samples.sizes import round_bytes
 from batchd.sources.cache.memory import CacheForm, CacheHeader
+from batchd.sources.kinds import source_to_plain
 from batchd.storage.index import SourceIndex
 from batchd_wire.status import CacheStatistics
 
 MEMORY_NAME = "batchd-cache"
 CLAIMS_NAME = "batchd-cache-claims"
-
+BLOCK_BYTES = 512
+"""Unit in which the kernel counts a file's size on disk."""
 
 AnyCache = TypeVar("AnyCache", bound="SharedCache")
 
 
 class CacheSpec(NamedTuple):
-    """The cache that a stream wants.
-
-    ``key`` is equal for streams that share it. ``folder``: of its file, "" for none.
-    """
+    """The cache that a stream wants. ``key``: equal if shared. ``folder``: "" for one in memory."""
 
     kind: str
     key: str
@@ -62,10 +59,13 @@ class SharedCache(ABC):
 
     def __init__(self, spec: CacheSpec) -> None:
         self.spec = spec
-        self._streams = 0
-        self._header: CacheHeader | None = None
+        self.spoilt_samples = 0
+        """Records that were not what had been written; in memory there are none."""
         self.descriptors: list[int] = []
         """Descriptors for a worker, to read and write: see ``sources.cache.reader.open_cache``."""
+        self._header: CacheHeader
+        self._streams = 0
+        self._stack = ExitStack()
 
     def join(self) -> None:
         """Count one more stream that uses it."""
@@ -80,34 +80,43 @@ class SharedCache(ABC):
     @property
     @abstractmethod
     def used_bytes(self) -> int:
-        """Bytes that it takes at present."""
-
-    @property
-    def spoilt_samples(self) -> int:
-        """How many records were not what had been written: in memory none."""
-        return 0
-
-    @property
-    def held_samples(self) -> int:
-        """How many samples are in it."""
-        return self._header.held_samples if self._header is not None else 0
+        """Bytes of memory or disk that it takes at present."""
 
     def statistics(self) -> CacheStatistics:
         """Counters of the cache."""
-        spec = self.spec
-        used_bytes, spoilt = self.used_bytes, self.spoilt_samples
-        folder = spec.folder or None
         return CacheStatistics(
-            spec.kind, self.held_samples, used_bytes, spec.budget_bytes, self._streams, folder, spoilt
+            self.spec.kind,
+            self._header.held_samples,
+            self.used_bytes,
+            self.spec.budget_bytes,
+            self._streams,
+            self.spec.folder or None,
+            self.spoilt_samples,
         )
+
+    def _make_memory(self, reserved_bytes: int, size_bytes: int) -> None:
+        """Make the memory for index, samples and claims. Raises ``OSError``; ``close`` clears up.
+
+        Bytes that are not reserved are read only after they were written.
+        """
+        for name in (MEMORY_NAME, CLAIMS_NAME):
+            self._own(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            os.fchmod(self.descriptors[-1], 0o600)
+        memory = self.descriptors[0]
+        os.ftruncate(memory, size_bytes)
+        os.posix_fallocate(memory, 0, reserved_bytes)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
+        self._header = CacheHeader(self.spec.samples, memory)
+        self._stack.callback(self._header.close)
+
+    def _own(self, descriptor: int) -> None:
+        self.descriptors.append(descriptor)
+        self._stack.callback(os.close, descriptor)
 
     def close(self) -> None:
         """Release it. The memory lasts until every descriptor of it is closed."""
-        if self._header is not None:
-            self._header.close()
-            self._header = None
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        self._stack.close()
+        self.descriptors.clear()
 
 
 class CacheMemory(SharedCache):
@@ -117,14 +126,7 @@ class CacheMemory(SharedCache):
         super().__init__(spec)
         form = CacheForm(spec.samples, spec.budget_bytes)
         try:
-            for name in (MEMORY_NAME, CLAIMS_NAME):
-                self.descriptors.append(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-                os.fchmod(self.descriptors[-1], 0o600)
-            data, _claims = self.descriptors
-            os.ftruncate(data, spec.budget_bytes)  # what is not reserved is never looked at before it was written
-            os.posix_fallocate(data, 0, form.records_start)
-            fcntl.fcntl(data, fcntl.F_ADD_SEALS, SEALS)
-            self._header = CacheHeader(spec.samples, data)
+            self._make_memory(form.records_start, spec.budget_bytes)
             self._header.write()
         except OSError:
             self.close()
@@ -132,19 +134,26 @@ class CacheMemory(SharedCache):
 
     @property
     def used_bytes(self) -> int:
-        """The memory that it takes at present."""
+        """Bytes of memory that it takes at present."""
         return os.fstat(self.descriptors[0]).st_blocks * BLOCK_BYTES
 
     def allow(self, more_bytes: int) -> int:
-        """Let it take so many bytes beside those that it has; how many of these it may still need.
-
-        Workers may be about to use what they were allowed before, which is why there is a reserve.
-        """
+        """Let it grow by so many bytes, within its budget; return how many of these it may use."""
         used_bytes = self.used_bytes
         allowed_bytes = min(self.spec.budget_bytes, used_bytes + max(0, more_bytes))
-        if self._header is not None:
-            self._header.allow(allowed_bytes)
+        self._header.allow(allowed_bytes)
         return allowed_bytes - used_bytes
+
+
+def identity(config: StreamConfig) -> str:
+    """Text that differs for two streams whose cached samples differ, known before any scan."""
+    plan = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
+    facts: list[Any] = [config.cache, source_to_plain(config.source), plan.record_bytes_max]
+    if config.cache == "seekable":
+        facts.append(plan.rewritten)
+    if config.cache == "decoded":
+        facts.append([step_to_plain(step) for step in plan.steps[: plan.cut]])
+    return json.dumps(facts, sort_keys=True, default=str)
 
 
 def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
@@ -163,7 +172,9 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
             f"{len(index):,} samples; set more than {least}, better as much as the samples have"
         )
     modules = plan.code.digests if plan.runs_own_code else {}
-    facts: list[Any] = [identity(config), index.digest, index.place, modules, *_own_place(config)]
+    facts: list[Any] = [identity(config), index.digest, index.place, modules]
+    if config.cache_dir is None:  # a file may grow: its budget is not part of its name
+        facts.append(config.cache_memory)
     if config.cache == "decoded":
         kept = plan.pipeline.steps[: plan.pipeline.cut]
         facts += [decoders(), [named_by_content(step, plan.digests) for step in kept]]
@@ -183,32 +194,8 @@ def decoders() -> list[str]:
     return found
 
 
-def budgets_bytes(config: Config) -> int:
-    """Memory budgets of all caches of a configuration; streams over the same source share one."""
-    budgets = {
-        (identity(stream), stream.cache_memory): stream.cache_memory
-        for stream in config.streams.values()
-        if stream.cache_memory is not None
-    }
-    return sum(budgets.values())
-
-
-def needed_bytes(config: Config, rings: Mapping[str, RingSize]) -> int:
-    """Memory of the rings and the caches when they are full."""
-    return sum(ring.ring_bytes for ring in rings.values()) + budgets_bytes(config)
-
-
-def memory_problem(config: Config, text: str | None) -> Problem | None:
-    """The problem of a configuration that is short of memory, as ``text`` says; None for None."""
-    if text is None:
-        return None
-    caches_bytes = budgets_bytes(config)
-    text += f"; {round_bytes(caches_bytes)} of it are for caches (cache_memory =)" if caches_bytes else ""
-    return Problem("daemon.memory", text, meaning_of(("daemon", "memory"), {}))
-
-
 def allow_caches(caches: Sequence[CacheMemory], available_bytes: int) -> None:
-    """Share among caches what the machine has left."""
+    """Share what the machine has left; the reserve is for what workers take meanwhile."""
     left_bytes = available_bytes - RESERVE_BYTES
     for cache in caches:
         left_bytes -= cache.allow(left_bytes)
@@ -217,11 +204,3 @@ def allow_caches(caches: Sequence[CacheMemory], available_bytes: int) -> None:
 def different(caches: Iterable[AnyCache | None]) -> list[AnyCache]:
     """Each cache of some streams once."""
     return list({id(cache): cache for cache in caches if cache is not None}.values())
-
-
-def _own_place(config: StreamConfig) -> list[int | None]:
-    """Text that distinguishes two caches of the same samples.
-
-    A file in a folder may grow: its budget is not part of its name.
-    """
-    return [] if config.cache_dir is not None else [config.cache_memory]

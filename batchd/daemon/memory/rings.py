@@ -1,4 +1,4 @@
-"""Divides the daemon's memory among the rings. Daemon and ``batchd check``; reserves nothing.
+"""Plans the memory and the descriptors of the rings. Daemon and ``batchd check``; takes nothing.
 
     [daemon] memory = 4GiB
     |-- streams.a: memory = 1GiB -----|-- streams.b: half of the rest --|-- streams.c: the same --|
@@ -8,23 +8,47 @@ Invariant: the slots of all rings together never exceed the daemon's memory, and
 least two: one is read while the other is filled.
 """
 
+import resource
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor
 
 from batchd.config.draft import whole_draft
-from batchd.config.schema import meaning_of
+from batchd.config.schema import problem_at
 from batchd.config.tree import Config, StreamConfig
-from batchd.daemon.memory.cache_folder import cache_problems
-from batchd.daemon.stream_checks import look_at_stream
+from batchd.daemon.limits import SessionLimits
+from batchd.daemon.memory.cache_file import cache_problems
+from batchd.daemon.memory.cache_memory import identity
+from batchd.daemon.memory.slots import ADVICE, MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS
+from batchd.daemon.stream_plan import look_at_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, path_text
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column
 from batchd.samples.sizes import round_bytes
 from batchd.sources.push.options import PushSource
 from batchd.storage.access import Storage
-from batchd_wire.fields import CHECKSUM, Field, SlotLayout, place_fields
+from batchd_wire.fields import CHECKSUM, SlotLayout, place_fields
 from batchd_wire.wording import counted
 
+OWN_DESCRIPTORS = 64
+"""Standard streams, sockets, ZeroMQ's threads, the directory's lock, signals,
+``SPARE_DESCRIPTORS``."""
+SPARE_DESCRIPTORS = 24
+"""Of the daemon's own, those that local trainers leave free: to replace a worker, read the
+configuration or a key."""
+WORKER_DESCRIPTORS = 6
+"""Its channel, its note, its pidfd and its state, and what it takes to start one."""
+MAILBOX_DESCRIPTORS = 2
+"""To write and to read the mailbox of a live stream."""
+CACHE_DESCRIPTORS = 2 + MAPPING_DESCRIPTORS
+"""The cache of a stream, its mapping, and its claims; streams may share them."""
+DISK_CACHE_DESCRIPTORS = 2 + CACHE_DESCRIPTORS
+"""A cache on disk has its file and its lock, too."""
+LOCAL_SESSION_DESCRIPTORS = 2
+"""Its lifeline, and its connection to ZeroMQ."""
+TCP_OVERSHOOT = 2_048
+"""Connections that ZeroMQ may accept before the loop knows of them: so many events fit into its
+monitor, then it waits."""
 SLOTS_MIN = 2
 SLOTS_MAX = 512
 """Two slots for each of 200 trainers on one stream of small batches, and some more. Each slot costs
@@ -35,10 +59,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RingSize:
-    """Limits of one stream's ring: ``slots_max`` slots of ``layout.slot_bytes`` bytes.
-
-    ``columns``: of the source's samples. ``mailbox_bytes``: memory of pushed samples.
-    """
+    """Limits of one ring. ``columns``: of the source. ``mailbox_bytes``: of pushed samples."""
 
     columns: tuple[Column, ...]
     layout: SlotLayout
@@ -46,14 +67,9 @@ class RingSize:
     mailbox_bytes: int = 0
 
     @property
-    def slot_bytes(self) -> int:
-        """The memory of one slot."""
-        return self.layout.slot_bytes
-
-    @property
     def ring_bytes(self) -> int:
         """The most memory that the ring takes, with the mailbox before it."""
-        return self.slots_max * self.slot_bytes + self.mailbox_bytes
+        return self.slots_max * self.layout.slot_bytes + self.mailbox_bytes
 
 
 def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) -> dict[str, RingSize]:
@@ -72,7 +88,8 @@ def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) ->
         problems += findings.problems
         if findings.columns is not None:
             columns[name] = findings.columns
-            layouts[name] = place_fields(_row_fields(stream, findings.columns), stream.batch_size)
+            fields = sample_fields(findings.columns, stream.pipeline, stream.on_error)
+            layouts[name] = place_fields((*fields, CHECKSUM) if stream.verify else fields, stream.batch_size)
     memory_problems = _memory_problems(config, layouts)
     if problems:
         raise ConfigInvalid(problems + memory_problems)
@@ -87,9 +104,28 @@ def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) ->
     return rings
 
 
-def _row_fields(stream: StreamConfig, columns: tuple[Column, ...]) -> tuple[Field, ...]:
-    sample = sample_fields(columns, stream.pipeline, stream.on_error)
-    return (*sample, CHECKSUM) if stream.verify else sample
+def budgets_bytes(config: Config) -> int:
+    """Memory budgets of all caches of a configuration; streams over the same source share one."""
+    budgets = {
+        (identity(stream), stream.cache_memory): stream.cache_memory
+        for stream in config.streams.values()
+        if stream.cache_memory is not None
+    }
+    return sum(budgets.values())
+
+
+def needed_bytes(config: Config, rings: Mapping[str, RingSize]) -> int:
+    """Memory of the rings and the caches when they are full."""
+    return sum(ring.ring_bytes for ring in rings.values()) + budgets_bytes(config)
+
+
+def memory_problem(config: Config, text: str | None) -> Problem | None:
+    """The problem of a configuration that is short of memory, as ``text`` says; None for None."""
+    if text is None:
+        return None
+    caches_bytes = budgets_bytes(config)
+    text += f"; {round_bytes(caches_bytes)} of it are for caches (cache_memory =)" if caches_bytes else ""
+    return problem_at(("daemon", "memory"), text)
 
 
 def _mailbox_bytes(stream: StreamConfig) -> int:
@@ -116,7 +152,7 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
         have = f"have {round_bytes(config.daemon.memory, floor)} for all rings together"
         remedy = f"set memory = {_setting(daemon_need)} in [daemon], or less in the streams"
         text = f"need {round_bytes(own_bytes, ceil)}, which the streams' own memory adds up to, {have}; {remedy}"
-        problems.append(Problem("daemon.memory", text, meaning_of(("daemon", "memory"), {})))
+        problems.append(problem_at(("daemon", "memory"), text))
     for name, share in _shares(config).items():
         if needs.get(name, 0) <= share:
             continue
@@ -126,23 +162,75 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
             remedy = f"set memory = {_setting(daemon_need)} in [daemon]"
         else:
             remedy = f"set memory = {_setting(needs[name])} in [{path_text(('streams', name))}]"
-        slots = f"{SLOTS_MIN} slots of {counted(layouts[name].rows, 'sample')}" + (
-            " and the mailbox" if mailboxes[name] else ""
-        )
+        slots = f"{SLOTS_MIN} slots of {counted(layouts[name].rows, 'sample')}"
+        slots += " and the mailbox" if mailboxes[name] else ""
         text = f"need {round_bytes(needs[name], ceil)} for {slots}, {have}; {remedy}"
         varying = [field.name for field in layouts[name].fields if field.varying]
         smaller = [f"a smaller max_shape of {' and '.join(varying)}"] if varying else []
         smaller += ["a smaller capacity"] if mailboxes[name] else []
-        problems.append(_problem(name, "memory", f"{text}, or {', or '.join([*smaller, 'a smaller batch_size'])}"))
+        text += f", or {', or '.join([*smaller, 'a smaller batch_size'])}"
+        problems.append(problem_at(("streams", name, "memory"), text))
     return problems
-
-
-def _problem(stream: str, key: str, message: str) -> Problem:
-    """A problem with one key of a stream."""
-    meaning = meaning_of(("streams", stream, key), {})
-    return Problem(path_text(("streams", stream, key)), message, meaning)
 
 
 def _setting(need_bytes: int) -> str:
     """The next whole MiB, as written in the file."""
     return f'"{-(-need_bytes // MEBIBYTE)}MiB"'
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptorPlan:
+    """How many descriptors the process has, and the most that each part needs."""
+
+    limit: int
+    own: int
+    slots: int
+    connections: int
+    per_slot: int = SLOT_DESCRIPTORS
+
+    @property
+    def reserved(self) -> int:
+        """Slots with held descriptors; if short, what connections leave, but at least half."""
+        free = max(0, self.limit - self.own)
+        return min(self.slots, max(free - self.connections, free // 2)) // self.per_slot
+
+    def shortage(self) -> str | None:
+        """Say what is short if streams and trainers take everything; None if there is enough."""
+        need = self.own + self.slots + self.connections
+        if need <= self.limit:
+            return None
+        return (
+            f"need up to {need} descriptors ({self.slots} for slots, {self.connections} for connections, {self.own} others), "
+            f"have {self.limit}: rings stay smaller, or trainers wait to be let in; {ADVICE}, or lower sessions_max in [daemon]"
+        )
+
+    def refusal(self, streams: int) -> Problem | None:
+        """Say why the daemon cannot start: fewer than two slots per stream, and as many others."""
+        need = self.own + 2 * SLOTS_MIN * self.per_slot * streams
+        if need <= self.limit:
+            return None
+        text = f"need {need} descriptors at least, have {self.limit}; {ADVICE}; {self.own} are for the daemon and its workers"
+        return problem_at(("daemon",), text)
+
+
+def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPlan:
+    """Count the descriptors of a configuration. The limit is the hard one."""
+    daemon = config.daemon
+    connections = LOCAL_SESSION_DESCRIPTORS * daemon.sessions_max
+    per_slot = SLOT_DESCRIPTORS
+    if daemon.tcp is not None:
+        per_slot += MAPPING_DESCRIPTORS
+        limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
+        connections += 2 * limits.sessions_max + limits.pending_max + TCP_OVERSHOOT  # as many may join sessions
+    return DescriptorPlan(
+        limit=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        own=OWN_DESCRIPTORS
+        + WORKER_DESCRIPTORS * daemon.worker_count()
+        + len(config.streams)
+        + MAILBOX_DESCRIPTORS * sum(ring.mailbox_bytes > 0 for ring in rings.values())
+        + CACHE_DESCRIPTORS * sum(stream.cache_memory is not None for stream in config.streams.values())
+        + DISK_CACHE_DESCRIPTORS * sum(stream.cache_dir is not None for stream in config.streams.values()),
+        slots=per_slot * sum(ring.slots_max for ring in rings.values()),
+        connections=connections,
+        per_slot=per_slot,
+    )

@@ -10,66 +10,176 @@
 A memfd has no name, so a killed daemon leaves nothing behind and two daemons cannot collide. Mode
 0600 keeps a trainer of another user from opening its read-only descriptor again for writing.
 
+    the hard limit  |-- the daemon's own --|-- two or three for each slot --|-- connections --|
+                                            held by blanks until they become slots
+
+A blank is a slot without memory: an empty memfd with both its descriptors and, if batches are sent
+over TCP, its mapping, which before Python 3.13 keeps a third one. It is made ahead of time and not
+when its slot is wanted, because a process cannot free a number for itself: while connections wait
+to be accepted, a thread of ZeroMQ takes each number that becomes free.
+
 A mailbox is made and sealed in the same way. ``writable_anew`` is for a producer, ``readable`` for
 workers; the daemon never reads it.
 
 Invariant: only ``reserve`` and ``commit`` write the header. The memory cannot be truncated under a
-worker or trainer that reads it.
+worker or trainer that reads it. Invariant: while there are blanks, no slot is refused for lack of
+descriptors.
 """
 
 import errno
 import fcntl
 import mmap
 import os
+import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import Self
+from contextlib import ExitStack
+from typing import NamedTuple, Self
 
-from batchd.daemon.memory.available import UNLIMITED_BYTES, available_bytes, shortage
-from batchd.daemon.memory.held_descriptors import BlankSlots
+from batchd.daemon.memory.available import MEMORY_NAME, UNLIMITED_BYTES, available_bytes, shortage
 from batchd.errors import MemoryTooSmall, Problem
 from batchd_wire.slot import UNFINISHED, SlotHeader
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+MAILBOX_NAME = "batchd-mailbox"
+SLOT_DESCRIPTORS = 2
+MAPPING_DESCRIPTORS = 0 if sys.version_info >= (3, 13) else 1
+BLANKS_MAX = 4_096
+"""Each takes the kernel about 2 KiB and us some 10 us at the start."""
+MADE_AT_ONCE = 16
+"""While the daemon serves: so few that the loop is not held up."""
+ADVICE = "raise the limit (LimitNOFILE= in the unit, ulimit -Hn, --ulimit nofile= of docker)"
+
+
+class Blank(NamedTuple):
+    """A memfd, mode 0600: the descriptor that writes and the one that only reads.
+
+    ``mapped`` covers the bytes of the largest slot: do not read it beyond the end of this slot.
+    """
+
+    writable: int
+    readable: int
+    mapped: mmap.mmap | None
+
+    def close(self) -> None:
+        """Close both descriptors. The mapping ends with its last view."""
+        os.close(self.writable)
+        os.close(self.readable)
+
+
+def make_blank(mapped_bytes: int) -> Blank:
+    """Make a blank without a page, mapped if ``mapped_bytes`` is not 0. Raises ``OSError``."""
+    with ExitStack() as where_it_fails:
+        writable = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        where_it_fails.callback(os.close, writable)
+        os.fchmod(writable, 0o600)
+        readable = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+        where_it_fails.callback(os.close, readable)
+        mapped = None
+        if mapped_bytes:  # Python maps no more bytes than a file has, so it has that length for a moment
+            os.ftruncate(writable, mapped_bytes)
+            mapped = _map(readable, mapped_bytes)
+            os.ftruncate(writable, 0)
+        where_it_fails.pop_all()
+    return Blank(writable, readable, mapped)
+
+
+def _map(descriptor: int, mapped_bytes: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13):  # before that, a mapping keeps a descriptor of its own
+        return mmap.mmap(descriptor, mapped_bytes, mmap.MAP_SHARED, mmap.PROT_READ, trackfd=False)
+    return mmap.mmap(descriptor, mapped_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+
+
+class BlankSlots:
+    """Blanks for ``count`` slots, made ahead; at most ``BLANKS_MAX`` at a time."""
+
+    def __init__(self, count: int = 0, mapped_bytes: int = 0) -> None:
+        self._count = count
+        self._mapped_bytes = mapped_bytes
+        self._blanks: list[Blank] = []
+        self._make_ahead()
+
+    def __len__(self) -> int:
+        return len(self._blanks)
+
+    def take(self) -> Blank:
+        """Return a blank for a new slot. Raises ``OSError`` if none can be made."""
+        try:
+            blank = self._blanks.pop() if self._blanks else make_blank(self._mapped_bytes)
+        except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                raise
+            raise OSError(error.errno, f"{error.strerror}; {ADVICE}") from None
+        self._count -= 1
+        self._make_ahead(MADE_AT_ONCE)
+        return blank
+
+    def give_back(self, blank: Blank) -> None:
+        """Take back a blank that became no slot; free its memory, and keep it if it was held."""
+        self._count += 1
+        if len(self._blanks) < self._count:
+            os.ftruncate(blank.writable, 0)
+            self._blanks.append(blank)
+            return
+        blank.close()
+
+    def expect(self, count: int, mapped_bytes: int) -> None:
+        """Set how many slots may still be made, the largest of ``mapped_bytes``; blanks follow."""
+        if mapped_bytes > self._mapped_bytes:
+            self._keep(0)
+            self._mapped_bytes = mapped_bytes
+        self._count = count
+        self._keep(count)
+        self._make_ahead(MADE_AT_ONCE)
+
+    def close(self) -> None:
+        """Close what was made ahead."""
+        self._count = 0
+        self._keep(0)
+
+    def _keep(self, count: int) -> None:
+        while len(self._blanks) > count:
+            self._blanks.pop().close()
+
+    def _make_ahead(self, most: int = BLANKS_MAX) -> None:
+        try:
+            for _ in range(min(self._count, BLANKS_MAX, len(self._blanks) + most) - len(self._blanks)):
+                self._blanks.append(make_blank(self._mapped_bytes))
+        except OSError:
+            return  # others have taken the descriptors just now: the next slot tries again
 
 
 class SlotPool:
-    """Every slot of the daemon, by number. ``blanks`` are what they are made of."""
+    """Every slot of the daemon, by number; they are made of ``blanks``."""
 
     def __init__(self, blanks: BlankSlots | None = None) -> None:
-        self._blanks = BlankSlots() if blanks is None else blanks
-        self._writable: dict[int, int] = {}
-        self._readable: dict[int, int] = {}
-        self._mapped: dict[int, mmap.mmap] = {}
+        self.blanks = BlankSlots() if blanks is None else blanks
+        self._slots: dict[int, Blank] = {}
         self._bytes: dict[int, int] = {}
-        self._freed: deque[tuple[int, int]] = deque()
-        """Descriptors that are still to be closed."""
+        self._freed: deque[Blank] = deque()
+        """To be closed."""
 
     def create(self, slot: int, slot_bytes: int) -> None:
-        """Reserve memory for a slot.
+        """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError``, and then there is none.
 
-        Raises ``MemoryError`` or ``OSError`` with the reason; then it makes none. Freed slots that
-        are not closed yet are closed before that: a ring that lacks a slot stays smaller.
+        Freed slots are closed before that: a ring that lacks a slot stays smaller.
         """
         while (problem := shortage(slot_bytes, _available_bytes())) is not None and self._freed:
             self.free_some()
         if problem is not None:
             raise MemoryError(problem)
-        blank = self._blanks.take()
+        blank = self.blanks.take()
         try:
             os.posix_fallocate(blank.writable, 0, slot_bytes)
             fcntl.fcntl(blank.writable, fcntl.F_ADD_SEALS, SEALS)
         except OSError:
-            self._blanks.give_back(blank)
+            self.blanks.give_back(blank)
             raise
-        self._writable[slot], self._readable[slot] = blank.writable, blank.readable
-        if blank.mapped is not None:
-            assert len(blank.mapped) >= slot_bytes, "blanks are mapped for the largest slot"
-            self._mapped[slot] = blank.mapped
-        self._bytes[slot] = slot_bytes
+        assert blank.mapped is None or len(blank.mapped) >= slot_bytes, "blanks are mapped for the largest slot"
+        self._slots[slot], self._bytes[slot] = blank, slot_bytes
 
     def __contains__(self, slot: int) -> bool:
-        return slot in self._writable
+        return slot in self._slots
 
     def reserve(self, slot: int) -> None:
         """Mark the slot unfinished."""
@@ -82,32 +192,23 @@ class SlotPool:
     def free(self, slots: Sequence[int]) -> None:
         """Queue slots for ``free_some``; a slot that found no memory has nothing to free."""
         for slot in slots:
-            if slot in self._writable:
-                self._freed.append((self._writable.pop(slot), self._readable.pop(slot)))
-                self._mapped.pop(slot, None)
+            if slot in self._slots:
+                self._freed.append(self._slots.pop(slot))
                 del self._bytes[slot]
 
     def free_some(self) -> bool:
         """Close one freed slot, which may take the kernel a while; True if there are more."""
         if self._freed:
-            for descriptor in self._freed.popleft():
-                os.close(descriptor)
+            self._freed.popleft().close()
         return bool(self._freed)
-
-    def expect(self, count: int, mapped_bytes: int) -> None:
-        """Set how many slots may still be made; see ``BlankSlots``."""
-        self._blanks.expect(count, mapped_bytes)
-
-    def __len__(self) -> int:
-        return len(self._writable)
 
     def writable(self, slot: int) -> int:
         """The descriptor for a worker; the pool keeps it."""
-        return self._writable[slot]
+        return self._slots[slot].writable
 
     def readable(self, slot: int) -> int:
         """The read-only descriptor for a trainer; the pool keeps it."""
-        return self._readable[slot]
+        return self._slots[slot].readable
 
     def writable_anew(self, slot: int) -> int:
         """Open a further writable descriptor, for a trainer; the caller closes it.
@@ -116,11 +217,13 @@ class SlotPool:
         flags: if a trainer set ``O_APPEND``, the next header would be written behind the slot's
         end. The seals bind every holder.
         """
-        return os.open(f"/proc/self/fd/{self._writable[slot]}", os.O_RDWR | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{self.writable(slot)}", os.O_RDWR | os.O_CLOEXEC)
 
     def mapped(self, slot: int) -> memoryview:
-        """The memory itself, read-only, where blanks are mapped. It may outlive us."""
-        return memoryview(self._mapped[slot])[: self._bytes[slot]]
+        """The memory itself, read-only, where blanks are mapped. It may outlive the slot."""
+        mapped = self._slots[slot].mapped
+        assert mapped is not None, "with TCP, blanks are mapped"
+        return memoryview(mapped)[: self._bytes[slot]]
 
     def slot_bytes(self, slot: int) -> int:
         """The size of one slot in bytes."""
@@ -133,26 +236,18 @@ class SlotPool:
 
     def close(self) -> None:
         """Release every slot. Pages last until each process has unmapped them."""
-        self._blanks.close()
+        self.blanks.close()
+        self.free(list(self._slots))
         while self.free_some():
             pass
-        for descriptor in (*self._writable.values(), *self._readable.values()):
-            os.close(descriptor)
-        self._writable.clear()
-        self._readable.clear()
-        self._mapped.clear()
-        self._bytes.clear()
 
     def _write(self, slot: int, header: SlotHeader) -> None:
-        written = os.pwrite(self._writable[slot], header.pack(), 0)
+        written = os.pwrite(self.writable(slot), header.pack(), 0)
         assert written == len(header.pack()), "a header is shorter than a page, and the page is reserved"
 
 
 def _available_bytes() -> int:
-    """Available bytes.
-
-    Reading them takes a descriptor; without one, rely on the daemon's check at its start.
-    """
+    """Available bytes. Without a descriptor to read them, rely on the check at the start."""
     try:
         return available_bytes()
     except OSError as error:
@@ -161,11 +256,8 @@ def _available_bytes() -> int:
         return UNLIMITED_BYTES
 
 
-MAILBOX_NAME = "batchd-mailbox"
-
-
 class MailboxMemory:
-    """Raises ``MemoryTooSmall`` where the kernel has none for it."""
+    """The places of pushed samples. Raises ``MemoryTooSmall`` if the kernel has no memory."""
 
     def __init__(self, mailbox_bytes: int) -> None:
         self.mailbox_bytes = mailbox_bytes
@@ -183,10 +275,7 @@ class MailboxMemory:
 
     @classmethod
     def adopt(cls, descriptor: int, mailbox_bytes: int) -> Self:
-        """Take over a mailbox that another process has made, by its writable descriptor.
-
-        Raises ``OSError``, and then closes the descriptor.
-        """
+        """Take over a mailbox of another process. Raises ``OSError``, and closes it then."""
         mailbox = cls.__new__(cls)
         mailbox.mailbox_bytes, mailbox.writable, mailbox.readable = mailbox_bytes, descriptor, -1
         try:
@@ -199,9 +288,7 @@ class MailboxMemory:
     def writable_anew(self) -> int:
         """Open a further writable descriptor, for a producer; the caller closes it.
 
-        Raises ``OSError``. Each is opened separately, since copies of a descriptor share their
-        flags: if one producer set ``O_APPEND``, the others could not write at their places any
-        more.
+        Raises ``OSError``. Each is opened separately, as in ``SlotPool.writable_anew``.
         """
         return os.open(f"/proc/self/fd/{self.writable}", os.O_RDWR | os.O_CLOEXEC)
 

@@ -41,7 +41,11 @@ Descriptors = dict[str, list[int]]
 
 @dataclass(slots=True)
 class ReloadApplier:
-    """Everything of the daemon that a reload changes. ``daemon``: [daemon] as it is in force."""
+    """Everything of the daemon that a reload changes.
+
+    ``daemon``: [daemon] as it is in force. ``last_number``: the highest that any stream has had.
+    ``imported``: versions of modules that workers may have imported.
+    """
 
     state: DaemonState
     streams: dict[int, ServedStream]
@@ -52,12 +56,9 @@ class ReloadApplier:
     daemon: dict[str, Any]
     workers_wanted: int
     last_number: int
-    """The highest number that any stream has had."""
     imported: Code
-    """Versions of modules that workers may have imported."""
     _numbers: dict[str, int] = field(init=False)
-    """Streams served after the last enqueued event: the next reload may begin before the core has
-    handled it."""
+    """Streams after the last reload; the core may not have handled it when the next one begins."""
 
     def __post_init__(self) -> None:
         self._numbers = dict(self.state.numbers)
@@ -65,23 +66,25 @@ class ReloadApplier:
     def request(self, version: str, file: str, overrides: dict[str, str]) -> ReloadRequest:
         """Facts that ``rescan`` needs of the streams in service.
 
-        A stopped stream is left out: its cause may be repaired, and a new stream begins without it.
+        A stopped stream has no signature: its cause may be repaired, so a new one replaces it.
         """
         served = [self.streams[number] for number in self._numbers.values()]
-        signatures = {stream.name: stream.signature for stream in served if not self._has_stopped(stream)}
-        slots = {stream.name: stream.spec.slots_max for stream in served}
-        made_bytes = sum(self._slots(stream) * stream.layout.slot_bytes + stream.mailbox_bytes for stream in served)
+        known = {number: stream.delivery for number, stream in self.state.streams.items()}
+        stopped = {number for number, delivery in known.items() if delivery.stopped is not None}
+        made = {number: len(delivery.ring.slots) for number, delivery in known.items()}
         caches = different(stream.cache for stream in self.streams.values())
-        cached_bytes = {cache.spec.key: cache.used_bytes for cache in caches if not cache.spec.folder}
-        return ReloadRequest(version, file, overrides, self.daemon, signatures, slots, made_bytes, cached_bytes)
-
-    def _has_stopped(self, stream: ServedStream) -> bool:
-        known = self.state.streams.get(stream.number)  # none where the core has not come to it yet
-        return known is not None and known.delivery.stopped is not None
-
-    def _slots(self, stream: ServedStream) -> int:
-        known = self.state.streams.get(stream.number)
-        return len(known.delivery.ring.slots) if known is not None else 0
+        return ReloadRequest(
+            version=version,
+            file=file,
+            overrides=overrides,
+            daemon=self.daemon,
+            signatures={stream.name: stream.signature for stream in served if stream.number not in stopped},
+            slots={stream.name: stream.spec.slots_max for stream in served},
+            made_bytes=sum(
+                made.get(stream.number, 0) * stream.layout.slot_bytes + stream.mailbox_bytes for stream in served
+            ),
+            cached_bytes={cache.spec.key: cache.used_bytes for cache in caches if not cache.spec.folder},
+        )
 
     def apply(self, document: dict[str, Any], descriptors: Descriptors) -> str:
         """Put a document into force; a summary for users. Raises ``OSError``, without a change."""
@@ -92,16 +95,19 @@ class ReloadApplier:
         self.imported.update(code)
         self.last_number += len(made)
         self.streams.update({stream.number: stream for stream in made})
-        keys = self._changed_keys(document)
-        self.daemon.update(document["daemon"])
         workers_before, self.workers_wanted = self.workers_wanted, document["workers"]
+        keys = [
+            key
+            for key, value in document["daemon"].items()
+            if self.daemon[key] != value and (key != "workers" or self.workers_wanted == workers_before)
+        ]
+        self.daemon.update(document["daemon"])
         names = {stream.name for stream in made}
         replaced = [number for name, number in before.items() if name in names]
         removed = [number for name, number in before.items() if name not in names and name not in document["same"]]
-        self._numbers = {name: number for name, number in before.items() if name in document["same"]}
-        self._numbers |= {stream.name: stream.number for stream in made}
-        kept = [number for name, number in before.items() if name in document["same"]]
-        self._limit(document, sum(len(self.state.streams[number].delivery.ring.slots) for number in kept))
+        kept = {name: number for name, number in before.items() if name in document["same"]}
+        self._numbers = kept | {stream.name: stream.number for stream in made}
+        self._limit(document, sum(len(self.state.streams[number].delivery.ring.slots) for number in kept.values()))
         chunk_rows = self.daemon["chunk_rows"]
         self.enqueue(
             Reconfigured(
@@ -131,13 +137,7 @@ class ReloadApplier:
         )
         if document["restart"]:
             _log.warning("restart needed", keys=", ".join(document["restart"]), advice="the old values stay until then")
-        workers = (workers_before, self.workers_wanted)
-        return _summary(changes, workers, keys, document["restart"])
-
-    def _changed_keys(self, document: dict[str, Any]) -> list[str]:
-        """Keys of [daemon] that a document changes, except the number of workers."""
-        keys = [key for key, value in document["daemon"].items() if self.daemon[key] != value]
-        return keys if document["workers"] == self.workers_wanted else [key for key in keys if key != "workers"]
+        return _summary(changes, (workers_before, self.workers_wanted), keys, document["restart"])
 
     def _streams(self, plain: dict[str, Any], descriptors: Descriptors) -> list[ServedStream]:
         """Make all streams, or none; they take their descriptors out of ``descriptors``."""
@@ -164,7 +164,7 @@ class ReloadApplier:
             door.limit(SessionLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
         sends_bytes = self.daemon["tcp"] is not None
         mapped_bytes = max(stream.layout.slot_bytes for stream in self.streams.values()) if sends_bytes else 0
-        self.memory.expect(max(0, document["reserved"] - slots_kept), mapped_bytes)
+        self.memory.blanks.expect(max(0, document["reserved"] - slots_kept), mapped_bytes)
 
 
 def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> ServedStream:
@@ -183,12 +183,12 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
         place_layout=facts["place_layout"],
         cache_spec=CacheSpec(**facts["cache"]) if facts["cache"] else None,
     )
-    try:
-        if mailbox:
+    if mailbox:
+        try:
             stream.mailbox = MailboxMemory.adopt(mailbox[0], facts["mailbox_bytes"])
-    except OSError:
-        stream.close()
-        raise
+        except OSError:
+            stream.close()
+            raise
     return stream
 
 
@@ -202,10 +202,7 @@ def code_in(streams: Iterable[ServedStream]) -> Code:
 
 
 def _summary(changes: dict[str, list[str]], workers: tuple[int, int], keys: list[str], restart: list[str]) -> str:
-    """Summary for users. ``workers``: before and after.
-
-    ``keys`` of [daemon] are in force now, those in ``restart`` after a restart.
-    """
+    """Summary for users. ``workers``: before and after. ``keys``: of [daemon], now in force."""
     parts = [f"{what} {', '.join(which)}" for what, which in changes.items() if which]
     before, after = workers
     if after != before:

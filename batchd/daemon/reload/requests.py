@@ -28,9 +28,10 @@ import structlog
 from batchd import __version__, failpoints
 from batchd.children import Child, start_linked
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.memory.held_descriptors import ADVICE
+from batchd.daemon.memory.slots import ADVICE
 from batchd.daemon.reload.apply import Descriptors, ReloadApplier
 from batchd.daemon.reload.rescan import SILENCE_MAX_S
+from batchd.daemon.service.manager import Service
 from batchd.errors import ExitCode
 from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from batchd_wire.channel import ChannelClosed, receive_message
@@ -52,7 +53,7 @@ LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of the configuration, to read it again: the file, and the ``--set`` overrides."""
+    """The configuration's file, and the ``--set`` overrides, to read it again."""
 
     file: Path
     overrides: Mapping[str, str]
@@ -60,37 +61,28 @@ class Origin:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """The process that reads, and what it has sent."""
+    """The process that reads, and what it has sent.
+
+    ``heard_s``: when it sent its last message; after ``patience_s`` without one it hangs, as it
+    said itself. ``stream``: which one it is scanning. ``problem``: why it is not listened to.
+    """
 
     child: Child
     channel: socket.socket
     heard_s: float
-    """When it last got on."""
     patience_s: int = SILENCE_MAX_S
-    """Announced by the process: after so many seconds without a message it hangs."""
     stream: str = ""
-    """Which one it is scanning."""
     descriptors: Descriptors = field(default_factory=dict)
     document: dict[str, Any] | None = None
     problem: str = ""
-    """Why nothing that it sends counts any more."""
 
     def close(self) -> None:
-        """Let go of everything but the process that has found no other owner."""
+        """Close everything but the process, and descriptors that another part has taken."""
         self.channel.close()
         for descriptors in self.descriptors.values():
             for descriptor in descriptors:
                 os.close(descriptor)
         self.descriptors.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadListener:
-    """Callbacks for a reload: ``began``, ``progressed`` (stream, samples so far) and ``ended``."""
-
-    began: Callable[[], None]
-    progressed: Callable[[str, int], None]
-    ended: Callable[[ReloadOutcome], None]
 
 
 @dataclass(slots=True)
@@ -101,7 +93,7 @@ class Reloader:
     applier: ReloadApplier
     origin: Origin | None
     send: Callable[[int, Message], None]
-    listener: ReloadListener
+    service: Service
     outcome: ReloadOutcome | None = None
     _reading: _Reading | None = None
     _killed: list[_Reading] = field(default_factory=list)
@@ -109,7 +101,7 @@ class Reloader:
     _is_wanted: bool = False
     _is_over: bool = False
     _askers: list[tuple[int, int]] = field(default_factory=list)
-    """Sessions and requests that the reading under way answers."""
+    """Sessions and requests that the present reading answers."""
     _later: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -128,10 +120,7 @@ class Reloader:
     def round_ended(self) -> None:
         """Give up a reading without progress for too long; called after every message was read."""
         reading = self._reading
-        if reading is None:
-            return
-        silent_s = monotonic() - reading.heard_s
-        if silent_s <= reading.patience_s:
+        if reading is None or (silent_s := monotonic() - reading.heard_s) <= reading.patience_s:
             return
         self._kill(reading)
         where = f"scanning stream {reading.stream!r}" if reading.stream else "reading the configuration"
@@ -154,7 +143,7 @@ class Reloader:
             self._conclude(ExitCode.FAILED, "the daemon is shutting down")
 
     def close(self) -> None:
-        """See that no process is left but one that the kernel does not let go."""
+        """End all processes, except one that the kernel does not let go."""
         self.abandon()
         for reading in list(self._killed):
             if not reading.child.has_ended(KILL_TIMEOUT_S):
@@ -166,7 +155,7 @@ class Reloader:
             return
         self._is_wanted = False
         self._askers, self._later = self._later, []
-        self.listener.began()
+        self.service.reloading()
         failpoints.passing("daemon.reloading")
         if self.origin is None:
             self._conclude(ExitCode.FAILED, NO_FILE)
@@ -180,10 +169,10 @@ class Reloader:
         self.selector.add(reading.child.pidfd, lambda: self._end(reading))
 
     def _start(self, origin: Origin) -> _Reading:
-        reload_request = self.applier.request(__version__, str(origin.file), dict(origin.overrides))
+        request = self.applier.request(__version__, str(origin.file), dict(origin.overrides))
         child, channel = start_linked(
             "batchd.daemon.reload.rescan",
-            given=json.dumps(asdict(reload_request)).encode("ascii"),
+            given=json.dumps(asdict(request)).encode("ascii"),
             stdout=2,  # standard output is for the address
             nicer_by=NICENESS,
         )
@@ -211,7 +200,7 @@ class Reloader:
         if isinstance(message, ScanProgressed):
             reading.stream, reading.patience_s = message.name, message.patience_s
             if message.name:
-                self.listener.progressed(message.name, message.found)
+                self.service.scanned(message.name, message.found)
         elif isinstance(message, RescanLogged):
             if message.level in LOG_LEVELS:
                 getattr(_log, message.level)(**{**message.facts, "event": message.event})
@@ -230,31 +219,27 @@ class Reloader:
         status = self._forget(reading)
         self._reading = None
         failpoints.passing("daemon.reload.read")
-        document = reading.document
-        if reading.problem or document is None:
-            how = reading.problem or f"it ended without a word (status {status}); see the log"
-            self._conclude(ExitCode.FAILED, f"the process that reads the configuration failed: {how}")
-        elif document["exit_code"]:
-            self._conclude(document["exit_code"], document["problem"])
-        else:
-            self._put_into_force(document, reading.descriptors)
+        self._conclude(*self._apply(reading, status))
         reading.close()
         self._begin()
 
-    def _put_into_force(self, document: dict[str, Any], descriptors: Descriptors) -> None:
-        missing = document["streams"].keys() - descriptors.keys()
+    def _apply(self, reading: _Reading, status: int | None) -> tuple[int, str]:
+        """Put what was read into force; an exit code and the outcome for users."""
+        document = reading.document
+        if reading.problem or document is None:
+            how = reading.problem or f"it ended without a word (status {status}); see the log"
+            return ExitCode.FAILED, f"the process that reads the configuration failed: {how}"
+        if document["exit_code"]:
+            return document["exit_code"], document["problem"]
+        missing = sorted(document["streams"].keys() - reading.descriptors.keys())
         if missing:
-            self._conclude(
-                ExitCode.FAILED, f"what is new cannot be had: no index of {', '.join(sorted(missing))} has come"
-            )
-            return
+            return ExitCode.FAILED, f"what is new cannot be had: no index of {', '.join(missing)} has come"
         try:
-            text = self.applier.apply(document, descriptors)
+            text = self.applier.apply(document, reading.descriptors)
         except OSError as error:
-            self._conclude(ExitCode.FAILED, f"what is new cannot be had: {error}")
-            return
+            return ExitCode.FAILED, f"what is new cannot be had: {error}"
         failpoints.passing("daemon.reloaded")
-        self._conclude(ExitCode.FINE, text)
+        return ExitCode.FINE, text
 
     def _conclude(self, exit_code: int, text: str) -> None:
         """Log the outcome, and send it to every session that asked."""
@@ -265,10 +250,10 @@ class Reloader:
         for session, request in self._askers:
             self.send(session, Reloaded(request, exit_code, shown))
         self._askers.clear()
-        self.listener.ended(self.outcome)
+        self.service.reloaded(self.applier.workers_wanted, shown.partition("\n")[0])
 
     def _kill(self, reading: _Reading) -> None:
-        """Have nothing to do with a process any more. It is buried when it has ended."""
+        """Kill a process and ignore it; it is reaped when it has ended."""
         self._reading = None
         for descriptor in (reading.channel.fileno(), reading.child.pidfd):
             self.selector.remove(descriptor)
@@ -283,6 +268,6 @@ class Reloader:
         self._forget(reading)
 
     def _forget(self, reading: _Reading) -> int | None:
-        """Let go of a process; its exit status, where it has ended."""
+        """Stop watching a process; its exit status if it has ended."""
         self.selector.remove(reading.child.pidfd)
         return reading.child.end(kill_timeout_s=0.0)

@@ -31,22 +31,18 @@ import structlog
 
 from batchd import __version__, failpoints
 from batchd.config.directories import default_cache_dir
-from batchd.config.load import LoadedConfig, read_config
-from batchd.config.schema import meaning_of
+from batchd.config.load import read_config
+from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
 from batchd.daemon.config_checks import check_reading
 from batchd.daemon.memory.available import available_bytes, shortage
-from batchd.daemon.memory.held_descriptors import plan_descriptors
-from batchd.daemon.memory.rings import RingSize
+from batchd.daemon.memory.rings import RingSize, plan_descriptors
 from batchd.daemon.streams import ServedStream, open_stream
-from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, Problem
+from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall
 from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from batchd.samples.sizes import round_bytes
 from batchd.sources.composed.options import sources_in
-from batchd.sources.options import SourceOptions
-from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
-from batchd.storage.index import write_all
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.values import CHECK_LIMITS
 from batchd_wire.channel import ChannelClosed, send_message
@@ -82,20 +78,15 @@ class ReloadRequest:
 
 
 class ScanProgress:
-    """Tells the daemon how far it is: when something begins, and then now and then."""
+    """Tells the daemon what begins, and now and then how far it is."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._patience_s = SILENCE_MAX_S
         self._told_s = float("-inf")
 
-    def looking(self, streams: int) -> None:
-        """Report that so many streams are being checked, without progress in between."""
-        self._patience_s = SILENCE_MAX_S + LOOK_MAX_S * streams
-        self._tell("", 0)
-
     def begun(self, stream: str, may_take_s: float) -> None:
-        """Report that a scan begins. ``may_take_s``: seconds that a library may be silent."""
+        """Report that a scan or, "", checks begin, and how long a library may be silent."""
         self._patience_s = SILENCE_MAX_S + ceil(may_take_s)
         self._tell(stream, 0)
 
@@ -115,7 +106,7 @@ def main() -> int:
         Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
         structlog.configure(processors=[partial(_log_there, channel)])
         try:
-            document = _do(_parse_request(json.load(sys.stdin)), channel)
+            document = _do(json.load(sys.stdin), channel)
         except BatchdError as error:
             document = {"exit_code": int(error.exit_code), "problem": str(error)}
         except OSError as error:
@@ -142,31 +133,27 @@ def _log_there(channel: socket.socket, _logger: object, level: str, event: Mutab
 
 
 def _printable(fact: object) -> str:
-    """A name of a file need not be text, and a message takes text alone."""
+    """Text for a message, which the name of a file need not be."""
     return str(fact)[:FACT_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode()
 
 
-def _parse_request(plain: dict[str, Any]) -> ReloadRequest:
-    """The request of a daemon of our own version: no other's is known."""
-    if plain["version"] != __version__:
+def _do(plain: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
+    if plain["version"] != __version__:  # the requests of other versions are not known
         raise BatchdError(
             f"batchd {__version__} is installed, and the daemon that runs is {plain['version']}: restart it, since it can start "
             "no workers of its own version any more"
         )
-    return ReloadRequest(**plain)
-
-
-def _do(request: ReloadRequest, channel: socket.socket) -> dict[str, Any]:
+    request = ReloadRequest(**plain)
     failpoints.passing("rescan.starting")
     storage = Storage(CHECK_LIMITS)  # this process ends with its request, and its connections with it
     file = Path(request.file)
     reading = read_config(file, request.overrides)
     progress = ScanProgress(channel)
-    progress.looking(len(reading.config.streams) if reading.config is not None else 0)
+    progress.begun("", LOOK_MAX_S * (len(reading.config.streams) if reading.config is not None else 0))
     config, rings = check_reading(reading, file, storage)
     storage.limits = config.daemon.storage_limits()
     now = DaemonConfig.model_validate_json(json.dumps(request.daemon))
-    streams = {name: _scan(name, config, rings[name], now, progress, storage) for name in config.streams}
+    streams = _scan(config, rings, now, storage, progress)
     same = [name for name, stream in streams.items() if request.signatures.get(name) == stream.signature]
     rings |= {name: replace(rings[name], slots_max=request.slots[name]) for name in same}
     live = keys_marked(Mark.LIVE, DaemonConfig)
@@ -177,12 +164,24 @@ def _do(request: ReloadRequest, channel: socket.socket) -> dict[str, Any]:
     specs = [stream.cache_spec for stream in streams.values()]
     caches = {spec.key: spec for spec in specs if spec is not None and not spec.folder}
     caches_bytes = sum(spec.budget_bytes - request.cached_bytes.get(key, 0) for key, spec in caches.items())
-    restart += _check_memory(reading, file, config, now, rings, same, made_bytes - caches_bytes)
-    reserved = _check_descriptors(reading, file, config, rings)
+    kept_bytes = sum(rings[name].ring_bytes for name in same)
+    limit_bytes = config.daemon.memory
+    if limit_bytes < kept_bytes:
+        restart.append("memory")
+        limit_bytes = now.memory
+    others = [name for name in rings if name not in same]
+    problem = _memory_problem(rings, kept_bytes, others, limit_bytes, made_bytes - caches_bytes)
+    if problem is not None:
+        raise MemoryTooSmall(reading.located([problem_at(("daemon", "memory"), problem)]), str(file))
+    plan = plan_descriptors(config, rings)
+    refusal = plan.refusal(len(rings))
+    if refusal is not None:
+        raise ConfigInvalid(reading.located([refusal]), str(file))
     for name, stream in streams.items():
         if name not in same:
             failpoints.passing("rescan.sending")
-            send_message(channel, StreamScanned(name), _descriptors(stream))
+            mailbox = [stream.mailbox.writable] if stream.mailbox is not None else []
+            send_message(channel, StreamScanned(name), [stream.index_descriptor, *mailbox])
     daemon = config.daemon.model_dump(mode="json")
     return {
         "exit_code": 0,
@@ -190,76 +189,44 @@ def _do(request: ReloadRequest, channel: socket.socket) -> dict[str, Any]:
         "workers": config.daemon.worker_count(),
         "storage": config.daemon.storage_limits(),
         "restart": restart,
-        "reserved": reserved,
+        "reserved": plan.reserved,
         "same": same,
         "streams": {name: _plain(stream) for name, stream in streams.items() if name not in same},
     }
 
 
-def _scan(  # noqa: PLR0913, PLR0917  what is scanned, how, and the channel
-    name: str, config: Config, ring: RingSize, now: DaemonConfig, progress: ScanProgress, storage: Storage
-) -> ServedStream:
-    limits = storage.limits
-    progress.begun(name, limits.timeout_s * (1 + limits.retries) + _may_take_s(config.streams[name].source))
-    failpoints.passing("rescan.scanning")
-    python_path = config.daemon.python_path or ()
-    cache = IndexCache(now.cache_dir or default_cache_dir())
-    found = partial(progress.found, name)
-    scan = partial(scan_source, progress=found, cache=cache, storage=storage, python_path=python_path)
-    return open_stream(0, name, config.streams[name], ring, scan, limits, python_path=python_path)
+def _scan(
+    config: Config, rings: Mapping[str, RingSize], now: DaemonConfig, storage: Storage, progress: ScanProgress
+) -> dict[str, ServedStream]:
+    index_cache = IndexCache(now.cache_dir or default_cache_dir())
+    request_s = storage.limits.timeout_s * (1 + storage.limits.retries)
+    streams = {}
+    for name, stream in config.streams.items():
+        sources = [source for _key, source in sources_in(stream.source)]
+        timeouts_s = [getattr(one, key, 0.0) for one in sources for key in ("length_timeout_s", "scan_timeout_s")]
+        progress.begun(name, request_s + max(timeouts_s))
+        failpoints.passing("rescan.scanning")
+        found = partial(progress.found, name)
+        streams[name] = open_stream(0, name, config, rings[name], storage, index_cache, found)
+    return streams
 
 
-def _may_take_s(whole: SourceOptions) -> float:
-    """Seconds that a library or a function may be silent, by the source's own configuration."""
-    limits = ("length_timeout_s", "scan_timeout_s")
-    return max(getattr(source, name, 0.0) for _key, source in sources_in(whole) for name in limits)
+def _memory_problem(
+    rings: Mapping[str, RingSize], kept_bytes: int, others: list[str], limit_bytes: int, made_bytes: int
+) -> str | None:
+    """Say why the ``others`` of the rings do not fit beside those that stay.
 
-
-def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there, and what may be said of it
-    reading: LoadedConfig,
-    file: Path,
-    config: Config,
-    now: DaemonConfig,
-    rings: Mapping[str, RingSize],
-    same: list[str],
-    made_bytes: int,
-) -> list[str]:
-    """Refuse rings that do not fit beside those that stay.
-
-    Returns the keys of [daemon] that need a restart. ``made_bytes``: the part of the needed memory
-    that the rings have already, including replaced ones, less what caches may still take.
+    ``made_bytes``: the part of the needed memory that the rings have already, including replaced
+    ones, less what caches may still take.
     """
-    kept_bytes = sum(rings[name].ring_bytes for name in same)
-    others = [name for name in rings if name not in same]
     need_bytes = sum(rings[name].ring_bytes for name in others)
-    is_too_little = config.daemon.memory < kept_bytes
-    limit_bytes = now.memory if is_too_little else config.daemon.memory
-    more_bytes = max(0, kept_bytes + need_bytes - made_bytes)
-    problem = shortage(more_bytes, available_bytes()) if others else None
     if kept_bytes + need_bytes > limit_bytes:
-        problem = (
+        return (
             f"need {round_bytes(need_bytes, ceil)} for {', '.join(others)}, have {round_bytes(limit_bytes - kept_bytes, floor)} "
             f"beside the {round_bytes(kept_bytes, ceil)} of the streams that stay as they are: set memory = in "
             f"[streams.{others[0]}] to less, raise memory in [daemon], or restart the daemon, which divides it again"
         )
-    if problem is not None:
-        found = Problem("daemon.memory", problem, meaning_of(("daemon", "memory"), {}))
-        raise MemoryTooSmall(reading.located([found]), str(file))
-    return ["memory"] if is_too_little else []
-
-
-def _check_descriptors(reading: LoadedConfig, file: Path, config: Config, rings: dict[str, RingSize]) -> int:
-    """Number of slots for which the daemon holds descriptors."""
-    plan = plan_descriptors(config, rings)
-    refusal = plan.refusal(len(rings))
-    if refusal is not None:
-        raise ConfigInvalid(reading.located([refusal]), str(file))
-    return plan.reserved
-
-
-def _descriptors(stream: ServedStream) -> list[int]:
-    """The index, and of a live stream the mailbox, to write."""
-    return [stream.index_descriptor] + ([stream.mailbox.writable] if stream.mailbox is not None else [])
+    return shortage(max(0, kept_bytes + need_bytes - made_bytes), available_bytes()) if others else None
 
 
 def _plain(stream: ServedStream) -> dict[str, Any]:
@@ -277,10 +244,10 @@ def _plain(stream: ServedStream) -> dict[str, Any]:
 
 def _send_document(channel: socket.socket, document: dict[str, Any]) -> None:
     data = json.dumps(document).encode("ascii")
-    memory = os.memfd_create("batchd-rescan", os.MFD_CLOEXEC)
-    os.ftruncate(memory, len(data))
-    write_all(memory, memoryview(data), 0)
-    send_message(channel, ConfigRead(len(data)), (memory,))
+    with os.fdopen(os.memfd_create("batchd-rescan", os.MFD_CLOEXEC), "w+b") as memory:
+        memory.write(data)
+        memory.seek(0)  # the daemon reads on where this file is
+        send_message(channel, ConfigRead(len(data)), (memory.fileno(),))
     failpoints.passing("rescan.sent")
 
 

@@ -14,32 +14,29 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic, sleep
-from types import TracebackType
 from typing import Self
 
 import structlog
 
 from batchd.children import DEVNULL, Child, start_linked
 from batchd.config.addresses import EVERYWHERE, parse_http
-from batchd.config.schema import meaning_of
+from batchd.config.schema import problem_at
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.descriptors import Selector
-from batchd.errors import ConfigInvalid, Problem
+from batchd.errors import ConfigInvalid
 from batchd_wire.runtime import RuntimeDirectory
 
 _log = structlog.get_logger()
 
 Adopt = Callable[[socket.socket, int], None]
-"""Takes the daemon's end of a lifeline, and the pid at its other end, as a session of its own
-process."""
+"""Takes the daemon's end of a lifeline, and the pid at the other end, as a session."""
 
 BACKLOG = 128
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
 END_TIMEOUT_S = 1.0
 BIND_PATIENCE_S = 2.0
-"""The observer of a killed daemon has the address until it notices the death, and the next daemon
-starts before that."""
+"""The observer of a killed daemon keeps the address until it notices the death."""
 BIND_PAUSE_S = 0.05
 
 
@@ -53,7 +50,7 @@ class HttpSocket:
 
     @property
     def address(self) -> str | None:
-        """URL, for users and for programs; None without a socket."""
+        """The URL; None without a socket."""
         if self.listener is None:
             return None
         host, port = self.listener.getsockname()[:2]
@@ -66,10 +63,9 @@ class HttpSocket:
 
 
 def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
-    """Bind the configured address.
+    """Bind the configured address. Raises ``ConfigInvalid`` if one was set and cannot be bound.
 
-    Without a socket if HTTP is disabled, or if the default address is taken, which is logged.
-    Raises ``ConfigInvalid`` if an address was set and cannot be bound.
+    The result has no socket if HTTP is disabled, or if the default address is taken (logged).
     """
     is_asked_for = "http" in daemon.model_fields_set
     place = parse_http(daemon.http) if is_asked_for or not is_embedded else None
@@ -81,9 +77,7 @@ def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
         reason = f"{daemon.http} cannot be had: {error.strerror or error}"
         advice = 'set http in [daemon] to another address, or to "off"'
         if is_asked_for:
-            raise ConfigInvalid(
-                [Problem("daemon.http", f"{reason}; {advice}", meaning_of(("daemon", "http"), {}))]
-            ) from None
+            raise ConfigInvalid([problem_at(("daemon", "http"), f"{reason}; {advice}")]) from None
         _log.warning("HTTP disabled", reason=reason, advice=advice)
         return HttpSocket()
 
@@ -101,29 +95,24 @@ def _bind_soon(host: str, port: int) -> socket.socket:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Bind an address. Connections wait for the first observer. Raises ``OSError``.
-
-    It listens at once: two daemons that start together can both bind an address without a listener.
-    """
+    """Bind, and listen at once: two daemons can bind one address without it. Raises ``OSError``."""
     if host == EVERYWHERE:
         host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  the user wrote the star
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _name, address = found[0]
-    door = socket.socket(family, kind, protocol)
-    try:
+    with ExitStack() as where_it_fails:
+        door = where_it_fails.enter_context(socket.socket(family, kind, protocol))
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if host == "::":
             door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         door.bind(address)
         door.listen(BACKLOG)
-    except OSError:
-        door.close()
-        raise
+        where_it_fails.pop_all()
     return door
 
 
 class ObserverProcess:
-    """Keeps one observer alive, if there is a way in. Use as a context manager."""
+    """Keeps one observer alive, if HTTP is enabled. Use as a context manager."""
 
     _adopt: Adopt
 
@@ -138,15 +127,13 @@ class ObserverProcess:
 
     @property
     def address(self) -> str | None:
-        """Where it answers; None where there is none."""
+        """The URL; None if HTTP is disabled."""
         return self._door.address
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Close the socket and end the observer, which the end of its lifeline has told to end."""
         self._door.close()
         if self._child is not None:
@@ -155,7 +142,7 @@ class ObserverProcess:
             self._child = None
 
     def start(self, adopt: Adopt) -> None:
-        """Start the first observer: from now on HTTP is answered."""
+        """Start the first observer: from now on it answers HTTP."""
         if self._door.listener is None:
             return
         self._adopt = adopt
@@ -163,7 +150,7 @@ class ObserverProcess:
         _log.info("observing", http=self.address)
 
     def tick(self) -> None:
-        """Time has passed: start another one where that is due."""
+        """Start another observer when it is due."""
         if self._due_s is not None and monotonic() >= self._due_s:
             self._due_s = None
             self._spawn()
@@ -199,7 +186,6 @@ class ObserverProcess:
         self._child = child
 
     def _on_exit(self) -> None:
-        """The kernel says that it has ended."""
         assert self._child is not None
         self._selector.remove(self._child.pidfd)
         pid, status = self._child.pid, self._child.reap()
@@ -207,7 +193,7 @@ class ObserverProcess:
         self._put_off("observer ended", pid=pid, status=status)
 
     def _put_off(self, event: str, **facts: object) -> None:
-        """Retry later; soon again after an observer that lived for a while."""
+        """Retry later; soon after an observer that lived for a while."""
         now = monotonic()
         if now - self._started_s > PAUSE_MAX_S:
             self._pause_s = PAUSE_FIRST_S

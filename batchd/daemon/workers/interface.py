@@ -43,10 +43,7 @@ class Workers(Protocol):
 
 
 class WorkerBook:
-    """Records which streams and slots each worker knows. Pure.
-
-    A worker gets a stream and a slot once, before the first order that names it.
-    """
+    """Records which streams and slots each worker knows. It gets each once, before an order."""
 
     def __init__(self) -> None:
         self._streams: defaultdict[int, set[int]] = defaultdict(set)

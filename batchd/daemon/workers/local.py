@@ -29,7 +29,7 @@ from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, W
 from batchd.core.fleet import WorkerKind
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.memory.available import oom_kills
-from batchd.daemon.memory.held_descriptors import ADVICE
+from batchd.daemon.memory.slots import ADVICE
 from batchd.orders.worker import (
     NOTE,
     NOTE_BYTES,
@@ -59,19 +59,19 @@ KILL_TIMEOUT_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """One worker process and the daemon's objects for it."""
+    """One worker process. ``grandchild`` is None until the fork server has answered.
+
+    ``is_killed``: by this daemon, for its own fault. ``is_dismissed``: no further order follows.
+    ``is_over``: its channel has ended, so the process shall end, too.
+    """
 
     number: int
     channel: socket.socket
     note: mmap.mmap
     grandchild: Grandchild | None = None
-    """None from the request until the fork server has answered."""
     is_killed: bool = False
-    """Killed by this daemon, for its own fault."""
     is_dismissed: bool = False
-    """Told that no further order follows."""
     is_over: bool = False
-    """Its channel has ended: it shall end too, if it has not."""
 
     @property
     def pid(self) -> int:
@@ -96,7 +96,6 @@ class WorkerProcesses:
         self._forks = ForkServer(selector, self._adopt, self._fail, launched)
         self._processes: dict[int, _Process] = {}
         self.decoders = ""
-        """Decoders of the workers, as they report them; empty before the first is ready."""
         self._oom_kills = oom_kills()
         self._missing = 0
         """Dead workers without a replacement: a replacement is logged, the first start is not."""
@@ -117,7 +116,7 @@ class WorkerProcesses:
             os.posix_fallocate(note, 0, NOTE_BYTES)
             memory = mmap.mmap(note, NOTE_BYTES)
             process = _Process(number, ours, memory)
-            self._selector.add(ours.fileno(), lambda: self._on_message(process))
+            self._selector.add(ours.fileno(), lambda: self._receive(process))
             where_it_fails.callback(self._selector.remove, ours.fileno())
             self._forks.fork(number, theirs.fileno(), note)
             where_it_fails.pop_all()
@@ -151,7 +150,7 @@ class WorkerProcesses:
         process = self._processes.get(number)
         if process is not None:
             process.is_dismissed = True
-            with suppress(OSError):  # it is dead, which its pidfd will tell
+            with suppress(OSError):  # it is dead: its pidfd will report that
                 process.channel.shutdown(socket.SHUT_WR)
 
     def note(self, number: int) -> Note | None:
@@ -173,15 +172,14 @@ class WorkerProcesses:
             grandchild = process.grandchild
             if grandchild is not None and not grandchild.has_ended(deadline - monotonic()):
                 grandchild.kill()
-                if not grandchild.has_ended(KILL_TIMEOUT_S):  # the kernel kills at once, but in a storage call
-                    _log.error(
-                        "worker cannot be killed", worker=process.number, pid=process.pid, advice="is its storage hung?"
-                    )
+                if not grandchild.has_ended(KILL_TIMEOUT_S):  # the kernel kills at once, except in a storage call
+                    facts = {"worker": process.number, "pid": process.pid, "advice": "is its storage hung?"}
+                    _log.error("worker cannot be killed", **facts)
             self._forget(process)
         self._forks.close()
 
     def _adopt(self, number: int, grandchild: Grandchild) -> None:
-        """A worker lives."""
+        """The fork server has started a worker."""
         process = self._processes[number]
         process.grandchild = grandchild
         try:
@@ -198,16 +196,10 @@ class WorkerProcesses:
             _log.info("worker started", worker=number, pid=grandchild.pid)
 
     def _fail(self, number: int, reason: str) -> None:
-        """A worker never lived."""
+        """The fork server could not start a worker."""
         _log.error("worker not started", worker=number, reason=reason)
-        process = self._processes[number]
-        self._selector.remove(process.channel.fileno())
-        process.channel.close()
-        self._forget(process)
+        self._forget(self._processes[number])
         self._enqueue(WorkerGone(number, "it could not be started", None))
-
-    def _on_message(self, process: _Process) -> None:
-        self._receive(process)
 
     def _receive(self, process: _Process) -> bool:
         """Read one message, so that workers take turns; False if there is none."""
@@ -218,13 +210,12 @@ class WorkerProcesses:
         except ChannelClosed:
             self._selector.remove(process.channel.fileno())
             if not process.is_dismissed:
-                process.end()  # nearly always dead by now, and if not, it is of no more use
+                process.end()  # nearly always dead by now; if not, it is of no use any more
             return False
         except MalformedMessage as error:
             self.kill(process.number, f"it sends invalid messages: {error}")
             return False
-        for descriptor in descriptors:
-            os.close(descriptor)
+        _close(descriptors)
         self._enqueue(self._event(process, message))
         return True
 
@@ -241,7 +232,7 @@ class WorkerProcesses:
         return ChunkDone(process.number, message.order, Work(*message.work), bad, message.hopeless)
 
     def _on_exit(self, process: _Process, grandchild: Grandchild) -> None:
-        """The kernel says that the process has ended. What it reported before still counts."""
+        """The kernel reports that the process has ended. What it reported before still counts."""
         while self._receive(process):
             pass
         status = grandchild.status()
@@ -251,14 +242,12 @@ class WorkerProcesses:
         how = describe(status) if status is not None else "with the fork server"
         write = _log.info if process.is_dismissed and status == 0 else _log.warning
         write("worker ended", worker=process.number, pid=process.pid, how=how)
-        self._selector.remove(process.channel.fileno())
-        process.channel.close()
         self._forget(process)
         self._missing += 1
         self._enqueue(WorkerGone(process.number, how, note, from_outside, out_of_memory))
 
     def _why_it_ended(self, process: _Process, status: int | None) -> tuple[bool, bool]:
-        """(killed by another process, killed for lack of memory); neither: its or our doing."""
+        """(killed by another process, killed for lack of memory); else it or the daemon did it."""
         before, self._oom_kills = self._oom_kills, oom_kills()
         if status is None:
             return not process.is_killed, False
@@ -267,6 +256,8 @@ class WorkerProcesses:
         return killed and not oom_killed, oom_killed or status == OUT_OF_MEMORY_STATUS
 
     def _forget(self, process: _Process) -> None:
+        self._selector.remove(process.channel.fileno())
+        process.channel.close()
         if process.grandchild is not None:
             self._selector.remove(process.grandchild.pidfd)
             process.grandchild.close()
@@ -276,8 +267,8 @@ class WorkerProcesses:
 
 _NOTHING_IN_HAND = Note(order=0, row=0, sample=0)
 """Note of a worker that died between samples: an order that was never given, so no sample is
-blamed. Kills from outside often hit workers that have just started, and the same row would be their
-first each time."""
+blamed. Otherwise kills from outside, which often hit workers that have just started, would blame
+the same first row each time."""
 
 
 def _read_note(memory: mmap.mmap) -> Note | None:
@@ -295,24 +286,19 @@ class ForkServer:
         failed: Callable[[int, str], None],
         launched: Linked | None = None,
     ) -> None:
-        """``launched``: the first fork server, if there is one; this object owns it then."""
+        """Own the fork server that was ``launched`` already, if any."""
         self._selector = selector
         self._forked = forked
         self._failed = failed
         self._child: Child | None = None
         self._channel: socket.socket
         self._asked: dict[int, list[int]] = {}
-        """Requested workers without an answer, in the order of their requests, which is that of the
-        answers; each with descriptors that are closed to make room for those of its answer."""
+        """Requested workers, in the order of requests and answers; each with descriptors that are
+        closed to make room for those of its answer."""
         self._children: set[int] = set()
-        """Pids of the workers forked by the current fork server."""
+        """Pids of the workers of the current fork server."""
         if launched is not None:
             self._adopt(launched)
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id; None where there is none at present."""
-        return self._child.pid if self._child is not None else None
 
     def fork(self, worker: int, channel: int, note: int) -> None:
         """Start a worker with these two descriptors. Raises ``OSError``; then no answer follows."""
@@ -321,46 +307,41 @@ class ForkServer:
         with ExitStack() as where_it_fails:
             spare = [os.dup(channel), os.dup(note)]
             where_it_fails.callback(_close, spare)
-            with suppress(ChannelClosed):  # it has just ended, which its pidfd will tell
+            with suppress(ChannelClosed):  # it has just ended: its pidfd will report that
                 send_message(self._channel, Fork(worker), [channel, note])
             where_it_fails.pop_all()
         self._asked[worker] = spare
 
     def reap(self, pid: int) -> None:
-        """Reap a dead worker, once its status is read. init reaps one without a fork server."""
+        """Reap a dead worker, once its status is read. Without a fork server, init reaps it."""
         if pid in self._children:
             self._children.remove(pid)
             with suppress(ChannelClosed, BlockingIOError):  # it is reaped at the fork server's end
                 send_message(self._channel, Reap(pid))
 
     def kill(self, reason: str) -> None:
-        """Have it end, and all of its workers with it: it does not do what it should."""
+        """End a fork server that misbehaves, and all of its workers with it."""
         if self._child is not None:
             _log.warning("fork server killed", pid=self._child.pid, reason=reason)
             self._child.kill()
 
     def close(self) -> None:
-        """End it, whatever it does. Its workers have ended, or end with it."""
+        """End the fork server. Its workers have ended, or end with it."""
         if self._child is not None:
             self._child.kill()
             self._forget(self._child)
-            for spare in self._asked.values():
-                _close(spare)
             self._asked.clear()
 
     def _adopt(self, launched: Linked) -> None:
-        """Own a fork server from now on. Raises ``OSError``, and then it has ended."""
+        """Own a fork server. Raises ``OSError``, and ends it then."""
         self._child, self._channel = launched
         with ExitStack() as where_it_fails:
             where_it_fails.callback(self.close)
             self._channel.setblocking(False)
             self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            self._selector.add(self._channel.fileno(), self._hear)
+            self._selector.add(self._channel.fileno(), self._receive)
             self._selector.add(self._child.pidfd, self._on_exit)
             where_it_fails.pop_all()
-
-    def _hear(self) -> None:
-        self._receive()
 
     def _receive(self) -> bool:
         """Read the answer to the oldest request; False if there is none."""
@@ -378,29 +359,25 @@ class ForkServer:
             self._selector.remove(self._channel.fileno())
             self.kill(f"its answer cannot be read: {error}. If there are no descriptors left: {ADVICE}")
             return False
-        self._take(message, descriptors)
-        return True
-
-    def _take(self, message: Message, descriptors: list[int]) -> None:
         assert isinstance(message, Forked | NotForked)
         del self._asked[message.worker]
-        if isinstance(message, NotForked):
+        if isinstance(message, Forked):
+            (pidfd,) = descriptors
+            self._children.add(message.pid)
+            self._forked(message.worker, Grandchild(message.pid, pidfd))
+        else:
             self._failed(message.worker, message.reason)
-            return
-        (pidfd,) = descriptors
-        self._children.add(message.pid)
-        self._forked(message.worker, Grandchild(message.pid, pidfd))
+        return True
 
     def _on_exit(self) -> None:
-        """The kernel says that it has ended. What it reported before still counts."""
+        """The kernel reports that it has ended. What it reported before still counts."""
         assert self._child is not None
         while self._receive():
             pass
         pid, how = self._child.pid, describe(self._forget(self._child))
         _log.warning("fork server ended", pid=pid, how=how, advice="its workers end with it; others are started")
         asked, self._asked = self._asked, {}
-        for worker, spare in asked.items():
-            _close(spare)
+        for worker in asked:
             self._failed(worker, f"the fork server ended ({how})")
 
     def _forget(self, child: Child) -> int:
@@ -410,6 +387,9 @@ class ForkServer:
         self._channel.close()
         self._child = None
         self._children.clear()
+        for spare in self._asked.values():
+            _close(spare)
+            spare.clear()
         return child.reap()
 
 

@@ -2,7 +2,8 @@
 
     facts    parts    [[samples, run, run, ...], ...]     parts follow each other
              run      [file, first, stride, size, pieces, gap]
-             fields   [[name, run, offset, dtype, shape, order], ...]
+             fields   [[name, run, offset, dtype, shape, order], ...]   the dtype has a byte order,
+                                                                        the order is "C" or "F"
              files    [[bytes, fingerprint], ...]
     place    files    their paths
 
@@ -20,11 +21,9 @@ Invariant: the runs of all samples are within the bytes that the files had at th
 """
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
-from pathlib import Path
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
 from tokenize import TokenError
 from typing import Any, BinaryIO, NamedTuple
@@ -32,11 +31,10 @@ from warnings import catch_warnings
 
 import numpy as np
 from numpy.lib import format as npy_format
+from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.storage.index import SourceIndex
-from batchd.storage.survey import Survey
+from batchd.samples.errors import SampleUnreadable
 from batchd_wire.fields import ITEM_BYTES
 
 PROBES = 64
@@ -47,15 +45,8 @@ PIECES_MAX = 4096
 
 
 _DAMAGED = (
-    ValueError,
-    TypeError,
-    KeyError,
-    SyntaxError,
-    TokenError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    StructError,
+    *(ValueError, TypeError, KeyError, SyntaxError, TokenError),
+    *(OverflowError, MemoryError, RecursionError, StructError),
 )
 """What numpy's parser raises for a damaged header."""
 _PARSERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
@@ -72,27 +63,9 @@ class Run(NamedTuple):
     gap: int = 0
 
 
-class ArrayField(NamedTuple):
-    """A field, and its offset in the bytes of its run. ``dtype``: numpy's name, with byte order."""
-
-    name: str
-    run: int
-    offset: int
-    dtype: str
-    shape: Sequence[int]
-    order: str = "C"
-
-
-class SampleRuns(NamedTuple):
-    """Samples that follow each other."""
-
-    samples: int
-    runs: tuple[Run, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in a file. ``first`` is its first byte; ``shape[0]`` counts the samples."""
+    """An array. ``first`` is its first byte. In a file, ``shape[0]`` counts the samples."""
 
     first: int
     dtype: np.dtype[Any]
@@ -104,20 +77,23 @@ class StoredArray:
         """Its bytes."""
         return self.dtype.itemsize * prod(self.shape)
 
-    def run(self, file: int) -> Run:
-        """The run of its samples."""
-        item, samples, items = self.dtype.itemsize, self.shape[0], prod(self.shape[1:])
-        if self.fortran:
-            return Run(file, self.first, item, item, items, item * samples)
-        return Run(file, self.first, item * items, item * items)
+    def check_end(self, where: str, size: int) -> None:
+        """Raise ``SourceInvalid`` unless the array ends with its file of ``size`` bytes."""
+        need = self.first + self.size
+        if size != need:
+            what = "is cut" if size < need else "has something behind its array"
+            raise SourceInvalid(f"{where} {what}: it has {size} bytes, and its header says {need}")
 
-    def field(self, name: str, run: int) -> ArrayField:
-        """The field that a sample of it is."""
-        return ArrayField(name, run, 0, self.dtype.str, self.shape[1:], "F" if self.fortran else "C")
+    def numbers(self, name: str, data: memoryview) -> NDArray[Any]:
+        """The array in ``data``, in this machine's byte order.
 
-    def column(self, name: str) -> Column:
-        """The column that a sample of it is."""
-        return Column(name, dtype=self.dtype.newbyteorder("=").name, shape=self.shape[1:])
+        Raises ``SampleUnreadable``, with its name, for a bool that is neither 0 nor 1.
+        """
+        numbers = np.frombuffer(data, self.dtype, prod(self.shape), self.first)
+        if self.dtype.kind == "b" and numbers.size and numbers.view(np.uint8).max() > 1:
+            raise SampleUnreadable(f"{name} has a byte {numbers.view(np.uint8).max()}, which is not bool: 0 or 1")
+        numbers = numbers.reshape(self.shape, order="F" if self.fortran else "C")
+        return numbers if self.dtype.isnative else numbers.astype(self.dtype.newbyteorder("="))
 
 
 def check_dtype(where: str, dtype: "np.dtype[Any]") -> None:
@@ -132,8 +108,9 @@ def check_dtype(where: str, dtype: "np.dtype[Any]") -> None:
         raise SourceInvalid(f"{where} is of the type {dtype}, and a batch can hold {', '.join(ITEM_BYTES)}")
 
 
-def checked_array(where: str, array: StoredArray) -> StoredArray:
-    """The array, if samples can be read from it. Raises ``SourceInvalid``; ``where`` names it."""
+def read_array(where: str, stream: BinaryIO) -> StoredArray:
+    """Read the header of an array of samples. Raises ``SourceInvalid``, naming ``where``."""
+    array = read_header(where, stream)
     if not array.shape:
         raise SourceInvalid(f"{where} is one number; the first dimension of an array counts the samples")
     if not all(array.shape):
@@ -145,11 +122,6 @@ def checked_array(where: str, array: StoredArray) -> StoredArray:
             "numpy.ascontiguousarray(array)"
         )
     return array
-
-
-def read_array(where: str, stream: BinaryIO) -> StoredArray:
-    """Read the header of an array of samples. Raises ``SourceInvalid``, naming ``where``."""
-    return checked_array(where, read_header(where, stream))
 
 
 def read_header(where: str, stream: BinaryIO) -> StoredArray:
@@ -175,42 +147,6 @@ def read_header(where: str, stream: BinaryIO) -> StoredArray:
     one_dimension = 1
     check_dtype(where, dtype)
     return StoredArray(stream.tell(), dtype, shape, fortran and len(shape) > one_dimension)
-
-
-def samples_of(arrays: Mapping[str, StoredArray]) -> int:
-    """The number of samples of arrays. Raises ``SourceInvalid`` if their lengths differ."""
-    lengths = {array.shape[0] for array in arrays.values()}
-    if len(lengths) > 1:
-        texts = ", ".join(f"{name} has {array.shape[0]}" for name, array in arrays.items())
-        raise SourceInvalid(f"the arrays have not as many samples each: {texts}")
-    return lengths.pop()
-
-
-def arrays_index(
-    arrays: Mapping[str, StoredArray], files: Sequence[Path], contents: Sequence[list[Any]], survey: Survey
-) -> SourceIndex:
-    """The index of arrays, each in its own file or all in one. Raises as ``samples_of`` does."""
-    samples = samples_of(arrays)
-    runs = tuple(array.run(min(number, len(files) - 1)) for number, array in enumerate(arrays.values()))
-    fields = [array.field(name, number) for number, (name, array) in enumerate(arrays.items())]
-    return build_index([SampleRuns(samples, runs)], fields, files, contents, survey)
-
-
-def build_index(
-    parts: Sequence[SampleRuns],
-    fields: Sequence[ArrayField],
-    files: Sequence[Path],
-    contents: Sequence[list[Any]],
-    survey: Survey,
-) -> SourceIndex:
-    """The index of such samples. ``contents``: the digests of the files."""
-    facts = {
-        "parts": [[part.samples, *map(list, part.runs)] for part in parts],
-        "fields": [list(field._replace(shape=list(field.shape))) for field in fields],
-        "files": list(contents),
-    }
-    place = {"files": [str(path.absolute()) for path in files], **survey.place()}
-    return SourceIndex.build(sum(part.samples for part in parts), facts, {}, place)
 
 
 def fingerprint(stream: BinaryIO, size: int) -> list[Any]:

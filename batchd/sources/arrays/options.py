@@ -1,8 +1,4 @@
-"""Sources of rows of arrays in files. Daemon, workers and CLI; standard library only.
-
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
-JSON Schema and the manual.
-"""
+"""Sources of rows of arrays in files. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass
 from dataclasses import field as option
@@ -12,7 +8,7 @@ from typing import Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import Column, check_field_names, check_types, parse_column
-from batchd.sources.options import SourceOptions, check_files, place_of_files
+from batchd.sources.options import SourceOptions, check_files
 from batchd.storage.location import check_path
 from batchd_wire.fields import ITEM_BYTES
 
@@ -86,11 +82,6 @@ class NpzSource(SourceOptions):
         self.settle_paths()
         check_field_names(*self.arrays)
 
-    @property
-    def place(self) -> str:
-        """The place of the samples, for messages."""
-        return str(self.path)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawSource(SourceOptions):
@@ -137,16 +128,12 @@ class RawSource(SourceOptions):
             checks.say(f"offset must not be negative: {self.offset}", "offset")
         checks.done()
 
-    def parsed_record(self) -> tuple[Column, ...]:
-        """``record``, as columns. Raises ``ValueError``."""
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The fields of a record, in their order."""
         return tuple(parse_column(name, text) for name, text in self.record.items())
 
     @property
     def record_bytes(self) -> int:
         """The length of a record."""
-        return sum(ITEM_BYTES[column.dtype] * prod(column.fixed_shape) for column in self.parsed_record())
-
-    @property
-    def place(self) -> str:
-        """The place of the samples, for messages."""
-        return place_of_files(self.path, self.root, self.files)
+        return sum(ITEM_BYTES[column.dtype] * prod(column.fixed_shape) for column in self.columns)

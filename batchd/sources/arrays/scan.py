@@ -12,10 +12,10 @@ wrong record type or offset is found before it does harm.
 """
 
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from struct import Struct
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
 from typing import Any, BinaryIO
 from zlib import crc32
@@ -24,17 +24,7 @@ import numpy as np
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column, check_field_names
-from batchd.sources.arrays.index import (
-    ArrayField,
-    Run,
-    SampleRuns,
-    StoredArray,
-    arrays_index,
-    build_index,
-    fingerprint,
-    read_array,
-    samples_of,
-)
+from batchd.sources.arrays.index import Run, StoredArray, fingerprint, read_array
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.files.walk import files_of, files_problems
 from batchd.sources.interface import BuiltInKind
@@ -46,46 +36,81 @@ from batchd.suggestions import suggestion
 
 BLOCK_BYTES = 1 << 20
 _SUFFIX = ".npy"
-_LOCAL_HEADER_BYTES = 30
 _LOCAL_MAGIC = b"PK\x03\x04"
-_LENGTHS_BYTE = 26
+_LOCAL_HEADER = Struct("<26xHH")
+"""The lengths of a member's name and of its extra field, which are behind the header."""
 _ENCRYPTED = 1
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, StructError, EOFError, RuntimeError)
 """What the standard library raises for a damaged archive."""
 
 
-@contextmanager
-def _opened_npy(path: Path, survey: Survey) -> Iterator[tuple[BinaryIO, StoredArray]]:
-    """A file, open, and the array in it. Raises ``SourceInvalid``."""
-    with survey.open(path) as stream:
-        array = read_array(str(path), stream)
-        size, need = size_of(stream), array.first + array.size
-        if size != need:
-            what = "is cut" if size < need else "has something behind its array"
-            raise SourceInvalid(f"{path} {what}: it has {size} bytes, and its header says {need}")
-        yield stream, array
+def _samples_of(arrays: Mapping[str, StoredArray]) -> int:
+    """The number of samples of arrays. Raises ``SourceInvalid`` if their lengths differ."""
+    lengths = {array.shape[0] for array in arrays.values()}
+    if len(lengths) > 1:
+        texts = ", ".join(f"{name} has {array.shape[0]}" for name, array in arrays.items())
+        raise SourceInvalid(f"the arrays have not as many samples each: {texts}")
+    return lengths.pop()
 
 
-def _npy_columns(source: NpySource, storage: Storage) -> tuple[Column, ...]:
-    arrays = {}
+def _columns_of(arrays: Mapping[str, StoredArray]) -> tuple[Column, ...]:
+    _samples_of(arrays)
+    return tuple(
+        Column(name, dtype=array.dtype.newbyteorder("=").name, shape=array.shape[1:]) for name, array in arrays.items()
+    )
+
+
+def _arrays_index(
+    arrays: Mapping[str, StoredArray], files: Sequence[Path], contents: Sequence[list[Any]], survey: Survey
+) -> SourceIndex:
+    """The index of arrays, each in its own file or all in one. Raises as ``_samples_of`` does."""
+    samples, runs, fields = _samples_of(arrays), [], []
+    for number, (name, array) in enumerate(arrays.items()):
+        item, items = array.dtype.itemsize, prod(array.shape[1:])
+        file = min(number, len(files) - 1)
+        if array.fortran:
+            runs.append(Run(file, array.first, item, item, items, item * samples))
+        else:
+            runs.append(Run(file, array.first, item * items, item * items))
+        order = "F" if array.fortran else "C"
+        fields.append([name, number, 0, array.dtype.str, list(array.shape[1:]), order])
+    survey.progress(samples)
+    return _build_index([(samples, *runs)], fields, files, contents, survey)
+
+
+def _build_index(
+    parts: Sequence[tuple[int, *tuple[Run, ...]]],
+    fields: Sequence[list[Any]],
+    files: Sequence[Path],
+    contents: Sequence[list[Any]],
+    survey: Survey,
+) -> SourceIndex:
+    """The index of such parts: samples and their runs. ``contents``: the digests of the files."""
+    facts = {"parts": [[samples, *map(list, runs)] for samples, *runs in parts], "fields": fields, "files": contents}
+    place = {"files": [str(path.absolute()) for path in files], **survey.place()}
+    return SourceIndex.build(sum(part[0] for part in parts), facts, {}, place)
+
+
+def _npy_opened(source: NpySource, survey: Survey) -> Iterator[tuple[str, StoredArray, BinaryIO]]:
+    """Each field, its array, and the file, open. Raises ``SourceInvalid``."""
     for name, path in source.paths().items():
-        with _opened_npy(path, quick_look(storage)) as (_stream, array):
-            arrays[name] = array
-    samples_of(arrays)
-    return tuple(array.column(name) for name, array in arrays.items())
+        with survey.open(path) as stream:
+            array = read_array(str(path), stream)
+            array.check_end(str(path), size_of(stream))
+            yield name, array, stream
+
+
+def _npy_arrays(source: NpySource, storage: Storage) -> dict[str, StoredArray]:
+    return {name: array for name, array, _stream in _npy_opened(source, quick_look(storage))}
 
 
 def _npy_scan(source: NpySource, survey: Survey) -> SourceIndex:
-    """Read the headers of all files. Raises ``SourceInvalid``."""
     arrays: dict[str, StoredArray] = {}
     contents: list[list[Any]] = []
-    for name, path in source.paths().items():
-        with _opened_npy(path, survey) as (stream, array):
-            arrays[name] = array
-            contents.append(fingerprint(stream, array.first + array.size))
-    index = arrays_index(arrays, list(source.paths().values()), contents, survey)
-    survey.progress(len(index))
-    return index
+    for name, array, stream in _npy_opened(source, survey):
+        arrays[name] = array
+        contents.append(fingerprint(stream, array.first + array.size))
+    return _arrays_index(arrays, list(source.paths().values()), contents, survey)
 
 
 def _npy_problems(source: NpySource, storage: Storage) -> list[str]:
@@ -93,14 +118,8 @@ def _npy_problems(source: NpySource, storage: Storage) -> list[str]:
     return [text for path in paths for text in storage.at(path).file_problems(path, "the array")]
 
 
-def _npy_samples(source: NpySource, storage: Storage) -> int:
-    with _opened_npy(next(iter(source.paths().values())), quick_look(storage)) as (_stream, array):
-        return array.shape[0]
-
-
-@contextmanager
-def _members(source: NpzSource, survey: Survey) -> Iterator[tuple[BinaryIO, dict[str, zipfile.ZipInfo]]]:
-    """The open archive, and the member of each field."""
+def _npz_opened(source: NpzSource, survey: Survey) -> Iterator[tuple[str, StoredArray, BinaryIO, zipfile.ZipInfo]]:
+    """Each field, its array, the archive, open, and the member. Raises ``SourceInvalid``."""
     with survey.open(source.path) as stream:
         try:
             with zipfile.ZipFile(stream) as archive:
@@ -112,26 +131,21 @@ def _members(source: NpzSource, survey: Survey) -> Iterator[tuple[BinaryIO, dict
             raise SourceInvalid(f"{source.path} holds two arrays of the same name")
         if not members:
             raise SourceInvalid(f"{source.path} holds no array")
-        yield stream, _chosen(source, members)
-
-
-def _chosen(source: NpzSource, members: dict[str, zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    if not source.arrays:
-        try:
-            check_field_names(*members)
-        except ValueError as error:
-            raise SourceInvalid(
-                f'{source.path}: {error}; arrays = {{ NAME = "ITS NAME IN THE FILE" }} renames it'
-            ) from None
-        return members
-    for name in source.arrays.values():
-        if name not in members:
-            raise SourceInvalid(f"{source.path} has no array {name!r}; {suggestion(name, list(members))}")
-    return {field: members[name] for field, name in source.arrays.items()}
+        if not source.arrays:
+            try:
+                check_field_names(*members)
+            except ValueError as error:
+                raise SourceInvalid(
+                    f'{source.path}: {error}; arrays = {{ NAME = "ITS NAME IN THE FILE" }} renames it'
+                ) from None
+        for name in source.arrays.values():
+            if name not in members:
+                raise SourceInvalid(f"{source.path} has no array {name!r}; {suggestion(name, list(members))}")
+        for field, name in (source.arrays or {name: name for name in members}).items():
+            yield field, _member_array(source, stream, members[name]), stream, members[name]
 
 
 def _member_array(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo) -> StoredArray:
-    """The array that a member is. Raises ``SourceInvalid``."""
     where = f"{source.path}: {member.filename}"
     if member.compress_type != zipfile.ZIP_STORED:
         raise SourceInvalid(
@@ -141,17 +155,12 @@ def _member_array(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo) 
     if member.flag_bits & _ENCRYPTED:
         raise SourceInvalid(f"{where} is encrypted")
     stream.seek(member.header_offset)
-    header = stream.read(_LOCAL_HEADER_BYTES)
-    if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(_LOCAL_MAGIC):
+    header = stream.read(_LOCAL_HEADER.size)
+    if len(header) < _LOCAL_HEADER.size or not header.startswith(_LOCAL_MAGIC):
         raise SourceInvalid(
             f"{where} does not begin at byte {member.header_offset}, where the archive says; copy it again"
         )
-    lengths = header[_LENGTHS_BYTE:_LOCAL_HEADER_BYTES]
-    first = (
-        member.header_offset
-        + _LOCAL_HEADER_BYTES
-        + sum(int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
-    )
+    first = member.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
     stream.seek(first)
     array = read_array(where, stream)
     need = array.first - first + array.size
@@ -176,45 +185,38 @@ def _check_member(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo, 
         )
 
 
-def _npz_columns(source: NpzSource, storage: Storage) -> tuple[Column, ...]:
-    with _members(source, quick_look(storage)) as (stream, members):
-        arrays = {name: _member_array(source, stream, member) for name, member in members.items()}
-    samples_of(arrays)
-    return tuple(array.column(name) for name, array in arrays.items())
+def _npz_arrays(source: NpzSource, storage: Storage) -> dict[str, StoredArray]:
+    return {name: array for name, array, _stream, _member in _npz_opened(source, quick_look(storage))}
 
 
 def _npz_scan(source: NpzSource, survey: Survey) -> SourceIndex:
     """Find the arrays, and compare their checksums. Raises ``SourceInvalid``."""
     arrays: dict[str, StoredArray] = {}
     content: list[Any] = []
-    with _members(source, survey) as (stream, members):
-        for name, member in members.items():
-            array = arrays[name] = _member_array(source, stream, member)
-            _check_member(source, stream, member, array.first + array.size, survey)
-            content.append([name, member.file_size, member.CRC])
-    index = arrays_index(arrays, [source.path], [content], survey)
-    survey.progress(len(index))
-    return index
-
-
-def _npz_samples(source: NpzSource, storage: Storage) -> int:
-    with _members(source, quick_look(storage)) as (stream, members):
-        return _member_array(source, stream, next(iter(members.values()))).shape[0]
+    for name, array, stream, member in _npz_opened(source, survey):
+        arrays[name] = array
+        _check_member(source, stream, member, array.first + array.size, survey)
+        content.append([name, member.file_size, member.CRC])
+    return _arrays_index(arrays, [source.path], [content], survey)
 
 
 def _raw_scan(source: RawSource, survey: Survey) -> SourceIndex:
-    """Count the records of all files. Raises ``SourceInvalid``."""
-    parts, contents, samples = [], [], 0
-    files = files_of(source, survey)
+    parts: list[tuple[int, Run]] = []
+    contents, samples, files = [], 0, files_of(source, survey)
     for number, path in enumerate(files):
         with survey.open(path) as stream:
             size = size_of(stream)
             count = _raw_records(source, path, size)
             contents.append(fingerprint(stream, size))
-        parts.append(SampleRuns(count, (Run(number, source.offset, source.record_bytes, source.record_bytes),)))
+        parts.append((count, Run(number, source.offset, source.record_bytes, source.record_bytes)))
         samples += count
         survey.progress(samples)
-    return build_index(parts, _raw_fields(source), files, contents, survey)
+    fields, offset = [], 0
+    for column in source.columns:
+        dtype = np.dtype(column.dtype).newbyteorder("<" if source.byte_order == "little" else ">")
+        fields.append([column.name, 0, offset, dtype.str, list(column.fixed_shape), "C"])
+        offset += dtype.itemsize * prod(column.fixed_shape)
+    return _build_index(parts, fields, files, contents, survey)
 
 
 def _raw_records(source: RawSource, path: Path, size: int) -> int:
@@ -232,42 +234,35 @@ def _raw_records(source: RawSource, path: Path, size: int) -> int:
     return count
 
 
-def _raw_fields(source: RawSource) -> list[ArrayField]:
-    fields, offset = [], 0
-    for column in source.parsed_record():
-        dtype = np.dtype(column.dtype).newbyteorder("<" if source.byte_order == "little" else ">")
-        fields.append(ArrayField(column.name, 0, offset, dtype.str, column.fixed_shape))
-        offset += dtype.itemsize * prod(column.fixed_shape)
-    return fields
+def _raw_size(source: RawSource, storage: Storage) -> int | None:
+    """Of one local file; several would have to be searched."""
+    return None if source.path is None else storage.at(source.path).known_size(source.path)
 
 
 def _raw_problems(source: RawSource, storage: Storage) -> list[str]:
-    problems = files_problems(source.path, source.root, source.files, "the file", storage)
-    if not problems and source.path is not None:
-        size = storage.at(source.path).known_size(source.path)
-        if size is not None:
-            _raw_records(source, source.path, size)
+    problems = files_problems(source, "the file", storage)
+    if not problems and source.path is not None and (size := _raw_size(source, storage)) is not None:
+        _raw_records(source, source.path, size)
     return problems
 
 
 def _raw_samples(source: RawSource, storage: Storage) -> int | None:
-    """Of one local file; several would have to be searched."""
-    size = None if source.path is None else storage.at(source.path).known_size(source.path)
+    size = _raw_size(source, storage)
     return None if size is None else (size - source.offset) // source.record_bytes
 
 
 KINDS = {
-    NpySource: BuiltInKind(problems=_npy_problems, columns=_npy_columns, scan=_npy_scan, samples=_npy_samples),
+    NpySource: BuiltInKind(
+        problems=_npy_problems,
+        columns=lambda source, storage: _columns_of(_npy_arrays(source, storage)),
+        scan=_npy_scan,
+        samples=lambda source, storage: _samples_of(_npy_arrays(source, storage)),
+    ),
     NpzSource: BuiltInKind(
         problems=lambda source, storage: storage.at(source.path).file_problems(source.path, "the archive"),
-        columns=_npz_columns,
+        columns=lambda source, storage: _columns_of(_npz_arrays(source, storage)),
         scan=_npz_scan,
-        samples=_npz_samples,
+        samples=lambda source, storage: _samples_of(_npz_arrays(source, storage)),
     ),
-    RawSource: BuiltInKind(
-        problems=_raw_problems,
-        columns=lambda source, _storage: source.parsed_record(),
-        scan=_raw_scan,
-        samples=_raw_samples,
-    ),
+    RawSource: BuiltInKind(problems=_raw_problems, scan=_raw_scan, samples=_raw_samples),
 }

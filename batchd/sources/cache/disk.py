@@ -38,7 +38,17 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from batchd import failpoints
-from batchd.sources.cache.memory import ENTRY_BYTES, HEADER_BYTES, PAGE_BYTES, HeaderNumber, check_header
+from batchd.sources.cache.memory import (
+    ALLOWED_AT,
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    PAGE_BYTES,
+    SAMPLES_AT,
+    SEED_AT,
+    USED_AT,
+    check_header,
+    open_to_append,
+)
 
 FILE_MAGIC = b"BATCHDD1"
 """Names the format and its version; another layout needs another magic."""
@@ -80,25 +90,24 @@ def troubles(notes: int, first: int) -> list[Trouble]:
 
 
 class DiskCache:
-    """A worker's side of a cache on disk, for one stream; not thread-safe.
-
-    The caller keeps the descriptors.
-    """
+    """A worker's side of a cache on disk, for one stream. The caller keeps the descriptors."""
 
     def __init__(self, memory: int, notes: int, file: int) -> None:
-        # Opened anew: where one has appended to is a fact of the open file, which all who got this
-        # descriptor share.
-        self._notes = os.open(f"/proc/self/fd/{notes}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        self._notes = open_to_append(notes)
         self._reading = os.dup(file)
         mapped = mmap.mmap(memory, os.fstat(memory).st_size)
         view = memoryview(mapped)
         self._header = check_header(view)
-        self._index = view[HEADER_BYTES : HEADER_BYTES + ENTRY_BYTES * self._header[HeaderNumber.SAMPLES]].cast("Q")
-        self._seed = self._header[HeaderNumber.SEED]
-        self._records_start = records_start(self._header[HeaderNumber.SAMPLES])
+        self._index = view[HEADER_BYTES : HEADER_BYTES + ENTRY_BYTES * self._header[SAMPLES_AT]].cast("Q")
+        self._seed = self._header[SEED_AT]
+        self._records_start = records_start(self._header[SAMPLES_AT])
         self._buffer = bytearray(1 << 16)
         self._full_until_s = float("-inf")
-        self._appending = self._open_to_append(file)
+        try:
+            self._appending = open_to_append(file)
+        except OSError as error:  # it cannot be opened any more: then nothing is kept
+            self._appending, self._full_until_s = -1, float("inf")
+            self._note(Trouble(0, error.errno or EIO))
 
     def close(self) -> None:
         """Close the descriptors; the mapping ends with the last view of it."""
@@ -132,7 +141,7 @@ class DiskCache:
         except OSError:  # a file server says nothing of a file that is gone
             return False
         # Where even the index was cut off, a record would lie in it; the next daemon begins anew.
-        return self._records_start <= size <= self._header[HeaderNumber.ALLOWED] - values_bytes
+        return self._records_start <= size <= self._header[ALLOWED_AT] - values_bytes
 
     def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> None:
         """Keep a sample, if budget and disk have room. ``values`` are contiguous buffers."""
@@ -152,15 +161,6 @@ class DiskCache:
         self._index[sample] = start  # one aligned store: it is there, or it is not
         failpoints.passing("worker.cache.entered", sample)
 
-    def _open_to_append(self, file: int) -> int:
-        """The file's descriptor; -1 if it cannot be opened any more: then nothing is kept."""
-        try:
-            return os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        except OSError as error:
-            self._full_until_s = float("inf")
-            self._note(Trouble(0, error.errno or EIO))
-            return -1
-
     def _append(self, sample: int, facts: bytes, values: Sequence[Any], size: int) -> int:
         """Write a record; returns its first byte. Raises ``OSError``."""
         crc = crc32(facts, self._seed)
@@ -171,7 +171,7 @@ class DiskCache:
         end = os.lseek(self._appending, 0, os.SEEK_CUR)
         # Of two workers the one with less may come last, and then it is too little until the next
         # record.
-        self._header[HeaderNumber.USED] = max(end, self._header[HeaderNumber.USED])
+        self._header[USED_AT] = max(end, self._header[USED_AT])
         if written < size:  # of what was asked for; why, the kernel says only to who asks once more
             raise OSError(ENOSPC, os.strerror(ENOSPC))
         return end - size
@@ -190,17 +190,15 @@ class DiskCache:
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         view = memoryview(self._buffer)[:size].toreadonly()
-        if self._fill(size, start + _RECORD_BYTES) < size or crc32(view, self._seed) != crc:
-            return None
-        return view[:facts_bytes], view[facts_bytes:]
-
-    def _fill(self, size: int, start: int) -> int:
-        """Read so many bytes into the buffer, or as many as there are."""
         done = 0
         with memoryview(self._buffer) as buffer:
-            while done < size and (count := os.preadv(self._reading, [buffer[done:size]], start + done)):
+            while done < size and (
+                count := os.preadv(self._reading, [buffer[done:size]], start + _RECORD_BYTES + done)
+            ):
                 done += count
-        return done
+        if done < size or crc32(view, self._seed) != crc:
+            return None
+        return view[:facts_bytes], view[facts_bytes:]
 
     def _forget(self, sample: int, start: int) -> None:
         """Remove an entry that names no record of its sample, here and in the file."""
@@ -213,6 +211,5 @@ class DiskCache:
             self._note(Trouble(sample, error.errno or EIO))
 
     def _note(self, trouble: Trouble) -> None:
-        """Report to the daemon, which logs it."""
         if os.fstat(self._notes).st_size < NOTES_BYTES_MAX:
             os.write(self._notes, _TROUBLE.pack(*trouble))

@@ -12,9 +12,9 @@
 
 ``magic``, ``samples`` and ``allowed`` (how many bytes may be in use now) have one writer, the
 daemon. ``used`` and ``seed`` belong to caches on disk (``cache.disk``), which have only header and
-index in memory. A record belongs to the worker that owns its extent. An index entry may have
-several writers: each has a whole record of the same sample, so the last one is as good as the
-first.
+index in memory: the end of the file, and what its checksums begin with. A record belongs to the
+worker that owns its extent. An index entry may have several writers: each has a whole record of the
+same sample, so the last one is as good as the first.
 
 The kernel appends for one process after the other, so there is no lock that a dead process could
 hold. A killed worker loses only the rest of its extent: the entry is written last, after the call
@@ -31,7 +31,6 @@ import errno
 import mmap
 import os
 from collections.abc import Sequence
-from enum import IntEnum
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -49,21 +48,10 @@ EXTENTS_MIN = 64
 """Minimum for a small cache, so extents that workers have begun are a small part of it."""
 PAGE_BYTES = 4096
 RECORD_ALIGNMENT_BYTES = 64
+MAGIC_AT, SAMPLES_AT, ALLOWED_AT, USED_AT, SEED_AT = range(5)
+"""The places of the header's numbers. The last two are of caches on disk: see ``cache.disk``."""
 _RECORD = Struct("<QIQ")
 _NO_MEMORY = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG}
-
-
-class HeaderNumber(IntEnum):
-    """The numbers of the header, uint64 each.
-
-    Of a cache on disk, ``USED`` is the end of its file, ``SEED`` that of its checksums.
-    """
-
-    MAGIC = 0
-    SAMPLES = 1
-    ALLOWED = 2
-    USED = 3
-    SEED = 4
 
 
 class CacheForm(NamedTuple):
@@ -110,46 +98,46 @@ class CacheHeader:
     @property
     def used_bytes(self) -> int:
         """The end of the file, of a cache on disk."""
-        return int(self._numbers[HeaderNumber.USED])
+        return int(self._numbers[USED_AT])
 
     def write(self, entries: npt.NDArray[np.uint64] | None = None, used_bytes: int = 0, seed: int = 0) -> None:
         """Write the header of a new cache, and its present entries; nothing is allowed yet."""
         if entries is not None:
             self._index[:] = entries
-        self._numbers[HeaderNumber.USED] = used_bytes
-        self._numbers[HeaderNumber.SEED] = seed
-        self._numbers[HeaderNumber.SAMPLES] = len(self._index)
-        self._numbers[HeaderNumber.MAGIC] = MAGIC
+        self._numbers[USED_AT] = used_bytes
+        self._numbers[SEED_AT] = seed
+        self._numbers[SAMPLES_AT] = len(self._index)
+        self._numbers[MAGIC_AT] = MAGIC
 
     def allow(self, allowed_bytes: int) -> None:
         """Allow workers so many bytes from now on; bytes in use stay in use."""
-        self._numbers[HeaderNumber.ALLOWED] = allowed_bytes
+        self._numbers[ALLOWED_AT] = allowed_bytes
 
 
 def check_header(memory: memoryview) -> memoryview:
     """The numbers of the header at the beginning of a cache's memory."""
     header = memory[:HEADER_BYTES].cast("Q")
-    assert header[HeaderNumber.MAGIC] == MAGIC, "the daemon makes caches of this version"
+    assert header[MAGIC_AT] == MAGIC, "the daemon makes caches of this version"
     return header
 
 
-class SampleCache:
-    """A worker's side of a cache, for one stream; not thread-safe.
+def open_to_append(descriptor: int) -> int:
+    """Open a file again: all processes with one descriptor share the place of its last append."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
 
-    The caller keeps the descriptors.
-    """
+
+class SampleCache:
+    """A worker's side of a cache, for one stream. The caller keeps the descriptors."""
 
     def __init__(self, data: int, claims: int) -> None:
         self._data = os.dup(data)
-        # Opened anew: where one has appended to is a fact of the open file, which all who got this
-        # descriptor share.
-        self._claims = os.open(f"/proc/self/fd/{claims}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        self._claims = open_to_append(claims)
         size = os.fstat(data).st_size
         mapped = mmap.mmap(data, size)
         mapped.madvise(mmap.MADV_DONTDUMP)
         memory = memoryview(mapped)
         self._header = check_header(memory)
-        self._form = CacheForm(self._header[HeaderNumber.SAMPLES], size)
+        self._form = CacheForm(self._header[SAMPLES_AT], size)
         self._index = memory[HEADER_BYTES : HEADER_BYTES + ENTRY_BYTES * self._form.samples].cast("Q")
         self._records = memory.toreadonly()
         self._extent_bytes, self._records_start = self._form.extent_bytes, self._form.records_start
@@ -218,7 +206,7 @@ class SampleCache:
     def _claimable(self, count: int) -> bool:
         claimed = os.fstat(self._claims).st_size
         end = self._records_start + (claimed + count) * self._extent_bytes
-        return end <= min(self._header[HeaderNumber.ALLOWED], self._form.budget_bytes)
+        return end <= min(self._header[ALLOWED_AT], self._form.budget_bytes)
 
     def _claim(self, count: int) -> int | None:
         """Claim so many consecutive extents for this worker; returns the first."""

@@ -7,28 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from batchd.functions.find import parse_function
 from batchd.functions.signature import Given
 from batchd.samples.checks import Checks, Range
-from batchd.samples.columns import Column, check_types, parse_column
-from batchd.sources.options import SourceOptions
+from batchd.samples.columns import check_types
+from batchd.sources.options import DeclaredOptions, SourceOptions
 
 LENGTH_TIMEOUT_MAX_S = 86_400.0
 OPTIONS_CHARACTERS_MAX = 8_192
 NUMBER_MAX = (1 << 63) - 1
 SAMPLES_MAX = 1 << 40
 """Samples of an epoch without an end: at a million a second it takes twelve days."""
-
-
-def check_code(function: str, fields: dict[str, str], options: dict[str, Any]) -> Checks:
-    """Check what both kinds have in common: a function, fields with types, and options."""
-    checks = Checks()
-    with checks.at("function"):
-        parse_function(function)
-    if not fields:
-        text = 'fields must not be empty; write for example { image = "uint8[32,32,3]", label = "int64" }'
-        checks.say(text, "fields")
-    check_types(checks, "fields", fields)
-    with checks.at("options"):
-        check_options(options)
-    return checks
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -46,8 +32,41 @@ def check_options(options: dict[str, Any]) -> None:
         values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
+class FunctionOptions(DeclaredOptions):
+    """Base of the sources that call a user's function."""
+
+    __slots__ = ()
+    offered: ClassVar[str] = ""
+    """An argument that the function gets besides its options if it takes one of this name."""
+    function: str
+    options: dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        """The function, for messages."""
+        return self.function
+
+    @property
+    def given(self) -> Given:
+        """The arguments that the function is called with."""
+        return Given(options=self.options, offered=self.offered)
+
+    def check(self) -> Checks:
+        """Check what both kinds have in common: a function, fields with types, and options."""
+        checks = Checks()
+        with checks.at("function"):
+            parse_function(self.function)
+        if not self.fields:
+            text = 'fields must not be empty; write for example { image = "uint8[32,32,3]", label = "int64" }'
+            checks.say(text, "fields")
+        check_types(checks, "fields", self.fields or {})
+        with checks.at("options"):
+            check_options(self.options)
+        return checks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PythonSource(SourceOptions):
+class PythonSource(FunctionOptions):
     """Your own object with `__len__` and `__getitem__`, such as a torch `Dataset`.
 
     Each worker makes one for itself.
@@ -78,26 +97,11 @@ class PythonSource(SourceOptions):
     seconds."""
 
     def __post_init__(self) -> None:
-        check_code(self.function, self.fields, self.options).done()
-
-    @property
-    def place(self) -> str:
-        """The place of the samples, for messages."""
-        return self.function
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The declared fields, in their order."""
-        return tuple(parse_column(name, text) for name, text in self.fields.items())
-
-    @property
-    def given(self) -> Given:
-        """The arguments that the function is called with."""
-        return Given(options=self.options)
+        self.check().done()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GeneratorSource(SourceOptions):
+class GeneratorSource(FunctionOptions):
     """Your own Python generator, endless or not.
 
     Each worker runs one of its own, so the same position is never the same samples again:
@@ -105,6 +109,7 @@ class GeneratorSource(SourceOptions):
     """
 
     is_live: ClassVar[bool] = True
+    offered: ClassVar[str] = "rng"
 
     type: Literal["generator"] = "generator"
     """Kind of source."""
@@ -137,25 +142,10 @@ class GeneratorSource(SourceOptions):
     dimension in front, as Keras's generators do; batches are taken apart."""
 
     def __post_init__(self) -> None:
-        checks = check_code(self.function, self.fields, self.options)
+        checks = self.check()
         if "rng" in self.options:
             checks.say("options cannot have rng, which every instance gets anew", "options", "rng")
         checks.done()
-
-    @property
-    def place(self) -> str:
-        """The place of the samples, for messages."""
-        return self.function
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The declared fields, in their order."""
-        return tuple(parse_column(name, text) for name, text in self.fields.items())
-
-    @property
-    def given(self) -> Given:
-        """The arguments that the function is called with."""
-        return Given(options=self.options, offered="rng")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

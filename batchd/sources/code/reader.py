@@ -25,20 +25,18 @@ import numpy as np
 from batchd.functions.calls import FunctionFailed, NotAsDeclared, call, checked_value
 from batchd.functions.load import FunctionUnusable, Here, load_for
 from batchd.functions.signature import Given
+from batchd.plugin import plugin_kind
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
-from batchd.sources.code.plugin import plugin_kind
-from batchd.sources.interface import OpenReader, Reader
+from batchd.sources.interface import OpenReader, PlainReader
 from batchd.sources.options import SourceOptions
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
 
 _END = object()
 
 
-class PythonReader:
+class PythonReader(PlainReader):
     """Reads an object that was made in this process."""
 
     def __init__(self, source: PythonSource, max_bytes: int) -> None:
@@ -60,10 +58,6 @@ class PythonReader:
             raise SampleUnreadable(str(error)) from None
         return _values_of(self._columns, _named(self._columns, given), self._max_bytes)
 
-    def known(self, _sample: int) -> Mapping[str, Value]:
-        """Empty: only the object knows its values."""
-        return {}
-
     def name(self, sample: int) -> str:
         """The expression in Python."""
         return f"{self._function}[{sample}]"
@@ -77,7 +71,7 @@ def make_object(function: str, options: Mapping[str, Any]) -> Any:
     return call(load_for(function, Given(options=options)), **options)
 
 
-class GeneratorReader:
+class GeneratorReader(PlainReader):
     """Reads what the generator of this process yields, one sample after the other."""
 
     def __init__(self, source: GeneratorSource, max_bytes: int) -> None:
@@ -89,7 +83,7 @@ class GeneratorReader:
         self._begun = 0
         self._columns = source.columns
         self._max_bytes = max_bytes
-        self._next = self._next_of_batch if source.yields == "batch" else self._next_sample
+        self._yields_batches = source.yields == "batch"
         self._running: Iterator[Any] | None = None
         self._batch: Mapping[str, Any] = {}
         self._rows = range(0)
@@ -102,10 +96,6 @@ class GeneratorReader:
             self._running, self._rows = None, range(0)
             raise SampleUnreadable(f"{error}\n  so the generator was begun anew") from None
 
-    def known(self, _sample: int) -> Mapping[str, Value]:
-        """Empty: the next sample is unknown."""
-        return {}
-
     def name(self, sample: int) -> str:
         """Its place in the stream."""
         return f"{self._name}, number {sample}"
@@ -113,24 +103,19 @@ class GeneratorReader:
     def close(self) -> None:
         """The generator ends with the process."""
 
-    def _next_sample(self) -> Mapping[str, Any]:
-        return _named(self._columns, self._yielded())
-
-    def _next_of_batch(self) -> Mapping[str, Any]:
+    def _next(self) -> Mapping[str, Any]:
+        if not self._yields_batches:
+            return _named(self._columns, self._yielded())
         if not self._rows:
             self._batch = _named(self._columns, self._yielded())
-            self._rows = range(self._length())
+            lengths = {name: call(len, values) for name, values in self._batch.items()}
+            if len(set(lengths.values())) > 1:
+                raise SampleUnreadable(f"a batch whose fields have different lengths: {lengths}")
+            self._rows = range(min(lengths.values()))
+            if not self._rows:
+                raise SampleUnreadable("a batch without samples")
         row, self._rows = self._rows[0], self._rows[1:]
-        return {name: call(_row, values, row) for name, values in self._batch.items()}
-
-    def _length(self) -> int:
-        lengths = {name: call(len, values) for name, values in self._batch.items()}
-        if len(set(lengths.values())) > 1:
-            raise SampleUnreadable(f"a batch whose fields have different lengths: {lengths}")
-        length = min(lengths.values())
-        if not length:
-            raise SampleUnreadable("a batch without samples")
-        return length
+        return {name: call(getitem, values, row) for name, values in self._batch.items()}
 
     def _yielded(self) -> Any:
         """The next value; another generator is begun if one has ended."""
@@ -146,19 +131,12 @@ class GeneratorReader:
         return given
 
     def _begin(self) -> Iterator[Any]:
-        random = {"rng": np.random.default_rng(self._entropy())} if self._takes_rng else {}
+        entropy = None  # the operating system chooses
+        if self._seed is not None:
+            entropy = self._seed, Here.worker, *([self._begun] if self._begun else [])
+        random = {"rng": np.random.default_rng(entropy)} if self._takes_rng else {}
         self._begun += 1
         return call(iter, call(self._function, **self._options, **random))
-
-    def _entropy(self) -> tuple[int, ...] | None:
-        """The next instance's entropy; None: the operating system chooses."""
-        if self._seed is None:
-            return None
-        return self._seed, Here.worker, *([self._begun] if self._begun else [])
-
-
-def _row(values: Any, row: int) -> Any:
-    return values[row]
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:
@@ -170,7 +148,6 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
 
 
 def _named(columns: tuple[Column, ...], given: Any) -> dict[str, Any]:
-    """The value of each field. Raises ``SampleUnreadable``."""
     if isinstance(given, Mapping):
         missing = [column.name for column in columns if column.name not in given]
         if missing:
@@ -196,12 +173,8 @@ def _values_of(columns: tuple[Column, ...], given: Mapping[str, Any], max_bytes:
     return values
 
 
-def _open_plugin(source: PluginSource, index: SourceIndex, max_bytes: int, _storage: Storage) -> Reader:
-    return plugin_kind(source).open(source, index, max_bytes)
-
-
 READERS: dict[type[SourceOptions], OpenReader] = {
     PythonSource: lambda source, _index, max_bytes, _storage: PythonReader(source, max_bytes),
     GeneratorSource: lambda source, _index, max_bytes, _storage: GeneratorReader(source, max_bytes),
-    PluginSource: _open_plugin,
+    PluginSource: lambda source, index, max_bytes, _storage: plugin_kind(source).open(source, index, max_bytes),
 }

@@ -11,15 +11,14 @@ source file, options and length, and the text that users change with their data.
 import json
 import os
 import sys
-from collections.abc import Sequence
+from typing import Any
 
 from batchd.children import PIPE, STDOUT, describe, start
 from batchd.errors import SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, parse_function
+from batchd.plugin import plugin_kind
 from batchd.sources.code.options import SAMPLES_MAX, GeneratorSource, PluginSource, PythonSource
-from batchd.sources.code.plugin import plugin_kind
-from batchd.sources.interface import BuiltInKind, SourceProblem
-from batchd.storage.access import Storage
+from batchd.sources.interface import BuiltInKind
 from batchd.storage.index import SourceIndex
 from batchd.storage.paths import status_of
 from batchd.storage.survey import Survey
@@ -32,27 +31,30 @@ LENGTH_MAX = 1 << 62
 
 def _scan_object(source: PythonSource, survey: Survey) -> SourceIndex:
     """Have a helper ask for the length. Raises ``SourceInvalid`` with its last output."""
-    module = parse_function(source.function).module
-    try:
-        digest = find_module(module, survey.python_path).digest
-    except ModuleNotFound as error:
-        raise SourceInvalid(str(error)) from None
+    facts = _facts(source, survey)
     asked = {
         "function": source.function,
         "options": source.options,
         "python_path": list(map(str, survey.python_path)),
-        "code": {module: digest},
+        "code": {parse_function(source.function).module: facts["code"]},
     }
     length = _ask(source, json.dumps(asked).encode())
     survey.progress(length)
-    facts = {
+    return SourceIndex.build(length, {**facts, "digest": source.digest}, {}, {})
+
+
+def _facts(source: PythonSource | GeneratorSource, survey: Survey) -> dict[str, Any]:
+    """What is known of a function. Raises ``SourceInvalid`` if its module is absent."""
+    try:
+        digest = find_module(parse_function(source.function).module, survey.python_path).digest
+    except ModuleNotFound as error:
+        raise SourceInvalid(str(error)) from None
+    return {
         "function": source.function,
         "code": digest,
         "options": source.options,
         "fields": list(source.fields.items()),
-        "digest": source.digest,
     }
-    return SourceIndex.build(length, facts, {}, {})
 
 
 def _ask(source: PythonSource, question: bytes) -> int:
@@ -66,7 +68,10 @@ def _ask(source: PythonSource, question: bytes) -> int:
             words = child.read(source.length_timeout_s, STDERR_BYTES_MAX).decode("utf-8", "replace").strip()
             is_late = not child.has_ended()
             status = child.end()
-        answer = _answer(result)
+        try:
+            answer = json.loads(os.pread(result, ANSWER_BYTES_MAX, 0))["length"]
+        except (ValueError, LookupError, TypeError):
+            answer = None
     finally:
         os.close(result)
     if is_late:
@@ -80,27 +85,11 @@ def _ask(source: PythonSource, question: bytes) -> int:
     raise SourceInvalid(f"asking {source.function} for its length: {problem}" + (f":\n{words}" if words else ""))
 
 
-def _answer(descriptor: int) -> object:
-    try:
-        return json.loads(os.pread(descriptor, ANSWER_BYTES_MAX, 0))["length"]
-    except (ValueError, LookupError, TypeError):
-        return None
-
-
 def _scan_generator(source: GeneratorSource, survey: Survey) -> SourceIndex:
     """Nothing is scanned. Raises ``SourceInvalid`` if the module is absent."""
-    try:
-        digest = find_module(parse_function(source.function).module, survey.python_path).digest
-    except ModuleNotFound as error:
-        raise SourceInvalid(str(error)) from None
-    facts = {
-        "function": source.function,
-        "code": digest,
-        "options": source.options,
-        "fields": list(source.fields.items()),
-        "yields": source.yields,
-        **({} if source.seed is None else {"seed": source.seed}),
-    }
+    facts = {**_facts(source, survey), "yields": source.yields}
+    if source.seed is not None:
+        facts["seed"] = source.seed
     return SourceIndex.build(source.epoch_samples or SAMPLES_MAX, facts, {}, {})
 
 
@@ -115,24 +104,11 @@ def _scan_plugin(source: PluginSource, survey: Survey) -> SourceIndex:
     return index
 
 
-def _plugin_problems(source: PluginSource, _storage: Storage) -> Sequence[str | SourceProblem]:
-    try:
-        return plugin_kind(source).problems(source)
-    except SourceInvalid as error:
-        return [str(error)]
-
-
 KINDS = {
-    PythonSource: BuiltInKind(
-        columns=lambda source, _storage: source.columns,
-        scan=_scan_object,
-    ),
-    GeneratorSource: BuiltInKind(
-        columns=lambda source, _storage: source.columns,
-        scan=_scan_generator,
-    ),
+    PythonSource: BuiltInKind(scan=_scan_object),
+    GeneratorSource: BuiltInKind(scan=_scan_generator),
     PluginSource: BuiltInKind(
-        problems=_plugin_problems,
+        problems=lambda source, _storage: plugin_kind(source).problems(source),
         columns=lambda source, _storage: plugin_kind(source).columns(source),
         scan=_scan_plugin,
     ),

@@ -1,8 +1,4 @@
-"""Sources made of other sources. Daemon, workers and CLI; standard library only.
-
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
-JSON Schema and the manual.
-"""
+"""Sources made of other sources. Daemon, workers and CLI; standard library only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +52,7 @@ class ConcatSource(SourceOptions):
     @property
     def place(self) -> str:
         """The place of the samples, for messages."""
-        return _places(self.sources)
+        return " + ".join(part.place for part in self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +95,7 @@ class MixSource(SourceOptions):
     @property
     def place(self) -> str:
         """The place of the samples, for messages."""
-        return _places(self.sources)
+        return " + ".join(part.place for part in self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +183,3 @@ def _check_parts(parts: tuple[SourceOptions, ...]) -> None:
     live = next((part for part in parts if part.is_live), None)
     if live is not None:
         raise ValueError(f'samples of type "{live.type}" have no numbers, so it cannot be a part of another source')
-
-
-def _places(parts: tuple[SourceOptions, ...]) -> str:
-    return " + ".join(part.place for part in parts)

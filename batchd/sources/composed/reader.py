@@ -8,130 +8,84 @@ Invariant: the reader of a part is opened for its first sample.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeAlias
-
-from numpy.typing import NDArray
 
 from batchd.samples.values import Value
-from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource
+from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource, parts_of
 from batchd.sources.interface import Reader, open_reader, read_ahead
-from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 
 
-class PartReaders:
-    """The readers of all parts, each opened for its first sample."""
+class ComposedReader:
+    """Reads samples of several parts."""
 
-    def __init__(self, parts: Sequence[SourceOptions], index: SourceIndex, max_bytes: int, storage: Storage) -> None:
-        self._parts = parts
-        self._storage = storage
+    def __init__(
+        self, source: ConcatSource | MixSource | SubsetSource, index: SourceIndex, max_bytes: int, storage: Storage
+    ) -> None:
+        self._parts = [part for _key, part in parts_of(source)]
+        self._source_field = "" if isinstance(source, SubsetSource) else source.source_field
         self._index = index
         self._max_bytes = max_bytes
+        self._storage = storage
         self._readers: dict[int, Reader] = {}
+        self._starts = list(accumulate((samples for samples, _facts in index.facts["parts"]), initial=0))
+        self._numbers, self._part_of = index.arrays.get("numbers"), index.arrays.get("parts")
 
-    def __getitem__(self, number: int) -> Reader:
-        reader = self._readers.get(number)
-        if reader is None:
-            part = self._parts[number]
-            reader = open_reader(part, self._part(number), self._max_bytes, self._storage)
-            self._readers[number] = reader
-        return reader
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``interface.Reader``."""
+        part, number = self._place(sample)
+        return self._with_source(self._reader(part).read(number), part)
 
-    def read_ahead(self, wanted: Mapping[int, Sequence[int]]) -> None:
+    def prefetch(self, samples: Sequence[int]) -> None:
         """Have every part read its samples ahead."""
-        for number in {*wanted, *self._readers}:
-            read_ahead(self[number], wanted.get(number, ()))
+        wanted: dict[int, list[int]] = {}
+        for part, number in map(self._place, samples):
+            wanted.setdefault(part, []).append(number)
+        for part in {*wanted, *self._readers}:
+            read_ahead(self._reader(part), wanted.get(part, ()))
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """See ``interface.Reader``."""
+        part, number = self._place(sample)
+        return self._with_source(self._reader(part).known(number), part)
+
+    def name(self, sample: int) -> str:
+        """See ``interface.Reader``."""
+        part, number = self._place(sample)
+        return self._reader(part).name(number)
 
     def close(self) -> None:
         """Close all that are open."""
         while self._readers:
             self._readers.popitem()[1].close()
 
-    def _part(self, number: int) -> SourceIndex:
-        samples, facts = self._index.facts["parts"][number]
-        prefix = f"{number}/"
-        arrays: dict[str, NDArray[Any]] = {
-            name.removeprefix(prefix): array for name, array in self._index.arrays.items() if name.startswith(prefix)
-        }
-        return SourceIndex(samples, facts, arrays, self._index.place["parts"][number], "")
-
-
-Places: TypeAlias = Callable[[int], tuple[int, int]]
-"""(part of a sample, its number in the part). Raises ``IndexError`` if there is no such sample."""
-
-
-class ComposedReader:
-    """Reads samples of several parts."""
-
-    def __init__(self, readers: PartReaders, places: Places, source_field: str = "") -> None:
-        self._readers = readers
-        self._places = places
-        self._source_field = source_field
-        self.close = readers.close
-
-    def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``interface.Reader``."""
-        part, number = self._places(sample)
-        return self._with_source(self._readers[part].read(number), part)
-
-    def prefetch(self, samples: Sequence[int]) -> None:
-        """See ``interface.read_ahead``."""
-        wanted: dict[int, list[int]] = {}
-        for part, number in map(self._places, samples):
-            wanted.setdefault(part, []).append(number)
-        self._readers.read_ahead(wanted)
-
-    def known(self, sample: int) -> Mapping[str, Value]:
-        """See ``interface.Reader``."""
-        part, number = self._places(sample)
-        return self._with_source(self._readers[part].known(number), part)
-
-    def name(self, sample: int) -> str:
-        """See ``interface.Reader``."""
-        part, number = self._places(sample)
-        return self._readers[part].name(number)
-
     def _with_source(self, values: Mapping[str, Value], part: int) -> Mapping[str, Value]:
         return {**values, self._source_field: part} if self._source_field else values
 
+    def _place(self, sample: int) -> tuple[int, int]:
+        """The part of a sample, and its number in the part. Raises ``IndexError``."""
+        sample = self._index.checked(sample)
+        if self._numbers is not None:
+            return 0 if self._part_of is None else int(self._part_of[sample]), int(self._numbers[sample])
+        part = bisect_right(self._starts, sample) - 1
+        return part, sample - self._starts[part]
 
-def _places_one_after_the_other(index: SourceIndex) -> Places:
-    """The places of a concatenation."""
-    starts = list(accumulate((samples for samples, _ in index.facts["parts"]), initial=0))
-
-    def place(sample: int) -> tuple[int, int]:
-        part = bisect_right(starts, index.checked(sample)) - 1
-        return part, sample - starts[part]
-
-    return place
-
-
-def _places_in(index: SourceIndex) -> Places:
-    """The places by ``numbers``, int64 ``[n]``, and with several parts ``parts``, int ``[n]``."""
-    parts, numbers = index.arrays.get("parts"), index.arrays["numbers"]
-
-    def place(sample: int) -> tuple[int, int]:
-        sample = index.checked(sample)
-        return 0 if parts is None else int(parts[sample]), int(numbers[sample])
-
-    return place
-
-
-def _open_concat(source: ConcatSource, index: SourceIndex, max_bytes: int, storage: Storage) -> ComposedReader:
-    readers = PartReaders(source.sources, index, max_bytes, storage)
-    return ComposedReader(readers, _places_one_after_the_other(index), source.source_field)
+    def _reader(self, part: int) -> Reader:
+        reader = self._readers.get(part)
+        if reader is None:
+            samples, facts = self._index.facts["parts"][part]
+            prefix = f"{part}/"
+            arrays = {
+                name.removeprefix(prefix): array
+                for name, array in self._index.arrays.items()
+                if name.startswith(prefix)
+            }
+            index = SourceIndex(samples, facts, arrays, self._index.place["parts"][part], "")
+            reader = open_reader(self._parts[part], index, self._max_bytes, self._storage)
+            self._readers[part] = reader
+        return reader
 
 
-def _open_mix(source: MixSource, index: SourceIndex, max_bytes: int, storage: Storage) -> ComposedReader:
-    readers = PartReaders(source.sources, index, max_bytes, storage)
-    return ComposedReader(readers, _places_in(index), source.source_field)
-
-
-def _open_subset(source: SubsetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> ComposedReader:
-    return ComposedReader(PartReaders([source.of], index, max_bytes, storage), _places_in(index))
-
-
-READERS = {ConcatSource: _open_concat, MixSource: _open_mix, SubsetSource: _open_subset}
+READERS = dict.fromkeys((ConcatSource, MixSource, SubsetSource), ComposedReader)

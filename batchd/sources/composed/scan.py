@@ -29,7 +29,7 @@ from batchd.sources.csv.values import BYTE_ORDER_MARK
 from batchd.sources.interface import BuiltInKind, kind_of
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
-from batchd.storage.index import NUMBER, Arrays, SourceIndex, blob, readable
+from batchd.storage.index import NUMBER, Arrays, SourceIndex, blob, number_array, readable
 from batchd.storage.survey import Survey, quick_look
 from batchd_wire.wording import counted
 
@@ -44,25 +44,29 @@ _MIX_1, _MIX_2, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB13311
 """SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
 
 
-def common_columns(parts: Sequence[SourceOptions], storage: Storage, source_field: str = "") -> tuple[Column, ...]:
-    """The columns of all parts, and ``source_field``. Raises ``SourceInvalid`` if they differ."""
-    return agreed_columns(
-        {number: _part_columns(part, number, storage) for number, part in enumerate(parts)}, source_field
-    )
-
-
 def agreed_columns(columns: Mapping[int, tuple[Column, ...]], source_field: str = "") -> tuple[Column, ...]:
-    """As ``common_columns``, for known columns by the numbers of their parts."""
+    """The columns of all parts, with ``source_field``. Raises ``SourceInvalid`` if they differ."""
     (earliest, first), *others = columns.items()
     for number, other in others:
         if set(other) != set(first):
-            raise SourceInvalid(f"sources[{number}] has {_listed(other)}, but sources[{earliest}] has {_listed(first)}")
+            there, here = (", ".join(f"{one.name}: {one.text}" for one in listed) for listed in (other, first))
+            raise SourceInvalid(f"sources[{number}] has {there}, but sources[{earliest}] has {here}")
     if source_field in {column.name for column in first}:
         raise SourceInvalid(f"source_field = {source_field!r} is a field of the sources already")
     return (*first, Column(source_field, dtype="int64")) if source_field else first
 
 
-def scan_parts(parts: Sequence[SourceOptions], survey: Survey) -> list[SourceIndex]:
+def _columns(source: ConcatSource | MixSource, storage: Storage) -> tuple[Column, ...]:
+    columns = {}
+    for number, part in enumerate(source.sources):
+        try:
+            columns[number] = kind_of(part).columns(part, storage)
+        except SourceInvalid as error:
+            raise SourceInvalid(f"sources[{number}]: {error}") from None
+    return agreed_columns(columns, source.source_field)
+
+
+def _scan_parts(parts: Sequence[SourceOptions], survey: Survey) -> list[SourceIndex]:
     """Scan all parts. Raises ``SourceInvalid``, which names the part."""
     found: list[SourceIndex] = []
     for number, part in enumerate(parts):
@@ -73,7 +77,7 @@ def scan_parts(parts: Sequence[SourceOptions], survey: Survey) -> list[SourceInd
     return found
 
 
-def join(parts: Sequence[SourceIndex], samples: int, facts: Mapping[str, Any], arrays: Arrays) -> SourceIndex:
+def _join(parts: Sequence[SourceIndex], samples: int, facts: Mapping[str, Any], arrays: Arrays) -> SourceIndex:
     """One index of several; ``facts`` and ``arrays`` say which of their samples it has."""
     joined = {f"{number}/{name}": array for number, part in enumerate(parts) for name, array in part.arrays.items()}
     classes = _common_classes(parts)
@@ -83,13 +87,6 @@ def join(parts: Sequence[SourceIndex], samples: int, facts: Mapping[str, Any], a
         {**arrays, **joined, **({"classes": blob(classes)} if classes else {})},
         {"parts": [part.place for part in parts]},
     )
-
-
-def _part_columns(part: SourceOptions, number: int, storage: Storage) -> tuple[Column, ...]:
-    try:
-        return kind_of(part).columns(part, storage)
-    except SourceInvalid as error:
-        raise SourceInvalid(f"sources[{number}]: {error}") from None
 
 
 def _common_classes(parts: Sequence[SourceIndex]) -> tuple[bytes, ...]:
@@ -113,44 +110,33 @@ def _common_classes(parts: Sequence[SourceIndex]) -> tuple[bytes, ...]:
     return names
 
 
-def _listed(columns: tuple[Column, ...]) -> str:
-    return ", ".join(f"{column.name}: {column.text}" for column in columns)
-
-
 def _scan_concat(source: ConcatSource, survey: Survey) -> SourceIndex:
-    parts = scan_parts(source.sources, survey)
-    return join(parts, sum(map(len, parts)), {"order": "concat"}, {})
+    parts = _scan_parts(source.sources, survey)
+    return _join(parts, sum(map(len, parts)), {"order": "concat"}, {})
 
 
 def _concat_samples(source: ConcatSource, storage: Storage) -> int | None:
-    samples = 0
-    for part in source.sources:
-        count = kind_of(part).samples(part, storage)
-        if count is None:
-            return None
-        samples += count
-    return samples
+    counts = [kind_of(part).samples(part, storage) for part in source.sources]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _scan_mix(source: MixSource, survey: Survey) -> SourceIndex:
-    parts = scan_parts(source.sources, survey)
-    expected = mixed_counts([len(part) for part in parts], source.weights, whole=source.until == "all")
+    parts = _scan_parts(source.sources, survey)
+    samples, whole = [len(part) for part in parts], source.until == "all"
+    expected = mixed_counts(samples, source.weights, whole=whole)
     if sum(expected) > SAMPLES_MAX:
         raise SourceInvalid(
-            f"weights = {list(source.weights)} of sources with {', '.join(str(len(part)) for part in parts)} samples "
+            f"weights = {list(source.weights)} of sources with {', '.join(map(str, samples))} samples "
             f'make an epoch of {sum(expected)}, more than {SAMPLES_MAX}; choose other weights, or until = "first"'
         )
-    order, numbers = mixed_order([len(part) for part in parts], source.weights, whole=source.until == "all")
-    return join(parts, len(order), {"order": "mix"}, {"parts": order, "numbers": numbers})
+    order, numbers = mixed_order(samples, source.weights, whole=whole)
+    return _join(parts, len(order), {"order": "mix"}, {"parts": order, "numbers": numbers})
 
 
 def mixed_order(
     samples: list[int], weights: tuple[float, ...], *, whole: bool
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The part, uint8 ``[n]``, and its sample, int64 ``[n]``, at each place of a mix.
-
-    The arguments are those of ``mixed_counts``.
-    """
+    """Part, uint8 ``[n]``, and number in it, int64 ``[n]``, of each place; see ``mixed_counts``."""
     counts = mixed_counts(samples, weights, whole=whole)
     moments = np.concatenate([(np.arange(count) + 0.5) / weight for count, weight in zip(counts, weights, strict=True)])
     parts = np.repeat(np.arange(len(samples), dtype=np.uint8), counts)
@@ -172,18 +158,15 @@ def mixed_counts(samples: list[int], weights: tuple[float, ...], *, whole: bool)
 
 
 def _scan_subset(source: SubsetSource, survey: Survey) -> SourceIndex:
-    (part,) = scan_parts([source.of], survey)
+    (part,) = _scan_parts([source.of], survey)
     if source.indices is not None:
         numbers = _read_indices(source.indices, len(part), survey.part(0))
     else:
-        numbers = _range(source, len(part))
-    return join([part], len(numbers), {"order": "subset"}, {"numbers": numbers})
-
-
-def _range(source: SubsetSource, samples: int) -> NDArray[np.int64]:
-    start, stop = _bounds(source, samples)
-    order = np.arange(samples, dtype=NUMBER) if source.shuffle_seed is None else shuffled(samples, source.shuffle_seed)
-    return order[start:stop]
+        start, stop = _bounds(source, len(part))
+        seed = source.shuffle_seed
+        order = np.arange(len(part), dtype=NUMBER) if seed is None else shuffled(len(part), seed)
+        numbers = order[start:stop]
+    return _join([part], len(numbers), {"order": "subset"}, {"numbers": numbers})
 
 
 def _bounds(source: SubsetSource, samples: int) -> tuple[int, int]:
@@ -212,10 +195,7 @@ def shuffled(samples: int, seed: int) -> NDArray[np.int64]:
 
 
 def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np.int64]:
-    """The numbers in a file, int64 ``[n]``. Raises ``SourceInvalid``, naming line or item.
-
-    With ``samples`` unknown, any number may be a sample.
-    """
+    """The numbers in a file, int64 ``[n]``; ``samples`` None: any may be a sample."""
     with survey.open(file) as stream:
         content = stream.read(INDICES_BYTES_MAX)
     numbers, places = _read_array(file, content) if content.startswith(_NPY) else _read_lines(file, content)
@@ -230,19 +210,16 @@ def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np
 
 
 def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-    """The numbers of a .npy file, and the position of each."""
     stored = read_array(str(file), BytesIO(content))
-    count = math.prod(stored.shape)
-    if len(content) < stored.first + count * stored.dtype.itemsize:
+    if len(content) < stored.first + stored.size:
         raise SourceInvalid(f"{file} is cut: it ends at byte {len(content)}, within its numbers; copy it again")
-    found = np.frombuffer(content, stored.dtype, count, stored.first).reshape(stored.shape)
-    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-        raise SourceInvalid(f"{file} holds {found.dtype}{list(found.shape)}, not a list of whole numbers")
+    if len(stored.shape) > 1 or not np.issubdtype(stored.dtype, np.integer):
+        raise SourceInvalid(f"{file} holds {stored.dtype}{list(stored.shape)}, not a list of whole numbers")
+    found = stored.numbers(str(file), memoryview(content))
     return found, np.arange(len(found), dtype=NUMBER)
 
 
 def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-    """The numbers of a text, and the line of each."""
     numbers, lines = array("q"), array("q")
     for line_number, line in enumerate(BytesIO(content.removeprefix(BYTE_ORDER_MARK)), 1):
         text = line.strip()
@@ -252,30 +229,22 @@ def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], N
             raise SourceInvalid(f"{file}:{line_number}: not the number of a sample: {readable(text[:40])}")
         numbers.append(int(text))
         lines.append(line_number)
-    return np.array(numbers, NUMBER), np.array(lines, NUMBER)
+    return number_array(numbers), number_array(lines)
 
 
 def _subset_problems(source: SubsetSource, storage: Storage) -> list[str]:
-    file = source.indices
-    if file is not None and (problems := storage.at(file).file_problems(file, "the file of indices")):
-        return problems
-    try:
-        _check_subset(source, storage)
-    except SourceInvalid as error:
-        return [str(error)]
-    return []
-
-
-def _check_subset(source: SubsetSource, storage: Storage) -> None:
-    """Raise ``SourceInvalid`` as a scan would, as far as a quick look tells."""
-    samples = _known_samples(source.of, storage)
-    if source.indices is None:
+    """The problems that a quick look tells. Raises ``SourceInvalid`` as a scan would."""
+    file, samples = source.indices, _known_samples(source.of, storage)
+    if file is None:
         if samples is not None:
             _bounds(source, samples)
-        return
-    size = storage.at(source.indices).known_size(source.indices)
+        return []
+    if problems := storage.at(file).file_problems(file, "the file of indices"):
+        return problems
+    size = storage.at(file).known_size(file)
     if size is not None and size <= CHECKED_BYTES_MAX:
-        _read_indices(source.indices, samples, quick_look(storage))
+        _read_indices(file, samples, quick_look(storage))
+    return []
 
 
 def _known_samples(source: SourceOptions, storage: Storage) -> int | None:
@@ -296,12 +265,12 @@ def _subset_samples(source: SubsetSource, storage: Storage) -> int | None:
 
 KINDS = {
     ConcatSource: BuiltInKind(
-        columns=lambda source, storage: common_columns(source.sources, storage, source.source_field),
+        columns=_columns,
         scan=_scan_concat,
         samples=_concat_samples,
     ),
     MixSource: BuiltInKind(
-        columns=lambda source, storage: common_columns(source.sources, storage, source.source_field),
+        columns=_columns,
         scan=_scan_mix,
     ),
     SubsetSource: BuiltInKind(

@@ -1,20 +1,16 @@
-"""Sources whose samples are lines of text tables. Daemon, workers and CLI; standard library only.
-
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
-JSON Schema and the manual.
-"""
+"""Sources of lines of text tables. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column, check_known, check_types, parse_column
-from batchd.sources.options import SourceOptions, check_files, place_of_files
+from batchd.samples.columns import check_known, check_types
+from batchd.sources.options import DeclaredOptions, check_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvSource(SourceOptions):
+class CsvSource(DeclaredOptions):
     """Tables in CSV format, in UTF-8: titles on the first line, one sample on each further one."""
 
     type: Literal["csv"] = "csv"
@@ -74,16 +70,3 @@ class CsvSource(SourceOptions):
             checks.say("image stands for two fields: the one in fields, and that of the files which image names")
         check_known(checks, self.fields, names=self.names)
         checks.done()
-
-    def parsed_fields(self) -> tuple[Column, ...]:
-        """``fields``, as columns. Raises ``ValueError``."""
-        return tuple(parse_column(name, text) for name, text in self.fields.items())
-
-    def title(self, name: str) -> str:
-        """The title of the column that a field comes from."""
-        return self.names.get(name, name)
-
-    @property
-    def place(self) -> str:
-        """The place of the samples, for messages."""
-        return place_of_files(self.path, self.root, self.files)

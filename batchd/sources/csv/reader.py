@@ -17,6 +17,7 @@ from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.csv.values import IMAGE, TOO_LONG, cell_reader, split_record
+from batchd.sources.interface import PlainReader
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.paths import below_root, real_path
@@ -26,7 +27,7 @@ from batchd_wire.wording import counted
 _LINE_FEED = b"\n"[0]
 
 
-class CsvReader:
+class CsvReader(PlainReader):
     """Reads the chosen columns of any record."""
 
     def __init__(self, source: CsvSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
@@ -37,11 +38,11 @@ class CsvReader:
         self._firsts = list(accumulate((records for records, *_rest in facts["files"]), initial=0))
         self._files = [os.fsencode(path) for path in place["files"]]
         self._titles: list[str] = facts["titles"]
-        self._cells = [
-            (column.name, facts["cells"][column.name], cell_reader(column)) for column in source.parsed_fields()
-        ]
+        self._cells = [(column.name, facts["cells"][column.name], cell_reader(column)) for column in source.columns]
         self._image: int | None = facts["image"]
-        self._roots = list(map(real_path, self._folders(place["image_root"])))
+        root = place["image_root"]
+        folders = [os.path.dirname(file) if root is None else os.fsencode(root) for file in self._files]  # noqa: PTH120  bytes
+        self._roots = list(map(real_path, folders))
         self._allow_outside_root = source.allow_outside_root
         self._delimiter = source.delimiter
         self._max_bytes = max_bytes
@@ -69,11 +70,6 @@ class CsvReader:
         if self._image is not None:
             self._images.prefetch(self._images_of(samples))
 
-    def known(self, sample: int) -> Mapping[str, Value]:
-        """The index holds no values."""
-        del sample
-        return {}
-
     def name(self, sample: int) -> str:
         """See ``interface.Reader``. Records are counted from 1, behind the header."""
         file, start, _end = self._extent(sample)
@@ -99,7 +95,9 @@ class CsvReader:
         except ValueError as error:
             raise SampleUnreadable(str(error)) from None
         if len(row) != len(self._titles):
-            raise SampleUnreadable(self._wrong_length(row))
+            missing = self._titles[len(row) :]
+            what = f", so there is no {missing[0]!r}" if missing else ""
+            raise SampleUnreadable(f"has {counted(len(row), 'cell')}, and the header {len(self._titles)}{what}")
         return file, row
 
     def _images_of(self, samples: Sequence[int]) -> Iterator[Extent]:
@@ -115,11 +113,6 @@ class CsvReader:
         root, name = self._roots[file], path.encode()
         return os.path.join(root, name) if self._allow_outside_root else below_root(root, name)  # noqa: PTH118
 
-    def _wrong_length(self, row: Sequence[str]) -> str:
-        missing = self._titles[len(row) :]
-        what = f", so there is no {missing[0]!r}" if missing else ""
-        return f"has {counted(len(row), 'cell')}, and the header {len(self._titles)}{what}"
-
     def _read_image(self, file: int, path: str, sample: int) -> Value:
         title = self._titles[self._image or 0]
         if not path:
@@ -128,12 +121,6 @@ class CsvReader:
             return self._images.read_file(self._image_place(file, path), sample)
         except ValueError as error:
             raise SampleUnreadable(f"{title!r} is {path!r}: {error}") from None
-
-    def _folders(self, image_root: str | None) -> list[bytes]:
-        """The folder of the images of each file."""
-        if image_root is not None:
-            return [os.fsencode(image_root)] * len(self._files)
-        return [os.path.dirname(file) for file in self._files]  # noqa: PTH120  bytes
 
 
 READERS = {CsvSource: CsvReader}

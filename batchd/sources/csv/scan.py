@@ -37,7 +37,7 @@ from batchd.sources.csv.values import BYTE_ORDER_MARK, IMAGE, TOO_LONG, split_re
 from batchd.sources.files.walk import file_to_look_at, files_of, files_problems
 from batchd.sources.interface import BuiltInKind, SourceProblem
 from batchd.storage.access import Storage
-from batchd.storage.index import NUMBER, SourceIndex
+from batchd.storage.index import SourceIndex, number_array
 from batchd.storage.survey import Survey, quick_look
 from batchd.suggestions import suggestion
 
@@ -78,7 +78,11 @@ class RecordFinder:
 
     def pieces(self, stream: BinaryIO) -> Iterator[RecordRun]:
         """All records of the file, with the header. Raises ``SourceInvalid``."""
-        waiting = self._beginning(stream)
+        start = stream.read(len(BYTE_ORDER_MARK))
+        if start.startswith(_UTF_16):
+            raise SourceInvalid(f"{self._path} is UTF-16; save it as UTF-8")
+        self._count(start)
+        waiting = start.removeprefix(BYTE_ORDER_MARK)
         first_byte = self.end - len(waiting)
         is_last = False
         while not is_last:
@@ -95,14 +99,6 @@ class RecordFinder:
                 none = np.empty(0, np.int64)
                 reason = f"has no end within {RECORD_BYTES_MAX} bytes: a quote is missing, or {TOO_LONG}"
                 raise self._refusal(np.frombuffer(waiting, np.uint8), none, first_byte, reason)
-
-    def _beginning(self, stream: BinaryIO) -> bytes:
-        """The first bytes, without a byte order mark."""
-        start = stream.read(len(BYTE_ORDER_MARK))
-        if start.startswith(_UTF_16):
-            raise SourceInvalid(f"{self._path} is UTF-16; save it as UTF-8")
-        self._count(start)
-        return start.removeprefix(BYTE_ORDER_MARK)
 
     def _count(self, block: bytes) -> None:
         if (place := block.find(b"\0")) >= 0:
@@ -174,11 +170,10 @@ def _table(*characters: str) -> NDArray[np.bool_]:
 
 def _columns(source: CsvSource, _storage: Storage) -> tuple[Column, ...]:
     image = (Column(IMAGE, "encoded"),) if source.image else ()
-    return *image, *source.parsed_fields()
+    return *image, *source.columns
 
 
 def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
-    """Find the records of all files. Raises ``SourceInvalid``."""
     starts: array[int] = array("q")
     contents: list[list[int]] = []
     files = files_of(source, survey)
@@ -203,22 +198,16 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
     facts = {
         "files": contents,
         "titles": titles,
-        "cells": {name: titles.index(source.title(name)) for name in source.fields},
+        "cells": {name: titles.index(source.name_of(name)) for name in source.fields},
         "image": titles.index(source.image) if source.image else None,
         "delimiter": source.delimiter,
     }
-    root = source.image_root
-    place: dict[str, object] = {
-        "files": [str(path) for path in files],
-        "image_root": None if root is None else str(root.absolute()),
-    }
-    place |= survey.place()
-    numbers = np.frombuffer(starts, np.int64).astype(NUMBER, copy=False)
-    return SourceIndex.build(len(starts), facts, {"starts": numbers}, place)
+    root = None if source.image_root is None else str(source.image_root.absolute())
+    place = {"files": list(map(str, files)), "image_root": root, **survey.place()}
+    return SourceIndex.build(len(starts), facts, {"starts": number_array(starts)}, place)
 
 
 def _header(path: Path, record: bytes, delimiter: str) -> list[str]:
-    """The titles in the first record of a file."""
     if b"\r" in record and b"\n" not in record:
         raise SourceInvalid(f"{path} ends its lines with CR alone; save it with LF, or CR and LF")
     try:
@@ -229,8 +218,7 @@ def _header(path: Path, record: bytes, delimiter: str) -> list[str]:
 
 def _check_titles(source: CsvSource, path: Path, header: Sequence[str], first: Sequence[str]) -> None:
     """Refuse a header that lacks a column, or differs from that of the first file."""
-    wrong = _wrong_titles(source, path, header)
-    if wrong:
+    if wrong := _wrong_titles(source, path, header):
         raise SourceInvalid("; ".join(problem.text for problem in wrong))
     if list(header) != list(first):
         raise SourceInvalid(f"{path} has the titles {list(header)}, and the first file has {list(first)}")
@@ -239,7 +227,7 @@ def _check_titles(source: CsvSource, path: Path, header: Sequence[str], first: S
 def _wrong_titles(source: CsvSource, path: Path, header: Sequence[str]) -> list[SourceProblem]:
     """Each title that is not in the header exactly once, at the key that names it."""
     asked: list[tuple[KeyPath, str]] = [
-        (("names" if name in source.names else "fields", name), source.title(name)) for name in source.fields
+        (("names" if name in source.names else "fields", name), source.name_of(name)) for name in source.fields
     ]
     if source.image:
         asked.append((("image",), source.image))
@@ -258,22 +246,18 @@ def _wrong_titles(source: CsvSource, path: Path, header: Sequence[str]) -> list[
 
 def _problems(source: CsvSource, storage: Storage) -> Sequence[str | SourceProblem]:
     """Problems of a table; reads its header, so a wrong title is found here."""
-    problems: list[str | SourceProblem] = [
-        *files_problems(source.path, source.root, source.files, "the table", storage)
-    ]
+    problems: list[str | SourceProblem] = [*files_problems(source, "the table", storage)]
     if source.image_root is not None:
         problems += storage.at(source.image_root).folder_problems(source.image_root)
-    path = source.path if source.root is None else None
-    if not problems and source.root is not None:
-        path = file_to_look_at(source.root, source.files, "files")
-    if not problems and path is not None:
-        finder = RecordFinder(path, source.delimiter)
+    if problems:
+        return problems
+    path = source.path if source.root is None else file_to_look_at(source.root, source.files, "files")
+    if path is not None:
         with quick_look(storage).open(path) as stream:
-            piece = next(finder.pieces(stream), None)
+            piece = next(RecordFinder(path, source.delimiter).pieces(stream), None)
             if piece is None:
                 raise SourceInvalid(f"{path} is empty")
-            header = _header(path, piece.first, source.delimiter)
-            problems += _wrong_titles(source, path, header)
+            problems += _wrong_titles(source, path, _header(path, piece.first, source.delimiter))
     return problems
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
-from batchd.storage.index import NUMBER, IndexMalformed, SourceIndex, blob, readable
+from batchd.storage.index import IndexMalformed, SourceIndex, blob, number_array, readable
 from batchd.storage.survey import ReportProgress, Survey
 
 PROGRESS_EVERY = 4096
@@ -103,14 +103,8 @@ class GrowingIndex:
         self._progress = progress
 
     def add(self, path: bytes, label: int, extent: tuple[int, int, int] | None = None) -> None:
-        """Add one sample. ``extent``: shard, first byte, bytes.
-
-        ``path`` is relative to the root, or absolute.
-        """
-        if self._path_bytes and len(path) > self._path_bytes:
-            raise SourceInvalid(
-                f"the path {readable(path)} has {len(path)} bytes, more than path_bytes = {self._path_bytes}"
-            )
+        """Add one sample, by a relative or absolute path. ``extent``: shard, first byte, bytes."""
+        check_path_length("the path", path, self._path_bytes)
         self._paths += path
         self._offsets.append(len(self._paths))
         self._labels.append(label)
@@ -128,19 +122,21 @@ class GrowingIndex:
         """Make the index; nothing may be added afterwards."""
         self._progress(len(self._labels))
         arrays: dict[str, NDArray[Any]] = {
-            "offsets": _numbers(self._offsets),
-            "labels": _numbers(self._labels),
+            "offsets": number_array(self._offsets),
+            "labels": number_array(self._labels),
             "paths": np.frombuffer(self._paths, np.uint8),
             "classes": blob(tuple(class_names)),
         }
         if shards:
-            arrays |= {"extents": _numbers(self._extents).reshape(-1, 3), "shards": blob(tuple(shards))}
+            arrays |= {"extents": number_array(self._extents).reshape(-1, 3), "shards": blob(tuple(shards))}
         place = {"root": os.fsdecode(root.absolute()), **survey.place()}
         return SourceIndex.build(len(self._labels), {}, arrays, place)
 
 
-def _numbers(grown: "array[int]") -> NDArray[np.int64]:
-    return np.frombuffer(grown, np.int64).astype(NUMBER, copy=False) if grown else np.empty(0, NUMBER)
+def check_path_length(what: str, path: bytes, path_bytes: int) -> None:
+    """Raise ``SourceInvalid`` for a path that the field ``path`` cannot hold, if there is one."""
+    if path_bytes and len(path) > path_bytes:
+        raise SourceInvalid(f"{what} {readable(path)} has {len(path)} bytes, more than path_bytes = {path_bytes}")
 
 
 def image_columns(path_bytes: int) -> tuple[Column, ...]:

@@ -1,8 +1,4 @@
-"""Sources whose samples are files. Daemon, workers and CLI; standard library only.
-
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
-JSON Schema and the manual.
-"""
+"""Sources whose samples are files. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +30,6 @@ class FolderSource(SourceOptions):
         self.settle_paths()
         check_path_bytes(self.path_bytes)
 
-    @property
-    def place(self) -> str:
-        """The place of the samples, for messages."""
-        return str(self.path)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSource(SourceOptions):
@@ -67,11 +58,6 @@ class ListSource(SourceOptions):
     def __post_init__(self) -> None:
         self.settle_paths()
         check_path_bytes(self.path_bytes)
-
-    @property
-    def place(self) -> str:
-        """The place of the samples, for messages."""
-        return str(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +92,3 @@ class GlobSource(SourceOptions):
         check_path_bytes(self.path_bytes)
         if not self.patterns:
             raise ValueError("patterns must not be empty")
-
-    @property
-    def place(self) -> str:
-        """The place of the samples, for messages."""
-        return f"{self.root}: {' '.join(self.patterns)}"

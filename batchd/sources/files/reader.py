@@ -1,7 +1,6 @@
 """Read samples that are files, or records in files. Workers only."""
 
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +23,7 @@ class SampleReader(BytesReader):
         self._index = index
 
     def read(self, sample: int) -> memoryview:
-        """The bytes of a sample, valid until the next call.
-
-        Raises ``SampleUnreadable`` with the reason, ``IndexError`` if there is no such sample.
-        """
+        """The bytes of a sample, until the next call. Raises ``SampleUnreadable``."""
         extent, file = self._index.extent(sample), self._index.file(sample)
         return self.read_file(file, sample) if extent is None else self.read_extent(file, *extent)
 
@@ -41,26 +37,20 @@ class SampleReader(BytesReader):
 class FilesReader:
     """Reads ``image`` (bytes), ``label`` (int64) and, with ``path_bytes``, ``path``."""
 
-    def __init__(self, index: FilesIndex, reader: SampleReader, path_bytes: int) -> None:
-        self._index = index
-        self._bytes = reader
-        self._path_bytes = path_bytes
-        self.name = index.path
-        self.prefetch = self._bytes.read_ahead
-        self.close = self._bytes.close
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         source: FolderSource | ListSource | GlobSource | WebDatasetSource,
         index: SourceIndex,
         max_bytes: int,
         storage: Storage,
-    ) -> Self:
-        """The reader of a source; see ``interface.open_reader``."""
-        files = FilesIndex(index)
-        bound = bound_of(files.root, allow_outside_root=source.allow_outside_root)
-        return cls(files, SampleReader(files, max_bytes, storage, bound), source.path_bytes)
+    ) -> None:
+        self._index = FilesIndex(index)
+        bound = bound_of(self._index.root, allow_outside_root=source.allow_outside_root)
+        self._bytes = SampleReader(self._index, max_bytes, storage, bound)
+        self._path_bytes = source.path_bytes
+        self.name = self._index.path
+        self.prefetch = self._bytes.read_ahead
+        self.close = self._bytes.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
@@ -79,4 +69,4 @@ def padded_text(text: bytes, length: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(text.ljust(length, b"\0"), np.uint8)
 
 
-READERS = dict.fromkeys((FolderSource, ListSource, GlobSource), FilesReader.of)
+READERS = dict.fromkeys((FolderSource, ListSource, GlobSource), FilesReader)

@@ -28,12 +28,12 @@ from batchd.sources.interface import BuiltInKind
 from batchd.storage.access import Storage, WantedNames
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.paths import bound_of, may_lead_out
-from batchd.storage.patterns import no_match
 from batchd.storage.survey import Survey
 
 PATH_BYTES_MAX = 4095
 """``PATH_MAX`` of limits.h without the closing zero."""
 LINE_BYTES_MAX = PATH_BYTES_MAX + 64
+_SUFFIXES = b" ".join(IMAGE_SUFFIXES).decode()
 _LABEL = re.compile(rb"[+-]?\d{1,19}")
 _LABEL_MAX = (1 << 63) - 1
 
@@ -64,16 +64,12 @@ def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
                 growing.add(below(folder, name), label)
         if len(growing) == found:
             raise SourceInvalid(
-                f"the class folder {readable(os.path.join(top, class_name))} holds no image ({_suffixes()}); "  # noqa: PTH118
+                f"the class folder {readable(os.path.join(top, class_name))} holds no image ({_SUFFIXES}); "  # noqa: PTH118
                 "fill it or remove it"
             )
     if not len(growing):
-        raise SourceInvalid(f"{source.path} holds no image ({_suffixes()}) and no class folder")
+        raise SourceInvalid(f"{source.path} holds no image ({_SUFFIXES}) and no class folder")
     return growing.finish(source.path, folders or [b""], survey)
-
-
-def _suffixes() -> str:
-    return b" ".join(IMAGE_SUFFIXES).decode()
 
 
 def _scan_list(source: ListSource, survey: Survey) -> SourceIndex:
@@ -128,8 +124,6 @@ def _list_problems(source: ListSource, storage: Storage) -> list[str]:
 def _scan_glob(source: GlobSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
     found = matching(Patterns(source.root, source.patterns, "patterns", source.allow_outside_root), survey)
-    if not found:
-        raise SourceInvalid(no_match(source.root, source.patterns))
     for label, (folder, names) in enumerate(found):
         for name in names:
             growing.add(below(folder, name), label if source.classes == "folder" else 0)

@@ -72,16 +72,17 @@ class Patterns(NamedTuple):
 def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]]:
     """The files below a folder that match patterns: folders with their names, all in order.
 
-    Raises ``SourceInvalid`` for a pattern that makes no sense, for one that names an absent file,
-    and for a link out of the root.
+    Raises ``SourceInvalid`` for a pattern that makes no sense or matches nothing, for one that
+    names an absent file, and for a link out of the root.
     """
     root = wanted.root
-    patterns, top = read_patterns(wanted.texts, wanted.key), os.fsencode(root)
+    patterns, top = _read_patterns(wanted.texts, wanted.key), os.fsencode(root)
     bound = bound_of(root, allow_outside_root=wanted.allow_outside_root)
     if isinstance(root, Url):
         if all(one.is_plain for one in patterns):
             return _named(root, patterns, survey)
-        refuse_wild(root, patterns, wanted.key)
+        if problem := _wild_problem(root, patterns, wanted.key):
+            raise SourceInvalid(problem)
 
     def list_folder(folder: bytes) -> tuple[list[bytes], list[bytes]]:
         around = folder.split(b"/") if folder else []
@@ -94,14 +95,13 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
         return into, found.files
 
     found = [(folder, names) for folder, names in walk(top, b"", list_folder, survey, bound) if names]
-    there = (
-        {below(folder, name) for folder, names in found for name in names}
-        if any(one.is_plain for one in patterns)
-        else set()
-    )
-    absent = [one.text for one in patterns if one.is_plain and os.fsencode(one.text) not in there]
+    named = [one.text for one in patterns if one.is_plain]
+    there = {below(folder, name) for folder, names in found for name in names} if named else set()
+    absent = [text for text in named if os.fsencode(text) not in there]
     if absent:
         raise SourceInvalid(no_file(root, absent))
+    if not found:
+        raise SourceInvalid(no_match(root, wanted.texts))
     return found
 
 
@@ -116,22 +116,20 @@ def _named(root: Url, patterns: Sequence[Pattern], survey: Survey) -> list[tuple
     return sorted((folder, sorted(names)) for folder, names in found.items())
 
 
-def refuse_wild(root: Url, patterns: Sequence[Pattern], key: str) -> None:
-    """Raise ``SourceInvalid`` for a pattern below a root that cannot be listed."""
+def _wild_problem(root: Url, patterns: Sequence[Pattern], key: str) -> str:
+    """The problem of a pattern below a root that cannot be listed; "" if there is none."""
     wild = next((one.text for one in patterns if not one.is_plain), "")
-    if wild and not root.can_list:
-        raise SourceInvalid(
-            f"{key}: {wild!r} cannot be expanded, as {root.scheme} servers cannot list files; name the "
-            "files, as in 'train-{000..123}.tar', or in a list source"
-        )
+    if not wild or root.can_list:
+        return ""
+    return (
+        f"{key}: {wild!r} cannot be expanded, as {root.scheme} servers cannot list files; name the "
+        "files, as in 'train-{000..123}.tar', or in a list source"
+    )
 
 
 def shards_of(wanted: Patterns, survey: Survey) -> list[bytes]:
     """The files that match, below the root, by path. Raises ``SourceInvalid`` if there are none."""
-    found = [below(folder, name) for folder, names in matching(wanted, survey) for name in names]
-    if not found:
-        raise SourceInvalid(no_match(wanted.root, wanted.texts))
-    return found
+    return [below(folder, name) for folder, names in matching(wanted, survey) for name in names]
 
 
 def files_of(source: CsvSource | RawSource, survey: Survey) -> list[Path]:
@@ -143,27 +141,25 @@ def files_of(source: CsvSource | RawSource, survey: Survey) -> list[Path]:
     return [source.root.absolute() / os.fsdecode(shard) for shard in shards_of(wanted, survey)]
 
 
-def files_problems(
-    path: Path | None, root: Path | None, texts: Sequence[str], what: str, storage: Storage
-) -> list[str]:
+def files_problems(source: CsvSource | RawSource, what: str, storage: Storage) -> list[str]:
     """Problems of such files, without a search; ``what`` names one in messages ("the table")."""
-    if path is not None:
-        return storage.at(path).file_problems(path, what)
-    assert root is not None, "either a path or a root"
-    return shards_problems(root, texts, storage, "files")
+    if source.path is not None:
+        return storage.at(source.path).file_problems(source.path, what)
+    assert source.root is not None, "either a path or a root"
+    return shards_problems(source.root, source.files, storage, "files")
 
 
 def shards_problems(root: Path, texts: Sequence[str], storage: Storage, key: str = "shards") -> list[str]:
     """Problems of files below a root, without a search for all that patterns match."""
-    problems, store = pattern_problems(texts, key), storage.at(root)
-    if problems or not isinstance(root, Url):
-        problems += store.folder_problems(root)
-        return problems or absence_problems(root, read_patterns(texts, key), texts)
-    patterns = read_patterns(texts, key)
+    store = storage.at(root)
     try:
-        refuse_wild(root, patterns, key)
-    except SourceInvalid as problem:
-        return [str(problem)]
+        patterns = _read_patterns(texts, key)
+    except SourceInvalid as error:
+        return [str(error), *store.folder_problems(root)]
+    if not isinstance(root, Url):
+        return store.folder_problems(root) or absence_problems(root, patterns, texts)
+    if problem := _wild_problem(root, patterns, key):
+        return [problem]
     first = patterns[0]
     return store.file_problems(root / first.text, key) if first.is_plain else store.folder_problems(root)
 
@@ -173,24 +169,15 @@ def file_to_look_at(root: Path, texts: Sequence[str], key: str = "shards") -> Pa
 
     On a server it is the first one, if it is named: nothing is searched there.
     """
-    patterns = read_patterns(texts, key)
+    patterns = _read_patterns(texts, key)
     if isinstance(root, Url):
         return root / patterns[0].text if patterns[0].is_plain else None
     return first_file(root, patterns)
 
 
-def read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:
+def _read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:
     """Parse the patterns under ``key``. Raises ``SourceInvalid``, which names the key."""
     try:
         return [Pattern(plain) for text in texts for plain in resolve_braces(text)]
     except ValueError as error:
         raise SourceInvalid(f"{key}: {error}") from None
-
-
-def pattern_problems(texts: Sequence[str], key: str) -> list[str]:
-    """Problems of patterns; empty if they make sense."""
-    try:
-        read_patterns(texts, key)
-    except SourceInvalid as error:
-        return [str(error)]
-    return []

@@ -9,8 +9,7 @@ and never across a fork.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,10 +43,7 @@ class Environment:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """The database at a path, open once in this process.
-
-        Close it as often as it is opened here. Raises ``SampleUnreadable``, ``OSError``.
-        """
+        """The database at a path, to close each time. Raises ``SampleUnreadable``, ``OSError``."""
         try:
             descriptor = open_regular(str(data_file(path)), os.O_RDONLY)
             status = os.fstat(descriptor)
@@ -57,10 +53,12 @@ class Environment:
             identity = (status.st_dev, status.st_ino)
             one = cls._opened.get(identity)
             if one is None:
-                with _reasons(path, status.st_size):
-                    one = cls._opened[identity] = cls(path)
+                one = cls._opened[identity] = cls(path)
         except SourceInvalid as error:
             raise SampleUnreadable(str(error)) from None
+        except lmdb.Error as error:
+            size, problem = data_file(path).stat().st_size, str(error).removeprefix(f"{path}: ")
+            raise SampleUnreadable(f"is no LMDB database, or is damaged ({size} bytes): {problem}") from None
         one._users += 1
         return one
 
@@ -93,13 +91,3 @@ class Environment:
 def data_file(path: Path) -> Path:
     """The file that holds the records."""
     return path / DATA_FILE if path.is_dir() else path
-
-
-@contextmanager
-def _reasons(path: Path, size: int) -> Iterator[None]:
-    """Turn the library's errors on opening a file into ``SampleUnreadable`` without the path."""
-    try:
-        yield
-    except lmdb.Error as error:
-        problem = str(error).removeprefix(f"{path}: ")
-        raise SampleUnreadable(f"is no LMDB database, or is damaged ({size} bytes): {problem}") from None

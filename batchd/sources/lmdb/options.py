@@ -1,8 +1,4 @@
-"""Sources in key-value databases. Daemon, workers and CLI; standard library only.
-
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
-JSON Schema and the manual.
-"""
+"""Sources in key-value databases. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +6,7 @@ from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import Column, check_declared, check_names
-from batchd.sources.options import SourceOptions
+from batchd.sources.options import DeclaredOptions
 from batchd.storage.location import check_path
 
 FIELD_MARK, SAMPLE_MARK = "{field}", "*"
@@ -20,7 +16,7 @@ NO_URL = "the library maps the file into memory; copy the database to this machi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LmdbSource(SourceOptions):
+class LmdbSource(DeclaredOptions):
     """The records of an LMDB database, in the order of their keys.
 
     Do not write to it while it is served.
@@ -64,7 +60,6 @@ class LmdbSource(SourceOptions):
         checks.done()
 
     def _check_records(self, columns: tuple[Column, ...]) -> None:
-        """Raise ``ValueError`` if keys and records cannot identify such columns."""
         if self.key.count(SAMPLE_MARK) != 1 or self.key.count(FIELD_MARK) > 1:
             raise ValueError('key must have one * in it, and {field} at most once, as in "{field}-*"')
         if self.format == "msgpack" and FIELD_MARK in self.key:
@@ -77,13 +72,8 @@ class LmdbSource(SourceOptions):
         if self.format == "text" and lists:
             raise ValueError(f'format = "text" has no lists of numbers, and fields.{lists[0]} is one')
 
-    @property
-    def place(self) -> str:
-        """The path of the samples, for users."""
-        return str(self.path)
-
     def key_of(self, field: str) -> tuple[bytes, bytes]:
         """The parts of a field's key before and behind the part that identifies a sample."""
-        name = self.names.get(field, field)
-        before, _, behind = (part.replace(FIELD_MARK, name) for part in self.key.partition(SAMPLE_MARK))
+        parts = self.key.partition(SAMPLE_MARK)
+        before, _, behind = (part.replace(FIELD_MARK, self.name_of(field)) for part in parts)
         return before.encode(), behind.encode()

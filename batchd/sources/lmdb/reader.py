@@ -18,9 +18,10 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from batchd.samples.columns import Column, declared_columns
+from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, from_plain, shaped
+from batchd.sources.interface import PlainReader
 from batchd.sources.lmdb.environment import Environment
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.storage.index import SourceIndex, readable
@@ -32,13 +33,13 @@ NUMBER_BYTES_MAX = 64
 """Digits that a number may have."""
 
 
-class LmdbReader:
+class LmdbReader(PlainReader):
     """Reads the fields of any sample. Belongs to one worker and one stream."""
 
     def __init__(self, source: LmdbSource, index: SourceIndex, max_bytes: int) -> None:
         self._source = source
         self._index = index
-        self._columns = declared_columns(source.fields)
+        self._columns = source.columns
         self._parts = [source.key_of(column.name) for column in self._columns]
         self._offsets = index.arrays["offsets"]
         self._keys = index.arrays["keys"]
@@ -47,15 +48,12 @@ class LmdbReader:
         self._environment: Environment | None = None
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         part = self._part(sample)
         if self._source.format == "msgpack":
-            raw = self._record(part, *self._parts[0])
-            record = _unpack(raw, self._max_bytes)
+            record = _unpack(self._record(part, *self._parts[0]), self._max_bytes)
             return {
-                column.name: _from_msgpack(
-                    column, record, self._source.names.get(column.name, column.name), self._max_bytes
-                )
+                column.name: _from_msgpack(column, record, self._source.name_of(column.name), self._max_bytes)
                 for column in self._columns
             }
         return {
@@ -63,18 +61,13 @@ class LmdbReader:
             for column, around in zip(self._columns, self._parts, strict=True)
         }
 
-    def known(self, sample: int) -> Mapping[str, Value]:
-        """Nothing is known of a sample but its key."""
-        self._index.checked(sample)
-        return {}
-
     def name(self, sample: int) -> str:
         """The database, and the key of the sample's first field."""
         before, behind = self._parts[0]
         return f"{self._path}: {readable(before + self._part(sample) + behind)}"
 
     def close(self) -> None:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         if self._environment is not None:
             self._environment.close()
             self._environment = None

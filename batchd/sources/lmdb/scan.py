@@ -1,4 +1,4 @@
-"""Scans the keys of an LMDB database, in a process of its own: see ``isolated_scan``.
+"""Scans the keys of an LMDB database, in a process of its own: see ``sources.scan``.
 
     offsets   int64 [n + 1]    the part of the key of sample i is keys[offsets[i]:offsets[i + 1]]
     keys      uint8 [bytes]    the parts of the keys that identify samples, joined in their order
@@ -22,14 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import declared_columns
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.interface import BuiltInKind
-from batchd.sources.isolated_scan import answer, scan_apart
 from batchd.sources.lmdb.environment import Environment, data_file
 from batchd.sources.lmdb.options import FIELD_MARK, LmdbSource
-from batchd.storage.access import Storage
-from batchd.storage.index import NUMBER, SourceIndex, readable
+from batchd.sources.scan import answer, scan_apart
+from batchd.storage.index import SourceIndex, number_array, readable
 from batchd.storage.survey import Survey
 
 MODULE = "batchd.sources.lmdb.scan"
@@ -88,7 +86,7 @@ def _index(source: LmdbSource, environment: Environment, survey: Survey) -> Sour
         "lengths": lengths.hexdigest(),
     }
     arrays: dict[str, NDArray[Any]] = {
-        "offsets": np.frombuffer(offsets, np.int64).astype(NUMBER, copy=False),
+        "offsets": number_array(offsets),
         "keys": np.frombuffer(keys, np.uint8),
     }
     return SourceIndex.build(len(offsets) - 1, facts, arrays, {"path": str(source.path.absolute())})
@@ -108,7 +106,6 @@ def _records(environment: Environment, before: bytes, behind: bytes) -> Iterator
 
 
 def _nothing(source: LmdbSource, environment: Environment, before: bytes, behind: bytes) -> str:
-    """The error for a database without samples."""
     entries = environment.transaction.stat()["entries"]
     if not entries:
         return f"{source.path} holds no record"
@@ -118,15 +115,9 @@ def _nothing(source: LmdbSource, environment: Environment, before: bytes, behind
     return f"{source.path}: no key looks like {wanted}; there are {entries}, such as {', '.join(some)}"
 
 
-def _problems(source: LmdbSource, storage: Storage) -> list[str]:
-    file = data_file(source.path)
-    return storage.at(file).file_problems(file, "the database")
-
-
 KINDS = {
     LmdbSource: BuiltInKind(
-        problems=_problems,
-        columns=lambda source, _storage: declared_columns(source.fields),
+        problems=lambda source, storage: storage.at(source.path).file_problems(data_file(source.path), "the database"),
         scan=_scan,
     )
 }

@@ -1,8 +1,4 @@
-"""Sources that pyarrow reads. Daemon, workers and CLI; standard library only.
-
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
-JSON Schema and the manual.
-"""
+"""Sources that pyarrow reads. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +6,11 @@ from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import check_declared, check_names
-from batchd.sources.options import SourceOptions
+from batchd.sources.options import DeclaredOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetSource(SourceOptions):
+class ParquetSource(DeclaredOptions):
     """The rows of Parquet files."""
 
     requires: ClassVar[tuple[str, ...]] = ("pyarrow",)
@@ -58,8 +54,3 @@ class ParquetSource(SourceOptions):
         if self.cache_bytes < 1:
             checks.say(f"cache_bytes must be 1 or more, not {self.cache_bytes}", "cache_bytes")
         checks.done()
-
-    @property
-    def place(self) -> str:
-        """The path or URL of the samples, for users."""
-        return f"{self.root}: {' '.join(self.shards)}"

@@ -14,26 +14,32 @@ footer; an object stays of that version.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import BufferedReader
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column, declared_columns
+from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, shaped
-from batchd.sources.parquet.index import NOWHERE, ParquetIndex, Place
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.row_groups import (
+    BYTES,
     FOOTER_BYTES,
+    NOWHERE,
+    PATH,
     Footer,
     ParquetFile,
     Unreadable,
     footer_bytes,
+    has_path,
+    is_image,
+    is_single_number,
     use_one_thread,
 )
-from batchd.sources.parquet.types import BYTES, PATH, has_path, is_image, is_single_number
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.open_files import blaming_the_sample
@@ -45,14 +51,66 @@ from batchd_wire.wording import counted
 
 FILES_MAX = 64
 """A worker keeps the footers of this many files, for row groups that it decodes."""
+KEPT_BYTES_MIN = 1 << 10
+"""The least that a row group counts in the cache, also a damaged one, whose reason is kept."""
 OBJECT_NAME = "its file"
 
 
-class OpenFile:
-    """Open a file.
+class Place(NamedTuple):
+    """Where a sample is.
 
-    Raises ``SampleUnreadable`` if it cannot be read, or its footer is not ``footer``.
+    ``row`` counts from 0 in the row group, ``group`` in the file, ``number`` through all files.
     """
+
+    number: int
+    file: int
+    group: int
+    row: int
+
+
+class ParquetIndex:
+    """An index as the rows of Parquet files see it; ``parquet.scan`` has its arrays."""
+
+    def __init__(self, index: SourceIndex) -> None:
+        self.root = os.fsencode(index.place["root"])
+        self.arrays = index.arrays
+        self._index = index
+        self._shards = index.names("shards")
+        self._groups = index.arrays["groups"]
+        self._firsts = np.ascontiguousarray(self._groups[:, 2])
+
+    def place(self, sample: int) -> Place:
+        """Where a sample is. Raises ``IndexError``."""
+        number = int(self._firsts.searchsorted(self._index.checked(sample), side="right")) - 1
+        file, group, first = self._groups[number].tolist()
+        return Place(number, file, group, sample - first)
+
+    def file(self, number: int) -> bytes:
+        """The path of a file as the kernel takes it."""
+        return os.path.join(self.root, self._shards[number])  # noqa: PTH118  bytes
+
+    def footer(self, number: int) -> Footer:
+        """What a file said of itself at the scan."""
+        return Footer(*self.arrays["files"][number].tolist())
+
+    def tail(self, number: int) -> Extent:
+        """The end of a file, with its footer as a rule."""
+        return _tail(self.file(number), self.footer(number).size)
+
+    def shown(self, sample: int) -> str:
+        """Where a sample is, for messages: the file, and the row counted from 0 in the file."""
+        file = self.place(sample).file
+        first = int(self._firsts[int(self._groups[:, 0].searchsorted(file))])
+        return f"{readable(self.file(file))}: row {sample - first}"
+
+
+def _tail(path: bytes, size: int) -> Extent:
+    count = min(size, FOOTER_BYTES)
+    return Extent(path, size - count, count)
+
+
+class OpenFile:
+    """An open file. Raises ``SampleUnreadable`` if it is damaged, or has another footer."""
 
     def __init__(self, path: bytes, footer: Footer, remote: RemoteBytes) -> None:
         self._path = path
@@ -61,14 +119,16 @@ class OpenFile:
         self._stream = self._open_object(footer.size) if remote.reads_ahead else _open_here(path)
         with ExitStack() as where_it_fails:
             where_it_fails.callback(self.close)
-            self._file = self._opened(footer)
+            try:
+                self._file = ParquetFile(self._stream)
+            except SourceInvalid as problem:
+                raise SampleUnreadable(str(problem)) from None
+            if self._file.footer != footer:
+                raise SampleUnreadable("the file is another one than when the daemon started")
             where_it_fails.pop_all()
 
     def read(self, group: int, title: str, bytes_max: int) -> Any:
-        """A column of a row group.
-
-        Raises ``Unreadable`` if it is damaged, ``SampleUnreadable`` if its server does not answer.
-        """
+        """A column of a row group. Raises ``Unreadable`` for damage, else ``SampleUnreadable``."""
         if self._object is None:
             return self._file.read(group, title, bytes_max)
         extent = self.extent(group, title)
@@ -89,20 +149,11 @@ class OpenFile:
         """Close it."""
         self._stream.close()
 
-    def _opened(self, footer: Footer) -> ParquetFile:
-        try:
-            file = ParquetFile(self._stream)
-        except SourceInvalid as problem:
-            raise SampleUnreadable(str(problem)) from None
-        if file.footer != footer:
-            raise SampleUnreadable("the file is another one than when the daemon started")
-        return file
-
     def _open_object(self, size: int) -> BinaryIO:
         self._object = ObjectStream(
             OBJECT_NAME, size, lambda start, count: self._remote.read(Extent(self._path, start, count), count)
         )
-        end = self._bytes(tail_of(self._path, size))
+        end = self._bytes(_tail(self._path, size))
         if len(end) < (longer := footer_bytes(end)) <= size:
             end = self._bytes(Extent(self._path, size - longer, longer))
         self._object.hold(size - len(end), end)
@@ -116,42 +167,6 @@ class OpenFile:
             raise SampleUnreadable(f"{OBJECT_NAME} cannot be read at byte {extent.start}: {reason}") from None
 
 
-class OpenFiles:
-    """Those that were used lately, by their numbers in the index."""
-
-    def __init__(self, index: ParquetIndex, remote: RemoteBytes) -> None:
-        self._index = index
-        self._remote = remote
-        self._opened: dict[int, OpenFile] = {}
-
-    def __getitem__(self, number: int) -> OpenFile:
-        """A file, opened if it is not. Raises ``SampleUnreadable``."""
-        file = self._opened.pop(number, None)
-        if file is None:
-            if len(self._opened) >= FILES_MAX:
-                self._opened.pop(next(iter(self._opened))).close()
-            file = OpenFile(self._index.file(number), self._index.footer(number), self._remote)
-        self._opened[number] = file
-        return file
-
-    def tails(self, numbers: Iterable[int]) -> Iterator[Extent]:
-        """Where the footers of those are that are not open."""
-        for number in numbers:
-            if number not in self._opened:
-                yield tail_of(self._index.file(number), self._index.footer(number).size)
-
-    def close(self) -> None:
-        """Close all that are open."""
-        while self._opened:
-            self._opened.popitem()[1].close()
-
-
-def tail_of(path: bytes, size: int) -> Extent:
-    """The end of a file, with its footer as a rule."""
-    count = min(size, FOOTER_BYTES)
-    return Extent(path, size - count, count)
-
-
 def _open_here(path: bytes) -> BinaryIO:
     try:
         with blaming_the_sample():
@@ -160,34 +175,30 @@ def _open_here(path: bytes) -> BinaryIO:
         raise SampleUnreadable(str(error)) from None
 
 
-KEPT_BYTES_MIN = 1 << 10
-"""The least that a row group counts in the cache, also a damaged one, whose reason is kept."""
-
-
 class ParquetReader:
     """Reads the declared columns of any row. Belongs to one worker and one stream."""
 
     def __init__(self, source: ParquetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         use_one_thread()
         self._index = ParquetIndex(index)
-        self._columns = declared_columns(source.fields)
-        self._titles = [source.names.get(column.name, column.name) for column in self._columns]
+        self._columns = source.columns
+        self._titles = [source.name_of(column.name) for column in self._columns]
         self._outside = source.allow_outside_root
         self._max_bytes = max_bytes
+        self._remote = RemoteBytes(storage, self._index.root, index.place)
         self._numbers = {
-            column.name: self._index.numbers(column.name) for column in self._columns if is_single_number(column)
+            column.name: index.arrays[f"numbers.{column.name}"] for column in self._columns if is_single_number(column)
         }
-        self._remote = RemoteBytes(storage, os.fsencode(self._index.root), index.place)
         self._bytes = {
             column.name: BytesReader(self._remote, max_bytes, "file")
             for column in self._columns
-            if not is_single_number(column)
+            if column.name not in self._numbers
         }
         self._groups = _RowGroups(self._index, source.cache_bytes, self._remote)
         self.name = self._index.shown
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         place = self._index.place(sample)
         values = dict(self.known(sample))
         for number, column in enumerate(self._columns):
@@ -214,10 +225,10 @@ class ParquetReader:
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """Single numbers are in the index."""
-        return {name: numbers[sample] for name, numbers in self._numbers.items() if numbers is not None}
+        return {name: numbers[sample] for name, numbers in self._numbers.items()}
 
     def close(self) -> None:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         self._groups.close()
         for one in self._bytes.values():
             one.close()
@@ -237,7 +248,7 @@ class ParquetReader:
 
     def _extent(self, name: str, place: Place, sample: int) -> Extent | None:
         """The extent of a value that the file holds as it is; None to decode its row group."""
-        extents = self._index.extents(name)
+        extents = self._index.arrays.get(f"extents.{name}")
         if extents is None or extents[sample, 0] == NOWHERE:
             return None
         return Extent(self._index.file(place.file), *extents[sample].tolist())
@@ -264,7 +275,7 @@ class ParquetReader:
     def _from_path(self, column: Column, name: bytes, sample: int) -> Value:
         if b"\0" in name:
             raise SampleUnreadable(f"the path of {column.name} holds the character NUL")
-        root = os.fsencode(self._index.root)
+        root = self._index.root
         try:
             file = os.path.join(root, name) if self._outside else below_root(real_path(root), name)  # noqa: PTH118  bytes
             return self._bytes[column.name].read_file(file, sample)
@@ -273,13 +284,13 @@ class ParquetReader:
 
 
 class _RowGroups:
-    """Decoded columns of row groups; the least recently used are dropped when there is no room."""
+    """Decoded columns of row groups, and open files: those that were used lately."""
 
     def __init__(self, index: ParquetIndex, cache_bytes: int, remote: RemoteBytes) -> None:
         self._index = index
         self._cache_bytes = cache_bytes
         self._remote = remote
-        self._files = OpenFiles(index, remote)
+        self._opened: dict[int, OpenFile] = {}
         self._kept: dict[tuple[int, int], tuple[Any, int]] = {}
         self._kept_bytes = 0
 
@@ -288,8 +299,10 @@ class _RowGroups:
         key = (place.number, number)
         kept = self._kept.pop(key, None)
         if kept is None:
-            self._make_room(int(self._index.chunks[key]))
-            file = self._files[place.file]
+            needed_bytes = int(self._index.arrays["chunks"][key])
+            while self._kept and self._kept_bytes + needed_bytes > self._cache_bytes:
+                self._kept_bytes -= self._kept.pop(next(iter(self._kept)))[1]
+            file = self._file(place.file)
             try:
                 column = file.read(place.group, title, self._cache_bytes)
                 kept = column, max(column.nbytes, KEPT_BYTES_MIN)
@@ -302,27 +315,31 @@ class _RowGroups:
         return kept[0]
 
     def ahead(self, wanted: Iterable[tuple[Place, int, str]]) -> list[Extent]:
-        """The extents of row groups' columns that are not kept here.
-
-        Footers that this needs are read at once.
-        """
+        """The extents of the columns that are not kept here; footers that this needs are read."""
         absent = {(place.number, number): (place, title) for place, number, title in wanted}
         absent = {key: one for key, one in absent.items() if key not in self._kept}
-        self._remote.fetch(self._files.tails({place.file for place, _title in absent.values()}))
+        closed = {place.file for place, _title in absent.values()} - self._opened.keys()
+        self._remote.fetch(map(self._index.tail, closed))
         extents = []
         for place, title in absent.values():
             with suppress(SampleUnreadable):  # reading the sample reports it
-                extents.append(self._files[place.file].extent(place.group, title))
+                extents.append(self._file(place.file).extent(place.group, title))
         return extents
 
     def close(self) -> None:
         """Close the files and give the memory back."""
         self._kept.clear()
-        self._files.close()
+        while self._opened:
+            self._opened.popitem()[1].close()
 
-    def _make_room(self, needed_bytes: int) -> None:
-        while self._kept and self._kept_bytes + needed_bytes > self._cache_bytes:
-            self._kept_bytes -= self._kept.pop(next(iter(self._kept)))[1]
+    def _file(self, number: int) -> OpenFile:
+        file = self._opened.pop(number, None)
+        if file is None:
+            if len(self._opened) >= FILES_MAX:
+                self._opened.pop(next(iter(self._opened))).close()
+            file = OpenFile(self._index.file(number), self._index.footer(number), self._remote)
+        self._opened[number] = file
+        return file
 
 
 READERS = {ParquetSource: ParquetReader}

@@ -1,28 +1,47 @@
-"""Parquet files in pyarrow: footers, and columns of whole row groups. Daemon and workers.
+"""Parquet files in pyarrow: footers, types, and columns of row groups. Daemon and workers.
 
     file -- row group -- column chunk -- pages -- values     pyarrow reads at least one column chunk
 
+The types of columns that fit each column of a sample:
+
+    "image"     binary, or a struct of ``bytes`` and ``path``, as Hugging Face stores images
+    "text"      string
+    "int64"     a number
+    "int32[?]"  a list of numbers, or binary
+
 Everything runs in the caller's thread: there is a worker for every core.
 
-Invariant: a file that cannot be read raises ``Unreadable`` with the reason, whatever pyarrow
+Invariants: a type that is accepted here can be read; single values may still be null, too long or
+too large. A file that cannot be read raises ``Unreadable`` with the reason, whatever pyarrow
 raises; a fault of this process stays an ``OSError`` or a ``MemoryError``.
 """
 
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from batchd.samples.columns import Column
 from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
+from batchd.samples.values import kind_problem
 from batchd.storage.index import readable
 from batchd_wire.wording import counted
 
+ArrowType: TypeAlias = Any
+"""A ``pyarrow.DataType``; pyarrow has no annotations."""
+BYTES, PATH = "bytes", "path"
+"""The fields of an image as Hugging Face stores it."""
+HUGGING_FACE = b"huggingface"
+"""The key, in a file's metadata, of what Hugging Face's `datasets` says about columns, in JSON."""
+NOWHERE = -1
+"""The place of a value that is null, or is not stored as it is."""
 BUFFER_BYTES = 1 << 20
 """How much is read at once of a column chunk that is read in pieces."""
 ROWS_AT_ONCE = 1024
@@ -38,20 +57,15 @@ class Unreadable(SampleUnreadable):
     """A file, or a part of it, cannot be read as Parquet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
-    """The size in bytes and the CRC-32 of a footer, which identify a file."""
+class Footer(NamedTuple):
+    """The size in bytes of a file and the CRC-32 of its footer, which identify it."""
 
     size: int
     crc: int
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnChunk:
-    """A column of a row group: bytes ``start`` to ``end`` of the file.
-
-    With a dictionary, rows may share a value.
-    """
+class ColumnChunk(NamedTuple):
+    """The bytes of a column of a row group. With a dictionary, rows may share values."""
 
     start: int
     end: int
@@ -59,10 +73,7 @@ class ColumnChunk:
 
 
 class ParquetFile:
-    """One open file.
-
-    The caller closes ``stream``. ``looked`` is called for each piece of a column that is read.
-    """
+    """One open file, which the caller closes. ``looked`` is called for each piece that is read."""
 
     def __init__(self, stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> None:
         self._looked = looked
@@ -142,7 +153,8 @@ class ParquetFile:
                 break
             self._looked()
             found += len(piece)
-            yield _plain(piece.column(0))
+            column = piece.column(0)  # pandas' categories are numbers of values
+            yield column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         if found != self.rows[group]:
             raise Unreadable(f"holds {counted(found, 'row')}, and the footer says {self.rows[group]}")
 
@@ -157,13 +169,8 @@ def _reasons() -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno in OUR_OWN_FAULTS:
             raise
-        raise Unreadable(reason_of(error)) from None
-
-
-def reason_of(error: BaseException) -> str:
-    """The first line of a library's message."""
-    text = readable(str(error).strip().partition("\n")[0].encode())
-    return text or type(error).__name__
+        first_line = readable(str(error).strip().partition("\n")[0].encode())
+        raise Unreadable(first_line or type(error).__name__) from None
 
 
 def use_one_thread() -> None:
@@ -179,10 +186,7 @@ def _range_of(chunk: Any) -> tuple[int, int]:
 
 
 def _read_footer(stream: BinaryIO) -> tuple[bytes, int]:
-    """A file's footer with its length and the magic, and the file's size in bytes.
-
-    Mostly one read, from its end.
-    """
+    """The footer with its length and the magic, mostly in one read, and the file's bytes."""
     size = stream.seek(0, os.SEEK_END)
     tail = read_at(stream, max(0, size - FOOTER_BYTES), FOOTER_BYTES)
     _check_magic(stream, tail[-4:], size)
@@ -216,6 +220,87 @@ def _check_magic(stream: BinaryIO, end: bytes, size: int) -> None:
     raise Unreadable(f"is cut or damaged: it ends at byte {size} without the footer of a Parquet file; copy it again")
 
 
-def _plain(array: Any) -> Any:
-    """Values as they are; pandas' categories are numbers of them."""
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+def problem_of(column: Column, kind: ArrowType) -> str:
+    """Why a column of the file cannot be a column of a sample; "" where it can."""
+    kind = _undictionary(kind)
+    if column.kind == "encoded":
+        good = is_bytes(kind) or is_image(kind)
+    elif column.kind == "text":
+        good = _is_text(kind)
+    elif column.shape:
+        good = is_bytes(kind) or (_is_list(kind) and _is_number(kind.value_type))
+    else:
+        good = _is_number(kind)
+    if not good:
+        text = str(kind)
+        shown = text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004  as much as a line holds
+        return f'is {shown}, which cannot be "{column.text}": {_advice(column, kind)}'
+    if column.kind != "array" or is_bytes(kind):
+        return ""
+    number = kind.value_type if column.shape else kind
+    return kind_problem(column, np.dtype(number.to_pandas_dtype()))
+
+
+def is_bytes(kind: ArrowType) -> bool:
+    """True if each value is a run of bytes."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def is_image(kind: ArrowType) -> bool:
+    """True for an image as Hugging Face stores it."""
+    return bool(pa.types.is_struct(kind)) and kind.get_field_index(BYTES) >= 0 and is_bytes(kind.field(BYTES).type)
+
+
+def has_path(kind: ArrowType) -> bool:
+    """True if such an image may be a file instead."""
+    return is_image(kind) and kind.get_field_index(PATH) >= 0 and _is_text(kind.field(PATH).type)
+
+
+def is_single_number(column: Column) -> bool:
+    """True for one number for each sample, which the index holds."""
+    return column.kind == "array" and not column.shape
+
+
+def class_names(schema: Any, title: str) -> tuple[str, ...]:
+    """The names of a column's labels, if Hugging Face's `datasets` wrote them into the file."""
+    try:
+        feature = json.loads(schema.metadata[HUGGING_FACE])["info"]["features"][title]
+        names = feature["names"] if feature["_type"] == "ClassLabel" else ()
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return ()
+    good = isinstance(names, list) and all(isinstance(name, str) and name and "\0" not in name for name in names)
+    return tuple(names) if good else ()
+
+
+def is_stored_as_bytes(kind: ArrowType) -> bool:
+    """True if a page holds each value as a run of bytes."""
+    kind = _undictionary(kind)
+    return is_bytes(kind) or _is_text(kind) or is_image(kind)
+
+
+def _undictionary(kind: ArrowType) -> ArrowType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: ArrowType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_list(kind: ArrowType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_number(kind: ArrowType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _advice(column: Column, kind: ArrowType) -> str:
+    if is_bytes(kind) or is_image(kind):
+        return 'declare it as "image", or as "uint8[?]"' if is_bytes(kind) else 'declare it as "image"'
+    if _is_text(kind):
+        return 'declare it as "text"'
+    if _is_number(kind):
+        return f'declare it as "{kind.to_pandas_dtype().__name__.removesuffix("_")}"'
+    if _is_list(kind) and _is_number(kind.value_type):
+        return f'declare it as "{kind.value_type.to_pandas_dtype().__name__.removesuffix("_")}[?]"'
+    return f"write {column.name} as a number, a string, binary, or a list of numbers"

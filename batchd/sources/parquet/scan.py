@@ -5,28 +5,59 @@
     columns of bytes and strings  -> read once if they are not compressed, for their extents
     all others                    -> workers decode row groups; a row group too large for that is refused
 
-Invariant: no list with an entry for each sample is made; a sample is numbers in flat arrays.
+    shards           uint8 [bytes]    the paths of the files, a NUL after each
+    files            int64 [f, 2]     size in bytes and CRC-32 of the footer of each
+    groups           int64 [g, 3]     (file, row group in it, first sample)
+    chunks           int64 [g, c]     decoded bytes of each field in a row group; 0 where no worker decodes it
+    numbers.NAME     dtype [n]        fields that are one number for each sample
+    extents.NAME     int64 [n, 2]     (first byte, bytes) in the file, of fields stored as they are; else (-1, 0)
+
+pyarrow gives one value only by reading the whole row group around it. But where a column chunk is
+not compressed, the file holds each value as it is, so a worker can read it with one ``pread``, or
+one request:
+
+    | page header | levels | length | value 1 | length | value 2 | ... | page header | levels | length | value 9 | ...
+                                    ^         ^
+                                    place, bytes: an extent
+
+The scan finds the extents (``_extents_of``), and parses nothing of the format: pyarrow gives the
+values, and each is searched behind the one before it: right there first, then a little further on,
+as pages begin. The place of a value that a dictionary holds once is where it was found first.
+
+Invariants: no list with an entry for each sample is made; a sample is numbers in flat arrays. What
+a worker has to decode as a whole row group is, by what its footer says, no larger than
+``cache_bytes``. The bytes of an extent are the bytes of the value, compared when it was found; a
+chunk in which one value is not found has no extents at all.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column, declared_columns
+from batchd.samples.columns import Column
 from batchd.samples.values import Unfitting, converted
 from batchd.sources.files.walk import Patterns, file_to_look_at, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
-from batchd.sources.parquet.index import NOWHERE, extents_of
 from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.parquet.row_groups import ParquetFile, Unreadable
-from batchd.sources.parquet.types import BYTES, class_names, is_image, is_single_number, is_stored_as_bytes, problem_of
+from batchd.sources.parquet.row_groups import (
+    BYTES,
+    NOWHERE,
+    ParquetFile,
+    Unreadable,
+    class_names,
+    is_image,
+    is_single_number,
+    is_stored_as_bytes,
+    problem_of,
+    read_at,
+)
 from batchd.storage.access import Storage
-from batchd.storage.index import NUMBER, SourceIndex, blob
+from batchd.storage.index import SourceIndex, blob, number_array
 from batchd.storage.paths import size_of
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.survey import Survey, quick_look
@@ -38,6 +69,11 @@ ROWS_MAX = 1 << 27
 training."""
 LABEL = "label"
 NUMBERS_BYTES_MAX = 8 * ROWS_MAX
+LENGTH_BYTES = 4
+"""Bytes between two values of a page, unless all values have the same length."""
+GAP_BYTES = 64 << 10
+"""The range behind a value in which the next one is searched: beyond the end of a page and the
+beginning of another."""
 ROWS_AT_ONCE = 32
 """Values of a column of bytes in memory while their places are searched, besides 1024 that
 pyarrow has decoded."""
@@ -60,18 +96,24 @@ def _scan(source: ParquetSource, survey: Survey) -> SourceIndex:
 def check_columns(
     source: ParquetSource, path: Path, stream: BinaryIO, looked: Callable[[], None] = lambda: None
 ) -> ParquetFile:
-    """A file with all columns that are read. Raises ``SourceInvalid``.
-
-    ``looked``: as for ``ParquetFile``.
-    """
+    """A file with all columns that are read. Raises ``SourceInvalid``."""
     if not size_of(stream):
         raise SourceInvalid(f"{path} is empty; leave it out of the shards")
     try:
         file = ParquetFile(stream, looked)
     except Unreadable as error:
         raise SourceInvalid(f"{path} cannot be read as Parquet: {error}") from None
-    for column in declared_columns(source.fields):
-        _check_column(path, file, column, source.names.get(column.name, column.name))
+    for column in source.columns:
+        title = source.name_of(column.name)
+        places = file.schema.get_all_field_indices(title)
+        if not places:
+            raise SourceInvalid(
+                f"{path} has no column {title!r} for the field {column.name}; {suggestion(title, file.schema.names)}"
+            )
+        if len(places) > 1:
+            raise SourceInvalid(f"{path} has {len(places)} columns {title!r}")
+        if problem := problem_of(column, file.schema.field(places[0]).type):
+            raise SourceInvalid(f"{path}: column {title!r} {problem}")
     return file
 
 
@@ -81,7 +123,7 @@ class _Scan:
     def __init__(self, source: ParquetSource, survey: Survey) -> None:
         self._source = source
         self._survey = survey
-        self._columns = declared_columns(source.fields)
+        self._columns = source.columns
         self._samples = 0
         self._classes: tuple[str, ...] = ()
         self._files, self._groups, self._chunks = array("q"), array("q"), array("q")
@@ -116,26 +158,25 @@ class _Scan:
             raise SourceInvalid(f"the files of {self._source.place} hold no row")
         arrays: dict[str, NDArray[Any]] = {
             "shards": blob(tuple(shards)),
-            "files": _rows(self._files, 2),
-            "groups": _rows(self._groups, 3),
-            "chunks": _rows(self._chunks, len(self._columns)),
+            "files": number_array(self._files).reshape(-1, 2),
+            "groups": number_array(self._groups).reshape(-1, 3),
+            "chunks": number_array(self._chunks).reshape(-1, len(self._columns)),
         }
         for column in self._columns:
             if is_single_number(column):
                 arrays[f"numbers.{column.name}"] = np.frombuffer(self._numbers[column.name], _stored(column))
-            elif (extents := _rows(self._extents[column.name], 2))[:, 0].max() > NOWHERE:
+            elif (extents := number_array(self._extents[column.name]).reshape(-1, 2))[:, 0].max() > NOWHERE:
                 arrays[f"extents.{column.name}"] = extents
         if self._classes:
             arrays["classes"] = blob([name.encode("utf-8", "surrogatepass") for name in self._classes])
         facts = {"fields": dict(self._source.fields), "names": dict(self._source.names)}
-        return SourceIndex.build(
-            self._samples, facts, arrays, {"root": str(self._source.root.absolute()), **self._survey.place()}
-        )
+        place = {"root": str(self._source.root.absolute()), **self._survey.place()}
+        return SourceIndex.build(self._samples, facts, arrays, place)
 
     def _add_classes(self, path: Path, file: ParquetFile) -> None:
         """Record the names of the classes: of the field `label`, or the only field with names."""
         singles = filter(is_single_number, self._columns)
-        named = {column.name: class_names(file.schema, self._title(column)) for column in singles}
+        named = {column.name: class_names(file.schema, self._source.name_of(column.name)) for column in singles}
         found = [names for name, names in named.items() if names and (name == LABEL or not named.get(LABEL))]
         if len(found) != 1:
             return
@@ -146,12 +187,9 @@ class _Scan:
             )
         self._classes = names
 
-    def _title(self, column: Column) -> str:
-        return self._source.names.get(column.name, column.name)
-
     def _chunk(self, file: ParquetFile, stream: BinaryIO, where: "_Where", column: Column, rows: int) -> int:
         """Record a column of a row group; return the bytes that one of its values decodes."""
-        title = self._title(column)
+        title = self._source.name_of(column.name)
         try:
             if is_single_number(column):
                 self._numbers[column.name] += _read_numbers(file, where, column, title).tobytes()
@@ -183,36 +221,23 @@ class _Scan:
 
 
 def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    """The first label with another name."""
     for label, (one, other) in enumerate(zip(before, now, strict=False)):
         if one != other:
             return f"label {label} is {other!r} and was {one!r}"
     return f"there are {len(now)} and were {len(before)}"
 
 
-class _Where:
+class _Where(NamedTuple):
     """A row group for messages. ``first_row`` is its first row, counted from 0 in the file."""
 
-    def __init__(self, path: Path, group: int, first_row: int) -> None:
-        self.path, self.group, self.first_row = path, group, first_row
+    path: Path
+    group: int
+    first_row: int
 
     def refuse(self, title: str, reason: str, row: int | None = None) -> NoReturn:
         """Raise ``SourceInvalid`` for a column; ``row`` counts from 0 in the row group."""
         place = f"row group {self.group}" if row is None else f"row {self.first_row + row} (row group {self.group})"
         raise SourceInvalid(f"{self.path}: {place}, column {title!r}: {reason}")
-
-
-def _check_column(path: Path, file: ParquetFile, column: Column, title: str) -> None:
-    places = file.schema.get_all_field_indices(title)
-    if not places:
-        raise SourceInvalid(
-            f"{path} has no column {title!r} for the field {column.name}; {suggestion(title, file.schema.names)}"
-        )
-    if len(places) > 1:
-        raise SourceInvalid(f"{path} has {len(places)} columns {title!r}")
-    problem = problem_of(column, file.schema.field(places[0]).type)
-    if problem:
-        raise SourceInvalid(f"{path}: column {title!r} {problem}")
 
 
 def _read_numbers(file: ParquetFile, where: _Where, column: Column, title: str) -> NDArray[Any]:
@@ -237,8 +262,7 @@ def _find(file: ParquetFile, stream: BinaryIO, group: int, title: str) -> "array
         return None
     if isinstance(raw := getattr(stream, "raw", None), ObjectStream):
         raw.expect(chunk.end, KEPT_BYTES_MAX)
-    values = _values(file, group, path)
-    return extents_of(stream, chunk.start, chunk.end, values, repeats=chunk.has_dictionary)
+    return _extents_of(stream, chunk.start, chunk.end, _values(file, group, path), repeats=chunk.has_dictionary)
 
 
 def _values(file: ParquetFile, group: int, path: str) -> Iterator[memoryview | None]:
@@ -249,13 +273,47 @@ def _values(file: ParquetFile, group: int, path: str) -> Iterator[memoryview | N
             yield None if raw is None else memoryview(raw).cast("B")  # it is of signed ones, unequal to all bytes
 
 
+def _extents_of(
+    stream: BinaryIO, start: int, end: int, values: Iterable[memoryview | None], *, repeats: bool
+) -> "array[int] | None":
+    """(place, bytes) of each value of a chunk, flat.
+
+    The chunk is bytes ``start`` to ``end`` of the file. ``repeats``: the file may hold one value
+    for several rows. None if the file does not hold the values as they are.
+    """
+    found = array("q")
+    known: dict[int, int] = {}
+    behind = start
+    for value in values:
+        if value is None:
+            found.extend((NOWHERE, 0))
+            continue
+        size = value.nbytes
+        place = _next_place(stream, behind, end, value)
+        name = hash(bytes(value)) if repeats else 0
+        if place is not None:
+            behind = place + size
+            known.setdefault(name, place)
+        elif name in known and read_at(stream, known[name], size) == value:
+            place = known[name]
+        else:
+            return None
+        found.extend((place, size))
+    return found
+
+
+def _next_place(stream: BinaryIO, behind: int, end: int, value: memoryview) -> int | None:
+    size = value.nbytes
+    for guess in (behind + LENGTH_BYTES, behind):
+        if guess + size <= end and read_at(stream, guess, size) == value:
+            return guess
+    window = read_at(stream, behind, max(0, min(GAP_BYTES + size, end - behind)))
+    offset = window.find(value)
+    return None if offset < 0 else behind + offset
+
+
 def _stored(column: Column) -> np.dtype[Any]:
     return np.dtype(column.dtype).newbyteorder("<")
-
-
-def _rows(numbers: "array[int]", width: int) -> NDArray[np.int64]:
-    flat = np.frombuffer(numbers, np.int64) if numbers else np.empty(0, np.int64)
-    return flat.astype(NUMBER, copy=False).reshape(-1, width)
 
 
 def _problems(source: ParquetSource, storage: Storage) -> list[str]:
@@ -271,7 +329,6 @@ def _problems(source: ParquetSource, storage: Storage) -> list[str]:
 KINDS = {
     ParquetSource: BuiltInKind(
         problems=_problems,
-        columns=lambda source, _storage: declared_columns(source.fields),
         scan=_scan,
     )
 }

@@ -1,16 +1,12 @@
-"""Sources of pushed samples. Daemon, workers and CLI; standard library only.
-
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
-JSON Schema and the manual.
-"""
+"""Sources of pushed samples. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column, check_types, parse_column
+from batchd.samples.columns import Column, check_types
 from batchd.samples.sizes import parse_bytes
-from batchd.sources.options import SourceOptions
+from batchd.sources.options import DeclaredOptions
 from batchd_wire.fields import FIELDS_MAX
 from batchd_wire.mailbox import MAILBOX_BYTES_MAX, MailColumn, PlaceLayout
 
@@ -18,7 +14,7 @@ CAPACITY_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PushSource(SourceOptions):
+class PushSource(DeclaredOptions):
     """Live data: programs on the daemon's host push samples with `batchd_client.push`.
 
     Examples are cameras, sensors and simulators.
@@ -65,11 +61,6 @@ class PushSource(SourceOptions):
     def place(self) -> str:
         """The place of the samples, for messages."""
         return f"into {self.capacity} places"
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns of a sample. Raises ``ValueError`` for a type that does not exist."""
-        return tuple(parse_column(name, text) for name, text in self.fields.items())
 
     @property
     def layout(self) -> PlaceLayout:

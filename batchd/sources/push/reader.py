@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
+from batchd.sources.interface import PlainReader
 from batchd.sources.push.options import PushSource
 from batchd_wire.mailbox import MailColumn, ValueExtent
 
 
-class PushReader:
+class PushReader(PlainReader):
     """Reads samples of a mailbox. Call ``attach`` first, and ``expect`` before each order."""
 
     def __init__(self, source: PushSource, max_bytes: int) -> None:
@@ -59,10 +60,6 @@ class PushReader:
             for column, extent in zip(self._layout.columns, extents, strict=True)
         }
 
-    def known(self, _sample: int) -> Mapping[str, Value]:
-        """Empty: a sample that cannot be read has no known columns."""
-        return {}
-
     def name(self, sample: int) -> str:
         """See ``interface.Reader``."""
         return f"pushed sample {sample}"
@@ -74,10 +71,7 @@ class PushReader:
             self._descriptor = -1
 
     def _copy(self, start: int, first: int, end: int) -> None:
-        """Copy a part of a place into the same part of the buffer.
-
-        The producer cannot shorten it: the memory is sealed.
-        """
+        """Copy a part of a place into the same part of the buffer; the memory is sealed."""
         while first < end:
             first += os.preadv(self._descriptor, [self._buffer.data[first:end]], start + first)
 

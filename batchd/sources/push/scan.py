@@ -12,9 +12,4 @@ def _scan(source: PushSource, survey: Survey) -> SourceIndex:
     return SourceIndex.build(0, facts, {}, {})
 
 
-KINDS = {
-    PushSource: BuiltInKind(
-        columns=lambda source, _storage: source.columns,
-        scan=_scan,
-    )
-}
+KINDS = {PushSource: BuiltInKind(scan=_scan)}

@@ -9,8 +9,8 @@ Numbers are little-endian, and the checksum is CRC-32C. It is masked, because a 
 hold their own CRC says little.
 """
 
-from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 from google_crc32c import value as crc32c
@@ -24,7 +24,6 @@ HEADER = Struct("<QI")
 FOOTER = Struct("<I")
 _MASK = 0xA282EAD8
 _CRC_BITS = 0xFFFFFFFF
-CHECKSUM = np.dtype("<u4")
 
 
 def masked_crc(data: bytes) -> int:
@@ -33,8 +32,7 @@ def masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + _MASK) & _CRC_BITS
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureField:
+class FeatureField(NamedTuple):
     """A field of a sample: its column, its feature, and the value if the feature is missing."""
 
     column: Column
@@ -54,7 +52,7 @@ def parts_of(source: TFRecordSource) -> tuple[FeatureField, ...]:
     return tuple(
         FeatureField(
             column,
-            source.names.get(column.name, column.name),
+            source.name_of(column.name),
             default_value(column, source.defaults[column.name]) if column.name in source.defaults else None,
         )
         for column in source.columns

@@ -1,8 +1,5 @@
 """Sources whose samples are TensorFlow's examples. Daemon, workers and CLI; standard library only.
 
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
-JSON Schema and the manual.
-
 Invariant: in a source that exists, every default fits into its field.
 """
 
@@ -11,12 +8,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column, Default, check_defaults, check_names, check_types, parse_column
-from batchd.sources.options import SourceOptions
+from batchd.samples.columns import Default, check_defaults, check_names, check_types
+from batchd.sources.options import DeclaredOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TFRecordSource(SourceOptions):
+class TFRecordSource(DeclaredOptions):
     """TFRecord files; each record is a `tf.train.Example` or a `tf.train.SequenceExample`."""
 
     requires: ClassVar[tuple[str, ...]] = ("google_crc32c", "google.protobuf")
@@ -71,13 +68,3 @@ class TFRecordSource(SourceOptions):
                 checks.say(text, "fields", column.name)
         check_defaults(checks, rows, self.defaults)
         checks.done()
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The fields, in their order."""
-        return tuple(parse_column(name, text) for name, text in self.fields.items())
-
-    @property
-    def place(self) -> str:
-        """The path or URL of the samples, for users."""
-        return f"{self.root}: {' '.join(self.shards)}"

@@ -1,20 +1,8 @@
 """Reads samples from records of TFRecord files. Workers only.
 
-TensorFlow's messages for samples are declared here, without TensorFlow:
-
-    message BytesList       { repeated bytes value = 1; }
-    message FloatList       { repeated float value = 1; }
-    message Int64List       { repeated int64 value = 1; }
-    message Feature         { oneof kind { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
-    message Features        { map<string, Feature> feature = 1; }
-    message FeatureList     { repeated Feature feature = 1; }
-    message FeatureLists    { map<string, FeatureList> feature_list = 1; }
-    message Example         { Features features = 1; }
-    message SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }
-
-They have a pool of their own, so they do not disturb TensorFlow's in the same process. Names and
-numbers are TensorFlow's. An ``Example`` can be read as a ``SequenceExample``: its features are the
-context.
+TensorFlow's messages for samples are declared here, without TensorFlow. They have a pool of their
+own, so they do not disturb TensorFlow's in the same process. Names and numbers are TensorFlow's. An
+``Example`` can be read as a ``SequenceExample``: its features are the context.
 
 A feature of an example becomes the value of a column, or ``FeatureMisfits`` says why it cannot:
 
@@ -46,6 +34,7 @@ from numpy.typing import NDArray
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
+from batchd.sources.interface import PlainReader
 from batchd.sources.tfrecord.frames import FOOTER, HEADER, FeatureField, masked_crc, parts_of
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.storage.access import Storage
@@ -53,55 +42,57 @@ from batchd.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 _PACKAGE = "tensorflow"
+_MESSAGES = {
+    "BytesList": ["repeated bytes value"],
+    "FloatList": ["repeated float value"],
+    "Int64List": ["repeated int64 value"],
+    "Feature": ["oneof BytesList bytes_list", "oneof FloatList float_list", "oneof Int64List int64_list"],
+    "Features": ["map Feature feature"],
+    "FeatureList": ["repeated Feature feature"],
+    "FeatureLists": ["map FeatureList feature_list"],
+    "Example": ["optional Features features"],
+    "SequenceExample": ["optional Features context", "optional FeatureLists feature_lists"],
+}
+"""The fields of each message, numbered from 1. A map is from strings."""
+_SCALARS = {
+    "bytes": FieldDescriptorProto.TYPE_BYTES,
+    "float": FieldDescriptorProto.TYPE_FLOAT,
+    "int64": FieldDescriptorProto.TYPE_INT64,
+    "string": FieldDescriptorProto.TYPE_STRING,
+}
 
 
-def _messages() -> FileDescriptorProto:
+def _described_messages() -> FileDescriptorProto:
     file = FileDescriptorProto(name="batchd/example.proto", package=_PACKAGE, syntax="proto3")
-    for name, kind in (
-        ("BytesList", FieldDescriptorProto.TYPE_BYTES),
-        ("FloatList", FieldDescriptorProto.TYPE_FLOAT),
-        ("Int64List", FieldDescriptorProto.TYPE_INT64),
-    ):
-        values = file.message_type.add(name=name)
-        values.field.add(name="value", number=1, type=kind, label=FieldDescriptorProto.LABEL_REPEATED)
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, name in enumerate(("BytesList", "FloatList", "Int64List"), start=1):
-        _add(feature, name.replace("List", "_list").lower(), number, name).oneof_index = 0
-    _add_map(file.message_type.add(name="Features"), "feature", "Feature")
-    _add(file.message_type.add(name="FeatureList"), "feature", 1, "Feature", repeated=True)
-    _add_map(file.message_type.add(name="FeatureLists"), "feature_list", "FeatureList")
-    _add(file.message_type.add(name="Example"), "features", 1, "Features")
-    sequence = file.message_type.add(name="SequenceExample")
-    _add(sequence, "context", 1, "Features")
-    _add(sequence, "feature_lists", 2, "FeatureLists")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for number, text in enumerate(fields, start=1):
+            _add_field(message, number, *text.split())
     return file
 
 
-def _add(message: DescriptorProto, name: str, number: int, of: str, *, repeated: bool = False) -> FieldDescriptorProto:
-    """A field that is another message."""
-    return message.field.add(
-        name=name,
-        number=number,
-        type=FieldDescriptorProto.TYPE_MESSAGE,
-        type_name=f".{_PACKAGE}.{of}",
-        label=FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL,
-    )
-
-
-def _add_map(message: DescriptorProto, name: str, of: str) -> None:
-    """Add field 1, a map from strings to messages: in a descriptor, a list of entries."""
-    entry = message.nested_type.add(name=name.title().replace("_", "") + "Entry")
-    entry.options.map_entry = True
-    entry.field.add(
-        name="key", number=1, type=FieldDescriptorProto.TYPE_STRING, label=FieldDescriptorProto.LABEL_OPTIONAL
-    )
-    _add(entry, "value", 2, of)
-    _add(message, name, 1, f"{message.name}.{entry.name}", repeated=True)
+def _add_field(message: DescriptorProto, number: int, rule: str, kind: str, name: str) -> None:
+    if rule == "map":  # in a descriptor, a list of entries
+        entry = message.nested_type.add(name=name.title().replace("_", "") + "Entry")
+        entry.options.map_entry = True
+        _add_field(entry, 1, "optional", "string", "key")
+        _add_field(entry, 2, "optional", kind, "value")
+        rule, kind = "repeated", f"{message.name}.{entry.name}"
+    is_repeated = rule == "repeated"
+    label = FieldDescriptorProto.LABEL_REPEATED if is_repeated else FieldDescriptorProto.LABEL_OPTIONAL
+    field = message.field.add(name=name, number=number, label=label)
+    if kind in _SCALARS:
+        field.type = _SCALARS[kind]
+    else:
+        field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+    if rule == "oneof":
+        field.oneof_index = 0
+        if number == 1:
+            message.oneof_decl.add(name="kind")
 
 
 _POOL = DescriptorPool()
-_POOL.Add(_messages())
+_POOL.Add(_described_messages())
 Example: Any = GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.Example"))
 """``tf.train.Example``."""
 SequenceExample: Any = GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.SequenceExample"))
@@ -133,10 +124,7 @@ def value_of(column: Column, feature: Feature) -> Value:
 
 
 def value_of_steps(column: Column, steps: Sequence[Feature]) -> Value:
-    """The value of a column from a ``FeatureList``: one row for each step, all of one shape.
-
-    Raises ``FeatureMisfits``.
-    """
+    """A column from a ``FeatureList``: one row for each step. Raises ``FeatureMisfits``."""
     if column.kind != "array" or column.shape[:1] not in ((None,), (len(steps),)):
         raise FeatureMisfits(f"is a feature list of {len(steps)}")
     rows = []
@@ -153,41 +141,29 @@ def value_of_steps(column: Column, steps: Sequence[Feature]) -> Value:
 
 
 def _flat(dtype: str, feature: Feature) -> npt.NDArray[Any]:
-    """The values of a feature in one row."""
     kind = feature.WhichOneof("kind")
     if kind == "int64_list" and dtype not in _FLOATS:
-        return _whole_numbers(dtype, np.asarray(feature.int64_list.value, np.int64))
+        whole = np.asarray(feature.int64_list.value, np.int64)
+        if dtype != "int64" and whole.size:
+            low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+            for value in (int(whole.min()), int(whole.max())):
+                if not low <= value <= high:
+                    raise FeatureMisfits(f"has {value} in it")
+        return whole.astype(dtype, copy=False)
     if kind == "float_list" and dtype in _FLOATS:
-        return _floats(dtype, np.asarray(feature.float_list.value, np.float32))
+        floats = np.asarray(feature.float_list.value, np.float32)
+        with np.errstate(over="ignore"):
+            converted = floats.astype(dtype, copy=False)
+        if dtype == "float16" and (lost := np.isinf(converted) & ~np.isinf(floats)).any():
+            raise FeatureMisfits(f"has {floats[lost][0]:g} in it")
+        return converted
     if kind == "bytes_list" and dtype == "uint8":
         return np.frombuffer(_only_bytes(feature), np.uint8)
     raise FeatureMisfits(_described(feature))
 
 
-def _whole_numbers(dtype: str, values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    if dtype != "int64" and values.size:
-        low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-        for value in (int(values.min()), int(values.max())):
-            if not low <= value <= high:
-                raise FeatureMisfits(f"has {value} in it")
-    return values.astype(dtype, copy=False)
-
-
-def _floats(dtype: str, values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-    with np.errstate(over="ignore"):
-        converted = values.astype(dtype, copy=False)
-    if dtype == "float16":
-        lost = np.isinf(converted) & ~np.isinf(values)
-        if lost.any():
-            raise FeatureMisfits(f"has {values[lost][0]:g} in it")
-    return converted
-
-
 def _shaped(values: npt.NDArray[Any], shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
-    """Values in a shape in which at most one length is unknown.
-
-    Raises ``FeatureMisfits`` for too few or too many values.
-    """
+    """Values in a shape in which at most one length is unknown. Raises ``FeatureMisfits``."""
     known = prod(length for length in shape if length is not None)
     rest = values.size % known if None in shape else values.size - known
     if rest:
@@ -216,11 +192,8 @@ class _Record(NamedTuple):
     size: int
 
 
-class TFRecordReader:
-    """Reads any record with one ``pread``; see ``interface.Reader``.
-
-    Examples are read as a ``SequenceExample`` without lists.
-    """
+class TFRecordReader(PlainReader):
+    """Reads any record with one ``pread``; an example is a ``SequenceExample`` without lists."""
 
     def __init__(self, source: TFRecordSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         self._index = index
@@ -241,12 +214,13 @@ class TFRecordReader:
         self.close = self._bytes.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         record = self._record(sample)
         try:  # no code keeps the data: values are made in its memory, which is in the CPU caches
             example = SequenceExample.FromString(self._data(record, int(self._checksums[sample])))
         except DecodeError:
-            raise SampleUnreadable(f"is no tf.train.{self._message}") from None
+            message = "SequenceExample" if self._sequence else "Example"
+            raise SampleUnreadable(f"is no tf.train.{message}") from None
         return {part.column.name: self._value(part, example) for part in self._parts}
 
     def prefetch(self, samples: Sequence[int]) -> None:
@@ -254,19 +228,10 @@ class TFRecordReader:
         records = map(self._record, samples)
         self._bytes.prefetch(Extent(self._files[one.shard], one.start + HEADER.size, one.size) for one in records)
 
-    def known(self, sample: int) -> Mapping[str, Value]:
-        """The index holds no values, only where each record is."""
-        self._index.checked(sample)
-        return {}
-
     def name(self, sample: int) -> str:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         record = self._record(sample)
         return f"{readable(self._files[record.shard])}: record {record.number} (byte {record.start})"
-
-    @property
-    def _message(self) -> str:
-        return "SequenceExample" if self._sequence else "Example"
 
     def _record(self, sample: int) -> _Record:
         sample = self._index.checked(sample)
@@ -277,7 +242,6 @@ class TFRecordReader:
         return _Record(shard, sample - self._firsts[shard], start, end - start - HEADER.size - FOOTER.size)
 
     def _data(self, record: _Record, checksum: int) -> bytes:
-        """The data of a record, with the checksum that the index has."""
         if record.size > self._max_bytes:
             raise SampleUnreadable(f"has {record.size} bytes, more than max_bytes = {self._max_bytes}")
         first = record.start + HEADER.size
@@ -301,10 +265,7 @@ class TFRecordReader:
             raise SampleUnreadable(f"{part.feature!r} is declared as {part.column.text}, and {misfit}") from None
 
     def _found(self, part: FeatureField, features: Any, lists: Any) -> Value:
-        """The value of a field.
-
-        A feature and a feature list may have the same name: a length of ? means the list.
-        """
+        """The value of a field. With both of one name, a length of ? means the feature list."""
         name, column = part.feature, part.column
         is_feature = name in features and features[name].WhichOneof("kind") is not None  # as TensorFlow sees it
         if self._sequence and name in lists and not (is_feature and column.shape[:1] != (None,)):

@@ -15,22 +15,20 @@ otherwise the file is refused with the record and the byte.
 
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
-
-import numpy as np
 
 from batchd.errors import SourceInvalid
 from batchd.sources.files.index import PROGRESS_EVERY
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
-from batchd.sources.tfrecord.frames import CHECKSUM, FOOTER, HEADER, LENGTH_BYTES, masked_crc, parts_of
+from batchd.sources.tfrecord.frames import FOOTER, HEADER, LENGTH_BYTES, masked_crc, parts_of
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.storage.compression import ZLIB, compression_of
-from batchd.storage.index import NUMBER, SourceIndex, blob
+from batchd.storage.index import SourceIndex, blob, number_array
 from batchd.storage.paths import size_of
-from batchd.storage.survey import ReportProgress, Survey
+from batchd.storage.survey import Survey
 
 RECORD_BYTES_MAX = (1 << 31) - 4096
 """Linux reads no more at once, and no protobuf message has more than 2 GiB."""
@@ -45,103 +43,64 @@ _ZLIB_METHOD, _ZLIB_METHOD_BITS, _ZLIB_DIVISOR = 8, 15, 31
 def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
     """Find the records of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
     shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
-    records = _Records(survey.progress)
-    firsts, sizes = [0], []
+    starts, checksums, firsts, sizes = array("q"), array("I"), array("q", [0]), array("q")
     for shard in shards:
         path = source.root / os.fsdecode(shard)
         with survey.open(path) as stream:
             sizes.append(size_of(stream))
-            records.add_file(path, _Window(stream, sizes[-1], survey.looked))
-        firsts.append(len(records.starts))
-    survey.progress(firsts[-1])
-    return SourceIndex.build(
-        firsts[-1],
-        {"parts": [part.fact for part in parts_of(source)], "sequence": source.sequence},
-        {
-            "firsts": np.array(firsts, NUMBER),
-            "sizes": np.array(sizes, NUMBER),
-            "starts": np.frombuffer(records.starts, np.int64).astype(NUMBER, copy=False),
-            "checksums": np.frombuffer(records.checksums, np.uint32).astype(CHECKSUM, copy=False),
-            "shards": blob(tuple(shards)),
-        },
-        {"root": os.fsdecode(source.root.absolute()), **survey.place()},
-    )
+            for start, checksum in _records_in(path, stream, sizes[-1], survey.looked):
+                starts.append(start)
+                checksums.append(checksum)
+                if len(starts) % PROGRESS_EVERY == 0:
+                    survey.progress(len(starts))
+        firsts.append(len(starts))
+    survey.progress(len(starts))
+    facts = {"parts": [part.fact for part in parts_of(source)], "sequence": source.sequence}
+    arrays = {
+        "firsts": number_array(firsts),
+        "sizes": number_array(sizes),
+        "starts": number_array(starts),
+        "checksums": number_array(checksums),
+        "shards": blob(shards),
+    }
+    place = {"root": os.fsdecode(source.root.absolute()), **survey.place()}
+    return SourceIndex.build(len(starts), facts, arrays, place)
 
 
-class _Window:
-    """The part of a file that was read last.
-
-    The file has ``size`` bytes; ``block`` begins at its byte ``first``.
-    """
-
-    def __init__(self, stream: BinaryIO, size: int, looked: Callable[[], None]) -> None:
-        self.size = size
-        self._looked = looked
-        self.block = b""
-        self._first = 0
-        self._stream = stream
-
-    @property
-    def end(self) -> int:
-        """The byte of the file at which the block ends."""
-        return self._first + len(self.block)
-
-    def move(self, start: int) -> None:
-        """Let the block begin at byte ``start``, or behind the end of the file."""
-        self._looked()
-        ahead = start - self.end
-        self._stream.seek(start)
-        self.block = self._stream.read(BLOCK_BYTES if ahead < BLOCK_BYTES else HEAD_BYTES)
-        self._first = start
-
-
-class _Records:
-    """What a scan finds: the place and the checksum of each record."""
-
-    def __init__(self, progress: ReportProgress) -> None:
-        self.starts = array("q")
-        self.checksums = array("I")
-        self._progress = progress
-
-    def add_file(self, path: Path, window: _Window) -> None:
-        """Step from record to record through a file.
-
-        Raises ``SourceInvalid`` if the next step leads nowhere.
-        """
-        if window.size == 0:
-            raise SourceInvalid(f"{path} is empty; leave it out of the shards")
-        start = place = number = 0
-        window.move(start)
-        while start < window.size:
-            if len(window.block) - place < HEADER.size:
-                raise _cut(path, number, start, window)
-            length, checksum = HEADER.unpack_from(window.block, place)
-            if masked_crc(window.block[place : place + LENGTH_BYTES]) != checksum:
-                raise _astray(path, number, start, window.block[place:])
-            if length > RECORD_BYTES_MAX:
-                raise SourceInvalid(
-                    f"{path}: record {number} at byte {start} says that it has {length} bytes, and no record may have more than "
-                    f"{RECORD_BYTES_MAX}; write the file again"
-                )
-            end = start + HEADER.size + length + FOOTER.size
-            place += HEADER.size + length
-            if len(window.block) - place < FOOTER.size + HEADER.size and window.end < window.size:
-                window.move(end - FOOTER.size)
-                place = 0
-            if len(window.block) - place < FOOTER.size or end > window.size:
-                raise _cut(path, number, start, window)
-            self.starts.append(start)
-            self.checksums.append(FOOTER.unpack_from(window.block, place)[0])
-            if len(self.starts) % PROGRESS_EVERY == 0:
-                self._progress(len(self.starts))
-            start, place, number = end, place + FOOTER.size, number + 1
+def _records_in(path: Path, stream: BinaryIO, size: int, looked: Callable[[], None]) -> Iterator[tuple[int, int]]:
+    """The first byte and the checksum of each record of a file. Raises ``SourceInvalid``."""
+    if size == 0:
+        raise SourceInvalid(f"{path} is empty; leave it out of the shards")
+    first, block = 0, stream.read(BLOCK_BYTES)  # the part of the file that was read last
+    start = number = 0
+    while start < size:
+        place = start - first
+        if len(block) - place < HEADER.size:
+            raise _cut(path, number, start, min(size, first + len(block)))
+        length, checksum = HEADER.unpack_from(block, place)
+        if masked_crc(block[place : place + LENGTH_BYTES]) != checksum:
+            raise _astray(path, number, start, block[place:])
+        if length > RECORD_BYTES_MAX:
+            raise SourceInvalid(
+                f"{path}: record {number} at byte {start} says that it has {length} bytes, and no record may have more than "
+                f"{RECORD_BYTES_MAX}; write the file again"
+            )
+        footer = start + HEADER.size + length
+        if first + len(block) < min(size, footer + FOOTER.size + HEADER.size):
+            looked()
+            is_near = footer - first - len(block) < BLOCK_BYTES
+            stream.seek(footer)
+            first, block = footer, stream.read(BLOCK_BYTES if is_near else HEAD_BYTES)
+        end = footer + FOOTER.size
+        if end > min(size, first + len(block)):  # the file may have become shorter since it was opened
+            raise _cut(path, number, start, min(size, first + len(block)))
+        yield start, FOOTER.unpack_from(block, footer - first)[0]
+        start, number = end, number + 1
 
 
-def _cut(path: Path, number: int, start: int, window: _Window) -> SourceInvalid:
-    """What to raise where a file ends too soon; it may have become shorter since it was opened."""
+def _cut(path: Path, number: int, start: int, end: int) -> SourceInvalid:
     return SourceInvalid(
-        f"{path} is cut: it ends at byte {min(window.size, window.end)}, within record {number}, which begins at byte {start}; "
-        "copy it again"
+        f"{path} is cut: it ends at byte {end}, within record {number}, which begins at byte {start}; copy it again"
     )
 
 
@@ -167,7 +126,6 @@ def _is_zlib(data: bytes) -> bool:
 KINDS = {
     TFRecordSource: BuiltInKind(
         problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
-        columns=lambda source, _storage: source.columns,
         scan=_scan,
     )
 }

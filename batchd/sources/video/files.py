@@ -32,6 +32,9 @@ READ_BYTES = 64 << 10
 """Read from a file at once."""
 _LIMITS = {"format_whitelist": FORMATS, "protocol_whitelist": "none", "codec_whitelist": "none"}
 
+NO_KEY = (1 << 32) - 1
+"""In the index, the key of a frame that no key frame is at or before."""
+
 VideoPacket: TypeAlias = "Packet[VideoStream]"
 
 av.logging.set_level(None)
@@ -43,10 +46,7 @@ class VideoUnreadable(ValueError):  # noqa: N818  names what is wrong
 
 
 class _PlainFile:
-    """An open file for FFmpeg.
-
-    A damaged one may seek anywhere: outside of the file there are no bytes.
-    """
+    """An open file for FFmpeg. A damaged one may seek outside of it, where there are no bytes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -72,10 +72,7 @@ class _PlainFile:
 
 
 def open_video(descriptor: int) -> tuple[InputContainer, VideoStream]:
-    """The container of an open file, and its first video that is no cover picture.
-
-    The container is the caller's to close, and so is the descriptor. Raises ``VideoUnreadable``.
-    """
+    """The container, which the caller closes, and its first video. Raises ``VideoUnreadable``."""
     if os.fstat(descriptor).st_size == 0:
         raise VideoUnreadable("is empty")
     try:
@@ -91,9 +88,17 @@ def open_video(descriptor: int) -> tuple[InputContainer, VideoStream]:
         raise VideoUnreadable(f"is no {FORMATS_SHOWN}, or damaged at its header: {reason_of(error)}") from None
     with ExitStack() as where_it_fails:
         where_it_fails.callback(container.close)
-        video = _video_of(container)
+        videos = [one for one in container.streams.video if not one.disposition & one.disposition.attached_pic]
+        if not videos:
+            raise VideoUnreadable("has no video in it")
+        context: Any = videos[0].codec_context
+        name = context.name if context is not None else "unknown"
+        if name not in DECODERS:
+            raise VideoUnreadable(f"is coded as {name}, which is not among {', '.join(sorted(DECODERS))}")
+        if not videos[0].time_base:
+            raise VideoUnreadable("does not say in what unit its times are")
         where_it_fails.pop_all()
-    return container, video
+    return container, videos[0]
 
 
 def packets_of(container: InputContainer, stream: VideoStream) -> Iterator[VideoPacket]:
@@ -107,20 +112,6 @@ def packets_of(container: InputContainer, stream: VideoStream) -> Iterator[Video
 def reason_of(error: av.FFmpegError) -> str:
     """FFmpeg's reason for an error, which may be memory that a damaged file demands."""
     return (error.strerror or str(error)).lower()
-
-
-def _video_of(container: InputContainer) -> VideoStream:
-    videos = [stream for stream in container.streams.video if not stream.disposition & stream.disposition.attached_pic]
-    if not videos:
-        raise VideoUnreadable("has no video in it")
-    stream = videos[0]
-    context: Any = stream.codec_context
-    name = context.name if context is not None else "unknown"
-    if name not in DECODERS:
-        raise VideoUnreadable(f"is coded as {name}, which is not among {', '.join(sorted(DECODERS))}")
-    if not stream.time_base:
-        raise VideoUnreadable("does not say in what unit its times are")
-    return stream
 
 
 def _open_nothing(url: str, *_others: object) -> NoReturn:

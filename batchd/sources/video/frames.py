@@ -15,24 +15,53 @@ Invariant: a returned frame is of a run in which no packet before it was damaged
 
 import os
 import stat
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 import av
+import numpy as np
 from av.container import InputContainer
-from av.video.stream import VideoStream
+from numpy.typing import NDArray
 
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.video.files import VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
-from batchd.sources.video.index import NO_KEY, FileFrames
+from batchd.sources.video.files import NO_KEY, VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.storage.open_files import blaming_the_sample, open_within
 
 _CHANGED = "the file has changed since the source was scanned, or is damaged"
 
 _Timed: TypeAlias = tuple[int, av.VideoFrame]
 """A frame, and when it is shown."""
+
+
+class FileFrames(NamedTuple):
+    """The frames of one file."""
+
+    order: NDArray[np.uint32]
+    keys: NDArray[np.uint32]
+    times: NDArray[np.int64]
+    checksums: NDArray[np.uint32]
+    unit: tuple[int, int]
+
+    def seconds(self, frame: int) -> float:
+        """When a frame is shown."""
+        numerator, denominator = self.unit
+        return int(self.times[self.order[frame]]) * numerator / denominator
+
+    def text(self, frame: int) -> str:
+        """A frame, for messages."""
+        return f"frame {frame} at {self.seconds(frame):.3f} s"
+
+    def group(self, key: int) -> range:
+        """The frames whose decoding begins at the packet ``key``."""
+        frames, time = range(len(self.order)), int(self.times[key])
+        return range(bisect_left(frames, time, key=self._key_time), bisect_right(frames, time, key=self._key_time))
+
+    def _key_time(self, frame: int) -> int:
+        key = int(self.keys[frame])
+        return int(np.iinfo(np.int64).min if key == NO_KEY else self.times[key])
 
 
 class VideoFrames:
@@ -87,10 +116,7 @@ class VideoFrames:
         os.close(self._descriptor)
 
     def _take(self, time: int) -> av.VideoFrame:
-        """The frame of this time, which is further on in the group.
-
-        Raises ``SampleUnreadable`` if the group has none.
-        """
+        """The frame of this time, further on in the group. Raises ``SampleUnreadable``."""
         if self._trouble:
             raise SampleUnreadable(self._trouble)
         try:
@@ -108,13 +134,13 @@ class VideoFrames:
         self._key, self._next_packet, self._group = NO_KEY, None, iter(())
 
     def _prepare(self) -> None:
-        """Make the container and its decoder, also a second time.
-
-        Raises ``SampleUnreadable`` for frames that are too large.
-        """
+        """Make the container and its decoder, also a second time. Raises ``SampleUnreadable``."""
         self._close_container()
         self._is_spoilt = True
-        self._container, self._stream = _container_of(self._descriptor)
+        try:
+            self._container, self._stream = open_video(self._descriptor)
+        except VideoUnreadable as error:
+            raise SampleUnreadable(f"the file {error}; {_CHANGED}") from None
         self._decoder: Any = self._stream.codec_context
         pixels = self._decoder.width * self._decoder.height
         if pixels > self._max_pixels:
@@ -129,24 +155,14 @@ class VideoFrames:
         if hasattr(self, "_container"):
             self._container.close()
 
-    def _renew_decoder(self) -> None:
-        """Reset the decoder.
-
-        After an error it would keep some state, so it is replaced.
-        """
-        if self._is_spoilt:
-            self._prepare()
-        self._decoder.flush_buffers()
-
     def _decode_group(self, key: int) -> Iterator[_Timed]:
-        """The frames of a key frame's group, in order.
-
-        Ends with ``SampleUnreadable`` if there are no more.
-        """
+        """The frames of a key frame's group, in order. Raises ``SampleUnreadable``."""
         group = self.frames.group(key)
         last = int(self.frames.order[group.start : group.stop].max())
         shown, troubles = int(self.frames.times[key]) - 1, []
-        for start in self._starts(key, group):
+        before = int(self.frames.keys[group.start - 1]) if group.start else NO_KEY
+        # Frames behind an open key frame may refer to the key frame before.
+        for start in [key] if before in (key, NO_KEY) else [key, before]:
             try:
                 for time, frame in self._run(start, last):
                     if time > shown:
@@ -158,21 +174,12 @@ class VideoFrames:
                 return
         raise troubles[0]
 
-    def _starts(self, key: int, group: range) -> list[int]:
-        """The packets to begin at: the key frame, then the one before it.
-
-        Frames behind an open key frame may refer to the one before.
-        """
-        before = int(self.frames.keys[group.start - 1]) if group.start else NO_KEY
-        return [key] if before in (key, NO_KEY) else [key, before]
-
     def _run(self, start: int, last: int) -> Iterator[_Timed]:
-        """The frames that the packets from a key frame on decode to.
-
-        Raises ``SampleUnreadable`` at the first damaged one.
-        """
+        """The frames from a key frame on. Raises ``SampleUnreadable`` at the first bad packet."""
         start_time = int(self.frames.times[start])
-        self._renew_decoder()
+        if self._is_spoilt:  # after an error the decoder would keep some state
+            self._prepare()
+        self._decoder.flush_buffers()
         for number, packet in self._packets(start, last):
             if packet.is_corrupt:
                 raise SampleUnreadable(f"packet {number} is cut")
@@ -182,10 +189,7 @@ class VideoFrames:
         yield from self._decoded(None, f"packet {last}")
 
     def _decoded(self, packet: "VideoPacket | None", name: str) -> Iterator[_Timed]:
-        """The frames that a packet gives, or the last ones for None.
-
-        Raises ``SampleUnreadable`` for a damaged packet.
-        """
+        """The frames of a packet; the last ones for None. Raises ``SampleUnreadable``."""
         try:
             frames = self._decoder.decode(packet)
         except av.FFmpegError as error:
@@ -268,10 +272,3 @@ def open_file(path: bytes, bound: bytes | None) -> int:
             raise SampleUnreadable(f"is no regular file: {_CHANGED}")
         where_it_fails.pop_all()
     return descriptor
-
-
-def _container_of(descriptor: int) -> tuple[InputContainer, VideoStream]:
-    try:
-        return open_video(descriptor)
-    except VideoUnreadable as error:
-        raise SampleUnreadable(f"the file {error}; {_CHANGED}") from None

@@ -1,8 +1,4 @@
-"""Sources whose samples are frames of videos. Daemon, workers and CLI; standard library only.
-
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
-JSON Schema and the manual.
-"""
+"""Sources whose samples are frames of videos. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,11 +108,6 @@ class VideoSource(SourceOptions):
     def span(self) -> int:
         """How many frames of a file a sample reaches over."""
         return (self.frames - 1) * self.stride + 1
-
-    @property
-    def place(self) -> str:
-        """The path of the samples, for users."""
-        return f"{self.root}: {' '.join(self.files)}"
 
     def sample_bytes(self, height: int, width: int) -> int:
         """The size in bytes of a sample whose frames have this height and width."""

@@ -9,6 +9,7 @@ Invariants: at most ``OPEN_MAX`` files are open in one worker for one stream, as
 memory of a decoder. The pixels are a function of the frame, its tags and the options.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,18 +23,12 @@ from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.files.reader import padded_text
 from batchd.sources.video.files import reason_of
-from batchd.sources.video.frames import VideoFrames, open_file
-from batchd.sources.video.index import VideoIndex
+from batchd.sources.video.frames import FileFrames, VideoFrames, open_file
 from batchd.sources.video.options import SAMPLE_BYTES_MAX, VideoSource
-from batchd.storage.index import SourceIndex, readable
+from batchd.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.storage.paths import bound_of
 
 _FORMATS = {"rgb": "rgb24", "bgr": "bgr24", "gray": "gray"}
-_INTERPOLATIONS = {
-    "bilinear": Interpolation.BILINEAR,
-    "bicubic": Interpolation.BICUBIC,
-    "area": Interpolation.AREA,
-}
 _EXACT = Interpolation.ACCURATE_RND | Interpolation.BITEXACT
 """FULL_CHR_H_INT would be nearer to the exact colours, but overflows at the most extreme ones,
 and takes six times as long."""
@@ -45,7 +40,7 @@ class Pixels:
 
     def __init__(self, source: VideoSource) -> None:
         self._source = source
-        self._flags = _INTERPOLATIONS[source.interpolation] | _EXACT
+        self._flags = Interpolation[source.interpolation.upper()] | _EXACT
         self._scaler = VideoReformatter()
 
     def of(self, frame: av.VideoFrame) -> NDArray[np.uint8]:
@@ -77,14 +72,12 @@ class Pixels:
         return turn.of(pixels.reshape(height, width, self._source.channels))
 
     def _turn(self, frame: av.VideoFrame) -> "Rotation":
-        if self._source.rotation == "ignore":
-            return Rotation(1, 0, 0, 1)
         side_data: Any = frame.side_data
         data = side_data.get(Type.DISPLAYMATRIX)
-        if data is not None and data.buffer_size >= _MATRIX_BYTES:
-            matrix = np.frombuffer(bytes(data)[:_MATRIX_BYTES], np.int32)
-            return Rotation(*np.sign(matrix[[0, 1, 3, 4]]).tolist())
-        return Rotation(1, 0, 0, 1)
+        if self._source.rotation == "ignore" or data is None or data.buffer_size < _MATRIX_BYTES:
+            return Rotation(1, 0, 0, 1)
+        matrix = np.frombuffer(bytes(data)[:_MATRIX_BYTES], np.int32)
+        return Rotation(*np.sign(matrix[[0, 1, 3, 4]]).tolist())
 
 
 class Rotation:
@@ -105,10 +98,60 @@ class Rotation:
 
 
 OPEN_MAX = 4
+NAMES, SAMPLES, FRAMES, PACKETS = range(4)
+"""Rows of the array ``files`` of the index."""
+
+
+class VideoIndex:
+    """An index as videos see it; ``video.scan`` has its arrays."""
+
+    def __init__(self, source: VideoSource, index: SourceIndex) -> None:
+        self._source = source
+        self._index = index
+        self._arrays: dict[str, NDArray[Any]] = dict(index.arrays)
+        self._files: NDArray[np.int64] = self._arrays["files"]
+        self._samples = self._files[SAMPLES]
+        self._root = os.fsencode(index.place["root"])
+        if self._samples[-1] != len(index):
+            raise IndexMalformed(f"{self._samples[-1]} samples of {len(index)}")
+
+    def find(self, sample: int) -> tuple[int, range]:
+        """The file of a sample, and the numbers of its frames in it. Raises ``IndexError``."""
+        file = int(np.searchsorted(self._samples, self._index.checked(sample), "right")) - 1
+        first = (sample - int(self._samples[file])) * self._source.every
+        return file, range(first, first + self._source.span, self._source.stride)
+
+    def frames(self, file: int) -> FileFrames:
+        """The frames of a file."""
+        frames = self._part(file, FRAMES)
+        packets = self._part(file, PACKETS)
+        numerator, denominator = self._arrays["units"][file].tolist()
+        return FileFrames(
+            self._arrays["order"][frames],
+            self._arrays["keys"][frames],
+            self._arrays["times"][packets],
+            self._arrays["checksums"][packets],
+            (numerator, denominator),
+        )
+
+    def name(self, file: int) -> bytes:
+        """The path of a file below the root."""
+        return self._arrays["names"][self._part(file, NAMES)].tobytes()
+
+    def path(self, file: int) -> bytes:
+        """The path of a file as the kernel takes it."""
+        return os.path.join(self._root, self.name(file))  # noqa: PTH118  bytes
+
+    def label(self, file: int) -> int:
+        """The label of all samples of a file."""
+        return int(self._arrays["labels"][file])
+
+    def _part(self, file: int, row: int) -> slice:
+        return slice(*self._files[row, file : file + 2].tolist())
 
 
 class VideoReader:
-    """Reads any sample; see ``kinds.Reader``."""
+    """Reads any sample; see ``interface.Reader``."""
 
     def __init__(self, source: VideoSource, index: SourceIndex, max_bytes: int) -> None:
         self._source = source
@@ -122,7 +165,7 @@ class VideoReader:
         """The frames of the last clip, by file and number: the next clip may share some."""
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         file, frames = self._index.find(sample)
         image = self._frame(file, frames[0]) if self._source.frames == 1 else self._clip(file, frames)
         return {"image": image, **self.known(sample)}
@@ -140,7 +183,7 @@ class VideoReader:
         return known
 
     def name(self, sample: int) -> str:
-        """See ``kinds.Reader``. Frames are counted from 0."""
+        """See ``interface.Reader``. Frames are counted from 0."""
         file, frames = self._index.find(sample)
         of_file = self._index.frames(file)
         last = f" to {of_file.text(frames[-1])}" if self._source.frames > 1 else ""

@@ -1,10 +1,29 @@
-"""Scans video files for their frames, in a process of its own: see ``isolated_scan``.
+"""Scans video files for their frames, in a process of its own: see ``sources.scan``.
 
 No frame is decoded. A file is read once, from its first packet to its last. Packets are in decoding
 order, each with the time at which its frame is shown; the number in the header does not count.
 
-Invariant: no decoder runs, and no demuxer in the daemon; as long as packets come, progress is
-reported.
+    names       uint8 [bytes]         the paths of the files below the root, joined
+    files       int64 [4, files + 1]  where each file begins in names, samples, frames and packets, and
+                                      where the last one ends
+    units       int64 [files, 2]      a time of the file is so many numerator / denominator seconds
+    labels      int64 [files]
+    digests     uint8 [files, 32]     of the bytes of the file, or of some of them if it is long
+    classes     uint8 [bytes]         the names of the labels, a NUL after each
+    order       uint32 [frames]       the packet of each frame, in display order
+    keys        uint32 [frames]       the packet at which decoding begins that gives the frame
+    times       int64 [packets]       when the frame of a packet is shown; packets are in decoding order
+    checksums   uint32 [packets]      CRC-32 of the data
+
+    packets     I0  P3  B1  B2  I4  P7  B5  B6
+    order        0   2   3   1   4   6   7   5
+    keys         0   0   0   0   4   4   4   4
+
+Frames and packets are counted within their file. Samples have no arrays of their own: they begin
+at each ``every``-th frame.
+
+Invariants: no decoder runs, and no demuxer in the daemon; as long as packets come, progress is
+reported. Within a file, frames are in the order of their times, and no two times are the same.
 """
 
 import os
@@ -28,15 +47,14 @@ from batchd import failpoints
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.sources.arrays.index import fingerprint
+from batchd.sources.files.index import check_path_length, path_columns
 from batchd.sources.files.walk import Patterns, matching, shards_problems
 from batchd.sources.interface import BuiltInKind
-from batchd.sources.isolated_scan import answer, scan_apart
-from batchd.sources.video.files import VideoUnreadable, open_video, packets_of, reason_of
-from batchd.sources.video.index import NO_KEY, PACKET
+from batchd.sources.scan import answer, scan_apart
+from batchd.sources.video.files import NO_KEY, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video.options import VideoSource
 from batchd.storage.access import Storage
-from batchd.storage.index import NUMBER, SourceIndex, blob, readable
-from batchd.storage.patterns import no_match
+from batchd.storage.index import SourceIndex, blob, number_array, readable
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
@@ -50,13 +68,8 @@ _REMUX = 'rewrite it without decoding it: "ffmpeg -fflags +genpts -i FILE -c cop
 
 
 def scan(source: VideoSource, survey: Survey) -> SourceIndex:
-    """Find the frames of all files, in the scanning process, in the order of their paths.
-
-    Raises ``SourceInvalid``.
-    """
+    """Find the frames of all files, by path, in the scanning process. Raises ``SourceInvalid``."""
     folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
-    if not folders:
-        raise SourceInvalid(no_match(source.root, source.files))
     growing = _GrowingIndex(source)
     for label, (folder, names) in enumerate(folders):
         for name in names:
@@ -73,7 +86,7 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
 
 
 class _GrowingIndex:
-    """An index of videos while it is built; ``VideoIndex`` says what it holds."""
+    """An index of videos while it is built."""
 
     def __init__(self, source: VideoSource) -> None:
         self.samples = 0
@@ -101,9 +114,11 @@ class _GrowingIndex:
         _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
         order, keys = _in_order(path, found)
         self.samples += max(0, -(-(len(order) - self._source.span + 1) // self._source.every))
-        self._names += self._name(path)
-        self._order.frombytes(order.astype(PACKET).tobytes())
-        self._keys.frombytes(keys.astype(PACKET).tobytes())
+        name = os.fsencode(path.relative_to(self._source.root))
+        check_path_length("the path", name, self._source.path_bytes)
+        self._names += name
+        self._order.frombytes(order.astype(np.uint32).tobytes())
+        self._keys.frombytes(keys.astype(np.uint32).tobytes())
         self._times.extend(found.times)
         self._checksums.extend(found.checksums)
         self._digests += bytes.fromhex(digest)
@@ -115,28 +130,20 @@ class _GrowingIndex:
         """Make the index; nothing may be added afterwards."""
         arrays: dict[str, NDArray[Any]] = {
             "names": np.frombuffer(self._names, np.uint8),
-            "files": _numbers(self._files).reshape(-1, 4).T,
-            "units": _numbers(self._units).reshape(-1, 2),
-            "labels": _numbers(self._labels),
+            "files": number_array(self._files).reshape(-1, 4).T,
+            "units": number_array(self._units).reshape(-1, 2),
+            "labels": number_array(self._labels),
             "digests": np.frombuffer(self._digests, np.uint8).reshape(len(self._labels), -1),
             "classes": blob(class_names),
-            "order": np.frombuffer(self._order, np.uint32).astype(PACKET, copy=False),
-            "keys": np.frombuffer(self._keys, np.uint32).astype(PACKET, copy=False),
-            "times": _numbers(self._times),
-            "checksums": np.frombuffer(self._checksums, np.uint32).astype(PACKET, copy=False),
+            "order": number_array(self._order),
+            "keys": number_array(self._keys),
+            "times": number_array(self._times),
+            "checksums": number_array(self._checksums),
         }
         source = self._source
         options = ["every", "frames", "stride", "size", "interpolation", "color", "rotation"]
         facts = {name: getattr(source, name) for name in options}
         return SourceIndex.build(self.samples, facts, arrays, {"root": os.fsdecode(source.root.absolute())})
-
-    def _name(self, path: Path) -> bytes:
-        name = os.fsencode(path.relative_to(self._source.root))
-        if self._source.path_bytes and len(name) > self._source.path_bytes:
-            raise SourceInvalid(
-                f"the path {readable(name)} has {len(name)} bytes, more than path_bytes = {self._source.path_bytes}"
-            )
-        return name
 
 
 @dataclass(slots=True)
@@ -182,30 +189,24 @@ def _in_order(path: Path, found: _Packets) -> tuple[NDArray[Any], NDArray[Any]]:
     if len(same):
         raise SourceInvalid(f"{path}: frames {same[0]} and {same[0] + 1} are shown at the same time; {_REMUX}")
     if not len(keys):
-        return order, np.zeros(len(order), PACKET)
+        return order, np.zeros(len(order), np.uint32)
     keys = keys[np.argsort(times[keys], kind="stable")]
     places = np.searchsorted(times[keys], times[order], "right") - 1
     return order, np.where(places < 0, NO_KEY, keys[places])
 
 
-def _numbers(grown: "array[int]") -> NDArray[np.int64]:
-    return np.frombuffer(grown, np.int64).astype(NUMBER, copy=False)
-
-
 def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:
     height, width = source.size or (None, None)
     several = (source.frames,) if source.frames > 1 else ()
-    path = (Column("path", shape=(source.path_bytes,)),) if source.path_bytes else ()
     return (
         Column("image", shape=(*several, height, width, source.channels)),
         Column("label", dtype="int64"),
         Column("time", dtype="float64", shape=several),
-        *path,
+        *path_columns(source.path_bytes),
     )
 
 
 def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
-    """Have another process scan. Raises ``SourceInvalid``."""
     return scan_apart(MODULE, source, survey, source.scan_timeout_s)
 
 

@@ -18,11 +18,11 @@ Invariant: all members that may hold a field are read in the same way.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column, Default, check_declared, check_defaults, check_names, declared_columns
-from batchd.sources.options import SourceOptions, check_path_bytes
+from batchd.samples.columns import Column, Default, check_declared, check_defaults, check_names
+from batchd.sources.options import DeclaredOptions, check_path_bytes
 
 IMAGE, LABEL = "image", "label"
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
@@ -31,12 +31,16 @@ WRITTEN_ENDINGS = (LABEL_ENDING, TEXT_ENDING, "text")
 """Endings of numbers in digits."""
 PICKLE_ENDINGS = ("pickle", "pkl", "pth", "pt", "pyd")
 
+MEMBER_BYTES_MAX = (1 << 32) - 1
+"""In the index, the length of a member of so many bytes or more: none is read that is so long."""
+MISSING = 255
+"""In the index, in place of the ending of a member that is absent."""
+
 Coding = Literal["image", "text", "npy", "json", "written", "bytes"]
 """The content of a member. ``written``: numbers in digits; ``bytes``: little-endian numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """The member of a field: the first of ``endings`` that a sample has; ``key`` in it, if JSON."""
 
     endings: tuple[str, ...]
@@ -46,6 +50,20 @@ class Member:
     def text(self) -> str:
         """The member as in ``names``."""
         return ";".join(self.endings) + (f":{self.key}" if self.key else "")
+
+
+class MemberField(NamedTuple):
+    """A field of a sample; its member is number ``slot`` of those that are read."""
+
+    column: Column
+    member: Member
+    slot: int
+    coding: Coding
+
+    @property
+    def members(self) -> str:
+        """Its member, or all that it may be, for messages."""
+        return " or ".join(f".{ending}" for ending in self.member.endings)
 
 
 def parse_member(name: str, text: str) -> Member:
@@ -127,7 +145,7 @@ def _coding_of(column: Column, member: Member, ending: str) -> Coding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebDatasetSource(SourceOptions):
+class WebDatasetSource(DeclaredOptions):
     """Shards in tar format; members with the same name but for their endings are one sample."""
 
     type: Literal["webdataset"] = "webdataset"
@@ -193,7 +211,6 @@ class WebDatasetSource(SourceOptions):
         checks.done()
 
     def _check_fields(self, checks: Checks, fields: dict[str, str]) -> None:
-        """Report fields that cannot be read from a sample."""
         if (self.image, self.label) != (IMAGE_ENDINGS, LABEL_ENDING):
             checks.say(
                 'image and label are for a source without fields; write names = { image = "png", label = "cls" }'
@@ -210,11 +227,17 @@ class WebDatasetSource(SourceOptions):
         check_defaults(checks, columns, self.defaults)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
-        """The fields, in their order."""
-        return declared_columns(self.fields or {}, with_shapes=True)
+    def parts(self) -> list[MemberField]:
+        """The fields, in their order, each with its member."""
+        slots: dict[tuple[str, ...], int] = {}
+        parts = []
+        for column in self.columns:
+            member = member_of(column, self.names)
+            slot = slots.setdefault(member.endings, len(slots))
+            parts.append(MemberField(column, member, slot, coding_of(column, member)))
+        return parts
 
     @property
-    def place(self) -> str:
-        """The place of the samples, for messages."""
-        return f"{self.root}: {' '.join(self.shards)}"
+    def wanted(self) -> list[tuple[str, ...]]:
+        """The possible endings of each member that is read, by its slot."""
+        return list(dict.fromkeys(part.member.endings for part in self.parts))

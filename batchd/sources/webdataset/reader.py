@@ -18,7 +18,7 @@ data.
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from tarfile import BLOCKSIZE
 from typing import Any, NamedTuple
@@ -29,13 +29,12 @@ from numpy.typing import NDArray
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.samples.values import Value, converted, from_bytes, from_plain, shaped
+from batchd.samples.values import Value, converted, default_value, from_bytes, from_plain, shaped
 from batchd.sources.arrays.index import read_header
 from batchd.sources.csv.values import cell_reader
 from batchd.sources.files.reader import FilesReader, padded_text
 from batchd.sources.interface import Reader
-from batchd.sources.webdataset.index import BYTES_MAX, MISSING, MemberField, endings_of, parts_of
-from batchd.sources.webdataset.options import Coding, WebDatasetSource
+from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, Coding, MemberField, WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.storage.paths import bound_of
@@ -46,9 +45,14 @@ def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int
     """The value of a column that is a whole member. Raises ``SampleUnreadable``."""
     if coding == "npy":
         return _fitting(column, converted(column, _array(column, content)))
-    if coding == "written":
-        return _written(column, content)
-    return from_bytes(column, content, max_bytes)
+    if coding != "written":
+        return from_bytes(column, content, max_bytes)
+    try:
+        return cell_reader(column)(str(content, "utf-8"))
+    except UnicodeDecodeError as error:
+        raise SampleUnreadable(f"{column.name} is no UTF-8: byte {error.start} of {content.nbytes}") from None
+    except ValueError as error:
+        raise SampleUnreadable(f"{column.name} {error}") from None
 
 
 def json_object(content: memoryview) -> Mapping[str, Any]:
@@ -74,12 +78,9 @@ def value_in_json(column: Column, value: object) -> Value:
     if column.kind != "array" or not is_numbers:
         raise SampleUnreadable(f'{column.name} is {_kind(value)} in JSON, not "{column.text}"')
     numbers = from_plain(column, value)
-    return shaped(column, numbers) if column.shape and _is_row(column, numbers) else _fitting(column, numbers)
-
-
-def _is_row(column: Column, numbers: NDArray[Any]) -> bool:
-    """True for numbers in one row that fill a shape with at most one unknown length."""
-    return numbers.ndim == 1 and (column.shape.count(None) <= 1 or not numbers.size)
+    if column.shape and numbers.ndim == 1 and (column.shape.count(None) <= 1 or not numbers.size):
+        return shaped(column, numbers)  # one row fills a shape with at most one unknown length
+    return _fitting(column, numbers)
 
 
 def _fitting(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
@@ -91,33 +92,12 @@ def _fitting(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def _array(column: Column, content: memoryview) -> NDArray[Any]:
-    """The array in a .npy member."""
-    stream = BytesIO(content)
     try:
-        stored = read_header(column.name, stream)
+        stored = read_header(column.name, BytesIO(content))
+        stored.check_end(column.name, len(content))
     except SourceInvalid as error:
         raise SampleUnreadable(str(error)) from None
-    if len(content) != stored.first + stored.size:
-        what = "is cut" if len(content) < stored.first + stored.size else "has something behind its array"
-        raise SampleUnreadable(
-            f"{column.name} {what}: it has {len(content)} bytes, and its header says {stored.first + stored.size}"
-        )
-    if not stored.size:
-        return np.zeros(stored.shape, stored.dtype.newbyteorder("="))
-    numbers = np.frombuffer(content, stored.dtype, offset=stored.first)
-    if stored.dtype.kind == "b" and numbers.view(np.uint8).max() > 1:
-        raise SampleUnreadable(f"{column.name} has a byte {numbers.view(np.uint8).max()}, which is not bool: 0 or 1")
-    numbers = numbers.reshape(stored.shape, order="F" if stored.fortran else "C")
-    return numbers if stored.dtype.isnative else numbers.astype(stored.dtype.newbyteorder("="))
-
-
-def _written(column: Column, content: memoryview) -> Value:
-    try:
-        return cell_reader(column)(str(content, "utf-8"))
-    except UnicodeDecodeError as error:
-        raise SampleUnreadable(f"{column.name} is no UTF-8: byte {error.start} of {content.nbytes}") from None
-    except ValueError as error:
-        raise SampleUnreadable(f"{column.name} {error}") from None
+    return stored.numbers(column.name, content)
 
 
 def _kind(value: object) -> str:
@@ -139,8 +119,13 @@ class MembersReader:
         self._index = index
         self._max_bytes = max_bytes
         self._path_bytes = source.path_bytes
-        self._parts = parts_of(source)
-        self._wanted = endings_of(self._parts)
+        self._parts = source.parts
+        self._wanted = source.wanted
+        self._defaults = {
+            column.name: default_value(column, source.defaults[column.name])
+            for column in source.columns
+            if column.name in source.defaults
+        }
         self._firsts: list[int] = index.arrays["firsts"].tolist()
         self._starts: NDArray[np.int64] = index.arrays["starts"]
         self._extents: NDArray[np.uint32] = index.arrays["extents"]
@@ -165,7 +150,7 @@ class MembersReader:
         for part in self._parts:
             member, content = found[part.slot], contents[part.slot]
             if member is None or content is None:
-                values[part.column.name] = _default(part, f"there is no member {part.members}")
+                values[part.column.name] = self._default(part, f"there is no member {part.members}")
                 continue
             place = member.ending
             try:
@@ -180,7 +165,8 @@ class MembersReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request the members of all these samples from servers at once."""
-        self._bytes.prefetch(self._extents_of(samples))
+        found = (one for sample in samples for one in self._found(sample))
+        self._bytes.prefetch(one.extent for one in found if one is not None)
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """The key, as ``path``; the index has no other values."""
@@ -208,10 +194,6 @@ class MembersReader:
             )
         ]
 
-    def _extents_of(self, samples: Sequence[int]) -> Iterator[Extent]:
-        for sample in samples:
-            yield from (one.extent for one in self._found(sample) if one is not None)
-
     def _content(self, found: _Found | None, *, is_last: bool) -> memoryview | None:
         """The bytes of a member. All but the last are copied: the next read reuses the buffer."""
         if found is None:
@@ -220,7 +202,7 @@ class MembersReader:
         if not size:
             return memoryview(b"")
         try:
-            if size == BYTES_MAX:
+            if size == MEMBER_BYTES_MAX:
                 raise SampleUnreadable(f"has {size} bytes or more, more than max_bytes = {self._max_bytes}")
             assert size is not None, "the index has it"
             content = self._bytes.read_extent(path, start, size)
@@ -234,19 +216,18 @@ class MembersReader:
         value = objects[part.slot].get(part.member.key)
         if value is None:
             there = ", ".join(map(repr, list(objects[part.slot])[:20]))
-            return _default(part, f"there is no {part.member.key!r}; there are {there or 'none'}")
+            return self._default(part, f"there is no {part.member.key!r}; there are {there or 'none'}")
         return value_in_json(part.column, value)
 
-
-def _default(part: MemberField, problem: str) -> Value:
-    """The default of a field. Raises ``SampleUnreadable`` if it has none."""
-    if part.default is None:
-        raise SampleUnreadable(f"{problem}, which the field {part.column.name} comes from")
-    return part.default
+    def _default(self, part: MemberField, problem: str) -> Value:
+        """The default of a field. Raises ``SampleUnreadable`` if it has none."""
+        if part.column.name not in self._defaults:
+            raise SampleUnreadable(f"{problem}, which the field {part.column.name} comes from")
+        return self._defaults[part.column.name]
 
 
 def _open(source: WebDatasetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> Reader:
-    return (MembersReader if source.fields else FilesReader.of)(source, index, max_bytes, storage)
+    return (MembersReader if source.fields else FilesReader)(source, index, max_bytes, storage)
 
 
 READERS = {WebDatasetSource: _open}

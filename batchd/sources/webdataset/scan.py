@@ -5,9 +5,17 @@
 
 The key of a member is its name up to the first dot of its last part, as in WebDataset.
 
-Labels are read here. Of images only the extent is noted: workers read each with one ``pread``, in
-any order. Short numbers, arrays and texts of ``fields`` enter the digest with their content,
-everything else with its extent.
+Without ``fields``, labels are read here, and the index is one of ``files.index``: of an image only
+the extent is noted, and workers read each with one ``pread``, in any order. With ``fields``, short
+numbers, arrays and texts enter the digest with their content, everything else with its extent:
+
+    firsts    int64 [shards + 1]        first sample of each shard, and the number of all samples
+    starts    int64 [n]                 first byte of the first member of each sample in its shard
+    extents   uint32 [n, members, 2]    (blocks of 512 bytes from there, bytes) of each member
+    endings   uint8 [n, members]        the number of its ending; MISSING if there is no such member
+    offsets   int64 [n + 1]             the key of sample i is keys[offsets[i]:offsets[i + 1]]
+    keys      uint8 [bytes]             one key right after the other
+    shards    uint8 [bytes]             the paths of the shards below the root, a NUL after each
 
 A shard ends with at least one block of zeros, so a shard that was cut between two members is
 recognised.
@@ -20,34 +28,37 @@ import json
 import os
 import tarfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from tarfile import BLOCKSIZE
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
-from batchd.sources.files.index import PROGRESS_EVERY, GrowingIndex, image_columns, path_columns
+from batchd.samples.values import default_value
+from batchd.sources.files.index import PROGRESS_EVERY, GrowingIndex, check_path_length, image_columns, path_columns
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
-from batchd.sources.webdataset.index import BYTES_MAX, MISSING, PLACE, MemberField, endings_of, parts_of
-from batchd.sources.webdataset.options import WebDatasetSource
+from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, MemberField, WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.compression import compression_of
-from batchd.storage.index import NUMBER, SourceIndex, blob, readable
+from batchd.storage.index import SourceIndex, blob, number_array, readable
 from batchd.storage.paths import size_of
 from batchd.storage.survey import Survey
 
 HEADER_BYTES_MAX = 1 << 20
 """Longest name or extended header of a member: tarfile reads any length that a member claims."""
-
 MAGIC, MAGIC_AT = b"ustar", 257
 """Magic of a tar file. At its start is a name, which may look like the magic of another format."""
+CONTENT_BYTES_MAX = 4096
+"""Of longer members, only the length enters the digest."""
+LABEL_BYTES_MAX = 1 << 20
+_LABEL_MAX = (1 << 63) - 1
+_SHOWN_MEMBERS_MAX = 12
 
 
 class TarMember(NamedTuple):
@@ -67,25 +78,24 @@ class TarSample(NamedTuple):
 
 def samples_in(path: Path, stream: BinaryIO) -> Iterator[TarSample]:
     """The samples of a shard, each with at least one member. Raises ``SourceInvalid``."""
-    sample: dict[str, TarMember] = {}
-    former = ""
-    for member in _members(path, stream):
-        folder, slash, last = member.name.rpartition("/")
-        stem, _, ending = last.partition(".")
-        key = folder + slash + stem
-        if key != former and sample:
-            yield TarSample(former, sample)
-            sample = {}
-        if ending in sample:
-            raise SourceInvalid(f"{path}: two members are called {readable(os.fsencode(member.name))}")
-        sample[ending], former = member, key
-    if sample:
-        yield TarSample(former, sample)
+    for key, members in groupby(_members(path, stream), _key_of):
+        sample: dict[str, TarMember] = {}
+        for member in members:
+            ending = member.name[len(key) + 1 :]
+            if ending in sample:
+                raise SourceInvalid(f"{path}: two members are called {readable(os.fsencode(member.name))}")
+            sample[ending] = member
+        yield TarSample(key, sample)
+
+
+def _key_of(member: TarMember) -> str:
+    folder, slash, last = member.name.rpartition("/")
+    return folder + slash + last.partition(".")[0]
 
 
 def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
     """The files in a shard, in their order, without hidden ones."""
-    start = stream.read(tarfile.BLOCKSIZE)
+    start = stream.read(BLOCKSIZE)
     found = compression_of(start)
     if found is not None and not start.startswith(MAGIC, MAGIC_AT):
         raise SourceInvalid(
@@ -104,8 +114,8 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
                     last = TarMember(member.name, member.offset_data, member.size)
                     yield last
             stream.seek(shard.offset)  # tarfile takes a broken header for the end
-            block = stream.read(tarfile.BLOCKSIZE)
-            if len(block) < tarfile.BLOCKSIZE:
+            block = stream.read(BLOCKSIZE)
+            if len(block) < BLOCKSIZE:
                 raise SourceInvalid(
                     f"{path}: no end-of-archive block at byte {shard.offset}: the shard is cut; copy it again"
                 )
@@ -113,7 +123,7 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
                 raise SourceInvalid(f"{path} is damaged: no header of a member at byte {shard.offset}")
     except (tarfile.TarError, ValueError, OverflowError) as error:
         size = size_of(stream)
-        if size < last.start - -last.size // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE:
+        if size < last.start - -last.size // BLOCKSIZE * BLOCKSIZE:
             name = readable(os.fsencode(last.name))
             raise SourceInvalid(f"{path} is cut: it ends at byte {size}, within {name}; copy it again") from None
         raise SourceInvalid(f"{path} is no tar file, or is damaged: {error}") from None
@@ -134,63 +144,84 @@ class _HeadersOnly:
         return self._stream.read(count)
 
 
-CONTENT_BYTES_MAX = 4096
-"""Of longer members, only the length enters the digest."""
-
-
-def scan_fields(source: WebDatasetSource, survey: Survey) -> SourceIndex:
-    """Find the samples of all shards, ordered by the shards' paths. Raises ``SourceInvalid``."""
-    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
-    parts = parts_of(source)
-    found = _FoundMembers(parts, source.path_bytes)
-    firsts = [0]
-    for shard in shards:
-        path = source.root / os.fsdecode(shard)
+def _samples(
+    source: WebDatasetSource, shards: list[bytes], survey: Survey
+) -> Iterator[tuple[int, Path, BinaryIO, TarSample]]:
+    """Each sample, with the number, path and stream of its shard. Raises ``SourceInvalid``."""
+    for number, shard in enumerate(shards):
+        path, sample = source.root / os.fsdecode(shard), None
         with survey.open(path) as stream:
             for sample in samples_in(path, stream):
                 survey.looked()
-                found.add(path, stream, sample)
-                if len(found.starts) % PROGRESS_EVERY == 0:
-                    survey.progress(len(found.starts))
-        if len(found.starts) == firsts[-1]:
+                yield number, path, stream, sample
+        if sample is None:
             raise SourceInvalid(f"{path} holds no sample; leave it out of the shards")
-        firsts.append(len(found.starts))
-    survey.progress(firsts[-1])
-    found.check_names(source)
-    facts = {"fields": [part.fact for part in parts], "content": found.content.hexdigest()}
-    arrays = {"firsts": np.array(firsts, NUMBER), **found.arrays(), "shards": blob(tuple(shards))}
-    place = {"root": os.fsdecode(source.root.absolute()), **survey.place()}
-    return SourceIndex.build(firsts[-1], facts, arrays, place)
+
+
+def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
+    """Find the samples of all shards, ordered by the shards' paths. Raises ``SourceInvalid``."""
+    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
+    if source.fields:
+        return _FoundMembers(source).scan(shards, survey)
+    growing = GrowingIndex(survey.progress, source.path_bytes)
+    for number, path, stream, sample in _samples(source, shards, survey):
+        image, label = _image(source, path, sample.members), _label(source, path, stream, sample.members)
+        growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
+    return growing.finish(source.root, [], survey, shards)
 
 
 class _FoundMembers:
-    """The members found so far."""
+    """The members of the samples of a source with ``fields``, found so far."""
 
-    def __init__(self, parts: Sequence[MemberField], path_bytes: int) -> None:
-        self.starts = array("q")
-        self.content = sha256()
-        self._parts = parts
-        self._path_bytes = path_bytes
-        self._wanted = endings_of(parts)
-        self._images = {part.slot for part in parts if part.coding == "image"}
+    def __init__(self, source: WebDatasetSource) -> None:
+        self._source = source
+        self._parts = source.parts
+        self._wanted = source.wanted
+        self._images = {part.slot for part in self._parts if part.coding == "image"}
+        self._content = sha256()
+        self._starts = array("q")
         self._extents = array("I")
         self._endings = array("B")
         self._keys = bytearray()
         self._offsets = array("q", [0])
         self._seen = [False] * len(self._wanted)
-        self._first = ""
 
-    def add(self, path: Path, stream: BinaryIO, sample: TarSample) -> None:
-        """Add one sample. Raises ``SourceInvalid``."""
+    def scan(self, shards: list[bytes], survey: Survey) -> SourceIndex:
+        """Find all samples. Raises ``SourceInvalid``, also for a field that none of them has."""
+        firsts, first = array("q"), ""
+        for number, path, stream, sample in _samples(self._source, shards, survey):
+            first = first or f"{readable(os.fsencode(sample.key))} of {path} has {_listed(sample.members)}"
+            if len(firsts) == number:
+                firsts.append(len(self._starts))
+            self._add(path, stream, sample)
+            if len(self._starts) % PROGRESS_EVERY == 0:
+                survey.progress(len(self._starts))
+        firsts.append(len(self._starts))
+        survey.progress(firsts[-1])
+        for part in self._parts:
+            if not self._seen[part.slot] and part.column.name not in self._source.defaults:
+                raise SourceInvalid(
+                    f"{self._source.place}: no sample has a member {part.members} for the field {part.column.name}; the first, "
+                    f"{first}; say in names where the field comes from, or in defaults what stands for it"
+                )
+        facts = {"fields": list(map(self._fact, self._parts)), "content": self._content.hexdigest()}
+        arrays = {
+            "firsts": number_array(firsts),
+            "starts": number_array(self._starts),
+            "extents": number_array(self._extents).reshape(-1, len(self._wanted), 2),
+            "endings": number_array(self._endings).reshape(-1, len(self._wanted)),
+            "offsets": number_array(self._offsets),
+            "keys": np.frombuffer(self._keys, np.uint8),
+            "shards": blob(shards),
+        }
+        place = {"root": os.fsdecode(self._source.root.absolute()), **survey.place()}
+        return SourceIndex.build(firsts[-1], facts, arrays, place)
+
+    def _add(self, path: Path, stream: BinaryIO, sample: TarSample) -> None:
         key = os.fsencode(sample.key)
-        if self._path_bytes and len(key) > self._path_bytes:
-            raise SourceInvalid(
-                f"{path}: the name {readable(key)} has {len(key)} bytes, more than path_bytes = {self._path_bytes}"
-            )
-        if not self.starts:
-            self._first = f"{readable(key)} of {path} has {_listed(sample.members)}"
+        check_path_length(f"{path}: the name", key, self._source.path_bytes)
         start = next(iter(sample.members.values())).start
-        self.starts.append(start)
+        self._starts.append(start)
         self._keys += key
         self._offsets.append(len(self._keys))
         for slot, wanted in enumerate(self._wanted):
@@ -201,75 +232,41 @@ class _FoundMembers:
                 continue
             member = sample.members[wanted[number]]
             blocks = (member.start - start) // BLOCKSIZE
-            if blocks > BYTES_MAX:
+            if blocks > MEMBER_BYTES_MAX:
                 raise SourceInvalid(f"{path}: the members of {readable(key)} lie too far from each other")
             self._seen[slot] = True
-            self._extents.extend((blocks, min(member.size, BYTES_MAX)))
+            self._extents.extend((blocks, min(member.size, MEMBER_BYTES_MAX)))
             if slot not in self._images and member.size <= CONTENT_BYTES_MAX:
-                self._digest(stream, member)
+                content = _content(stream, member)
+                self._content.update(b"%d:%b" % (len(content), content))
 
-    def _digest(self, stream: BinaryIO, member: TarMember) -> None:
-        place = stream.tell()
-        stream.seek(member.start)
-        content = stream.read(member.size)
-        stream.seek(place)
-        self.content.update(b"%d:%b" % (len(content), content))
+    def _fact(self, part: MemberField) -> list[Any]:
+        """What decides the bytes of a field, however the options were written."""
+        default: Any = self._source.defaults.get(part.column.name)
+        if default is not None and not isinstance(default, str):
+            default = np.asarray(default_value(part.column, default)).tobytes().hex()
+        return [part.column.text, part.member.text, default]
 
-    def check_names(self, source: WebDatasetSource) -> None:
-        """Raise ``SourceInvalid`` for a field that no sample has."""
-        for part in self._parts:
-            if not self._seen[part.slot] and part.default is None:
-                raise SourceInvalid(
-                    f"{source.place}: no sample has a member {part.members} for the field {part.column.name}; the first, "
-                    f"{self._first}; say in names where the field comes from, or in defaults what stands for it"
-                )
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the index."""
-        count = len(self._wanted)
-        return {
-            "starts": np.frombuffer(self.starts, np.int64).astype(NUMBER, copy=False),
-            "extents": np.frombuffer(self._extents, np.uint32).astype(PLACE, copy=False).reshape(-1, count, 2),
-            "endings": np.frombuffer(self._endings, np.uint8).reshape(-1, count),
-            "offsets": np.frombuffer(self._offsets, np.int64).astype(NUMBER, copy=False),
-            "keys": np.frombuffer(self._keys, np.uint8),
-        }
+def _content(stream: BinaryIO, member: TarMember) -> bytes:
+    """The bytes of a member; ``stream`` stays where it is."""
+    place = stream.tell()
+    stream.seek(member.start)
+    content = stream.read(member.size)
+    stream.seek(place)
+    return content
 
 
 def _listed(members: dict[str, TarMember]) -> str:
-    shown = 12
-    more = [f"{len(members) - shown} more"] if len(members) > shown else []
-    return ", ".join(chain((readable(os.fsencode(f".{ending}")) for ending in list(members)[:shown]), more))
-
-
-LABEL_BYTES_MAX = 1 << 20
-_LABEL_MAX = (1 << 63) - 1
-
-
-def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
-    """Find the samples of all shards, ordered by the shards' paths. Raises ``SourceInvalid``."""
-    if source.fields:
-        return scan_fields(source, survey)
-    growing = GrowingIndex(survey.progress, source.path_bytes)
-    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
-    for number, shard in enumerate(shards):
-        path = source.root / os.fsdecode(shard)
-        found = len(growing)
-        with survey.open(path) as stream:
-            for _key, members in samples_in(path, stream):
-                survey.looked()
-                image, label = _image(source, path, members), _label(source, path, stream, members)
-                growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
-        if len(growing) == found:
-            raise SourceInvalid(f"{path} holds no sample; leave it out of the shards")
-    return growing.finish(source.root, [], survey, shards)
+    more = [f"{len(members) - _SHOWN_MEMBERS_MAX} more"] if len(members) > _SHOWN_MEMBERS_MAX else []
+    shown = (readable(os.fsencode(f".{ending}")) for ending in list(members)[:_SHOWN_MEMBERS_MAX])
+    return ", ".join(chain(shown, more))
 
 
 def _image(source: WebDatasetSource, path: Path, members: dict[str, TarMember]) -> TarMember:
     for ending in source.image:
-        member = members.get(ending)
-        if member is not None:
-            return member
+        if ending in members:
+            return members[ending]
     name = next(iter(members.values())).name
     raise SourceInvalid(
         f"{path}: the sample of {readable(os.fsencode(name))} has no image: its endings are {', '.join(members)}, and "
@@ -291,10 +288,7 @@ def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict
     shown = readable(os.fsencode(member.name))
     if member.size > LABEL_BYTES_MAX:
         raise SourceInvalid(f"{path}: {shown} has {member.size} bytes, too many for a label")
-    place = stream.tell()
-    stream.seek(member.start)
-    text = stream.read(member.size)
-    stream.seek(place)
+    text = _content(stream, member)
     try:
         found = json.loads(text)[key] if key else int(text.decode("ascii"))
     except (ValueError, KeyError, TypeError, RecursionError):

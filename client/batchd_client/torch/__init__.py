@@ -9,16 +9,201 @@
 
 ``BatchdDataset`` is the same as an ``IterableDataset``, for programs that must have a
 ``DataLoader``.
+
+Invariant: ``state_dict`` counts the batches that the loop has received, not those in transit.
 """
 
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Unpack
+
 try:
-    import torch as _torch  # noqa: F401  imported first, so that its absence is reported with a remedy
+    import torch
 except ImportError as _error:
     raise ImportError(
         "batchd_client.torch needs PyTorch: pip install torch (https://pytorch.org/get-started)"
     ) from _error
+import torch.distributed
+import torch.utils.data
 
-from batchd_client.torch.loader import BatchdDataset, BatchdLoader
-from batchd_client.torch.tensors import TensorSchema
+from batchd_client.daemon import Connecting, connect
+from batchd_client.errors import LoaderInWorker
+from batchd_client.loader import (
+    PREFETCH,
+    Loader,
+    LoaderConnection,
+    RankShare,
+    check_prefetch,
+    checked_fields,
+    find_share,
+)
+from batchd_client.prefetch import Prefetcher
+from batchd_client.subscription import StreamState
+from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
+from batchd_client.torch.tensors import HostPlacement, ImageLayout, Recipe, Tensors, TensorSchema, recipes_for
 
 __all__ = ["BatchdDataset", "BatchdLoader", "TensorSchema"]
+
+
+class BatchdLoader(Loader[Any]):
+    """Batches of a stream as tensors. ``for images, labels in loader`` reads the rest of the epoch.
+
+    ``device``: the device of the tensors; "cuda" is the current device. On a GPU, up to
+    ``prefetch`` batches are in transit ahead of the loop. ``as_dict``: give dicts instead of
+    tuples. ``fields``: names, in order; default: all, in tuples without ``index``.
+
+    Images are ``[B, C, H, W]``: fields of shape [height, width, 1, 3 or 4], or those named in
+    ``images``. ``dtype``: dtype of images; default: the stream's. ``normalize=(mean, std)``, a
+    number for each channel: ``(x / 255 - mean) / std``, float32 unless ``dtype`` is given.
+    ``channels_last``: give images in that memory format, which saves a pass over them. Other fields
+    keep the dtype and shape of ``Stream.schema``; a ragged field is a list of tensors.
+    ``transform``: called with each item, on the device; the loop gets what it returns.
+
+    ``rank`` and ``world_size``: default: those of torch.distributed if it is initialised, else of
+    torchrun, Slurm or mpirun. ``window``, ``epochs`` and ``state``: as for ``Daemon.stream``.
+    ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise, after a ``break``,
+    the next ``for`` continues where the loop stopped. ``connecting``: as for
+    ``batchd_client.connect``.
+
+    Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
+    """
+
+    def __init__(  # noqa: PLR0913  options of a loader, each by name
+        self,
+        stream: str,
+        *,
+        address: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        device: torch.device | str = "cpu",
+        fields: Sequence[str] | None = None,
+        images: Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+        normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+        channels_last: bool = False,
+        as_dict: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        prefetch: int = PREFETCH,
+        window: int | None = None,
+        epochs: int | None = None,
+        state: Mapping[str, object] | None = None,
+        restart: bool = False,
+        **connecting: Unpack[Connecting],
+    ) -> None:
+        check_prefetch(prefetch)
+        share, self._wanted_device = _share(rank, world_size), torch.device(device)
+        super().__init__(stream, share, f"device={self._wanted_device}", restart=restart)
+        self._connect_daemon = partial(connect, address, **connecting)
+        self._window, self._epochs, self._state = window, epochs, state
+        self._fields, self._layout = fields, ImageLayout(images, dtype, normalize, channels_last)
+        self._as_dict, self._transform, self._prefetch = as_dict, transform, prefetch
+        self._recipes: tuple[Recipe, ...] = ()
+        self._open()
+
+    # --- what it is -------------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> Mapping[str, TensorSchema]:
+        """Dtype and shape, of one sample, of the tensors by field, before ``transform``."""
+        self._open()
+        return MappingProxyType({recipe.name: recipe.schema for recipe in self._recipes})
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors, with its number."""
+        self._open()
+        return self._device
+
+    # --- taking batches ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """Rest of the epoch. Raises what iterating a ``Stream`` raises, and ``LoaderInWorker``."""
+        if torch.utils.data.get_worker_info() is not None:
+            raise LoaderInWorker
+        return super().__iter__()
+
+    # --- its life ---------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the options and the position; the unpickled loader connects at its first use."""
+        state = vars(self) | {"_opened": None, "_recipes": ()}
+        return state if self._opened is None else state | {"_state": self._opened.prefetcher.state_dict()}
+
+    def _open(self) -> Prefetcher[Any]:
+        """See ``Loader``. Connects when the loader is made, and after unpickling."""
+        if self._opened is None:
+            self._check_open()
+            self._opened = self._connect()
+        return self._opened.prefetcher
+
+    def _connect(self) -> LoaderConnection[Any]:
+        runtime = CudaRuntime(self._wanted_device) if self._wanted_device.type == "cuda" else None
+        self._device = self._wanted_device if runtime is None else runtime.device
+        daemon = self._connect_daemon(writable_slots=runtime is not None and needs_writable(runtime))
+        as_dict, transform = self._as_dict, self._transform
+        with ExitStack() as on_failure:
+            on_failure.callback(daemon.close)
+            stream = daemon.stream(
+                self._name, *self._share, window=self._window, epochs=self._epochs, state=self._state
+            )
+            names = checked_fields(stream.schema, self._fields, as_dict=as_dict)
+            with nullcontext() if runtime is None else runtime.aside():  # the events of batches follow it there
+                self._recipes = recipes_for(stream.schema, names, self._layout, self._device)
+
+            def make_item(tensors: list[Tensors]) -> object:  # without self, which it would keep alive
+                item: object = dict(zip(names, tensors, strict=True)) if as_dict else tuple(tensors)
+                return item if transform is None else transform(item)
+
+            if runtime is not None:
+                placement = CudaPlacement(self._recipes, make_item, runtime, stream.memories)
+                prefetcher = Prefetcher[Any](stream, placement, self._prefetch)
+            else:
+                prefetcher = Prefetcher[Any](stream, HostPlacement(self._recipes, make_item, self._device), 0)
+            on_failure.pop_all()
+        return LoaderConnection(self, prefetcher, daemon)
+
+
+def _share(rank: int | None, world_size: int | None) -> RankShare:
+    distributed = torch.distributed
+    if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
+        return RankShare(distributed.get_rank(), distributed.get_world_size())
+    return find_share(os.environ, rank, world_size)
+
+
+class BatchdDataset(torch.utils.data.IterableDataset[Any]):
+    """The batches of a ``BatchdLoader`` as an ``IterableDataset``, for programs with a DataLoader.
+
+        dataset = BatchdDataset(BatchdLoader("photos"))
+        loader = DataLoader(dataset, batch_size=None, num_workers=0)
+
+    ``batch_size=None``, because items are whole batches; ``num_workers=0``, because the daemon's
+    workers do the work: in a worker process of a DataLoader, iterating raises ``LoaderInWorker``.
+    Take the state for a checkpoint from the dataset, not from the DataLoader.
+    """
+
+    def __init__(self, loader: BatchdLoader) -> None:
+        super().__init__()
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate the rest of the current epoch."""
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch for this rank."""
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See ``BatchdLoader``."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> StreamState:
+        """See ``BatchdLoader``."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: StreamState) -> None:
+        """See ``BatchdLoader``."""
+        self.loader.load_state_dict(state)

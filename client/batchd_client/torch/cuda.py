@@ -18,18 +18,15 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import partial
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from batchd_client.batch import Batch, Room
 from batchd_client.hints import log_once
-from batchd_client.memory import SlotMemory
-from batchd_client.remote import ReceiveBuffer
+from batchd_client.memory import BatchMemory, SlotMemory
 from batchd_client.torch.tensors import MakeItem, Recipe, Tensors, cut, fill, is_ragged, largest_in, over, rows_in
-
-Memory = SlotMemory | ReceiveBuffer
 
 STEPS_AHEAD_MAX = 4
 """Steps that the loop may be ahead of the device: each keeps a batch in the device's memory."""
@@ -46,49 +43,11 @@ REGISTER_PORTABLE = 1
 REGISTER_READ_ONLY = 8
 """``cudaHostRegisterReadOnly``: for memory mapped read-only. Few devices support it."""
 
-
-class Event(Protocol):
-    """A point in a stream of work: ``torch.cuda.Event``."""
-
-    def query(self) -> bool:
-        """True if all work before the event is done."""
-
-    def synchronize(self) -> None:
-        """Wait until ``query`` is true."""
-
-
-class Runtime(Protocol):
-    """The CUDA functions that a placement needs; tests use a fake."""
-
-    device: torch.device
-
-    def register(self, address: int, size: int, flags: int) -> bool:
-        """Page-lock memory for reads by the device; False if the driver refuses."""
-
-    def unregister(self, address: int) -> None:
-        """Undo ``register``, before the memory is unmapped.
-
-        Does nothing for unregistered memory.
-        """
-
-    def locked(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocate page-locked memory, kept until copies from it in ``aside`` are done."""
-
-    def aside(self) -> AbstractContextManager[object]:
-        """Make the side stream current within this context."""
-
-    def mark(self) -> Event:
-        """Record an event after the work now in the side stream."""
-
-    def adopt(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
-        """Let the caller's stream wait for the event, and keep the tensors until it is done."""
-
-    def reached(self) -> Event:
-        """Record an event after the work now in the caller's stream."""
+Event = torch.cuda.Event
 
 
 class CudaRuntime:
-    """The runtime by torch's CUDA functions."""
+    """The CUDA functions that a placement needs; tests use a fake."""
 
     def __init__(self, device: torch.device) -> None:
         self._runtime: Any = torch.cuda.cudart()
@@ -96,7 +55,7 @@ class CudaRuntime:
         self.device = self._side.device  # with its number, as the current device may change
 
     def register(self, address: int, size: int, flags: int) -> bool:
-        """See ``Runtime``."""
+        """Page-lock memory for reads by the device; False if the driver refuses."""
         with torch.cuda.device(self.device):
             if int(self._runtime.cudaHostRegister(address, size, flags)) == 0:
                 return True
@@ -104,33 +63,33 @@ class CudaRuntime:
         return False
 
     def unregister(self, address: int) -> None:
-        """See ``Runtime``."""
+        """Undo ``register`` before the memory is unmapped; nothing for unregistered memory."""
         with torch.cuda.device(self.device):
             if int(self._runtime.cudaHostUnregister(address)) != 0:
                 self._forget_error()
 
     def locked(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """See ``Runtime``."""
+        """Allocate page-locked memory, kept until copies from it in ``aside`` are done."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def aside(self) -> AbstractContextManager[object]:
-        """See ``Runtime``."""
+        """Make the side stream current within this context."""
         return torch.cuda.stream(self._side)
 
-    def mark(self) -> torch.cuda.Event:
-        """See ``Runtime``."""
+    def mark(self) -> Event:
+        """Record an event after the work now in the side stream."""
         return self._side.record_event()
 
-    def adopt(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
-        """See ``Runtime``."""
+    def adopt(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
+        """Let the caller's stream wait for the event, and keep the tensors until it is done."""
         own = torch.cuda.current_stream(self.device)
         own.wait_event(event)
         for tensor in tensors:
             tensor.record_stream(own)
 
-    def reached(self) -> torch.cuda.Event:
-        """See ``Runtime``. A wait for the event sleeps instead of spinning."""
-        event = torch.cuda.Event(blocking=True)
+    def reached(self) -> Event:
+        """Record an event after the caller's work; a wait for it sleeps instead of spinning."""
+        event = Event(blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -142,7 +101,7 @@ class CudaRuntime:
             return
 
 
-def needs_writable(runtime: Runtime) -> bool:
+def needs_writable(runtime: CudaRuntime) -> bool:
     """Try one read-only page: True if the device reads only memory mapped writable."""
     page = _read_only_page()
     try:
@@ -168,25 +127,22 @@ class RegisteredMemory:
     registered until after it is unregistered, and an interrupted call is repeated.
     """
 
-    def __init__(self, runtime: Runtime, present: Callable[[], Iterable[Memory]]) -> None:
+    def __init__(self, runtime: CudaRuntime, present: Callable[[], Iterable[BatchMemory]]) -> None:
         """``present`` lists the memory of current and future batches; no other stays registered."""
         self._runtime = runtime
         self._present = present
-        self._held: dict[int, Memory] = {}
+        self._held: dict[int, BatchMemory] = {}
         self._registered: set[int] = set()
         """Memory, by id, that is known to be registered."""
         self._refused: set[int] = set()
         """Flags that the driver refuses."""
 
-    def has(self, memory: Memory, busy: Iterable[Memory]) -> bool:
-        """Register the memory if possible; True if it is registered.
-
-        ``busy``: memory being read.
-        """
+    def has(self, memory: BatchMemory, busy: Iterable[BatchMemory]) -> bool:
+        """Register the memory if possible; True if it is. ``busy``: memory being read."""
         number, flags = id(memory), _flags_for(memory)
         if number in self._registered:
             return True
-        self._forget_what_is_over(busy)
+        self.let_go(busy)
         if flags in self._refused:
             return False
         if number in self._held:
@@ -200,7 +156,8 @@ class RegisteredMemory:
         log_once(_why_not(memory))
         return False
 
-    def _forget_what_is_over(self, busy: Iterable[Memory]) -> None:
+    def let_go(self, busy: Iterable[BatchMemory] = ()) -> None:
+        """Unregister memory that will hold no further batch, unless ``busy``: a copy reads it."""
         needed = {id(one) for one in (*self._present(), *busy)}
         for number, memory in list(self._held.items()):
             if number not in needed:
@@ -208,20 +165,13 @@ class RegisteredMemory:
                 self._runtime.unregister(memory.address)
                 del self._held[number]
 
-    def let_go(self) -> None:
-        """Unregister memory that will hold no further batch. No copy may read it any more."""
-        self._forget_what_is_over(())
-
     def close(self) -> None:
         """Unregister everything. No copy may read it any more."""
         self._present = tuple
         self.let_go()
 
     def abandon(self) -> None:
-        """Unregister as far as a broken device allows, and hold nothing.
-
-        The device reads no more.
-        """
+        """Unregister as far as a broken device, which reads no more, allows; hold nothing."""
         for number, memory in list(self._held.items()):
             with suppress(RuntimeError):
                 self._runtime.unregister(memory.address)
@@ -229,38 +179,35 @@ class RegisteredMemory:
             del self._held[number]
 
 
+@dataclass(slots=True)
 class _Copying:
     """A batch that the device reads, until the event after its copies."""
 
-    __slots__ = ("batch", "event", "memory")
-
-    def __init__(self, batch: Batch, memory: Memory) -> None:
-        self.batch = batch
-        self.memory = memory
-        self.event: Event | None = None
+    batch: Batch
+    memory: BatchMemory
+    event: Event | None = None
 
 
-class _CudaTransfer:
-    """A batch in transit to the device; see ``prefetch.Transfer``."""
-
-    def __init__(
-        self, placement: "CudaPlacement", lengths: list[dict[int, int]], raw: list[Tensors], event: Event
-    ) -> None:
-        self._placement = placement
-        self._lengths = lengths
-        self._raw = raw
-        self._event = event
+class _CudaTransfer(NamedTuple):
+    placement: "CudaPlacement"
+    lengths: list[dict[int, int]]
+    raw: list[Tensors]
+    event: Event
 
     def finish(self) -> object:
         """See ``prefetch.Transfer``. The rest of the work runs in the loop's stream."""
-        return self._placement.hand_over(self._lengths, self._raw, self._event)
+        return self.placement.hand_over(self.lengths, self.raw, self.event)
 
 
 class CudaPlacement:
     """Copies batches to a GPU; see the module."""
 
     def __init__(
-        self, recipes: Sequence[Recipe], make_item: MakeItem, runtime: Runtime, present: Callable[[], Iterable[Memory]]
+        self,
+        recipes: Sequence[Recipe],
+        make_item: MakeItem,
+        runtime: CudaRuntime,
+        present: Callable[[], Iterable[BatchMemory]],
     ) -> None:
         self._recipes = recipes
         self._constants = [constant for recipe in recipes for constant in recipe.constants]
@@ -347,14 +294,9 @@ class CudaPlacement:
         return event
 
     def _copied(self, rooms: list[Room], copy: Callable[[Room, torch.device], Tensors]) -> tuple[list[Tensors], Event]:
-        """Start the copies in the side stream.
-
-        Return the device tensors and the event after them.
-        """
-        with (
-            torch.inference_mode(mode=False),
-            self._runtime.aside(),
-        ):  # the loop may use them in another mode than the present one
+        """Copy in the side stream: the device tensors, and the event after them."""
+        # The loop may use the tensors in another mode than the present one.
+        with torch.inference_mode(mode=False), self._runtime.aside():
             raw = [copy(room, self._runtime.device) for room in rooms]
             return raw, self._runtime.mark()
 
@@ -362,7 +304,7 @@ class CudaPlacement:
         """Copy through page-locked memory. The batch may be released once this returns."""
         if is_ragged(room):
             packed = rows_in(room).packed(self._runtime.locked, fill)
-            return packed.over(_on(device, packed.values)).views()
+            return packed._replace(values=_on(device, packed.values)).views()
         source = over(room.array)
         return _on(device, self._runtime.locked(source.shape, source.dtype).copy_(source))
 
@@ -372,12 +314,8 @@ def _copy_direct(room: Room, device: torch.device) -> Tensors:
         return _on(device, over(room.array))
     rows = rows_in(room)
     if rows.gap_bytes <= GAP_BYTES_MAX * len(rows.lengths):
-        return rows.over(_on(device, rows.values)).views()
-    return rows.packed(partial(_empty, device), _begin_copy).views()
-
-
-def _empty(device: torch.device, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(tuple(shape), dtype=dtype, device=device)
+        return rows._replace(values=_on(device, rows.values)).views()
+    return rows.packed(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device=device), _begin_copy).views()
 
 
 def _begin_copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -385,15 +323,14 @@ def _begin_copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _on(device: torch.device, source: torch.Tensor) -> torch.Tensor:
-    """Start a copy from page-locked memory to the device."""
     return _begin_copy(source, torch.empty_like(source, device=device))
 
 
-def _flags_for(memory: Memory) -> int:
+def _flags_for(memory: BatchMemory) -> int:
     return REGISTER_PORTABLE | REGISTER_READ_ONLY if memory.page.readonly else REGISTER_PORTABLE
 
 
-def _why_not(memory: Memory) -> str:
+def _why_not(memory: BatchMemory) -> str:
     if memory.page.readonly:
         return (
             "this GPU's driver registers no memory that is mapped read-only, so batches are copied once by the CPU on their way "

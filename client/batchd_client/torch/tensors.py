@@ -34,10 +34,7 @@ Tensors = torch.Tensor | list[torch.Tensor]
 
 
 class TensorSchema(NamedTuple):
-    """One field of the loop's item.
-
-    ``shape`` is that of one sample, the largest possible if samples vary.
-    """
+    """One field of the loop's item. ``shape``: of one sample, the largest if samples vary."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -56,7 +53,8 @@ class ImageLayout(NamedTuple):
 class Rows(NamedTuple):
     """The samples of a ragged field in ``values``, ``[elements, ...]``.
 
-    The last sample ends ``values``. ``offsets`` and ``lengths``: in elements, by sample. ``shapes``: of each sample.
+    The last sample ends ``values``. ``offsets`` and ``lengths``: in elements, by sample.
+    ``shapes``: of each sample.
     """
 
     values: torch.Tensor
@@ -77,19 +75,12 @@ class Rows(NamedTuple):
             for offset, length, shape in zip(self.offsets, self.lengths, self.shapes, strict=True)
         ]
 
-    def over(self, values: torch.Tensor) -> "Rows":
-        """The samples in a copy of ``values``."""
-        return self._replace(values=values)
-
     def packed(
         self,
         memory: Callable[[Sequence[int], torch.dtype], torch.Tensor],
         copy: Callable[[torch.Tensor, torch.Tensor], object],
     ) -> "Rows":
-        """Copy the samples one behind the other, without gaps.
-
-        ``copy(source, target)`` for each, into fresh ``memory``.
-        """
+        """Copy the samples without gaps into fresh ``memory``, each by ``copy(source, target)``."""
         values = memory((sum(self.lengths), *self.values.shape[1:]), self.values.dtype)
         starts = [0, *accumulate(self.lengths)][:-1]
         for start, offset, length in zip(starts, self.offsets, self.lengths, strict=True):
@@ -119,7 +110,7 @@ class Recipe:
         if layout.normalize is not None:
             dtype = layout.dtype or torch.float32
             self._scale, self._bias = _normalization(name, field, dtype, layout.normalize, device)
-        self.schema = TensorSchema(dtype, _channels_first(shape), _moved(field.varying, len(shape)))
+        self.schema = TensorSchema(dtype, (*shape[:-3], shape[-1], *shape[-3:-1]), _moved(field.varying, len(shape)))
 
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
@@ -127,10 +118,7 @@ class Recipe:
         return () if self._scale is None else (self._scale, self._bias)
 
     def tensor(self, raw: torch.Tensor, *, owned: bool) -> torch.Tensor:
-        """Convert ``raw``, in the slot's layout ``[B, ...]``, to the schema's.
-
-        A copy unless ``owned``.
-        """
+        """Convert ``raw``, ``[B, ...]`` as in the slot, to the schema's; copy if not ``owned``."""
         dtype = self.schema.dtype if self._scale is None else torch.float32
         tensor = self._laid_out(raw, dtype) if owned else self._copied(raw, dtype)
         if self._scale is None:
@@ -160,10 +148,9 @@ def recipes_for(
     schema: Mapping[str, FieldSchema], fields: Sequence[str], layout: ImageLayout, device: torch.device
 ) -> tuple[Recipe, ...]:
     """Make the recipes of ``fields``, in order. Raises ``TensorsInvalid``."""
-    for option, names in (("fields", fields), ("images", layout.images)):
-        for name in names or ():
-            if name not in schema:
-                raise TensorsInvalid(f"{option}: the stream has no field {name!r}; it has {', '.join(schema)}")
+    for name in layout.images or ():
+        if name not in schema:
+            raise TensorsInvalid(f"images: the stream has no field {name!r}; it has {', '.join(schema)}")
     recipes = tuple(Recipe(name, schema[name], layout, device) for name in fields)
     if not any(recipe.is_image for recipe in recipes) and (layout.dtype is not None or layout.normalize is not None):
         raise TensorsInvalid(
@@ -215,10 +202,7 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def largest_in(room: Room) -> dict[int, int]:
-    """Lengths of the largest sample of a padded field, by dimension of the batch's array.
-
-    Empty if all samples have one shape.
-    """
+    """Lengths of a padded field's largest sample, by dimension of the batch; else none."""
     if room.varying is None or room.sizes is None:
         return {}
     lengths = room.sizes.max(axis=0, initial=0).tolist()
@@ -270,10 +254,6 @@ def _is_image(field: FieldSchema) -> bool:
     return len(shape) == IMAGE_DIMENSIONS and shape[-1] in CHANNELS and shape[0] not in CHANNELS
 
 
-def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:-3], shape[-1], *shape[-3:-1])
-
-
 def _moved(varying: Varying | None, dimensions: int) -> Varying | None:
     """The varying dimensions of an image once its channels are first."""
     if varying is None:
@@ -296,10 +276,7 @@ def _normalization(
     normalize: tuple[Sequence[float], Sequence[float]],
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and bias for each channel: ``(x / 255 - mean) / std`` is ``x * scale + bias``.
-
-    float32 ``[C, 1, 1]``.
-    """
+    """Scale and bias, float32 ``[C, 1, 1]``: ``(x / 255 - mean) / std`` is ``x * scale + bias``."""
     if field.dtype != np.uint8 or not dtype.is_floating_point:
         raise TensorsInvalid(
             f"normalize makes floating-point images of uint8 ones, and field {name!r} is {field.dtype.name} and should be {dtype}"
@@ -320,16 +297,15 @@ MakeItem = Callable[[list[Tensors]], object]
 HOST = torch.device("cpu")
 
 
-class Placed:
+class Placed(NamedTuple):
     """Finished tensors; the user's ``transform`` runs when the loop asks."""
 
-    def __init__(self, tensors: list[Tensors], make_item: MakeItem) -> None:
-        self._tensors = tensors
-        self._make_item = make_item
+    tensors: list[Tensors]
+    make_item: MakeItem
 
     def finish(self) -> object:
         """See ``prefetch.Transfer``."""
-        return self._make_item(self._tensors)
+        return self.make_item(self.tensors)
 
 
 class HostPlacement:
@@ -350,7 +326,7 @@ class HostPlacement:
         if is_ragged(room):
             rows = rows_in(room).packed(fresh, fill)
             if self._device != HOST:
-                rows = rows.over(rows.values.to(self._device))
+                rows = rows._replace(values=rows.values.to(self._device))
             return [recipe.tensor(row, owned=True) for row in rows.views()]
         source = cut(over(room.array), largest_in(room))
         if self._device == HOST:
