@@ -139,7 +139,7 @@ def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
         return None
     import zmq  # noqa: PLC0415  most configurations need it not
 
-    from batchd.daemon.tcp.sessions import cannot_listen, check_context_threads  # noqa: PLC0415  the same
+    from batchd.daemon.tcp.router import cannot_listen, check_context_threads  # noqa: PLC0415  the same
 
     endpoint = tcp_endpoint(daemon.tcp)
     try:

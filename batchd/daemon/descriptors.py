@@ -18,7 +18,7 @@ class Selector:
         self._callbacks: dict[int, Callable[[], object]] = {}
 
     def fileno(self) -> int:
-        """The epoll's own descriptor, readable when one of the watched ones is."""
+        """The epoll's own descriptor, readable when a watched one is."""
         return self._epoll.fileno()
 
     def add(self, descriptor: int, callback: Callable[[], object]) -> None:
@@ -37,11 +37,7 @@ class Selector:
             self._epoll.unregister(descriptor)
 
     def dispatch(self) -> None:
-        """Call back for each ready descriptor.
-
-        A callback may remove others: those are skipped, and so is a descriptor that was added
-        meanwhile under a number that became free.
-        """
+        """Call back for each ready descriptor, unless a callback has removed or replaced it."""
         ready = [(number, self._callbacks.get(number)) for number, _events in self._epoll.poll(0, EVENTS_AT_ONCE)]
         for descriptor, callback in ready:
             if callback is not None and self._callbacks.get(descriptor) is callback:

@@ -3,8 +3,8 @@
     ``local.sessions``: sockets of the runtime directory; batches stay in shared memory
     ``tcp.sessions``:   TCP, for other hosts; batches are sent as bytes
 
-A door puts the messages of its trainers into the daemon's queue: events for the core, and each
-query as ``Query``. It does not call the rest of the daemon, so doors are made before everything
+A door puts one item for each message of an open session into the daemon's queue: an event for the
+core, or a ``Query``. It does not call the rest of the daemon, so doors are made before everything
 that uses them. ``SessionLog`` writes one line when a trainer subscribes and one when it leaves:
 
     admitted (an action of the core) -> "trainer subscribed"
@@ -15,30 +15,60 @@ Invariant: each logged trainer leaves once, whatever ends first; and no peer can
 connecting and leaving.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple, Protocol, TypeAlias
+from math import inf
+from typing import TypeAlias
 
 import structlog
 import zmq
 
+from batchd import failpoints
 from batchd.core.actions import AdmitProducer, AdmitSubscription, GrantLease
-from batchd.core.events import Event, SessionCutOff, SessionEnded, SubscriptionEnded
+from batchd.core.events import (
+    BatchMismatched,
+    Event,
+    PlaceAsked,
+    PlaceWithdrawn,
+    ProducerAsked,
+    Pulled,
+    SamplePushed,
+    SessionCutOff,
+    SessionEnded,
+    SubscriptionAsked,
+    SubscriptionEnded,
+)
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.limits import LinesPerMinute, SessionLimits
+from batchd.daemon.limits import LinesPerMinute, OncePerMinute, SessionLimits
 from batchd.daemon.memory.slots import MailboxMemory, SlotPool
+from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
 from batchd_wire.codec import Message
+from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
-from batchd_wire.messages import AskBad, AskReload, AskStatus
+from batchd_wire.messages import (
+    AskBad,
+    AskPlace,
+    AskReload,
+    AskStatus,
+    Mismatched,
+    Produce,
+    Pull,
+    Pushed,
+    Refused,
+    Subscribe,
+    Unsubscribe,
+    WithdrawAsk,
+)
 from batchd_wire.status import LocalCounts, TcpCounts, TrainerStatistics
 
 _log = structlog.get_logger()
 
+SECRET_BYTES = 16
 SESSION_LINES_PER_MINUTE = 240
-"""Log lines about the trainers of one user or one host: hundreds may connect at once, but not
-repeatedly."""
+"""Log lines about the trainers of one user or host: hundreds may connect, but not repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +81,7 @@ class Peer:
     is_remote: bool = False
 
 
-class _Entry(NamedTuple):
-    peer: Peer
-    stream: str
+_GONE = Peer("", None, "ended sessions")
 
 
 class SessionLog:
@@ -61,60 +89,42 @@ class SessionLog:
 
     def __init__(self) -> None:
         self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
-        self._readers: dict[int, dict[int, _Entry]] = {}
-        """By session, then by subscription."""
-        self._producers: dict[int, dict[int, _Entry]] = {}
-        """By session, then by stream."""
+        self._readers: dict[int, dict[int, tuple[Peer, str]]] = {}
+        """By session and subscription: the trainer and the stream's name."""
+        self._producers: dict[int, dict[int, tuple[Peer, str]]] = {}
+        """By session and stream: the same."""
 
     def subscribed(self, action: AdmitSubscription, stream: str, peer: Peer) -> None:
         """A trainer reads a stream from now on."""
-        course = action.course
-        self._readers.setdefault(action.session, {})[action.subscription] = _Entry(peer, stream)
-        write = _log.info if self._lines_per_minute.allows(peer.owner) else _log.debug
-        write(
-            "trainer subscribed",
-            stream=stream,
-            name=peer.name,
-            pid=peer.pid,
-            session=action.session,
-            rank=f"{course.rank} of {course.world_size}",
-            epoch=course.epoch,
-            step=course.base,
-        )
+        course, session = action.course, action.session
+        self._readers.setdefault(session, {})[action.subscription] = peer, stream
+        rank = f"{course.rank} of {course.world_size}"
+        self._write("trainer subscribed", session, peer, stream, rank=rank, epoch=course.epoch, step=course.base)
 
     def produces(self, action: AdmitProducer, stream: str, peer: Peer) -> None:
         """A program pushes samples into a stream from now on; it may say so again."""
         streams = self._producers.setdefault(action.session, {})
-        if action.stream in streams:
-            return
-        streams[action.stream] = _Entry(peer, stream)
-        write = _log.info if self._lines_per_minute.allows(peer.owner) else _log.debug
-        write("producer connected", stream=stream, name=peer.name, pid=peer.pid, session=action.session)
+        if action.stream not in streams:
+            streams[action.stream] = peer, stream
+            self._write("producer connected", action.session, peer, stream)
 
     def observe(self, event: Event) -> None:
         """Log the trainers and producers that leave by this event."""
         if isinstance(event, SubscriptionEnded):
             entry = self._readers.get(event.session, {}).pop(event.subscription, None)
             if entry is not None:
-                self._leaves(event.session, entry, "it closed the stream")
+                self._write("trainer left", event.session, *entry, reason="it closed the stream")
         elif isinstance(event, SessionEnded | SessionCutOff):
-            self._all_leave(event)
+            for peer, stream in self._readers.pop(event.session, {}).values():
+                is_disconnected = isinstance(event, SessionCutOff) and not peer.is_remote
+                reason = "it was disconnected" if is_disconnected else "its connection ended"
+                self._write("trainer left", event.session, peer, stream, reason=reason)
+            for entry in self._producers.pop(event.session, {}).values():
+                self._write("producer left", event.session, *entry)
 
-    def _all_leave(self, event: SessionEnded | SessionCutOff) -> None:
-        for entry in self._readers.pop(event.session, {}).values():
-            is_disconnected = isinstance(event, SessionCutOff) and not entry.peer.is_remote
-            self._leaves(event.session, entry, "it was disconnected" if is_disconnected else "its connection ended")
-        for entry in self._producers.pop(event.session, {}).values():
-            write = _log.info if self._lines_per_minute.allows(entry.peer.owner) else _log.debug
-            write("producer left", stream=entry.stream, name=entry.peer.name, pid=entry.peer.pid, session=event.session)
-
-    def _leaves(self, session: int, entry: _Entry, reason: str) -> None:
-        peer = entry.peer
+    def _write(self, text: str, session: int, peer: Peer, stream: str, **further: object) -> None:
         write = _log.info if self._lines_per_minute.allows(peer.owner) else _log.debug
-        write("trainer left", stream=entry.stream, name=peer.name, pid=peer.pid, session=session, reason=reason)
-
-
-_GONE = Peer("", None, "ended sessions")
+        write(text, stream=stream, name=peer.name, pid=peer.pid, session=session, **further)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +136,7 @@ class Query:
 
 
 Queue: TypeAlias = deque[Event | Query]
-"""Events in order. The daemon makes the queue first and passes its ``append`` to all other
-parts."""
+"""Events in order. The daemon makes the queue first and gives its ``append`` to all other parts."""
 Enqueue: TypeAlias = Callable[[Event | Query], None]
 
 
@@ -142,64 +151,131 @@ class DaemonSide:
     subscription_numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
-class Door(Protocol):
+class Door(ABC):
     """One way in for trainers. A message to a session that is gone is dropped."""
 
-    name: str
-    """The key of its counts in the status."""
+    is_remote = False
+
+    def __init__(self, daemon: DaemonSide, limits: SessionLimits) -> None:
+        self._daemon = daemon
+        self._limits = limits
+        self._once_per_minute = OncePerMinute()
 
     @property
-    def sockets(self) -> Sequence["zmq.Socket[bytes]"]:
+    def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
         """The ZeroMQ sockets that the loop polls; all other descriptors are in ``Selector``."""
+        return ()
 
     @property
     def patience_s(self) -> float:
         """Seconds in which the door has nothing to do unless something arrives."""
+        return inf
 
+    @abstractmethod
     def receive(self, ready: Container[object]) -> bool:
-        """Read a bounded portion of what trainers say; true where there may be more.
+        """Read a bounded portion; true where there may be more. ``ready``: of ``sockets``."""
 
-        ``ready`` has those of ``sockets`` that can be read.
-        """
-
+    @abstractmethod
     def tick(self) -> None:
         """Half a second has passed: close connections that must not stay."""
 
+    @abstractmethod
     def __contains__(self, session: int) -> bool:
         """Tell whether the session came in here and is not gone."""
 
+    @abstractmethod
     def peer(self, session: int) -> Peer:
         """The session's trainer, for the log."""
 
-    def may_read(self, session: int, stream: str) -> bool:
+    def may_read(self, session: int, stream: str) -> bool:  # noqa: ARG002  on this host all may
         """Tell whether a session that is here may read a stream, and see it in the status."""
+        return True
 
-    def statistics(self, now: float) -> Sequence[TrainerStatistics]:
+    @abstractmethod
+    def statistics(self, now: float) -> list[TrainerStatistics]:
         """All trainers, for ``batchd status``."""
 
+    @abstractmethod
     def counts(self) -> LocalCounts | TcpCounts:
         """Number of connections of all kinds, for ``batchd status``."""
 
+    @abstractmethod
     def send(self, session: int, message: Message) -> None:
         """Send without waiting. A trainer that does not read is disconnected."""
 
     def answer(self, session: int, message: Message) -> None:
         """Send the answer to a question."""
+        self.send(session, message)
 
+    @abstractmethod
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
-        """Send a batch to a session that is here: its handle, or its bytes.
+        """Send a batch to a session that is here: its handle; or its bytes, then ``BatchSent``."""
 
-        ``BatchSent`` follows where it is bytes.
-        """
-
-    def share_mailbox(self, session: int, stream: int, mailbox: MailboxMemory) -> None:
+    def share_mailbox(self, session: int, stream: int, mailbox: MailboxMemory) -> None:  # noqa: B027  local only
         """Hand a producer a stream's mailbox, once. Producers use the local door only."""
 
-    def withdraw_slots(self, slots: Sequence[int]) -> None:
+    def withdraw_slots(self, slots: Sequence[int]) -> None:  # noqa: B027  other hosts map no slots
         """Have trainers unmap slots whose memory is given back."""
 
     def limit(self, limits: SessionLimits) -> None:
         """Admit new sessions within these limits; no present session ends."""
+        self._limits = limits
+
+    def _event_of(self, session: int, message: Message) -> Event | Query | None:
+        """The event or query of a message; None if an open session sends no such message."""
+        match message:
+            case Pull():
+                return self._pulled(session, message)
+            case Subscribe():
+                return SubscriptionAsked(
+                    session=session,
+                    subscription=next(self._daemon.subscription_numbers),
+                    request=message.request,
+                    stream=message.stream,
+                    rank=message.rank,
+                    world_size=message.world_size,
+                    window=message.window,
+                    epoch=message.epoch,
+                    step=message.step,
+                    end_epoch=message.end_epoch,
+                    fingerprint=message.fingerprint,
+                    is_spectator=message.is_spectator,
+                    is_remote=self.is_remote,
+                )
+            case Mismatched():
+                return BatchMismatched(session, message.subscription, message.sequence, message.generation)
+            case Unsubscribe():
+                return SubscriptionEnded(session, message.subscription, message.consumed)
+            case AskPlace():
+                return PlaceAsked(session, message.request, message.stream)
+            case Pushed():
+                return SamplePushed(session, message.request, message.stream, message.place)
+            case WithdrawAsk():
+                return PlaceWithdrawn(session, message.stream)
+            case Produce():
+                return ProducerAsked(session, message.request, message.stream)
+            case AskStatus() | AskBad() | AskReload():
+                return Query(session, message)
+            case _:
+                return None
+
+    def _pulled(self, session: int, message: Pull) -> Pulled:
+        if message.released:
+            failpoints.passing("daemon.release.received")
+        # The daemon itself ends the leases of batches that were sent as bytes.
+        released = [] if self.is_remote else [(sequence, generation) for sequence, generation in message.released]
+        return Pulled(session, message.subscription, message.consumed, message.waiting, message.wait_us, released)
+
+
+def refused_version(theirs: int) -> Refused | None:
+    """Refuse a protocol version that is not served, naming the upgrade; None if it is served."""
+    if OLDEST_VERSION <= theirs <= PROTOCOL_VERSION:
+        return None
+    is_old = theirs < OLDEST_VERSION
+    older = "client (pip install --upgrade batchd-client)" if is_old else "daemon (pip install --upgrade batchd)"
+    served = f"clients of the versions {OLDEST_VERSION} to {PROTOCOL_VERSION} of the protocol"
+    text = f"the daemon serves {served}, and this client speaks version {theirs}: upgrade the {older}"
+    return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
 
 
 class Doors:

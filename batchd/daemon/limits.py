@@ -4,8 +4,8 @@
                                   <--PER_S come back each second, up to BURST--
 
 An IPv6 host is its network of 64 bits, since a host that has one address there has them all. A peer
-that sends invalid messages, or connects and leaves, as fast as it can must not fill the disk with log
-lines: ``OncePerMinute`` and ``LinesPerMinute`` bound these.
+that sends invalid messages, or connects and leaves, as fast as it can must not fill the disk with
+log lines: ``OncePerMinute`` and ``LinesPerMinute`` bound these.
 
 Invariant: the table of buckets never has more than ``HOSTS_MAX`` hosts. A host that is forgotten
 was among those that had taken the fewest tokens.
@@ -27,15 +27,21 @@ BURST = 1_024
 """Handshakes of one host at once: a crowd of 256 trainers, several times over."""
 PER_S = 32.0
 HOSTS_MAX = 4_096
-ADDRESS_CHARACTERS_MAX = 64
-NAME_CHARACTERS_MAX = 64
+SHOWN_CHARACTERS_MAX = 64
+MESSAGE_BYTES_MAX = 64 * 1024
+"""Longest message from a trainer that is read."""
+UNREAD_MAX = 4_096
+"""Unread messages after which a local trainer is disconnected; a correct one stays far below."""
 PENDING_TICKS = 20
-"""Ticks of the loop (10 s of them) that a connection may be pending; ZeroMQ gives a handshake 5 s.
-Ticks, not seconds: while the machine is paused no peer can greet."""
+"""Half seconds that a connection may be pending (ZeroMQ gives a handshake 5 s), in ticks of the
+loop: while the machine is paused no peer can greet."""
 PENDING_MIN = 256
-"""So many connections may be pending, however few sessions are allowed: a whole job may be
-starting."""
+"""Connections that may be pending, however few sessions are allowed: a whole job may start."""
+PERIOD_S = 60.0
+KINDS_MAX = 256
 _HOST_BITS = 64
+
+_log = structlog.get_logger()
 
 K = TypeVar("K", bound=Hashable)
 
@@ -54,10 +60,7 @@ class SessionLimits:
 
 
 def oldest_of_crowds(owners: Mapping[K, Hashable], count: int) -> list[K]:
-    """Return ``count`` of ``owners``, which are ordered by age.
-
-    Each is the oldest connection of the owner that has most of them at that point.
-    """
+    """Return ``count`` keys of ``owners``, which are ordered by age: of large crowds the oldest."""
     if count <= 0:
         return []
     crowds: dict[Hashable, deque[K]] = {}
@@ -74,8 +77,7 @@ class HandshakeRate:
         self._burst = burst
         self._per_s = per_s
         self._left: dict[str, tuple[float, float]] = {}
-        """For each host: its tokens, and when they were counted. A host that is absent has all of
-        them."""
+        """By host: its tokens, and when they were counted. An absent host has all of them."""
 
     def __len__(self) -> int:
         return len(self._left)
@@ -104,10 +106,7 @@ class HandshakeRate:
         return min(float(self._burst), left + max(0.0, now - counted) * self._per_s)
 
     def _forget_some(self, now: float) -> None:
-        """Forget hosts that have all their tokens, and the least active ones.
-
-        At least a quarter of the table is freed.
-        """
+        """Forget hosts that have all their tokens, and the least active quarter of the table."""
         by_tokens = sorted(self._left, key=lambda host: self._tokens(host, now))
         kept = by_tokens[: HOSTS_MAX * 3 // 4]
         self._left = {host: self._left[host] for host in kept if self._tokens(host, now) < self._burst}
@@ -115,14 +114,11 @@ class HandshakeRate:
 
 @lru_cache(maxsize=HOSTS_MAX)
 def peer_network(address: str) -> str:
-    """Return what counts as one peer: an IPv4 address, or a network of IPv6.
-
-    Any other text is returned as it is, shortened.
-    """
+    """Return what counts as one peer: an IPv4 address, an IPv6 network, or other text, cut."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
-        return address[:ADDRESS_CHARACTERS_MAX]
+        return address[:SHOWN_CHARACTERS_MAX]
     if not isinstance(parsed, IPv6Address):
         return str(parsed)
     if parsed.ipv4_mapped is not None:
@@ -130,45 +126,19 @@ def peer_network(address: str) -> str:
     return str(IPv6Network((parsed, _HOST_BITS), strict=False))
 
 
-def printable(name: str) -> str:
-    """A trainer's name for itself, fit to be shown."""
-    return "".join(one if one.isprintable() else "?" for one in name[:NAME_CHARACTERS_MAX])
-
-
-_log = structlog.get_logger()
-
-PERIOD_S = 60.0
-KINDS_MAX = 256
-
-
-class OncePerMinute:
-    """Tells whether it is time to say something again."""
-
-    def __init__(self) -> None:
-        self._said_s: dict[str, float] = {}
-
-    def allows(self, kind: str) -> bool:
-        """True for the first ``kind`` in its minute."""
-        now = monotonic()
-        last = self._said_s.get(kind)
-        if last is not None and now - last < PERIOD_S:
-            return False
-        if len(self._said_s) >= KINDS_MAX:
-            self._said_s.clear()
-        self._said_s[kind] = now
-        return True
+def printable(text: str) -> str:
+    """A peer's text, fit to be shown: short, and without anything that a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in text[:SHOWN_CHARACTERS_MAX])
 
 
 class LinesPerMinute:
-    """A limit of lines per minute for each peer or stream, for events that deserve a line each.
+    """Limits log lines per minute about each peer or stream; a warning says if any are left out."""
 
-    Further lines are at the level debug, and one warning says so.
-    """
-
-    def __init__(self, lines_max: int) -> None:
+    def __init__(self, lines_max: int, *, warns: bool = True) -> None:
         self._lines_max = lines_max
+        self._warns = warns
         self._said: dict[str, tuple[float, int]] = {}
-        """For each subject: when its minute began, and how many lines it has had since."""
+        """By subject: when its minute began, and how many lines it has had since."""
 
     def allows(self, about: str) -> bool:
         """True if one more line about it may be written in this minute."""
@@ -179,6 +149,13 @@ class LinesPerMinute:
         if about not in self._said and len(self._said) >= KINDS_MAX:
             self._said.clear()
         self._said[about] = (began_s, lines + 1)
-        if lines == self._lines_max:
+        if lines == self._lines_max and self._warns:
             _log.warning("log lines left out", about=about, lines_per_minute=self._lines_max)
         return lines < self._lines_max
+
+
+class OncePerMinute(LinesPerMinute):
+    """Limits lines of each kind to one a minute; the others are left out in silence."""
+
+    def __init__(self) -> None:
+        super().__init__(1, warns=False)

@@ -55,7 +55,8 @@ from batchd.daemon.service.manager import Notifier, Service
 from batchd.daemon.service.observer import ObserverProcess, open_http
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.tcp.keys import check_tcp_keys, open_keys
-from batchd.daemon.tcp.sessions import TcpDoor, check_context_threads
+from batchd.daemon.tcp.router import check_context_threads
+from batchd.daemon.tcp.sessions import TcpDoor
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem
 from batchd.orders.worker import CHUNK_ROWS_MAX

@@ -9,18 +9,13 @@ Invariant: a number that is not known yet is None, never zero.
 """
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from batchd.diagnosis.readings import Reading, StreamReading, TrainerReading, compare
-from batchd.diagnosis.verdicts import Verdict, judge_trainers
+from batchd.diagnosis.readings import Reading, StreamReading, compare
+from batchd.diagnosis.verdicts import judge_trainers
 from batchd.orders.worker import BAD_PART
-from batchd_wire.status import (
-    DaemonStatus,
-    StreamStatistics,
-    SubscriptionStatistics,
-    TrainerStatistics,
-    WorkerStatistics,
-)
+from batchd_wire.status import DaemonStatus, StreamStatistics, WorkerStatistics
 
 WINDOW_S = 5.0
 STILL_S = 5.0
@@ -139,18 +134,13 @@ class _Changes:
         since: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = {}
         for stream in status.streams:
             for one in stream.subscriptions:
-                claim, state = (stream.name, one.number), (one.consumed_batches, one.waiting)
-                known = self.since_s.get(claim)
-                since[claim] = known if known is not None and known[0] == state else (state, now_s)
+                key, state = (stream.name, one.number), (one.consumed_batches, one.waiting)
+                known = self.since_s.get(key)
+                since[key] = known if known is not None and known[0] == state else (state, now_s)
         self.since_s = since
         for worker in status.workers:
             number, times = self.replaced.get(worker.place, (worker.number, 0))
             self.replaced[worker.place] = (worker.number, times + (number != worker.number))
-
-    def still_s(self, claim: SubscriptionKey, now_s: float) -> float:
-        """Seconds since this subscription last changed."""
-        known = self.since_s.get(claim)
-        return now_s - known[1] if known is not None else 0.0
 
 
 class StatusWindow:
@@ -162,12 +152,14 @@ class StatusWindow:
 
     def add(self, status: DaemonStatus) -> None:
         """Add a status."""
-        if self._kept and not _same_life(self._kept[-1], status):
-            self._kept.clear()
-            self._changes = _Changes()
+        daemon = status.daemon
+        if self._kept:
+            last = self._kept[-1].daemon
+            if last.pid != daemon.pid or last.uptime_s > daemon.uptime_s:
+                self._kept.clear()
+                self._changes = _Changes()
         self._kept.append(status)
-        end_s = status.daemon.uptime_s
-        while len(self._kept) > 2 and end_s - self._kept[1].daemon.uptime_s >= WINDOW_S:  # noqa: PLR2004  a difference needs two
+        while len(self._kept) > 2 and daemon.uptime_s - self._kept[1].daemon.uptime_s >= WINDOW_S:  # noqa: PLR2004  a difference needs two
             self._kept.popleft()
         self._changes.take(status)
 
@@ -181,6 +173,10 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
     changes = changes or _Changes()
     reading = compare(before, after)
     daemon = after.daemon
+    streams = {one.name: one for one in before.streams}
+    readings = {one.name: one for one in reading.streams} if reading else {}
+    workers = {one.number: one for one in before.workers}
+    seconds = daemon.uptime_s - before.daemon.uptime_s
     return Overview(
         version=daemon.version,
         pid=daemon.pid,
@@ -191,24 +187,13 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
         worker_deaths=daemon.worker_deaths,
         seconds=reading.seconds if reading else None,
         busy_share=reading.utilisation if reading and reading.workers else None,
-        streams=tuple(_streams(before, after, reading)),
+        streams=tuple(_stream(one, streams.get(one.name), readings.get(one.name), seconds) for one in after.streams),
         trainers=tuple(_trainers(after, reading, changes)),
-        workers=tuple(_workers(before, after, changes)),
+        workers=tuple(
+            _worker(one, workers.get(one.number), seconds, changes.replaced.get(one.place, (0, 0))[1])
+            for one in sorted(after.workers, key=lambda one: one.place)
+        ),
     )
-
-
-def _same_life(before: DaemonStatus, after: DaemonStatus) -> bool:
-    old, new = before.daemon, after.daemon
-    return old.pid == new.pid and old.uptime_s <= new.uptime_s
-
-
-def _streams(before: DaemonStatus, after: DaemonStatus, reading: Reading | None) -> list[StreamView]:
-    former = {one.name: one for one in before.streams}
-    readings = {one.name: one for one in reading.streams} if reading else {}
-    return [
-        _stream(one, former.get(one.name), readings.get(one.name), reading.seconds if reading else 0.0)
-        for one in after.streams
-    ]
 
 
 def _stream(
@@ -240,62 +225,41 @@ def _stream(
     )
 
 
-def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -> list[TrainerView]:
-    who = {one.session: one for one in after.trainers}
+def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -> Iterator[TrainerView]:
+    trainers = {one.session: one for one in after.trainers}
     now_s = after.daemon.uptime_s
-    verdicts = _verdicts(reading) if reading is not None else {}
-    found = []
+    judged = (
+        {(one.stream.name, one.now.number): (one, found) for one, found in judge_trainers(reading)} if reading else {}
+    )
     for stream in after.streams:
         for one in stream.subscriptions:
-            if one.session in who:  # otherwise only batches in flight are left
-                claim = (stream.name, one.number)
-                view = _trainer(one, who[one.session], stream.name, verdicts.get(claim))
-                found.append(replace(view, still_s=changes.still_s(claim, now_s)))
-    return found
-
-
-def _verdicts(reading: Reading) -> dict[SubscriptionKey, tuple[TrainerReading, Verdict]]:
-    return {(one.stream.name, one.now.number): (one, verdict) for one, verdict in judge_trainers(reading)}
-
-
-def _trainer(
-    one: SubscriptionStatistics,
-    trainer: TrainerStatistics,
-    stream: str,
-    judged: tuple[TrainerReading, Verdict] | None,
-) -> TrainerView:
-    reading, verdict = judged or (None, None)
-    return TrainerView(
-        name=trainer.name,
-        pid=trainer.pid,
-        stream=stream,
-        rank=one.rank,
-        world_size=one.world_size,
-        epoch=one.epoch,
-        step=one.step,
-        transport=trainer.transport,
-        host=trainer.host,
-        ready_ahead=one.ready_ahead,
-        window=one.window,
-        held_slots=one.held_slots,
-        is_waiting=one.waiting,
-        still_s=0.0,
-        wait_share=reading.wait_share if reading else None,
-        batches_per_s=reading.batches / reading.seconds if reading else None,
-        sent_bytes_per_s=trainer.sent_bytes_per_s,
-        verdict=VerdictView(verdict.kind.value, verdict.kind.is_healthy, verdict.proof, verdict.remedy)
-        if verdict
-        else None,
-    )
-
-
-def _workers(before: DaemonStatus, after: DaemonStatus, changes: _Changes) -> list[WorkerView]:
-    former = {one.number: one for one in before.workers}
-    seconds = after.daemon.uptime_s - before.daemon.uptime_s
-    return [
-        _worker(one, former.get(one.number), seconds, changes.replaced.get(one.place, (0, 0))[1])
-        for one in sorted(after.workers, key=lambda one: one.place)
-    ]
+            trainer = trainers.get(one.session)
+            if trainer is None:  # only batches in flight are left
+                continue
+            key = (stream.name, one.number)
+            read, verdict = judged.get(key, (None, None))
+            yield TrainerView(
+                name=trainer.name,
+                pid=trainer.pid,
+                stream=stream.name,
+                rank=one.rank,
+                world_size=one.world_size,
+                epoch=one.epoch,
+                step=one.step,
+                transport=trainer.transport,
+                host=trainer.host,
+                ready_ahead=one.ready_ahead,
+                window=one.window,
+                held_slots=one.held_slots,
+                is_waiting=one.waiting,
+                still_s=now_s - changes.since_s[key][1] if key in changes.since_s else 0.0,
+                wait_share=read.wait_share if read else None,
+                batches_per_s=read.batches / read.seconds if read else None,
+                sent_bytes_per_s=trainer.sent_bytes_per_s,
+                verdict=VerdictView(verdict.kind.value, verdict.kind.is_healthy, verdict.proof, verdict.remedy)
+                if verdict
+                else None,
+            )
 
 
 def _worker(one: WorkerStatistics, former: WorkerStatistics | None, seconds: float, replaced: int) -> WorkerView:

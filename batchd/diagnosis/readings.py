@@ -49,13 +49,10 @@ class WorkReading:
 
     @property
     def no_cpu_s(self) -> float:
-        """Time in which workers were runnable and had no CPU.
-
-        If the kernel does not count it: the time of computing without a CPU, except in users'
-        functions, which may wait themselves.
-        """
+        """Time in which workers were runnable and had no CPU."""
         if self.cpu_wait_s is not None:
             return self.cpu_wait_s
+        # All computing without a CPU, but that in users' functions, which may wait themselves.
         computing_s = self.busy_s - self._part_s(READ_PART) - self._part_s(OWN_PART) - self.bad_s
         return max(0.0, computing_s - (self.cpu_s - self.read_cpu_s))
 
@@ -157,7 +154,8 @@ def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
         if former is None:
             work_s += stream.work.busy_s + stream.work.waited_s
             continue
-        reading = _stream(former, stream)
+        cached = [one.cache.held_samples if one.cache is not None else 0 for one in (former, stream)]
+        reading = StreamReading(stream, _work(former, stream), cache_grows=cached[1] > cached[0])
         work_s += reading.work.total_s
         streams.append(reading)
         subscriptions = {one.number: one for one in former.subscriptions}
@@ -188,14 +186,9 @@ def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deat
     return uncounted_s
 
 
-def _stream(before: StreamStatistics, after: StreamStatistics) -> StreamReading:
-    cached = [one.cache.held_samples if one.cache is not None else 0 for one in (before, after)]
-    return StreamReading(after, _work(before, after), cache_grows=cached[1] > cached[0])
-
-
 def _work(before: StreamStatistics, after: StreamStatistics) -> WorkReading:
     former, work = before.work, after.work
-    spent = {part.name: 0.0 for part in work.parts}
+    spent: dict[str, float] = {}
     for sign, parts in ((1, work.parts), (-1, former.parts)):
         for part in parts:
             spent[part.name] = spent.get(part.name, 0.0) + sign * part.busy_s

@@ -16,7 +16,7 @@ The first rule that fits is the verdict. A later one may fit as well, but more c
 stream that is limited by memory or storage.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
@@ -113,23 +113,13 @@ def judge_trainers(reading: Reading) -> list[tuple[TrainerReading, Verdict]]:
     trainers = sorted(reading.trainers, key=lambda one: -one.wait_share)
     findings = [(trainer, *_finding(trainer, reading)) for trainer in trainers]
     short = [trainer for trainer, _, _, remedy in findings if remedy is MORE_CORES]
-    return [
-        (trainer, _verdict(trainer, kind, proof, _cores(trainer, short, reading) if remedy is MORE_CORES else remedy))
-        for trainer, kind, proof, remedy in findings
-    ]
-
-
-def _verdict(trainer: TrainerReading, kind: Kind, proof: str, remedy: str) -> Verdict:
-    return Verdict(
-        kind,
-        trainer.name,
-        trainer.stream.name,
-        trainer.now.rank,
-        trainer.now.world_size,
-        trainer.wait_share,
-        proof,
-        remedy,
-    )
+    judged = []
+    for trainer, kind, proof, found in findings:
+        remedy = _cores(trainer, short, reading) if found is MORE_CORES else found
+        now, stream = trainer.now, trainer.stream.name
+        verdict = Verdict(kind, trainer.name, stream, now.rank, now.world_size, trainer.wait_share, proof, remedy)
+        judged.append((trainer, verdict))
+    return judged
 
 
 def _finding(trainer: TrainerReading, reading: Reading) -> Finding:
@@ -188,11 +178,8 @@ def _network(trainer: TrainerReading, _reading: Reading) -> Finding:
     rate = f", {trainer.who.sent_bytes_per_s / 1e6:.0f} MB/s" if trainer.who.sent_bytes_per_s is not None else ""
     share = trainer.waits_s["network"] / trainer.wait_s
     proof = f"{_waits(trainer)}, {share:.0%} of that for batches in transit{rate}"
-    return (
-        Kind.NETWORK_BOUND,
-        proof,
-        "send less (uint8 instead of floats, smaller images), or try connect(connections=4)",
-    )
+    remedy = "send less (uint8 instead of floats, smaller images), or try connect(connections=4)"
+    return Kind.NETWORK_BOUND, proof, remedy
 
 
 def _lockstep(trainer: TrainerReading, reading: Reading) -> Finding:
@@ -230,11 +217,8 @@ def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
         why = f", {of_wait:.0%} of that for a free slot" if waits_for_slot else f" while workers idle {idle_share:.0%}"
         slots = f"a ring of {counted(stream.now.slots_max, 'slot')} for a window of {trainer.now.window}"
         held = f", {trainer.now.held_slots} of them held by it" if trainer.now.held_slots > 1 else ""
-        return (
-            Kind.MEMORY_BOUND,
-            f"{_waits(trainer)}{why}: {slots}{held}",
-            f"raise memory = in [streams.{stream.name}], or in [daemon]",
-        )
+        remedy = f"raise memory = in [streams.{stream.name}], or in [daemon]"
+        return Kind.MEMORY_BOUND, f"{_waits(trainer)}{why}: {slots}{held}", remedy
     proof = f"{_waits(trainer)} while workers idle {idle_share:.0%}"
     proof += f": it takes batches in bursts, which a window of {trainer.now.window} does not bridge"
     return Kind.MEMORY_BOUND, proof, f"a larger window = in [streams.{stream.name}], and memory = to match"
@@ -245,11 +229,9 @@ def _bad_data(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     if not work.samples or work.bad_s < BAD_TIME_MIN * work.total_s:
         return None
     bad = f"{work.bad_rows / work.samples:.0%} of the samples are bad, {counted(work.bad_rows, 'row')}"
-    return (
-        Kind.BAD_DATA,
-        f"{_waits(trainer)}; {bad}, and take {work.bad_s / work.total_s:.0%} of the workers' time",
-        f"batchd bad {trainer.stream.name} lists them: repair them, or remove them from the source",
-    )
+    proof = f"{_waits(trainer)}; {bad}, and take {work.bad_s / work.total_s:.0%} of the workers' time"
+    remedy = f"batchd bad {trainer.stream.name} lists them: repair them, or remove them from the source"
+    return Kind.BAD_DATA, proof, remedy
 
 
 def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
@@ -288,23 +270,16 @@ def _cache(stream: StreamReading) -> Iterator[str]:
 def _slow_samples(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     work = trainer.stream.work
     spent_s = work.storage_s + work.cpu_s - work.read_cpu_s
-    if (
-        not work.slow_rows
-        or work.slow_s < SLOW_SHARE_MIN * spent_s
-        or work.slow_rows > SLOW_ROWS_SHARE_MAX * work.samples
-    ):
+    is_main = work.slow_rows > 0 and work.slow_s >= SLOW_SHARE_MIN * spent_s
+    if not is_main or work.slow_rows > SLOW_ROWS_SHARE_MAX * work.samples:
         return None
     rows, times = work.slow_rows / work.samples, work.slow_s / work.slow_rows / (work.usual_sample_s or 1e-6)
     proof = f"{_waits(trainer)}; {rows:.1%} of the samples take {work.slow_s / spent_s:.0%} of the time"
     proof += f", {times:.0f} x as long as usual"
-    named = ", ".join(
-        f"{PurePath(path).name} {1000 * taken_s:.0f} ms" for path, taken_s in work.slowest[:SLOW_NAMED_MAX]
-    )
-    return (
-        Kind.SLOW_SAMPLES,
-        f"{proof}: {named}" if named else proof,
-        "make these smaller, or leave them out; batchd status --json names more",
-    )
+    slowest = work.slowest[:SLOW_NAMED_MAX]
+    named = ", ".join(f"{PurePath(path).name} {1000 * taken_s:.0f} ms" for path, taken_s in slowest)
+    remedy = "make these smaller, or leave them out; batchd status --json names more"
+    return Kind.SLOW_SAMPLES, f"{proof}: {named}" if named else proof, remedy
 
 
 def _cpu_starved(trainer: TrainerReading, reading: Reading) -> Finding | None:
@@ -313,8 +288,7 @@ def _cpu_starved(trainer: TrainerReading, reading: Reading) -> Finding | None:
         return None
     proof = f"{_waits(trainer)}; workers were ready to run and had no CPU for {work.no_cpu_s / work.total_s:.0%} of their time"
     sharing = f"{counted(reading.workers, 'worker')} share the rest (batchd doctor)"
-    remedy = f"stop other programs, or raise the CPU quota: {sharing}"
-    return Kind.CPU_STARVED, proof, remedy
+    return Kind.CPU_STARVED, proof, f"stop other programs, or raise the CPU quota: {sharing}"
 
 
 def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
@@ -322,7 +296,7 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
     if not work.samples:
         proof = f"{_waits(trainer)} for workers that finished nothing in {trainer.seconds:.0f} s"
         return Kind.DECODE_BOUND, proof, "sample for longer (--seconds 60): work counts when it is done"
-    name, spent_s = _slowest_part(work)
+    name, spent_s = max(work.parts, key=lambda part: part[1], default=("decode", work.busy_s))
     proof = f"{_waits(trainer)}; {name} takes {_ms(spent_s, work)} of {_ms(work.busy_s, work)} a sample"
     proof += f", workers busy {reading.utilisation:.0%}{_decoded_cache(trainer.stream, name)}"
     return Kind.DECODE_BOUND, proof, MORE_CORES
@@ -348,11 +322,6 @@ _INSIDE: tuple[Callable[[TrainerReading, Reading], Finding | None], ...] = (
 )
 
 
-def _slowest_part(work: WorkReading) -> tuple[str, float]:
-    """Name and seconds of the part that takes longest."""
-    return max(work.parts, key=lambda part: part[1], default=("decode", work.busy_s))
-
-
 # --- how many cores are missing, for all streams together -------------------------------------------------------------
 
 
@@ -364,20 +333,15 @@ def _cores(trainer: TrainerReading, short: Sequence[TrainerReading], reading: Re
     if greedy:
         work = trainer.stream.work
         each = f"each further core adds {work.samples / work.total_s:.0f} samples/s"
-        who = (
-            "it takes" if trainer.wait_share > ENDLESS_SHARE else f"{greedy[-1].name} on {greedy[-1].stream.name} takes"
-        )
+        other = f"{greedy[-1].name} on {greedy[-1].stream.name} takes"
+        who = "it takes" if trainer.wait_share > ENDLESS_SHARE else other
         among = f", shared by {len(streams)} streams" if len(streams) > 1 else ""
         return f"{who} batches as fast as workers make them: {each}{among}; {_where(None, reading)}"
-    more = max(1, ceil(sum(_missing(one, reading) for one in streams.values())))
+    # A stream needs so many more that its work takes the time that the trainer computes.
+    used = [(one.stream.work.total_s / reading.seconds, one.wait_share) for one in streams.values()]
+    more = max(1, ceil(sum(cores / (1 - wait_share) - cores for cores, wait_share in used)))
     together = " for all streams together" if len(streams) > 1 else ""
     return f"{counted(more, 'core')} more would end the wait{together}; {_where(more, reading)}"
-
-
-def _missing(trainer: TrainerReading, reading: Reading) -> float:
-    """Further cores with which its stream's work takes the time that the trainer computes."""
-    used = trainer.stream.work.total_s / reading.seconds
-    return used / (1 - trainer.wait_share) - used
 
 
 def _where(more: int | None, reading: Reading) -> str:
@@ -398,8 +362,3 @@ def _waits(trainer: TrainerReading) -> str:
 def _ms(seconds: float, work: WorkReading) -> str:
     """Milliseconds for each sample, as text."""
     return f"{1000 * seconds / work.samples:.2f} ms"
-
-
-def worst(verdicts: Iterable[Verdict]) -> Verdict | None:
-    """The first verdict that needs a remedy, if any does."""
-    return next((verdict for verdict in verdicts if not verdict.kind.is_healthy), None)

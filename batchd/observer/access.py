@@ -54,8 +54,8 @@ _ANSWER_BYTES_MAX = 4096
 class HostNames:
     """Names of this machine for the Host header. ``configured``: ``http_names``.
 
-    Only a resolver knows the fully qualified name, and it may take seconds, or not know it yet at
-    boot. So a thread asks it until it answers with one, and requests use the names known by then.
+    A thread asks the resolver for the fully qualified name until it answers, which may take seconds
+    or, at boot, longer; requests use the names known by then.
     """
 
     def __init__(self, configured: Iterable[str]) -> None:
@@ -99,10 +99,7 @@ def full_name() -> str:
 
 
 class AccessRules:
-    """Decides which connections see process ids, users and paths.
-
-    ``directory``: the runtime directory.
-    """
+    """Decides which connections see process ids, users and paths. ``directory``: the runtime's."""
 
     def __init__(self, directory: Path, *, details_for_all: bool = False) -> None:
         self._directory = directory
@@ -172,9 +169,8 @@ def user_by_question(theirs: Endpoint, ours: Endpoint) -> int | None:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
             kernel.settimeout(0)  # the answer is there when ``sendto`` returns
-            kernel.sendto(
-                _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST, 0, 0) + question, (0, 0)
-            )
+            header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST, 0, 0)
+            kernel.sendto(header + question, (0, 0))
             answer = kernel.recv(_ANSWER_BYTES_MAX)
     except OSError:
         return None
@@ -208,10 +204,7 @@ def _as_ipv6(host: IPv4Address | IPv6Address) -> bytes:
 
 
 def _table_forms(endpoint: Endpoint) -> Iterator[str]:
-    """The two forms in the tables, IPv4 and IPv6.
-
-    32-bit words in the machine's order, in hexadecimal.
-    """
+    """The forms in both tables, IPv4 and IPv6: 32-bit words in the machine's order, in hex."""
     host, port = endpoint
     for packed in (host.packed, _as_ipv6(host)):
         words = struct.unpack(f"={len(packed) // 4}I", packed)

@@ -13,7 +13,6 @@ Invariant: one child at a time, ended after ``DRAWING_S``; a stream is drawn at 
 """
 
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Thread
@@ -29,6 +28,7 @@ DRAWING_S = 30.0
 NICE = 10
 SHEET_BYTES_MAX = 32 << 20
 OUTPUT_BYTES_MAX = 1 << 20
+_NOT_DRAWN = "no sheet can be drawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,11 @@ class ContactSheet:
 def current_position(stream: StreamStatistics) -> Position:
     """Position of the last batch of the foremost trainer of a stream: the ring likely has it."""
     trainers = [one for one in stream.subscriptions if not one.is_spectator]
-    taken = [(one.last_epoch, one.last_step) for one in trainers]
-    beginning = [(one.epoch, one.step) for one in trainers]
-    return max(_known(taken) or _known(beginning), default=Position(0, 0))
-
-
-def _known(places: Iterable[tuple[int | None, int | None]]) -> list[Position]:
-    return [Position(epoch, step) for epoch, step in places if epoch is not None and step is not None]
-
-
-def _no_sheet(reason: str) -> ContactSheet:
-    return ContactSheet(b"", f"no sheet can be drawn: {reason}", monotonic())
+    for places in ([(one.last_epoch, one.last_step) for one in trainers], [(one.epoch, one.step) for one in trainers]):
+        known = [Position(epoch, step) for epoch, step in places if epoch is not None and step is not None]
+        if known:
+            return max(known)
+    return Position(0, 0)
 
 
 class ContactSheets:
@@ -74,67 +68,60 @@ class ContactSheets:
                 self._changed.wait_for(lambda: not self._is_drawing)
 
     def sheet(self, stream: str, position: Position, within_s: float) -> ContactSheet | None:
-        """The sheet of an existing stream, if it is ready within ``within_s`` seconds, else None.
+        """The sheet of an existing stream, or None if it is not ready within ``within_s`` seconds.
 
         A new one shows the batch at ``position``.
         """
         with self._changed:
-            self._forget()
+            oldest_s = monotonic() - KEPT_S
+            self._kept = {stream: sheet for stream, sheet in self._kept.items() if sheet.made_s > oldest_s}
             if stream not in self._kept and not self._is_drawing:
                 self._begin(stream, position)
             self._changed.wait_for(lambda: stream in self._kept or not self._is_drawing, within_s)
             return self._kept.get(stream)
 
-    def _forget(self) -> None:
-        oldest_s = monotonic() - KEPT_S
-        self._kept = {stream: sheet for stream, sheet in self._kept.items() if sheet.made_s > oldest_s}
-
     def _begin(self, stream: str, position: Position) -> None:
         try:
             Thread(target=self._draw, args=(stream, position), name="sheet", daemon=True).start()
         except RuntimeError as error:  # out of memory, or of processes
-            self._keep(stream, _no_sheet(str(error)))
+            self._keep(stream, b"", f"{_NOT_DRAWN}: {error}")
         else:
             self._is_drawing = True
 
     def _draw(self, stream: str, position: Position) -> None:
-        sheet = _no_sheet("the thread that draws it has ended")
+        picture, text = b"", f"{_NOT_DRAWN}: the thread that draws it has ended"
         try:
-            sheet = self._drawn(stream, position)
+            picture, text = self._drawn(stream, position)
         except OSError as error:
-            sheet = _no_sheet(error.strerror or str(error))
+            text = f"{_NOT_DRAWN}: {error.strerror or error}"
         except MemoryError:
-            sheet = _no_sheet("out of memory")
+            text = f"{_NOT_DRAWN}: out of memory"
         finally:
             with self._changed:
-                self._keep(stream, sheet)
+                self._keep(stream, picture, text)
                 self._is_drawing = False
                 self._changed.notify_all()
 
-    def _keep(self, stream: str, sheet: ContactSheet) -> None:
+    def _keep(self, stream: str, picture: bytes, text: str) -> None:
         while len(self._kept) >= KEPT_MAX:
             del self._kept[next(iter(self._kept))]
-        self._kept[stream] = sheet
+        self._kept[stream] = ContactSheet(picture, text, monotonic())
 
-    def _drawn(self, stream: str, position: Position) -> ContactSheet:
+    def _drawn(self, stream: str, position: Position) -> tuple[bytes, str]:
+        """The picture, or b"", and what the command said."""
         with tempfile.TemporaryDirectory(prefix="batchd-sheet-") as folder:
             file = Path(folder) / "sheet.png"
             arguments = ["peek", "--address", self._address, "--output", str(file), "--at", "{}:{}".format(*position)]
             with start("batchd", *arguments, "--", stream, stdout=PIPE, stderr=STDOUT, nicer_by=NICE) as child:
-                output, is_late = self._output_of(child)
+                with self._changed:
+                    self._child = child
+                try:
+                    output, is_late = child.read(DRAWING_S, OUTPUT_BYTES_MAX), not child.has_ended()
+                finally:
+                    with self._changed:
+                        self._child = None
             if is_late:
-                return ContactSheet(b"", f"no batch arrived within {DRAWING_S:g} s", monotonic())
+                return b"", f"no batch arrived within {DRAWING_S:g} s"
             text = output.decode(errors="replace").strip().removeprefix(f"{file}: ")
-            if not file.exists() or file.stat().st_size > SHEET_BYTES_MAX:
-                return ContactSheet(b"", text, monotonic())
-            return ContactSheet(file.read_bytes(), text, monotonic())
-
-    def _output_of(self, child: Child) -> tuple[bytes, bool]:
-        """The output of the child, and True if it took too long."""
-        with self._changed:
-            self._child = child
-        try:
-            return child.read(DRAWING_S, OUTPUT_BYTES_MAX), not child.has_ended()
-        finally:
-            with self._changed:
-                self._child = None
+            is_whole = file.exists() and file.stat().st_size <= SHEET_BYTES_MAX
+            return file.read_bytes() if is_whole else b"", text

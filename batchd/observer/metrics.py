@@ -3,15 +3,12 @@
 OBSERVER process. The text, the page docs/metrics.md and the tests are made from the table: a new
 number in the status is one line there. A **scope** yields rows: the values of its labels, and the
 part of the status that has the metrics' values. Rows with equal labels (two steps of one name)
-become one value.
-
-Trainers are told apart by their sessions, because several may have one name: the sum of these would
-fall when one of them leaves, which a scraper takes for a restarted counter.
+become one value. Trainers are told apart by session: a sum over several of one name would fall when
+one leaves, which a scraper takes for a restarted counter.
 
 Invariants:
 
-* The number of values of a scope is bounded, whatever names trainers choose: by streams, workers,
-  and ``TRAINERS_MAX``.
+* Streams, workers and ``TRAINERS_MAX`` bound the values of a scope, whatever names trainers choose.
 * A counter only grows while the thing that its labels name lives, and ends in ``_total``; a name
   says its unit. A trainer's counters end with the trainer, so lasting ones are counted by stream.
 * Each scrape asks the daemon, so at the end of a run the numbers are exact. An answer (at most ten
@@ -20,12 +17,11 @@ Invariants:
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
 from threading import Lock
 from time import monotonic
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -55,10 +51,7 @@ class Scope:
     rows: Callable[[DaemonStatus], Iterable[Row]]
 
     def is_others(self, labels: Labels) -> bool:
-        """True for the labels of the trainers beyond ``TRAINERS_MAX``.
-
-        Their set changes, so no sum over it only grows.
-        """
+        """True for the trainers beyond ``TRAINERS_MAX``: their set changes, so sums may fall."""
         return SESSION in self.labels and labels[self.labels.index(SESSION)] == OTHER
 
 
@@ -71,67 +64,14 @@ class _Counted:
     waited_s: float = 0.0
 
 
-def _daemon(status: DaemonStatus) -> Iterator[Row]:
-    yield (), status.daemon
-
-
-def _info(status: DaemonStatus) -> Iterator[Row]:
-    daemon = status.daemon
-    yield (daemon.version, daemon.decoders), _Counted()
-
-
-def _reload(status: DaemonStatus) -> Iterator[Row]:
-    if status.daemon.reload is not None:
-        yield (), status.daemon.reload
-
-
-def _tcp(status: DaemonStatus) -> Iterator[Row]:
-    if status.daemon.tcp is not None:
-        yield (), status.daemon.tcp
-
-
 def _worker_states(status: DaemonStatus) -> Iterator[Row]:
     for state in WORKER_STATES:
         yield (state,), _Counted(count=sum(worker.state == state for worker in status.workers))
 
 
-def _workers(status: DaemonStatus) -> Iterator[Row]:
-    for worker in status.workers:
-        yield (str(worker.place),), worker
-
-
 def _transports(status: DaemonStatus) -> Iterator[Row]:
     for transport in TRANSPORTS:
         yield (transport,), _Counted(count=sum(one.transport == transport for one in status.trainers))
-
-
-def _streams(status: DaemonStatus) -> Iterator[Row]:
-    for stream in status.streams:
-        yield (stream.name,), stream
-
-
-def _work(status: DaemonStatus) -> Iterator[Row]:
-    for stream in status.streams:
-        yield (stream.name,), stream.work
-
-
-def _parts(status: DaemonStatus) -> Iterator[Row]:
-    for stream in status.streams:
-        for part in stream.work.parts:
-            yield (stream.name, part.name), part
-
-
-def _mailboxes(status: DaemonStatus) -> Iterator[Row]:
-    for stream in status.streams:
-        if stream.live is not None:
-            yield (stream.name,), stream.live
-
-
-def _caches(status: DaemonStatus) -> Iterator[Row]:
-    """Streams that share a cache all show it."""
-    for stream in status.streams:
-        if stream.cache is not None:
-            yield (stream.name,), stream.cache
 
 
 def _trainers(status: DaemonStatus) -> Iterator[tuple[Labels, SubscriptionStatistics]]:
@@ -140,17 +80,11 @@ def _trainers(status: DaemonStatus) -> Iterator[tuple[Labels, SubscriptionStatis
     A trainer that disconnected may still have batches in flight; its name is then empty.
     """
     sessions = {one.session: one for one in status.trainers}
-    claims = sorted(
-        chain.from_iterable(
-            ((one.session, stream.name, one) for one in stream.subscriptions if not one.is_spectator)
-            for stream in status.streams
-        ),
-        key=lambda found: found[:2],
-    )
+    claims = [(stream.name, one) for stream in status.streams for one in stream.subscriptions if not one.is_spectator]
     known: set[Labels] = set()
-    for session, stream, claim in claims:
-        trainer = sessions.get(session, _GONE)
-        labels = (stream, trainer.name, str(claim.rank), trainer.transport, str(session))
+    for stream, claim in sorted(claims, key=lambda found: (found[1].session, found[0])):
+        trainer = sessions.get(claim.session, _GONE)
+        labels = (stream, trainer.name, str(claim.rank), trainer.transport, str(claim.session))
         if labels not in known and len(known) >= TRAINERS_MAX:
             labels = (stream, OTHER, OTHER, OTHER, OTHER)
         else:
@@ -170,18 +104,34 @@ def _remote(status: DaemonStatus) -> Iterator[Row]:
         yield (trainer.name, str(trainer.session)) if place < TRAINERS_MAX else (OTHER, OTHER), trainer
 
 
-DAEMON = Scope("daemon", (), _daemon)
-INFO = Scope("daemon", ("version", "decoders"), _info)
-RELOAD = Scope("daemon.reload", (), _reload)
-TCP = Scope("daemon.tcp", (), _tcp)
+DAEMON = Scope("daemon", (), lambda status: [((), status.daemon)])
+INFO = Scope(
+    "daemon",
+    ("version", "decoders"),
+    lambda status: [((status.daemon.version, status.daemon.decoders), _Counted())],
+)
+RELOAD = Scope("daemon.reload", (), lambda status: [((), one) for one in [status.daemon.reload] if one is not None])
+TCP = Scope("daemon.tcp", (), lambda status: [((), one) for one in [status.daemon.tcp] if one is not None])
 WORKER_COUNTS = Scope("workers", ("state",), _worker_states)
-WORKER = Scope("workers[]", ("worker",), _workers)
+WORKER = Scope("workers[]", ("worker",), lambda status: [((str(one.place),), one) for one in status.workers])
 TRAINER_COUNTS = Scope("trainers", ("transport",), _transports)
-STREAM = Scope("streams[]", ("stream",), _streams)
-WORK = Scope("streams[].work", ("stream",), _work)
-PART = Scope("streams[].work.parts[]", ("stream", "part"), _parts)
-CACHE = Scope("streams[].cache", ("stream",), _caches)
-MAILBOX = Scope("streams[].live", ("stream",), _mailboxes)
+STREAM = Scope("streams[]", ("stream",), lambda status: [((one.name,), one) for one in status.streams])
+WORK = Scope("streams[].work", ("stream",), lambda status: [((one.name,), one.work) for one in status.streams])
+PART = Scope(
+    "streams[].work.parts[]",
+    ("stream", "part"),
+    lambda status: [((one.name, part.name), part) for one in status.streams for part in one.work.parts],
+)
+CACHE = Scope(  # streams that share a cache all show it
+    "streams[].cache",
+    ("stream",),
+    lambda status: [((one.name,), one.cache) for one in status.streams if one.cache is not None],
+)
+MAILBOX = Scope(
+    "streams[].live",
+    ("stream",),
+    lambda status: [((one.name,), one.live) for one in status.streams if one.live is not None],
+)
 TRAINER = Scope("streams[].subscriptions[]", ("stream", "trainer", "rank", "transport", SESSION), _trainers)
 WAIT = Scope("streams[].subscriptions[].waits", (*TRAINER.labels, "cause"), _waits)
 REMOTE = Scope("trainers[]", ("trainer", SESSION), _remote)
@@ -191,29 +141,21 @@ PREFIX = "batchd_"
 COUNTER: Literal["counter"] = "counter"
 GAUGE: Literal["gauge"] = "gauge"
 
-Merge = Callable[[Iterable[float]], float]
-
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. ``key``: the attribute of the scope's rows; text and None become 1 and 0.
-
-    ``merge`` makes one value of several with the same labels.
-    """
+    """One metric. ``key``: the attribute of the scope's rows; text and None become 1 and 0."""
 
     name: str
     kind: Literal["counter", "gauge"]
     scope: Scope
     key: str
     help: str
-    merge: Merge = sum
+    merge: Callable[[Iterable[float]], float] = sum
+    """Makes one value of several with the same labels."""
 
     def values(self, status: DaemonStatus) -> Iterator[tuple[Labels, float]]:
-        """The value for each set of labels.
-
-        An unknown value (a position past the end of a course) is left out, and so are counters of
-        trainers beyond ``TRAINERS_MAX``.
-        """
+        """The value for each set of labels, without unknown ones and sums that may fall."""
         found: dict[Labels, list[float]] = {}
         for labels, row in self.scope.rows(status):
             value = getattr(row, self.key)
@@ -221,16 +163,14 @@ class Metric:
                 continue
             if self.kind == COUNTER and self.scope.is_others(labels):
                 continue
-            found.setdefault(labels, []).append(_number(value))
+            number = value if isinstance(value, (int, float)) else float(value is not None)
+            found.setdefault(labels, []).append(number)
         for labels, numbers in found.items():
             yield labels, self.merge(numbers)
 
 
 _NONE_IS_NOTHING = {"epoch", "step", "cpu_wait_s"}
-
-
-def _number(value: object) -> float:
-    return value if isinstance(value, (int, float)) else float(value is not None)
+"""Keys whose value may be unknown: past the end of a course, or not counted by the kernel."""
 
 
 _C, _G = COUNTER, GAUGE
@@ -345,16 +285,12 @@ class Exposition:
         """Ask the daemon and format its answer, if any, with the observer's own metrics."""
         answer = self._client.fresh(SCRAPE_S)
         if answer is None:
-            return _written(_Own({"up": 0.0}))
-        own = {"up": float(self._client.is_answered), "status_age_seconds": monotonic() - answer.received_s}
-        return _written(_Own(own)) + self._of(answer)
-
-    def _of(self, answer: Answer) -> bytes:
-        """The text of one answer; formatted once."""
+            return generate_latest(_Own({"up": 0.0}))
+        own = _Own({"up": float(self._client.is_answered), "status_age_seconds": monotonic() - answer.received_s})
         with self._lock:
             if self._written is None or self._written[0] is not answer:
-                self._written = answer, _written(_Table(answer.status))
-            return self._written[1]
+                self._written = answer, generate_latest(_Table(answer.status))
+            return generate_latest(own) + self._written[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -382,9 +318,3 @@ class _Table(Collector):
             for labels, value in metric.values(self.status):
                 family.add_metric(labels, value)
             yield family
-
-
-def _written(collector: Collector) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return generate_latest(registry)

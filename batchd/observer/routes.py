@@ -25,9 +25,8 @@ from urllib.parse import parse_qsl
 from batchd.diagnosis.overview import Overview
 from batchd.observer.access import AccessRules, HostNames, is_forwarded
 from batchd.observer.contact_sheets import ContactSheets, current_position
-from batchd.observer.history import StatusRecorder
 from batchd.observer.metrics import CONTENT_TYPE, SCRAPE_S, Exposition
-from batchd.observer.status_client import StatusClient
+from batchd.observer.status_client import StatusClient, StatusRecorder
 from batchd_wire.position import Position
 from batchd_wire.status import DaemonStatus
 
@@ -58,16 +57,14 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path. ``is_private``: only for users who may connect to the daemon.
-
-    ``has_effect``: a request costs the daemon something, so other web pages may not cause one in a
-    visitor's browser.
-    """
+    """One path."""
 
     answer: Callable[[Query], Response]
     meaning: str
     is_private: bool = False
+    """It is only for users who may connect to the daemon."""
     has_effect: bool = False
+    """A request costs the daemon something, so other web pages may not cause one in a browser."""
 
 
 def text_response(status: int, text: str) -> Response:
@@ -81,19 +78,37 @@ def json_response(value: object) -> Response:
 
 
 class Router:
-    """Answers requests. Use from any thread."""
+    """The table of all paths, and who gets their answers. Use from any thread."""
 
-    def __init__(self, client: StatusClient, names: HostNames, access: AccessRules, pages: "Pages") -> None:
+    def __init__(
+        self,
+        client: StatusClient,
+        recorder: StatusRecorder,
+        sheets: ContactSheets,
+        names: HostNames,
+        access: AccessRules,
+    ) -> None:
         self._client = client
+        self._recorder = recorder
+        self._sheets = sheets
         self._names = names
         self._access = access
         self._exposition = Exposition(client)
+        self._html = _text("page.html")
         self.routes: Mapping[str, Route] = {
             "/metrics": Route(self._metrics, "numbers for Prometheus"),
             "/healthz": Route(self._health, "200 as long as the daemon's loop answers"),
             "/readyz": Route(self._readiness, "200 when trainers get batches"),
             "/status.json": Route(self._status, "what `batchd status --json` prints", is_private=True),
-            **pages.routes,
+            "/": Route(self._page, "a page to look at", is_private=True),
+            "/page.css": _fixed("page.css"),
+            "/page.js": _fixed("page.js"),
+            "/plots.js": _fixed("plots.js"),
+            "/icon.svg": _fixed("icon.svg"),
+            "/overview.json": Route(self._overview, "what the page shows", is_private=True),
+            "/history.json": Route(self._history, "the last 15 minutes", is_private=True),
+            "/bad.json": Route(self._bad, "?stream=NAME: its bad samples", is_private=True),
+            "/sheet.png": Route(self._sheet, "?stream=NAME: its current batch", is_private=True, has_effect=True),
         }
 
     def answer(self, target: str, headers: "Message[str, str]", connection: socket.socket) -> Response:
@@ -148,38 +163,6 @@ class Router:
         observer = {"age_s": monotonic() - answer.received_s, "up": self._client.is_answered}
         return json_response({**answer.plain, "observer": observer})
 
-
-def why_not_ready(status: DaemonStatus) -> str | None:
-    """Reason why trainers would get no batches, or None if they get them."""
-    if status.daemon.draining:
-        return "the daemon is draining"
-    if not any(worker.state == "ready" for worker in status.workers):
-        return "no worker is ready"
-    if all(stream.stopped is not None for stream in status.streams):
-        return "all streams have stopped; `batchd status` shows the reasons"
-    return None
-
-
-class Pages:
-    """The page and its data. Use from any thread."""
-
-    def __init__(self, client: StatusClient, recorder: StatusRecorder, sheets: ContactSheets) -> None:
-        self._client = client
-        self._recorder = recorder
-        self._sheets = sheets
-        self._html = _text("page.html")
-        self.routes: Mapping[str, Route] = {
-            "/": Route(self._page, "a page to look at", is_private=True),
-            "/page.css": _fixed("page.css"),
-            "/page.js": _fixed("page.js"),
-            "/plots.js": _fixed("plots.js"),
-            "/icon.svg": _fixed("icon.svg"),
-            "/overview.json": Route(self._overview, "what the page shows", is_private=True),
-            "/history.json": Route(self._history, "the last 15 minutes", is_private=True),
-            "/bad.json": Route(self._bad, "?stream=NAME: its bad samples", is_private=True),
-            "/sheet.png": Route(self._sheet, "?stream=NAME: its current batch", is_private=True, has_effect=True),
-        }
-
     def _page(self, _query: Query) -> Response:
         overview = self._recorder.overview()
         state = f"<p>{NO_ANSWER.capitalize()}.</p>" if overview is None else "\n".join(_tables(overview))
@@ -227,6 +210,17 @@ class Pages:
         overview = self._recorder.overview()
         known = {stream.name for stream in overview.streams} if overview is not None else set()
         return query["stream"] if query.get("stream") in known else None
+
+
+def why_not_ready(status: DaemonStatus) -> str | None:
+    """Reason why trainers would get no batches, or None if they get them."""
+    if status.daemon.draining:
+        return "the daemon is draining"
+    if not any(worker.state == "ready" for worker in status.workers):
+        return "no worker is ready"
+    if all(stream.stopped is not None for stream in status.streams):
+        return "all streams have stopped; `batchd status` shows the reasons"
+    return None
 
 
 def _no_stream(query: Query) -> Response:

@@ -1,22 +1,29 @@
-"""Asks the daemon for its status, and keeps its last answer. OBSERVER process.
+"""Asks the daemon for its status; keeps its answers of 15 minutes. OBSERVER process.
 
     every INTERVAL_S, or for a scrape that wants a new one --> AskStatus --> Answer
     for a request about bad samples                        --> AskBad    --> BadSamples
 
+    answers --> StatusRecorder --> StatusWindow: the present
+                     +-----------> History: the past, a number of each series every STEP_S
+
 Invariant: one question at a time, and two are at least ``SPACING_S`` apart; one answer serves every
-thread that asked before its question was sent.
+thread that asked before its question was sent. Invariant: memory is bounded: there are at most
+``STREAMS_MAX`` streams with ``PARTS_MAX`` parts each and ``TRAINERS_MAX`` trainers at a time;
+further ones count as ``OTHER``. A series without a remaining point is dropped.
 """
 
 import os
 import select
 import socket
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
-from threading import Condition
+from math import inf, isnan, nan
+from threading import Condition, Lock
 from time import monotonic
 
+from batchd.diagnosis.overview import Overview, StatusWindow
 from batchd_client.asking import asking_parent
 from batchd_client.errors import BatchdClientError, ProtocolError
 from batchd_client.lifeline import SessionLost
@@ -33,6 +40,19 @@ BAD_S = 5.0
 BAD_KEPT_MAX = 8
 STALL_S = 5.0
 """Time without an answer after which the loop counts as hung; usual are milliseconds."""
+STEP_S = 5.0
+POINTS = 180
+STATUS_SPACING_S = 0.9
+"""Between two statuses that are kept; closer ones add nothing."""
+STREAMS_MAX, PARTS_MAX, TRAINERS_MAX = 16, 12, 64
+OTHER = "other"
+STREAM_KINDS = ("decoded_per_s", "delivered_per_s", "leased_slots", "ready_slots", "filling_slots", "slots_max")
+PART_KIND, WAIT_KIND = "part_ms", "wait_share"
+DIGITS = 4
+_EMPTY = array("f", [nan]) * POINTS
+
+Key = tuple[str, ...]
+"""Kind, then the stream; or the stream and the part; or the stream, the trainer and its rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +66,7 @@ class Answer:
 
 
 class StatusClient:
-    """One thread calls ``run``, any thread the rest.
-
-    ``on_status`` gets every status, in the thread of ``run``.
-    """
+    """One thread calls ``run``, any the rest. ``on_status`` gets each status in that thread."""
 
     def __init__(self, on_status: Callable[[DaemonStatus], None] = lambda _status: None) -> None:
         self._on_status = on_status
@@ -171,15 +188,106 @@ class StatusClient:
             if answer is not None:
                 self._latest = answer
             elif isinstance(reply, BadSamples) and bad_asked is not None:
-                self._keep_bad(bad_asked, reply)
+                stream, asked_s = bad_asked
+                self._bad.pop(stream, None)
+                self._bad[stream] = (asked_s, reply)
+                while len(self._bad) > BAD_KEPT_MAX:
+                    del self._bad[next(iter(self._bad))]
             else:
                 raise ProtocolError(f"the daemon answered AskStatus with {type(reply).__name__}")
             self._waiting_since_s = None
             self._changed.notify_all()
 
-    def _keep_bad(self, asked: tuple[str, float], answer: BadSamples) -> None:
-        stream, asked_s = asked
-        self._bad.pop(stream, None)
-        self._bad[stream] = (asked_s, answer)
-        while len(self._bad) > BAD_KEPT_MAX:
-            del self._bad[next(iter(self._bad))]
+
+class StatusRecorder:
+    """One thread adds answers of the daemon; any thread reads the rest."""
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
+        self._lock = Lock()
+        self._window = StatusWindow()
+        self._history = History()
+        self._added_s = -STEP_S
+
+    def add(self, status: DaemonStatus) -> None:
+        """Add an answer of the daemon."""
+        now_s = self._now()
+        if now_s - self._added_s < STATUS_SPACING_S:
+            return
+        self._added_s = now_s
+        tick = int(now_s // STEP_S)
+        with self._lock:
+            self._window.add(status)
+            overview = self._window.overview() if tick != self._history.tick else None
+            if overview is not None:
+                self._history.add(tick, overview)
+
+    def overview(self) -> Overview | None:
+        """The present state; None before the first answer."""
+        with self._lock:
+            return self._window.overview()
+
+    def history(self) -> dict[str, object]:
+        """All series up to now, as plain data."""
+        with self._lock:
+            series = [*self._history.plain(int(self._now() // STEP_S))]
+            return {"step_s": STEP_S, "points": POINTS, "series": series}
+
+
+class History:
+    """The series, oldest point first. A missing point is NaN; the last is that of ``tick``."""
+
+    def __init__(self) -> None:
+        self.tick: int | None = None
+        self._series: dict[Key, array[float]] = {}
+
+    def add(self, tick: int, overview: Overview) -> None:
+        """Record one moment. Those between it and the last one stay empty."""
+        elapsed = POINTS if self.tick is None else min(tick - self.tick, POINTS)
+        for series in self._series.values():
+            del series[:elapsed]
+            series.extend(_EMPTY[:elapsed])
+        self.tick = tick
+        for key, value in _values(overview):
+            admitted = key if key in self._series else self._admitted(key)
+            series = self._series.setdefault(admitted, _EMPTY[:])
+            merged = max(series[-1], value) if key[0] == WAIT_KIND else series[-1] + value
+            series[-1] = value if isnan(series[-1]) else merged
+        self._series = {key: series for key, series in self._series.items() if not all(map(isnan, series))}
+
+    def plain(self, tick: int) -> Iterator[dict[str, object]]:
+        """Every series up to ``tick``, or to the one before if ``tick`` has no point yet."""
+        late = 0 if self.tick is None or tick - self.tick <= 1 else min(tick - self.tick, POINTS)
+        for key, series in self._series.items():
+            points = series[late:] + _EMPTY[:late]
+            values = [None if isnan(point) else float(f"{point:.{DIGITS}g}") for point in points]
+            yield {"kind": key[0], "of": list(key[1:]), "values": values}
+
+    def _admitted(self, key: Key) -> Key:
+        """The key itself if it fits the limits, else that of ``OTHER``."""
+        kind, stream = key[0], key[1]
+        if kind in STREAM_KINDS:
+            return key if self._count(kind) < STREAMS_MAX else (kind, OTHER)
+        if kind == WAIT_KIND:
+            return key if self._count(kind) < TRAINERS_MAX else (kind, OTHER, OTHER, OTHER)
+        if ("slots_max", stream) not in self._series:
+            return (PART_KIND, OTHER, OTHER)
+        return key if self._count(kind, stream) < PARTS_MAX else (kind, stream, OTHER)
+
+    def _count(self, *beginning: str) -> int:
+        return sum(key[: len(beginning)] == beginning for key in self._series)
+
+
+def _values(overview: Overview) -> Iterable[tuple[Key, float]]:
+    """The values to record. Streams first: parts are admitted if their stream is."""
+    for stream in overview.streams:
+        for kind in STREAM_KINDS:
+            value = getattr(stream, kind)
+            if value is not None:
+                yield (kind, stream.name), float(value)
+    for stream in overview.streams:
+        for part, ms in stream.parts:
+            yield (PART_KIND, stream.name, part), ms
+    for trainer in overview.trainers:
+        if trainer.wait_share is not None:
+            yield (WAIT_KIND, trainer.stream, trainer.name, str(trainer.rank)), trainer.wait_share

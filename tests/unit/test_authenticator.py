@@ -16,11 +16,11 @@ from zmq.utils.monitor import recv_monitor_message
 
 import batchd_client
 from batchd.daemon.limits import KINDS_MAX, HandshakeRate
-from batchd.daemon.tcp.authenticator import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.daemon.tcp.router import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from batchd_client import opening
 from batchd_client.errors import ConnectTimeout, DaemonNotFound
-from batchd_client.remote import PUT_OFF_STATUS
+from batchd_client.lifeline import PUT_OFF_STATUS
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import ConnectionKey, connection_file_text
 from batchd_wire.messages import TO_DAEMON_REMOTE, Greet, Greeted, Refused
@@ -374,7 +374,7 @@ def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
 ) -> None:
     """Error 500: a retry may help. Other hosts enter, and so does it with new tokens."""
     now_s, asked = [1000.0], []
-    monkeypatch.setattr("batchd.daemon.tcp.authenticator.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.daemon.tcp.router.monotonic", lambda: now_s[0])
     monkeypatch.setattr("batchd.daemon.limits.monotonic", lambda: now_s[0])
     authenticator._rate = HandshakeRate(burst=3, per_s=1)
     key = keys.new("a")

@@ -55,7 +55,7 @@ def test_endlessly_many_kinds_take_no_endless_memory() -> None:
     for number in range(10 * KINDS_MAX):
         assert limit.allows(f"kind {number}")
 
-    assert len(limit._said_s) <= KINDS_MAX
+    assert len(limit._said) <= KINDS_MAX
     assert not limit.allows(f"kind {10 * KINDS_MAX - 1}")
 
 

@@ -88,7 +88,7 @@ def test_only_what_the_directory_refuses_is_said_of_it(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sessions._selector, "add", refuse)
+        patch.setattr(sessions._daemon.selector, "add", refuse)
         with pytest.raises(OSError, match="No space left on device"):
             sessions.bind(names.lifeline_path, names.zmq_path)
 

@@ -9,7 +9,7 @@ from math import isclose
 from typing import Any
 
 from batchd.diagnosis.overview import Overview, overview_between
-from batchd.observer.history import (
+from batchd.observer.status_client import (
     OTHER,
     PART_KIND,
     PARTS_MAX,

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from batchd.observer import __main__ as limits
 from batchd.observer import access
-from batchd.observer import server as limits
+from batchd.observer.__main__ import CONNECTIONS_MAX, HEAD_BYTES_MAX, PEER_CONNECTIONS_MAX, Server
 from batchd.observer.access import AccessRules, HostNames, endpoint, user_by_question, user_by_table, user_of
 from batchd.observer.contact_sheets import ContactSheets
-from batchd.observer.history import StatusRecorder
-from batchd.observer.routes import Pages, Router
-from batchd.observer.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, PEER_CONNECTIONS_MAX, Server
-from batchd.observer.status_client import StatusClient
+from batchd.observer.routes import Router
+from batchd.observer.status_client import StatusClient, StatusRecorder
 from support.waiting import PATIENCE_S, wait_until
 
 
@@ -28,8 +27,9 @@ def place(tmp_path):
     """Where a server answers that has never heard from a daemon."""
     listener = socket.create_server(("127.0.0.1", 0))
     client = StatusClient()
-    pages = Pages(client, StatusRecorder(), ContactSheets(f"ipc://{tmp_path}"))
-    server = Server(listener, Router(client, HostNames(["bigbox"]), AccessRules(tmp_path), pages))
+    sheets = ContactSheets(f"ipc://{tmp_path}")
+    router = Router(client, StatusRecorder(), sheets, HostNames(["bigbox"]), AccessRules(tmp_path))
+    server = Server(listener, router)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield listener.getsockname()

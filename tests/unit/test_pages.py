@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from batchd.observer.access import AccessRules, HostNames
 from batchd.observer.contact_sheets import ContactSheets
-from batchd.observer.history import StatusRecorder
-from batchd.observer.routes import STATE_MARK, Pages
-from batchd.observer.status_client import StatusClient
+from batchd.observer.routes import STATE_MARK, Router
+from batchd.observer.status_client import StatusClient, StatusRecorder
 from support.statuses import later, two_looks
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"
@@ -37,9 +37,10 @@ def make_pages(tmp_path):
     """Makes pages of a recorder."""
     clients = []
 
-    def make(recorder: StatusRecorder) -> Pages:
+    def make(recorder: StatusRecorder) -> Router:
         clients.append(StatusClient())
-        return Pages(clients[-1], recorder, ContactSheets(f"ipc://{tmp_path}"))
+        sheets = ContactSheets(f"ipc://{tmp_path}")
+        return Router(clients[-1], recorder, sheets, HostNames([]), AccessRules(tmp_path))
 
     yield make
     for client in clients:
@@ -95,6 +96,9 @@ def test_what_names_details_is_private_and_what_costs_something_is_for_our_page_
     routes = make_pages(recorder).routes
 
     assert {path for path, route in routes.items() if not route.is_private} == {
+        "/metrics",
+        "/healthz",
+        "/readyz",
         "/page.css",
         "/page.js",
         "/plots.js",

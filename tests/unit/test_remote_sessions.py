@@ -119,7 +119,8 @@ def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_s
         remote._take(late)
         for one in silent:
             one.connect(("127.0.0.1", int(place)))
-        wait_until(lambda: remote.note_ends() or late[-1].get(zmq.SRCFD) in remote._guard, "another has its number")
+        number = late[-1].get(zmq.SRCFD)
+        wait_until(lambda: remote.note_ends() or remote._guard.inode_of(number), "another has its number")
 
         for _ in range(3):
             remote.tick()

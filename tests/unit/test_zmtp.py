@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.dispatch import MESSAGE_BYTES_MAX, UNREAD_MAX
+from batchd.daemon.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
 from batchd.daemon.local.zmtp import (
     COMMANDS_MAX,
     FRAMES_MAX,

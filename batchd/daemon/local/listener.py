@@ -4,7 +4,7 @@
                      ^                                                |
                      +-- until the next tick, where none is left      +- too old, or too many -> closed
 
-The runtime directory's mode keeps other users out. ``may_connect`` is the second lock, for a
+The runtime directory's mode keeps other users out. ``why_refused`` is the second lock, for a
 directory whose mode was opened: root, the daemon's own user and members of the directory's group
 may connect. Source: unix(7), SO_PEERCRED and SO_PEERGROUPS. The kernel translates all numbers into
 the daemon's namespaces. Root of a container with its own users is the user that started the
@@ -30,6 +30,7 @@ from batchd.daemon.descriptors import Selector
 from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds
 from batchd.daemon.memory.rings import SPARE_DESCRIPTORS
 from batchd.daemon.memory.slots import ADVICE
+from batchd.daemon.runtime import unusable
 from batchd_wire.runtime import unmapped_id
 
 SO_PEERGROUPS = 59
@@ -38,13 +39,23 @@ GROUPS_BYTES_MAX = 1024
 """The most that Python's ``getsockopt`` takes: 256 groups."""
 _CREDENTIALS = struct.Struct("iII")
 _GROUP_BYTES = 4
+NEWCOMER_TICKS = 2
+"""Ticks before a pending connection is closed to free descriptors: it may be about to greet."""
+MADE_ROOM_AT_ONCE = 32
+BACKLOG = 256
+ACCEPTED_AT_ONCE = 16
+_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
+"""Accepting fails with these until resources are freed; connections stay in the kernel's queue."""
+
+_log = structlog.get_logger()
+
+K = TypeVar("K", bound=Hashable)
 
 
 class PeerCredentials(NamedTuple):
     """Process, user and primary group at the other end, as they were when it connected.
 
-    ``pid`` is None for a process that has none here: it is outside of the container in which the
-    daemon runs.
+    ``pid`` is None for a process outside of the daemon's container.
     """
 
     pid: int | None
@@ -59,18 +70,24 @@ def credentials_of(lifeline: socket.socket) -> PeerCredentials:
     return PeerCredentials(pid or None, user, group)
 
 
-def may_connect(lifeline: socket.socket, credentials: PeerCredentials, directory: os.stat_result) -> bool:
-    """True if the peer is root, the daemon's user, or in the runtime directory's group.
+def why_refused(lifeline: socket.socket, credentials: PeerCredentials, directory: os.stat_result) -> str | None:
+    """None if the peer is root, the daemon's user, or in the runtime directory's group; or why not.
 
     Of a peer in more than 256 groups only the primary one counts. If numbers do not identify users,
     the kernel's word counts: it let the peer into a directory that is closed to other users.
     """
     nobody, no_group = unmapped_id("uid"), unmapped_id("gid")
-    if is_ours(credentials.user):
-        return True
-    if directory.st_gid != no_group and directory.st_gid in _groups(lifeline, credentials):
-        return True
-    return (nobody == credentials.user or no_group == directory.st_gid) and not directory.st_mode & stat.S_IRWXO
+    group = directory.st_gid
+    if is_ours(credentials.user) or (group != no_group and group in _groups(lifeline, credentials)):
+        return None
+    if credentials.user != nobody and group != no_group:
+        return f"user {credentials.user} is not in the group of the runtime directory"
+    if not directory.st_mode & stat.S_IRWXO:
+        return None
+    return (
+        "user or group is not mapped into the daemon's user namespace, and the runtime directory is open to all users, so "
+        "the daemon cannot tell members of its group from others: close the directory (chmod o-rwx)"
+    )
 
 
 def is_ours(user: int) -> bool:
@@ -78,14 +95,20 @@ def is_ours(user: int) -> bool:
     return user in {0, os.geteuid()} and user != unmapped_id("uid")
 
 
-def why_not(credentials: PeerCredentials, directory: os.stat_result) -> str:
-    """Say why a peer was not let in."""
-    if unmapped_id("gid") == directory.st_gid or unmapped_id("uid") == credentials.user:
-        return (
-            "user or group is not mapped into the daemon's user namespace, and the runtime directory is open to all users, so "
-            "the daemon cannot tell members of its group from others: close the directory (chmod o-rwx)"
-        )
-    return f"user {credentials.user} is not in the group of the runtime directory"
+def open_to_group(path: Path, directory: int) -> None:
+    """Let the directory's group connect to a socket of the daemon's. Raises ``BatchdError``."""
+    try:
+        group = os.fstat(directory).st_gid
+        if path.stat().st_gid != group:
+            os.chown(path, -1, group)
+    except OSError as error:
+        advice = "put the daemon's user into the group of the runtime directory, or give the directory the setgid bit"
+        reason = error.strerror
+        _log.warning("socket is not open to the directory's group", path=str(path), reason=reason, advice=advice)
+    try:
+        path.chmod(0o660)
+    except OSError as error:
+        raise unusable(path.parent, error) from None
 
 
 def _groups(lifeline: socket.socket, credentials: PeerCredentials) -> set[int]:
@@ -98,22 +121,8 @@ def _groups(lifeline: socket.socket, credentials: PeerCredentials) -> set[int]:
     return {credentials.group, *struct.unpack(f"{len(raw) // _GROUP_BYTES}I", raw)}
 
 
-_log = structlog.get_logger()
-
-NEWCOMER_TICKS = 2
-"""For so many ticks a pending connection is not closed to free descriptors: it may be about to
-greet."""
-MADE_ROOM_AT_ONCE = 32
-BACKLOG = 256
-ACCEPTED_AT_ONCE = 16
-_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
-"""Accepting fails with these until resources are freed; connections stay in the kernel's queue."""
-
-K = TypeVar("K", bound=Hashable)
-
-
 class PendingConnections(Generic[K]):
-    """Connections that are no sessions yet, by whose they are."""
+    """Connections that are no sessions yet, each with its owner, for fairness between these."""
 
     def __init__(self) -> None:
         self._owners: dict[K, Hashable] = {}
@@ -159,10 +168,7 @@ def descriptors_left() -> int:
 
 
 class Listener:
-    """A listening socket; each accepted connection is passed to ``admit``.
-
-    ``need`` returns how many descriptors have to be left to accept one more.
-    """
+    """A listening socket. Connections go to ``admit``, if ``need()`` descriptors are left."""
 
     def __init__(
         self,

@@ -11,30 +11,28 @@ gone.
 """
 
 import os
-import secrets
 import socket
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
+from secrets import token_bytes
 
 import structlog
 
 from batchd import __version__, failpoints
 from batchd.core.actions import GrantLease
 from batchd.core.events import SessionCutOff, SessionEnded
-from batchd.daemon.dispatch import MESSAGES_AT_ONCE, UNREAD_MAX, event_of, is_served, wrong_version
-from batchd.daemon.doors import DaemonSide, Peer
-from batchd.daemon.limits import OncePerMinute, SessionLimits, printable
+from batchd.daemon.doors import SECRET_BYTES, DaemonSide, Door, Peer, refused_version
+from batchd.daemon.limits import UNREAD_MAX, SessionLimits, printable
 from batchd.daemon.local.listener import (
     Listener,
     PeerCredentials,
     PendingConnections,
     credentials_of,
     is_ours,
-    may_connect,
-    why_not,
+    open_to_group,
+    why_refused,
 )
 from batchd.daemon.local.zmtp import UNSENT_BYTES_MAX, LocalConnections, ZmtpConnection
 from batchd.daemon.memory.slots import MailboxMemory
@@ -63,7 +61,7 @@ from batchd_wire.status import LocalCounts, TrainerStatistics
 
 _log = structlog.get_logger()
 
-SECRET_BYTES = 16
+MESSAGES_AT_ONCE = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -86,30 +84,17 @@ class Session:
     is_disconnected: bool = False
     """The daemon has disconnected the trainer, whose lifeline has not ended yet."""
     version: int = OLDEST_VERSION
-    """Protocol version, from ``Hello``."""
     is_ours: bool = False
     """The session of the daemon's own observer, which is no trainer."""
 
-    def statistics(self) -> TrainerStatistics:
-        """Name, process and user, for ``batchd status``."""
-        return TrainerStatistics(self.number, self.name, self.pid, self.user, "shared memory")
 
-
-class LocalDoor:
+class LocalDoor(Door):
     """Owns both sockets. ``writable_slots``: trainers may ask for slots to map writable."""
 
-    name = "local"
-    sockets = ()
-    patience_s = inf
-
     def __init__(self, daemon: DaemonSide, limits: SessionLimits, *, writable_slots: bool = False) -> None:
-        self._selector = selector = daemon.selector
-        self._enqueue = daemon.enqueue
-        self._numbers = daemon.session_numbers
-        self._subscription_numbers = daemon.subscription_numbers
-        self._memory = daemon.memory
-        self._limits = limits
+        super().__init__(daemon, limits)
         self._writable_slots = writable_slots
+        selector = daemon.selector
         self._lifelines = Listener(selector, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs)
         self._zeromq = Listener(selector, socket.SOCK_STREAM, self._admit_connection, lambda: 1)
         self._connections = LocalConnections(selector, self._connection_gone)
@@ -120,21 +105,17 @@ class LocalDoor:
         self._by_number: dict[int, Session] = {}
         self._by_connection: dict[ZmtpConnection, Session] = {}
         self._by_secret: dict[bytes, Session] = {}
-        self._once_per_minute = OncePerMinute()
         self._directory = -1
-        """The runtime directory: its mode and group decide access, even after its name was
-        removed."""
+        """The runtime directory, whose mode and group decide access, even after its removal."""
         self._is_found = True
         """The runtime directory has our sockets."""
         self.closed = 0
         """Connections that were closed because no session came of them."""
 
     def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
-        """Open both sockets.
+        """Open both sockets. The caller has the directory's lock, so existing files are left-overs.
 
-        The caller holds the runtime directory's lock, so existing files are left-overs. Raises
-        ``BatchdError`` if the directory cannot be used, and ``OSError`` if another resource is
-        exhausted.
+        Raises ``BatchdError`` if the directory cannot be used, ``OSError`` for lack of resources.
         """
         listeners = ((zmq_path, self._zeromq), (lifeline_path, self._lifelines))
         try:
@@ -145,7 +126,7 @@ class LocalDoor:
             raise unusable(lifeline_path.parent, error) from None
         self._directory = os.open(lifeline_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for path, listener in listeners:
-            self._open_to_group(path)
+            open_to_group(path, self._directory)
             listener.begin()
 
     def tick(self) -> None:
@@ -159,33 +140,14 @@ class LocalDoor:
         is_found = self._lifelines.is_found and self._zeromq.is_found
         if self._is_found and not is_found:
             advice = "restart the daemon; trainers that are connected go on until then"
-            _log.error(
-                "sockets are gone from the runtime directory", reason="new trainers cannot connect", advice=advice
-            )
+            reason = "new trainers cannot connect"
+            _log.error("sockets are gone from the runtime directory", reason=reason, advice=advice)
         self._is_found = is_found
 
     def counts(self) -> LocalCounts:
         """Number of connections of both kinds, for ``batchd status``."""
         pending = len(self._pending_sessions) + len(self._pending_connections)
         return LocalCounts(len(self._by_number) + len(self._connections), pending, self.closed)
-
-    def _open_to_group(self, path: Path) -> None:
-        """Let the directory's group connect; a socket has the daemon's own group at first."""
-        try:
-            group = os.fstat(self._directory).st_gid
-            if path.stat().st_gid != group:
-                os.chown(path, -1, group)
-        except OSError as error:
-            advice = (
-                "put the daemon's user into the group of the runtime directory, or give the directory the setgid bit"
-            )
-            _log.warning(
-                "socket is not open to the directory's group", path=str(path), reason=error.strerror, advice=advice
-            )
-        try:
-            path.chmod(0o660)
-        except OSError as error:
-            raise unusable(path.parent, error) from None
 
     def close(self) -> None:
         """End every session and close both sockets; trainers see the end of their lifelines."""
@@ -206,51 +168,49 @@ class LocalDoor:
         return Peer(session.name, session.pid, f"user {session.user}")
 
     def trainers(self) -> list[Session]:
-        """All trainers that have sent ``Hello``."""
-        return [
-            session
-            for session in self._by_number.values()
-            if session.secret is not None and not session.is_disconnected and not session.is_ours
-        ]
+        """Trainers that have sent ``Hello`` and were not disconnected."""
+        return [one for one in self._welcomed() if not one.is_disconnected]
 
-    def statistics(self, _now: float) -> list[TrainerStatistics]:
+    def statistics(self, now: float) -> list[TrainerStatistics]:  # noqa: ARG002  no rates here
         """All trainers, for ``batchd status``."""
-        return [session.statistics() for session in self.trainers()]
-
-    def may_read(self, _number: int, _stream: str) -> bool:
-        """Trainers of this host may read every stream."""
-        return True
+        return [TrainerStatistics(one.number, one.name, one.pid, one.user, "shared memory") for one in self.trainers()]
 
     def adopt(self, lifeline: socket.socket, pid: int) -> None:
         """Begin a session over a lifeline that we made, for a process that we started."""
-        self._begin(Session(next(self._numbers), lifeline, pid, os.geteuid(), is_ours=True))
+        self._begin(Session(next(self._daemon.session_numbers), lifeline, pid, os.geteuid(), is_ours=True))
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, number: int, message: Message) -> None:
         """Send over ZeroMQ, unless the trainer is gone. One that never reads is disconnected."""
-        session = self._by_number.get(number)
-        if session is not None and session.connection is not None and not session.is_disconnected:
+        session = self._connected(number)
+        if session is not None and session.connection is not None:
             self._send_to(session.connection, message, session)
-
-    answer = send
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:  # noqa: ARG002  its trainer knows it
         """Send the handle of a lease, and before that the memory of a new slot."""
-        session = self._by_number.get(grant.session)
-        if session is not None and not session.is_disconnected and grant.slot not in session.slots:
+        session = self._connected(grant.session)
+        if session is not None and grant.slot not in session.slots:
             self._share_slot(session, grant.slot)
         self.send(grant.session, Handle.filled_from(grant))
         failpoints.passing("daemon.handle.sent")
 
+    def _connected(self, number: int) -> Session | None:
+        session = self._by_number.get(number)
+        return None if session is None or session.is_disconnected else session
+
     def _share_slot(self, session: Session, slot: int) -> None:
         session.slots.add(slot)
-        message = SlotShared(slot, self._memory.slot_bytes(slot))
-        writable = self._writable(session, slot)
-        if writable is None:
-            self._hand_over(session, message, self._memory.readable(slot))
-        else:
-            self._hand_over(session, message, writable)
+        memory, writable = self._daemon.memory, None
+        if session.wants_writable and self._writable_slots:
+            try:
+                writable = memory.writable_anew(slot)
+            except OSError as error:
+                if self._once_per_minute.allows("writable"):
+                    _log.warning("slot shared read-only, though writable_slots is set", reason=str(error))
+        message = SlotShared(slot, memory.slot_bytes(slot))
+        self._hand_over(session, message, memory.readable(slot) if writable is None else writable)
+        if writable is not None:
             os.close(writable)
 
     def withdraw_slots(self, slots: Sequence[int]) -> None:
@@ -262,25 +222,10 @@ class LocalDoor:
                 with suppress(ChannelClosed, BlockingIOError):
                     send_message(session.lifeline, SlotsGone(sorted(known)), version=session.version)
 
-    def limit(self, limits: SessionLimits) -> None:
-        """Admit new sessions within these limits; no present session ends."""
-        self._limits = limits
-
-    def _writable(self, session: Session, slot: int) -> int | None:
-        """Open a descriptor to hand over and close; None if the trainer gets the read-only one."""
-        if not (session.wants_writable and self._writable_slots):
-            return None
-        try:
-            return self._memory.writable_anew(slot)
-        except OSError as error:
-            if self._once_per_minute.allows("writable"):
-                _log.warning("slot shared read-only, though writable_slots is set", reason=str(error))
-            return None
-
     def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
         """Hand a producer a stream's mailbox, once. It may connect, so it may write."""
-        session = self._by_number.get(number)
-        if session is None or session.is_disconnected or stream in session.mailboxes:
+        session = self._connected(number)
+        if session is None or stream in session.mailboxes:
             return
         session.mailboxes.add(stream)
         try:
@@ -307,30 +252,27 @@ class LocalDoor:
     # --- the lifeline -------------------------------------------------------------------------------------------------
 
     def _lifeline_needs(self) -> int:
-        """Number of descriptors that one more lifeline needs.
-
-        One for its own ZeroMQ connection, one for that of each pending session, and its own.
-        """
+        """Descriptors for one more lifeline, its connection, and those of all pending sessions."""
         return 2 + len(self._pending_sessions)
 
     def _admit_lifeline(self, lifeline: socket.socket) -> None:
         credentials = credentials_of(lifeline)
-        directory = os.fstat(self._directory)
-        if not may_connect(lifeline, credentials, directory):
-            self._refuse(lifeline, credentials, ErrorCode.NOT_ALLOWED, why_not(credentials, directory))
+        reason = why_refused(lifeline, credentials, os.fstat(self._directory))
+        if reason is not None:
+            self._refuse(lifeline, credentials, ErrorCode.NOT_ALLOWED, reason)
             lifeline.close()
             return
-        session = Session(next(self._numbers), lifeline, credentials.pid, credentials.user)
+        session = Session(next(self._daemon.session_numbers), lifeline, credentials.pid, credentials.user)
         self._begin(session)
         self._pending_sessions.add(session, credentials.user)
-        self._close_pending(self._pending_sessions.excess(self._limits.pending_max), [], self._too_many)
+        self._limit_pending()
 
-    @property
-    def _too_many(self) -> str:
-        return f"more than {self._limits.pending_max} connections that are no sessions"
+    def _limit_pending(self) -> None:
+        most = self._limits.pending_max
+        silent, unknown = self._pending_sessions.excess(most), self._pending_connections.excess(most)
+        self._close_pending(silent, unknown, f"more than {most} connections that are no sessions")
 
     def _close_pending(self, silent: Sequence[Session], unknown: Sequence[ZmtpConnection], reason: str) -> None:
-        """Close connections that became no session."""
         if not silent and not unknown:
             return
         self.closed += len(silent) + len(unknown)
@@ -342,7 +284,7 @@ class LocalDoor:
 
     def _begin(self, session: Session) -> None:
         """Hear it from now on. Paired with ``_end``."""
-        self._selector.add(session.lifeline.fileno(), lambda: self._read_lifeline(session))
+        self._daemon.selector.add(session.lifeline.fileno(), lambda: self._read_lifeline(session))
         self._by_number[session.number] = session
 
     def _refuse(self, lifeline: socket.socket, credentials: PeerCredentials, error: ErrorCode, text: str) -> None:
@@ -371,18 +313,23 @@ class LocalDoor:
             self._allow_writable(session)
             return
         assert isinstance(message, Hello)
+        refusal = refused_version(message.version)
         if session.secret is not None:
             self._disconnect(session, "said Hello twice")
-        elif not is_served(message.version):
-            _send_last(session.lifeline, wrong_version(message.version))
+        elif refusal is not None:
+            _send_last(session.lifeline, refusal)
             self._disconnect(session, f"speaks version {message.version} of the protocol")
-        elif not session.is_ours and self._welcomed() >= self._limits.sessions_max:
+        elif not session.is_ours and len(self._welcomed()) >= self._limits.sessions_max:
             most = self._limits.sessions_max
             text = f"as many trainers are connected as may be ({most}); raise sessions_max in [daemon]"
             self._refuse(session.lifeline, credentials_of(session.lifeline), ErrorCode.TOO_MANY_SESSIONS, text)
             self._end(session)
         else:
-            self._welcome(session, message)
+            session.name, session.version = printable(message.name), message.version
+            session.secret = token_bytes(SECRET_BYTES)
+            self._by_secret[session.secret] = session
+            with suppress(ChannelClosed):  # its end of file is the next thing to hear
+                send_message(session.lifeline, Welcome(session.version, session.secret), version=session.version)
 
     def _allow_writable(self, session: Session) -> None:
         if session.secret is None:
@@ -394,18 +341,9 @@ class LocalDoor:
         else:
             session.wants_writable = True
 
-    def _welcomed(self) -> int:
-        """Number of connected trainers that have sent ``Hello``."""
-        return sum(one.secret is not None and not one.is_ours for one in self._by_number.values())
-
-    def _welcome(self, session: Session, hello: Hello) -> None:
-        session.name, session.version = printable(hello.name), hello.version
-        session.secret = secrets.token_bytes(SECRET_BYTES)
-        self._by_secret[session.secret] = session
-        try:
-            send_message(session.lifeline, Welcome(session.version, session.secret), version=session.version)
-        except ChannelClosed:
-            return  # its end of file is the next thing to hear
+    def _welcomed(self) -> list[Session]:
+        """Trainers that have sent ``Hello``, and are not gone."""
+        return [one for one in self._by_number.values() if one.secret is not None and not one.is_ours]
 
     def _disconnect(self, session: Session, fault: str) -> None:
         """Disconnect a trainer. Its leases last until its lifeline ends: it may still read."""
@@ -419,16 +357,16 @@ class LocalDoor:
             session.lifeline.shutdown(socket.SHUT_WR)
         except OSError:
             return  # its end of file is the next thing to hear
-        self._enqueue(SessionCutOff(session.number))
+        self._daemon.enqueue(SessionCutOff(session.number))
 
     def _end(self, session: Session) -> None:
         """The kernel says that the trainer is gone. Paired with ``_begin``."""
-        self._selector.remove(session.lifeline.fileno())
+        self._daemon.selector.remove(session.lifeline.fileno())
         session.lifeline.close()
         self._forget_names(session)
         self._pending_sessions.remove(session)
         del self._by_number[session.number]
-        self._enqueue(SessionEnded(session.number))
+        self._daemon.enqueue(SessionEnded(session.number))
 
     def _forget_names(self, session: Session) -> None:
         if session.secret is not None:
@@ -450,7 +388,7 @@ class LocalDoor:
     def _admit_connection(self, wire: socket.socket) -> None:
         user = credentials_of(wire).user
         self._pending_connections.add(self._connections.admit(wire), user)
-        self._close_pending([], self._pending_connections.excess(self._limits.pending_max), self._too_many)
+        self._limit_pending()
 
     def _connection_gone(self, connection: ZmtpConnection) -> None:
         self._pending_connections.remove(connection)
@@ -472,20 +410,19 @@ class LocalDoor:
 
     def _open(self, connection: ZmtpConnection, message: Message) -> None:
         if not isinstance(message, Open):
-            # A trainer's last message may arrive after the end of its lifeline, so this is not
-            # logged.
+            # Not logged: a trainer's last message may arrive after the end of its lifeline.
             self._send_to(connection, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
             return
-        if not is_served(message.version):
-            self._send_to(connection, wrong_version(message.version), None)
+        refusal = refused_version(message.version)
+        if refusal is not None:
+            self._send_to(connection, refusal, None)
             return
         if message.secret in self._by_secret:
             self._read_lifeline(self._by_secret[message.secret])  # what it said on its lifeline before this
         session = self._by_secret.get(message.secret)
         if session is None or session.connection is not None:
-            self._reject(
-                connection, None, ErrorCode.UNKNOWN_SESSION, "no session has this secret, or it is open already"
-            )
+            text = "no session has this secret, or it is open already"
+            self._reject(connection, None, ErrorCode.UNKNOWN_SESSION, text)
             return
         session.connection = connection
         self._by_connection[connection] = session
@@ -494,14 +431,13 @@ class LocalDoor:
         self._send_to(connection, Opened(__version__), session)
 
     def _understand(self, session: Session, message: Message) -> None:
-        event = event_of(session.number, message, self._subscription_numbers)
+        event = self._event_of(session.number, message)
         if isinstance(message, AskReload) and not is_ours(session.user):  # a reader may not say what is served
-            text = (
-                f"only root and the daemon's own user (number {os.geteuid()}) may have it read its configuration again"
-            )
+            owner = f"root and the daemon's own user (number {os.geteuid()})"
+            text = f"only {owner} may have it read its configuration again"
             self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
         elif event is not None:
-            self._enqueue(event)
+            self._daemon.enqueue(event)
         else:
             text = f"{type(message).__name__} is not expected in an open session"
             self._reject(session.connection, session, ErrorCode.UNEXPECTED_MESSAGE, text)
@@ -515,8 +451,5 @@ class LocalDoor:
 
 
 def _send_last(lifeline: socket.socket, message: Message) -> None:
-    """Send the reason of a refusal; a peer that does not read it loses it."""
-    try:
+    with suppress(ChannelClosed, BlockingIOError):  # a peer that does not read it loses it
         send_message(lifeline, message, version=OLDEST_VERSION)
-    except (ChannelClosed, BlockingIOError):
-        return

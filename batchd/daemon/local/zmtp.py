@@ -24,14 +24,13 @@ from contextlib import suppress
 import structlog
 
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.dispatch import MESSAGE_BYTES_MAX, UNREAD_MAX
+from batchd.daemon.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
 
 _log = structlog.get_logger()
 
 READ_BYTES = 16 * 1024
 FRAMES_MAX = 16
-"""Frames of one message. A trainer sends one; a message with a few more is answered with an
-error."""
+"""Frames of one message. A trainer sends one; a few more are answered with an error."""
 COMMANDS_MAX = 16
 """Commands in one portion. libzmq sends one at the beginning, and a PING now and then."""
 UNSENT_BYTES_MAX = 16 << 20
@@ -67,11 +66,7 @@ class NotUnderstood(Exception):  # noqa: N818  it says what the peer is
 
 
 class ZmtpConnection:
-    """One connection.
-
-    ``heard`` is called when there may be a message to take, or the peer has disconnected
-    (``is_over``).
-    """
+    """One connection. ``heard`` is called for a possible message, and at its end (``is_over``)."""
 
     def __init__(self, selector: Selector, wire: socket.socket, heard: Callable[["ZmtpConnection"], None]) -> None:
         """Take the socket over. Raises ``OSError``, and then it still is the caller's."""
@@ -192,30 +187,23 @@ class ZmtpConnection:
     def _write(self, data: bytes) -> bool:
         if self.is_closed:
             return True
-        if self._unsent:
-            if len(self._unsent) >= UNREAD_MAX or self._unsent_bytes + len(data) > UNSENT_BYTES_MAX:
-                return False
-            self._leave_unsent(data)
-            return True
-        sent = self._write_some(data)
-        if sent < len(data):
-            self._leave_unsent(data[sent:])
+        if len(self._unsent) >= UNREAD_MAX or (self._unsent and self._unsent_bytes + len(data) > UNSENT_BYTES_MAX):
+            return False
+        rest = data if self._unsent else data[self._write_some(data) :]
+        if rest:
+            self._unsent.append(rest)
+            self._unsent_bytes += len(rest)
             self._wait_to_write(wanted=True)
         return True
-
-    def _leave_unsent(self, data: bytes) -> None:
-        self._unsent.append(data)
-        self._unsent_bytes += len(data)
 
     def _forget_unsent(self) -> None:
         self._unsent.clear()
         self._unsent_bytes = 0
 
     def _wait_to_write(self, *, wanted: bool) -> None:
-        """Watch for room to write, or stop watching.
+        """Watch for room to write, or stop watching, which is retried.
 
-        If the kernel has no room for that, disconnect, since no event would resume the writing.
-        Stopping is retried.
+        If the kernel has no room to watch, disconnect, since no event would resume the writing.
         """
         if wanted == self._waits_to_write:
             return
@@ -230,10 +218,7 @@ class ZmtpConnection:
             self._waits_to_write = wanted
 
     def _write_some(self, data: bytes) -> int:
-        """Send, and return how many bytes the kernel has taken.
-
-        If the peer is gone it is all of them, since the end of file follows.
-        """
+        """Send; return how many bytes the kernel took, or all if the peer is gone."""
         try:
             return self._wire.send(data)
         except BlockingIOError:
@@ -263,7 +248,7 @@ class LocalConnections:
         self._gone = gone
         self._all: dict[ZmtpConnection, None] = {}
         self._talking: dict[ZmtpConnection, None] = {}
-        """Connections that may have sent a whole message that was not taken yet, in their turn."""
+        """Connections that may have sent a whole message, not taken yet, in turn."""
 
     def __len__(self) -> int:
         return len(self._all)

@@ -4,20 +4,18 @@
                                |                                            |
                                +-- for PENDING_TICKS, or too many --> shut down <-- UNREAD_BYTES_MAX
 
-ZeroMQ ends a handshake that is not finished. A peer that finishes it and never greets, that speaks
-a version of ZMTP without one, or that was refused and stays, would keep a descriptor for ever;
-ZeroMQ can neither name nor close one connection. So the guard shuts the connection down by its
-descriptor, which belongs to a thread of ZeroMQ and may be closed and reused at any moment.
-Therefore it first duplicates the descriptor onto a spare one of its own, which keeps the file open;
-then it compares the inode with that of the accepted connection; and only then it shuts that down.
-ZeroMQ reads the end of file and cleans up, as after any disconnect.
+ZeroMQ ends unfinished handshakes, but it can neither name nor close one connection. A peer that
+never greets, speaks a version of ZMTP without a handshake, or stays after a refusal would keep a
+descriptor for ever. So the guard shuts the connection down by its descriptor, which belongs to a
+thread of ZeroMQ and may be closed and reused at any moment: the guard duplicates it onto a spare
+one of its own, which keeps the file open, compares the inode with that of the accepted connection,
+and only then shuts that down. ZeroMQ reads the end of file and cleans up, as after any disconnect.
 
-The kernel (``TCP_INFO``) tells how much a peer sends, since messages are no measure: a message that
-never ends is in none, but ZeroMQ keeps it in memory. Bytes that the kernel has received and the
-daemon has not read are in ZeroMQ's memory; they are limited, for each connection and for all of a
-host. ZeroMQ's own limit, the high-water mark, counts messages, and libzmq 4.3.5 aborts if a peer
-that has reached it sends a PING and resets its connection; so there is none, and this limit
-replaces it.
+The kernel (``TCP_INFO``) tells how much a peer sends: a message that never ends is never read, but
+ZeroMQ keeps it in memory. Bytes that the kernel has received and the daemon has not read are in
+ZeroMQ's memory; they are limited, for each connection and for all of a host. This replaces ZeroMQ's
+own limit, the high-water mark, which counts messages: libzmq 4.3.5 aborts if a peer that has
+reached it sends a PING and resets its connection.
 
 Invariant: the guard shuts down only a TCP connection to the daemon's port that was accepted under
 this descriptor, and is no session or sent too much.
@@ -45,8 +43,7 @@ take 32 times as much memory."""
 HEARTBEAT_BYTES_PER_S = 1_024
 """ZeroMQ's own words are never read by us, so unread bytes wear off at this rate."""
 BAN_S = 10.0
-"""For so long no connection is admitted from a host that sent too much: ZeroMQ has to read it
-away."""
+"""Time without a new connection for a host that sent too much: ZeroMQ has to read it away."""
 BANNED_MAX = 1_024
 _TCP_INFO_BYTES = 136
 _BYTES_RECEIVED = Struct("=Q")
@@ -92,11 +89,9 @@ class HeldDescriptor:
 class _Connection:
     """An accepted connection.
 
-    ``ticks``: how long it has been pending. ``ticks_gone``: how long its descriptor has named
-    another file.
-
-    ``number`` is the descriptor as a socket object, to query the kernel: it queries whatever has
-    that number now. It owns nothing.
+    ``number``: the descriptor as a socket object, which owns nothing and queries whatever has that
+    number now. ``ticks``: how long it has been pending. ``ticks_gone``: how long its descriptor has
+    named another file.
     """
 
     inode: int
@@ -139,9 +134,6 @@ class ConnectionGuard:
     def __len__(self) -> int:
         return len(self._connections)
 
-    def __contains__(self, descriptor: int) -> bool:
-        return descriptor in self._connections
-
     def inode_of(self, descriptor: int) -> int | None:
         """Inode of the connection accepted under this descriptor; None if there is none."""
         connection = self._connections.get(descriptor)
@@ -154,7 +146,8 @@ class ConnectionGuard:
 
     def pending(self) -> dict[int, str]:
         """The hosts of the connections that are no sessions and were not closed, oldest first."""
-        return {number: one.host for number, one in self._pending()}
+        every = self._connections.items()
+        return {number: one.host for number, one in every if number not in self._sessions and not one.is_closed}
 
     def add(self, descriptor: int) -> None:
         """A connection was accepted. Paired with ``went``; it may have gone already."""
@@ -166,7 +159,7 @@ class ConnectionGuard:
                     host = peer_network(held.getpeername()[0])
                     number = socket.socket(held.family, held.type, fileno=descriptor)
                     self._connections[descriptor] = _Connection(os.fstat(held.fileno()).st_ino, host, number)
-        if descriptor in self._connections and self._is_banned(host):
+        if descriptor in self._connections and monotonic() < self._banned_until_s.get(host, 0.0):
             self._shut_down(descriptor, f"the host sent too much less than {BAN_S:g} s ago")
 
     def remove(self, descriptor: int) -> None:
@@ -203,10 +196,7 @@ class ConnectionGuard:
             self._limit_host(loud)
 
     def _limit_host(self, loud: list[int]) -> None:
-        """Close connections of one host with too much unread.
-
-        If all of them together have too much, close the one with the most.
-        """
+        """Close a host's connections with too much unread, or the largest of too much together."""
         unread = {descriptor: self._connections[descriptor].unread for descriptor in loud if self._is_there(descriptor)}
         for descriptor in list(unread):
             if unread[descriptor] > UNREAD_BYTES_MAX:
@@ -217,10 +207,7 @@ class ConnectionGuard:
             self._ban(most, f"more than {UNREAD_HOST_BYTES_MAX} bytes of its host are unread")
 
     def _is_there(self, descriptor: int) -> bool:
-        """True if the descriptor still names this connection.
-
-        Its number may be another's now, whose beginning ZeroMQ has not reported yet.
-        """
+        """False if the number is another connection's, whose beginning is not reported yet."""
         try:
             return os.fstat(descriptor).st_ino == self._connections[descriptor].inode
         except OSError:
@@ -235,13 +222,9 @@ class ConnectionGuard:
         self._banned_until_s[host] = monotonic() + BAN_S
         self._shut_down(descriptor, reason)
 
-    def _is_banned(self, host: str) -> bool:
-        return monotonic() < self._banned_until_s.get(host, 0.0)
-
     def limit_pending(self) -> None:
         """If too many are pending, close the oldest ones of the host that has most of them."""
-        excess = len(self._connections) - self._pending_max
-        if excess <= 0:
+        if len(self._connections) <= self._pending_max:
             return
         pending = self.pending()
         for number in oldest_of_crowds(pending, len(pending) - self._pending_max):
@@ -261,11 +244,6 @@ class ConnectionGuard:
             connection.ticks = 0 if number in self._sessions else connection.ticks + 1
             if connection.ticks > PENDING_TICKS and not connection.is_closed:
                 self._shut_down(number, "no session came of it")
-
-    def _pending(self) -> Iterator[tuple[int, _Connection]]:
-        for number, connection in self._connections.items():
-            if number not in self._sessions and not connection.is_closed:
-                yield number, connection
 
     def _shut_down(self, descriptor: int, reason: str) -> None:
         connection = self._connections[descriptor]

@@ -14,7 +14,7 @@ released the memory.
 
 import os
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,26 +22,47 @@ from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
+import zmq
 
 from batchd.core.events import BatchSent
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.limits import peer_network
+from batchd.daemon.limits import SessionLimits, peer_network
 from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.tcp.keys import TrainerKey
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.status import TrainerStatistics
+from batchd_wire.tcp import CURVE_BYTES
+from batchd_wire.wording import counted
 
 QUESTIONS_PER_TICK = 10
 """Queries, such as for the status, whose answers are long; ticks are half a second apart."""
 RATE_MARKS = 10
 """Ticks of the loop over which a rate is taken."""
+SHORT_FRAME_BYTES, LONG_FRAME_BYTES, LONG_FRAME_FROM = 2, 9, 256
+
+
+def descriptor_of(frame: zmq.Frame) -> int | None:
+    """Descriptor of the connection of a message; None in ZMTP 1 and 2, which have none."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
+
+
+def host_of(frame: zmq.Frame) -> str:
+    """Where a message came from; addresses of version 4 as they are usually written."""
+    return str(frame.get("Peer-Address") or "").removeprefix("::ffff:")
+
+
+def wire_bytes(length: int, *, encrypted: bool) -> int:
+    """Bytes of a frame of this length on the wire, by ZMTP 3.1 and CURVE (RFC 26)."""
+    if encrypted:
+        length += CURVE_BYTES
+    return length + (SHORT_FRAME_BYTES if length < LONG_FRAME_FROM else LONG_FRAME_BYTES)
 
 
 class Connection(NamedTuple):
-    """Routing id of the ROUTER, its descriptor, and the descriptor's inode at the session's start.
-
-    Another connection may get the number later, but not the inode.
-    """
+    """Routing id, descriptor and its inode: another connection may get the first two later."""
 
     routing: bytes
     descriptor: int
@@ -50,14 +71,12 @@ class Connection(NamedTuple):
 
 @dataclass(slots=True)
 class OpenSubscription:
-    """A subscription, not given up.
-
-    ``is_known``: the trainer has spoken of it, so its batches may go over any connection; before
-    that they go over the first, behind the message that names it.
-    """
+    """A subscription, not given up."""
 
     request: int
     is_known: bool = False
+    """The trainer has spoken of it, so its batches may go over any connection, not only over the
+    first, behind the message that names it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,98 +111,62 @@ class RemoteSession:
         """True if the session's key opens this stream."""
         return self.key is None or self.key.streams is None or stream in self.key.streams
 
-    def refused(self, request: int) -> None:
-        """The claim of this request is not admitted."""
-        self.claims = {number: claim for number, claim in self.claims.items() if claim.request != request}
-
     def may_ask(self) -> bool:
         """Count a question; false where there have been too many since the last tick."""
         self.questions += 1
         return self.questions <= QUESTIONS_PER_TICK
 
-    def bytes_per_s(self, now: float) -> float:
-        """Bytes per second sent lately."""
-        then_s, then_bytes = self.marks[0]
-        return (self.sent_bytes - then_bytes) / max(now - then_s, 1e-3)
-
     def statistics(self, now: float) -> TrainerStatistics:
         """Name, host and TCP traffic, for ``batchd status``."""
         key = self.key.name if self.key is not None else None
-        sent = self.sent_bytes, self.bytes_per_s(now), len(self.connections)
+        then_s, then_bytes = self.marks[0]
+        bytes_per_s = (self.sent_bytes - then_bytes) / max(now - then_s, 1e-3)
+        sent = self.sent_bytes, bytes_per_s, len(self.connections)
         return TrainerStatistics(self.number, self.name, self.pid, None, "tcp", self.host, key, *sent)
 
 
 class SessionTable:
-    """All sessions, by whatever they are known."""
+    """All sessions. The dictionaries change only by ``add``, ``connect`` and ``remove``."""
 
     def __init__(self) -> None:
-        self._by_number: dict[int, RemoteSession] = {}
-        self._by_routing: dict[bytes, RemoteSession] = {}
-        self._by_descriptor: dict[int, RemoteSession] = {}
-        self._by_secret: dict[bytes, RemoteSession] = {}
+        self.by_number: dict[int, RemoteSession] = {}
+        self.by_routing: dict[bytes, RemoteSession] = {}
+        self.by_descriptor: dict[int, RemoteSession] = {}
+        self.by_secret: dict[bytes, RemoteSession] = {}
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._by_number
-
-    def __len__(self) -> int:
-        return len(self._by_number)
-
-    @property
-    def descriptors(self) -> Container[int]:
-        """The descriptors of all sessions, now and later."""
-        return self._by_descriptor
-
-    @property
-    def further_connections(self) -> int:
-        """Connections that have joined a session."""
-        return len(self._by_routing) - len(self._by_number)
-
-    def trainers(self) -> list[RemoteSession]:
-        """All sessions."""
-        return list(self._by_number.values())
-
-    def __getitem__(self, number: int) -> RemoteSession:
-        return self._by_number[number]
-
-    def get(self, number: int) -> RemoteSession | None:
-        """The session with this number, or None."""
-        return self._by_number.get(number)
-
-    def at(self, routing: bytes) -> RemoteSession | None:
-        """The session that has a connection with this routing id, or None."""
-        return self._by_routing.get(routing)
-
-    def on(self, descriptor: int) -> RemoteSession | None:
-        """The session that has a connection with this descriptor, or None."""
-        return self._by_descriptor.get(descriptor)
-
-    def knowing(self, secret: bytes) -> RemoteSession | None:
-        """The session with this secret, or None."""
-        return self._by_secret.get(secret)
-
-    def of_peer(self, key: TrainerKey | None, host: str) -> int:
-        """How many sessions there are with this key, or from this host where there are no keys."""
+    def crowd(self, key: TrainerKey | None, host: str, limits: SessionLimits) -> str:
+        """Why there are too many sessions for one more of this key, or host without keys; or ""."""
+        if len(self.by_number) >= limits.sessions_max:
+            return f"{limits.sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
+        everyone = self.by_number.values()
         if key is not None:
-            return sum(one.key is not None and one.key.public == key.public for one in self._by_number.values())
-        return sum(peer_network(one.host) == peer_network(host) for one in self._by_number.values())
+            owner = f"the key {key.name!r}"
+            count = sum(one.key is not None and one.key.public == key.public for one in everyone)
+        else:
+            owner = peer_network(host)
+            count = sum(peer_network(one.host) == owner for one in everyone)
+        if count < limits.sessions_per_peer:
+            return ""
+        had = f"{owner} has {counted(count, 'session')} already"
+        return f"{had}; raise sessions_per_peer in [daemon] (now {limits.sessions_per_peer})"
 
     def add(self, session: RemoteSession) -> None:
         """A session begins. Paired with ``remove``."""
-        self._by_number[session.number] = self._by_secret[session.secret] = session
+        self.by_number[session.number] = self.by_secret[session.secret] = session
 
     def connect(self, session: RemoteSession, connection: Connection) -> None:
         """A connection belongs to a session from now on."""
         session.connections.append(connection)
-        self._by_routing[connection.routing] = self._by_descriptor[connection.descriptor] = session
+        self.by_routing[connection.routing] = self.by_descriptor[connection.descriptor] = session
 
     def remove(self, session: RemoteSession) -> bool:
         """A session is over, with all its connections; false where it was before."""
-        if self._by_number.pop(session.number, None) is None:
+        if self.by_number.pop(session.number, None) is None:
             return False
-        del self._by_secret[session.secret]
+        del self.by_secret[session.secret]
         for routing, descriptor, _inode in session.connections:
-            self._by_routing.pop(routing, None)
-            self._by_descriptor.pop(descriptor, None)
+            self.by_routing.pop(routing, None)
+            self.by_descriptor.pop(descriptor, None)
         return True
 
 

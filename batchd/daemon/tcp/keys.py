@@ -6,9 +6,8 @@
         trainers/NAME.key         0600; name, streams (absent: every one), public; the trainer alone
                                   has the secret
 
-Files are written whole under another name and renamed, with the directory locked: no reader sees
-half a file, and two simultaneous commands make no key twice. Nothing is written or read through a
-symbolic link in the directory.
+Files are written under another name and renamed, with the directory locked: no reader sees half a
+file, and simultaneous commands make no key twice. No symbolic link in the directory is followed.
 
 systemd can hand the keys to the daemon (``LoadCredential=keys:/etc/batchd/keys``, systemd.exec(5)):
 
@@ -17,13 +16,11 @@ systemd can hand the keys to the daemon (``LoadCredential=keys:/etc/batchd/keys`
         trainers/NAME.key                    keys_trainers_NAME.key
 
 So the daemon's secret is in no directory that the daemon, or a user's function in a worker, could
-write to. They are copies, made when the service starts: changes by ``batchd keys`` take effect at
-the next start.
+write to. They are copies, made when the service starts: changes take effect at the next start.
 
 Invariant: a damaged file or directory lets no trainer in. In a trainer's file ``public`` is the
-last key, so a file that was cut short lets no trainer in either, instead of opening every stream to
-it. Invariant: with credentials no other place is read, so keys that were removed are not found
-elsewhere.
+last key, so that a truncated file lets no trainer in, instead of opening every stream. Invariant:
+with credentials no other place is read, so removed keys are not found elsewhere.
 """
 
 import fcntl
@@ -36,7 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
-from typing import Any, NoReturn
+from typing import Any
 
 import structlog
 import zmq
@@ -68,16 +65,15 @@ DAEMON_FILE = "daemon.key"
 TRAINERS_FOLDER = "trainers"
 FILE_ENDING = ".key"
 SETTLED_NS = 2_000_000_000
-"""A file that has not changed for so long looks different after its next change, however coarse its
-file system's clock is."""
+"""Age of a file whose next change shows in its times, however coarse the file system's clock is."""
+VARIABLE = "CREDENTIALS_DIRECTORY"
+RESTART = "systemctl restart batchd"
 _LOCK_FILE = ".lock"
 _TEMPORARY_FILE = ".new"
 _STREAM_NAME = re.compile(STREAM_NAME_PATTERN, re.ASCII)
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _log = structlog.get_logger()
-
-_Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +85,19 @@ class TrainerKey:
     streams: frozenset[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Folders:
-    """Descriptors of the directory and of the trainers' folder in it."""
-
-    keys: int
-    trainers: int
-
-
 class KeyDirectory:
     """The keys on disk. Each query looks at the files; an unchanged file is not read again."""
 
     _daemon_file = DAEMON_FILE
+    _folder = TRAINERS_FOLDER
+    _prefix = ""
+    """Of the names of files in this folder."""
     _refused_mode = ANY_ACCESS
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._once_per_minute = OncePerMinute()
-        self._read_before: dict[str, tuple[_Stamp, TrainerKey]] = {}
+        self._read_before: dict[str, tuple[tuple[int, ...], TrainerKey]] = {}
 
     @property
     def advice(self) -> str:
@@ -114,49 +105,52 @@ class KeyDirectory:
         return f"`batchd keys new --name NAME --keys-dir {shlex.quote(str(self.path))}` makes one"
 
     def daemon_key(self) -> tuple[str, str] | None:
-        """The daemon's public and secret key, None where there is none.
-
-        Raises ``KeysInvalid`` where the file is damaged or open to others, ``BatchdError`` where it
-        cannot be read.
-        """
+        """The daemon's public and secret key, or None. Raises ``BatchdError``."""
         with _naming(self.path), _opened_directory(self.path) as folder:
             return None if folder is None else self._daemon_key(folder)
 
     def make_daemon_key(self) -> tuple[str, str]:
         """Make the daemon's key, unless there is one, which its trainers know."""
-        with self._changing() as folders:
-            return self._daemon_key(folders.keys) or self._make_daemon_key(folders.keys)
+        with self._changing() as (folder, _trainers):
+            return self._daemon_key(folder) or self._make_daemon_key(folder)
 
     def new(self, name: str, streams: frozenset[str] | None = None) -> ConnectionKey:
         """Make the key of one trainer. Its secret is only in the returned value.
 
-        Raises ``KeysInvalid`` if the name is taken or invalid, ``BatchdError`` if the files cannot
-        be written.
+        Raises ``KeysInvalid`` for a wrong name or one that is taken, else ``BatchdError``.
         """
-        _check_wishes(name, streams)
-        file = _file_name(name)
-        with self._changing() as folders:
-            if file in self._files(folders.trainers):
-                raise KeysInvalid(
-                    f"there is a key {name} already ({self._trainer_path(file)}); take another name, or revoke it first: "
-                    f"batchd keys revoke {name}"
-                )
-            daemon, _secret = self._daemon_key(folders.keys) or self._make_daemon_key(folders.keys)
-            public, secret = _key_pair()
-            with _naming(self._trainer_path(file)):
-                _write(folders.trainers, file, _trainer_text(TrainerKey(name, public, streams)))
+        self._check_changeable()
+        if not KEY_NAME.fullmatch(name):
+            raise KeysInvalid(f"{name!r} cannot name a key: {KEY_NAME_RULE}")
+        if streams is not None and not streams:
+            raise KeysInvalid("a key for no stream opens nothing; name a stream, or leave streams out for every one")
+        for stream in streams or ():
+            if not _is_stream_name(stream):
+                rule = "a stream's name is 1 to 64 letters, digits, _, . and -"
+                raise KeysInvalid(f"{stream!r} cannot be a stream: {rule}")
+        file = f"{name}{FILE_ENDING}"
+        path = self._trainer_path(file)
+        with self._changing() as (folder, trainers):
+            if file in self._files(trainers):
+                remedy = f"take another name, or revoke it first: batchd keys revoke {name}"
+                raise KeysInvalid(f"there is a key {name} already ({path}); {remedy}")
+            daemon, _secret = self._daemon_key(folder) or self._make_daemon_key(folder)
+            public, secret = (key.decode() for key in zmq.curve_keypair())
+            allowed = "" if streams is None else f"streams = {json.dumps(sorted(streams))}\n"
+            with _naming(path):
+                _write(trainers, file, f"name = {json.dumps(name)}\n{allowed}public = {json.dumps(public)}\n")
         return ConnectionKey(name, daemon, public, secret)
 
     def revoke(self, name: str) -> None:
         """Remove one trainer's key. Raises ``KeysInvalid``, with the known names."""
-        file = _file_name(name)
-        with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
+        self._check_changeable()
+        file = f"{name}{FILE_ENDING}"
+        with self._opened_trainers() as folder:
             files = [] if folder is None else self._files(folder)
             if folder is None or not KEY_NAME.fullmatch(name) or file not in files:
                 known = ", ".join(other.removesuffix(FILE_ENDING) for other in files)
-                raise KeysInvalid(
-                    f"{self.path} has no key {name!r}; " + (f"known here: {known}" if known else "it has none")
-                )
+                have = f"known here: {known}" if known else "it has none"
+                raise KeysInvalid(f"{self.path} has no key {name!r}; {have}")
             with _naming(self._trainer_path(file)):
                 os.unlink(file, dir_fd=folder)
                 os.fsync(folder)
@@ -178,11 +172,11 @@ class KeyDirectory:
 
     def holds(self, name: str, public: str) -> bool:
         """True if this is still the key of that name. Raises nothing; False if unreadable."""
-        file = _file_name(name)
+        file = f"{name}{FILE_ENDING}"
         if not KEY_NAME.fullmatch(name):
             return False
         try:
-            with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
+            with self._opened_trainers() as folder:
                 return folder is not None and self._trainer(folder, file).public == public
         except (BatchdError, ValueError) as error:
             if not isinstance(error.__cause__, FileNotFoundError):
@@ -193,18 +187,19 @@ class KeyDirectory:
         """Read every trainer's file: the valid keys, and the other files with the reason."""
         found: list[TrainerKey] = []
         damaged: dict[Path, str] = {}
-        with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
+        with self._opened_trainers() as folder:
             files = [] if folder is None else self._files(folder)
             for file in files:
                 assert folder is not None
+                path = self._trainer_path(file)
                 try:
                     found.append(self._trainer(folder, file))
                 except FileNotFoundError:
                     continue  # revoked since the directory was read
                 except OSError as error:
-                    damaged[self._trainer_path(file)] = f"{self._trainer_path(file)} cannot be read: {error.strerror}"
+                    damaged[path] = f"{path} cannot be read: {error.strerror}"
                 except ValueError as error:
-                    damaged[self._trainer_path(file)] = str(error)
+                    damaged[path] = str(error)
         self._read_before = {file: kept for file, kept in self._read_before.items() if file in files}
         return found, damaged
 
@@ -215,12 +210,10 @@ class KeyDirectory:
         if before is not None and before[0] == _stamp(os.stat(path.name, dir_fd=folder, follow_symlinks=False)):
             self._read_before[file] = before
             return before[1]
-        descriptor = os.open(path.name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
-        try:
+        with _opened(folder, path.name) as descriptor:
             now_ns, about = time_ns(), os.fstat(descriptor)
-            key = _trainer_key(read_key_table(descriptor, path, WRITE_ACCESS), path, file)
-        finally:
-            os.close(descriptor)
+            table = read_key_table(descriptor, path, WRITE_ACCESS)
+        key = _trainer_key(table, path, file)
         if now_ns - max(about.st_ctime_ns, about.st_mtime_ns) > SETTLED_NS:
             self._read_before[file] = (_stamp(about), key)
         return key
@@ -229,13 +222,10 @@ class KeyDirectory:
         path = self.path / self._daemon_file
         with _naming(path):
             try:
-                descriptor = os.open(path.name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+                with _opened(folder, path.name) as descriptor:
+                    table = read_key_table(descriptor, path, self._refused_mode)
             except FileNotFoundError:
                 return None
-            try:
-                table = read_key_table(descriptor, path, self._refused_mode)
-            finally:
-                os.close(descriptor)
             check_names(table, path, ("public", "secret"))
             public, secret = (key_text(table[name], name, path) for name in ("public", "secret"))
             if zmq.curve_public(secret.encode()).decode() != public:
@@ -243,7 +233,7 @@ class KeyDirectory:
         return public, secret
 
     def _make_daemon_key(self, folder: int) -> tuple[str, str]:
-        public, secret = _key_pair()
+        public, secret = (key.decode() for key in zmq.curve_keypair())
         text = (
             "# The key of a batchd daemon; its trainers know it by the public part. Keep it secret.\n"
             f"public = {json.dumps(public)}\nsecret = {json.dumps(secret)}\n"
@@ -252,9 +242,13 @@ class KeyDirectory:
             _write(folder, DAEMON_FILE, text)
         return public, secret
 
+    def _check_changeable(self) -> None:
+        """Raise ``KeysInvalid`` if keys cannot be changed here."""
+
     @contextmanager
-    def _changing(self) -> Iterator[_Folders]:
-        """Make missing directories, and lock out other writers."""
+    def _changing(self) -> Iterator[tuple[int, int]]:
+        """Make missing directories, and lock out other writers. Descriptors of both directories."""
+        self._check_changeable()
         with _naming(self.path):
             _make_directory(self.path)
             with _opened_directory(self.path) as keys:
@@ -263,24 +257,32 @@ class KeyDirectory:
                 with suppress(FileExistsError):
                     os.mkdir(TRAINERS_FOLDER, DIRECTORY_MODE, dir_fd=keys)
                     os.chmod(TRAINERS_FOLDER, DIRECTORY_MODE, dir_fd=keys)
-                with _locked(keys), self._trainers_folder(keys) as trainers:
+                with _locked(keys), self._opened_folder(keys) as trainers:
                     assert trainers is not None
-                    yield _Folders(keys, trainers)
+                    yield keys, trainers
 
     @contextmanager
-    def _trainers_folder(self, keys: int | None) -> Iterator[int | None]:
-        if keys is None:
-            yield None
-            return
-        path = self.path / TRAINERS_FOLDER
+    def _opened_trainers(self) -> Iterator[int | None]:
+        """Open the trainers' folder, or None if there is none. Raises ``BatchdError``."""
+        with _naming(self.path), _opened_directory(self.path) as keys:
+            if keys is None or not self._folder:
+                yield keys
+            else:
+                with self._opened_folder(keys) as folder:
+                    yield folder
+
+    @contextmanager
+    def _opened_folder(self, keys: int) -> Iterator[int | None]:
+        path = self.path / self._folder
         with _naming(path), _opened_directory(path, keys) as folder:
             yield folder
 
     def _files(self, folder: int) -> list[str]:
-        return sorted(name for name in os.listdir(folder) if name.endswith(FILE_ENDING) and not name.startswith("."))
+        names = (name.removeprefix(self._prefix) for name in os.listdir(folder) if name.startswith(self._prefix))
+        return sorted(name for name in names if name.endswith(FILE_ENDING) and not name.startswith("."))
 
     def _trainer_path(self, file: str) -> Path:
-        return self.path / TRAINERS_FOLDER / file
+        return self.path / self._folder / f"{self._prefix}{file}"
 
     def _complain(self, path: Path, reason: str) -> None:
         if self._once_per_minute.allows(str(path)):
@@ -288,22 +290,20 @@ class KeyDirectory:
 
 
 def check_tcp_keys(daemon: DaemonConfig, keys: KeyDirectory) -> Problem | None:
-    """Say why the daemon may not listen on ``[daemon] tcp``; None if it may.
-
-    Beyond loopback it needs its own key and at least one trainer's.
-    """
+    """Say why the daemon may not listen on ``[daemon] tcp``: beyond loopback it needs keys."""
     address = daemon.tcp
     if address is None or is_loopback(parse_tcp(address)[0]):
         return None
     try:
         if keys.daemon_key() is None:
-            text = f"{address} can be reached from other hosts, and {keys.path} has no key of the daemon; {keys.advice}"
+            lack = f"{keys.path} has no key of the daemon; {keys.advice}"
         elif not keys.trainers():
-            text = f"{address} can be reached from other hosts, and {keys.path} has no key of a trainer; {keys.advice}"
+            lack = f"{keys.path} has no key of a trainer; {keys.advice}"
         else:
             return None
     except BatchdError as error:
-        text = f"{address} can be reached from other hosts, and its keys cannot be used: {error}"
+        lack = f"its keys cannot be used: {error}"
+    text = f"{address} can be reached from other hosts, and {lack}"
     return Problem("daemon.tcp", text, meaning_of(("daemon", "tcp"), {}))
 
 
@@ -313,12 +313,20 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BatchdError(
-            f"{path} cannot be used: {error.strerror}; keys are for the user that the daemon runs as: become that user, or "
-            "name another directory (--keys-dir, keys_dir in [daemon], or BATCHD_KEYS_DIR)"
-        ) from error
+        owner = "keys are for the user that the daemon runs as: become that user"
+        other = "name another directory (--keys-dir, keys_dir in [daemon], or BATCHD_KEYS_DIR)"
+        raise BatchdError(f"{path} cannot be used: {error.strerror}; {owner}, or {other}") from error
     except ValueError as error:
         raise KeysInvalid(str(error)) from None
+
+
+@contextmanager
+def _opened(folder: int, name: str, flags: int = OPEN_FLAGS) -> Iterator[int]:
+    descriptor = os.open(name, flags | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -342,19 +350,12 @@ def _opened_directory(path: Path, parent: int | None = None) -> Iterator[int | N
 
 @contextmanager
 def _locked(folder: int) -> Iterator[None]:
-    """Hold the directory for changes.
-
-    The lock is a file of its own, because NFS locks no directories; it is never removed.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(_LOCK_FILE, flags, FILE_MODE, dir_fd=folder)
-    try:
+    """Hold the directory for changes, by a file that is never removed: NFS locks no directories."""
+    with _opened(folder, _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) as descriptor:
         with suppress(PermissionError):
             os.fchmod(descriptor, FILE_MODE)  # whatever the umask of its maker
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _make_directory(path: Path) -> None:
@@ -381,20 +382,15 @@ def _write(folder: int, name: str, text: str) -> None:
     os.fsync(folder)
 
 
-def _stamp(about: os.stat_result) -> _Stamp:
+def _stamp(about: os.stat_result) -> tuple[int, ...]:
     """Facts of a file that differ after any change, once it had settled."""
     return (about.st_dev, about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
-
-
-def _trainer_text(key: TrainerKey) -> str:
-    streams = "" if key.streams is None else f"streams = {json.dumps(sorted(key.streams))}\n"
-    return f"name = {json.dumps(key.name)}\n{streams}public = {json.dumps(key.public)}\n"
 
 
 def _trainer_key(table: dict[str, Any], path: Path, file: str) -> TrainerKey:
     check_names(table, path, ("name", "public"), ("streams",))
     name = key_name(table["name"], path)
-    if _file_name(name) != file:
+    if f"{name}{FILE_ENDING}" != file:
         raise ValueError(f"{path}: name is {name}, which is not that of the file")
     streams = table.get("streams")
     if streams is not None and not (isinstance(streams, list) and all(map(_is_stream_name, streams))):
@@ -402,40 +398,12 @@ def _trainer_key(table: dict[str, Any], path: Path, file: str) -> TrainerKey:
     return TrainerKey(name, key_text(table["public"], "public", path), None if streams is None else frozenset(streams))
 
 
-def _check_wishes(name: str, streams: frozenset[str] | None) -> None:
-    if not KEY_NAME.fullmatch(name):
-        raise KeysInvalid(f"{name!r} cannot name a key: {KEY_NAME_RULE}")
-    if streams is not None and not streams:
-        raise KeysInvalid("a key for no stream opens nothing; name a stream, or leave streams out for every one")
-    for stream in streams or ():
-        if not _is_stream_name(stream):
-            raise KeysInvalid(f"{stream!r} cannot be a stream: a stream's name is 1 to 64 letters, digits, _, . and -")
-
-
 def _is_stream_name(value: object) -> bool:
     return isinstance(value, str) and bool(_STREAM_NAME.fullmatch(value))
 
 
-def _file_name(name: str) -> str:
-    return f"{name}{FILE_ENDING}"
-
-
-def _key_pair() -> tuple[str, str]:
-    public, secret = zmq.curve_keypair()
-    return public.decode(), secret.decode()
-
-
-VARIABLE = "CREDENTIALS_DIRECTORY"
-PREFIX = "keys_"
-TRAINERS_PREFIX = f"{PREFIX}{TRAINERS_FOLDER}_"
-RESTART = "systemctl restart batchd"
-
-
 def open_keys(configured: Path | None) -> KeyDirectory:
-    """Return the keys of the configured directory, else systemd's credentials, else the user's own.
-
-    Raises ``ConfigInvalid`` for a user without a home.
-    """
+    """The configured keys, else systemd's, else the user's own. Raises ``ConfigInvalid``."""
     given = os.environ.get(VARIABLE)
     if configured is None and given:
         return CredentialKeys(Path(given))
@@ -445,44 +413,18 @@ def open_keys(configured: Path | None) -> KeyDirectory:
 class CredentialKeys(KeyDirectory):
     """The copies that systemd made. A change is refused, naming the right directory."""
 
-    _daemon_file = f"{PREFIX}{DAEMON_FILE}"
+    _daemon_file = f"keys_{DAEMON_FILE}"
+    _folder = ""
+    _prefix = f"keys_{TRAINERS_FOLDER}_"
     _refused_mode = ANY_ACCESS & ~GROUP_READS
-    """If systemd grants access by an access list, the group bits show the most that the list
-    grants."""
+    """If systemd grants access by an access list, the group bits show the most that it grants."""
 
     @property
     def advice(self) -> str:
         """The command that makes a missing key."""
-        return (
-            f"as root, `batchd keys new --name NAME` makes one in {SYSTEM_KEYS_DIRECTORY}, from where the unit takes it "
-            f"(LoadCredential=keys:{SYSTEM_KEYS_DIRECTORY}) at the next `{RESTART}`"
-        )
+        taken = f"from where the unit takes it (LoadCredential=keys:{SYSTEM_KEYS_DIRECTORY}) at the next `{RESTART}`"
+        return f"as root, `batchd keys new --name NAME` makes one in {SYSTEM_KEYS_DIRECTORY}, {taken}"
 
-    def make_daemon_key(self) -> tuple[str, str]:
-        """Refuse."""
-        self._refuse()
-
-    def new(self, name: str, streams: frozenset[str] | None = None) -> ConnectionKey:
-        """Refuse."""
-        self._refuse(name, streams)
-
-    def revoke(self, name: str) -> None:
-        """Refuse."""
-        self._refuse(name)
-
-    def _refuse(self, *_wanted: object) -> NoReturn:
-        raise KeysInvalid(
-            f"{self.path} has copies that systemd made; as root, change the keys in {SYSTEM_KEYS_DIRECTORY} and then: {RESTART}"
-        )
-
-    @contextmanager
-    def _trainers_folder(self, keys: int | None) -> Iterator[int | None]:
-        yield keys
-
-    def _files(self, folder: int) -> list[str]:
-        return sorted(
-            name.removeprefix(TRAINERS_PREFIX) for name in os.listdir(folder) if name.startswith(TRAINERS_PREFIX)
-        )
-
-    def _trainer_path(self, file: str) -> Path:
-        return self.path / f"{TRAINERS_PREFIX}{file}"
+    def _check_changeable(self) -> None:
+        where = f"change the keys in {SYSTEM_KEYS_DIRECTORY} and then: {RESTART}"
+        raise KeysInvalid(f"{self.path} has copies that systemd made; as root, {where}")

@@ -23,21 +23,11 @@ import structlog
 import zmq
 
 from batchd import __version__, failpoints
-from batchd.config.cpus import available_cpus
 from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
-from batchd.daemon.dispatch import (
-    HANDSHAKE_TIMEOUT_MS,
-    MESSAGE_BYTES_MAX,
-    event_of,
-    is_served,
-    wrong_version,
-)
-from batchd.daemon.doors import SESSION_LINES_PER_MINUTE, DaemonSide, Peer
-from batchd.daemon.limits import HandshakeRate, LinesPerMinute, OncePerMinute, SessionLimits, peer_network, printable
-from batchd.daemon.memory.slots import MailboxMemory
-from batchd.daemon.tcp.authenticator import ZAP_DOMAIN, Authenticator
+from batchd.daemon.doors import SECRET_BYTES, SESSION_LINES_PER_MINUTE, DaemonSide, Door, Peer, refused_version
+from batchd.daemon.limits import HandshakeRate, LinesPerMinute, SessionLimits, peer_network, printable
 from batchd.daemon.tcp.connection_guard import AUDIT_INTERVAL_S, ConnectionGuard
 from batchd.daemon.tcp.connections import (
     QUESTIONS_PER_TICK,
@@ -46,8 +36,12 @@ from batchd.daemon.tcp.connections import (
     Parcels,
     RemoteSession,
     SessionTable,
+    descriptor_of,
+    host_of,
+    wire_bytes,
 )
 from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey
+from batchd.daemon.tcp.router import REMOTE_UNREAD_MAX, TcpRouter
 from batchd.errors import BatchdError
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.codec import NUMBER_MAX, MalformedMessage, Message
@@ -69,69 +63,33 @@ from batchd_wire.messages import (
 )
 from batchd_wire.runtime import host_id
 from batchd_wire.status import TcpCounts, TrainerStatistics
-from batchd_wire.tcp import CURVE_BYTES, PARTS_MAX, PIECE_BYTES, SOCKET_OPTIONS, part_of, unpack_monitor_event
-from batchd_wire.threads import MORE_THREADS, TooFewThreads, check_threads
-from batchd_wire.wording import counted
+from batchd_wire.tcp import PARTS_MAX, PIECE_BYTES, part_of
 
 _log = structlog.get_logger()
 
-SECRET_BYTES = 16
 SUBSCRIPTIONS_MAX = 64
 """Claims that one trainer may have at a time."""
 REMOTE_MESSAGES_AT_ONCE = 16
 """Messages read in one round of the loop: a quarter of those of local trainers."""
-REMOTE_UNREAD_MAX = 512
-"""Unread messages after which a trainer is disconnected: two batches of each claim, and answers."""
-SHORT_FRAME_BYTES = 2
-LONG_FRAME_BYTES = 9
-LONG_FRAME_FROM = 256
-IO_THREADS_MAX = 4
-CONTEXT_THREADS = 2
-"""Other threads of a ZeroMQ context: its reaper, and the one of pyzmq that frees messages."""
-"""Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
-EVENTS_AT_ONCE = 4_096
-"""More than ZeroMQ queues in its monitor, so one pass reads every earlier event."""
 
 
-def cannot_listen(endpoint: str, error: zmq.ZMQError) -> str:
-    """Error text for an address that the daemon cannot listen on."""
-    return f"{endpoint} cannot be listened on: {error.strerror}; choose another address or port"
-
-
-def check_context_threads() -> None:
-    """Check that a context of ZeroMQ can start its threads. Raises ``BatchdError``."""
-    try:
-        check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
-    except TooFewThreads as error:
-        raise BatchdError(f"ZeroMQ {error}: {MORE_THREADS}") from None
-
-
-class TcpDoor:
+class TcpDoor(Door):
     """Owns the TCP socket. ``keys`` None: without encryption, which is for loopback alone."""
 
-    name = "tcp"
+    is_remote = True
 
     def __init__(self, daemon: DaemonSide, limits: SessionLimits, keys: KeyDirectory | None) -> None:
-        self._enqueue = daemon.enqueue
-        self._numbers = daemon.session_numbers
-        self._subscription_numbers = daemon.subscription_numbers
+        super().__init__(daemon, limits)
         self._parcels = Parcels(daemon.selector, daemon.memory, daemon.enqueue)
-        self._limits = limits
         self._rate = HandshakeRate()
         self._keys = keys
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(min(IO_THREADS_MAX, available_cpus()))
-        self.router = self.context.socket(zmq.ROUTER)
-        # No event for failed handshakes: when libzmq 4.3.5 reports a message that fails to decrypt,
-        # it does not disconnect, and aborts later.
-        self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._authenticators = [] if keys is None else [Authenticator(self.context, keys)]
+        self._zeromq = TcpRouter(keys)
+        self.router = self._zeromq.socket
         self._sessions = SessionTable()
         self._heard_of: set[int] = set()
-        """Descriptors over which a message has arrived: an end without one is a failed
-        handshake."""
-        self._guard = ConnectionGuard(self._sessions.descriptors, limits.pending_max)
+        """Descriptors that a message arrived over: an end without one is a failed handshake."""
+        self._guard = ConnectionGuard(self._sessions.by_descriptor, limits.pending_max)
         self._next_audit_s = 0.0
-        self._once_per_minute = OncePerMinute()
         self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
         self.failed_handshakes = 0
         self.sent_bytes = 0
@@ -140,57 +98,36 @@ class TcpDoor:
     def bind(self, endpoint: str, ipc_address: str) -> None:
         """Listen. Raises ``BatchdError`` saying why that cannot be."""
         self._ipc_address = ipc_address
-        for name, value in SOCKET_OPTIONS.items():
-            self.router.setsockopt(getattr(zmq, name), value)
-        for option, value in (
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
-            (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
-            (zmq.SNDHWM, REMOTE_UNREAD_MAX),
-            (zmq.RCVHWM, 0),  # see ``ConnectionGuard``
-        ):
-            self.router.setsockopt(option, value)
-        if self._keys is not None:
-            self._require_keys(self._keys)
-        try:
-            self.router.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise BatchdError(f"daemon.tcp: {cannot_listen(endpoint, error)}") from None
-        self._guard.open(int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
+        self._guard.open(self._zeromq.bind(endpoint))
 
     @property
     def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
         """Trainers, the ends of their connections, and questions of ZeroMQ about keys."""
-        return [self.router, self.monitor, *(one.socket for one in self._authenticators)]
+        return self._zeromq.sockets
 
     def close(self) -> None:
         """End every session, then let go of what was being sent."""
-        self.note_ends()  # a full monitor would keep ZeroMQ's thread, and that this one
-        self.router.disable_monitor()
-        self.monitor.close(linger=0)
-        for authenticator in self._authenticators:
-            authenticator.close()
-        self.context.destroy(linger=0)
+        self.note_ends()
+        self._zeromq.close()
         self._guard.close()
         self._parcels.close()
 
     def counts(self) -> TcpCounts:
         """Number of connections of all kinds, for ``batchd status``."""
         guard = self._guard
-        pending = len(guard.pending())
-        return TcpCounts(len(guard), pending, guard.closed, self.failed_handshakes, self.sent_bytes)
+        return TcpCounts(len(guard), len(guard.pending()), guard.closed, self.failed_handshakes, self.sent_bytes)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._sessions
+        return number in self._sessions.by_number
 
     def peer(self, number: int) -> Peer:
         """The session's trainer, for the log."""
-        session = self._sessions[number]
+        session = self._sessions.by_number[number]
         return Peer(session.name, session.pid, f"host {peer_network(session.host)}", is_remote=True)
 
     def trainers(self) -> list[RemoteSession]:
         """All sessions."""
-        return self._sessions.trainers()
+        return list(self._sessions.by_number.values())
 
     def statistics(self, now: float) -> list[TrainerStatistics]:
         """All trainers, for ``batchd status``."""
@@ -198,33 +135,32 @@ class TcpDoor:
 
     def may_read(self, number: int, stream: str) -> bool:
         """Tell whether the session's key opens the stream."""
-        return self._sessions[number].may_read(stream)
+        return self._sessions.by_number[number].may_read(stream)
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, number: int, message: Message) -> None:
-        """Send to a trainer; nothing where it is gone."""
-        session = self._sessions.get(number)
-        if session is not None:
-            if isinstance(message, Refused) and message.request:
-                session.refused(message.request)
-            self._send(session, message)
+        """Send to a trainer, unless it is gone. A refused claim is forgotten."""
+        session = self._sessions.by_number.get(number)
+        if session is not None and isinstance(message, Refused) and message.request:
+            session.claims = {key: one for key, one in session.claims.items() if one.request != message.request}
+        self.answer(number, message)
 
     def answer(self, number: int, message: Message) -> None:
-        """Send the answer to a question, if the session is there still."""
-        session = self._sessions.get(number)
+        """Send the answer to a question, unless the session is gone."""
+        session = self._sessions.by_number.get(number)
         if session is not None:
             self._send(session, message)
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
         """Send the rows of a lease. ``BatchSent`` follows."""
-        session = self._sessions[grant.session]
+        session = self._sessions.by_number[grant.session]
         sent = BatchSent(grant.session, grant.subscription, grant.sequence, grant.generation)
         try:
             view = self._parcels.view(grant.slot, sent)
         except (OSError, MemoryError) as error:
             self._end(session, f"there is no memory to send it a batch from: {error}")
-            self._enqueue(sent)
+            self._daemon.enqueue(sent)
             return
         claim = session.claims.get(grant.subscription)
         connections = session.connections if claim is not None and claim.is_known else session.connections[:1]
@@ -241,44 +177,26 @@ class TcpDoor:
                 break
         failpoints.passing("daemon.parcel.sent")
 
-    def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
-        """Not called: remote trainers share no memory, and have no producer's message."""
-
-    def withdraw_slots(self, slots: Sequence[int]) -> None:
-        """Nothing, for the same reason."""
-
-    def limit(self, limits: SessionLimits) -> None:
-        """Admit new sessions within these limits; no present session ends."""
-        self._limits = limits
-
     def tick(self) -> None:
-        """Note the bytes sent so far; end the sessions of revoked keys and of lost connections."""
-        self._guard.tick()
-        self._end_adrift()
-        for session in self.trainers():
-            session.marks.append((monotonic(), session.sent_bytes))
-            session.questions = 0
-        if self._keys is None:
-            return
-        for session in self.trainers():
-            if session.key is None or not self._keys.holds(session.key.name, session.key.public):
-                self._send(session, Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked"))
-                self._end(session, "its key has been revoked")
-
-    def _end_adrift(self) -> None:
-        """End the sessions whose connections are missing.
+        """Note the bytes sent so far; end the sessions of revoked keys and of lost connections.
 
         ZeroMQ reports an end before it hands over messages that arrived earlier: a ``Greet`` read
         after that begins a session whose end was reported already, and whose descriptor may be
         another connection's. It takes two ticks, since a beginning may be reported late as well.
         """
+        self._guard.tick()
         for session in self.trainers():
-            if all(self._guard.inode_of(one.descriptor) == one.inode is not None for one in session.connections):
-                session.ticks_adrift = 0
-                continue
-            session.ticks_adrift += 1
+            is_there = all(self._guard.inode_of(one.descriptor) == one.inode is not None for one in session.connections)
+            session.ticks_adrift = 0 if is_there else session.ticks_adrift + 1
             if session.ticks_adrift > 1:
                 self._end(session, "")
+                continue
+            session.marks.append((monotonic(), session.sent_bytes))
+            session.questions = 0
+            key = session.key
+            if self._keys is not None and (key is None or not self._keys.holds(key.name, key.public)):
+                self._send(session, Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked"))
+                self._end(session, "its key has been revoked")
 
     def _send(
         self,
@@ -310,18 +228,16 @@ class TcpDoor:
 
     def receive(self, ready: Container[object]) -> bool:
         """Read what trainers say, a bounded portion at a time; true where there may be more."""
-        self._audit()
-        for authenticator in self._authenticators:
-            if authenticator.socket in ready:
-                authenticator.answer()
-        if self.router in ready:
-            return self._read()
-        if self.monitor in ready:
+        now = monotonic()
+        if now >= self._next_audit_s:  # are there peers that send too much?
+            self._next_audit_s = now + AUDIT_INTERVAL_S
+            self._guard.audit()
+        self._zeromq.answer_questions(ready)
+        if self.router in ready or self._zeromq.monitor in ready:
             self.note_ends()
-        return False
+        return self.router in ready and self._read()
 
     def _read(self) -> bool:
-        self.note_ends()
         for _ in range(REMOTE_MESSAGES_AT_ONCE):
             try:
                 frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -330,13 +246,6 @@ class TcpDoor:
             self._take(frames)
         return True
 
-    def _audit(self) -> None:
-        """Check now and then for peers that send too much."""
-        now = monotonic()
-        if now >= self._next_audit_s:
-            self._next_audit_s = now + AUDIT_INTERVAL_S
-            self._guard.audit()
-
     @property
     def patience_s(self) -> float:
         """How long nothing has to be done here."""
@@ -344,42 +253,35 @@ class TcpDoor:
 
     def note_ends(self) -> None:
         """Take note of the connections that have begun and ended."""
-        for _ in range(EVENTS_AT_ONCE):
-            try:
-                event, descriptor = unpack_monitor_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
-            except zmq.Again:
-                break
+        for event, descriptor in self._zeromq.events():
             if event == zmq.EVENT_ACCEPTED:
                 self._heard_of.discard(descriptor)
                 self._guard.add(descriptor)
                 continue
-            session = self._sessions.on(descriptor)
+            session = self._sessions.by_descriptor.get(descriptor)
             if session is not None:
                 self._end(session, "")
             if descriptor not in self._heard_of:
-                self._note_failure(self._guard.host_of(descriptor))
+                self.failed_handshakes += 1
+                host, advice = self._guard.host_of(descriptor), "it may have a key for another daemon, or none"
+                if self._once_per_minute.allows(f"handshake {host}"):
+                    _log.warning("remote handshake failed", host=host, advice=advice, failed=self.failed_handshakes)
             self._heard_of.discard(descriptor)
             self._guard.remove(descriptor)
         self._guard.limit_pending()
 
-    def _note_failure(self, host: str) -> None:
-        self.failed_handshakes += 1
-        if self._once_per_minute.allows(f"handshake {host}"):
-            advice = "it may have a key for another daemon, or none"
-            _log.warning("remote handshake failed", host=host, advice=advice, failed=self.failed_handshakes)
-
     def _take(self, frames: list[zmq.Frame]) -> None:
         routing, last = frames[0].bytes, frames[-1]
-        descriptor = _descriptor(last)
+        descriptor = descriptor_of(last)
         if descriptor is None:
             if self._once_per_minute.allows("old"):
                 _log.warning("remote peer not understood", reason="it speaks ZeroMQ's protocol of before version 3")
             return
-        wire_bytes = sum(_wire_bytes(len(frame.buffer), encrypted=self._keys is not None) for frame in frames[1:])
-        if not self._guard.count_message(descriptor, wire_bytes, len(frames) - 1):
+        received_bytes = sum(wire_bytes(len(frame.buffer), encrypted=self._keys is not None) for frame in frames[1:])
+        if not self._guard.count_message(descriptor, received_bytes, len(frames) - 1):
             return
         self._heard_of.add(descriptor)
-        session = self._sessions.at(routing)
+        session = self._sessions.by_routing.get(routing)
         if session is not None and not session.has(routing, descriptor):
             self._end(session, "")  # another connection calls itself the same: the first one is gone
             session = None
@@ -404,56 +306,52 @@ class TcpDoor:
         if not isinstance(message, Greet):
             self._answer_stranger(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "greet first"))
             return
-        host = _host(frame)
+        host = host_of(frame)
         if self._keys is None and not self._rate.admit(peer_network(host), monotonic()):
             self._reject(routing, frame, ErrorCode.TOO_OFTEN, self._rate.complaint(peer_network(host)))
             return
-        if not is_served(message.version):
-            self._answer_stranger(routing, wrong_version(message.version))
+        refusal = refused_version(message.version)
+        if refusal is not None:
+            self._answer_stranger(routing, refusal)
             return
         key = self._key_of(frame)
         if self._keys is not None and key is None:
             self._reject(routing, frame, ErrorCode.KEY_REFUSED, "the key has been revoked")
             return
-        crowd = self._crowd(key, host)
+        crowd = self._sessions.crowd(key, host, self._limits)
         if crowd:
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, crowd)
             return
         self._clear_descriptor(frame)
-        number = next(self._numbers)
-        session = RemoteSession(
-            number, [], token_bytes(SECRET_BYTES), host, printable(message.name), message.pid, key, message.version
-        )
+        number, secret = next(self._daemon.session_numbers), token_bytes(SECRET_BYTES)
+        name = printable(message.name)
+        session = RemoteSession(number, [], secret, host, name, message.pid, key, message.version)
         session.marks.append((monotonic(), 0))
         self._sessions.add(session)
         self._connect(session, routing, frame)
+        self._log_session("remote trainer", session, key=key.name if key else "", name=name)
         ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
-        write = _log.info if self._lines_per_minute.allows(peer_network(host)) else _log.debug
-        write("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
-        self._send(session, Greeted(__version__, ipc_address, session.secret))
+        self._send(session, Greeted(__version__, ipc_address, secret))
         failpoints.passing("daemon.remote.greeted")
 
     def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
         self._clear_descriptor(frame)
-        session = self._sessions.knowing(message.secret)
+        session = self._sessions.by_secret.get(message.secret)
+        most = self._limits.sessions_max
         if session is None or (self._keys is not None and self._key_of(frame) != session.key):
             self._reject(routing, frame, ErrorCode.UNKNOWN_SESSION, "no session with this key has this secret")
-            return
-        if len(session.connections) >= PARTS_MAX:
-            text = f"a session has up to {PARTS_MAX} connections"
-        elif self._sessions.further_connections >= self._limits.sessions_max:
-            text = f"{self._limits.sessions_max} further connections are there already; raise sessions_max in [daemon]"
-        else:
-            text = ""
-        if text:
+        elif len(session.connections) >= PARTS_MAX:
+            self._reject(routing, frame, ErrorCode.NOT_ALLOWED, f"a session has up to {PARTS_MAX} connections")
+        elif len(self._sessions.by_routing) - len(self._sessions.by_number) >= most:
+            text = f"{most} further connections are there already; raise sessions_max in [daemon]"
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, text)
-            return
-        self._send(session, Joined(), self._connect(session, routing, frame))
+        else:
+            self._send(session, Joined(), self._connect(session, routing, frame))
 
     def _clear_descriptor(self, frame: zmq.Frame) -> None:
         """End the former session of this descriptor now, not when its end is reported later."""
         self.note_ends()
-        former = self._sessions.on(frame.get(zmq.SRCFD))
+        former = self._sessions.by_descriptor.get(frame.get(zmq.SRCFD))
         if former is not None:
             self._end(former, "")
 
@@ -468,18 +366,6 @@ class TcpDoor:
         self._heard_of.add(connection.descriptor)
         return connection
 
-    def _crowd(self, key: TrainerKey | None, host: str) -> str:
-        """Why there are too many sessions for one more; "" where there are not."""
-        limits = self._limits
-        if len(self._sessions) >= limits.sessions_max:
-            return f"{limits.sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
-        count = self._sessions.of_peer(key, host)
-        if count < limits.sessions_per_peer:
-            return ""
-        owner = f"the key {key.name!r}" if key is not None else peer_network(host)
-        had = f"{owner} has {counted(count, 'session')} already"
-        return f"{had}; raise sessions_per_peer in [daemon] (now {limits.sessions_per_peer})"
-
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
         if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):
             text = f"the key does not open stream {message.stream[:NAME_SHOWN_CHARACTERS_MAX]!r}"
@@ -493,45 +379,38 @@ class TcpDoor:
             text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
             self._send(session, Refused(message.request, 0, ErrorCode.TOO_OFTEN, text))
             return
-        event = event_of(session.number, message, self._subscription_numbers, is_remote=True)
+        event = self._event_of(session.number, message)
         if event is None:
             text = f"{type(message).__name__} is not expected in an open session"
             self._reject(session.connections[0].routing, frame, ErrorCode.UNEXPECTED_MESSAGE, text)
         elif isinstance(message, Unsubscribe):
             # Its batches go back when they are sent, whatever the trainer has seen of them.
             session.claims.pop(message.subscription, None)
-            self._enqueue(SubscriptionEnded(session.number, message.subscription, NUMBER_MAX))
+            self._daemon.enqueue(SubscriptionEnded(session.number, message.subscription, NUMBER_MAX))
         else:
             if isinstance(event, SubscriptionAsked):
                 session.claims[event.subscription] = OpenSubscription(event.request)
             elif isinstance(message, Pull) and message.subscription in session.claims:
                 session.claims[message.subscription].is_known = True
-            self._enqueue(event)
+            self._daemon.enqueue(event)
 
     def _reject(self, routing: bytes, frame: zmq.Frame, error: ErrorCode, text: str) -> None:
         """Answer an invalid message with its error number, and log it at most once a minute."""
-        host = _host(frame)
+        host = host_of(frame)
         self._answer_stranger(routing, Refused(0, 0, error, text))
         if self._once_per_minute.allows(f"reject {peer_network(host)}"):
             _log.warning("remote message rejected", error=int(error), reason=text, host=host)
 
     def _end(self, session: RemoteSession, fault: str) -> None:
         """The connection is gone, or not listened to any more."""
-        if not self._sessions.remove(session):
-            return
+        if self._sessions.remove(session):
+            self._log_session("remote trainer gone", session, **({"reason": fault} if fault else {}))
+            # What is being sent to it keeps its slots until ZeroMQ lets go.
+            self._daemon.enqueue(SessionCutOff(session.number))
+
+    def _log_session(self, text: str, session: RemoteSession, **facts: str) -> None:
         write = _log.info if self._lines_per_minute.allows(peer_network(session.host)) else _log.debug
-        write("remote trainer gone", session=session.number, host=session.host, **({"reason": fault} if fault else {}))
-        self._enqueue(SessionCutOff(session.number))  # what is being sent to it keeps its slots until ZeroMQ lets go
-
-    # --- keys ---------------------------------------------------------------------------------------------------------
-
-    def _require_keys(self, keys: KeyDirectory) -> None:
-        pair = keys.daemon_key()
-        assert pair is not None, "checked at the start"
-        self.router.curve_server = True
-        self.router.curve_secretkey = pair[1].encode()
-        self.router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        self.router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        write(text, session=session.number, host=session.host, **facts)
 
     def _key_of(self, frame: zmq.Frame) -> TrainerKey | None:
         """The key with which the connection was let in, if it is still accepted."""
@@ -541,23 +420,3 @@ class TcpDoor:
             if self._once_per_minute.allows("keys"):
                 _log.error("keys cannot be read", reason=str(error))
             return None
-
-
-def _descriptor(frame: zmq.Frame) -> int | None:
-    """Descriptor of the connection of a message; None in ZMTP 1 and 2, which have none."""
-    try:
-        return int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return None
-
-
-def _host(frame: zmq.Frame) -> str:
-    """Where a message came from; addresses of version 4 as they are usually written."""
-    return str(frame.get("Peer-Address") or "").removeprefix("::ffff:")
-
-
-def _wire_bytes(length: int, *, encrypted: bool) -> int:
-    """Bytes of a frame of this length on the wire, by ZMTP 3.1 and CURVE (RFC 26)."""
-    if encrypted:
-        length += CURVE_BYTES
-    return length + (SHORT_FRAME_BYTES if length < LONG_FRAME_FROM else LONG_FRAME_BYTES)
