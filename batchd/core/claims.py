@@ -245,7 +245,8 @@ class Claims:
     def account(self, subscription: Subscription) -> None:
         """Count time from now on for what a trainer waits for; call it when that changes."""
         subscription.waits.turn(self.cause(subscription))
-        subscription.short_of_memory.turn(on=subscription.is_short_of_memory)
+        blocked = subscription.blocked
+        subscription.short_of_memory.turn(on=Blocked.NO_MEMORY in blocked or Blocked.NO_SLOT in blocked)
 
     def cause(self, subscription: Subscription) -> WaitCause | None:
         """Return what a trainer waits for; None while it does not wait."""

@@ -45,12 +45,12 @@ class Course:
     @property
     def rounds(self) -> int:
         """Batches per rank in a whole epoch."""
-        return self._rounds_from(0)
+        return rounds_from(self.plan, self.world_size, 0)
 
     @property
     def first_rounds(self) -> int:
         """Batches per rank in the first epoch of the course."""
-        return self._rounds_from(self.base)
+        return rounds_from(self.plan, self.world_size, self.base)
 
     def at(self, sequence: int) -> Share | None:
         """Return what is read at place ``sequence`` of the course; None past its end."""
@@ -61,23 +61,6 @@ class Course:
         if self.end_epoch is not None and epoch >= self.end_epoch:
             return None
         return self._share(epoch, base, turn)
-
-    def sequence_of(self, position: Position) -> int | None:
-        """Return the place of the course where ``position`` is read; None where it never is."""
-        epoch, step = position
-        if epoch < self.epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
-            return None
-        base = self.base if epoch == self.epoch else 0
-        if step < base:
-            return None
-        turn = (step - base) // self.world_size
-        if turn >= self._rounds_from(base) or self._share(epoch, base, turn).position.step != step:
-            return None
-        passed = 0 if epoch == self.epoch else self.first_rounds + (epoch - self.epoch - 1) * self.rounds
-        return passed + turn
-
-    def _rounds_from(self, base: int) -> int:
-        return rounds_from(self.plan, self.world_size, base)
 
     def _share(self, epoch: int, base: int, turn: int) -> Share:
         start = base + turn * self.world_size

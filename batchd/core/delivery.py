@@ -17,7 +17,7 @@ why not. ``Delivery.wake`` ends every event and tries the blocked ones again:
 
 from collections.abc import Callable, Iterable
 
-from batchd.core.actions import Action, AdmitSubscription, CommitSlot, CreateSlot, GrantLease, Refuse, ReportMismatch
+from batchd.core.actions import Action, AdmitSubscription, CommitSlot, GrantLease, Refuse, ReportMismatch
 from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
 from batchd.core.claims import Claims
 from batchd.core.course import Course
@@ -42,7 +42,6 @@ class Delivery:
     def __init__(self, spec: StreamSpec, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
         self._moment = moment
-        self._new_slot = new_slot
         self.subscriptions: dict[int, Subscription] = {}
         self.claims = Claims(spec, self.subscriptions, new_slot)
         self.ring = self.claims.ring
@@ -127,7 +126,7 @@ class Delivery:
         self._forget_if_over(subscription)
         self.wake(actions)
 
-    def mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
+    def mismatched(self, event: BatchMismatched, actions: list[Action]) -> None:
         """Refill a batch that a trainer got wrong: hand out its slot, perhaps faulty, no more."""
         if self.retired is not None:
             return  # the trainer asks the stream that replaced this one
@@ -142,9 +141,9 @@ class Delivery:
         slot = self.claims.find(share.position)
         if slot is None or not slot.is_ready or slot.generation != event.generation:
             return
-        if now - self._refilled_s >= REFILL_INTERVAL_S:
-            self._refilled_s = now
-            self.ring.spoil(slot)
+        if self._moment.now_s - self._refilled_s >= REFILL_INTERVAL_S:
+            self._refilled_s = self._moment.now_s
+            self.ring.vacate(slot)
             self.claims.move(slot)
             self.ring.let_go(slot)
             self.wake(actions)
@@ -152,7 +151,20 @@ class Delivery:
     def end(self, subscriptions: list[Subscription], actions: list[Action], *, leases_from: int | None) -> None:
         """End subscriptions, and their leases from ``leases_from`` on (None: keep all)."""
         for subscription in subscriptions:
-            self._end(subscription, leases_from)
+            if not subscription.ended:
+                self.claims.withdraw(subscription, 0)
+                subscription.ended = True
+                subscription.waiting = False
+                subscription.awaited = None
+                subscription.blocked.clear()
+                self.claims.recount(subscription)
+                self.claims.forget(subscription)
+                self.claims.account(subscription)
+            if leases_from is not None:
+                for sequence, lease in list(subscription.leases.items()):
+                    if sequence >= leases_from:
+                        self._release(subscription, sequence, lease.generation)
+            self._forget_if_over(subscription)
         self.wake(actions)
         self._answer_hoarders(actions)
 
@@ -183,7 +195,8 @@ class Delivery:
         """Forget a slot without memory; return why the stream stops if too few are left."""
         if slot.position is not None:
             self.supply.mailbox.unbind(slot.position)
-        self.ring.remove(slot)
+        self.ring.drop(slot)
+        self.ring.slots_max = len(self.ring.slots)  # there is no memory for more
         self.claims.pace.fit(self.ring.slots_max)
         self.claims.move(slot)
         needed = max(ENTITLEMENT_SLOTS, self.claims.promised)
@@ -211,23 +224,6 @@ class Delivery:
         if self.retired is not None:
             return self.retired
         return None if self.stopped is None else (ErrorCode.STREAM_STOPPED, self.stopped)
-
-    def retire(self, problem: Refusal, actions: list[Action]) -> None:
-        """Serve the stream no more, and tell the trainers that wait. Leases stay until they end."""
-        self.retired = problem
-        self.stop(problem[1], actions)
-
-    def extend_ring(self, actions: list[Action]) -> None:
-        """Make a slot before a trainer needs it; the ring can grow."""
-        slot = self.ring.add(self._new_slot())
-        actions.append(CreateSlot(self.spec.number, slot.number))
-
-    def free_idle(self) -> list[int]:
-        """Forget the idle slots of a retired stream; return their numbers."""
-        idle = sorted(self.ring.idle.slots)
-        for number in idle:
-            self.ring.drop(self.ring.slots[number])
-        return idle
 
     def wake(self, actions: list[Action]) -> None:
         """Retry the blocked subscriptions, by the table of the module. Paired with every event."""
@@ -336,22 +332,6 @@ class Delivery:
         lease.slot.leases -= 1
         self.supply.let_go(lease.slot)
         subscription.released += 1
-
-    def _end(self, subscription: Subscription, leases_from: int | None) -> None:
-        if not subscription.ended:
-            self.claims.withdraw(subscription, 0)
-            subscription.ended = True
-            subscription.waiting = False
-            subscription.awaited = None
-            subscription.blocked.clear()
-            self.claims.recount(subscription)
-            self.claims.forget(subscription)
-            self.claims.account(subscription)
-        if leases_from is not None:
-            for sequence, lease in list(subscription.leases.items()):
-                if sequence >= leases_from:
-                    self._release(subscription, sequence, lease.generation)
-        self._forget_if_over(subscription)
 
     def _answer_waiting(self, subscription: Subscription, actions: list[Action]) -> None:
         """Refuse a trainer that waits in vain: the stream stopped, or it holds all it may."""

@@ -26,7 +26,8 @@ class Pace:
         self._limit = 0
         self.fit(slots_max)
         self._places: dict[int, int] = {}
-        self._slowest: int | None = None
+        self.slowest: int | None = None
+        """The place of the slowest trainer, in batches of the stream; None: all may go on."""
         self._has_moved = False
 
     def fit(self, slots_max: int) -> None:
@@ -52,14 +53,9 @@ class Pace:
 
     def allows(self, course: Course, position: Position) -> bool:
         """Return whether a trainer of this course may have ``position`` already."""
-        if self._max_skew is None or self._slowest is None:
+        if self._max_skew is None or self.slowest is None:
             return True
-        return (place_of(course.plan, position) - self._slowest) // course.world_size <= self._limit
-
-    @property
-    def slowest(self) -> int | None:
-        """The place of the slowest trainer, in batches of the stream; None: all may go on."""
-        return self._slowest
+        return (place_of(course.plan, position) - self.slowest) // course.world_size <= self._limit
 
     def has_moved(self) -> bool:
         """Return whether the slowest trainer is at another place than at the last call."""
@@ -68,8 +64,8 @@ class Pace:
 
     def _look(self) -> None:
         slowest = min(self._places.values(), default=None)
-        if slowest != self._slowest:
-            self._slowest = slowest
+        if slowest != self.slowest:
+            self.slowest = slowest
             self._has_moved = True
 
 

@@ -110,13 +110,6 @@ class Readers:
         self.next_sequence[reader] = sequence
         self._moved[reader] = course
 
-    def _settle(self) -> None:
-        """Update the lines of the readers that have moved."""
-        while self._moved:
-            reader, course = self._moved.popitem()
-            self._leave(reader)
-            self._stand(reader, course, self.next_sequence[reader])
-
     def _stand(self, reader: int, course: Course, sequence: int) -> None:
         end_epoch = inf if course.end_epoch is None else course.end_epoch
         start, left = course.base % course.world_size, course.first_rounds - sequence
@@ -151,7 +144,10 @@ class Readers:
 
     def nearest(self, key: Position) -> NextUse | None:
         """Return the reader that reaches ``key`` first; None if no reader will."""
-        self._settle()
+        while self._moved:
+            reader, course = self._moved.popitem()
+            self._leave(reader)
+            self._stand(reader, course, self.next_sequence[reader])
         best: NextUse | None = None
         for grid in self._grids.values():
             found = grid.nearest(key)

@@ -32,6 +32,7 @@ class Stream:
 
     def __init__(self, spec: StreamSpec, chunk_rows_max: int, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
+        self._moment = moment
         self.delivery = Delivery(spec, new_slot, moment)
         self.work = WorkDone()
         self.bad = BadSamples(spec.plan.samples, spec.bad_fraction_max)
@@ -60,11 +61,11 @@ class Stream:
         """Note that the rows of ``order`` are in its slot."""
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
-        fill.finish(order.number)
+        del fill.under_way[order.number]
         self.delivery.supply.let_go(order.slot)
         self._blank_deaths = 0
         self._measure(order, done.work)
-        if self.suspects.has_open:
+        if self.suspects.deaths:
             self.suspects.acquit(self.spec.plan.indices(order.position, order.first, order.rows).tolist())
         self._record_bad(done.bad, actions)
         self._stop_if(done.hopeless, actions)
@@ -73,19 +74,19 @@ class Stream:
         else:
             self.delivery.wake(actions)
 
-    def chunk_put_back(self, order: Order, actions: list[Action]) -> None:
-        """Put back an order that a dead worker had not begun."""
-        self.delivery.put_back(order.slot, order.number, [(order.first, order.rows)], actions)
-
-    def chunk_lost(self, order: Order, gone: WorkerGone, now: float, actions: list[Action]) -> None:
+    def chunk_lost(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
         """Cut the order over which a worker died, unless it was killed, to isolate the suspect."""
         if gone.from_outside:
             parts = [(order.first, order.rows)]
         else:
             if not gone.out_of_memory:
-                self.suspects.count_crash(now)
+                self.suspects.crashed_s.append(self._moment.now_s)
             parts = split(order.first, order.rows, gone.note.row if gone.note is not None else None)
-        self._accuse(order, gone, actions)
+        suspect = self._suspect(order, gone.note)
+        if suspect is not None and self.suspects.accuse(
+            suspect, gone.how, from_outside=gone.from_outside, out_of_memory=gone.out_of_memory
+        ):
+            actions.append(QuarantineSample(self.spec.number, suspect, self.suspects.quarantined[suspect]))
         self._stop_if(self.suspects.excess(), actions)
         self.delivery.put_back(order.slot, order.number, parts, actions)
 
@@ -112,19 +113,25 @@ class Stream:
         return orders
 
     def retire(self, problem: Refusal, actions: list[Action]) -> None:
-        """Serve the stream no more; ``sweep`` frees its slots as leases and orders end."""
-        self.delivery.retire(problem, actions)
+        """Serve the stream no more, and tell the trainers and producers that wait.
+
+        ``sweep`` frees its slots as leases and orders end.
+        """
+        self.delivery.retired = problem
+        self.delivery.stop(problem[1], actions)
         self._answer_producers(problem, actions)
 
     def sweep(self, actions: list[Action]) -> bool:
         """Free a retired stream's idle slots; return whether no trainer or producer is left."""
-        if freed := self.delivery.free_idle():
-            actions.append(FreeSlots(self.spec.number, tuple(freed)))
-        if not self.delivery.ring.slots and not self._is_empty:
+        ring = self.delivery.ring
+        if idle := sorted(ring.idle.slots):
+            for number in idle:
+                ring.drop(ring.slots[number])
+            actions.append(FreeSlots(self.spec.number, tuple(idle)))
+        if not ring.slots and not self._is_empty:
             self._is_empty = True
             actions.append(EndStream(self.spec.number))
-        has_producers = self.delivery.supply.mailbox.has_producers
-        return self._is_empty and not self.delivery.subscriptions and not has_producers
+        return self._is_empty and not self.delivery.subscriptions and not self.delivery.supply.mailbox.producers
 
     def statistics(self) -> StreamStatistics:
         """Return the counters of the stream."""
@@ -159,22 +166,12 @@ class Stream:
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
         )
 
-    def _accuse(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
-        """Count the death against the sample that the worker had in hand, if that is known."""
-        sample = self._suspect(order, gone.note)
-        if sample is not None and self.suspects.accuse(
-            sample, gone.how, from_outside=gone.from_outside, out_of_memory=gone.out_of_memory
-        ):
-            actions.append(QuarantineSample(self.spec.number, sample, self.suspects.quarantined[sample]))
-
     def _suspect(self, order: Order, note: Note | None) -> int | None:
-        if (
-            note is not None
-            and order.first <= note.row < order.first + order.rows
-            and note.sample < self.spec.plan.samples
-        ):
+        """Return the sample that a dead worker had in hand, if that is known."""
+        rows = range(order.first, order.first + order.rows)
+        if note is not None and note.row in rows and note.sample < self.spec.plan.samples:
             return note.sample
-        return self._sample(order, order.first) if order.rows == 1 else None
+        return int(self.spec.plan.indices(order.position, order.first, 1)[0]) if order.rows == 1 else None
 
     def _measure(self, order: Order, work: Work) -> None:
         self.decoded_samples += order.rows
@@ -203,9 +200,6 @@ class Stream:
         """Refuse the producers that wait for a place: none will be free any more."""
         for session, request in self.delivery.supply.mailbox.forget_waiting():
             actions.append(Refuse(session, request, 0, *problem))
-
-    def _sample(self, order: Order, row: int) -> int:
-        return int(self.spec.plan.indices(order.position, row, 1)[0])
 
 
 def _subscription_statistics(one: Subscription) -> SubscriptionStatistics:

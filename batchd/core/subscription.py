@@ -111,11 +111,6 @@ class Subscription:
         """The first place of its course without a claim."""
         return self.granted + len(self.claims)
 
-    @property
-    def is_short_of_memory(self) -> bool:
-        """Whether memory alone keeps it from having more ahead."""
-        return Blocked.NO_MEMORY in self.blocked or Blocked.NO_SLOT in self.blocked
-
     def unfilled(self, pending: Container[int]) -> Iterator[tuple[int, Slot]]:
         """Yield the claims on ``pending`` slots, nearest first: (claims before it, its slot)."""
         start = max(0, self.exhausted - self.granted)

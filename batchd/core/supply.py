@@ -80,7 +80,7 @@ class Supply:
         if slot.is_idle:
             self._ring.empty(slot)
         else:
-            self._ring.spoil(slot)
+            self._ring.vacate(slot)
 
     @property
     def has_room(self) -> bool:
