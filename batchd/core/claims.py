@@ -43,22 +43,23 @@ class Claims:
             self.supply = LiveSupply(spec, self.ring, self._readers, self.pace)
         self.committed = 0
         """The sum above, kept as it changes."""
+        self.promised = 0
+        """Slots that cannot be taken back: all entitlements, and the leases beyond them."""
+        self.blocked: dict[Blocked, dict[int, Subscription]] = {reason: {} for reason in Blocked}
+        """For each reason the subscriptions that are blocked by it, by number."""
 
     # --- the account of memory --------------------------------------------------------------------
 
     def recount(self, subscription: Subscription) -> None:
-        """Keep the sum after the leases or claims of a subscription have changed."""
-        self.committed += subscription.committed - subscription.counted
-        subscription.counted = subscription.committed
+        """Keep the sums after the leases or claims of a subscription have changed."""
+        committed, promised = subscription.counted
+        subscription.counted = subscription.committed, subscription.promised
+        self.committed += subscription.counted[0] - committed
+        self.promised += subscription.counted[1] - promised
 
     def has_room(self, slots: int) -> bool:
         """Return whether the ring can promise ``slots`` more."""
         return self.committed + slots <= self.ring.slots_max
-
-    @property
-    def promised(self) -> int:
-        """Slots that cannot be taken back: all entitlements, and the leases beyond them."""
-        return sum(one.promised for one in self._subscriptions.values())
 
     @property
     def fair_slots(self) -> int:
@@ -87,7 +88,7 @@ class Claims:
             return False
         fair_slots = self.fair_slots
         return subscription.usage < fair_slots or all(
-            one.usage >= fair_slots or Blocked.NO_MEMORY not in one.blocked for one in self._subscriptions.values()
+            one.usage >= fair_slots for one in self.blocked[Blocked.NO_MEMORY].values()
         )
 
     # --- making claims and taking them back -------------------------------------------------------
@@ -105,10 +106,10 @@ class Claims:
             if share is None:
                 return
             if not self._is_near(subscription, share.position):
-                subscription.blocked.add(Blocked.AHEAD)
+                self.block(subscription, Blocked.AHEAD)
                 return
             if not self._may_claim(subscription):
-                subscription.blocked.add(Blocked.NO_MEMORY)
+                self.block(subscription, Blocked.NO_MEMORY)
                 return
             claim = Claim(subscription.next_sequence, share)
             if not subscription.is_spectator:
@@ -117,6 +118,17 @@ class Claims:
             self.next_is(subscription)
             self.recount(subscription)
             self._place(subscription, claim, actions)
+
+    def block(self, subscription: Subscription, reason: Blocked) -> None:
+        """Note why a subscription has less than it wants. Paired with ``unblock``."""
+        subscription.blocked.add(reason)
+        self.blocked[reason][subscription.number] = subscription
+
+    def unblock(self, subscription: Subscription) -> None:
+        """Forget why a subscription had less than it wants."""
+        for reason in subscription.blocked:
+            del self.blocked[reason][subscription.number]
+        subscription.blocked.clear()
 
     def place_open(self, subscription: Subscription, actions: list[Action]) -> None:
         """Find slots for the claims that have none."""
@@ -131,7 +143,7 @@ class Claims:
             for claim in subscription.claims:
                 if claim.slot is slot:
                     claim.slot = None
-            subscription.blocked.add(Blocked.NO_SLOT)
+            self.block(subscription, Blocked.NO_SLOT)
         slot.claims.clear()
 
     def withdraw(self, subscription: Subscription, keep: int) -> None:
@@ -151,7 +163,7 @@ class Claims:
             richest = max((one for one in active if one.claims), key=lambda one: one.usage)
             assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
             self.withdraw(richest, len(richest.claims) - 1)
-            richest.blocked.add(Blocked.NO_MEMORY)
+            self.block(richest, Blocked.NO_MEMORY)
             self.account(richest)
 
     def reclaim_samples(self) -> None:
@@ -200,7 +212,7 @@ class Claims:
                 slot = self.ring.add(self._new_slot())
                 actions.append(CreateSlot(self._spec.number, slot.number))
             if slot is None:
-                subscription.blocked.add(Blocked.NO_SLOT)
+                self.block(subscription, Blocked.NO_SLOT)
                 return
             self.supply.replaced(slot)
             self.ring.take(slot, position, self._spec.plan.rows(position.step))

@@ -15,7 +15,7 @@ why not. ``Delivery.wake`` ends every event and tries the blocked ones again:
                  trainer, or one that the ring cannot hold     a live stream, a slot was let go
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from batchd.core.actions import Action, AdmitSubscription, CommitSlot, GrantLease, Refuse, ReportMismatch
 from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
@@ -156,7 +156,7 @@ class Delivery:
                 subscription.ended = True
                 subscription.waiting = False
                 subscription.awaited = None
-                subscription.blocked.clear()
+                self.claims.unblock(subscription)
                 self.claims.recount(subscription)
                 self.claims.forget(subscription)
                 self.claims.account(subscription)
@@ -228,28 +228,29 @@ class Delivery:
     def wake(self, actions: list[Action]) -> None:
         """Retry the blocked subscriptions, by the table of the module. Paired with every event."""
         self.claims.reclaim_samples()
-        reasons = (Blocked.NO_SLOT, Blocked.NO_MEMORY) if self.claims.has_room(1) else (Blocked.NO_SLOT,)
-        self._retry(self._blocked_by(*reasons), actions)
-        if (reserved := self._blocked_by(Blocked.RESERVED)) and self.claims.newcomer_finds_room:
-            self._retry(reserved, actions)
+        blocked = self.claims.blocked
+        if self.claims.has_room(1):
+            self._retry(blocked[Blocked.NO_SLOT] | blocked[Blocked.NO_MEMORY], actions)
+        else:
+            self._retry(blocked[Blocked.NO_SLOT], actions)
+        if self.claims.newcomer_finds_room:
+            self._retry(blocked[Blocked.RESERVED], actions)
         while self.claims.pace.has_moved() or self.supply.has_changed():
-            self._retry(self._blocked_by(Blocked.AHEAD), actions)
+            self._retry(blocked[Blocked.AHEAD], actions)
 
     # --- the steps --------------------------------------------------------------------------------
 
-    def _blocked_by(self, *reasons: Blocked) -> list[Subscription]:
-        return [one for one in self.subscriptions.values() if one.blocked and not one.blocked.isdisjoint(reasons)]
-
-    def _retry(self, subscriptions: Iterable[Subscription], actions: list[Action]) -> None:
+    def _retry(self, blocked: dict[int, Subscription], actions: list[Action]) -> None:
         """Advance subscriptions: below their fair share first, then by their worker time."""
-        fair_slots = self.claims.fair_slots
-        for subscription in sorted(subscriptions, key=lambda one: (one.usage >= fair_slots, one.served_s)):
-            self._advance(subscription, actions)
+        if blocked:
+            fair = self.claims.fair_slots
+            for one in sorted(blocked.values(), key=lambda one: (one.usage >= fair, one.served_s, one.number)):
+                self._advance(one, actions)
 
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
         """Claim what a trainer wants and may have, and hand out what is ready, in order."""
         has_open_claims = Blocked.NO_SLOT in subscription.blocked
-        subscription.blocked.clear()
+        self.claims.unblock(subscription)
         if self.stopped is None and not subscription.ended:
             if has_open_claims:
                 self.claims.place_open(subscription, actions)
@@ -269,7 +270,7 @@ class Delivery:
             return False
         if subscription.waiting or self.claims.may_read_ahead(leases):
             return True
-        subscription.blocked.add(Blocked.RESERVED)
+        self.claims.block(subscription, Blocked.RESERVED)
         return False
 
     def _grant(self, subscription: Subscription, slot: Slot, actions: list[Action]) -> None:
@@ -279,6 +280,7 @@ class Delivery:
         slot.leases += 1
         subscription.leases[claim.sequence] = Lease(slot, slot.generation)
         subscription.granted += 1
+        self.claims.recount(subscription)
         if subscription.waiting:
             subscription.waiting = False
             subscription.awaited = claim.sequence if subscription.is_remote else None

@@ -83,8 +83,8 @@ class Subscription:
     """The trainer wants no more; only its leases are left."""
     exhausted: int = 0
     """No claim before this sequence has rows for a worker: the nearest claims are filled first."""
-    counted: int = 0
-    """How much of ``committed`` is in the sum that ``Claims`` keeps."""
+    counted: tuple[int, int] = (0, 0)
+    """How much of ``committed`` and ``promised`` is in the sums that ``Claims`` keeps."""
 
     @property
     def usage(self) -> int:

@@ -91,10 +91,13 @@ def _check_takers(world: World) -> None:
 
 
 def _check_promises(delivery: Delivery) -> None:
-    """The ring can keep what it promised, and the sum that is kept step by step is the sum."""
+    """The ring can keep what it promised, and what is kept step by step is what a look finds."""
     subscriptions = delivery.subscriptions.values()
     committed = sum(one.committed for one in subscriptions)
     assert committed == delivery.claims.committed
+    assert sum(one.promised for one in subscriptions) == delivery.claims.promised
+    for reason, blocked in delivery.claims.blocked.items():
+        assert blocked == {one.number: one for one in subscriptions if reason in one.blocked}
     assert committed <= delivery.ring.slots_max or delivery.stopped is not None
     for one in subscriptions:
         assert not one.ended or (one.leases and not one.claims), "an ended subscription lingers"
