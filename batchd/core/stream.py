@@ -11,7 +11,6 @@ from batchd.core.measure import Moment, WorkDone
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSamples, Suspects, split
-from batchd.orders.worker import Work
 from batchd_wire.codes import ErrorCode
 from batchd_wire.status import StreamStatistics, SubscriptionStatistics
 
@@ -64,10 +63,21 @@ class Stream:
         del fill.under_way[order.number]
         self.delivery.supply.let_go(order.slot)
         self._blank_deaths = 0
-        self._measure(order, done.work)
+        self.decoded_samples += order.rows
+        self.bad.rows += order.rows
+        self.work.add(done.work)
+        measured_s = done.work.busy_us / 1e6 / order.rows
+        self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
         if self.suspects.deaths:
             self.suspects.acquit(self.spec.plan.indices(order.position, order.first, order.rows).tolist())
-        self._record_bad(done.bad, actions)
+        for sample, path, told in done.bad:
+            reason = self.suspects.quarantined.get(sample, told)
+            if self.bad.record(sample, path, reason):
+                actions.append(ReportBad(self.spec.number, sample, path, reason))
+            if self.spec.on_error == "fail":
+                self._stop_if(f"{path} (sample {sample}) is bad and on_error = fail: {reason}", actions)
+        if done.bad:
+            self._stop_if(self.bad.excess(), actions)
         self._stop_if(done.hopeless, actions)
         if fill.is_done and order.slot.fill is fill:
             self.delivery.filled(order.slot, actions)
@@ -96,11 +106,11 @@ class Stream:
             return
         self._blank_deaths += 1
         if self._blank_deaths >= BLANK_DEATHS_MAX:
-            text = f"{self._blank_deaths} workers in a row ended before they had done anything for it, the last by {gone.how}"
-            self._stop_if(
-                f"{text}: something is wrong with the machine, with what they import, or with batchd itself; see the log",
-                actions,
+            text = (
+                f"{self._blank_deaths} workers in a row ended before they had done anything for it, the last by {gone.how}: "
+                "something is wrong with the machine, with what they import, or with batchd itself; see the log"
             )
+            self._stop_if(text, actions)
 
     def slot_lost(self, number: int, reason: str, actions: list[Action]) -> list[int]:
         """Forget a slot without memory; return the orders that will never be carried out."""
@@ -172,23 +182,6 @@ class Stream:
         if note is not None and note.row in rows and note.sample < self.spec.plan.samples:
             return note.sample
         return int(self.spec.plan.indices(order.position, order.first, 1)[0]) if order.rows == 1 else None
-
-    def _measure(self, order: Order, work: Work) -> None:
-        self.decoded_samples += order.rows
-        self.bad.rows += order.rows
-        self.work.add(work)
-        measured_s = work.busy_us / 1e6 / order.rows
-        self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
-
-    def _record_bad(self, bad: list[tuple[int, str, str]], actions: list[Action]) -> None:
-        for sample, path, told in bad:
-            reason = self.suspects.quarantined.get(sample, told)
-            if self.bad.record(sample, path, reason):
-                actions.append(ReportBad(self.spec.number, sample, path, reason))
-            if self.spec.on_error == "fail":
-                self._stop_if(f"{path} (sample {sample}) is bad and on_error = fail: {reason}", actions)
-        if bad:
-            self._stop_if(self.bad.excess(), actions)
 
     def _stop_if(self, text: str | None, actions: list[Action]) -> None:
         if text and self.delivery.stopped is None:

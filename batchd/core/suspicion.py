@@ -82,16 +82,15 @@ class BadSamples:
         random part of an epoch, so a plain limit would stop a stream that meets its few bad samples
         early: four standard deviations of a binomial are allowed on top.
         """
-        if len(self.listed) > self._fraction_max * self._samples:
-            return self._text(len(self.listed), self._samples, "samples")
         expected = self._fraction_max * self.rows
         slack = DEVIATIONS * sqrt(expected * (1 - self._fraction_max))
-        if self.rows >= SURE_ROWS and self.bad_rows > expected + slack:
-            return self._text(self.bad_rows, self.rows, "rows read so far")
-        return None
-
-    def _text(self, bad: int, of: int, what: str) -> str:
-        return f"{bad} of {of} {what} are bad, more than max_bad_fraction = {self._fraction_max:g}"
+        if len(self.listed) > self._fraction_max * self._samples:
+            bad = f"{len(self.listed)} of {self._samples} samples"
+        elif self.rows >= SURE_ROWS and self.bad_rows > expected + slack:
+            bad = f"{self.bad_rows} of {self.rows} rows read so far"
+        else:
+            return None
+        return f"{bad} are bad, more than max_bad_fraction = {self._fraction_max:g}"
 
 
 class Suspects:
