@@ -16,13 +16,12 @@ subscription continues even if all others stop: no deadlock.
 from collections.abc import Callable, Mapping
 
 from batchd.core.actions import Action, CreateSlot, ReserveSlot
+from batchd.core.course import Readers
 from batchd.core.measure import WaitCause
-from batchd.core.pace import Pace
-from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
-from batchd.core.supply import LiveSupply, Supply
+from batchd.core.supply import LiveSupply, Pace, Supply
 from batchd_wire.position import Position
 
 

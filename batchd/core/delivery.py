@@ -2,7 +2,7 @@
 
     Subscribe -> admit -> [ claim -> find a slot -> (filled) -> grant a lease -> release ]* -> end
 
-``claims`` has the rules for memory, ``supply`` those for live streams, ``pace`` that for lockstep.
+``claims`` has the rules for memory, ``supply`` those for live streams and lockstep.
 After every event each subscription has all that it may have now, or ``Subscription.blocked`` says
 why not. ``Delivery.wake`` ends every event and tries the blocked ones again:
 

@@ -138,6 +138,10 @@ class Plan:
         """Return the rows of batch ``step``: ``batch_size``, or fewer in a partial last one."""
         return min(self.batch_size, self.samples - step * self.batch_size)
 
+    def place_of(self, position: Position) -> int:
+        """Return the number of the stream's batches before ``position``."""
+        return position.epoch * self.steps + position.step
+
     def indices(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
         """Return the samples of rows ``first`` to ``first + count``: int64 ``[count]``."""
         start = position.step * self.batch_size + first

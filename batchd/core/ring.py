@@ -25,7 +25,7 @@ Invariant: no slot is needed later than its file says.
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from batchd.core.readers import NextUse, Readers
+from batchd.core.course import NextUse, Readers
 from batchd_wire.position import Position
 
 

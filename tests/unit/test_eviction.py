@@ -3,9 +3,8 @@
 import random
 
 from batchd.core import actions as act
-from batchd.core.course import Course
+from batchd.core.course import Course, Readers
 from batchd.core.plan import Plan
-from batchd.core.readers import Readers
 from batchd.core.ring import Fill, Ring
 from batchd_wire.position import Position
 from support.core_invariants import CheckedWorld

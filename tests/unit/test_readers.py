@@ -6,9 +6,8 @@ And the idle slot that is needed last, against a look at all.
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchd.core.course import Course, readers_of
+from batchd.core.course import Course, Readers, readers_of
 from batchd.core.plan import Plan
-from batchd.core.readers import Readers
 from batchd.core.ring import Idle
 from batchd_wire.position import Position
 from support.core_course import sequence_of
