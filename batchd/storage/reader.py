@@ -32,7 +32,7 @@ from batchd import failpoints
 from batchd.samples.errors import SampleUnreadable
 from batchd.storage.access import Storage
 from batchd.storage.location import is_url
-from batchd.storage.open_files import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened
+from batchd.storage.paths import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened
 from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versions_in
 
 KEPT_BYTES_MAX = 8 << 20

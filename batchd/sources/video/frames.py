@@ -27,7 +27,7 @@ from av.video.stream import VideoStream
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.video.files import VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video.index import NO_KEY, FileFrames
-from batchd.storage.open_files import blaming_the_sample, open_within
+from batchd.storage.paths import blaming_the_sample, open_within
 
 _CHANGED = "the file has changed since the source was scanned, or is damaged"
 
