@@ -118,10 +118,7 @@ class IndexCache:
 
 
 def _index_in(content: memoryview, storage: Storage) -> SourceIndex:
-    """The index in a file of the cache, if no witness has changed.
-
-    Raises ``IndexMalformed``, and ``FileNotFoundError`` if a witness has changed.
-    """
+    """Raises ``IndexMalformed``, and ``FileNotFoundError`` if a witness has changed."""
     if len(content) < PREFIX_BYTES:
         raise IndexMalformed(f"{len(content)} bytes are less than its beginning")
     magic, witness_bytes, digest = _PREFIX.unpack_from(content)
@@ -137,7 +134,6 @@ def _index_in(content: memoryview, storage: Storage) -> SourceIndex:
 
 
 def _chunks(index: SourceIndex, witnesses: list[Witness]) -> list[memoryview]:
-    """The file's content, in order."""
     seen = json.dumps(witnesses).encode("ascii")
     padded = seen.ljust(aligned(PREFIX_BYTES + len(seen)) - PREFIX_BYTES, b"\0")
     chunks = [memoryview(padded), *_without_gaps(index)]
@@ -168,11 +164,9 @@ def _write(file: Path, chunks: Iterable[memoryview]) -> None:
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with ExitStack() as where_it_fails:
         where_it_fails.callback(unfinished.unlink, missing_ok=True)
-        with os.fdopen(descriptor, "wb", buffering=0) as stream:
-            for chunk in chunks:
-                rest = chunk
-                while rest:
-                    rest = rest[stream.write(rest) :]
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.writelines(chunks)
+            stream.flush()
             os.fsync(stream.fileno())
         unfinished.rename(file)
         where_it_fails.pop_all()

@@ -56,10 +56,7 @@ def size_of(stream: BinaryIO) -> int:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """An opener that does not wait for the other end of a FIFO. Raises ``SourceInvalid``.
-
-    It refuses all but regular files.
-    """
+    """An opener of regular files that does not wait for a FIFO. Raises ``SourceInvalid``."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -73,10 +70,7 @@ def may_lead_out(path: bytes) -> bool:
 
 
 def bound_of(root: Path | bytes, *, allow_outside_root: bool) -> bytes | None:
-    """The real path of the root, which links must not lead out of.
-
-    None if they may lead anywhere, and for servers.
-    """
+    """The real path that links must not lead out of; None if they may, and for servers."""
     path = os.fsencode(root)
     return None if allow_outside_root or is_url(path) else os.path.realpath(path)
 
@@ -102,10 +96,9 @@ def is_within(real: bytes, bound: bytes) -> bool:
 
 
 def below_root(root: bytes, path: bytes) -> bytes:
-    """The real path of a file that data names, below ``root``, a folder's real path.
+    """The real path of a file that data names; ``ValueError`` unless it is below a real ``root``.
 
-    All links are followed here, so the file that was checked is the one that is opened. Raises
-    ``ValueError`` if the file is elsewhere.
+    All links are followed here, so the file that was checked is the one that is opened.
     """
     if may_lead_out(path):
         raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
@@ -120,8 +113,7 @@ def below_root(root: bytes, path: bytes) -> bytes:
 class OpenShards:
     """Descriptors of shards by their paths. Belongs to one reader.
 
-    ``bound``: a real path that links must not lead out of. ``versions``: the files as they were
-    scanned.
+    ``bound``: see ``bound_of``. ``versions``: the files as they were scanned.
     """
 
     def __init__(self, bound: bytes | None = None, versions: Mapping[str, Version] = MappingProxyType({})) -> None:
@@ -131,10 +123,7 @@ class OpenShards:
         """Those used lately last."""
 
     def descriptor(self, file: bytes) -> int:
-        """The descriptor of a shard, which stays this object's.
-
-        The least recently used one is closed if there are too many.
-        """
+        """The descriptor of a shard, which stays this object's."""
         descriptor = self._descriptors.pop(file, None)
         if descriptor is None:
             if len(self._descriptors) >= SHARDS_MAX:
@@ -144,10 +133,7 @@ class OpenShards:
         return descriptor
 
     def check(self, file: bytes) -> None:
-        """Check, after bytes of an open shard were read, that it has not changed since the scan.
-
-        Raises ``SampleUnreadable``.
-        """
+        """Raise ``SampleUnreadable`` if a shard, whose bytes were read, has changed since the scan."""
         version = self._versions.get(file)
         difference = version.differs_from(version_of(os.fstat(self._descriptors[file]))) if version is not None else ""
         if difference:
@@ -170,10 +156,7 @@ def open_within(path: bytes, bound: bytes | None) -> int:
 
 
 def check_opened(descriptor: int, bound: bytes | None) -> None:
-    """Refuse an open file outside of ``bound``. Raises ``SampleUnreadable``.
-
-    The open descriptor is checked, so no link can be changed in between.
-    """
+    """Raise ``SampleUnreadable`` outside of ``bound``: no link can change once the file is open."""
     if bound is None:
         return
     real = os.readlink(b"/proc/self/fd/%d" % descriptor)  # noqa: PTH115  bytes
@@ -193,8 +176,5 @@ def blaming_the_sample() -> Iterator[None]:
 
 
 def blamed(error: OSError) -> Exception:
-    """An error of the system as a fault of the sample.
-
-    It stays an ``OSError`` if this process has no descriptors or no memory left.
-    """
+    """The error, unless it is the sample's fault: not of a process without descriptors or memory."""
     return error if error.errno in OUR_OWN_FAULTS else SampleUnreadable(os.strerror(error.errno or errno.EIO))
