@@ -123,9 +123,9 @@ class WorkerStream:
         recipe = orders.SampleRecipe(*message.recipe)
         storage.limits = StorageLimits.from_wire(message.storage)
         index = SourceIndex.from_descriptor(index_descriptor)
-        self._layout = layout_from_wire(message.layout)
+        self.layout = layout_from_wire(message.layout)
         self.quarantined: set[int] = set()
-        self._checksums = RowChecksums(self._layout)
+        self._checksums = RowChecksums(self.layout)
         self._plan = Plan(message.samples, message.batch_size, recipe.seed, message.shuffle, drop_last=False)
         self._rows = PlannedRows(self._plan)
         self._on_error = message.on_error
@@ -148,7 +148,7 @@ class WorkerStream:
     def fill(self, order: orders.FillChunk, page: memoryview, arrays: Arrays) -> orders.ChunkFilled:
         """Fill rows of a slot: its whole memory as ``page``, its fields as ``arrays``."""
         if not arrays:  # a slot belongs to one stream, so it has one layout
-            arrays.update(slot_arrays(page, self._layout))
+            arrays.update(slot_arrays(page, self.layout))
         rows = slice(order.first, order.first + order.count)
         if self._hopeless is None:
             try:
