@@ -233,15 +233,16 @@ class Claims:
             return None
         best = None
         for subscription in self._subscriptions.values():
+            nearest = max(subscription.exhausted, subscription.granted)
+            served_s = max(subscription.served_s, least_served_s)
+            if best is not None and (subscription.distance(nearest), served_s) >= best[0]:
+                continue  # whatever claim it has: with hundreds of trainers a look at each is long
             found = self._first_fillable(subscription)
-            if found is None:
-                continue
-            ahead, slot = found
-            waits = subscription.waiting and ahead == 0
-            distance = 0 if waits else 1 + subscription.granted + ahead - subscription.consumed
-            need = (distance, max(subscription.served_s, least_served_s))
-            if best is None or need < best[0]:
-                best = (need, subscription, slot)
+            if found is not None:
+                sequence, slot = found
+                need = subscription.distance(sequence), served_s
+                if best is None or need < best[0]:
+                    best = (need, subscription, slot)
         return best
 
     def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int, tuple[int, ...]]:
@@ -275,11 +276,11 @@ class Claims:
         return WaitCause.WORKERS if self.supply.has_samples(slot) else WaitCause.PRODUCERS
 
     def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
-        """Return the nearest claim that a worker can fill now: (claims before it, its slot)."""
-        for ahead, slot in subscription.unfilled(self.ring.pending):
-            waits = subscription.waiting and ahead == 0
+        """Return the nearest claim that a worker can fill now: (its sequence, its slot)."""
+        for sequence, slot in subscription.unfilled(self.ring.pending):
+            waits = subscription.waiting and sequence == subscription.granted
             if waits and subscription.is_spectator:
                 waits = all(one.ended or one.is_spectator for one in self._subscriptions.values())
             if self.supply.may_fill(slot, waits=waits):
-                return ahead, slot
+                return sequence, slot
         return None

@@ -111,16 +111,19 @@ class Subscription:
         """The first place of its course without a claim."""
         return self.granted + len(self.claims)
 
+    def distance(self, sequence: int) -> int:
+        """Return how far it is from a batch of its course; 0 if it waits for that one."""
+        return 0 if self.waiting and sequence == self.granted else 1 + sequence - self.consumed
+
     def unfilled(self, pending: Container[int]) -> Iterator[tuple[int, Slot]]:
-        """Yield the claims on ``pending`` slots, nearest first: (claims before it, its slot)."""
-        start = max(0, self.exhausted - self.granted)
+        """Yield the claims on ``pending`` slots, nearest first: (its sequence, its slot)."""
         is_first = True
-        for ahead, claim in enumerate(islice(self.claims, start, None), start):
+        for claim in islice(self.claims, max(0, self.exhausted - self.granted), None):
             slot = claim.slot
             if slot is not None and slot.number in pending:
                 if is_first:
                     is_first, self.exhausted = False, claim.sequence
-                yield ahead, slot
+                yield claim.sequence, slot
         if is_first:
             self.exhausted = self.next_sequence
 
