@@ -99,12 +99,8 @@ class _Time(NamedTuple):
         usual_s = BLOCK_TIMEOUTS * limits.timeout_s
         if deadline_s is None:
             return cls(inf, inf, usual_s)
-        most_s = min(usual_s, deadline_s / 2)
-        return cls(
-            deadline_s,
-            monotonic() + deadline_s / 2,
-            usual_s / TIMEOUT_STEP ** ceil(log(usual_s / most_s, TIMEOUT_STEP)),
-        )
+        steps = ceil(log(usual_s / min(usual_s, deadline_s / 2), TIMEOUT_STEP))
+        return cls(deadline_s, monotonic() + deadline_s / 2, usual_s / TIMEOUT_STEP**steps)
 
     def is_fair(self, limits: StorageLimits) -> bool:
         """True if the server had about its usual time: a sample's last requests may have none."""

@@ -1,4 +1,4 @@
-"""Files of this machine: whether they can be read, and where their links lead. Daemon, workers, CLI.
+"""Files of this machine: which can be read, and where links lead. Daemon, workers and CLI.
 
 A worker keeps shards, which are files with many samples, open while samples of them are read.
 Invariant: at most ``SHARDS_MAX`` are open for one stream in one worker: the most recently used.
