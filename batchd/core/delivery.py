@@ -227,25 +227,29 @@ class Delivery:
 
     def wake(self, actions: list[Action]) -> None:
         """Retry the blocked subscriptions, by the table of the module. Paired with every event."""
-        self.claims.reclaim_samples()
-        blocked = self.claims.blocked
-        if self.claims.has_room(1):
-            self._retry(blocked[Blocked.NO_SLOT] | blocked[Blocked.NO_MEMORY], actions)
-        else:
-            self._retry(blocked[Blocked.NO_SLOT], actions)
-        if self.claims.newcomer_finds_room:
-            self._retry(blocked[Blocked.RESERVED], actions)
-        while self.claims.pace.has_moved() or self.supply.has_changed():
-            self._retry(blocked[Blocked.AHEAD], actions)
+        claims, blocked = self.claims, self.claims.blocked
+        claims.reclaim_samples()
+        # Hundreds may be blocked, and one slot free: only those that can have it are advanced.
+        short = blocked[Blocked.NO_SLOT] | (blocked[Blocked.NO_MEMORY] if claims.has_room(1) else {})
+        for one in self._in_turn(short):
+            if claims.has_room(1) or Blocked.NO_SLOT in one.blocked:
+                self._advance(one, actions)
+        if claims.newcomer_finds_room:
+            reserved = blocked[Blocked.RESERVED].items()
+            readers = {number: one for number, one in reserved if claims.may_read_ahead(len(one.leases))}
+            for one in self._in_turn(readers):
+                if claims.may_read_ahead(len(one.leases)):
+                    self._advance(one, actions)
+        while claims.pace.has_moved() or self.supply.has_changed():
+            for one in self._in_turn(blocked[Blocked.AHEAD]):
+                self._advance(one, actions)
 
     # --- the steps --------------------------------------------------------------------------------
 
-    def _retry(self, blocked: dict[int, Subscription], actions: list[Action]) -> None:
-        """Advance subscriptions: below their fair share first, then by their worker time."""
-        if blocked:
-            fair = self.claims.fair_slots
-            for one in sorted(blocked.values(), key=lambda one: (one.usage >= fair, one.served_s, one.number)):
-                self._advance(one, actions)
+    def _in_turn(self, subscriptions: dict[int, Subscription]) -> list[Subscription]:
+        """Return those below their fair share first, then those with the least worker time."""
+        fair = self.claims.fair_slots
+        return sorted(subscriptions.values(), key=lambda one: (one.usage >= fair, one.served_s, one.number))
 
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
         """Claim what a trainer wants and may have, and hand out what is ready, in order."""
