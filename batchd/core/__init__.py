@@ -8,8 +8,12 @@ subscription  one trainer: where it is, what it wants, what it holds
 supply        how batches get their samples, stored or pushed; how far apart trainers may be
 claims        which subscription may have one more slot, and which slot it is
 delivery      what the trainers of one stream are handed and told
+stream        the delivery of one stream, its bad samples, the size of its orders
 suspicion     bad samples, and which sample kills workers
 fleet         workers, their orders, their restarts
 state         the whole: one event, the time, a list of actions
-events, actions, statistics   what the core is told, what it decides, what it counts
+measure       where the workers' time and the trainers' waiting went
+spec          the facts of a stream that never change
+admission     why a trainer cannot have what it asks for
+events, actions   what the core is told, what it decides
 """

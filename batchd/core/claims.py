@@ -73,9 +73,7 @@ class Claims:
     def may_read_ahead(self, leases: int) -> bool:
         """Return whether a trainer with ``leases`` may get a batch that it does not wait for.
 
-        A lease cannot be taken back, so it must stay within a share that is fair with one more
-        trainer, and leave that trainer two slots. So a newcomer is admitted however far others have
-        read ahead.
+        A lease cannot be taken back, so it must leave one more trainer its fair share and two slots.
         """
         return leases < self.ring.slots_max // (len(self._subscriptions) + 1) and self.newcomer_finds_room
 
@@ -168,8 +166,8 @@ class Claims:
     def reclaim_samples(self) -> None:
         """Make room in a live stream's mailbox for the batch that a trainer waits for.
 
-        It takes the samples of batches that no trainer waits for: the trainer that did is gone, or
-        was a spectator. The claims on these batches are placed again.
+        Batches that only a spectator or an ended trainer waited for lose their samples; claims on
+        them are placed again.
         """
         if self.supply.has_room:
             return

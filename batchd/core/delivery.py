@@ -30,10 +30,7 @@ from batchd_wire.codes import ErrorCode
 from batchd_wire.wording import counted
 
 REFILL_INTERVAL_S = 1.0
-"""At most once in this time a batch is decoded again because a trainer reports a mismatch.
-
-Memory that often fails should be replaced, and false reports must not keep other trainers waiting.
-"""
+"""At most once in this time a batch is decoded again: reports may be false, and others wait."""
 
 
 class Delivery:

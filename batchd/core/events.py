@@ -171,9 +171,7 @@ class WorkerObserved(Event):
 
 @record
 class WorkerGone(Event):
-    """The kernel reports a dead worker.
-
-    ``note`` is its last one; ``how`` is for people: "signal 11 (SIGSEGV)".
+    """The kernel reports a dead worker; ``how`` is for people: "signal 11 (SIGSEGV)".
 
     ``from_outside``: another process killed it, hardly because of the sample that it had in hand.
     ``out_of_memory``: an allocation failed, or the kernel's OOM killer ended it.
@@ -210,8 +208,7 @@ class Reconfigured(Event):
     """The configuration was read again: streams and the number of workers may change.
 
     ``removed``: numbers of streams that are not served any more; ``replaced``: those whose name a
-    stream of ``added`` has now. ``renews_workers``: the present workers have imported outdated
-    code.
+    stream of ``added`` has. ``renews_workers``: the present workers have imported outdated code.
     """
 
     added: tuple[StreamSpec, ...]

@@ -32,12 +32,10 @@ class WorkerKind:
     """Limits of one kind of workers, which is a way to reach them, such as local processes."""
 
     orders_max: int
-    """Orders in flight: one in hand, and enough behind it that the worker never waits for the
-    daemon."""
+    """Orders in flight: one in hand, and enough behind it that the worker never waits."""
     start_timeout_s: float
     note_delay_s: float
-    """Delay of a worker's note on its way: a sample may take so much longer than
-    ``sample_timeout_s``."""
+    """Delay of a note on its way: a sample may take so much longer than ``sample_timeout_s``."""
 
 
 class WorkerState(Enum):
@@ -105,8 +103,7 @@ class Fleet:
         self._surplus: set[int] = set()
         """Workers that have no place and were not dismissed yet."""
         self._takers: tuple[dict[int, Worker], ...] = tuple({} for _ in range(kind.orders_max))
-        """Workers that take one more order, by their number of orders; the longest unchanged one
-        first."""
+        """Workers that take one more order, by their number of orders; the oldest change first."""
         self._last_number = 0
 
     def spawn_due(self, actions: list[Action]) -> None:

@@ -106,8 +106,7 @@ class Waits:
 class SlowList:
     """Samples that were slow lately: the slowest of the last hundreds of slow rows, and the newest.
 
-    Neither hides the other. A sample that was slow once, or while a disk was busy, is forgotten in
-    time.
+    Neither hides the other, and a sample that was slow once is forgotten in time.
     """
 
     def __init__(self) -> None:

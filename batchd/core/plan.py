@@ -27,9 +27,7 @@ ROUNDS = 8
 """Even, so that both halves come back to their places."""
 ROUNDS_SMALL = 24
 SMALL_LENGTH = 256
-"""Below this length the halves are so narrow that a round mixes little.
-
-With 8 rounds the orders of 5 samples are visibly uneven."""
+"""Below it the halves mix little: with 8 rounds the orders of 5 samples are visibly uneven."""
 WIDTHS_TRIED = 64
 LENGTH_MAX = 1 << 62
 

@@ -200,7 +200,7 @@ class Ring:
     def choose(self) -> Slot | None:
         """Return the idle slot that is needed last (Bélády's rule), or None without one.
 
-        A slot that is needed again is evicted only when the ring cannot grow.
+        One that is needed again is evicted only when the ring cannot grow.
         """
         number = self.idle.unneeded()
         if number is None and not self.can_grow:

@@ -45,10 +45,8 @@ class Stream:
     def chunk_rows(self, pending_rows: int, workers: int, idle: int) -> int:
         """Return the rows of the next order, with ``workers`` in all.
 
-        Where a trainer waits, the ``idle`` workers share the rest of its batch: it is ready sooner,
-        and more orders cost nothing while there is nothing else to do. Busy workers do not count:
-        otherwise orders would get ever smaller as soon as trainers are faster than workers, which
-        is when orders must be few.
+        Where a trainer waits, the ``idle`` workers share the rest of its batch: it is ready sooner.
+        Busy workers do not count: where trainers are faster than workers, orders must be few.
         """
         target_s = max(CHUNK_TARGET_S, workers / ORDERS_PER_S_MAX)
         rows = int(target_s / self.sample_s) if self.sample_s else FIRST_CHUNK_ROWS
@@ -123,10 +121,7 @@ class Stream:
         return orders
 
     def retire(self, problem: Refusal, actions: list[Action]) -> None:
-        """Serve the stream no more, and tell the trainers and producers that wait.
-
-        ``sweep`` frees its slots as leases and orders end.
-        """
+        """Serve the stream no more, and tell all that wait. ``sweep`` frees its slots in time."""
         self.delivery.retired = problem
         self.delivery.stop(problem[1], actions)
         self._answer_producers(problem, actions)

@@ -193,8 +193,7 @@ class LiveSupply(Supply):
     def may_claim(self, subscription: Subscription, position: Position) -> bool:
         """Return whether the ring can hold ``position``. A spectator gets one look at the stream.
 
-        A look at a position that no trainer will read takes a slot which the ring must be able to
-        spare.
+        A look at what no trainer will read takes a slot that the ring must be able to spare.
         """
         slowest = self._pace.slowest
         if slowest is not None:
@@ -240,10 +239,7 @@ class LiveSupply(Supply):
         self.mailbox.release(position, actions)
 
     def let_go(self, slot: Slot) -> None:
-        """Take back a batch that no trainer got and none claims.
-
-        Its samples come next again. A spectator may look at it while the ring can spare its slot.
-        """
+        """Take back a batch that no trainer got or claims; a look at it may use a spare slot."""
         super().let_go(slot)
         self._has_changed = True
         if slot.position is None or slot.grants or slot.is_awaited:

@@ -202,7 +202,7 @@ class RemoteClient:
             limits = self._limits()
             if time.is_fair(limits):
                 server.failures += 1
-                if server.failures >= GONE_FAILURES:  # all requests fail: later ones need not wait as long
+                if server.failures >= GONE_FAILURES:  # all fail: later ones need not wait as long
                     server.gone_because, server.gone_until_s = str(trouble), monotonic() + limits.timeout_s
             return trouble
         except ObjectUnreadable as reason:

@@ -133,7 +133,7 @@ class OpenShards:
         return descriptor
 
     def check(self, file: bytes) -> None:
-        """Raise ``SampleUnreadable`` if a shard, whose bytes were read, has changed since the scan."""
+        """Raise ``SampleUnreadable`` if an open shard has changed since the scan; read it first."""
         version = self._versions.get(file)
         difference = version.differs_from(version_of(os.fstat(self._descriptors[file]))) if version is not None else ""
         if difference:
@@ -176,5 +176,5 @@ def blaming_the_sample() -> Iterator[None]:
 
 
 def blamed(error: OSError) -> Exception:
-    """The error, unless it is the sample's fault: not of a process without descriptors or memory."""
+    """An error as the sample's fault, unless this process has no descriptors or memory left."""
     return error if error.errno in OUR_OWN_FAULTS else SampleUnreadable(os.strerror(error.errno or errno.EIO))
