@@ -44,8 +44,7 @@ SAMPLES_MIN = 10_000
 CACHE_BYTES_MAX = 4 << 30
 """Size of all files together; the least recently used ones are removed first."""
 SETTLED_NS = 2_000_000_000
-"""A witness must have changed this long ago for its times to be trusted: clocks of file systems
-are coarse."""
+"""A witness's times are trusted if it changed this long ago: clocks of file systems are coarse."""
 STALE_NS = 3_600_000_000_000
 """An unfinished file of this age is abandoned."""
 PlainSource = Mapping[str, object]

@@ -47,8 +47,7 @@ BLOCK_BYTES = 4 << 20
 BLOCK_TIMEOUTS = 12
 """A request may take this many times ``timeout_s`` in all, even if bytes keep arriving."""
 GONE_FAILURES = 3
-"""After this many failed requests in a row, retries included, a server gets no request for
-``timeout_s``."""
+"""After this many failures in a row, each after all retries, a server rests for ``timeout_s``."""
 TIMEOUT_STEP = 1.25
 """Each timeout that a request may have is this many times the next shorter one."""
 PAUSE_S = 0.1

@@ -35,8 +35,7 @@ from batchd.storage.paths import OPEN_FLAGS, OpenShards, blamed, blaming_the_sam
 from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versions_in
 
 KEPT_BYTES_MAX = 8 << 20
-"""A buffer up to this length is kept for the next sample. A longer one is freed, so one huge
-file costs no memory later."""
+"""A longer buffer is not kept for the next sample, so one huge file costs no memory later."""
 FIRST_BUFFER_BYTES = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a FIFO",

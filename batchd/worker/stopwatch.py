@@ -17,8 +17,7 @@ from batchd.samples.values import Value
 SLOW_FACTOR = 4
 """A sample that takes so many times the usual time is slow."""
 USUAL_STEP = 1.02
-"""Factor by which each sample moves the usual time towards its own: half of them are above it, so
-it is the median."""
+"""Factor by which each sample moves the usual time towards its own: so it is the median."""
 
 
 SCHEDULED = Path("/proc/thread-self/schedstat")
