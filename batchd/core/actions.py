@@ -8,15 +8,21 @@ from batchd_wire.position import Position
 from batchd_wire.record import record
 
 
+class Action:
+    """An output of the core."""
+
+    __slots__ = ()
+
+
 @record
-class SpawnWorker:
+class SpawnWorker(Action):
     """Start a worker under a new number."""
 
     worker: int
 
 
 @record
-class KillWorker:
+class KillWorker(Action):
     """Kill a worker; ``reason`` goes into the log."""
 
     worker: int
@@ -24,14 +30,14 @@ class KillWorker:
 
 
 @record
-class DismissWorker:
+class DismissWorker(Action):
     """Have a worker without orders end; ``WorkerGone`` follows."""
 
     worker: int
 
 
 @record
-class CreateSlot:
+class CreateSlot(Action):
     """Reserve memory for a slot under a new number."""
 
     stream: int
@@ -39,7 +45,7 @@ class CreateSlot:
 
 
 @record
-class ReserveSlot:
+class ReserveSlot(Action):
     """Mark the slot unfinished: a new batch will be filled into it.
 
     Paired with ``CommitSlot``; reserving the slot again abandons the batch.
@@ -49,7 +55,7 @@ class ReserveSlot:
 
 
 @record
-class CommitSlot:
+class CommitSlot(Action):
     """Mark the slot whole: ``samples`` rows of ``position`` are in it, under ``generation``."""
 
     stream: int
@@ -60,7 +66,7 @@ class CommitSlot:
 
 
 @record
-class OrderChunk:
+class OrderChunk(Action):
     """Have ``worker`` fill rows ``first`` to ``first + count`` of ``position`` into ``slot``.
 
     ``places``: for a live stream, the place of each row's sample in the mailbox.
@@ -77,7 +83,7 @@ class OrderChunk:
 
 
 @record
-class AdmitSubscription:
+class AdmitSubscription(Action):
     """Tell the trainer that its subscription is admitted."""
 
     session: int
@@ -89,7 +95,7 @@ class AdmitSubscription:
 
 
 @record
-class GrantLease:
+class GrantLease(Action):
     """Hand the trainer its next batch: rows ``first`` to ``first + count`` of ``slot``.
 
     ``is_remote``: send it as bytes; ``BatchSent`` follows when the slot is not read any more.
@@ -109,7 +115,7 @@ class GrantLease:
 
 
 @record
-class AdmitProducer:
+class AdmitProducer(Action):
     """Hand a producer the stream's mailbox."""
 
     session: int
@@ -118,7 +124,7 @@ class AdmitProducer:
 
 
 @record
-class LendPlace:
+class LendPlace(Action):
     """Tell a producer where to write its sample; None: the mailbox is full, so drop it."""
 
     session: int
@@ -127,7 +133,7 @@ class LendPlace:
 
 
 @record
-class TakeSample:
+class TakeSample(Action):
     """Tell a producer that its sample is queued; lend it ``next_place`` unless that is None."""
 
     session: int
@@ -136,7 +142,7 @@ class TakeSample:
 
 
 @record
-class Refuse:
+class Refuse(Action):
     """Refuse ``request`` or ``subscription``, whichever is not 0, and tell the trainer why."""
 
     session: int
@@ -147,7 +153,7 @@ class Refuse:
 
 
 @record
-class ReportBad:
+class ReportBad(Action):
     """Report a sample that was found bad for the first time."""
 
     stream: int
@@ -157,7 +163,7 @@ class ReportBad:
 
 
 @record
-class ReportMismatch:
+class ReportMismatch(Action):
     """Report that a trainer got a batch that did not match its checksums."""
 
     stream: int
@@ -166,7 +172,7 @@ class ReportMismatch:
 
 
 @record
-class QuarantineSample:
+class QuarantineSample(Action):
     """Tell every worker, now and later, never to decode a sample that killed its workers."""
 
     stream: int
@@ -175,7 +181,7 @@ class QuarantineSample:
 
 
 @record
-class ReportStopped:
+class ReportStopped(Action):
     """Report that a stream stops for good."""
 
     stream: int
@@ -183,7 +189,7 @@ class ReportStopped:
 
 
 @record
-class FreeSlots:
+class FreeSlots(Action):
     """Free slots of a stream that is not served any more: no process reads or writes them."""
 
     stream: int
@@ -191,30 +197,7 @@ class FreeSlots:
 
 
 @record
-class EndStream:
+class EndStream(Action):
     """Forget a stream: it has no slots, and no other action will name it."""
 
     stream: int
-
-
-Action = (
-    SpawnWorker
-    | KillWorker
-    | DismissWorker
-    | CreateSlot
-    | ReserveSlot
-    | CommitSlot
-    | OrderChunk
-    | AdmitSubscription
-    | GrantLease
-    | AdmitProducer
-    | LendPlace
-    | TakeSample
-    | Refuse
-    | ReportBad
-    | ReportMismatch
-    | QuarantineSample
-    | ReportStopped
-    | FreeSlots
-    | EndStream
-)

@@ -16,13 +16,12 @@ subscription continues even if all others stop: no deadlock.
 from collections.abc import Callable, Mapping
 
 from batchd.core.actions import Action, CreateSlot, ReserveSlot
+from batchd.core.course import Readers
 from batchd.core.measure import WaitCause
-from batchd.core.pace import Pace
-from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
-from batchd.core.supply import LiveSupply, Supply
+from batchd.core.supply import LiveSupply, Pace, Supply
 from batchd_wire.position import Position
 
 
@@ -43,22 +42,23 @@ class Claims:
             self.supply = LiveSupply(spec, self.ring, self._readers, self.pace)
         self.committed = 0
         """The sum above, kept as it changes."""
+        self.promised = 0
+        """Slots that cannot be taken back: all entitlements, and the leases beyond them."""
+        self.blocked: dict[Blocked, dict[int, Subscription]] = {reason: {} for reason in Blocked}
+        """For each reason the subscriptions that are blocked by it, by number."""
 
     # --- the account of memory --------------------------------------------------------------------
 
     def recount(self, subscription: Subscription) -> None:
-        """Keep the sum after the leases or claims of a subscription have changed."""
-        self.committed += subscription.committed - subscription.counted
-        subscription.counted = subscription.committed
+        """Keep the sums after the leases or claims of a subscription have changed."""
+        committed, promised = subscription.counted
+        subscription.counted = subscription.committed, subscription.promised
+        self.committed += subscription.counted[0] - committed
+        self.promised += subscription.counted[1] - promised
 
     def has_room(self, slots: int) -> bool:
         """Return whether the ring can promise ``slots`` more."""
         return self.committed + slots <= self.ring.slots_max
-
-    @property
-    def promised(self) -> int:
-        """Slots that cannot be taken back: all entitlements, and the leases beyond them."""
-        return sum(one.promised for one in self._subscriptions.values())
 
     @property
     def fair_slots(self) -> int:
@@ -73,9 +73,7 @@ class Claims:
     def may_read_ahead(self, leases: int) -> bool:
         """Return whether a trainer with ``leases`` may get a batch that it does not wait for.
 
-        A lease cannot be taken back, so it must stay within a share that is fair with one more
-        trainer, and leave that trainer two slots. So a newcomer is admitted however far others have
-        read ahead.
+        A lease cannot be taken back, so it must leave one more trainer its fair share and two slots.
         """
         return leases < self.ring.slots_max // (len(self._subscriptions) + 1) and self.newcomer_finds_room
 
@@ -87,7 +85,7 @@ class Claims:
             return False
         fair_slots = self.fair_slots
         return subscription.usage < fair_slots or all(
-            one.usage >= fair_slots or Blocked.NO_MEMORY not in one.blocked for one in self._subscriptions.values()
+            one.usage >= fair_slots for one in self.blocked[Blocked.NO_MEMORY].values()
         )
 
     # --- making claims and taking them back -------------------------------------------------------
@@ -105,10 +103,10 @@ class Claims:
             if share is None:
                 return
             if not self._is_near(subscription, share.position):
-                subscription.blocked.add(Blocked.AHEAD)
+                self.block(subscription, Blocked.AHEAD)
                 return
             if not self._may_claim(subscription):
-                subscription.blocked.add(Blocked.NO_MEMORY)
+                self.block(subscription, Blocked.NO_MEMORY)
                 return
             claim = Claim(subscription.next_sequence, share)
             if not subscription.is_spectator:
@@ -117,6 +115,17 @@ class Claims:
             self.next_is(subscription)
             self.recount(subscription)
             self._place(subscription, claim, actions)
+
+    def block(self, subscription: Subscription, reason: Blocked) -> None:
+        """Note why a subscription has less than it wants. Paired with ``unblock``."""
+        subscription.blocked.add(reason)
+        self.blocked[reason][subscription.number] = subscription
+
+    def unblock(self, subscription: Subscription) -> None:
+        """Forget why a subscription had less than it wants."""
+        for reason in subscription.blocked:
+            del self.blocked[reason][subscription.number]
+        subscription.blocked.clear()
 
     def place_open(self, subscription: Subscription, actions: list[Action]) -> None:
         """Find slots for the claims that have none."""
@@ -131,7 +140,7 @@ class Claims:
             for claim in subscription.claims:
                 if claim.slot is slot:
                     claim.slot = None
-            subscription.blocked.add(Blocked.NO_SLOT)
+            self.block(subscription, Blocked.NO_SLOT)
         slot.claims.clear()
 
     def withdraw(self, subscription: Subscription, keep: int) -> None:
@@ -151,14 +160,14 @@ class Claims:
             richest = max((one for one in active if one.claims), key=lambda one: one.usage)
             assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
             self.withdraw(richest, len(richest.claims) - 1)
-            richest.blocked.add(Blocked.NO_MEMORY)
+            self.block(richest, Blocked.NO_MEMORY)
             self.account(richest)
 
     def reclaim_samples(self) -> None:
         """Make room in a live stream's mailbox for the batch that a trainer waits for.
 
-        It takes the samples of batches that no trainer waits for: the trainer that did is gone, or
-        was a spectator. The claims on these batches are placed again.
+        Batches that only a spectator or an ended trainer waited for lose their samples; claims on
+        them are placed again.
         """
         if self.supply.has_room:
             return
@@ -200,7 +209,7 @@ class Claims:
                 slot = self.ring.add(self._new_slot())
                 actions.append(CreateSlot(self._spec.number, slot.number))
             if slot is None:
-                subscription.blocked.add(Blocked.NO_SLOT)
+                self.block(subscription, Blocked.NO_SLOT)
                 return
             self.supply.replaced(slot)
             self.ring.take(slot, position, self._spec.plan.rows(position.step))
@@ -222,15 +231,16 @@ class Claims:
             return None
         best = None
         for subscription in self._subscriptions.values():
+            nearest = max(subscription.exhausted, subscription.granted)
+            served_s = max(subscription.served_s, least_served_s)
+            if best is not None and (subscription.distance(nearest), served_s) >= best[0]:
+                continue  # whatever claim it has: with hundreds of trainers a look at each is long
             found = self._first_fillable(subscription)
-            if found is None:
-                continue
-            ahead, slot = found
-            waits = subscription.waiting and ahead == 0
-            distance = 0 if waits else 1 + subscription.granted + ahead - subscription.consumed
-            need = (distance, max(subscription.served_s, least_served_s))
-            if best is None or need < best[0]:
-                best = (need, subscription, slot)
+            if found is not None:
+                sequence, slot = found
+                need = subscription.distance(sequence), served_s
+                if best is None or need < best[0]:
+                    best = (need, subscription, slot)
         return best
 
     def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int, tuple[int, ...]]:
@@ -245,7 +255,8 @@ class Claims:
     def account(self, subscription: Subscription) -> None:
         """Count time from now on for what a trainer waits for; call it when that changes."""
         subscription.waits.turn(self.cause(subscription))
-        subscription.short_of_memory.turn(on=subscription.is_short_of_memory)
+        blocked = subscription.blocked
+        subscription.short_of_memory.turn(on=Blocked.NO_MEMORY in blocked or Blocked.NO_SLOT in blocked)
 
     def cause(self, subscription: Subscription) -> WaitCause | None:
         """Return what a trainer waits for; None while it does not wait."""
@@ -263,11 +274,11 @@ class Claims:
         return WaitCause.WORKERS if self.supply.has_samples(slot) else WaitCause.PRODUCERS
 
     def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
-        """Return the nearest claim that a worker can fill now: (claims before it, its slot)."""
-        for ahead, slot in subscription.unfilled(self.ring.pending):
-            waits = subscription.waiting and ahead == 0
+        """Return the nearest claim that a worker can fill now: (its sequence, its slot)."""
+        for sequence, slot in subscription.unfilled(self.ring.pending):
+            waits = subscription.waiting and sequence == subscription.granted
             if waits and subscription.is_spectator:
                 waits = all(one.ended or one.is_spectator for one in self._subscriptions.values())
             if self.supply.may_fill(slot, waits=waits):
-                return ahead, slot
+                return sequence, slot
         return None

@@ -1,4 +1,4 @@
-"""The course of a subscription: which positions it reads, in order. Pure integer arithmetic.
+"""Which positions a subscription reads, and which reads a position next. Pure integer arithmetic.
 
 A subscription that starts at (epoch, base) as rank r of W reads, counting its sequence from 0,
 
@@ -12,11 +12,16 @@ first, ranks 2 and 3 those of the second. So every sample is read exactly once, 
 and the content of a position does not depend on W. Only where a batch has fewer rows than ranks to
 share it, several ranks read the same row, since a loss over no rows is not a number.
 
+``Readers`` finds the subscription that reads a position next.
+
 Invariant: ``at`` is a pure function of the sequence number; ranks that start together stay in the
 same round.
 """
 
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from batchd.core.plan import Plan
@@ -45,12 +50,12 @@ class Course:
     @property
     def rounds(self) -> int:
         """Batches per rank in a whole epoch."""
-        return self._rounds_from(0)
+        return rounds_from(self.plan, self.world_size, 0)
 
     @property
     def first_rounds(self) -> int:
         """Batches per rank in the first epoch of the course."""
-        return self._rounds_from(self.base)
+        return rounds_from(self.plan, self.world_size, self.base)
 
     def at(self, sequence: int) -> Share | None:
         """Return what is read at place ``sequence`` of the course; None past its end."""
@@ -61,23 +66,6 @@ class Course:
         if self.end_epoch is not None and epoch >= self.end_epoch:
             return None
         return self._share(epoch, base, turn)
-
-    def sequence_of(self, position: Position) -> int | None:
-        """Return the place of the course where ``position`` is read; None where it never is."""
-        epoch, step = position
-        if epoch < self.epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
-            return None
-        base = self.base if epoch == self.epoch else 0
-        if step < base:
-            return None
-        turn = (step - base) // self.world_size
-        if turn >= self._rounds_from(base) or self._share(epoch, base, turn).position.step != step:
-            return None
-        passed = 0 if epoch == self.epoch else self.first_rounds + (epoch - self.epoch - 1) * self.rounds
-        return passed + turn
-
-    def _rounds_from(self, base: int) -> int:
-        return rounds_from(self.plan, self.world_size, base)
 
     def _share(self, epoch: int, base: int, turn: int) -> Share:
         start = base + turn * self.world_size
@@ -115,3 +103,156 @@ def readers_of(plan: Plan, world_size: int, base: int, step: int) -> tuple[int, 
 def _sharers(batch: int, batches: int, world_size: int) -> range:
     """Return the ranks that share batch number ``batch`` of the ``batches`` in a last round."""
     return range(-(-batch * world_size // batches), -(-(batch + 1) * world_size // batches))
+
+
+class NextUse(NamedTuple):
+    """``reader`` will read a position after ``batches`` others."""
+
+    batches: int
+    reader: int
+
+
+class _LinePlace(NamedTuple):
+    """A reader's turn on a line, and its epochs there (counted from its own if they repeat)."""
+
+    turn: int
+    reader: int
+    first_epoch: int
+    end_epoch: float
+
+
+_Line = list[_LinePlace]
+
+
+class _Grid:
+    """The lines of ranks that read epochs from ``start`` on in rounds of ``world_size`` batches."""
+
+    def __init__(self, plan: Plan, world_size: int, start: int, *, repeats: bool) -> None:
+        self.world_size, self.start = world_size, start
+        self.rounds = rounds_from(plan, world_size, start)
+        self._plan, self._repeats = plan, repeats
+        self.lines: dict[int, _Line] = {}
+
+    def place(self, reader: int, turn: int, first_epoch: int, end_epoch: float) -> _LinePlace:
+        """Return the place of a reader whose next batch is at ``turn``."""
+        if not self._repeats:
+            return _LinePlace(turn, reader, first_epoch, end_epoch)
+        epoch, within = divmod(turn, self.rounds)
+        return _LinePlace(within, reader, first_epoch - epoch, end_epoch - epoch)
+
+    def nearest(self, key: Position) -> NextUse | None:
+        """Return the reader of this grid that reaches ``key`` first."""
+        read = readers_of(self._plan, self.world_size, self.start, key.step)
+        if read is None:
+            return None
+        turn, ranks = read
+        best: NextUse | None = None
+        few = ranks if len(ranks) <= len(self.lines) else self.lines
+        for line in [self.lines[rank] for rank in few if rank in ranks and rank in self.lines]:
+            for epoch in (0, 1) if self._repeats else (key.epoch,):
+                found = _last_before(line, epoch * self.rounds + turn, epoch)
+                if found is not None:
+                    best = found if best is None else min(best, found)
+                    break
+        return best
+
+
+def _last_before(line: _Line, turn: int, epoch: int) -> NextUse | None:
+    """Return the nearest reader that is not beyond ``turn`` and has that epoch in its course."""
+    at = bisect_left(line, (turn + 1,))
+    while at:
+        at -= 1
+        stands, reader, first_epoch, end_epoch = line[at]
+        if first_epoch <= epoch < end_epoch:
+            return NextUse(turn - stands, reader)
+    return None
+
+
+class Readers:
+    """Finds the next reader of a position, and its distance.
+
+    Ranks of one world size that read an epoch from the same step on (modulo the world size) read it
+    in the same rounds: they share a grid. On a grid a position is read at one turn, ``epoch *
+    rounds + round``, by one rank, or by a few in a shared last round. A reader has the turn of its
+    next batch. So on the line of each rank, where its readers are kept in order,
+
+        line of rank 0   --o------o--------------x--------o--->  turns
+                                  |--- batches --|
+                           the nearest reader of x is the last one that is not beyond it
+
+    A reader that starts in mid-epoch is on two grids until that epoch is over: on that of its first
+    epoch, and on the one of all whole epochs, as far before the next epoch as it has batches left.
+    With ``repeats``, where every epoch has the same bytes, turns are counted within an epoch, a
+    reader beyond a position reaches it in the next epoch, and positions are asked for in epoch 0.
+
+    Invariant: ``nearest`` is what asking the course of each reader would give.
+    """
+
+    def __init__(self, plan: Plan, *, repeats: bool) -> None:
+        self._plan = plan
+        self._repeats = repeats
+        self._grids: dict[tuple[int, int], _Grid] = {}
+        """By world size and start."""
+        self._stands: dict[int, tuple[int, Sequence[tuple[_Grid, _LinePlace]]]] = {}
+        """By reader: its rank, and its places on the grids."""
+        self.next_sequence: dict[int, int] = {}
+        """By reader: the place of its course that it reads next."""
+        self._moved: dict[int, Course] = {}
+        """Readers whose lines are out of date: readers move far more often than they are sought."""
+
+    def move(self, reader: int, course: Course, sequence: int) -> None:
+        """Note that a reader reads place ``sequence`` of its course next, if there is one."""
+        self.next_sequence[reader] = sequence
+        self._moved[reader] = course
+
+    def _stand(self, reader: int, course: Course, sequence: int) -> None:
+        end_epoch = inf if course.end_epoch is None else course.end_epoch
+        start, left = course.base % course.world_size, course.first_rounds - sequence
+        next_turn = (course.epoch + 1) * course.rounds
+        if next_turn - left >= end_epoch * course.rounds:
+            return
+        whole = self._grid(course, 0)
+        stands = [(whole, whole.place(reader, next_turn - left, course.epoch + (start > 0), end_epoch))]
+        if start and left > 0:
+            first = self._grid(course, start)
+            turn = (course.epoch + 1) * first.rounds - left
+            stands.append((first, first.place(reader, turn, course.epoch, course.epoch + 1)))
+        for grid, place in stands:
+            insort(grid.lines.setdefault(course.rank, []), place)
+        self._stands[reader] = course.rank, stands
+
+    def forget(self, reader: int) -> None:
+        """Forget a reader that wants no more."""
+        self.next_sequence.pop(reader, None)
+        self._moved.pop(reader, None)
+        self._leave(reader)
+
+    def _leave(self, reader: int) -> None:
+        rank, stands = self._stands.pop(reader, (0, ()))
+        for grid, place in stands:
+            line = grid.lines[rank]
+            del line[bisect_left(line, place)]
+            if not line:
+                del grid.lines[rank]
+                if not grid.lines:
+                    del self._grids[grid.world_size, grid.start]
+
+    def nearest(self, key: Position) -> NextUse | None:
+        """Return the reader that reaches ``key`` first; None if no reader will."""
+        while self._moved:
+            reader, course = self._moved.popitem()
+            self._leave(reader)
+            self._stand(reader, course, self.next_sequence[reader])
+        best: NextUse | None = None
+        for grid in self._grids.values():
+            found = grid.nearest(key)
+            if found is not None and (best is None or found < best):
+                best = found
+        return best
+
+    def _grid(self, course: Course, start: int) -> _Grid:
+        key = course.world_size, start
+        grid = self._grids.get(key)
+        if grid is None:
+            grid = self._grids[key] = _Grid(self._plan, *key, repeats=self._repeats)
+        return grid

@@ -2,7 +2,7 @@
 
     Subscribe -> admit -> [ claim -> find a slot -> (filled) -> grant a lease -> release ]* -> end
 
-``claims`` has the rules for memory, ``supply`` those for live streams, ``pace`` that for lockstep.
+``claims`` has the rules for memory, ``supply`` those for live streams and lockstep.
 After every event each subscription has all that it may have now, or ``Subscription.blocked`` says
 why not. ``Delivery.wake`` ends every event and tries the blocked ones again:
 
@@ -15,9 +15,9 @@ why not. ``Delivery.wake`` ends every event and tries the blocked ones again:
                  trainer, or one that the ring cannot hold     a live stream, a slot was let go
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from batchd.core.actions import Action, AdmitSubscription, CommitSlot, CreateSlot, GrantLease, Refuse, ReportMismatch
+from batchd.core.actions import Action, AdmitSubscription, CommitSlot, GrantLease, Refuse, ReportMismatch
 from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
 from batchd.core.claims import Claims
 from batchd.core.course import Course
@@ -30,10 +30,7 @@ from batchd_wire.codes import ErrorCode
 from batchd_wire.wording import counted
 
 REFILL_INTERVAL_S = 1.0
-"""At most once in this time a batch is decoded again because a trainer reports a mismatch.
-
-Memory that often fails should be replaced, and false reports must not keep other trainers waiting.
-"""
+"""At most once in this time a batch is decoded again: reports may be false, and others wait."""
 
 
 class Delivery:
@@ -42,7 +39,6 @@ class Delivery:
     def __init__(self, spec: StreamSpec, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
         self._moment = moment
-        self._new_slot = new_slot
         self.subscriptions: dict[int, Subscription] = {}
         self.claims = Claims(spec, self.subscriptions, new_slot)
         self.ring = self.claims.ring
@@ -127,7 +123,7 @@ class Delivery:
         self._forget_if_over(subscription)
         self.wake(actions)
 
-    def mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
+    def mismatched(self, event: BatchMismatched, actions: list[Action]) -> None:
         """Refill a batch that a trainer got wrong: hand out its slot, perhaps faulty, no more."""
         if self.retired is not None:
             return  # the trainer asks the stream that replaced this one
@@ -142,9 +138,9 @@ class Delivery:
         slot = self.claims.find(share.position)
         if slot is None or not slot.is_ready or slot.generation != event.generation:
             return
-        if now - self._refilled_s >= REFILL_INTERVAL_S:
-            self._refilled_s = now
-            self.ring.spoil(slot)
+        if self._moment.now_s - self._refilled_s >= REFILL_INTERVAL_S:
+            self._refilled_s = self._moment.now_s
+            self.ring.vacate(slot)
             self.claims.move(slot)
             self.ring.let_go(slot)
             self.wake(actions)
@@ -152,7 +148,20 @@ class Delivery:
     def end(self, subscriptions: list[Subscription], actions: list[Action], *, leases_from: int | None) -> None:
         """End subscriptions, and their leases from ``leases_from`` on (None: keep all)."""
         for subscription in subscriptions:
-            self._end(subscription, leases_from)
+            if not subscription.ended:
+                self.claims.withdraw(subscription, 0)
+                subscription.ended = True
+                subscription.waiting = False
+                subscription.awaited = None
+                self.claims.unblock(subscription)
+                self.claims.recount(subscription)
+                self.claims.forget(subscription)
+                self.claims.account(subscription)
+            if leases_from is not None:
+                for sequence, lease in list(subscription.leases.items()):
+                    if sequence >= leases_from:
+                        self._release(subscription, sequence, lease.generation)
+            self._forget_if_over(subscription)
         self.wake(actions)
         self._answer_hoarders(actions)
 
@@ -183,7 +192,8 @@ class Delivery:
         """Forget a slot without memory; return why the stream stops if too few are left."""
         if slot.position is not None:
             self.supply.mailbox.unbind(slot.position)
-        self.ring.remove(slot)
+        self.ring.drop(slot)
+        self.ring.slots_max = len(self.ring.slots)  # there is no memory for more
         self.claims.pace.fit(self.ring.slots_max)
         self.claims.move(slot)
         needed = max(ENTITLEMENT_SLOTS, self.claims.promised)
@@ -212,48 +222,36 @@ class Delivery:
             return self.retired
         return None if self.stopped is None else (ErrorCode.STREAM_STOPPED, self.stopped)
 
-    def retire(self, problem: Refusal, actions: list[Action]) -> None:
-        """Serve the stream no more, and tell the trainers that wait. Leases stay until they end."""
-        self.retired = problem
-        self.stop(problem[1], actions)
-
-    def extend_ring(self, actions: list[Action]) -> None:
-        """Make a slot before a trainer needs it; the ring can grow."""
-        slot = self.ring.add(self._new_slot())
-        actions.append(CreateSlot(self.spec.number, slot.number))
-
-    def free_idle(self) -> list[int]:
-        """Forget the idle slots of a retired stream; return their numbers."""
-        idle = sorted(self.ring.idle.slots)
-        for number in idle:
-            self.ring.drop(self.ring.slots[number])
-        return idle
-
     def wake(self, actions: list[Action]) -> None:
         """Retry the blocked subscriptions, by the table of the module. Paired with every event."""
-        self.claims.reclaim_samples()
-        reasons = (Blocked.NO_SLOT, Blocked.NO_MEMORY) if self.claims.has_room(1) else (Blocked.NO_SLOT,)
-        self._retry(self._blocked_by(*reasons), actions)
-        if (reserved := self._blocked_by(Blocked.RESERVED)) and self.claims.newcomer_finds_room:
-            self._retry(reserved, actions)
-        while self.claims.pace.has_moved() or self.supply.has_changed():
-            self._retry(self._blocked_by(Blocked.AHEAD), actions)
+        claims, blocked = self.claims, self.claims.blocked
+        claims.reclaim_samples()
+        # Hundreds may be blocked, and one slot free: only those that can have it are advanced.
+        short = blocked[Blocked.NO_SLOT] | (blocked[Blocked.NO_MEMORY] if claims.has_room(1) else {})
+        for one in self._in_turn(short):
+            if claims.has_room(1) or Blocked.NO_SLOT in one.blocked:
+                self._advance(one, actions)
+        if claims.newcomer_finds_room:
+            reserved = blocked[Blocked.RESERVED].items()
+            readers = {number: one for number, one in reserved if claims.may_read_ahead(len(one.leases))}
+            for one in self._in_turn(readers):
+                if claims.may_read_ahead(len(one.leases)):
+                    self._advance(one, actions)
+        while claims.pace.has_moved() or self.supply.has_changed():
+            for one in self._in_turn(blocked[Blocked.AHEAD]):
+                self._advance(one, actions)
 
     # --- the steps --------------------------------------------------------------------------------
 
-    def _blocked_by(self, *reasons: Blocked) -> list[Subscription]:
-        return [one for one in self.subscriptions.values() if one.blocked and not one.blocked.isdisjoint(reasons)]
-
-    def _retry(self, subscriptions: Iterable[Subscription], actions: list[Action]) -> None:
-        """Advance subscriptions: below their fair share first, then by their worker time."""
-        fair_slots = self.claims.fair_slots
-        for subscription in sorted(subscriptions, key=lambda one: (one.usage >= fair_slots, one.served_s)):
-            self._advance(subscription, actions)
+    def _in_turn(self, subscriptions: dict[int, Subscription]) -> list[Subscription]:
+        """Return those below their fair share first, then those with the least worker time."""
+        fair = self.claims.fair_slots
+        return sorted(subscriptions.values(), key=lambda one: (one.usage >= fair, one.served_s, one.number))
 
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
         """Claim what a trainer wants and may have, and hand out what is ready, in order."""
         has_open_claims = Blocked.NO_SLOT in subscription.blocked
-        subscription.blocked.clear()
+        self.claims.unblock(subscription)
         if self.stopped is None and not subscription.ended:
             if has_open_claims:
                 self.claims.place_open(subscription, actions)
@@ -273,7 +271,7 @@ class Delivery:
             return False
         if subscription.waiting or self.claims.may_read_ahead(leases):
             return True
-        subscription.blocked.add(Blocked.RESERVED)
+        self.claims.block(subscription, Blocked.RESERVED)
         return False
 
     def _grant(self, subscription: Subscription, slot: Slot, actions: list[Action]) -> None:
@@ -283,6 +281,7 @@ class Delivery:
         slot.leases += 1
         subscription.leases[claim.sequence] = Lease(slot, slot.generation)
         subscription.granted += 1
+        self.claims.recount(subscription)
         if subscription.waiting:
             subscription.waiting = False
             subscription.awaited = claim.sequence if subscription.is_remote else None
@@ -336,22 +335,6 @@ class Delivery:
         lease.slot.leases -= 1
         self.supply.let_go(lease.slot)
         subscription.released += 1
-
-    def _end(self, subscription: Subscription, leases_from: int | None) -> None:
-        if not subscription.ended:
-            self.claims.withdraw(subscription, 0)
-            subscription.ended = True
-            subscription.waiting = False
-            subscription.awaited = None
-            subscription.blocked.clear()
-            self.claims.recount(subscription)
-            self.claims.forget(subscription)
-            self.claims.account(subscription)
-        if leases_from is not None:
-            for sequence, lease in list(subscription.leases.items()):
-                if sequence >= leases_from:
-                    self._release(subscription, sequence, lease.generation)
-        self._forget_if_over(subscription)
 
     def _answer_waiting(self, subscription: Subscription, actions: list[Action]) -> None:
         """Refuse a trainer that waits in vain: the stream stopped, or it holds all it may."""

@@ -7,8 +7,14 @@ from batchd.orders.worker import Work
 from batchd_wire.record import record
 
 
+class Event:
+    """An input of the core."""
+
+    __slots__ = ()
+
+
 @record
-class SubscriptionAsked:
+class SubscriptionAsked(Event):
     """A trainer of ``session`` subscribes to a stream. See ``messages.Subscribe``.
 
     ``subscription`` is the number that the subscription gets if it is admitted.
@@ -31,7 +37,7 @@ class SubscriptionAsked:
 
 
 @record
-class Pulled:
+class Pulled(Event):
     """A trainer reports where it is and what it releases. See ``messages.Pull``."""
 
     session: int
@@ -43,7 +49,7 @@ class Pulled:
 
 
 @record
-class BatchSent:
+class BatchSent(Event):
     """A batch was sent as bytes, or never will be: the daemon reads its slot no more."""
 
     session: int
@@ -53,7 +59,7 @@ class BatchSent:
 
 
 @record
-class BatchMismatched:
+class BatchMismatched(Event):
     """A trainer got other bytes than a worker wrote. See ``messages.Mismatched``."""
 
     session: int
@@ -63,7 +69,7 @@ class BatchMismatched:
 
 
 @record
-class SubscriptionEnded:
+class SubscriptionEnded(Event):
     """A trainer ends a subscription and keeps what it still reads. See ``messages.Unsubscribe``."""
 
     session: int
@@ -72,7 +78,7 @@ class SubscriptionEnded:
 
 
 @record
-class ProducerAsked:
+class ProducerAsked(Event):
     """A session wants to push samples into a stream. See ``messages.Produce``."""
 
     session: int
@@ -81,7 +87,7 @@ class ProducerAsked:
 
 
 @record
-class PlaceAsked:
+class PlaceAsked(Event):
     """A producer wants to write a sample. See ``messages.AskPlace``."""
 
     session: int
@@ -90,7 +96,7 @@ class PlaceAsked:
 
 
 @record
-class PlaceWithdrawn:
+class PlaceWithdrawn(Event):
     """A producer does not want to write just now. See ``messages.WithdrawAsk``."""
 
     session: int
@@ -98,7 +104,7 @@ class PlaceWithdrawn:
 
 
 @record
-class SamplePushed:
+class SamplePushed(Event):
     """A producer has written a sample. See ``messages.Pushed``."""
 
     session: int
@@ -108,28 +114,28 @@ class SamplePushed:
 
 
 @record
-class SessionEnded:
+class SessionEnded(Event):
     """The kernel closed a trainer's lifeline: the trainer reads nothing any more."""
 
     session: int
 
 
 @record
-class SessionCutOff:
+class SessionCutOff(Event):
     """A trainer misbehaved and is ignored from now on; it may still read what it holds."""
 
     session: int
 
 
 @record
-class WorkerReady:
+class WorkerReady(Event):
     """A worker takes orders."""
 
     worker: int
 
 
 @record
-class PartsNamed:
+class PartsNamed(Event):
     """A worker names the parts of a stream's work. See ``orders.StreamMeasured``."""
 
     stream: int
@@ -137,7 +143,7 @@ class PartsNamed:
 
 
 @record
-class ChunkDone:
+class ChunkDone(Event):
     """A worker filled the rows of ``order``. See ``orders.ChunkFilled``."""
 
     worker: int
@@ -156,7 +162,7 @@ class Note(NamedTuple):
 
 
 @record
-class WorkerObserved:
+class WorkerObserved(Event):
     """A worker's note has been read; None between samples."""
 
     worker: int
@@ -164,10 +170,8 @@ class WorkerObserved:
 
 
 @record
-class WorkerGone:
-    """The kernel reports a dead worker.
-
-    ``note`` is its last one; ``how`` is for people: "signal 11 (SIGSEGV)".
+class WorkerGone(Event):
+    """The kernel reports a dead worker; ``how`` is for people: "signal 11 (SIGSEGV)".
 
     ``from_outside``: another process killed it, hardly because of the sample that it had in hand.
     ``out_of_memory``: an allocation failed, or the kernel's OOM killer ended it.
@@ -181,7 +185,7 @@ class WorkerGone:
 
 
 @record
-class SlotLost:
+class SlotLost(Event):
     """The memory for ``slot`` could not be reserved; ``reason`` is the system's."""
 
     stream: int
@@ -190,22 +194,21 @@ class SlotLost:
 
 
 @record
-class Ticked:
+class Ticked(Event):
     """Time has passed."""
 
 
 @record
-class SlotWanted:
+class SlotWanted(Event):
     """One more slot is wanted in a ring that can grow, before a trainer needs it."""
 
 
 @record
-class Reconfigured:
+class Reconfigured(Event):
     """The configuration was read again: streams and the number of workers may change.
 
     ``removed``: numbers of streams that are not served any more; ``replaced``: those whose name a
-    stream of ``added`` has now. ``renews_workers``: the present workers have imported outdated
-    code.
+    stream of ``added`` has. ``renews_workers``: the present workers have imported outdated code.
     """
 
     added: tuple[StreamSpec, ...]
@@ -218,30 +221,5 @@ class Reconfigured:
 
 
 @record
-class DrainAsked:
+class DrainAsked(Event):
     """Finish what is being filled, begin nothing new."""
-
-
-Event = (
-    SubscriptionAsked
-    | Pulled
-    | BatchSent
-    | BatchMismatched
-    | SubscriptionEnded
-    | ProducerAsked
-    | PlaceAsked
-    | PlaceWithdrawn
-    | SamplePushed
-    | SessionEnded
-    | SessionCutOff
-    | WorkerReady
-    | PartsNamed
-    | ChunkDone
-    | WorkerObserved
-    | WorkerGone
-    | SlotLost
-    | Ticked
-    | SlotWanted
-    | Reconfigured
-    | DrainAsked
-)

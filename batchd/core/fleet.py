@@ -16,6 +16,7 @@ from enum import Enum
 
 from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
 from batchd.core.events import Note
+from batchd.core.measure import Moment
 from batchd.core.ring import Slot
 from batchd_wire.position import Position
 from batchd_wire.status import WorkerStatistics
@@ -31,12 +32,10 @@ class WorkerKind:
     """Limits of one kind of workers, which is a way to reach them, such as local processes."""
 
     orders_max: int
-    """Orders in flight: one in hand, and enough behind it that the worker never waits for the
-    daemon."""
+    """Orders in flight: one in hand, and enough behind it that the worker never waits."""
     start_timeout_s: float
     note_delay_s: float
-    """Delay of a worker's note on its way: a sample may take so much longer than
-    ``sample_timeout_s``."""
+    """Delay of a note on its way: a sample may take so much longer than ``sample_timeout_s``."""
 
 
 class WorkerState(Enum):
@@ -92,8 +91,9 @@ class _Place:
 class Fleet:
     """All workers of the daemon. Those that fill its ``places`` are of one ``kind``."""
 
-    def __init__(self, places: int, kind: WorkerKind, sample_timeout_s: float) -> None:
+    def __init__(self, places: int, kind: WorkerKind, sample_timeout_s: float, moment: Moment) -> None:
         assert places > 0
+        self._moment = moment
         self.workers: dict[int, Worker] = {}
         self.deaths = 0
         self.is_ending = False
@@ -103,14 +103,14 @@ class Fleet:
         self._surplus: set[int] = set()
         """Workers that have no place and were not dismissed yet."""
         self._takers: tuple[dict[int, Worker], ...] = tuple({} for _ in range(kind.orders_max))
-        """Workers that take one more order, by their number of orders; the longest unchanged one
-        first."""
+        """Workers that take one more order, by their number of orders; the oldest change first."""
         self._last_number = 0
 
-    def spawn_due(self, now: float, actions: list[Action]) -> None:
+    def spawn_due(self, actions: list[Action]) -> None:
         """Start the workers that are due."""
         if self.is_ending:
             return
+        now = self._moment.now_s
         for index, place in enumerate(self._places):
             if place.respawn_s is not None and place.respawn_s <= now:
                 place.respawn_s = None
@@ -118,7 +118,7 @@ class Fleet:
                 self.workers[self._last_number] = Worker(self._last_number, index, self._kind, now)
                 actions.append(SpawnWorker(self._last_number))
 
-    def resize(self, places: int, now: float, *, renews: bool) -> None:
+    def resize(self, places: int, *, renews: bool) -> None:
         """Set the number of places. Surplus workers (all, with ``renews``) finish their orders."""
         assert places > 0
         for worker in self.workers.values():
@@ -131,9 +131,9 @@ class Fleet:
         if renews:
             self._places = []
         del self._places[places:]
-        self._places += [_Place(respawn_s=now) for _ in range(places - len(self._places))]
+        self._places += [_Place(respawn_s=self._moment.now_s) for _ in range(places - len(self._places))]
 
-    def dismiss_idle(self, now: float, actions: list[Action]) -> None:
+    def dismiss_idle(self, actions: list[Action]) -> None:
         """Let the surplus workers go that have nothing in hand."""
         for number in sorted(self._surplus):
             worker = self.workers[number]
@@ -141,7 +141,7 @@ class Fleet:
                 continue
             self._surplus.discard(number)
             if worker.state is not WorkerState.ENDING:
-                worker.state, worker.dismissed_s = WorkerState.LEAVING, now
+                worker.state, worker.dismissed_s = WorkerState.LEAVING, self._moment.now_s
                 self._sort(worker)
                 actions.append(DismissWorker(number))
 
@@ -178,10 +178,10 @@ class Fleet:
             worker.state = WorkerState.READY
             self._sort(worker)
 
-    def give(self, worker: Worker, order: Order, now: float) -> None:
+    def give(self, worker: Worker, order: Order) -> None:
         """The worker gets an order. Paired with ``done``, ``recall`` or ``gone``."""
         if not worker.orders:
-            worker.note, worker.noted_s = None, now
+            worker.note, worker.noted_s = None, self._moment.now_s
         worker.orders[order.number] = order
         self._sort(worker)
 
@@ -207,7 +207,7 @@ class Fleet:
         if worker.state is WorkerState.READY and len(worker.orders) < worker.kind.orders_max:
             self._takers[len(worker.orders)][worker.number] = worker
 
-    def gone(self, number: int, now: float) -> Worker:
+    def gone(self, number: int) -> Worker:
         """The kernel says that the worker is dead; its place is filled again after the back-off."""
         worker = self.workers.pop(number)
         self._surplus.discard(number)
@@ -223,14 +223,15 @@ class Fleet:
         place = self._places[worker.place]
         place.failures = 0 if worker.chunks else place.failures + 1
         delay_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (place.failures - 1)) if place.failures else 0.0
-        place.respawn_s = now + delay_s
+        place.respawn_s = self._moment.now_s + delay_s
         return worker
 
-    def observe(self, number: int, note: Note | None, now: float, actions: list[Action]) -> None:
+    def observe(self, number: int, note: Note | None, actions: list[Action]) -> None:
         """Look at a worker's note: one that says the same for too long is stuck, and killed."""
         worker = self.workers.get(number)
         if worker is None or worker.state is WorkerState.ENDING:
             return
+        now = self._moment.now_s
         if note != worker.note or not worker.orders:
             worker.note, worker.noted_s = note, now
             return
@@ -238,16 +239,13 @@ class Fleet:
             what = "worked on one sample" if note is not None else "imported, or did something else before a sample,"
             self.end(worker, f"it {what} for {self.sample_timeout_s:g} s", actions)
 
-    def kill_late_starters(self, now: float, actions: list[Action]) -> None:
-        """Kill workers that do not start in time."""
+    def kill_late(self, actions: list[Action]) -> None:
+        """Kill workers that do not start, or were dismissed and do not end, in time."""
+        now = self._moment.now_s
         for worker in self.workers.values():
             timeout_s = worker.kind.start_timeout_s
             if worker.state is WorkerState.STARTING and now - worker.started_s > timeout_s:
                 self.end(worker, f"it did not start within {timeout_s:g} s", actions)
-
-    def kill_late_leavers(self, now: float, actions: list[Action]) -> None:
-        """A worker that was dismissed and does not go is killed."""
-        for worker in self.workers.values():
             if worker.dismissed_s is not None and now - worker.dismissed_s > LEAVE_TIMEOUT_S:
                 self.end(worker, f"it did not end within {LEAVE_TIMEOUT_S:g} s", actions)
 
@@ -258,8 +256,9 @@ class Fleet:
             self._sort(worker)
             actions.append(KillWorker(worker.number, reason))
 
-    def forgive(self, gap_s: float, now: float) -> None:
+    def forgive(self, gap_s: float) -> None:
         """The machine was paused for ``gap_s``: take that off everything that is being timed."""
+        now = self._moment.now_s
         for worker in self.workers.values():
             worker.noted_s = min(now, worker.noted_s + gap_s)
             worker.started_s = min(now, worker.started_s + gap_s)

@@ -60,7 +60,8 @@ class Mailbox:
         self._queued: deque[int] = deque()
         self._bound: dict[Position, list[int]] = {}
         self._bound_places = 0
-        self._producers: set[int] = set()
+        self.producers: set[int] = set()
+        """Sessions that may push."""
         self.pushed = 0
         self.dropped_oldest = 0
         self.dropped_newest = 0
@@ -69,24 +70,15 @@ class Mailbox:
 
     # --- producers --------------------------------------------------------------------------------
 
-    def admit(self, session: int) -> None:
-        """Make a session a producer, if it is not one yet."""
-        self._producers.add(session)
-
-    def has(self, session: int) -> bool:
-        """Return whether a session is a producer."""
-        return session in self._producers
-
-    @property
-    def has_producers(self) -> bool:
-        """Whether there are producers."""
-        return bool(self._producers)
-
     def ask(self, session: int, request: int, actions: list[Action]) -> None:
         """Lend a producer a place, tell it that its sample is dropped, or let it wait its turn."""
         place = self._lent.get(session)
         if place is None and not self._waiting:
-            place = self._take_free() if self._free else self._make_free()
+            if self._free:
+                place = self._free.popleft()
+            elif self._spec.when_full == "drop_oldest" and self._queued:
+                self.dropped_oldest += 1
+                place = self._queued.popleft()
         if place is not None:
             self._lend(session, request, place, actions)
         elif self._spec.when_full == "block":
@@ -110,13 +102,13 @@ class Mailbox:
         self.pushed += 1
         next_place = None
         if len(self._free) > self._spec.capacity // 2 + self._batch_size:
-            next_place = self._lent[session] = self._take_free()
+            next_place = self._lent[session] = self._free.popleft()
         actions.append(TakeSample(session, request, next_place))
         return True
 
     def dismiss(self, session: int) -> None:
         """Ignore a producer from now on. It may still write into the place that it was lent."""
-        self._producers.discard(session)
+        self.producers.discard(session)
         self._waiting.pop(session, None)
 
     def end(self, session: int, actions: list[Action]) -> None:
@@ -173,7 +165,7 @@ class Mailbox:
         return LiveStatistics(
             capacity=self._spec.capacity,
             when_full=self._spec.when_full,
-            producers=len(self._producers),
+            producers=len(self.producers),
             waiting_producers=len(self._waiting),
             queued_samples=len(self._queued),
             bound_samples=self._bound_places,
@@ -186,16 +178,6 @@ class Mailbox:
         )
 
     # --- the steps --------------------------------------------------------------------------------
-
-    def _take_free(self) -> int:
-        return self._free.popleft()
-
-    def _make_free(self) -> int | None:
-        """Drop the oldest queued sample where that is the policy, and return its place."""
-        if self._spec.when_full != "drop_oldest" or not self._queued:
-            return None
-        self.dropped_oldest += 1
-        return self._queued.popleft()
 
     def _lend(self, session: int, request: int, place: int, actions: list[Action]) -> None:
         self._waiting.pop(session, None)
@@ -211,4 +193,4 @@ class Mailbox:
     def _lend_to_waiting(self, actions: list[Action]) -> None:
         while self._waiting and self._free:
             session, request = next(iter(self._waiting.items()))
-            self._lend(session, request, self._take_free(), actions)
+            self._lend(session, request, self._free.popleft(), actions)

@@ -17,6 +17,7 @@ Invariant: a moment counts for one cause, and totals never fall.
 
 from enum import Enum
 from heapq import nlargest
+from operator import attrgetter
 
 from batchd.orders.worker import Work
 from batchd_wire.status import PartStatistics, SlowSample, WaitStatistics, WorkStatistics
@@ -105,8 +106,7 @@ class Waits:
 class SlowList:
     """Samples that were slow lately: the slowest of the last hundreds of slow rows, and the newest.
 
-    Neither hides the other. A sample that was slow once, or while a disk was busy, is forgotten in
-    time.
+    Neither hides the other, and a sample that was slow once is forgotten in time.
     """
 
     def __init__(self) -> None:
@@ -127,17 +127,13 @@ class SlowList:
             self._newest[sample] = self._slowest[sample] = SlowSample(sample, path, taken_us / 1e6, row)
         for sample in list(self._newest)[: -SLOWEST_LISTED_MAX // 2]:
             del self._newest[sample]
-        slowest = nlargest(SLOWEST_LISTED_MAX // 4, self._slowest.values(), key=_taken_s)
+        slowest = nlargest(SLOWEST_LISTED_MAX // 4, self._slowest.values(), key=attrgetter("taken_s"))
         self._slowest = {one.sample: one for one in slowest}
 
     def listed(self) -> tuple[SlowSample, ...]:
         """All of them, the slowest first."""
         known = self._slowest_before | self._slowest | self._newest
-        return tuple(sorted(known.values(), key=_taken_s, reverse=True))
-
-
-def _taken_s(one: SlowSample) -> float:
-    return one.taken_s
+        return tuple(sorted(known.values(), key=attrgetter("taken_s"), reverse=True))
 
 
 class WorkDone:

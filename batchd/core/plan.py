@@ -27,9 +27,7 @@ ROUNDS = 8
 """Even, so that both halves come back to their places."""
 ROUNDS_SMALL = 24
 SMALL_LENGTH = 256
-"""Below this length the halves are so narrow that a round mixes little.
-
-With 8 rounds the orders of 5 samples are visibly uneven."""
+"""Below it the halves mix little: with 8 rounds the orders of 5 samples are visibly uneven."""
 WIDTHS_TRIED = 64
 LENGTH_MAX = 1 << 62
 
@@ -137,6 +135,10 @@ class Plan:
     def rows(self, step: int) -> int:
         """Return the rows of batch ``step``: ``batch_size``, or fewer in a partial last one."""
         return min(self.batch_size, self.samples - step * self.batch_size)
+
+    def place_of(self, position: Position) -> int:
+        """Return the number of the stream's batches before ``position``."""
+        return position.epoch * self.steps + position.step
 
     def indices(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
         """Return the samples of rows ``first`` to ``first + count``: int64 ``[count]``."""

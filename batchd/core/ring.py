@@ -25,54 +25,28 @@ Invariant: no slot is needed later than its file says.
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from batchd.core.readers import NextUse, Readers
+from batchd.core.course import NextUse, Readers
 from batchd_wire.position import Position
 
 
+@dataclass(slots=True, eq=False)
 class Fill:
-    """The rows of one batch still to be filled: cut into orders, put back when a worker dies."""
+    """The rows of one batch still to be filled, as (first row, rows)."""
 
-    __slots__ = ("_pending", "rows", "under_way")
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self._pending: list[tuple[int, int]] = [(0, rows)]
-        self.under_way: dict[int, tuple[int, int]] = {}
-        """Orders at workers: order -> (first row, count)."""
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether there are rows that no worker has."""
-        return bool(self._pending)
+    pending: list[tuple[int, int]]
+    """Rows that no worker has."""
+    under_way: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Rows at workers, by order."""
 
     @property
     def is_done(self) -> bool:
         """Whether every row is filled."""
-        return not self._pending and not self.under_way
+        return not self.pending and not self.under_way
 
     @property
     def pending_rows(self) -> int:
         """The number of rows that no worker has."""
-        return sum(count for _first, count in self._pending)
-
-    def cut(self, order: int, rows_max: int) -> tuple[int, int]:
-        """Take rows for an order: (first, count). Paired with ``finish`` or ``put_back``."""
-        first, count = self._pending.pop(0)
-        if count > rows_max:
-            self._pending.insert(0, (first + rows_max, count - rows_max))
-            count = rows_max
-        self.under_way[order] = (first, count)
-        return first, count
-
-    def finish(self, order: int) -> None:
-        """Note that the rows of ``order`` are in the slot."""
-        del self.under_way[order]
-
-    def put_back(self, order: int, parts: list[tuple[int, int]]) -> None:
-        """Have the rows of ``order`` filled again, in these ``parts``, before any others."""
-        first, count = self.under_way.pop(order)
-        assert sum(part for _first, part in parts) == count, f"parts {parts} of rows {first}+{count}"
-        self._pending[:0] = parts
+        return sum(count for _first, count in self.pending)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,10 +77,6 @@ class Slot:
     def is_idle(self) -> bool:
         """Whether it may be taken."""
         return not self.leases and not self.is_awaited
-
-    def claim(self, subscription: int) -> None:
-        """Note that a subscription will read this filling. Paired with ``unclaim``."""
-        self.claims[subscription] = self.claims.get(subscription, 0) + 1
 
     def unclaim(self, subscription: int) -> None:
         """Note that a claim was withdrawn, or has become a lease."""
@@ -215,18 +185,12 @@ class Ring:
         self.let_go(slot)
         return slot
 
-    def remove(self, slot: Slot) -> None:
-        """Forget a slot whose memory could not be reserved, and do not ask for that much again."""
-        self.drop(slot)
-        self.slots_max = len(self.slots)
-
     def drop(self, slot: Slot) -> None:
         """Forget a slot."""
         self.idle.remove(slot.number)
         self.pending.discard(slot.number)
         del self.slots[slot.number]
-        if slot.position is not None:
-            del self._by_position[slot.position]
+        self.vacate(slot)
 
     @property
     def can_grow(self) -> bool:
@@ -236,7 +200,7 @@ class Ring:
     def choose(self) -> Slot | None:
         """Return the idle slot that is needed last (Bélády's rule), or None without one.
 
-        A slot that is needed again is evicted only when the ring cannot grow.
+        One that is needed again is evicted only when the ring cannot grow.
         """
         number = self.idle.unneeded()
         if number is None and not self.can_grow:
@@ -246,48 +210,53 @@ class Ring:
     def take(self, slot: Slot, position: Position, rows: int) -> None:
         """Begin to fill ``position`` into an idle slot."""
         assert slot.is_idle, f"slot {slot.number} is in use"
-        if slot.position is not None:
-            del self._by_position[slot.position]
+        self.vacate(slot)
         slot.generation += 1
         slot.position = position
-        slot.fill = Fill(rows)
+        slot.fill = Fill([(0, rows)])
         self.pending.add(slot.number)
         slot.grants = 0
         self._by_position[position] = slot
         self.let_go(slot)
 
     def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int]:
-        """Take pending rows of a slot for an order, as ``Fill.cut`` does."""
-        assert slot.fill is not None, f"slot {slot.number} is not being filled"
-        rows = slot.fill.cut(order, rows_max)
-        if not slot.fill.has_pending:
+        """Take pending rows of a slot for an order: (first, count). Paired with ``put_back``."""
+        fill = slot.fill
+        assert fill is not None, f"slot {slot.number} is not being filled"
+        first, count = fill.pending.pop(0)
+        if count > rows_max:
+            fill.pending.insert(0, (first + rows_max, count - rows_max))
+            count = rows_max
+        fill.under_way[order] = (first, count)
+        if not fill.pending:
             self.pending.discard(slot.number)
-        return rows
+        return first, count
 
     def put_back(self, slot: Slot, order: int, parts: list[tuple[int, int]]) -> None:
-        """Have the rows of a failed order filled again, as ``Fill.put_back`` does."""
+        """Have the rows of a failed order filled again, in these ``parts``, before any others."""
         assert slot.fill is not None, f"slot {slot.number} is not being filled"
-        slot.fill.put_back(order, parts)
+        first, count = slot.fill.under_way.pop(order)
+        assert sum(part for _first, part in parts) == count, f"parts {parts} of rows {first}+{count}"
+        slot.fill.pending[:0] = parts
         self.pending.add(slot.number)
 
-    def spoil(self, slot: Slot) -> None:
-        """Hand out a ready slot no more; its leases go on. Paired with ``Claims.move``."""
-        assert slot.position is not None, f"slot {slot.number} holds nothing"
-        del self._by_position[slot.position]
-        slot.position = None
+    def vacate(self, slot: Slot) -> None:
+        """Hand out what is in a slot no more; its leases go on. Paired with ``Claims.move``."""
+        if slot.position is not None:
+            del self._by_position[slot.position]
+            slot.position = None
 
     def empty(self, slot: Slot) -> None:
         """Drop what is in an idle slot, or was to be filled into it."""
         assert slot.is_idle, f"slot {slot.number} is in use"
-        if slot.position is not None:
-            del self._by_position[slot.position]
-        slot.position = slot.fill = None
+        self.vacate(slot)
+        slot.fill = None
         self.pending.discard(slot.number)
         self.let_go(slot)
 
     def claim(self, slot: Slot, subscription: int) -> None:
-        """Note that a subscription will read what is in a slot, which is idle no more."""
-        slot.claim(subscription)
+        """Note that a subscription will read what is in a slot. Paired with ``Slot.unclaim``."""
+        slot.claims[subscription] = slot.claims.get(subscription, 0) + 1
         self.idle.remove(slot.number)
 
     def let_go(self, slot: Slot) -> None:

@@ -11,9 +11,7 @@ from batchd.core.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """The facts of one stream.
-
-    ``repeats``: every epoch has the same bytes, so slots serve all epochs.
+    """The facts of one stream. ``repeats``: slots serve all epochs, which have the same bytes.
 
     ``max_skew``: how many of its batches a trainer may be ahead of the slowest; None: each has
     its own pace. ``remote_window_max``: batches that may wait in the memory of a trainer on another

@@ -6,15 +6,14 @@ Only ``handle`` changes streams, rings, subscriptions and the fleet, and it neve
 Tests drive it without any process, and the same events always give the same actions.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from batchd.core import events as ev
-from batchd.core.actions import Action, AdmitProducer, OrderChunk, Refuse
+from batchd.core.actions import Action, AdmitProducer, CreateSlot, OrderChunk, Refuse
 from batchd.core.admission import Refusal, not_live, unknown_stream
 from batchd.core.delivery import Delivery
 from batchd.core.fleet import Fleet, Order, WorkerKind
-from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment
 from batchd.core.spec import StreamSpec
 from batchd.core.stream import Stream
@@ -51,9 +50,10 @@ class DaemonState:
         self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
         """By number; also retired streams that trainers, workers or producers still use."""
         self._retired: set[int] = set()
-        self.fleet = Fleet(workers, kind, sample_timeout_s)
+        self.fleet = Fleet(workers, kind, sample_timeout_s, self._moment)
         self.draining = False
-        self._numbers = {spec.name: spec.number for spec in specs}
+        self.numbers = {spec.name: spec.number for spec in specs}
+        """The numbers of the streams that are served, by name."""
         self._stream_of: dict[int, Stream] = {}
         """By subscription."""
         self._last_slot = 0
@@ -61,7 +61,7 @@ class DaemonState:
         self._last_tick_s: float | None = None
         self._served_s = 0.0
         """The worker time that the last served subscription had had before; it never falls."""
-        self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
+        self._handlers: dict[type, Callable[[Any, list[Action]], None]] = {
             ev.SubscriptionAsked: self._subscribe,
             ev.Pulled: self._pulled,
             ev.BatchSent: self._sent,
@@ -89,9 +89,9 @@ class DaemonState:
         """Handle an event at ``now``, in seconds of a monotonic clock; return the actions."""
         actions: list[Action] = []
         self._moment.now_s = now
-        self._handlers[type(event)](event, now, actions)
-        self._order_chunks(now, actions)
-        self.fleet.dismiss_idle(now, actions)
+        self._handlers[type(event)](event, actions)
+        self._order_chunks(actions)
+        self.fleet.dismiss_idle(actions)
         for number in sorted(self._retired):
             if self.streams[number].sweep(actions):
                 self._retired.discard(number)
@@ -114,33 +114,29 @@ class DaemonState:
             self._moment.now_s = now
         return DaemonStatistics(
             workers=self.fleet.statistics(),
-            streams=tuple(self.streams[number].statistics() for number in self._numbers.values()),
+            streams=tuple(self.streams[number].statistics() for number in self.numbers.values()),
             worker_deaths=self.fleet.deaths,
             draining=self.draining,
             ending_slots=sum(len(self.streams[number].delivery.ring.slots) for number in self._retired),
         )
 
-    @property
-    def numbers(self) -> Mapping[str, int]:
-        """The numbers of the streams that are served, by name."""
-        return self._numbers
-
     # --- trainers ---------------------------------------------------------------------------------
 
-    def _subscribe(self, event: ev.SubscriptionAsked, _now: float, actions: list[Action]) -> None:
-        number = self._numbers.get(event.stream)
-        if self.draining:
-            problem = DRAINING
-        elif number is None:
-            problem = unknown_stream(event.stream, self._numbers)
-        else:
-            stream = self.streams[number]
-            if stream.delivery.subscribe(event, actions) is not None:
-                self._stream_of[event.subscription] = stream
-            return
-        actions.append(Refuse(event.session, event.request, 0, *problem))
+    def _subscribe(self, event: ev.SubscriptionAsked, actions: list[Action]) -> None:
+        stream = self._served(event, actions)
+        if stream is not None and stream.delivery.subscribe(event, actions) is not None:
+            self._stream_of[event.subscription] = stream
 
-    def _pulled(self, event: ev.Pulled, _now: float, actions: list[Action]) -> None:
+    def _served(self, event: ev.SubscriptionAsked | ev.ProducerAsked, actions: list[Action]) -> Stream | None:
+        """Return the stream that a session asks for, or refuse the request."""
+        number = self.numbers.get(event.stream)
+        if number is not None and not self.draining:
+            return self.streams[number]
+        problem = DRAINING if self.draining else unknown_stream(event.stream, self.numbers)
+        actions.append(Refuse(event.session, event.request, 0, *problem))
+        return None
+
+    def _pulled(self, event: ev.Pulled, actions: list[Action]) -> None:
         delivery = self._delivery(event.session, event.subscription)
         if delivery is None:
             text = f"subscription {event.subscription} is not one of this session"
@@ -149,22 +145,22 @@ class DaemonState:
         delivery.pull(event, actions)
         self._forget_if_over(event.subscription)
 
-    def _sent(self, event: ev.BatchSent, _now: float, actions: list[Action]) -> None:
+    def _sent(self, event: ev.BatchSent, actions: list[Action]) -> None:
         if delivery := self._delivery(event.session, event.subscription):
             delivery.sent(event, actions)
             self._forget_if_over(event.subscription)
 
-    def _mismatched(self, event: ev.BatchMismatched, now: float, actions: list[Action]) -> None:
+    def _mismatched(self, event: ev.BatchMismatched, actions: list[Action]) -> None:
         if delivery := self._delivery(event.session, event.subscription):
-            delivery.mismatched(event, now, actions)
+            delivery.mismatched(event, actions)
 
-    def _end_subscription(self, event: ev.SubscriptionEnded, _now: float, actions: list[Action]) -> None:
+    def _end_subscription(self, event: ev.SubscriptionEnded, actions: list[Action]) -> None:
         if delivery := self._delivery(event.session, event.subscription):
             subscription = delivery.subscriptions[event.subscription]
             delivery.end([subscription], actions, leases_from=event.consumed)
             self._forget_if_over(event.subscription)
 
-    def _end_session(self, event: ev.SessionEnded | ev.SessionCutOff, _now: float, actions: list[Action]) -> None:
+    def _end_session(self, event: ev.SessionEnded | ev.SessionCutOff, actions: list[Action]) -> None:
         leases_from = 0 if isinstance(event, ev.SessionEnded) else None
         for stream in self.streams.values():
             ended = [one for one in stream.delivery.subscriptions.values() if one.session == event.session]
@@ -191,66 +187,64 @@ class DaemonState:
 
     # --- producers --------------------------------------------------------------------------------
 
-    def _produce(self, event: ev.ProducerAsked, _now: float, actions: list[Action]) -> None:
-        number = self._numbers.get(event.stream)
-        if self.draining:
-            problem = DRAINING
-        elif number is None:
-            problem = unknown_stream(event.stream, self._numbers)
-        elif self.streams[number].spec.live is None:
-            problem = not_live(event.stream)
-        else:
-            self.streams[number].delivery.supply.mailbox.admit(event.session)
-            actions.append(AdmitProducer(event.session, event.request, number))
+    def _produce(self, event: ev.ProducerAsked, actions: list[Action]) -> None:
+        stream = self._served(event, actions)
+        if stream is None:
             return
-        actions.append(Refuse(event.session, event.request, 0, *problem))
+        if stream.spec.live is None:
+            actions.append(Refuse(event.session, event.request, 0, *not_live(event.stream)))
+        else:
+            stream.delivery.supply.mailbox.producers.add(event.session)
+            actions.append(AdmitProducer(event.session, event.request, stream.spec.number))
 
-    def _place_asked(self, event: ev.PlaceAsked, _now: float, actions: list[Action]) -> None:
-        mailbox, verdict = self._mailbox(event.session, event.stream)
+    def _place_asked(self, event: ev.PlaceAsked, actions: list[Action]) -> None:
+        delivery = self._pushed_into(event.session, event.stream)
         if self.draining:
             problem = DRAINING
-        elif mailbox is None:
+        elif delivery is None:
             problem = _not_yours(event.stream)
-        elif verdict is not None:
-            problem = verdict
+        elif delivery.verdict is not None:
+            problem = delivery.verdict
         else:
-            mailbox.ask(event.session, event.request, actions)
+            delivery.supply.mailbox.ask(event.session, event.request, actions)
             return
         actions.append(Refuse(event.session, event.request, 0, *problem))
 
-    def _place_withdrawn(self, event: ev.PlaceWithdrawn, _now: float, actions: list[Action]) -> None:
-        mailbox, _verdict = self._mailbox(event.session, event.stream)
-        if mailbox is not None:
-            mailbox.withdraw(event.session, actions)
+    def _place_withdrawn(self, event: ev.PlaceWithdrawn, actions: list[Action]) -> None:
+        if delivery := self._pushed_into(event.session, event.stream):
+            delivery.supply.mailbox.withdraw(event.session, actions)
 
-    def _pushed(self, event: ev.SamplePushed, _now: float, actions: list[Action]) -> None:
-        mailbox, verdict = self._mailbox(event.session, event.stream)
-        if mailbox is None:
-            actions.append(Refuse(event.session, event.request, 0, *_not_yours(event.stream)))
-        elif verdict is not None and self.streams[event.stream].delivery.retired is not None:
-            actions.append(Refuse(event.session, event.request, 0, *verdict))  # no trainer reads it
-        elif not mailbox.push(event.session, event.request, event.place, actions):
+    def _pushed(self, event: ev.SamplePushed, actions: list[Action]) -> None:
+        delivery = self._pushed_into(event.session, event.stream)
+        if delivery is None:
+            problem = _not_yours(event.stream)
+        elif delivery.retired is not None:  # no trainer reads it
+            problem = delivery.retired
+        elif not delivery.supply.mailbox.push(event.session, event.request, event.place, actions):
             text = f"place {event.place} of the mailbox was not lent to this producer"
-            actions.append(Refuse(event.session, event.request, 0, ErrorCode.PLACE_NOT_LENT, text))
+            problem = ErrorCode.PLACE_NOT_LENT, text
+        else:
+            return
+        actions.append(Refuse(event.session, event.request, 0, *problem))
 
-    def _mailbox(self, session: int, number: int) -> tuple[Mailbox | None, Refusal | None]:
-        """Return the mailbox that a session pushes into, and why its stream has stopped."""
+    def _pushed_into(self, session: int, number: int) -> Delivery | None:
+        """Return the delivery of the live stream that a session pushes into."""
         stream = self.streams.get(number)
-        if stream is None or not stream.delivery.supply.mailbox.has(session):
-            return None, None
-        return stream.delivery.supply.mailbox, stream.delivery.verdict
+        if stream is None or session not in stream.delivery.supply.mailbox.producers:
+            return None
+        return stream.delivery
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _worker_ready(self, event: ev.WorkerReady, _now: float, _actions: list[Action]) -> None:
+    def _worker_ready(self, event: ev.WorkerReady, _actions: list[Action]) -> None:
         self.fleet.is_up(event.worker)
 
-    def _parts_named(self, event: ev.PartsNamed, _now: float, _actions: list[Action]) -> None:
+    def _parts_named(self, event: ev.PartsNamed, _actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
         if stream is not None:  # a worker's invalid message must not end the daemon
             stream.work.name_parts(event.parts)
 
-    def _chunk_done(self, event: ev.ChunkDone, _now: float, actions: list[Action]) -> None:
+    def _chunk_done(self, event: ev.ChunkDone, actions: list[Action]) -> None:
         worker = self.fleet.workers[event.worker]
         if event.order not in worker.orders:
             self.fleet.end(worker, f"it reports order {event.order}, which it does not have", actions)
@@ -258,24 +252,25 @@ class DaemonState:
         order = self.fleet.done(worker, event.order, event.work.busy_us)
         self.streams[order.stream].chunk_done(order, event, actions)
 
-    def _worker_observed(self, event: ev.WorkerObserved, now: float, actions: list[Action]) -> None:
-        self.fleet.observe(event.worker, event.note, now, actions)
+    def _worker_observed(self, event: ev.WorkerObserved, actions: list[Action]) -> None:
+        self.fleet.observe(event.worker, event.note, actions)
 
-    def _worker_gone(self, event: ev.WorkerGone, now: float, actions: list[Action]) -> None:
+    def _worker_gone(self, event: ev.WorkerGone, actions: list[Action]) -> None:
         """Give a dead worker's orders to others; only the one that it had in hand is suspected."""
-        worker = self.fleet.gone(event.worker, now)
+        worker = self.fleet.gone(event.worker)
         orders = list(worker.orders.values())
         in_hand = event.note.order if event.note is not None else (orders[0].number if orders else None)
         for order in reversed(orders):
             if order.number == in_hand:
-                self.streams[order.stream].chunk_lost(order, event, now, actions)
+                self.streams[order.stream].chunk_lost(order, event, actions)
             else:
-                self.streams[order.stream].chunk_put_back(order, actions)
+                whole = [(order.first, order.rows)]
+                self.streams[order.stream].delivery.put_back(order.slot, order.number, whole, actions)
         if orders and all(order.number != in_hand for order in orders):
             self.streams[orders[0].stream].died_between_samples(event, actions)
-        self.fleet.spawn_due(now, actions)
+        self.fleet.spawn_due(actions)
 
-    def _slot_lost(self, event: ev.SlotLost, _now: float, actions: list[Action]) -> None:
+    def _slot_lost(self, event: ev.SlotLost, actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
         if stream is None:
             return  # the stream has ended meanwhile
@@ -284,43 +279,43 @@ class DaemonState:
 
     def _growing(self) -> Delivery | None:
         """Return a served stream whose ring can grow."""
-        deliveries = (self.streams[number].delivery for number in self._numbers.values())
+        deliveries = (self.streams[number].delivery for number in self.numbers.values())
         return next((one for one in deliveries if one.verdict is None and one.ring.can_grow), None)
 
-    def _slot_wanted(self, _event: ev.SlotWanted, _now: float, actions: list[Action]) -> None:
-        delivery = self._growing()
-        if delivery is not None:
-            delivery.extend_ring(actions)
+    def _slot_wanted(self, _event: ev.SlotWanted, actions: list[Action]) -> None:
+        if delivery := self._growing():
+            slot = delivery.ring.add(self._new_slot())
+            actions.append(CreateSlot(delivery.spec.number, slot.number))
 
-    def _ticked(self, _event: ev.Ticked, now: float, actions: list[Action]) -> None:
-        if self._last_tick_s is not None and now - self._last_tick_s > GAP_S:
-            self.fleet.forgive(now - self._last_tick_s, now)
-        self._last_tick_s = now
-        self.fleet.spawn_due(now, actions)
-        self.fleet.kill_late_starters(now, actions)
-        self.fleet.kill_late_leavers(now, actions)
+    def _ticked(self, _event: ev.Ticked, actions: list[Action]) -> None:
+        now_s = self._moment.now_s
+        if self._last_tick_s is not None and now_s - self._last_tick_s > GAP_S:
+            self.fleet.forgive(now_s - self._last_tick_s)
+        self._last_tick_s = now_s
+        self.fleet.spawn_due(actions)
+        self.fleet.kill_late(actions)
 
-    def _reconfigure(self, event: ev.Reconfigured, now: float, actions: list[Action]) -> None:
+    def _reconfigure(self, event: ev.Reconfigured, actions: list[Action]) -> None:
         """Change what is served in one step. Streams that are not named go on unchanged."""
         for numbers, problem in ((event.removed, _removed), (event.replaced, _replaced)):
             for number in numbers:
                 stream = self.streams[number]
-                del self._numbers[stream.spec.name]
+                del self.numbers[stream.spec.name]
                 self._retired.add(number)
                 stream.retire(problem(stream.spec.name), actions)
         for spec in event.added:
-            self._numbers[spec.name] = spec.number
+            self.numbers[spec.name] = spec.number
             self.streams[spec.number] = Stream(spec, event.chunk_rows_max, self._new_slot, self._moment)
         for stream in self.streams.values():
             stream.chunk_rows_max = event.chunk_rows_max
         self.fleet.sample_timeout_s = event.sample_timeout_s
-        self.fleet.resize(event.workers, now, renews=event.renews_workers)
-        self.fleet.spawn_due(now, actions)
+        self.fleet.resize(event.workers, renews=event.renews_workers)
+        self.fleet.spawn_due(actions)
 
-    def _drain(self, _event: ev.DrainAsked, _now: float, _actions: list[Action]) -> None:
+    def _drain(self, _event: ev.DrainAsked, _actions: list[Action]) -> None:
         self.draining = self.fleet.is_ending = True
 
-    def _order_chunks(self, now: float, actions: list[Action]) -> None:
+    def _order_chunks(self, actions: list[Action]) -> None:
         """Give every worker that takes an order the rows that are needed most."""
         if self.draining:
             return
@@ -343,7 +338,7 @@ class DaemonState:
             first, rows, places = stream.delivery.claims.cut(slot, self._last_order, rows_max)
             subscription.served_s = self._served_s + rows * stream.sample_s
             order = Order(self._last_order, stream.spec.number, slot, position, first, rows)
-            self.fleet.give(worker, order, now)
+            self.fleet.give(worker, order)
             actions.append(
                 OrderChunk(worker.number, order.number, order.stream, slot.number, position, first, rows, places)
             )

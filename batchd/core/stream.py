@@ -11,7 +11,6 @@ from batchd.core.measure import Moment, WorkDone
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSamples, Suspects, split
-from batchd.orders.worker import Work
 from batchd_wire.codes import ErrorCode
 from batchd_wire.status import StreamStatistics, SubscriptionStatistics
 
@@ -32,6 +31,7 @@ class Stream:
 
     def __init__(self, spec: StreamSpec, chunk_rows_max: int, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
+        self._moment = moment
         self.delivery = Delivery(spec, new_slot, moment)
         self.work = WorkDone()
         self.bad = BadSamples(spec.plan.samples, spec.bad_fraction_max)
@@ -45,10 +45,8 @@ class Stream:
     def chunk_rows(self, pending_rows: int, workers: int, idle: int) -> int:
         """Return the rows of the next order, with ``workers`` in all.
 
-        Where a trainer waits, the ``idle`` workers share the rest of its batch: it is ready sooner,
-        and more orders cost nothing while there is nothing else to do. Busy workers do not count:
-        otherwise orders would get ever smaller as soon as trainers are faster than workers, which
-        is when orders must be few.
+        Where a trainer waits, the ``idle`` workers share the rest of its batch: it is ready sooner.
+        Busy workers do not count: where trainers are faster than workers, orders must be few.
         """
         target_s = max(CHUNK_TARGET_S, workers / ORDERS_PER_S_MAX)
         rows = int(target_s / self.sample_s) if self.sample_s else FIRST_CHUNK_ROWS
@@ -60,32 +58,43 @@ class Stream:
         """Note that the rows of ``order`` are in its slot."""
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
-        fill.finish(order.number)
+        del fill.under_way[order.number]
         self.delivery.supply.let_go(order.slot)
         self._blank_deaths = 0
-        self._measure(order, done.work)
-        if self.suspects.has_open:
+        self.decoded_samples += order.rows
+        self.bad.rows += order.rows
+        self.work.add(done.work)
+        measured_s = done.work.busy_us / 1e6 / order.rows
+        self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
+        if self.suspects.deaths:
             self.suspects.acquit(self.spec.plan.indices(order.position, order.first, order.rows).tolist())
-        self._record_bad(done.bad, actions)
+        for sample, path, told in done.bad:
+            reason = self.suspects.quarantined.get(sample, told)
+            if self.bad.record(sample, path, reason):
+                actions.append(ReportBad(self.spec.number, sample, path, reason))
+            if self.spec.on_error == "fail":
+                self._stop_if(f"{path} (sample {sample}) is bad and on_error = fail: {reason}", actions)
+        if done.bad:
+            self._stop_if(self.bad.excess(), actions)
         self._stop_if(done.hopeless, actions)
         if fill.is_done and order.slot.fill is fill:
             self.delivery.filled(order.slot, actions)
         else:
             self.delivery.wake(actions)
 
-    def chunk_put_back(self, order: Order, actions: list[Action]) -> None:
-        """Put back an order that a dead worker had not begun."""
-        self.delivery.put_back(order.slot, order.number, [(order.first, order.rows)], actions)
-
-    def chunk_lost(self, order: Order, gone: WorkerGone, now: float, actions: list[Action]) -> None:
+    def chunk_lost(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
         """Cut the order over which a worker died, unless it was killed, to isolate the suspect."""
         if gone.from_outside:
             parts = [(order.first, order.rows)]
         else:
             if not gone.out_of_memory:
-                self.suspects.count_crash(now)
+                self.suspects.crashed_s.append(self._moment.now_s)
             parts = split(order.first, order.rows, gone.note.row if gone.note is not None else None)
-        self._accuse(order, gone, actions)
+        suspect = self._suspect(order, gone.note)
+        if suspect is not None and self.suspects.accuse(
+            suspect, gone.how, from_outside=gone.from_outside, out_of_memory=gone.out_of_memory
+        ):
+            actions.append(QuarantineSample(self.spec.number, suspect, self.suspects.quarantined[suspect]))
         self._stop_if(self.suspects.excess(), actions)
         self.delivery.put_back(order.slot, order.number, parts, actions)
 
@@ -95,11 +104,11 @@ class Stream:
             return
         self._blank_deaths += 1
         if self._blank_deaths >= BLANK_DEATHS_MAX:
-            text = f"{self._blank_deaths} workers in a row ended before they had done anything for it, the last by {gone.how}"
-            self._stop_if(
-                f"{text}: something is wrong with the machine, with what they import, or with batchd itself; see the log",
-                actions,
+            text = (
+                f"{self._blank_deaths} workers in a row ended before they had done anything for it, the last by {gone.how}: "
+                "something is wrong with the machine, with what they import, or with batchd itself; see the log"
             )
+            self._stop_if(text, actions)
 
     def slot_lost(self, number: int, reason: str, actions: list[Action]) -> list[int]:
         """Forget a slot without memory; return the orders that will never be carried out."""
@@ -112,19 +121,22 @@ class Stream:
         return orders
 
     def retire(self, problem: Refusal, actions: list[Action]) -> None:
-        """Serve the stream no more; ``sweep`` frees its slots as leases and orders end."""
-        self.delivery.retire(problem, actions)
+        """Serve the stream no more, and tell all that wait. ``sweep`` frees its slots in time."""
+        self.delivery.retired = problem
+        self.delivery.stop(problem[1], actions)
         self._answer_producers(problem, actions)
 
     def sweep(self, actions: list[Action]) -> bool:
         """Free a retired stream's idle slots; return whether no trainer or producer is left."""
-        if freed := self.delivery.free_idle():
-            actions.append(FreeSlots(self.spec.number, tuple(freed)))
-        if not self.delivery.ring.slots and not self._is_empty:
+        ring = self.delivery.ring
+        if idle := sorted(ring.idle.slots):
+            for number in idle:
+                ring.drop(ring.slots[number])
+            actions.append(FreeSlots(self.spec.number, tuple(idle)))
+        if not ring.slots and not self._is_empty:
             self._is_empty = True
             actions.append(EndStream(self.spec.number))
-        has_producers = self.delivery.supply.mailbox.has_producers
-        return self._is_empty and not self.delivery.subscriptions and not has_producers
+        return self._is_empty and not self.delivery.subscriptions and not self.delivery.supply.mailbox.producers
 
     def statistics(self) -> StreamStatistics:
         """Return the counters of the stream."""
@@ -159,39 +171,12 @@ class Stream:
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
         )
 
-    def _accuse(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
-        """Count the death against the sample that the worker had in hand, if that is known."""
-        sample = self._suspect(order, gone.note)
-        if sample is not None and self.suspects.accuse(
-            sample, gone.how, from_outside=gone.from_outside, out_of_memory=gone.out_of_memory
-        ):
-            actions.append(QuarantineSample(self.spec.number, sample, self.suspects.quarantined[sample]))
-
     def _suspect(self, order: Order, note: Note | None) -> int | None:
-        if (
-            note is not None
-            and order.first <= note.row < order.first + order.rows
-            and note.sample < self.spec.plan.samples
-        ):
+        """Return the sample that a dead worker had in hand, if that is known."""
+        rows = range(order.first, order.first + order.rows)
+        if note is not None and note.row in rows and note.sample < self.spec.plan.samples:
             return note.sample
-        return self._sample(order, order.first) if order.rows == 1 else None
-
-    def _measure(self, order: Order, work: Work) -> None:
-        self.decoded_samples += order.rows
-        self.bad.rows += order.rows
-        self.work.add(work)
-        measured_s = work.busy_us / 1e6 / order.rows
-        self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
-
-    def _record_bad(self, bad: list[tuple[int, str, str]], actions: list[Action]) -> None:
-        for sample, path, told in bad:
-            reason = self.suspects.quarantined.get(sample, told)
-            if self.bad.record(sample, path, reason):
-                actions.append(ReportBad(self.spec.number, sample, path, reason))
-            if self.spec.on_error == "fail":
-                self._stop_if(f"{path} (sample {sample}) is bad and on_error = fail: {reason}", actions)
-        if bad:
-            self._stop_if(self.bad.excess(), actions)
+        return int(self.spec.plan.indices(order.position, order.first, 1)[0]) if order.rows == 1 else None
 
     def _stop_if(self, text: str | None, actions: list[Action]) -> None:
         if text and self.delivery.stopped is None:
@@ -203,9 +188,6 @@ class Stream:
         """Refuse the producers that wait for a place: none will be free any more."""
         for session, request in self.delivery.supply.mailbox.forget_waiting():
             actions.append(Refuse(session, request, 0, *problem))
-
-    def _sample(self, order: Order, row: int) -> int:
-        return int(self.spec.plan.indices(order.position, row, 1)[0])
 
 
 def _subscription_statistics(one: Subscription) -> SubscriptionStatistics:

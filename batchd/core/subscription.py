@@ -83,8 +83,8 @@ class Subscription:
     """The trainer wants no more; only its leases are left."""
     exhausted: int = 0
     """No claim before this sequence has rows for a worker: the nearest claims are filled first."""
-    counted: int = 0
-    """How much of ``committed`` is in the sum that ``Claims`` keeps."""
+    counted: tuple[int, int] = (0, 0)
+    """How much of ``committed`` and ``promised`` is in the sums that ``Claims`` keeps."""
 
     @property
     def usage(self) -> int:
@@ -111,21 +111,19 @@ class Subscription:
         """The first place of its course without a claim."""
         return self.granted + len(self.claims)
 
-    @property
-    def is_short_of_memory(self) -> bool:
-        """Whether memory alone keeps it from having more ahead."""
-        return Blocked.NO_MEMORY in self.blocked or Blocked.NO_SLOT in self.blocked
+    def distance(self, sequence: int) -> int:
+        """Return how far it is from a batch of its course; 0 if it waits for that one."""
+        return 0 if self.waiting and sequence == self.granted else 1 + sequence - self.consumed
 
     def unfilled(self, pending: Container[int]) -> Iterator[tuple[int, Slot]]:
-        """Yield the claims on ``pending`` slots, nearest first: (claims before it, its slot)."""
-        start = max(0, self.exhausted - self.granted)
+        """Yield the claims on ``pending`` slots, nearest first: (its sequence, its slot)."""
         is_first = True
-        for ahead, claim in enumerate(islice(self.claims, start, None), start):
+        for claim in islice(self.claims, max(0, self.exhausted - self.granted), None):
             slot = claim.slot
             if slot is not None and slot.number in pending:
                 if is_first:
                     is_first, self.exhausted = False, claim.sequence
-                yield ahead, slot
+                yield claim.sequence, slot
         if is_first:
             self.exhausted = self.next_sequence
 

@@ -1,4 +1,4 @@
-"""How a stream's batches get their samples: a policy object of the ring's rules. Pure code.
+"""How a stream's batches get their samples, and how far ahead trainers may be. Pure code.
 
 ``Supply`` is for stored samples: every batch can be filled at any time, and again. ``LiveSupply``
 is for samples that producers push. A live position has no content until its samples are in the
@@ -15,18 +15,81 @@ begins behind all lost positions, near enough to the others.
 """
 
 from batchd.core.actions import Action
+from batchd.core.course import Course, Readers
 from batchd.core.events import SubscriptionAsked
 from batchd.core.mailbox import LiveSpec, Mailbox
-from batchd.core.pace import Pace, place_of
-from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import Subscription
 from batchd_wire.position import Position
 from batchd_wire.status import LiveStatistics
 
+BESIDE_SKEW_SLOTS = 3
 NO_PLACES = LiveSpec(0, "block")
 """The mailbox of a stored stream: no place, and no producer is ever admitted to it."""
+
+
+class Pace:
+    """How far trainers of one stream may be apart, with ``lag = "lockstep"``.
+
+        slowest          fastest
+           |-- max_skew --->|       counted in the batches of the trainer that is ahead
+
+    The skew is never more than the ring can bridge. The ring must hold the batches between the two
+    trainers, the one that the slowest reads next, the one that it reads now, and the one before,
+    which it releases with its next message. So each batch is decoded once. With ``max_skew`` None
+    (no lockstep) nothing is kept.
+
+    Invariant: the slowest may always go on. A trainer that is gone or at the end of its course
+    delays no other.
+    """
+
+    def __init__(self, max_skew: int | None, slots_max: int) -> None:
+        self._max_skew = max_skew
+        self._limit = 0
+        self.fit(slots_max)
+        self._places: dict[int, int] = {}
+        self.slowest: int | None = None
+        """The place of the slowest trainer, in batches of the stream; None: all may go on."""
+        self._has_moved = False
+
+    def fit(self, slots_max: int) -> None:
+        """Note how many slots the ring has."""
+        if self._max_skew is not None:
+            self._limit = max(0, min(self._max_skew, slots_max - BESIDE_SKEW_SLOTS))
+
+    def stands(self, subscription: int, course: Course, consumed: int) -> None:
+        """Note that a trainer has read ``consumed`` batches of its course."""
+        if self._max_skew is None:
+            return
+        share = course.at(consumed)
+        if share is None:
+            self._places.pop(subscription, None)
+        else:
+            self._places[subscription] = course.plan.place_of(share.position)
+        self._look()
+
+    def forget(self, subscription: int) -> None:
+        """Forget a trainer that wants no more."""
+        if self._places.pop(subscription, None) is not None:
+            self._look()
+
+    def allows(self, course: Course, position: Position) -> bool:
+        """Return whether a trainer of this course may have ``position`` already."""
+        if self._max_skew is None or self.slowest is None:
+            return True
+        return (course.plan.place_of(position) - self.slowest) // course.world_size <= self._limit
+
+    def has_moved(self) -> bool:
+        """Return whether the slowest trainer is at another place than at the last call."""
+        moved, self._has_moved = self._has_moved, False
+        return moved
+
+    def _look(self) -> None:
+        slowest = min(self._places.values(), default=None)
+        if slowest != self.slowest:
+            self.slowest = slowest
+            self._has_moved = True
 
 
 class Supply:
@@ -80,7 +143,7 @@ class Supply:
         if slot.is_idle:
             self._ring.empty(slot)
         else:
-            self._ring.spoil(slot)
+            self._ring.vacate(slot)
 
     @property
     def has_room(self) -> bool:
@@ -120,7 +183,7 @@ class LiveSupply(Supply):
             return start
         nearest = self._claimed_to - self._ring.slots_max
         first = max(self._kept_from, nearest + self._used_beside(nearest))
-        if place_of(self._plan, start) >= first:
+        if self._plan.place_of(start) >= first:
             return start
         epoch, first_step = divmod(first, steps)
         base = asked.step if asked.epoch == epoch else 0
@@ -130,28 +193,27 @@ class LiveSupply(Supply):
     def may_claim(self, subscription: Subscription, position: Position) -> bool:
         """Return whether the ring can hold ``position``. A spectator gets one look at the stream.
 
-        A look at a position that no trainer will read takes a slot which the ring must be able to
-        spare.
+        A look at what no trainer will read takes a slot that the ring must be able to spare.
         """
         slowest = self._pace.slowest
         if slowest is not None:
-            ahead = place_of(self._plan, position) - slowest
+            ahead = self._plan.place_of(position) - slowest
             if ahead > 0 and ahead + self._used_beside(slowest) >= self._ring.slots_max:
                 return False
         if not subscription.is_spectator:
             return True
-        is_passed = slowest is not None and place_of(self._plan, position) < slowest
+        is_passed = slowest is not None and self._plan.place_of(position) < slowest
         is_needless = is_passed and self._ring.find(position) is None
         return not subscription.next_sequence and (not is_needless or self._spares_one())
 
     def claimed(self, position: Position) -> None:
         """Move the end of the stretch."""
-        self._claimed_to = max(self._claimed_to, place_of(self._plan, position) + 1)
+        self._claimed_to = max(self._claimed_to, self._plan.place_of(position) + 1)
 
     def replaced(self, slot: Slot) -> None:
         """Move the beginning of the stretch; count a batch that a trainer still wants as lost."""
         if slot.grants and slot.position is not None:
-            self._kept_from = max(self._kept_from, place_of(self._plan, slot.position) + 1)
+            self._kept_from = max(self._kept_from, self._plan.place_of(slot.position) + 1)
             self._lost_batches += self._readers.nearest(slot.position) is not None
 
     def has_samples(self, slot: Slot) -> bool:
@@ -177,10 +239,7 @@ class LiveSupply(Supply):
         self.mailbox.release(position, actions)
 
     def let_go(self, slot: Slot) -> None:
-        """Take back a batch that no trainer got and none claims.
-
-        Its samples come next again. A spectator may look at it while the ring can spare its slot.
-        """
+        """Take back a batch that no trainer got or claims; a look at it may use a spare slot."""
         super().let_go(slot)
         self._has_changed = True
         if slot.position is None or slot.grants or slot.is_awaited:
@@ -223,4 +282,4 @@ class LiveSupply(Supply):
         """Count the used slots of positions outside one ring's length from ``first`` on."""
         used = [slot.position for slot in self._ring.slots.values() if slot.leases or slot.claims]
         stretch = range(first, first + self._ring.slots_max)
-        return sum(position is None or place_of(self._plan, position) not in stretch for position in used)
+        return sum(position is None or self._plan.place_of(position) not in stretch for position in used)

@@ -67,18 +67,13 @@ class BadSamples:
         if known is None and len(self.listed) >= LISTED_MAX:
             return False
         if known is None:
-            known = self.listed[sample] = BadSample(path, self._bounded(reason))
+            encoded = reason.encode()
+            self._long_reasons += len(encoded) > REASON_BYTES_MAX
+            if self._long_reasons > LONG_REASONS_MAX:
+                reason = encoded[:REASON_BYTES_MAX].decode("utf-8", "ignore")
+            known = self.listed[sample] = BadSample(path, reason)
         known.times += 1
         return known.times == 1
-
-    def _bounded(self, reason: str) -> str:
-        encoded = reason.encode()
-        if len(encoded) <= REASON_BYTES_MAX:
-            return reason
-        self._long_reasons += 1
-        return (
-            reason if self._long_reasons <= LONG_REASONS_MAX else encoded[:REASON_BYTES_MAX].decode("utf-8", "ignore")
-        )
 
     def excess(self) -> str | None:
         """Return why the stream has too many bad samples; None where it has not.
@@ -87,16 +82,15 @@ class BadSamples:
         random part of an epoch, so a plain limit would stop a stream that meets its few bad samples
         early: four standard deviations of a binomial are allowed on top.
         """
-        if len(self.listed) > self._fraction_max * self._samples:
-            return self._text(len(self.listed), self._samples, "samples")
         expected = self._fraction_max * self.rows
         slack = DEVIATIONS * sqrt(expected * (1 - self._fraction_max))
-        if self.rows >= SURE_ROWS and self.bad_rows > expected + slack:
-            return self._text(self.bad_rows, self.rows, "rows read so far")
-        return None
-
-    def _text(self, bad: int, of: int, what: str) -> str:
-        return f"{bad} of {of} {what} are bad, more than max_bad_fraction = {self._fraction_max:g}"
+        if len(self.listed) > self._fraction_max * self._samples:
+            bad = f"{len(self.listed)} of {self._samples} samples"
+        elif self.rows >= SURE_ROWS and self.bad_rows > expected + slack:
+            bad = f"{self.bad_rows} of {self.rows} rows read so far"
+        else:
+            return None
+        return f"{bad} are bad, more than max_bad_fraction = {self._fraction_max:g}"
 
 
 class Suspects:
@@ -104,16 +98,17 @@ class Suspects:
 
     def __init__(self, samples: int) -> None:
         self._quarantined_max = max(QUARANTINED_MIN, int(samples * QUARANTINED_FRACTION))
-        self._deaths: dict[int, list[int]] = {}
-        """By sample: the weights of the deaths that it may have caused."""
-        self._crashed_s: deque[float] = deque(maxlen=CRASHES_MAX)
+        self.deaths: dict[int, list[int]] = {}
+        """By sample under suspicion: the weights of the deaths that it may have caused."""
+        self.crashed_s: deque[float] = deque(maxlen=CRASHES_MAX)
+        """When workers of this stream crashed, whatever they had in hand."""
         self.quarantined: dict[int, str] = {}
         self._too_large: set[int] = set()
         """The quarantined samples that needed too much memory."""
 
     def accuse(self, sample: int, how: str, *, from_outside: bool = False, out_of_memory: bool = False) -> bool:
         """Count a death; return whether it is the proof that quarantines the sample."""
-        weights = self._deaths.setdefault(sample, [])
+        weights = self.deaths.setdefault(sample, [])
         weights.append(KILL_WEIGHT if from_outside else CRASH_WEIGHT)
         if sum(weights) < PROOF_WEIGHT or sample in self.quarantined:
             return False
@@ -121,29 +116,20 @@ class Suspects:
         self.quarantined[sample] = f"quarantined: it ended {counted(len(weights), 'worker')}, the last by {why}"
         if out_of_memory:
             self._too_large.add(sample)
-        del self._deaths[sample]
+        del self.deaths[sample]
         return True
 
     def acquit(self, samples: list[int]) -> None:
         """Clear samples of suspicion: a worker decoded them and lives."""
         for sample in samples:
-            self._deaths.pop(sample, None)
-
-    def count_crash(self, now: float) -> None:
-        """Count a crash of a worker of this stream, whatever it had in hand."""
-        self._crashed_s.append(now)
-
-    @property
-    def has_open(self) -> bool:
-        """Whether any sample is under suspicion."""
-        return bool(self._deaths)
+            self.deaths.pop(sample, None)
 
     def excess(self) -> str | None:
         """Return why the crashes are not the fault of single samples; None where they may be."""
         quarantined, limit = len(self.quarantined) - len(self._too_large), self._quarantined_max
         if quarantined > limit:
             what = f"{quarantined} samples ended their workers, more than the {limit} that may be odd files"
-        elif len(self._crashed_s) == CRASHES_MAX and self._crashed_s[-1] - self._crashed_s[0] <= CRASHES_WINDOW_S:
+        elif len(self.crashed_s) == CRASHES_MAX and self.crashed_s[-1] - self.crashed_s[0] <= CRASHES_WINDOW_S:
             what = f"{CRASHES_MAX} workers crashed within {CRASHES_WINDOW_S:g} s"
         else:
             return None

@@ -11,31 +11,23 @@ from batchd_wire.codec import Message, Vocabulary, message
 
 @message(53)
 class StreamScanned(Message):
-    """A new stream of the configuration.
-
-    Travels with the source's index, and a live stream's mailbox, to write. ``name`` is the
-    stream's.
-    """
+    """A new stream. Travels with the source's index, and a live stream's mailbox, to write."""
 
     name: str
 
 
 @message(54)
 class ConfigRead(Message):
-    """The last message of the process. Travels with one descriptor: memory that contains JSON.
-
-    ``document_bytes``: the length of the JSON.
-    """
+    """The last message. Travels with one descriptor: memory with ``document_bytes`` of JSON."""
 
     document_bytes: int
 
 
 @message(55)
 class ScanProgressed(Message):
-    """Progress: ``found`` samples of the stream ``name`` so far.
+    """``found`` samples of the stream ``name`` so far; no name while no source is scanned.
 
-    ``name`` is empty while no source is scanned. ``patience_s``: after so many seconds without
-    another message the process hangs.
+    ``patience_s``: after so many seconds without another message the process hangs.
     """
 
     name: str
@@ -45,11 +37,7 @@ class ScanProgressed(Message):
 
 @message(56)
 class RescanLogged(Message):
-    """A line for the daemon's log, of the process that reads the configuration again.
-
-    ``level`` as structlog calls it; ``event`` is what happened, and ``facts`` belong to it, by
-    name.
-    """
+    """A line for the daemon's log: structlog's ``level``, the ``event``, and ``facts`` by name."""
 
     level: str
     event: str

@@ -131,14 +131,12 @@ class FillChunk(Message):
 class Work(NamedTuple):
     """Where a worker's time went in one chunk.
 
-    ``busy_us`` from its begin to its end, but for the ``waited_us`` in which a server of files was
-    waited for; ``cpu_us`` of it it had a CPU, ``read_cpu_us`` of that for reading; ``cpu_wait_us``
-    it wanted one and had none, None where the kernel does not say. ``parts_us``: how long each part
-    took, in the order of ``StreamMeasured.parts``. ``read_bytes``: of encoded samples.
-    ``usual_us``: what half of the stream's samples stay below at this worker. ``slow_rows`` took
-    several times as long, ``slow_us`` together; ``slow`` are the slowest of these, as (sample
-    index, path, us). Of a stream with a cache ``cache_hits`` samples were in it, and
-    ``cache_misses`` were not.
+    ``busy_us``: without the ``waited_us`` for servers of files. ``cpu_us`` of it on a CPU,
+    ``read_cpu_us`` of that for reading; ``cpu_wait_us``: ready without a CPU, None where the kernel
+    does not say. ``parts_us``: in the order of ``StreamMeasured.parts``. ``read_bytes``: of encoded
+    samples. ``usual_us``: half of the worker's samples take less. ``slow_rows`` took several times
+    as long, ``slow_us`` together; ``slow``: the slowest as (sample index, path, us).
+    ``cache_hits`` samples were in the stream's cache, ``cache_misses`` were not.
     """
 
     busy_us: int
@@ -163,8 +161,8 @@ NO_WORK = Work(0, 0, 0, 0, 0, [], 0, 0, 0, 0, [], 0, 0)
 class ChunkFilled(Message):
     """The rows of ``order`` are in the slot. ``work``: where the time went, see ``Work``.
 
-    ``bad``: (sample index, path, reason) of the samples that are not good. ``hopeless`` says, where
-    it is not empty, why a row could not be filled with anything that the stream's policy allows.
+    ``bad``: (sample index, path, reason) of bad samples. ``hopeless``, unless empty, says why a row
+    could not be filled with anything that the stream's policy allows.
     """
 
     order: int
@@ -216,12 +214,10 @@ CHUNK_ROWS_MAX = 256
 READ_PART = "read"
 KEEP_PART = "cache"
 BAD_PART = "bad samples"
-"""Names of parts in ``StreamMeasured`` that are no steps. The second one is the time of writing to
-a cache; the last one has all time of samples that turned out to be bad."""
+"""Parts in ``StreamMeasured`` that are no steps: writing to a cache; all time of bad samples."""
 LONG_REASON_BYTES_MAX = 1500
 LONG_REASONS_MAX = 4
-"""Number of bad samples of a chunk, its first ones, that may have a longer reason, since a user's
-function failed."""
+"""Only so many bad samples of a chunk may have a longer reason, such as a traceback."""
 SLOW_LISTED_MAX = 4
 """Number of slow samples of a chunk that are listed."""
 HOPELESS_BYTES_MAX = 2000

@@ -4,9 +4,8 @@ location        a path, or a URL in the place of a path
 access          one ``Storage`` for a process: limits, connections, deadlines, and files for scans
 objects         requests to servers; the only module that imports obstore
 remote_stream   an object as a file that can be read and sought in
-paths           whether a path can be read, and whether links lead out of a folder
+paths           files of this machine: whether they can be read, links, shards that stay open
 patterns        patterns of file names, and whether a file matches
-open_files      shards that stay open, for workers
 reader          the bytes of samples, for workers
 values          limits, and what tells whether a file or an object has changed
 index           facts and flat arrays of a scanned source, in one sealed memfd that all workers map

@@ -146,10 +146,7 @@ class LocalFiles:
         return []
 
     def folder_problems(self, folder: Path, *, is_listed: bool = False) -> list[str]:
-        """Problems of a folder of samples; empty if it can be scanned.
-
-        ``is_listed``: a scan lists the folder.
-        """
+        """Problems of a folder of samples; empty if a scan can read and (``is_listed``) list it."""
         del is_listed  # any folder here can be listed
         if (problem := unreachable(folder)) is not None:
             return [problem]
@@ -182,10 +179,9 @@ class LocalFiles:
         return status.st_dev, status.st_ino
 
     def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
-        """The names in a folder, sorted.
+        """The names in a folder, sorted. Raises ``SourceInvalid``, also for links out of the bound.
 
-        Every name that is wanted and is no folder counts as a file here; the reader checks the kind
-        of each. Raises ``SourceInvalid``, also for a wanted file that is a link out of the bound.
+        Every wanted name that is no folder counts as a file here: the reader checks its kind.
         """
         folders, files = [], []
         try:
@@ -212,11 +208,7 @@ class LocalFiles:
 
 
 def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
-    """True for a folder.
-
-    A broken link is no folder if ``or_else`` it counts as a file, and is refused otherwise. Raises
-    ``SourceInvalid``.
-    """
+    """A broken link is no folder if ``or_else`` it counts as a file, else ``SourceInvalid``."""
     try:
         return entry.is_dir()
     except OSError as error:
@@ -266,10 +258,7 @@ class RemoteFiles:
             yield stream
 
     def look_at(self, _folder: bytes, _survey: Survey) -> None:
-        """See ``LocalFiles``. Sends no request.
-
-        A listing is its own witness, and no link leads here.
-        """
+        """Nothing, without a request: a listing is its own witness, and no link leads here."""
 
     def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
         """See ``LocalFiles``."""
@@ -311,7 +300,6 @@ class RemoteFiles:
 
 
 def _problems(path: Path, look: Callable[[], object]) -> list[str]:
-    """The problem that ``look`` raises, in a list; empty if it raises none."""
     try:
         look()
     except ObjectUnreadable as reason:
@@ -322,7 +310,6 @@ def _problems(path: Path, look: Callable[[], object]) -> list[str]:
 
 
 def _refuse_listing(url: Url) -> None:
-    """Raise ``SourceInvalid`` if the server cannot list files."""
     if not url.can_list:
         raise SourceInvalid(
             f"{url} cannot be listed: {url.scheme} servers cannot list files. Name its files, in a list source, "
@@ -331,7 +318,6 @@ def _refuse_listing(url: Url) -> None:
 
 
 def _unreadable(url: str, reason: ObjectUnreadable) -> SourceInvalid:
-    """The error for an object that cannot be read."""
     return SourceInvalid(f"{readable(os.fsencode(url))} cannot be read: {reason}")
 
 

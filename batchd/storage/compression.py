@@ -16,8 +16,7 @@ class Compression(NamedTuple):
 ZLIB = Compression(
     "ZLIB", "python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))'"
 )
-"""Has no magic bytes. TensorFlow writes it; the caller knows which other files may begin like
-it."""
+"""Has no magic bytes. TensorFlow writes it; the caller knows what else may begin like it."""
 _BY_MAGIC = {
     b"\x1f\x8b": Compression("gzip", "gzip -dc"),
     **{b"BZh%d1AY&SY" % level: Compression("bzip2", "bzip2 -dc") for level in range(1, 10)},

@@ -77,10 +77,9 @@ class SourceIndex:
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Self:
-        """Map the memfd of ``to_memfd``, read-only, without copying.
+        """Map the memfd of ``to_memfd``, read-only; the descriptor stays the caller's.
 
-        The descriptor stays the caller's. Raises ``IndexMalformed`` for anything but a sealed index
-        of this version.
+        Raises ``IndexMalformed`` for anything but a sealed index of this version.
         """
         _check_seals(descriptor)
         size = os.fstat(descriptor).st_size
@@ -90,10 +89,7 @@ class SourceIndex:
 
     @classmethod
     def from_memory(cls, memory: memoryview) -> Self:
-        """View the bytes of an index without copying; the digest is not computed again.
-
-        Raises ``IndexMalformed``.
-        """
+        """View the bytes of an index; trust its digest. Raises ``IndexMalformed``."""
         try:
             magic, header_bytes, digest = _PREFIX.unpack_from(memory)
             if magic != MAGIC:
@@ -121,10 +117,7 @@ class SourceIndex:
         return [(0, memoryview(prefix)), (PREFIX_BYTES, memoryview(header)), *arrays], end
 
     def to_memfd(self) -> int:
-        """Copy the index into a new sealed memfd. The descriptor (close-on-exec) is the caller's.
-
-        Raises ``OSError`` where the kernel has no memory for it.
-        """
+        """Copy the index into a sealed memfd, the caller's. Raises ``OSError`` without memory."""
         sections, size = self.sections()
         descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with ExitStack() as where_it_fails:
@@ -207,11 +200,7 @@ def aligned(offset: int) -> int:
 
 
 def _check_seals(descriptor: int) -> None:
-    """Raise ``IndexMalformed`` unless the memory is sealed.
-
-    Memory that cannot shrink cannot end this process with SIGBUS; memory that cannot be written
-    stays as it was checked.
-    """
+    """Raise ``IndexMalformed`` for memory that may shrink, which is a SIGBUS here, or change."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError as error:

@@ -44,8 +44,7 @@ SAMPLES_MIN = 10_000
 CACHE_BYTES_MAX = 4 << 30
 """Size of all files together; the least recently used ones are removed first."""
 SETTLED_NS = 2_000_000_000
-"""A witness must have changed this long ago for its times to be trusted: clocks of file systems
-are coarse."""
+"""A witness's times are trusted if it changed this long ago: clocks of file systems are coarse."""
 STALE_NS = 3_600_000_000_000
 """An unfinished file of this age is abandoned."""
 PlainSource = Mapping[str, object]
@@ -118,10 +117,7 @@ class IndexCache:
 
 
 def _index_in(content: memoryview, storage: Storage) -> SourceIndex:
-    """The index in a file of the cache, if no witness has changed.
-
-    Raises ``IndexMalformed``, and ``FileNotFoundError`` if a witness has changed.
-    """
+    """Raises ``IndexMalformed``, and ``FileNotFoundError`` if a witness has changed."""
     if len(content) < PREFIX_BYTES:
         raise IndexMalformed(f"{len(content)} bytes are less than its beginning")
     magic, witness_bytes, digest = _PREFIX.unpack_from(content)
@@ -137,7 +133,6 @@ def _index_in(content: memoryview, storage: Storage) -> SourceIndex:
 
 
 def _chunks(index: SourceIndex, witnesses: list[Witness]) -> list[memoryview]:
-    """The file's content, in order."""
     seen = json.dumps(witnesses).encode("ascii")
     padded = seen.ljust(aligned(PREFIX_BYTES + len(seen)) - PREFIX_BYTES, b"\0")
     chunks = [memoryview(padded), *_without_gaps(index)]
@@ -168,11 +163,9 @@ def _write(file: Path, chunks: Iterable[memoryview]) -> None:
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with ExitStack() as where_it_fails:
         where_it_fails.callback(unfinished.unlink, missing_ok=True)
-        with os.fdopen(descriptor, "wb", buffering=0) as stream:
-            for chunk in chunks:
-                rest = chunk
-                while rest:
-                    rest = rest[stream.write(rest) :]
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.writelines(chunks)
+            stream.flush()
             os.fsync(stream.fileno())
         unfinished.rename(file)
         where_it_fails.pop_all()

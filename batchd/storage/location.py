@@ -63,10 +63,7 @@ def check_local(name: str, path: Path, advice: str = "") -> None:
 
 
 def as_location(name: str, path: Path) -> Path:
-    """The path, as a ``Url`` if it is one.
-
-    Raises ``ValueError``, with the key's ``name``, for a URL that cannot be used.
-    """
+    """The path, as a ``Url`` if it is one. Raises ``ValueError`` for a URL that cannot be used."""
     if isinstance(path, Url) or path.is_absolute():
         return path
     found = _COLLAPSED.match(str(path))
@@ -92,10 +89,7 @@ def check_path(name: str, path: Path, advice: str = "") -> None:
 
 
 def check_written(name: str, path: Path) -> None:
-    """Raise ``ValueError`` for an empty path and for a NUL.
-
-    An empty path would be the current directory, which no user means; the kernel takes no NUL.
-    """
+    """Raise ``ValueError`` for an empty path, which would be the current directory, and a NUL."""
     if not path.parts:
         raise ValueError(f"{name} must not be empty")
     if "\0" in str(path):

@@ -47,8 +47,7 @@ BLOCK_BYTES = 4 << 20
 BLOCK_TIMEOUTS = 12
 """A request may take this many times ``timeout_s`` in all, even if bytes keep arriving."""
 GONE_FAILURES = 3
-"""After this many failed requests in a row, retries included, a server gets no request for
-``timeout_s``."""
+"""After this many failures in a row, each after all retries, a server rests for ``timeout_s``."""
 TIMEOUT_STEP = 1.25
 """Each timeout that a request may have is this many times the next shorter one."""
 PAUSE_S = 0.1
@@ -84,10 +83,7 @@ class _Trouble(ObjectUnreadable):
 
 
 class _Time(NamedTuple):
-    """The time limits of some requests together.
-
-    No request begins in the second half of the time, and none takes longer than a half.
-    """
+    """Time limits of some requests together: each begins in the first half, and takes no longer."""
 
     deadline_s: float
     begin_until_s: float
@@ -95,17 +91,18 @@ class _Time(NamedTuple):
 
     @classmethod
     def of(cls, limits: StorageLimits, deadline_s: float | None) -> _Time:
-        """From now on; None is no limit but that of each request."""
+        """From now on; None is no limit but that of each request.
+
+        A request's timeout is one of a few: each has a store, with connections that are used again.
+        """
         usual_s = BLOCK_TIMEOUTS * limits.timeout_s
         if deadline_s is None:
             return cls(inf, inf, usual_s)
-        return cls(deadline_s, monotonic() + deadline_s / 2, _one_of_few(min(usual_s, deadline_s / 2), usual_s))
+        steps = ceil(log(usual_s / min(usual_s, deadline_s / 2), TIMEOUT_STEP))
+        return cls(deadline_s, monotonic() + deadline_s / 2, usual_s / TIMEOUT_STEP**steps)
 
     def is_fair(self, limits: StorageLimits) -> bool:
-        """True if the server had about its usual time.
-
-        The last requests of a sample may have next to no time.
-        """
+        """True if the server had about its usual time: a sample's last requests may have none."""
         return self.request_s >= min(limits.timeout_s, limits.deadline_s / 2) / 2
 
 
@@ -120,20 +117,10 @@ class _Server:
     """What was wrong with the last request, where it may pass."""
 
 
-def _one_of_few(request_s: float, usual_s: float) -> float:
-    """Round a timeout down to one of a few values.
-
-    Each value has a store of its own, with connections that are used again.
-    """
-    return usual_s / TIMEOUT_STEP ** ceil(log(usual_s / request_s, TIMEOUT_STEP))
-
-
 class RemoteClient:
-    """Sends requests to servers. Belongs to one thread.
+    """Sends requests to servers. Belongs to one thread; ``limits`` may return others each time.
 
     Its own threads work while it serves a call for several objects, and at no other time.
-
-    ``limits`` is called for each request, as the limits may change.
 
     Things that don't work: obstore's functions for asyncio. One of their threads may still release
     a Python object while the process ends, and then the process is aborted, once in ten times.
@@ -161,10 +148,7 @@ class RemoteClient:
     def read_many(
         self, wanted: Sequence[Wanted], deadline_s: float | None = None
     ) -> list[memoryview | ObjectUnreadable]:
-        """The bytes of each, within the deadline, or the reason why there are none.
-
-        There are fewer bytes than requested if the object ends before.
-        """
+        """The bytes of each, fewer if the object ends before, or why there are none."""
         return self._all([(one.url, partial(self._get, one)) for one in wanted], deadline_s)
 
     def read(self, wanted: Wanted, deadline_s: float | None = None) -> memoryview:
@@ -214,17 +198,17 @@ class RemoteClient:
         try:
             return self._persist(server, time, ask[1])
         except _Trouble as trouble:
-            if time.is_fair(self._limits()):
-                self._failed(server, trouble)
+            limits = self._limits()
+            if time.is_fair(limits):
+                server.failures += 1
+                if server.failures >= GONE_FAILURES:  # all fail: later ones need not wait as long
+                    server.gone_because, server.gone_until_s = str(trouble), monotonic() + limits.timeout_s
             return trouble
         except ObjectUnreadable as reason:
             return reason
 
     def _persist(self, server: _Server, time: _Time, ask: Callable[[float], T]) -> T:
-        """Send a request until it is answered or retries cannot help.
-
-        Raises ``ObjectUnreadable``.
-        """
+        """Send a request until it is answered or retries cannot help: ``ObjectUnreadable``."""
         patience = self._limits()
         if monotonic() < server.gone_until_s:
             raise ObjectUnreadable(f"{server.gone_because}; it is left alone for a moment")
@@ -244,15 +228,6 @@ class RemoteClient:
                 return answer
         times = "" if patience.retries == 0 else f" (asked {patience.retries + 1} times)"
         raise _Trouble(f"{server.trouble}{times}")
-
-    def _failed(self, server: _Server, trouble: _Trouble) -> None:
-        """Count a request that failed after all retries.
-
-        When all requests fail, later ones need not wait as long.
-        """
-        server.failures += 1
-        if server.failures >= GONE_FAILURES:
-            server.gone_because, server.gone_until_s = str(trouble), monotonic() + self._limits().timeout_s
 
     # --- requests ---
 
@@ -308,16 +283,14 @@ class RemoteClient:
 
 
 def _once(ask: Callable[[float], T], request_s: float) -> T:
-    """Send a request once.
-
-    Raises ``_Trouble`` if a retry may help, and ``ObjectUnreadable`` otherwise.
-    """
+    """Raise ``_Trouble`` if a retry may help, and ``ObjectUnreadable`` for another failure."""
     try:
         return ask(request_s)
     except (BaseError, OSError) as error:
-        raise _trouble(error) from None
+        reason, passes = _meaning(error)
     except ValueError:
-        raise ObjectUnreadable("its name is none that an object can have") from None
+        reason, passes = "its name is none that an object can have", False
+    raise _Trouble(reason) if passes else ObjectUnreadable(reason)
 
 
 def _server_of(url: str) -> str:
@@ -325,29 +298,16 @@ def _server_of(url: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}"
 
 
-def _trouble(error: BaseError | OSError) -> _Trouble:
-    """The meaning of an obstore error that a retry may cure.
-
-    Raises ``ObjectUnreadable`` for any other.
-    """
-    text = str(error)
-    reason, passes = _meaning(error, text)
-    if passes:
-        return _Trouble(reason)
-    raise ObjectUnreadable(reason)
-
-
-def _meaning(error: BaseError | OSError, text: str) -> tuple[str, bool]:
+def _meaning(error: BaseError | OSError) -> tuple[str, bool]:
     """A reason for users, and whether a retry may help."""
+    text = str(error)
     if any(host in text for host in _METADATA_HOSTS):
         return "there are no credentials for it in the environment, and no machine gives any", False
     if isinstance(error, NotSupportedError):
         return "its server ignores Range, so no part of a file can be read: use one that knows range requests", False
-    status = _STATUS.search(text)
-    if status is not None:
+    if status := _STATUS.search(text):
         return _status_meaning(int(status[1]), text)
-    certificate = _CERTIFICATE.search(text)
-    if certificate is not None:
+    if certificate := _CERTIFICATE.search(text):
         return f"TLS fails: its server's certificate is not accepted ({certificate[1]})", False
     for symptom, reason, passes in _SYMPTOMS:
         if symptom in text:

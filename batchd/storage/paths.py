@@ -1,16 +1,27 @@
-"""Paths that a configuration or data name. Daemon, workers and CLI.
+"""Files of this machine: which can be read, and where links lead. Daemon, workers and CLI.
 
-Whether the system lets us read them, and whether their links lead out of a folder.
+A worker keeps shards, which are files with many samples, open while samples of them are read.
+Invariant: at most ``SHARDS_MAX`` are open for one stream in one worker: the most recently used.
 """
 
+import errno
 import os
 import stat
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 from batchd.errors import SourceInvalid
+from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
 from batchd.storage.index import readable
 from batchd.storage.location import is_url
+from batchd.storage.values import Version, version_of
+
+SHARDS_MAX = 64
+"""Shards that one worker keeps open for one stream."""
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def unreachable(path: Path) -> str | None:
@@ -45,10 +56,7 @@ def size_of(stream: BinaryIO) -> int:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """An opener that does not wait for the other end of a FIFO. Raises ``SourceInvalid``.
-
-    It refuses all but regular files.
-    """
+    """An opener of regular files that does not wait for a FIFO. Raises ``SourceInvalid``."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -62,10 +70,7 @@ def may_lead_out(path: bytes) -> bool:
 
 
 def bound_of(root: Path | bytes, *, allow_outside_root: bool) -> bytes | None:
-    """The real path of the root, which links must not lead out of.
-
-    None if they may lead anywhere, and for servers.
-    """
+    """The real path that links must not lead out of; None if they may, and for servers."""
     path = os.fsencode(root)
     return None if allow_outside_root or is_url(path) else os.path.realpath(path)
 
@@ -91,10 +96,9 @@ def is_within(real: bytes, bound: bytes) -> bool:
 
 
 def below_root(root: bytes, path: bytes) -> bytes:
-    """The real path of a file that data names, below ``root``, a folder's real path.
+    """The real path of a file that data names; ``ValueError`` unless it is below a real ``root``.
 
-    All links are followed here, so the file that was checked is the one that is opened. Raises
-    ``ValueError`` if the file is elsewhere.
+    All links are followed here, so the file that was checked is the one that is opened.
     """
     if may_lead_out(path):
         raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
@@ -104,3 +108,73 @@ def below_root(root: bytes, path: bytes) -> bytes:
             f"a link leads out of the root, to {readable(real)}; set allow_outside_root = true if you mean it"
         )
     return real
+
+
+class OpenShards:
+    """Descriptors of shards by their paths. Belongs to one reader.
+
+    ``bound``: see ``bound_of``. ``versions``: the files as they were scanned.
+    """
+
+    def __init__(self, bound: bytes | None = None, versions: Mapping[str, Version] = MappingProxyType({})) -> None:
+        self._bound = bound
+        self._versions = {os.fsencode(where): version for where, version in versions.items()}
+        self._descriptors: dict[bytes, int] = {}
+        """Those used lately last."""
+
+    def descriptor(self, file: bytes) -> int:
+        """The descriptor of a shard, which stays this object's."""
+        descriptor = self._descriptors.pop(file, None)
+        if descriptor is None:
+            if len(self._descriptors) >= SHARDS_MAX:
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            descriptor = open_within(file, self._bound)
+        self._descriptors[file] = descriptor
+        return descriptor
+
+    def check(self, file: bytes) -> None:
+        """Raise ``SampleUnreadable`` if an open shard has changed since the scan; read it first."""
+        version = self._versions.get(file)
+        difference = version.differs_from(version_of(os.fstat(self._descriptors[file]))) if version is not None else ""
+        if difference:
+            raise SampleUnreadable(f"its file has changed since the daemon read it: {difference}; restart the daemon")
+
+    def close(self) -> None:
+        """Close those that are open."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+
+def open_within(path: bytes, bound: bytes | None) -> int:
+    """Open a file to read; the caller closes it. Raises as ``check_opened``, and ``OSError``."""
+    with ExitStack() as where_it_fails:
+        descriptor = os.open(path, OPEN_FLAGS)
+        where_it_fails.callback(os.close, descriptor)
+        check_opened(descriptor, bound)
+        where_it_fails.pop_all()
+    return descriptor
+
+
+def check_opened(descriptor: int, bound: bytes | None) -> None:
+    """Raise ``SampleUnreadable`` outside of ``bound``: no link can change once the file is open."""
+    if bound is None:
+        return
+    real = os.readlink(b"/proc/self/fd/%d" % descriptor)  # noqa: PTH115  bytes
+    if not is_within(real, bound):
+        raise SampleUnreadable(
+            f"is a link that leads out of the root, to {readable(real)}; set allow_outside_root = true if you mean it"
+        )
+
+
+@contextmanager
+def blaming_the_sample() -> Iterator[None]:
+    """What the system refuses makes the sample a bad one; see ``blamed``."""
+    try:
+        yield
+    except OSError as error:
+        raise blamed(error) from None
+
+
+def blamed(error: OSError) -> Exception:
+    """An error as the sample's fault, unless this process has no descriptors or memory left."""
+    return error if error.errno in OUR_OWN_FAULTS else SampleUnreadable(os.strerror(error.errno or errno.EIO))

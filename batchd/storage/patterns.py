@@ -8,12 +8,10 @@ r"""Patterns of file names, as in shells: what they match, and where to search. 
     {000..123}           every number from the one to the other, with as many digits as the first
 
 Standard library only. Names are bytes, as they need not be text, and are matched as Python reads
-them. A name that starts
-with a dot is matched only by a part that starts with one, too.
+them. A name that starts with a dot is matched only by a part that starts with one, too.
 
 Before a scan, and in ``batchd check``, ``absence_problems`` looks for the files on this machine:
-each file that is named costs a ``stat``; of those that patterns match, one is looked for, in no
-order.
+each file that is named costs a ``stat``; of those that patterns match, any one is looked for.
 
 Invariant: no file is opened, no more than ``FOLDERS_MAX`` folders are read, and where that does not
 tell, nothing is reported.
@@ -37,10 +35,7 @@ _WILD = re.compile(r"[*?\[]")
 
 
 def resolve_braces(pattern: str) -> list[str]:
-    """The patterns without braces that ``pattern`` stands for, in order.
-
-    Raises ``ValueError`` for braces that do not match.
-    """
+    """The patterns without braces, in order. Raises ``ValueError`` for braces that do not match."""
     parts = _BRACES.split(pattern)
     choices = [_choices(part) if place % 2 else [part] for place, part in enumerate(parts)]
     if any("{" in part or "}" in part for part in parts[::2]):
@@ -135,20 +130,14 @@ SHOWN_MAX = 3
 
 
 class Match(NamedTuple):
-    """A ``file`` that patterns match, or None.
-
-    ``for_sure`` is false if the search was given up before it was complete.
-    """
+    """A ``file`` that patterns match, or None: not ``for_sure`` if the search was given up."""
 
     file: Path | None
     for_sure: bool = True
 
 
 def absence_problems(root: Path, patterns: Sequence[Pattern], texts: Sequence[str]) -> list[str]:
-    """Problems of files below an existing folder.
-
-    Empty if all files that are named exist, and patterns match at least one.
-    """
+    """Problems of files below a folder; empty if all named ones exist and patterns match one."""
     named = [one for one in patterns if one.is_plain]
     absent = [one.text for one in named if not os.path.isfile(root / one.text)]  # noqa: PTH113  it never raises
     if absent:

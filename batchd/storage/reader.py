@@ -24,7 +24,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -32,12 +31,11 @@ from batchd import failpoints
 from batchd.samples.errors import SampleUnreadable
 from batchd.storage.access import Storage
 from batchd.storage.location import is_url
-from batchd.storage.open_files import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened
+from batchd.storage.paths import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened, open_within
 from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versions_in
 
 KEPT_BYTES_MAX = 8 << 20
-"""A buffer up to this length is kept for the next sample. A longer one is freed, so one huge
-file costs no memory later."""
+"""A longer buffer is not kept for the next sample, so one huge file costs no memory later."""
 FIRST_BUFFER_BYTES = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -67,10 +65,9 @@ class Extent(NamedTuple):
 
 
 class RemoteBytes:
-    """Reads objects for one reader.
+    """Reads objects for one reader, ahead if its ``root`` is a URL.
 
-    ``place``: of the index, with the versions that objects must have. ``root``: the folder of the
-    reader's files; nothing is read ahead of files of this machine.
+    ``place``: of the index, with the versions that objects must have.
     """
 
     def __init__(self, storage: Storage, root: bytes, place: Mapping[str, Any]) -> None:
@@ -80,10 +77,7 @@ class RemoteBytes:
         self._fetched: dict[Extent, memoryview | ObjectUnreadable] = {}
 
     def read(self, extent: Extent, bytes_max: int) -> memoryview:
-        """The bytes, fewer if the object ends before.
-
-        Raises ``ObjectUnreadable``, also for more than ``bytes_max``.
-        """
+        """The bytes, fewer if the object ends; ``ObjectUnreadable`` also beyond ``bytes_max``."""
         found = self._fetched.get(extent)
         if isinstance(found, ObjectUnreadable):
             raise found
@@ -162,8 +156,8 @@ class BytesReader:
     """Reads whole files, and parts of files that stay open, one after the other into one buffer.
 
     Belongs to one worker and one stream. ``remote``: reads objects, for several readers together.
-    ``holder``: the word in messages for a file with several records. ``bound``: a real path that
-    links must not lead out of.
+    ``holder``: the word in messages for a file with several records. ``bound``: see ``bound_of``.
+    Methods raise ``SampleUnreadable`` with the reason; their bytes are valid until the next call.
     """
 
     def __init__(self, remote: RemoteBytes, max_bytes: int, holder: str = "shard", bound: bytes | None = None) -> None:
@@ -180,10 +174,7 @@ class BytesReader:
         self._folders.close()
 
     def read_file(self, path: bytes, sample: int) -> memoryview:
-        """Return all bytes of a file, valid until the next call.
-
-        Raises ``SampleUnreadable`` with the reason.
-        """
+        """Return all bytes of a file."""
         if is_url(path):
             return self._read_object(path, sample)
         try:
@@ -197,10 +188,7 @@ class BytesReader:
             raise blamed(error) from None
 
     def read_extent(self, path: bytes, start: int, size: int) -> memoryview:
-        """Return ``size`` bytes of a file, valid until the next call.
-
-        Raises ``SampleUnreadable`` with the reason.
-        """
+        """Return ``size`` bytes of a file."""
         if is_url(path):
             return self._read_range(path, start, size)
         with blaming_the_sample():
@@ -215,10 +203,7 @@ class BytesReader:
         )
 
     def read_up_to(self, path: bytes, start: int, size: int) -> bytes:
-        """``size`` bytes of a file, fewer if it ends before, which the caller checks.
-
-        Raises ``SampleUnreadable``.
-        """
+        """``size`` bytes of a file, fewer if it ends before, which the caller checks."""
         if not is_url(path):
             with blaming_the_sample():
                 return os.pread(self._shards.descriptor(path), size, start)
@@ -228,10 +213,7 @@ class BytesReader:
             raise SampleUnreadable(f"cannot be read: {reason}") from None
 
     def end_of(self, path: bytes, reached: int) -> int:
-        """The byte at which a file ends that ended too soon, at byte ``reached``.
-
-        Raises ``SampleUnreadable``.
-        """
+        """The byte at which a file ends that ended too soon, at byte ``reached``."""
         if is_url(path):
             return reached
         with blaming_the_sample():
@@ -243,14 +225,11 @@ class BytesReader:
         except ObjectUnreadable as reason:
             raise SampleUnreadable(str(reason)) from None
         failpoints.passing("worker.sample.opened", sample)
-        if not data:
-            raise SampleUnreadable("is empty")
-        if len(data) > self._max_bytes:
-            raise SampleUnreadable(f"has {len(data)} bytes, more than max_bytes = {self._max_bytes}")
+        self._check_size(len(data))
         return data
 
     def _read_range(self, url: bytes, start: int, size: int) -> memoryview:
-        self._check_size(start, size)
+        self._check_size(size, start)
         try:
             data = self._remote.read(Extent(url, start, size), self._max_bytes)
         except ObjectUnreadable as reason:
@@ -259,9 +238,9 @@ class BytesReader:
             raise self._cut(start + len(data), size - len(data))
         return data
 
-    def _check_size(self, start: int, size: int) -> None:
+    def _check_size(self, size: int, start: int | None = None) -> None:
         if size == 0:
-            raise SampleUnreadable(f"is empty (at byte {start} of its {self._holder})")
+            raise SampleUnreadable("is empty" if start is None else f"is empty (at byte {start} of its {self._holder})")
         if size > self._max_bytes:
             raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
 
@@ -269,7 +248,7 @@ class BytesReader:
         return SampleUnreadable(f"the {self._holder} ends at byte {end}, {missing} bytes before the sample does")
 
     def _read_extent(self, shard: int, start: int, size: int) -> memoryview:
-        self._check_size(start, size)
+        self._check_size(size, start)
         room = self._room(size)
         filled = 0
         while filled < size and (count := os.preadv(shard, [room[filled:]], start + filled)):
@@ -285,10 +264,7 @@ class BytesReader:
             kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something")
             raise SampleUnreadable(f"is {kind}, not a regular file")
         size = status.st_size
-        if size == 0:
-            raise SampleUnreadable("is empty")
-        if size > self._max_bytes:
-            raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
+        self._check_size(size)
         room = self._room(size + 1)  # one more than the file has, to see whether it grew
         filled = 0
         while filled < size and (count := os.readv(descriptor, [room[filled:] if filled else room])):
@@ -300,7 +276,6 @@ class BytesReader:
         return room[:size]
 
     def _room(self, size: int) -> memoryview:
-        """``size`` bytes to read into."""
         if size > KEPT_BYTES_MAX:
             return memoryview(bytearray(size))
         if size > len(self._buffer):
@@ -309,10 +284,7 @@ class BytesReader:
 
 
 class Folders:
-    """Opens files. Belongs to one reader.
-
-    ``bound``: a real path that no file may be outside of; None allows any place.
-    """
+    """Opens files for one reader; ``bound``: see ``bound_of``."""
 
     def __init__(self, bound: bytes | None) -> None:
         self._bound = bound
@@ -320,10 +292,7 @@ class Folders:
         self._has_room = bound is not None
 
     def open(self, path: bytes) -> int:
-        """The descriptor of a file, to read; the caller closes it.
-
-        Raises ``OSError``, and ``SampleUnreadable`` for a file outside of the bound.
-        """
+        """Open a file to read, as ``open_within`` does; the caller closes it."""
         folder, _, name = path.rpartition(b"/")
         known = self._open.get(folder)
         if known is not None and known != _HAS_LINKS:
@@ -333,13 +302,9 @@ class Folders:
                 os.close(self._open.pop(folder))
                 if error.errno == errno.ELOOP:
                     self._open[folder] = known = _HAS_LINKS
-        with ExitStack() as where_it_fails:
-            descriptor = os.open(path, OPEN_FLAGS)
-            where_it_fails.callback(os.close, descriptor)
-            check_opened(descriptor, self._bound)
-            if known != _HAS_LINKS and self._has_room:
-                self._keep(folder)
-            where_it_fails.pop_all()
+        descriptor = open_within(path, self._bound)
+        if known != _HAS_LINKS and self._has_room:
+            self._keep(folder)
         return descriptor
 
     def close(self) -> None:
@@ -350,10 +315,7 @@ class Folders:
                 os.close(descriptor)
 
     def _keep(self, folder: bytes) -> None:
-        """Keep a folder open from now on if it is within the bound.
-
-        Stop keeping folders when no descriptor is available.
-        """
+        """Keep a folder within the bound open, while there are descriptors."""
         try:
             descriptor = os.open(folder or b"/", _FOLDER_FLAGS)
         except OSError:

@@ -85,10 +85,7 @@ class ObjectStream(RawIOBase):
         return count
 
     def expect(self, until: int, kept_bytes: int) -> None:
-        """Expect a second pass over the bytes up to ``until``.
-
-        Keep ``kept_bytes`` bytes of blocks besides the last one for it.
-        """
+        """Keep ``kept_bytes`` beside the last block: the bytes to ``until`` are read twice."""
         self._until, self._kept_bytes = until, kept_bytes
 
     def hold(self, start: int, data: memoryview) -> None:
@@ -101,7 +98,8 @@ class ObjectStream(RawIOBase):
         length = FIRST_BYTES if before is None else max(FIRST_BYTES, min(len(before.data) * GROWTH, LENGTH_MAX))
         end = self._until + FIRST_BYTES if self._place < self._until else self._size
         size = min(max(length, min(need, LENGTH_MAX)), min(end, self._size) - self._place)
-        self._forget()
+        kept_bytes = [*accumulate(len(one.data) for one in self._blocks)]
+        self._blocks = self._blocks[: min(BLOCKS_MAX - 1, bisect_right(kept_bytes, self._kept_bytes))]
         try:
             data = self._read(self._place, size)
         except ObjectUnreadable as reason:
@@ -110,8 +108,3 @@ class ObjectStream(RawIOBase):
             raise SourceInvalid(f"{self._name} ends at byte {self._place + len(data)} of {self._size}: it has changed")
         self._blocks.insert(0, _Block(self._place, data))
         return self._blocks[0]
-
-    def _forget(self) -> None:
-        """Drop all but the last blocks, before the next is fetched."""
-        kept_bytes = [*accumulate(len(one.data) for one in self._blocks)]
-        self._blocks = self._blocks[: min(BLOCKS_MAX - 1, bisect_right(kept_bytes, self._kept_bytes))]

@@ -56,21 +56,18 @@ class Survey:
         return self._seen + [one for part in self._parts for one in part.witnesses]
 
     def is_settled(self, settled_ns: int) -> bool:
-        """True if each witness would look different after a change from now on.
-
-        False without witnesses.
-        """
+        """True if each witness would look different after a change; false without witnesses."""
         last_ns = max((one.last_change_ns(self.started_ns) for one in self._seen), default=None)
         is_settled = last_ns is None or last_ns < self.started_ns - settled_ns
         has_any = bool(self._seen or self._parts)
         return has_any and is_settled and all(part.is_settled(settled_ns) for part in self._parts)
 
     def saw(self, path: bytes, status: os.stat_result) -> None:
-        """The scan looked into this folder, or read this file; ``status`` is from before it did."""
+        """Record a folder or file that the scan looks at; ``status`` is from before it did."""
         self.add(witness(path, status))
 
     def add(self, seen: Witness) -> None:
-        """Record the witness of a file, folder or object that the scan looked at."""
+        """Record the witness of what the scan looks at."""
         self.looked()
         self._seen.append(seen)
 

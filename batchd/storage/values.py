@@ -42,10 +42,7 @@ CHECK_LIMITS = StorageLimits(timeout_s=3.0, retries=0, deadline_s=6.0)
 
 
 class Version(NamedTuple):
-    """Identifies the content of an object.
-
-    Two objects of the same version have the same bytes, as far as the server tells.
-    """
+    """Objects of the same version have the same bytes, as far as the server tells."""
 
     size: int
     etag: str | None
@@ -87,10 +84,7 @@ class Witness(NamedTuple):
         return self.is_remote and self.path.endswith("/")
 
     def last_change_ns(self, now_ns: int) -> int:
-        """The time of the last change.
-
-        0 for an object with an ETag: it cannot change unseen, however fast.
-        """
+        """The last change; 0 for an object with an ETag, which cannot change unseen."""
         if self.is_remote:
             return 0 if self.identity else self.modified_ns or now_ns
         return max(self.modified_ns, self.changed_ns)
@@ -122,10 +116,7 @@ def listing_witness(url: str, digest: str) -> Witness:
 
 
 class ObjectUnreadable(Exception):  # noqa: N818  names what is wrong
-    """An object, or a folder of them, cannot be read.
-
-    The text is a short reason without its name.
-    """
+    """An object, or a folder of them, cannot be read, for a short reason without its name."""
 
 
 class ObjectTooLong(ObjectUnreadable):
@@ -133,10 +124,7 @@ class ObjectTooLong(ObjectUnreadable):
 
 
 class Wanted(NamedTuple):
-    """Bytes of an object: ``size`` of them from ``start``, at most ``bytes_max``.
-
-    All bytes if ``size`` is None.
-    """
+    """Bytes of an object: ``size`` (None: all) from ``start``, at most ``bytes_max``."""
 
     url: str
     start: int = 0

@@ -30,7 +30,13 @@ class ForkedWorker(NamedTuple):
 
 def serve_forks(channel: socket.socket) -> ForkedWorker | None:
     """Fork workers until the daemon is gone. Returns None then, and a value in each worker."""
-    _share_what_is_there()
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:  # of a sitecustomize, for example
+        sys.stderr.write(
+            f"the fork server of the workers has {threads} threads; a worker may hang on a lock of one of them\n"
+        )
+    gc.collect()
+    gc.freeze()  # the collector would write to the shared pages of imported objects
     try:
         while True:
             message, descriptors = receive_message(channel, TO_FORKSERVER)
@@ -44,17 +50,6 @@ def serve_forks(channel: socket.socket) -> ForkedWorker | None:
                 return _begin(message.worker, descriptors)
     except ChannelClosed:
         return None
-
-
-def _share_what_is_there() -> None:
-    """Keep the collector away from imported objects: it would write to shared pages."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1:  # of a sitecustomize, for example
-        sys.stderr.write(
-            f"the fork server of the workers has {threads} threads; a worker may hang on a lock of one of them\n"
-        )
-    gc.collect()
-    gc.freeze()
 
 
 def _fork(channel: socket.socket, worker: int, descriptors: Sequence[int]) -> int:

@@ -24,7 +24,6 @@ no memory even alone then counts as bad. Invariant: an order is answered with ex
 import mmap
 import os
 import socket
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -33,25 +32,7 @@ from numpy.typing import NDArray
 from batchd import failpoints
 from batchd.core.plan import Plan
 from batchd.functions.load import FunctionUnusable
-from batchd.orders.worker import (
-    HOPELESS_BYTES_MAX,
-    LONG_REASON_BYTES_MAX,
-    LONG_REASONS_MAX,
-    NO_WORK,
-    REASON_BYTES_MAX,
-    TO_WORKER,
-    ChunkFilled,
-    FillChunk,
-    ForgetSlots,
-    ForgetStream,
-    Quarantine,
-    Ready,
-    SampleRecipe,
-    ServeStream,
-    StreamMeasured,
-    UseSlot,
-    UseStorage,
-)
+from batchd.orders import worker as orders
 from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.image.decode import decoder_versions
 from batchd.pipeline.stages import Row
@@ -63,10 +44,13 @@ from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, shortened
 from batchd.worker.stopwatch import RunQueue, Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
-from batchd_wire.fields import SlotLayout, layout_from_wire
+from batchd_wire.fields import layout_from_wire
 from batchd_wire.position import Position
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
+
+Arrays = dict[str, np.ndarray]
+"""The writable fields of a slot, each ``[rows, *shape]``."""
 
 
 class WorkerLoop:
@@ -75,7 +59,8 @@ class WorkerLoop:
     def __init__(self, channel: socket.socket, note: NoteMemory) -> None:
         self._channel = channel
         self._note = note
-        self._slots = WritableSlots()
+        self._slots: dict[int, tuple[memoryview, Arrays]] = {}
+        """The mapped slots, by number: the memory and, from the first order on, its fields."""
         self._storage = Storage()
         self._streams: dict[int, WorkerStream] = {}
 
@@ -83,79 +68,42 @@ class WorkerLoop:
         """Work until the daemon closes the channel or is gone."""
         try:
             failpoints.passing("worker.starting")
-            send_message(self._channel, Ready(decoder_versions()))
+            send_message(self._channel, orders.Ready(decoder_versions()))
             while True:
                 failpoints.passing("worker.idle")
-                message, descriptors = receive_message(self._channel, TO_WORKER)
+                message, descriptors = receive_message(self._channel, orders.TO_WORKER)
                 self._handle(message, descriptors)
         except ChannelClosed:
             return
 
     def _handle(self, message: Message, descriptors: list[int]) -> None:
         match message, descriptors:
-            case FillChunk(), []:
+            case orders.FillChunk(), []:
                 failpoints.passing("worker.order.received")
-                stream = self._streams[message.stream]
-                filled = stream.fill(
-                    message, self._slots.arrays(message.slot, stream.layout), self._slots.page(message.slot)
-                )
+                filled = self._streams[message.stream].fill(message, *self._slots[message.slot])
                 send_message(self._channel, filled)
                 failpoints.passing("worker.done.sent")
-            case UseSlot(), [descriptor]:
-                self._slots.add(message.slot, message.slot_bytes, descriptor)
-            case ServeStream(), [index, *others]:
+            case orders.UseSlot(), [descriptor]:
+                memory = mmap.mmap(descriptor, message.slot_bytes)
+                os.close(descriptor)  # the mapping keeps the memory
+                memory.madvise(mmap.MADV_DONTDUMP)
+                self._slots[message.slot] = memoryview(memory), {}
+            case orders.ServeStream(), [index, *others]:
                 stream = self._streams[message.stream] = WorkerStream(message, index, others, self._note, self._storage)
                 for descriptor in [index, *(others if message.cache != "off" else [])]:
                     os.close(descriptor)
-                send_message(self._channel, StreamMeasured(message.stream, stream.parts))
-            case ForgetSlots(), []:
-                self._slots.forget(message.slots)
-            case ForgetStream(), []:
+                send_message(self._channel, orders.StreamMeasured(message.stream, stream.parts))
+            case orders.ForgetSlots(), []:
+                for slot in message.slots:  # the mapping ends with the last array over it
+                    self._slots.pop(slot, None)
+            case orders.ForgetStream(), []:
                 self._streams.pop(message.stream).close()
-            case UseStorage(), []:
+            case orders.UseStorage(), []:
                 self._storage.limits = StorageLimits.from_wire(message.storage)
-            case Quarantine(), []:
+            case orders.Quarantine(), []:
                 self._streams[message.stream].quarantined.update(message.samples)
             case _:
                 raise AssertionError(f"{type(message).__name__} came with {len(descriptors)} descriptors")
-
-
-Arrays = dict[str, np.ndarray]
-
-
-class WritableSlots:
-    """The mapped slots, by number."""
-
-    def __init__(self) -> None:
-        self._memories: dict[int, memoryview] = {}
-        self._arrays: dict[int, Arrays] = {}
-
-    def add(self, slot: int, slot_bytes: int, descriptor: int) -> None:
-        """Map ``slot``; the descriptor is closed, the mapping keeps the memory."""
-        memory = mmap.mmap(descriptor, slot_bytes)
-        os.close(descriptor)
-        memory.madvise(mmap.MADV_DONTDUMP)
-        self._memories[slot] = memoryview(memory)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Unmap slots; the mapping ends with the last array over it."""
-        for slot in slots:
-            self._arrays.pop(slot, None)
-            self._memories.pop(slot, None)
-
-    def page(self, slot: int) -> memoryview:
-        """The whole memory of ``slot``."""
-        return self._memories[slot]
-
-    def arrays(self, slot: int, layout: SlotLayout) -> Arrays:
-        """The writable fields of ``slot``, each ``[rows, *shape]``.
-
-        A slot belongs to one stream, so it has one layout.
-        """
-        arrays = self._arrays.get(slot)
-        if arrays is None:
-            arrays = self._arrays[slot] = slot_arrays(self._memories[slot], layout)
-        return arrays
 
 
 ROWS_AHEAD = 256
@@ -166,14 +114,13 @@ SUBSTITUTES_MAX = 32
 class WorkerStream:
     """A stream in a worker: plan, source and pipeline, made once from ``ServeStream``.
 
-    ``others``: the descriptors beside the index, of the mailbox or of the cache. ``storage`` is one
-    for all streams of a worker.
+    ``others``: the descriptors of the mailbox or the cache. ``storage`` is one for all streams.
     """
 
     def __init__(
-        self, message: ServeStream, index_descriptor: int, others: list[int], note: NoteMemory, storage: Storage
+        self, message: orders.ServeStream, index_descriptor: int, others: list[int], note: NoteMemory, storage: Storage
     ) -> None:
-        recipe = SampleRecipe(*message.recipe)
+        recipe = orders.SampleRecipe(*message.recipe)
         storage.limits = StorageLimits.from_wire(message.storage)
         index = SourceIndex.from_descriptor(index_descriptor)
         self.layout = layout_from_wire(message.layout)
@@ -198,8 +145,10 @@ class WorkerStream:
         """Close the files of the stream; no order follows."""
         self._opened.close()
 
-    def fill(self, order: FillChunk, arrays: Arrays, page: memoryview) -> ChunkFilled:
-        """Fill rows of a slot: its fields as ``arrays``, its whole memory as ``page``."""
+    def fill(self, order: orders.FillChunk, page: memoryview, arrays: Arrays) -> orders.ChunkFilled:
+        """Fill rows of a slot: its whole memory as ``page``, its fields as ``arrays``."""
+        if not arrays:  # a slot belongs to one stream, so it has one layout
+            arrays.update(slot_arrays(page, self.layout))
         rows = slice(order.first, order.first + order.count)
         if self._hopeless is None:
             try:
@@ -209,14 +158,14 @@ class WorkerStream:
                 self._note.clear()
         for array in arrays.values():
             array[rows] = 0
-        return ChunkFilled(order.order, NO_WORK, [], shortened(self._hopeless, HOPELESS_BYTES_MAX))
+        return orders.ChunkFilled(order.order, orders.NO_WORK, [], shortened(self._hopeless, orders.HOPELESS_BYTES_MAX))
 
     @property
     def parts(self) -> list[str]:
         """Names of the timed parts of its samples."""
         return self._stopwatch.parts
 
-    def _fill(self, order: FillChunk, rows: slice, arrays: Arrays, page: memoryview) -> ChunkFilled:
+    def _fill(self, order: orders.FillChunk, rows: slice, arrays: Arrays, page: memoryview) -> orders.ChunkFilled:
         self._stopwatch.begin()
         self._note.begin(order.order)
         samples = self._rows.samples(Position(order.epoch, order.step), order.first, order.count)
@@ -232,7 +181,9 @@ class WorkerStream:
             fields = {name: array[row, ...] for name, array in arrays.items()}
             reason = self._fill_row(order.epoch, row, sample, 0, fields)
             if reason is not None:
-                bytes_max = LONG_REASON_BYTES_MAX if len(bad) < LONG_REASONS_MAX else REASON_BYTES_MAX
+                bytes_max = (
+                    orders.LONG_REASON_BYTES_MAX if len(bad) < orders.LONG_REASONS_MAX else orders.REASON_BYTES_MAX
+                )
                 bad.append((sample, self._maker.shown_name(sample), shortened(reason, bytes_max)))
                 if not self._treat(order.epoch, row, sample, fields):
                     name = self._maker.shown_name(sample)
@@ -240,7 +191,9 @@ class WorkerStream:
             self._checksums.write(page, row)
         self._note.clear()
         failpoints.passing("worker.chunk.written")
-        return ChunkFilled(order.order, self._stopwatch.work(), bad, shortened(hopeless, HOPELESS_BYTES_MAX))
+        return orders.ChunkFilled(
+            order.order, self._stopwatch.work(), bad, shortened(hopeless, orders.HOPELESS_BYTES_MAX)
+        )
 
     def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
@@ -268,11 +221,9 @@ class WorkerStream:
 
 
 class PlannedRows:
-    """Plans the samples of the rows of an order.
+    """Plans the samples of an order's rows, and of the rows behind them.
 
-    Planning twenty of them costs as much as two hundred, since nearly all of it is the call of
-    NumPy. So the rows behind those of an order are planned with it: the next order is mostly about
-    them.
+    The next order is mostly about these, and two hundred cost as much as twenty: a call of NumPy.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -282,10 +233,7 @@ class PlannedRows:
         self._samples: NDArray[np.int64] = np.empty(0, np.int64)
 
     def samples(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
-        """Sample indices of rows ``first`` to ``first + count`` of a position: int64 ``[count]``.
-
-        The array is shared, so it must not be written to.
-        """
+        """As ``Plan.indices``; the array is shared, so it must not be written to."""
         start = first - self._first
         if position != self._position or start < 0 or start + count > len(self._samples):
             rows = max(count, min(ROWS_AHEAD, self._plan.rows(position.step) - first))

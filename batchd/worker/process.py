@@ -34,21 +34,14 @@ def limit_threads() -> None:
 
 
 def settle_in() -> None:
-    """Tie the process to its parent.
-
-    The end of its channel says that the parent is gone; if a sample blocks the process, the kernel
-    kills it. The parent handles SIGINT.
-    """
-    die_with_parent()
+    """Tie the process to its parent, which handles SIGINT."""
+    die_with_parent()  # the channel's end may not be seen while a sample blocks the process
     print_to_the_log()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def print_to_the_log() -> None:
-    """Send standard output to the log: the daemon's own is for its address.
-
-    So users' functions print into the log, line by line.
-    """
+    """Have users' functions print into the log, line by line: standard output has the address."""
     with suppress(OSError):  # there may be no standard error
         os.dup2(2, 1)
     if isinstance(sys.stdout, TextIOWrapper):

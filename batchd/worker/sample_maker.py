@@ -42,8 +42,7 @@ class RecipeUnusable(Exception):  # noqa: N818  names what is wrong
 class SampleMaker:
     """Reads samples and runs the steps. Belongs to one stream of one process; not thread-safe.
 
-    ``columns``: of a sample after all steps, by name. ``is_live``: reading a number again gives
-    another sample.
+    ``columns``: after all steps, by name. ``is_live``: reading a number again gives another sample.
     """
 
     def __init__(  # noqa: PLR0913  each is one thing that samples are made with
@@ -116,10 +115,9 @@ class SampleMaker:
         return self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
 
     def fill(self, epoch: int, sample: int, attempt: int, row: Row) -> str | None:
-        """Write the fields of a sample into ``row``; return the reason if it is bad.
+        """Write the fields of a sample into ``row``; return why it is bad: then all are undefined.
 
-        Then the fields are undefined. Raises ``StepInvalid`` and ``FunctionUnusable`` if no other
-        sample can be made either.
+        Raises ``StepInvalid`` and ``FunctionUnusable`` if no other sample can be made either.
         """
         try:
             self._pipeline.run(self._read(epoch, sample, attempt), epoch, sample, attempt, row)

@@ -17,8 +17,7 @@ from batchd.samples.values import Value
 SLOW_FACTOR = 4
 """A sample that takes so many times the usual time is slow."""
 USUAL_STEP = 1.02
-"""Factor by which each sample moves the usual time towards its own: half of them are above it, so
-it is the median."""
+"""Factor by which each sample moves the usual time towards its own: so it is the median."""
 
 
 SCHEDULED = Path("/proc/thread-self/schedstat")
@@ -29,10 +28,9 @@ _NOT_COUNTED = ["0", "0", "0"]
 
 
 class RunQueue:
-    """Time for which this thread was ready to run and had no CPU.
+    """Time for which this thread was ready to run and had no CPU; a reading takes a microsecond.
 
-    Only the kernel can tell that from sleeping and waiting for a file. Each reading takes about a
-    microsecond. ``close`` closes the file.
+    Only the kernel can tell that from sleeping and waiting for a file.
     """
 
     def __init__(self, place: Path = SCHEDULED) -> None:
@@ -57,20 +55,15 @@ class RunQueue:
             self._descriptor = None
 
 
-def _unknown() -> None:
-    return None
-
-
 class Stopwatch:
     """Measures the samples of one stream, including bad ones and their substitutes.
 
         begin -> (begin_sample -> is_read -> end_sample, or waste_sample at any time)* -> work
 
-    ``cpu_wait_ns`` returns how long this thread has been ready without a CPU, in total; None if
-    unknown.
+    ``cpu_wait_ns`` returns how long this thread has been ready without a CPU; None if unknown.
     """
 
-    def __init__(self, cpu_wait_ns: Callable[[], int | None] = _unknown) -> None:
+    def __init__(self, cpu_wait_ns: Callable[[], int | None] = lambda: None) -> None:
         self.laps = Laps()
         self._cpu_wait_ns = cpu_wait_ns
         self._reading = self.laps.part(READ_PART)
@@ -93,10 +86,7 @@ class Stopwatch:
         self._slow: list[tuple[int, str, int]] = []
 
     def waited(self) -> None:
-        """Count the time since the chunk began as waiting for a file server.
-
-        It is no work, and chunks are cut by their amount of work.
-        """
+        """Count the time since the chunk began as waiting for a file server, which is no work."""
         self._waited_ns = perf_counter_ns() - self._begun_ns
         self._cpu_before_ns = thread_time_ns()
 
@@ -118,8 +108,7 @@ class Stopwatch:
     def end_sample(self) -> int | None:
         """A sample is done; says how many ns it took if that is much more than usual.
 
-        What counts is the time in which it was read, and its CPU time from then on: nothing is slow
-        because others had the core.
+        Only CPU time counts once it is read: nothing is slow because others had the core.
         """
         cpu_ns = thread_time_ns()
         taken_ns = self.laps.since_start_ns(self._reading) + cpu_ns - self._cpu_before_ns
@@ -141,11 +130,14 @@ class Stopwatch:
 
     def work(self) -> Work:
         """Sum up the chunk, which ends here."""
+        cpu_wait_us, now_ns = None, self._cpu_wait_ns()
+        if now_ns is not None and self._begun_cpu_wait_ns is not None:
+            cpu_wait_us = (now_ns - self._begun_cpu_wait_ns) // 1000
         return Work(
             busy_us=(perf_counter_ns() - self._begun_ns - self._waited_ns) // 1000,
             waited_us=self._waited_ns // 1000,
             cpu_us=(thread_time_ns() - self._begun_cpu_ns) // 1000,
-            cpu_wait_us=self._cpu_wait_us(),
+            cpu_wait_us=cpu_wait_us,
             read_cpu_us=self._read_cpu_ns // 1000,
             parts_us=[*self.laps.take_us(), self._bad_ns // 1000],
             read_bytes=self._read_bytes,
@@ -156,10 +148,3 @@ class Stopwatch:
             cache_hits=self._cache_hits,
             cache_misses=self._cache_misses,
         )
-
-    def _cpu_wait_us(self) -> int | None:
-        """CPU wait of this chunk; None if unknown."""
-        now_ns = self._cpu_wait_ns()
-        if now_ns is None or self._begun_cpu_wait_ns is None:
-            return None
-        return (now_ns - self._begun_cpu_wait_ns) // 1000

@@ -6,7 +6,7 @@ row by row.
 
 from collections.abc import Iterator
 
-from batchd.core.course import Share
+from batchd.core.course import Course, Share, rounds_from
 from batchd.core.plan import Plan
 from batchd_wire.position import Position
 
@@ -37,6 +37,20 @@ def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: 
             step, first, rows = dealt[rank]
             yield Share(Position(epoch, step), first, rows)
         epoch, base = epoch + 1, 0
+
+
+def sequence_of(course: Course, position: Position) -> int | None:
+    """The place of a course where ``position`` is read; None where it never is."""
+    epoch, step = position
+    if epoch < course.epoch or (course.end_epoch is not None and epoch >= course.end_epoch):
+        return None
+    base = course.base if epoch == course.epoch else 0
+    turn = (step - base) // course.world_size
+    if step < base or turn >= rounds_from(course.plan, course.world_size, base):
+        return None
+    passed = 0 if epoch == course.epoch else course.first_rounds + (epoch - course.epoch - 1) * course.rounds
+    share = course.at(passed + turn)
+    return passed + turn if share is not None and share.position == position else None
 
 
 def _shared_round(plan: Plan, world_size: int, batches: list[int]) -> list[tuple[int, int, int]]:

@@ -9,6 +9,7 @@ from batchd.core.course import Course
 from batchd.core.delivery import Delivery
 from batchd.core.ring import Slot
 from batchd_wire.position import Position
+from support.core_course import sequence_of
 
 NEVER = float("inf")
 
@@ -25,7 +26,7 @@ def next_use(readers: Iterable[tuple[Course, int]], key: Position, *, repeats: b
             continue
         epochs = range(share.position.epoch, share.position.epoch + 3) if repeats else (key.epoch,)
         for epoch in epochs:
-            place = course.sequence_of(Position(epoch, key.step))
+            place = sequence_of(course, Position(epoch, key.step))
             if place is not None and place >= sequence:
                 nearest = min(nearest, place - sequence)
     return nearest

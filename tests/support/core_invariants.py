@@ -73,7 +73,7 @@ def _check_streams(world: World) -> None:
             continue
         assert all(not slot.is_idle for slot in stream.delivery.ring.slots.values()), "memory is kept for nobody"
         assert (number in world.ended) == (not stream.delivery.ring.slots)
-        producers = stream.delivery.supply.mailbox.has_producers
+        producers = stream.delivery.supply.mailbox.producers
         assert stream.delivery.ring.slots or stream.delivery.subscriptions or producers, "a stream is kept for nobody"
     assert {slot.stream for slot in world.slots.values()} <= set(world.state.streams)
     assert not world.ended & {slot.stream for slot in world.slots.values()}
@@ -91,10 +91,13 @@ def _check_takers(world: World) -> None:
 
 
 def _check_promises(delivery: Delivery) -> None:
-    """The ring can keep what it promised, and the sum that is kept step by step is the sum."""
+    """The ring can keep what it promised, and what is kept step by step is what a look finds."""
     subscriptions = delivery.subscriptions.values()
     committed = sum(one.committed for one in subscriptions)
     assert committed == delivery.claims.committed
+    assert sum(one.promised for one in subscriptions) == delivery.claims.promised
+    for reason, blocked in delivery.claims.blocked.items():
+        assert blocked == {one.number: one for one in subscriptions if reason in one.blocked}
     assert committed <= delivery.ring.slots_max or delivery.stopped is not None
     for one in subscriptions:
         assert not one.ended or (one.leases and not one.claims), "an ended subscription lingers"
@@ -110,7 +113,7 @@ def _check_slots(stream: Stream, world: World) -> None:
     assert len(ring.slots) <= ring.slots_max == world.slots_max[stream.spec.number]
     assert set(ring.slots) == {number for number, slot in world.slots.items() if slot.stream == stream.spec.number}
     assert ring.idle.slots == {slot.number for slot in ring.slots.values() if slot.is_idle}
-    assert ring.pending == {slot.number for slot in ring.slots.values() if slot.fill and slot.fill.has_pending}
+    assert ring.pending == {slot.number for slot in ring.slots.values() if slot.fill and slot.fill.pending}
     for one in subscriptions:
         is_placed = all(claim.slot is not None for claim in one.claims)
         assert is_placed or Blocked.NO_SLOT in one.blocked, "a claim that nobody tries to place again"
@@ -156,10 +159,12 @@ def _check_fills(stream: Stream, world: World) -> None:
     for slot in stream.delivery.ring.slots.values():
         if slot.fill is None:
             continue
-        pending = [row for first, rows in slot.fill._pending for row in range(first, first + rows)]
+        pending = [row for first, rows in slot.fill.pending for row in range(first, first + rows)]
         under_way = [row for first, rows in slot.fill.under_way.values() for row in range(first, first + rows)]
         written = [row for _position, row in world.slots[slot.number].rows]
-        assert sorted(pending + under_way + written) == list(range(slot.fill.rows)), "a row is lost, or filled twice"
+        rows = sorted(pending + under_way + written)
+        whole = len(rows) if slot.position is None else stream.spec.plan.rows(slot.position.step)
+        assert rows == list(range(whole)), "a row is lost, or filled twice"
         assert all(ordered[number].slot is slot for number in slot.fill.under_way)
         mine = {number for number, order in ordered.items() if order.slot is slot}
         assert mine == set(slot.fill.under_way)
@@ -276,7 +281,7 @@ def _check_workers(world: World) -> None:
         for one in stream.delivery.subscriptions.values():
             for claim in one.claims:
                 fill = claim.slot.fill if claim.slot is not None else None
-                if fill is not None and fill.has_pending:
+                if fill is not None and fill.pending:
                     assert not _has_samples(stream, one, claim), "a worker stands idle beside rows to fill"
 
 

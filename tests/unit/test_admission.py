@@ -6,6 +6,7 @@ from batchd.config.tree import STREAMS_MAX
 from batchd.core import actions as act
 from batchd.core import events as ev
 from batchd.core.admission import unknown_stream
+from batchd.core.subscription import Blocked
 from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import TO_TRAINER, Refused
@@ -133,6 +134,22 @@ def test_a_batch_kept_for_a_newcomer_comes_when_others_have_given_back_theirs():
     assert len(world.trainers[2].leases) == 2
     world.end_session(1)
     assert len(world.trainers[2].leases) == 4
+
+
+def test_a_free_slot_is_offered_to_those_alone_that_can_get_it(monkeypatch):
+    """Dozens of trainers that wait for memory are left alone once one of them has it."""
+    world = world_of(slots_max=64, window=4, samples=600)
+    for session in range(1, 31):
+        world.subscribe(session=session, epoch=10 * session)
+    world.fill_all()
+    delivery = world.state.streams[1].delivery
+    assert len(delivery.claims.blocked[Blocked.NO_MEMORY]) >= 20
+    advanced, advance = [], delivery._advance
+    monkeypatch.setattr(delivery, "_advance", lambda one, actions: (advanced.append(one.number), advance(one, actions)))
+
+    world.end(1)
+
+    assert 1 <= len(advanced) <= 4
 
 
 def test_batches_that_others_hold_stand_in_the_way():

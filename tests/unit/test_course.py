@@ -11,7 +11,7 @@ import pytest
 from batchd.core.course import Course, Share
 from batchd.core.plan import Plan
 from batchd_wire.position import Position
-from support.core_course import reading, rounds_of
+from support.core_course import reading, rounds_of, sequence_of
 
 PLANS = [
     Plan(samples, batch_size, 0, shuffle, drop_last)
@@ -72,7 +72,7 @@ def test_sequence_of_is_the_inverse_of_at(plan):
                 continue
             places = {share.position: n for n in range(2 * plan.steps + 2) if (share := course.at(n)) is not None}
             for position in (Position(epoch, step) for epoch in range(4) for step in range(plan.steps + world_size)):
-                assert course.sequence_of(position) == places.get(position)
+                assert sequence_of(course, position) == places.get(position)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -143,4 +143,4 @@ def test_far_places_cost_nothing():
     course = Course(Plan(10**9, 256, 0, shuffle=True, drop_last=False), 5, 8, 0, 0, None)
     share = course.at(10**15)
     assert share is not None
-    assert course.sequence_of(share.position) == 10**15
+    assert sequence_of(course, share.position) == 10**15

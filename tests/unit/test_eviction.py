@@ -3,9 +3,8 @@
 import random
 
 from batchd.core import actions as act
-from batchd.core.course import Course
+from batchd.core.course import Course, Readers
 from batchd.core.plan import Plan
-from batchd.core.readers import Readers
 from batchd.core.ring import Fill, Ring
 from batchd_wire.position import Position
 from support.core_invariants import CheckedWorld
@@ -76,8 +75,7 @@ def test_what_is_read_claimed_or_written_never_gives_way():
     ring.slots[1].leases = 1
     ring.slots[1].unclaim(7)
     ring.let_go(ring.slots[1])
-    ring.slots[3].fill = Fill(3)
-    ring.slots[3].fill.cut(order=1, rows_max=1)
+    ring.slots[3].fill = Fill([(1, 2)], {1: (0, 1)})
     ring.slots[3].unclaim(7)
     ring.let_go(ring.slots[3])
     assert ring.choose() is None

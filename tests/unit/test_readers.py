@@ -6,11 +6,11 @@ And the idle slot that is needed last, against a look at all.
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchd.core.course import Course, readers_of
+from batchd.core.course import Course, Readers, readers_of
 from batchd.core.plan import Plan
-from batchd.core.readers import Readers
 from batchd.core.ring import Idle
 from batchd_wire.position import Position
+from support.core_course import sequence_of
 from support.core_eviction import NEVER, next_use
 
 EPOCHS = 5
@@ -71,7 +71,9 @@ def test_the_ranks_that_read_a_step_are_those_whose_courses_have_it(stream):
         ranks = [Course(plan, rank, course.world_size, 0, course.base, None) for rank in range(course.world_size)]
         for step in range(plan.steps):
             found = {
-                rank: turn for rank, one in enumerate(ranks) if (turn := one.sequence_of(Position(0, step))) is not None
+                rank: turn
+                for rank, one in enumerate(ranks)
+                if (turn := sequence_of(one, Position(0, step))) is not None
             }
             read = readers_of(plan, course.world_size, course.base, step)
             assert found == ({} if read is None else dict.fromkeys(read[1], read[0]))

@@ -212,7 +212,7 @@ def test_a_note_that_makes_no_sense_accuses_nobody():
         world.kill(number, note._replace(order=worker.orders[0].order))
         world.now += 10.0
         world.start_workers()
-    assert world.state.streams[1].suspects.has_open is False
+    assert not world.state.streams[1].suspects.deaths
     assert [lease.step for lease in pick(act.GrantLease, world.work(10))] == [0, 1]
 
 
@@ -281,9 +281,9 @@ def test_two_deaths_quarantine_and_life_acquits():
     """
     suspects = Suspects(1000)
     assert not suspects.accuse(5, "signal 9")
-    assert suspects.has_open
+    assert suspects.deaths
     suspects.acquit([4, 5, 6])
-    assert not suspects.has_open
+    assert not suspects.deaths
     assert not suspects.accuse(5, "signal 9")
     assert suspects.accuse(5, "signal 11")
     assert suspects.quarantined == {5: "quarantined: it ended 2 workers, the last by signal 11"}
@@ -317,7 +317,7 @@ def test_many_crashes_in_a_short_time_are_no_matter_of_single_files():
         suspects = Suspects(10**7)
         for number in range(CRASHES_MAX):
             assert suspects.excess() is None
-            suspects.count_crash(seconds * number / (CRASHES_MAX - 1))
+            suspects.crashed_s.append(seconds * number / (CRASHES_MAX - 1))
         assert (suspects.excess() is not None) is too_many
 
 

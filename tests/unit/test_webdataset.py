@@ -20,7 +20,7 @@ from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.sources.webdataset.scan import KINDS
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
-from batchd.storage.open_files import SHARDS_MAX
+from batchd.storage.paths import SHARDS_MAX
 from batchd.storage.survey import Survey
 from support.shards import write_shard
 from support.source_files import nothing

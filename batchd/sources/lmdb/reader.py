@@ -25,7 +25,7 @@ from batchd.sources.interface import PlainReader
 from batchd.sources.lmdb.environment import Environment
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.storage.index import SourceIndex, readable
-from batchd.storage.open_files import blaming_the_sample
+from batchd.storage.paths import blaming_the_sample
 
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """How pickles begin."""

@@ -42,8 +42,7 @@ from batchd.sources.parquet.row_groups import (
 )
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
-from batchd.storage.open_files import blaming_the_sample
-from batchd.storage.paths import below_root, open_regular, real_path
+from batchd.storage.paths import below_root, blaming_the_sample, open_regular, real_path
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.values import ObjectUnreadable

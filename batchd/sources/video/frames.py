@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.video.files import NO_KEY, VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
-from batchd.storage.open_files import blaming_the_sample, open_within
+from batchd.storage.paths import blaming_the_sample, open_within
 
 _CHANGED = "the file has changed since the source was scanned, or is damaged"
 
