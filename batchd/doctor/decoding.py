@@ -134,7 +134,7 @@ def _measured(environment: dict[str, str | None]) -> dict[str, float]:
 
 def made_jpeg() -> bytes:
     """Encode a picture of 768 x 1024 with soft and sharp parts, the same every time."""
-    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415  only the child decodes
+    from batchd.pipeline.image.opencv import cv2  # noqa: PLC0415  only the child decodes
 
     random = np.random.default_rng(1)
     small = random.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8)
@@ -148,8 +148,8 @@ def _decoders() -> Iterator[tuple[str, Callable[[bytes], object]]]:
     """Names and functions of the decoders that workers use, in their order."""
     from batchd.pipeline.image import jpeg_box  # noqa: PLC0415  only the child decodes
     from batchd.pipeline.image.geometry import Cut  # noqa: PLC0415
+    from batchd.pipeline.image.opencv import Scratch, cv2  # noqa: PLC0415
     from batchd.pipeline.image.probe import ImageHeader  # noqa: PLC0415
-    from batchd.pipeline.image.vision import Scratch, cv2  # noqa: PLC0415
 
     if jpeg_box.IS_BUILT:
         boxes, header = jpeg_box.BoxDecoder("rgb", Scratch()), ImageHeader("JPEG", HEIGHT, WIDTH, 1, 3)

@@ -36,11 +36,11 @@ from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
 from batchd.pipeline.image.geometry import DecodePlan, Geometry, plan_decoding, planner_for
+from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
 from batchd.pipeline.image.probe import ImageHeader, probe_image
 from batchd.pipeline.image.recolor import recolor_for
 from batchd.pipeline.image.resample import cut_out, make_moves, turned
-from batchd.pipeline.image.vision import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.timings import Laps
