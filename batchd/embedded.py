@@ -12,8 +12,6 @@ Invariant: when the context ends, the child has ended and its directory is remov
 import os
 import re
 import select
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from time import monotonic
@@ -39,6 +37,9 @@ def serve(
 
     The daemon ends when the context is left, and also when this process dies in any other way.
     """
+    import shutil  # noqa: PLC0415  workers import this package too, and need neither
+    import tempfile  # noqa: PLC0415  the same
+
     with ExitStack() as stack:
         directory = tempfile.mkdtemp(prefix="batchd-", dir=os.environ.get("XDG_RUNTIME_DIR"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)

@@ -68,17 +68,15 @@ def path_text(path: KeyPath) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of the configuration.
-
-    ``path`` is the key, such as ``streams.photos.pipeline[1].size`` ("" for the file as a whole),
-    ``meaning`` explains the key, and ``line`` is its line in the file, counted from 1 (None if the
-    file does not have it).
-    """
+    """One problem of the configuration."""
 
     path: str
+    """The key, such as ``streams.photos.pipeline[1].size``; "" for the file as a whole."""
     message: str
     meaning: str = ""
+    """Explains the key."""
     line: int | None = None
+    """From 1; None if the file does not have the key."""
 
 
 class ConfigInvalid(BatchdError):  # noqa: N818  the tree names things by what is wrong with them
@@ -88,29 +86,21 @@ class ConfigInvalid(BatchdError):  # noqa: N818  the tree names things by what i
 
     def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
         self.problems = tuple(problems)
-        self.file = file
-        super().__init__(problems_text(self.problems, file))
+        super().__init__(_problems_text(self.problems, file))
 
 
 class MemoryTooSmall(BatchdError):  # noqa: N818  as above
-    """The memory is too small.
-
-    Each of the ``problems`` names the need, the supply and the key to set.
-    """
+    """The memory is too small: each of the ``problems`` names need, supply and the key to set."""
 
     exit_code = ExitCode.NOT_ENOUGH_MEMORY
 
     def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
         self.problems = tuple(problems)
-        self.file = file
-        super().__init__(problems_text(self.problems, file))
+        super().__init__(_problems_text(self.problems, file))
 
 
 class SourceInvalid(BatchdError):  # noqa: N818  as above
-    """The files of a stream cannot be served.
-
-    For example: the folder is empty, the list has a malformed line, a directory is unreadable.
-    """
+    """A stream's files cannot be served: an empty folder, a malformed list, an unreadable file."""
 
     exit_code = ExitCode.USAGE
 
@@ -128,16 +118,13 @@ class DaemonUnreachable(BatchdError):  # noqa: N818  as above
 
 
 class AlreadyRunning(BatchdError):  # noqa: N818  as above
-    """Another daemon holds the runtime directory.
-
-    Use it, stop it, or set ``runtime_dir`` in batchd.toml.
-    """
+    """Another daemon holds the runtime directory: use it, stop it, or set ``runtime_dir``."""
 
     exit_code = ExitCode.ALREADY_RUNNING
 
 
-def problems_text(problems: Sequence[Problem], file: str = "") -> str:
-    """Write problems for users: where each is and what is wrong, then the meaning of the key."""
+def _problems_text(problems: Sequence[Problem], file: str) -> str:
+    """Each problem for users: where it is and what is wrong, then the meaning of the key."""
     name = file or "the configuration"
     lines = [f"{name} has {counted(len(problems), 'problem')}:"]
     for problem in problems:

@@ -1,7 +1,6 @@
 """Help with unknown names. Daemon, workers and CLI; standard library only."""
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 
 SLIPS_MAX, LETTERS_PER_SLIP = 2, 3
 """Limits for a name among very many."""
@@ -10,27 +9,23 @@ NAMES_MAX = 40
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of the ``known`` names that was probably meant; None where it is none of them."""
+    """The one of the ``known`` names that was probably meant; None if it is none of them."""
+    from difflib import get_close_matches  # noqa: PLC0415  only messages need it
+
     by_lower = {one.lower(): one for one in known}
     found = get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None
 
 
 def nearly(name: str, known: Iterable[str]) -> str | None:
-    """The one of very many ``known`` names that differs by a typo or two behind the first letter.
-
-    Among so many, a name that only looks similar was hardly ever meant.
-    """
+    """The one of very many ``known`` names with a typo or two behind the first letter."""
     slips = min(SLIPS_MAX, max(1, len(name) // LETTERS_PER_SLIP))
     near = {one: _slips(name.lower(), one.lower()) for one in known if one[:1].lower() == name[:1].lower()}
     return min((one for one in near if near[one] <= slips), key=lambda one: near[one], default=None)
 
 
 def _slips(one: str, other: str) -> int:
-    """The typos between two names.
-
-    A typo is a letter inserted, left out, replaced or swapped with the next.
-    """
+    """Number of letters inserted, left out, replaced or swapped with the next."""
     if abs(len(one) - len(other)) > SLIPS_MAX:
         return SLIPS_MAX + 1
     rows = [list(range(len(other) + 1))]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
+from batchd.cli.config import wrap_prose
 from batchd.cli.main import COMMANDS, cli
-from batchd.config.reference import wrap_prose
 from batchd.errors import EXIT_CODE_MEANINGS
 
 HEAD = """# Commands

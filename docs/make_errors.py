@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from batchd import errors as server
-from batchd.config.reference import wrap_prose
+from batchd.cli.config import wrap_prose
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError, ExitCode
 from batchd_client import errors as client
 from batchd_client.errors import BatchdClientError, error_for_code

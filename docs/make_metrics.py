@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from batchd.config.reference import wrap_prose
+from batchd.cli.config import wrap_prose
 from batchd.observer.metrics import METRICS, OTHER, OWN, PREFIX, TRAINERS_MAX, Metric
 
 HEAD = Path(__file__).with_name("metrics_head.md")

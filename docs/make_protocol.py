@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import batchd_wire
-from batchd.config.reference import wrap_prose
+from batchd.cli.config import wrap_prose
 from batchd_client.errors import error_for_code
 from batchd_wire.codec import Message, Vocabulary
 from batchd_wire.codes import ErrorCode

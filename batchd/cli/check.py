@@ -1,9 +1,7 @@
 """``batchd check``: validate a configuration before any process starts. In the user's shell.
 
-Checks the file, the paths and keys in it, its sources, functions and steps, and the resources of
-the machine: see ``daemon.config_checks``. If the file itself is wrong,
-everything but the machine is checked as far as the file can be read. Only the start of a large
-source is scanned, so a check is fast for any number of files; ``--explain`` scans all.
+``daemon.config_checks`` has the checks. Only the start of a large source is scanned, so a check is
+fast for any number of files; ``--explain`` scans all.
 
 Invariant: a daemon starts with what passes here, except for what the last lines list.
 """
@@ -43,26 +41,21 @@ def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> N
     Exit code 2 if something must be corrected, 5 if only the memory is too small.
     """
     with Storage(CHECK_LIMITS) as storage:
-        _check(config_file, overrides, storage, explain=explain)
-
-
-def _check(config_file: Path, overrides: dict[str, str], storage: Storage, *, explain: bool) -> None:
-    reading = read_config(config_file, overrides)
-    config, rings = check_reading(reading, config_file, storage)
-    found = preview(config, rings, storage)
-    problems = found.problems + ([found.shortage] if found.shortage is not None else [])
-    if problems:
-        kind = ConfigInvalid if found.problems else MemoryTooSmall
-        raise kind(reading.located(problems), str(config_file))
-    click.echo(f"{config_file} is fine: {counted(config.daemon.worker_count(), 'worker')}, {_memory(config, rings)}")
-    click.echo()
-    for line in _table(config, rings):
-        click.echo(line)
-    click.echo("\nNot looked at, as only the daemon and its workers do:")
-    for line in aligned(found.unseen):
-        click.echo(f"  {line}")
-    if explain:
-        _explain(config, rings, storage)
+        reading = read_config(config_file, overrides)
+        config, rings = check_reading(reading, config_file, storage)
+        found = preview(config, rings, storage)
+        problems = found.problems + ([found.shortage] if found.shortage is not None else [])
+        if problems:
+            kind = ConfigInvalid if found.problems else MemoryTooSmall
+            raise kind(reading.located(problems), str(config_file))
+        workers = counted(config.daemon.worker_count(), "worker")
+        click.echo(f"{config_file} is fine: {workers}, {_memory(config, rings)}\n")
+        click.echo("\n".join(_table(config, rings)))
+        click.echo("\nNot looked at, as only the daemon and its workers do:")
+        for line in aligned(found.unseen):
+            click.echo(f"  {line}")
+        if explain:
+            _explain(config, rings, storage)
 
 
 def _explain(config: Config, rings: dict[str, RingSize], storage: Storage) -> None:
@@ -84,19 +77,11 @@ def _memory(config: Config, rings: dict[str, RingSize]) -> str:
 
 
 def _table(config: Config, rings: dict[str, RingSize]) -> list[str]:
-    """One row for each stream."""
     rows = [("stream", "source", "fields of a batch", "slot", "slots in the ring")]
     for name, stream in config.streams.items():
-        layout = rings[name].layout
-        rows.append(
-            (
-                name,
-                f"{stream.source.type} {stream.source.place}",
-                ", ".join(_field(field, layout.rows) for field in layout.sample_fields),
-                round_bytes(layout.slot_bytes),
-                str(rings[name].slots_max),
-            )
-        )
+        layout, source = rings[name].layout, f"{stream.source.type} {stream.source.place}"
+        fields = ", ".join(_field(field, layout.rows) for field in layout.sample_fields)
+        rows.append((name, source, fields, round_bytes(layout.slot_bytes), str(rings[name].slots_max)))
     return aligned(rows)
 
 

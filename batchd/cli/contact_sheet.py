@@ -1,11 +1,11 @@
 """A contact sheet: the images of a batch with their labels, as one PNG. Runs in the user's shell.
 
-Draws whatever the pipeline made: uint8 as it is, floating-point numbers as 0 to 1, or from the
-smallest to the largest of the sheet (normalising cannot be undone without knowing it), channels
-first or last, colour or grey, each image in its own shape.
+Draws the pipeline's output: uint8 as it is, floating-point numbers as 0 to 1, or from the smallest
+to the largest of the sheet (normalising cannot be undone without knowing it), channels first or
+last, colour or grey, each image in its own shape.
 
-What an image is follows from its shape alone: three dimensions of which the first or the last has
-one or three channels, or two of 8 bits.
+A field has images if its samples have three dimensions, and one or three channels in the first or
+the last, or two dimensions of 8 bits.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,8 @@ def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Ima
     """The sheet as a BGR image: uint8 [height, width, 3]."""
     images = batch.samples(field)[:IMAGES_MAX]
     low, high = _range_of(images)
-    channels_first = _has_channels_first(batch.arrays[field].shape[1:])
+    shape = batch.arrays[field].shape[1:]
+    channels_first = len(shape) == COLOUR_DIMENSIONS and shape[0] in CHANNELS and shape[2] not in CHANNELS
     columns = min(COLUMNS, max(1, len(images)))
     rows = max(1, -(-len(images) // columns))
     step_x, step_y = TILE_PIXELS + MARGIN_PIXELS, TILE_PIXELS + CAPTION_PIXELS + MARGIN_PIXELS
@@ -79,10 +80,6 @@ def _is_image(array: Image) -> bool:
             return (first in CHANNELS or last in CHANNELS) and array.dtype.kind in "uf"
         case _:
             return False
-
-
-def _has_channels_first(shape: tuple[int, ...]) -> bool:
-    return len(shape) == COLOUR_DIMENSIONS and shape[0] in CHANNELS and shape[2] not in CHANNELS
 
 
 def _range_of(images: Sequence[Image]) -> tuple[float, float]:

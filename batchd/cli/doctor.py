@@ -20,11 +20,9 @@ from batchd.cli.options import address_option, config_options
 from batchd.cli.text import escaped
 from batchd.config.load import load_config
 from batchd.doctor.examine import DoctorTarget, check_daemon, examine
-from batchd.doctor.finding import Finding, Level
-from batchd.doctor.machine import Machine, Running
+from batchd.doctor.machine import Finding, Level, Machine, Running
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode
 from batchd_client.asking import ask_status
-from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
 ANSWER_TIMEOUT_S = 5.0
@@ -48,11 +46,10 @@ def command(
     Changes nothing. Exit code 1 if there is a problem, 0 with or without warnings.
     """
     is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT
-    findings = _findings(_target(config_file, overrides, is_given=is_given), address)
     counts = dict.fromkeys(Level, 0)
     shown = []
     console = Console(markup=False, highlight=False, emoji=False)
-    for finding in findings:
+    for finding in _findings(_target(config_file, overrides, is_given=is_given), address):
         counts[finding.level] += 1
         shown.append(asdict(finding))
         if not as_json:
@@ -67,9 +64,16 @@ def command(
 
 def _findings(target: DoctorTarget, address: str | None) -> Iterator[Finding]:
     """Ask a running daemon first: the memory that it uses is not missing."""
-    status, why_not = _ask_daemon(address)
-    yield from examine(replace(target, running=_held_by(status)) if status is not None else target)
-    yield check_daemon(status.daemon if status is not None else None, why_not, __version__)
+    try:
+        with running_daemon(address) as session:
+            status = ask_status(session, ANSWER_TIMEOUT_S)
+    except BatchdError as error:
+        yield from examine(target)
+        yield check_daemon(None, str(error), __version__)
+        return
+    pids = {status.daemon.pid, *(worker.pid for worker in status.workers if worker.pid is not None)}
+    yield from examine(replace(target, running=Running(status.daemon.memory_bytes, frozenset(pids))))
+    yield check_daemon(status.daemon, "", __version__)
 
 
 def _target(file: Path, overrides: dict[str, str], *, is_given: bool) -> DoctorTarget:
@@ -84,27 +88,11 @@ def _target(file: Path, overrides: dict[str, str], *, is_given: bool) -> DoctorT
         return DoctorTarget(machine, file, None, why, is_broken=True)
 
 
-def _ask_daemon(address: str | None) -> tuple[DaemonStatus | None, str]:
-    """The status of the daemon of this host, or None and the reason."""
-    try:
-        with running_daemon(address) as session:
-            return ask_status(session, ANSWER_TIMEOUT_S), ""
-    except BatchdError as error:
-        return None, str(error)
-
-
-def _held_by(status: DaemonStatus) -> Running:
-    workers = (worker.pid for worker in status.workers if worker.pid is not None)
-    return Running(status.daemon.memory_bytes, frozenset((status.daemon.pid, *workers)))
-
-
 def _show(console: Console, finding: Finding) -> None:
     """One line, never cut: a terminal wraps it. The remedy is indented below it."""
-    line = Text()
-    line.append(f"{finding.level:<{LEVEL_WIDTH}}", STYLES[finding.level])
-    line.append(f"  {finding.subject:<{SUBJECT_WIDTH}}  ", "bold")
-    line.append(escaped(finding.found))
-    console.print(line, soft_wrap=True)
+    level = (f"{finding.level:<{LEVEL_WIDTH}}", STYLES[finding.level])
+    subject = (f"  {finding.subject:<{SUBJECT_WIDTH}}  ", "bold")
+    console.print(Text.assemble(level, subject, escaped(finding.found)), soft_wrap=True)
     if finding.advice:
         style = "dim" if finding.level is Level.NOTE else "default"
         console.print(Text(f"{'':{LEVEL_WIDTH}}  -> {escaped(finding.advice)}", style), soft_wrap=True)

@@ -1,14 +1,13 @@
 """One frame of ``batchd top``: an overview, drawn for a terminal of a given size. Pure.
 
-Runs in the user's shell. Bars show what a ring and a sample's time consist of; their parts differ
-in shade and colour, with the numbers beside them. On a narrow terminal, less important columns are
-omitted.
+Runs in the user's shell. Bars show the parts of a ring and of a sample's time in shades and
+colours, with the numbers beside them. A narrow terminal has only the important columns.
 
 Invariant: foreign names are printed without anything that a terminal would obey.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -30,15 +29,16 @@ FRAME_LINES = 10
 NAME_CHARACTERS_MAX = 24
 
 
-class TableColumn(NamedTuple):
+_TEXT_COLUMNS = {"stream", "trainer", "worker", "ring", "", "verdict", "state", "from"}
+_Row = TypeVar("_Row")
+
+
+class TableColumn(NamedTuple, Generic[_Row]):
     """A column of a table, omitted if the terminal is narrower than ``from_width``."""
 
     title: str
-    from_width: int = 0
-
-
-Cell = tuple[int, str]
-"""Number of cells, character and style of a part of a bar."""
+    from_width: int
+    cell: Callable[[_Row], RenderableType]
 
 
 def frame(overview: Overview, width: int, height: int | None = None, *, notice: str = "") -> RenderableType:
@@ -89,26 +89,23 @@ def bar(parts: Iterable[tuple[float, str, str]], total: float, cells: int) -> Te
 
 def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
     cells = RING_CELLS if width >= WIDE else RING_CELLS // 2 if width >= MIDDLE else RING_CELLS // 3
-    columns = (
-        TableColumn("stream"),
-        TableColumn("ring"),
-        TableColumn("leased", MIDDLE),
-        TableColumn("ready", MIDDLE),
-        TableColumn("filling", WIDE),
-        TableColumn("of", MIDDLE),
-        TableColumn("decoded/s"),
-        TableColumn("delivered/s"),
-        TableColumn("bad", MIDDLE),
-    )
-    table = _table(columns, width)
-    for one in streams:
-        slots = (one.leased_slots, one.ready_slots, one.filling_slots)
-        ring = bar(
-            [(count, *look) for count, look in zip(slots, (LEASED, READY, FILLING), strict=True)], one.slots_max, cells
-        )
-        numbers = (*(str(count) for count in slots), str(one.slots_max))
-        rates = (_number(one.decoded_per_s), _number(one.delivered_per_s))
-        _row(table, columns, width, (Text(_name(one.name)), ring, *numbers, *rates, f"{one.bad_samples:,}"))
+
+    def ring(one: StreamView) -> Text:
+        slots = ((one.leased_slots, *LEASED), (one.ready_slots, *READY), (one.filling_slots, *FILLING))
+        return bar(slots, one.slots_max, cells)
+
+    columns: list[TableColumn[StreamView]] = [
+        TableColumn("stream", 0, lambda one: Text(_name(one.name))),
+        TableColumn("ring", 0, ring),
+        TableColumn("leased", MIDDLE, lambda one: str(one.leased_slots)),
+        TableColumn("ready", MIDDLE, lambda one: str(one.ready_slots)),
+        TableColumn("filling", WIDE, lambda one: str(one.filling_slots)),
+        TableColumn("of", MIDDLE, lambda one: str(one.slots_max)),
+        TableColumn("decoded/s", 0, lambda one: _number(one.decoded_per_s)),
+        TableColumn("delivered/s", 0, lambda one: _number(one.delivered_per_s)),
+        TableColumn("bad", MIDDLE, lambda one: f"{one.bad_samples:,}"),
+    ]
+    table = _table(columns, streams, width)
     legend = Text("  ring: ", "dim")
     for (character, style), meaning in ((LEASED, "leased"), (READY, "ready"), (FILLING, "filling"), (FREE, "free")):
         legend.append(character, f"not dim {style}").append(f" {meaning}  ")
@@ -139,31 +136,22 @@ def _about(stream: StreamView, width: int) -> list[RenderableType]:
 def _trainers(trainers: Sequence[TrainerView], width: int, rows_max: int | None) -> list[RenderableType]:
     if not trainers:
         return [Text("no trainer reads any stream", "dim")]
-    columns = (
-        TableColumn("trainer"),
-        TableColumn("stream", MIDDLE),
-        TableColumn("rank", WIDE),
-        TableColumn("epoch:step", MIDDLE),
-        TableColumn("waits"),
-        TableColumn("ahead"),
-        TableColumn("from", WIDE),
-        TableColumn("MB/s", WIDE),
-        TableColumn("verdict"),
-    )
-    table = _table(columns, width)
-    for one in trainers[:rows_max]:
-        cells = (
-            Text(_name(one.name)),
-            Text(_name(one.stream)),
-            f"{one.rank} of {one.world_size}",
-            "at its end" if one.epoch is None else f"{one.epoch}:{one.step:,}",
-            _share(one.wait_share),
-            f"{one.ready_ahead} of {one.window}",
-            Text(escaped(one.host or one.transport)),
-            "-" if one.sent_bytes_per_s is None else f"{one.sent_bytes_per_s / 1e6:.1f}",
-            _state(one),
-        )
-        _row(table, columns, width, cells)
+    columns: list[TableColumn[TrainerView]] = [
+        TableColumn("trainer", 0, lambda one: Text(_name(one.name))),
+        TableColumn("stream", MIDDLE, lambda one: Text(_name(one.stream))),
+        TableColumn("rank", WIDE, lambda one: f"{one.rank} of {one.world_size}"),
+        TableColumn(
+            "epoch:step", MIDDLE, lambda one: "at its end" if one.epoch is None else f"{one.epoch}:{one.step:,}"
+        ),
+        TableColumn("waits", 0, lambda one: _share(one.wait_share)),
+        TableColumn("ahead", 0, lambda one: f"{one.ready_ahead} of {one.window}"),
+        TableColumn("from", WIDE, lambda one: Text(escaped(one.host or one.transport))),
+        TableColumn(
+            "MB/s", WIDE, lambda one: "-" if one.sent_bytes_per_s is None else f"{one.sent_bytes_per_s / 1e6:.1f}"
+        ),
+        TableColumn("verdict", 0, _state),
+    ]
+    table = _table(columns, trainers[:rows_max], width)
     return [table, *_more(len(trainers), rows_max, "trainer"), *_remedies(trainers[:rows_max])]
 
 
@@ -176,7 +164,6 @@ def _state(one: TrainerView) -> Text:
 
 
 def _remedies(trainers: Sequence[TrainerView]) -> list[RenderableType]:
-    """Of waiting trainers: the cause, and the fix."""
     return [
         Text(f"  {_name(one.name)}: {one.verdict.kind}: {escaped('; '.join(filter(None, said)))}", "yellow")
         for one in trainers
@@ -191,49 +178,31 @@ def _remedies(trainers: Sequence[TrainerView]) -> list[RenderableType]:
 def _workers(workers: Sequence[WorkerView], width: int, rows_max: int | None) -> list[RenderableType]:
     if not workers:
         return [Text("no worker runs", "bold red")]
-    columns = (
-        TableColumn("worker"),
-        TableColumn("pid"),
-        TableColumn("state"),
-        TableColumn("busy"),
-        TableColumn("", MIDDLE),
-        TableColumn("samples/s", MIDDLE),
-        TableColumn("ms/sample"),
-        TableColumn("orders", WIDE),
-        TableColumn("replaced", MIDDLE),
-    )
-    table = _table(columns, width)
-    for one in workers[:rows_max]:
-        busy = bar([(one.busy_share or 0.0, *LEASED)], 1.0, RING_CELLS // 2)
-        cells = (
-            str(one.place),
-            str(one.pid or "-"),
-            Text(one.state, "" if one.state == "ready" else "yellow"),
-            _share(one.busy_share),
-            busy,
-            _number(one.samples_per_s),
-            "-" if one.sample_ms is None else f"{one.sample_ms:.2f}",
-            str(one.orders),
-            str(one.replaced),
-        )
-        _row(table, columns, width, cells)
-    return [table, *_more(len(workers), rows_max, "worker")]
+    columns: list[TableColumn[WorkerView]] = [
+        TableColumn("worker", 0, lambda one: str(one.place)),
+        TableColumn("pid", 0, lambda one: str(one.pid or "-")),
+        TableColumn("state", 0, lambda one: Text(one.state, "" if one.state == "ready" else "yellow")),
+        TableColumn("busy", 0, lambda one: _share(one.busy_share)),
+        TableColumn("", MIDDLE, lambda one: bar([(one.busy_share or 0.0, *LEASED)], 1.0, RING_CELLS // 2)),
+        TableColumn("samples/s", MIDDLE, lambda one: _number(one.samples_per_s)),
+        TableColumn("ms/sample", 0, lambda one: _number(one.sample_ms, ".2f")),
+        TableColumn("orders", WIDE, lambda one: str(one.orders)),
+        TableColumn("replaced", MIDDLE, lambda one: str(one.replaced)),
+    ]
+    return [_table(columns, workers[:rows_max], width), *_more(len(workers), rows_max, "worker")]
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _table(columns: Sequence[TableColumn], width: int) -> Table:
+def _table(columns: Sequence[TableColumn[_Row]], rows: Sequence[_Row], width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for index, column in enumerate(columns):
-        if width >= column.from_width:
-            is_text = index == 0 or column.title in {"ring", "", "verdict", "state", "stream", "from"}
-            table.add_column(column.title, justify="left" if is_text else "right", no_wrap=True)
+    shown = [column for column in columns if width >= column.from_width]
+    for column in shown:
+        table.add_column(column.title, justify="left" if column.title in _TEXT_COLUMNS else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(column.cell(row) for column in shown))
     return table
-
-
-def _row(table: Table, columns: Sequence[TableColumn], width: int, cells: Sequence[RenderableType]) -> None:
-    table.add_row(*(cell for cell, column in zip(cells, columns, strict=True) if width >= column.from_width))
 
 
 def _more(count: int, rows_max: int | None, noun: str) -> list[RenderableType]:
@@ -246,8 +215,8 @@ def _name(text: str) -> str:
     return plain if len(plain) <= NAME_CHARACTERS_MAX else plain[: NAME_CHARACTERS_MAX - 1] + "…"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
+def _number(value: float | None, form: str = ",.0f") -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 def _share(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """``batchd keys``: keys for access over TCP. Runs in the user's shell, as the daemon's user.
 
-A running daemon reads the directory at each connection, so it needs no restart, unless it is a
-service with copies of the keys (``daemon.tcp.keys``).
+A running daemon reads the directory at each connection, so only a service with copies of the keys
+needs a restart (``daemon.tcp.keys``).
 
 Invariant: a secret is written only to the requested file, or to standard output; never to a log or
 an argument.
@@ -9,9 +9,10 @@ an argument.
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,9 +20,9 @@ import click
 from batchd.cli.options import DEFAULT_CONFIG_FILE, Command
 from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
-from batchd.daemon.tcp.keys import FILE_MODE, RESTART, KeyDirectory, TrainerKey, open_keys
+from batchd.daemon.tcp.keys import FILE_MODE, RESTART, KeyDirectory, open_keys
 from batchd.errors import BatchdError
-from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, connection_file_text
+from batchd_wire.keys import KEY_VARIABLE, connection_file_text
 from batchd_wire.runtime import ADDRESS_VARIABLE
 
 KEYS_DIR_VARIABLE = f"{ENVIRONMENT_PREFIX}KEYS_DIR"
@@ -29,24 +30,21 @@ KEYS_DIR_VARIABLE = f"{ENVIRONMENT_PREFIX}KEYS_DIR"
 
 def _directory_options(command: Command) -> Command:
     """Add ``--keys-dir`` and ``--config``, passed as ``keys_dir`` and ``config_file``."""
-    for option in (
-        click.option(
-            "-c",
-            "--config",
-            "config_file",
-            metavar="FILE",
-            type=click.Path(path_type=Path),
-            help="The daemon's configuration, which says where its keys are. Default: batchd.toml, if it exists.",
-        ),
-        click.option(
-            "--keys-dir",
-            metavar="DIR",
-            type=click.Path(path_type=Path),
-            help=f"The directory of the keys. Default: ${KEYS_DIR_VARIABLE}, the configuration's, then the user's own.",
-        ),
-    ):
-        command = option(command)
-    return command
+    config = click.option(
+        "-c",
+        "--config",
+        "config_file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="The daemon's configuration, which says where its keys are. Default: batchd.toml, if it exists.",
+    )
+    keys_dir = click.option(
+        "--keys-dir",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help=f"The directory of the keys. Default: ${KEYS_DIR_VARIABLE}, the configuration's, then the user's own.",
+    )
+    return keys_dir(config(command))
 
 
 @click.group("keys")
@@ -78,11 +76,14 @@ def _new(
     The secret is stored nowhere else: if it is lost, make another key.
     """
     keys = _keys(keys_dir, config_file)
-    wanted = frozenset(streams) or None
-    if output is None:
-        _print_new(lambda: keys.new(name, wanted), lambda: keys.revoke(name))
-    else:
-        _write_new(output, lambda: keys.new(name, wanted), lambda: keys.revoke(name))
+    with nullcontext(partial(click.echo, nl=False)) if output is None else _new_file(output) as write:
+        text = connection_file_text(keys.new(name, frozenset(streams) or None))
+        try:
+            write(text)
+        except OSError as error:
+            keys.revoke(name)
+            place = output or "standard output"
+            raise BatchdError(f"{place} cannot be written: {error.strerror}; no key was made") from None
     _explain(name, output, keys)
 
 
@@ -96,7 +97,8 @@ def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> Non
     for reason in keys.damaged().values():
         click.echo(f"batchd: this key lets nobody in: {reason}", err=True)
     if as_json:
-        click.echo(json.dumps([_plain(trainer) for trainer in trainers], indent=2))
+        plain = [{**asdict(one), "streams": None if one.streams is None else sorted(one.streams)} for one in trainers]
+        click.echo(json.dumps(plain, indent=2))
         return
     if not trainers:
         click.echo(f"no keys in {keys.path}; `batchd keys new --name NAME` makes one")
@@ -122,30 +124,16 @@ def _keys(keys_dir: Path | None, config_file: Path | None) -> KeyDirectory:
     """The directory that the options, the environment or the configuration name."""
     if keys_dir is not None and config_file is not None:
         raise click.UsageError("--keys-dir and --config both say where the keys are; give one of them")
-    if keys_dir is None:
-        keys_dir = _configured(config_file)
+    if keys_dir is None and (config_file is not None or DEFAULT_CONFIG_FILE.is_file()):
+        keys_dir = load_config(config_file or DEFAULT_CONFIG_FILE).daemon.keys_dir
+    elif keys_dir is None and (named := os.environ.get(KEYS_DIR_VARIABLE)):
+        keys_dir = Path(os.path.expanduser(named))  # noqa: PTH111  as for the other paths of the environment
     return open_keys(keys_dir)
 
 
-def _configured(config_file: Path | None) -> Path | None:
-    if config_file is not None or DEFAULT_CONFIG_FILE.is_file():
-        return load_config(config_file or DEFAULT_CONFIG_FILE).daemon.keys_dir
-    named = os.environ.get(KEYS_DIR_VARIABLE)
-    return Path(os.path.expanduser(named)) if named else None  # noqa: PTH111  as for the other paths of the environment
-
-
-def _print_new(make: Callable[[], ConnectionKey], take_back: Callable[[], None]) -> None:
-    """Make a key and print it; revoke it if it cannot be printed."""
-    text = connection_file_text(make())
-    try:
-        click.echo(text, nl=False)
-    except OSError as error:
-        take_back()
-        raise BatchdError(f"standard output cannot be written: {error.strerror}; no key was made") from None
-
-
-def _write_new(path: Path, make: Callable[[], ConnectionKey], take_back: Callable[[], None]) -> None:
-    """Make a key and write it to a new file; if one fails, neither remains."""
+@contextmanager
+def _new_file(path: Path) -> Iterator[Callable[[str], None]]:
+    """Create a file for a secret, and give the function that writes it. A failure removes it."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     except FileExistsError:
@@ -155,20 +143,18 @@ def _write_new(path: Path, make: Callable[[], ConnectionKey], take_back: Callabl
     with ExitStack() as where_it_fails:
         where_it_fails.callback(path.unlink, missing_ok=True)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), FILE_MODE)  # whatever the umask
-            text = connection_file_text(make())
-            try:
+            os.fchmod(descriptor, FILE_MODE)  # whatever the umask
+
+            def write(text: str) -> None:
                 file.write(text)
                 file.flush()
-                os.fsync(file.fileno())
-            except OSError as error:
-                take_back()
-                raise BatchdError(f"{path} cannot be written: {error.strerror}; no key was made") from None
+                os.fsync(descriptor)
+
+            yield write
         where_it_fails.pop_all()
 
 
 def _explain(name: str, output: Path | None, keys: KeyDirectory) -> None:
-    """Explain on standard error how to use the connection file."""
     file = output or Path("conn.key")
     where = f"Copy {file} to" if output else f"Keep the above as {file}, for its owner alone (chmod 600), on"
     click.echo(f"made the key {name} in {keys.path}. {where} the trainer's host, and there:", err=True)
@@ -177,12 +163,6 @@ def _explain(name: str, output: Path | None, keys: KeyDirectory) -> None:
 
 
 def _say_when(keys: KeyDirectory) -> None:
-    """Name the restart that a service needs, which has copies of the system's keys."""
     if keys.path == SYSTEM_KEYS_DIRECTORY:
         text = f"A service that gets its keys as credentials knows of this once it starts again: {RESTART}"
         click.echo(text, err=True)
-
-
-def _plain(trainer: TrainerKey) -> dict[str, object]:
-    streams = None if trainer.streams is None else sorted(trainer.streams)
-    return {**asdict(trainer), "streams": streams}

@@ -1,7 +1,5 @@
 """The log: its form, and lines that neither foreign text nor a full pipe can damage.
 
-Set up once, at the start of a process.
-
     text       on a terminal: time, level, event, facts, in colours
     journal    if standard error is the journal's: <priority>event: facts
     json       otherwise: one object on each line
@@ -15,8 +13,8 @@ The other end of standard error may be full, slow or closed:
     no room   (a sleeping reader) wait once for a moment; then drop lines until there is room
     error     (no space on the disk, no reader) drop the line
 
-Invariant: one event is one line. Control characters, escapes and line ends in the text of peers and
-files are written as escapes, so neither a terminal nor the journal obeys them.
+Invariant: one event is one line. Control characters and line ends of foreign text are escaped, so
+neither a terminal nor the journal obeys them.
 Invariant: logging never blocks for long and never raises. Dropped lines are counted, and the next
 line that is written says how many; a line that was cut is ended before the next begins.
 """
@@ -91,14 +89,7 @@ def set_up_logs(level: str, log_format: LogFormat = "auto") -> None:
     fill_standard_streams()
     lines = LogLines(STANDARD_ERROR)
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            lines.mention_lost,
-            _cut,
-            *_form(
-                log_format, is_terminal=os.isatty(STANDARD_ERROR), is_journal=is_journal(STANDARD_ERROR, os.environ)
-            ),
-        ],
+        processors=[structlog.processors.add_log_level, lines.mention_lost, _cut, *_form(log_format)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=lambda *_names: lines,
         cache_logger_on_first_use=True,
@@ -111,39 +102,35 @@ def is_journal(descriptor: int, environment: Mapping[str, str]) -> bool:
     return environment.get(JOURNAL_VARIABLE) == f"{status.st_dev}:{status.st_ino}"
 
 
-def _form(log_format: LogFormat, *, is_terminal: bool, is_journal: bool) -> list[Processor]:
+def _form(log_format: LogFormat) -> list[Processor]:
     """The last processors, which make a line of an event."""
-    is_json = log_format == "json" or (log_format == "auto" and not is_terminal and not is_journal)
-    if is_journal:
+    is_terminal, to_journal = os.isatty(STANDARD_ERROR), is_journal(STANDARD_ERROR, os.environ)
+    is_json = log_format == "json" or (log_format == "auto" and not is_terminal and not to_journal)
+    if to_journal:
         return [_json_with_priority if is_json else _text_with_priority]
     if is_json:
-        return [structlog.processors.TimeStamper(fmt="iso", utc=True), structlog.processors.JSONRenderer()]
+        return [structlog.processors.TimeStamper(fmt="iso", utc=True), _render_json]
     stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
     return [stamp, _text_in_colors if is_terminal else _text]
 
 
 def _cut(_logger: object, _method: str, event: EventDict) -> EventDict:
     """A processor: shorten long values."""
-    return {name: _shortened(value) if isinstance(value, str) else value for name, value in event.items()}
-
-
-def _shortened(text: str) -> str:
-    more = len(text) - VALUE_CHARACTERS_MAX
-    return f"{text[:VALUE_CHARACTERS_MAX]}... ({more} characters more)" if more > 0 else text
+    for name, value in event.items():
+        if isinstance(value, str) and (more := len(value) - VALUE_CHARACTERS_MAX) > 0:
+            event[name] = f"{value[:VALUE_CHARACTERS_MAX]}... ({more} characters more)"
+    return event
 
 
 def _text_with_priority(_logger: object, method: str, event: EventDict) -> str:
-    """One line for the journal."""
     return f"<{PRIORITIES[method]}>{_line(event)}"
 
 
 def _text(_logger: object, method: str, event: EventDict) -> str:
-    """One line for a file."""
     return f"{event['timestamp']} {method:<7} {_line(event)}"
 
 
 def _text_in_colors(_logger: object, method: str, event: EventDict) -> str:
-    """One line for a terminal."""
     color = _COLORS[method]
     return f"{_DIM}{event['timestamp']}{_PLAIN} {color}{method:<7}{_PLAIN} {_line(event, _BOLD, _DIM, _PLAIN)}"
 
@@ -159,8 +146,7 @@ def _value(fact: object) -> str:
     text = escaped(str(fact))
     if text and not set(' "=') & set(text):
         return text
-    inner = text.replace('"', '\\"')
-    return f'"{inner}"'
+    return '"' + text.replace('"', '\\"') + '"'
 
 
 _NO_FACTS = {"event", "level", "timestamp"}

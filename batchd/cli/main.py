@@ -10,10 +10,10 @@ exception is a bug in batchd and keeps its traceback.
 
 import sys
 from importlib import import_module
-from importlib.metadata import version
 
 import click
 
+from batchd import __version__
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError
 from batchd.suggestions import suggestion
 
@@ -33,12 +33,17 @@ COMMANDS = {
 }
 """Every command in the order of the overview; ``batchd.cli.NAME`` has it as ``command``."""
 
+ENVIRONMENT = {
+    "BATCHD_ADDRESS": "where the daemon is, such as ipc:///run/batchd",
+    "BATCHD_WORKERS, …": "each key of [daemon] in capitals; overrides batchd.toml",
+}
+
 
 class _LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's interface
-        """Name the commands, in the order of the overview."""
+        """All commands, in the order of the overview."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  click's interface
@@ -52,9 +57,8 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the called command; suggest a name for an unknown one."""
-        name = args[0]
-        if name not in COMMANDS and not ctx.resilient_parsing:
-            ctx.fail(f"No such command '{name}'; {suggestion(name, list(COMMANDS))}")
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{args[0]}'; {suggestion(args[0], list(COMMANDS))}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's interface
@@ -67,24 +71,11 @@ class _LazyGroup(click.Group):
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(int(code)), meaning) for code, meaning in EXIT_CODE_MEANINGS.items()])
         with formatter.section("Environment"):
-            formatter.write_dl(
-                [
-                    ("BATCHD_ADDRESS", "where the daemon is, such as ipc:///run/batchd"),
-                    ("BATCHD_WORKERS, …", "each key of [daemon] in capitals; overrides batchd.toml"),
-                ]
-            )
-
-
-def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        click.echo(f"batchd {version('batchd')}")
-        ctx.exit()
+            formatter.write_dl(list(ENVIRONMENT.items()))
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
-)
+@click.version_option(__version__, message="batchd %(version)s", help="Print the version.")
 def cli() -> None:
     """Decode training batches once, into shared memory, for every trainer on the machine.
 

@@ -1,9 +1,7 @@
 """``batchd peek``: draw one batch of a stream as a new trainer would get it at that position.
 
-Runs in the user's shell.
-
-A batch without images is printed as a table. While a live stream has no samples, the command says
-so and waits.
+Runs in the user's shell. A batch without images is printed as a table. While a live stream has no
+samples, the command says so and waits.
 
 Invariant: the batch is a copy, so its slot is released at once.
 """
@@ -49,12 +47,7 @@ def _position(_context: click.Context, _parameter: click.Parameter, value: str) 
 @click.argument("stream", shell_complete=running_streams)
 @address_option
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("sheet.png"),
-    show_default=True,
-    help="The PNG file.",
+    "-o", "--output", type=click.Path(path_type=Path), default="sheet.png", show_default=True, help="The PNG file."
 )
 @click.option(
     "--at",
@@ -82,8 +75,7 @@ def command(  # noqa: PLR0917  one for each option
         )
     if not images:
         click.echo(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")
-        for line in batch_table(batch):
-            click.echo(line)
+        click.echo("\n".join(batch_table(batch)))
         return
     drawn = field or images[0]
     write_sheet(batch, output, drawn, is_bgr=bgr or drawn in batch.bgr_fields)
@@ -92,18 +84,17 @@ def command(  # noqa: PLR0917  one for each option
 
 @dataclass(frozen=True, slots=True)
 class PeekedBatch:
-    """A copy of one batch: ``arrays`` by field, each ``[samples, ...]``; ``classes`` may be empty.
-
-    ``varying``: the fields whose samples differ in shape, by name; their arrays have the shape of
-    the largest sample. ``bgr_fields``: images with the channels blue, green, red.
-    """
+    """A copy of one batch. ``classes`` may be empty."""
 
     epoch: int
     step: int
     classes: Sequence[str]
     arrays: Mapping[str, np.ndarray]
+    """By field, each ``[samples, ...]``, with the shape of the largest sample."""
     varying: Mapping[str, Room] = field(default_factory=dict)
+    """Fields whose samples differ in shape."""
     bgr_fields: Sequence[str] = ()
+    """Images with the channels blue, green, red."""
 
     @property
     def rows(self) -> int:
@@ -155,10 +146,7 @@ def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch
 
 def batch_table(batch: PeekedBatch) -> list[str]:
     """The fields of a batch with their types, and the values of its first samples."""
-    columns = [
-        [name, batch.type_text(name), *(_cell(value) for value in batch.samples(name)[:ROWS_MAX])]
-        for name in batch.arrays
-    ]
+    columns = [[name, batch.type_text(name), *map(_cell, batch.samples(name)[:ROWS_MAX])] for name in batch.arrays]
     return aligned(list(zip(*columns, strict=True)))
 
 

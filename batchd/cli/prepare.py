@@ -1,14 +1,11 @@
 """``batchd prepare``: a stream's samples, through its pipeline once, into shards.
 
-Runs in the user's shell.
-
-Needs no daemon: a process for each CPU writes shards of its own.
+Runs in the user's shell without a daemon: a process for each CPU writes shards of its own.
 """
 
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 import click
 from click.shell_completion import CompletionItem
@@ -109,9 +106,8 @@ def command(
         raise SourceInvalid(f"{config_file} has no stream {stream!r}; {suggestion(stream, list(config.streams))}")
     stream_config, storage = config.streams[stream], Storage(config.daemon.storage_limits())
     if seekable:
-        stream_config = stream_config.model_copy(
-            update={"pipeline": _seekable_pipeline(stream_config, short_side, image_format, storage)}
-        )
+        steps = _seekable_pipeline(stream_config, short_side, image_format, storage)
+        stream_config = stream_config.model_copy(update={"pipeline": steps})
     elif short_side is not None or as_files:
         given = "--files" if as_files else "--short-side"
         raise click.UsageError(f"{given} is for --seekable: without it, the pipeline says what is done and made")
@@ -124,9 +120,11 @@ def command(
         storage=storage,
         python_path=config.daemon.python_path or (),
     )
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(file=sys.stderr)
     try:
-        with _bar() as bar:
+        with Bar(*columns, TextColumn("{task.fields[bad]}"), console=console, transient=True) as bar:
             task = bar.add_task(stream, total=None, bad="")
 
             def show(samples: int, done: int, bad: int) -> None:
@@ -162,26 +160,9 @@ def _seekable_pipeline(
     return Decode(field=images[0]), Resize(field=images[0], shorter_side=short_side)
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _bar() -> Bar:
-    return Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[bad]}"),
-        console=Console(file=sys.stderr),
-        transient=True,
-    )
-
-
 def _summarise(folder: Path, stream: str, source: SourceOptions, prepared: Prepared) -> None:
     """Print what was written, and the source that serves it."""
-    count = len(prepared.shards)
-    bad = len(prepared.left_out)
+    count, bad = len(prepared.shards), len(prepared.left_out)
     good = prepared.samples - bad
     if prepared.files is not None:
         made = f"{counted(good, 'file')} of {round_bytes(prepared.files.total_bytes)}"

@@ -19,7 +19,6 @@ from batchd_wire.status import (
     CacheStatistics,
     DaemonStatus,
     LiveStatistics,
-    ReloadOutcome,
     StreamStatistics,
     TrainerStatistics,
     read_status,
@@ -48,8 +47,10 @@ def command(address: str | None, as_json: bool) -> None:
     status = read_status(plain)
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
     console.print(_headline(status), soft_wrap=True)
-    if status.daemon.reload:
-        console.print(_last_reload(status.daemon.reload), soft_wrap=True)
+    if last := status.daemon.reload:
+        when = datetime.fromtimestamp(last.time_s, UTC).astimezone().isoformat(" ", "seconds")
+        how = "the last reload was refused" if last.failed else "last reload"
+        console.print(f"{how}, {when}: {last.text}", soft_wrap=True)
     console.print(_streams(status))
     if any(stream.subscriptions for stream in status.streams):
         console.print(_trainers(status))
@@ -80,13 +81,6 @@ def _headline(status: DaemonStatus) -> str:
     )
 
 
-def _last_reload(outcome: ReloadOutcome) -> str:
-    """Time and outcome of the last reload."""
-    when = datetime.fromtimestamp(outcome.time_s, UTC).astimezone().isoformat(" ", "seconds")
-    how = "the last reload was refused" if outcome.failed else "last reload"
-    return f"{how}, {when}: {outcome.text}"
-
-
 def _streams(status: DaemonStatus) -> Table:
     table = _table("stream", "samples", "batches", "ring", "decoded", "delivered", "shared", "bad", "ms/sample")
     for stream in status.streams:
@@ -106,24 +100,17 @@ def _streams(status: DaemonStatus) -> Table:
 
 def _mailbox(live: LiveStatistics) -> str:
     """Counts of the producers, and the fill of the mailbox."""
+    waiting = f" ({live.waiting_producers} waiting)" if live.waiting_producers else ""
     facts = [
-        counted(live.producers, "producer")
-        + (f" ({live.waiting_producers} waiting)" if live.waiting_producers else ""),
+        f"{counted(live.producers, 'producer')}{waiting}",
         f"{counted(live.pushed_samples, 'sample')} pushed",
         f"{live.queued_samples + live.bound_samples:,} of {live.capacity:,} places taken",
-        *(
-            f"{count:,} {meaning}"
-            for count, meaning in (
-                (live.dropped_oldest, "dropped as the oldest"),
-                (live.dropped_newest, "dropped as they came"),
-                (live.refused_pushes, "refused"),
-            )
-            if count
-        ),
+        live.dropped_oldest and f"{live.dropped_oldest:,} dropped as the oldest",
+        live.dropped_newest and f"{live.dropped_newest:,} dropped as they came",
+        live.refused_pushes and f"{live.refused_pushes:,} refused",
+        live.lost_batches and f"{counted(live.lost_batches, 'batch')} that not all trainers got",
     ]
-    if live.lost_batches:
-        facts.append(f"{counted(live.lost_batches, 'batch')} that not all trainers got")
-    return ", ".join(facts)
+    return ", ".join(str(fact) for fact in facts if fact)
 
 
 def _cache(stream: StreamStatistics, cache: CacheStatistics) -> str:
@@ -148,14 +135,13 @@ def _trainers(status: DaemonStatus) -> Table:
     for stream in status.streams:
         for one in stream.subscriptions:
             trainer = names.get(one.session, _GONE)
-            at = "at its end" if one.epoch is None else f"epoch {one.epoch}, step {one.step}"
             table.add_row(
                 trainer.name,
                 "?" if trainer is _GONE else str(trainer.pid or "-"),
                 _origin(trainer),
                 stream.name,
                 f"{one.rank} of {one.world_size}",
-                at,
+                "at its end" if one.epoch is None else f"epoch {one.epoch}, step {one.step}",
                 str(one.held_slots),
                 f"{one.ready_ahead} of {one.window}",
                 "waiting" if one.waiting else "busy",

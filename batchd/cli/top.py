@@ -2,8 +2,7 @@
 
     draw what has changed --> wait for an answer, the next poll, a key, or a resize
 
-If the daemon ends, its last numbers stay with a note, and the command looks for it until it is
-back.
+If the daemon ends, its last numbers stay with a note until there is a daemon again.
 
 Invariant: at any end the terminal is restored.
 """
@@ -15,10 +14,9 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from time import monotonic
 from types import FrameType
-from typing import Self
 
 import click
 from rich.console import Console, RenderableType
@@ -61,7 +59,7 @@ def command(address: str | None, interval_s: float, once: bool) -> None:
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         _print_once(address, interval_s)
         return
-    with Source(address) as source:
+    with closing(Source(address)) as source:
         source.open()
         with _terminal() as wake, Live(console=_console(), screen=True, auto_refresh=False) as live:
             _watch(source, live, wake, interval_s)
@@ -78,12 +76,6 @@ class Source:
         self.window = StatusWindow()
         self.notice = ""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._close()
-
     def open(self) -> None:
         """Open a session. Raises ``DaemonUnreachable``."""
         self._session = self._stack.enter_context(running_daemon(self._address))
@@ -92,7 +84,12 @@ class Source:
     def ask(self) -> None:
         """Request the status, unless a request is pending; reconnect if the daemon has ended."""
         if self._session is None:
-            self._try_again()
+            try:
+                self.open()
+            except DaemonUnreachable:
+                return
+            except BatchdError as error:
+                self.notice = str(error)
         elif self._asked_s is None:
             self._asked_s = monotonic()
             with suppress(SessionLost):  # which `take` meets again
@@ -100,8 +97,9 @@ class Source:
         elif monotonic() - self._asked_s >= SILENT_S:
             self.notice = f"no answer for {duration(monotonic() - self._asked_s)}: these are its last numbers"
 
-    def sources(self) -> list[int]:
-        """The descriptor that is readable when a message has arrived."""
+    @property
+    def descriptors(self) -> list[int]:
+        """Readable when a message has arrived."""
         return self._session.descriptors if self._session is not None else []
 
     def take(self) -> bool:
@@ -112,7 +110,7 @@ class Source:
             with client_errors():
                 reply = self._session.answer()
         except DaemonUnreachable:
-            self._close()
+            self.close()
             self.notice = "the daemon has gone: these are its last numbers, and it is looked for"
             return True
         if not isinstance(reply, Status):
@@ -121,15 +119,8 @@ class Source:
         self.window.add(read_status(reply.status))
         return True
 
-    def _try_again(self) -> None:
-        try:
-            self.open()
-        except DaemonUnreachable:
-            return
-        except BatchdError as error:
-            self.notice = str(error)
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the session; ``open`` may follow."""
         self._stack.close()
         self._session = self._asked_s = None
 
@@ -156,16 +147,13 @@ def _watch(source: Source, live: Live, wake: int, interval_s: float) -> None:
         if is_news or shown != (source.notice, size):
             live.update(_drawn(source.window, size.width, size.height, source.notice), refresh=True)
             shown = source.notice, size
-        ready = select.select([sys.stdin, wake, *source.sources()], [], [], max(0.0, due_s - monotonic()))[0]
+        ready = select.select([sys.stdin, wake, *source.descriptors], [], [], max(0.0, due_s - monotonic()))[0]
         if wake in ready:
             os.eventfd_read(wake)
-        if sys.stdin in ready and _wants_to_end():
-            return
-
-
-def _wants_to_end() -> bool:
-    keys = os.read(sys.stdin.fileno(), 1024)
-    return not keys or any(key in QUIT_KEYS for key in keys)
+        if sys.stdin in ready:
+            keys = os.read(sys.stdin.fileno(), 1024)
+            if not keys or any(key in QUIT_KEYS for key in keys):
+                return
 
 
 def _drawn(window: StatusWindow, width: int, height: int | None, notice: str) -> RenderableType:
@@ -188,9 +176,8 @@ def _terminal() -> Iterator[int]:
     def changed(_number: int, _frame: FrameType | None) -> None:
         os.eventfd_write(wake, 1)
 
-    former = {
-        number: signal.signal(number, action) for number, action in ((signal.SIGWINCH, changed), (signal.SIGTERM, _end))
-    }
+    actions = {signal.SIGWINCH: changed, signal.SIGTERM: _end}
+    former = {number: signal.signal(number, action) for number, action in actions.items()}
     try:
         tty.setcbreak(sys.stdin)
         yield wake

@@ -9,11 +9,10 @@ import click
 
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option
-from batchd.diagnosis.readings import Reading, compare
-from batchd.diagnosis.verdicts import Verdict, judge
+from batchd.diagnosis.readings import compare
+from batchd.diagnosis.verdicts import judge
 from batchd.errors import BatchdError
 from batchd_client.asking import ask_status
-from batchd_wire.status import DaemonStatus
 
 SECONDS = 5.0
 
@@ -34,7 +33,12 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
 
     Samples the daemon's counters twice. With STREAM, only its trainers.
     """
-    before, after = _look_twice(address, seconds)
+    with running_daemon(address) as session:
+        before = ask_status(session)
+        if sys.stderr.isatty():
+            click.echo(f"looking for {seconds:g} s", err=True)
+        time.sleep(seconds)
+        after = ask_status(session)
     names = [one.name for one in after.streams]
     if stream is not None and stream not in names:
         raise BatchdError(f"there is no stream {stream!r}; there are {', '.join(names)}")
@@ -45,25 +49,10 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
     if as_json:
         click.echo(json.dumps([asdict(one) | {"kind": one.kind.value} for one in verdicts], indent=2))
         return
-    for line in _lines(verdicts, after, stream, reading):
-        click.echo(line)
-
-
-def _look_twice(address: str | None, seconds: float) -> tuple[DaemonStatus, DaemonStatus]:
-    """Two statuses of the daemon, so many seconds apart."""
-    with running_daemon(address) as session:
-        before = ask_status(session)
-        if sys.stderr.isatty():
-            click.echo(f"looking for {seconds:g} s", err=True)
-        time.sleep(seconds)
-        return before, ask_status(session)
-
-
-def _lines(verdicts: list[Verdict], status: DaemonStatus, stream: str | None, reading: Reading) -> list[str]:
-    """The lines to print: verdicts, or why there are none."""
+    read = [one.name for one in after.streams if one.subscriptions and stream in (None, one.name)]
     if verdicts:
-        return [str(verdict) for verdict in verdicts]
-    read = [one.name for one in status.streams if one.subscriptions and stream in (None, one.name)]
-    if read:
-        return [f"the trainers of {', '.join(read)} came less than {reading.seconds:.0f} s ago: try again"]
-    return [f"no trainer reads {stream or 'any stream'}: nobody waits"]
+        click.echo("\n".join(map(str, verdicts)))
+    elif read:
+        click.echo(f"the trainers of {', '.join(read)} came less than {reading.seconds:.0f} s ago: try again")
+    else:
+        click.echo(f"no trainer reads {stream or 'any stream'}: nobody waits")

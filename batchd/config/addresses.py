@@ -5,7 +5,7 @@ doubt a host is not loopback.
 """
 
 import re
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
 EVERYWHERE = "*"
 HTTP_DEFAULT = "127.0.0.1:7071"
@@ -15,6 +15,7 @@ _LOCALHOST = "localhost"
 _LOOPBACK = IPv4Network("127.0.0.0/8")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _NUMERIC = re.compile(r"[0-9.]+", re.ASCII)
+"""Digits and dots alone are no name."""
 _PORT = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
 _HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.ASCII)
 
@@ -41,11 +42,10 @@ def host_name(text: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """True if only this machine can reach ``host``: 127.0.0.0/8, ::1 and the name localhost."""
-    if host.lower() == _LOCALHOST:
-        return True
-    if ":" in host:
-        return _is_version_6(host) and IPv6Address(host) == IPv6Address("::1")
-    return _is_version_4(host) and IPv4Address(host) in _LOOPBACK
+    address = _address(host)
+    if isinstance(address, IPv4Address):
+        return address in _LOOPBACK
+    return host.lower() == _LOCALHOST or address == IPv6Address("::1")
 
 
 def tcp_endpoint(text: str) -> str:
@@ -57,7 +57,7 @@ def tcp_endpoint(text: str) -> str:
 
 
 def _parse(text: str, example: str, port_min: int) -> tuple[str, int]:
-    """Read a host and a port. Raises ``ValueError`` that ends with ``example``."""
+    """Read a host and a port. Raises ``ValueError`` with ``example``."""
     if "://" in text:
         raise ValueError(f"is written without {text.partition('://')[0]}://; {example}")
     host, colon, port = text.rpartition(":")
@@ -67,33 +67,17 @@ def _parse(text: str, example: str, port_min: int) -> tuple[str, int]:
         raise ValueError(f"must end with a port from {port_min} to {PORT_MAX}; {example}")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-        if not _is_version_6(host):
+        if not isinstance(_address(host), IPv6Address):
             raise ValueError(f"has no IPv6 address in its brackets; {example}")
     elif ":" in host:
         raise ValueError(f"must have an IPv6 address in brackets; {example}")
-    elif not _is_host(host):
+    elif not (host == EVERYWHERE or _address(host) or (_NAME.fullmatch(host) and not _NUMERIC.fullmatch(host))):
         raise ValueError(f"has no host that can be an address or a name; {example}")
     return host, int(port)
 
 
-def _is_host(host: str) -> bool:
-    """True for an IPv4 address, the star and a possible name; only digits and dots are no name."""
-    if host == EVERYWHERE or _is_version_4(host):
-        return True
-    return bool(_NAME.fullmatch(host)) and not _NUMERIC.fullmatch(host)
-
-
-def _is_version_4(host: str) -> bool:
+def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        IPv4Address(host)
+        return ip_address(host)
     except ValueError:
-        return False
-    return True
-
-
-def _is_version_6(host: str) -> bool:
-    try:
-        IPv6Address(host)
-    except ValueError:
-        return False
-    return True
+        return None

@@ -1,31 +1,19 @@
 """How many CPUs this process may use. Daemon and CLI; standard library only.
 
 The answer is the affinity mask ∩ the CPU quota of the control group and of every group above it,
-version 1 or 2. Never ``os.cpu_count()``: it counts the machine, and in a container that is someone
-else's.
+version 1 or 2. Never ``os.cpu_count()``: it counts the CPUs of the machine, not of the container.
 
-Invariant: the answer is at least 1, and a file that is missing or odd means "no quota", never an
-error.
+Invariant: the answer is at least 1; a missing or malformed file means "no quota", never an error.
 """
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    """One line of mountinfo: ``root`` of the hierarchy is mounted at ``point``."""
-
-    root: Path
-    point: Path
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
+class ControlGroup(NamedTuple):
     """A control group that limits this process, or one above it."""
 
     folder: Path
@@ -39,23 +27,27 @@ def available_cpus(filesystem: Path = Path("/")) -> int:
 
 def cpu_quotas(filesystem: Path = Path("/")) -> Iterator[float]:
     """Each CPU quota that applies, in CPUs."""
-    for group in control_groups("cpu", filesystem):
-        yield from _quota(group.folder, group.version)
+    for folder, version in control_groups("cpu", filesystem):
+        if version == 1:
+            words = [_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        else:
+            words = _read(folder / "cpu.max").split()
+        match words:
+            case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+                yield int(quota) / int(period)
 
 
-def control_groups(controller: str, filesystem: Path = Path("/")) -> Iterator[Group]:
+def control_groups(controller: str, filesystem: Path = Path("/")) -> Iterator[ControlGroup]:
     """The groups whose ``controller`` ("cpu", "memory", "pids") limits this process."""
     groups = _groups(filesystem, controller)
-    for mount in _mounts(filesystem, controller):
-        group = groups.get(mount.version)
-        if group is None:
-            continue
-        shown = group.relative_to(mount.root) if group.is_relative_to(mount.root) else Path()
-        top = filesystem / mount.point.relative_to("/")
-        folder = top / shown
-        for level in (folder, *folder.parents):
-            if level.is_relative_to(top):
-                yield Group(level, mount.version)
+    for version, root, point in _mounts(filesystem, controller):
+        group = groups.get(version)
+        if group is not None:
+            top = filesystem / point.relative_to("/")
+            folder = top / group.relative_to(root) if group.is_relative_to(root) else top
+            for level in (folder, *folder.parents):
+                if level.is_relative_to(top):
+                    yield ControlGroup(level, version)
 
 
 def _groups(filesystem: Path, controller: str) -> dict[int, Path]:
@@ -71,28 +63,15 @@ def _groups(filesystem: Path, controller: str) -> dict[int, Path]:
     return groups
 
 
-def _mounts(filesystem: Path, controller: str) -> Iterator[_Mount]:
-    """Mounts that may have a controller. In mountinfo, proc(5), the type follows a lone hyphen."""
+def _mounts(filesystem: Path, controller: str) -> Iterator[tuple[int, Path, Path]]:
+    """Version, root of the hierarchy and mount point of each mount that may have ``controller``."""
     for line in _read(filesystem / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        places, kind = before.split(), after.split()
-        if len(places) < 5 or len(kind) < 3:  # noqa: PLR2004  proc(5): root and mount point are words 4 and 5
-            continue
-        if kind[0] == "cgroup2":
-            yield _Mount(Path(places[3]), Path(places[4]), version=2)
-        elif kind[0] == "cgroup" and controller in kind[2].split(","):
-            yield _Mount(Path(places[3]), Path(places[4]), version=1)
-
-
-def _quota(folder: Path, version: int) -> Iterator[float]:
-    """The quota of one group, in CPUs, if it has one."""
-    if version == 2:  # noqa: PLR2004  the version of the control groups
-        words = _read(folder / "cpu.max").split()
-    else:
-        words = [_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-    match words:
-        case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period) > 0:
-            yield int(quota) / int(period)
+        before, _, after = line.partition(" - ")  # proc(5): the type follows a lone hyphen
+        match before.split(), after.split():
+            case [_, _, _, root, point, *_], ["cgroup2", _, _, *_]:
+                yield 2, Path(root), Path(point)
+            case [_, _, _, root, point, *_], ["cgroup", _, options, *_] if controller in options.split(","):
+                yield 1, Path(root), Path(point)
 
 
 def _read(path: Path) -> str:

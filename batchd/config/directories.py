@@ -7,7 +7,7 @@ for this user, or this user can create it.
 import os
 from pathlib import Path
 
-from batchd.config.schema import meaning_of
+from batchd.config.schema import problem_at
 from batchd.errors import ConfigInvalid, Problem
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories, runtime_directory
 
@@ -22,15 +22,16 @@ def choose_runtime_directory(configured: Path | None) -> RuntimeDirectory:
     """
     directory = configured or next(filter(_is_usable, candidate_directories()), None)
     if directory is None:
-        raise _invalid(
+        text = (
             f"no directory for the sockets: uid {os.geteuid()} may not write "
             f"{' or '.join(map(str, candidate_directories()))}; set runtime_dir in batchd.toml"
             + ("" if os.environ.get("XDG_RUNTIME_DIR") else ", or $XDG_RUNTIME_DIR, which is not set")
         )
+        raise ConfigInvalid([problem_at(("daemon", "runtime_dir"), text)])
     try:
         return runtime_directory(directory)
     except ValueError as error:
-        raise _invalid(str(error)) from None
+        raise ConfigInvalid([problem_at(("daemon", "runtime_dir"), str(error))]) from None
 
 
 def default_cache_dir() -> Path | None:
@@ -50,10 +51,8 @@ def default_keys_dir() -> Path:
         return SYSTEM_KEYS_DIRECTORY
     base = _users_directory("XDG_CONFIG_HOME", "~/.config")
     if base is None:
-        text = (
-            f"no directory for the keys: uid {os.geteuid()} has no home; set keys_dir in [daemon] (or BATCHD_KEYS_DIR)"
-        )
-        raise ConfigInvalid([Problem("daemon.keys_dir", text)])
+        text = f"no directory for the keys: uid {os.geteuid()} has no home; set keys_dir in [daemon]"
+        raise ConfigInvalid([Problem("daemon.keys_dir", f"{text} (or BATCHD_KEYS_DIR)")])
     return base / "batchd" / "keys"
 
 
@@ -69,7 +68,3 @@ def _is_usable(directory: Path) -> bool:
     """True if this user may create sockets in it, or may create it."""
     existing = directory if os.path.exists(directory) else directory.parent  # noqa: PTH110  Path's may raise
     return os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)  # noqa: PTH112  the same
-
-
-def _invalid(message: str) -> ConfigInvalid:
-    return ConfigInvalid([Problem("daemon.runtime_dir", message, meaning_of(("daemon", "runtime_dir"), {}))])

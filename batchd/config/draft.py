@@ -11,12 +11,15 @@ guessed.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
+from batchd.config.schema import item_at
 from batchd.config.tree import DaemonConfig, Mark, StreamConfig, keys_marked
 from batchd.errors import KeyPath
 from batchd.pipeline.kinds import STEP_KINDS
@@ -41,31 +44,28 @@ _STAND_INS: Mapping[str, object] = {"path": "anywhere", "root": "anywhere", "sha
 
 
 class Gap(NamedTuple):
-    """A step with wrong options. ``field``: its field, if it has the key.
-
-    ``touches``: the fields that it may read or make; None for any.
-    """
+    """A step with wrong options."""
 
     op: str
     field: str | None = None
+    """Its field, if it has the key."""
     touches: frozenset[str] | None = None
+    """The fields that it may read or make; None for any."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamDraft:
-    """The valid parts of a stream. ``data``: its table.
+class StreamDraft(NamedTuple):
+    """The valid parts of a stream."""
 
-    ``sources``: the source with the key (); if its options are wrong, its valid parts, each with
-    its key in the source. ``source_fields``: the fields that sources with wrong options add to
-    those of their parts. ``steps``: valid ones by their index in the pipeline; ``gaps``: the
-    others.
-    """
-
-    sources: tuple[tuple[KeyPath, SourceOptions], ...]
-    source_fields: tuple[str, ...]
+    sources: Sequence[tuple[KeyPath, SourceOptions]]
+    """The source with the key (), or its valid parts, each with its key in the source."""
+    source_fields: Sequence[str]
+    """The fields that sources with wrong options add to those of their parts."""
     steps: Mapping[int, StepOptions]
+    """By their index in the pipeline."""
     gaps: Mapping[int, Gap]
+    """The other steps."""
     data: Mapping[str, object]
+    """The table of the stream."""
 
 
 def whole_draft(stream: StreamConfig) -> StreamDraft:
@@ -79,7 +79,6 @@ def stream_drafts(data: Mapping[str, object]) -> dict[str, StreamDraft]:
 
 
 def _tables(data: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
-    """The tables of the streams of a file, by name."""
     streams = data.get("streams")
     tables = streams.items() if isinstance(streams, dict) else ()
     return [(name, table) for name, table in tables if isinstance(table, dict)]
@@ -93,22 +92,18 @@ def _stream_draft(table: Mapping[str, object]) -> StreamDraft:
     read = {place: _read(_STEP, item) for place, item in enumerate(items)} if isinstance(items, list) else {0: None}
     steps = {place: step for place, step in read.items() if step is not None}
     gaps = {place: _gap(items[place] if isinstance(items, list) else None) for place in read.keys() - steps.keys()}
-    return StreamDraft(tuple(sources), tuple(source_fields), steps, gaps, table)
+    return StreamDraft(sources, source_fields, steps, gaps, table)
 
 
 def daemon_draft(data: Mapping[str, object]) -> tuple[DaemonConfig, frozenset[str]]:
     """[daemon] with defaults for its wrong keys, and those keys."""
     table = data.get("daemon")
-    if not isinstance(table, dict):
-        return DaemonConfig(), frozenset(DaemonConfig.model_fields)
-    try:
-        return _daemon(table), frozenset()
-    except ValidationError as error:
-        wrong = frozenset(str(details["loc"][0]) for details in error.errors() if details["loc"])
-    try:
-        return _daemon({key: value for key, value in table.items() if key not in wrong}), wrong
-    except ValidationError:
-        return DaemonConfig(), frozenset(DaemonConfig.model_fields)
+    if isinstance(table, dict):
+        wrong = _wrong_keys(DaemonConfig.model_validate_json, table)
+        kept = {key: value for key, value in table.items() if key not in wrong}
+        with suppress(ValidationError):
+            return DaemonConfig.model_validate_json(json.dumps(kept, default=str), strict=True), wrong
+    return DaemonConfig(), frozenset(DaemonConfig.model_fields)
 
 
 def hidden_problems(data: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
@@ -116,79 +111,78 @@ def hidden_problems(data: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
     return [
         (("streams", name, *key), text)
         for name, table in _tables(data)
-        for key, text in [*_wrong_together(table), *_hidden_in_source(("source",), table.get("source"))]
+        for key, text in [*_hidden_in_stream(table), *_hidden_in_source(("source",), table.get("source"))]
     ]
 
 
-def _wrong_together(table: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
+def _hidden_in_stream(table: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
     """Conflicts between the keys of a stream; keys that are wrong get plain values meanwhile."""
     table = {**table, "pipeline": []}
-    wrong = {key[0] for key in _wrong_keys(StreamConfig.model_validate_json, table)}
-    if "lag" in wrong or not _is_kind(table.get("source")):
+    wrong = _wrong_keys(StreamConfig.model_validate_json, table)
+    if "lag" in wrong or item_at(table.get("source"), "type") not in SOURCE_KINDS:
         table.pop("max_skew", None)
     cache_keys = {"cache", *keys_marked(Mark.OF_CACHE, StreamConfig)}
     if wrong & cache_keys:
         table = {key: value for key, value in table.items() if key not in cache_keys}
     stand_ins: dict[str, object] = {"batch_size": 1, "source": _like(table.get("source"))}
     kept = {key: value for key, value in table.items() if key not in wrong}
-    return _found_by(
-        StreamConfig.model_validate_json, {**kept, **{key: value for key, value in stand_ins.items() if key in wrong}}
-    )
-
-
-def _is_kind(source: object) -> bool:
-    return isinstance(source, dict) and source.get("type") in SOURCE_KINDS
+    kept |= {key: value for key, value in stand_ins.items() if key in wrong}
+    return _wrong_together(StreamConfig.model_validate_json, kept)
 
 
 def _like(source: object) -> dict[str, object]:
     """A valid source that allows the same keys of the stream as ``source``."""
-    table = source if isinstance(source, dict) else {}
-    if table.get("type") == "generator":
-        return {"type": "generator", "function": "any:thing", "fields": {"x": "int64"}}
-    if table.get("type") != "push":
-        return {"type": "folder", "path": "anywhere"}
-    push = {"type": "push", "fields": {"x": "int64"}}
-    given = {**push, **{key: value for key, value in table.items() if key == "capacity"}}
-    return given if _read(_SOURCE, given) else {**push, "capacity": CAPACITY_MAX}
+    push: dict[str, object] = {"type": "push", "fields": {"x": "int64"}}
+    match source:
+        case {"type": "generator"}:
+            return {"type": "generator", "function": "any:thing", "fields": {"x": "int64"}}
+        case {"type": "push", "capacity": capacity}:
+            given = {**push, "capacity": capacity}
+            return given if _read(_SOURCE, given) else {**push, "capacity": CAPACITY_MAX}
+        case {"type": "push"}:
+            return push
+    return {"type": "folder", "path": "anywhere"}
 
 
 def _hidden_in_source(key: KeyPath, source: object) -> list[tuple[KeyPath, str]]:
     """Problems between the valid keys of a source, and of its parts."""
     if not isinstance(source, dict):
         return []
-    wrong = {inner[0] for inner in _wrong_keys(_SOURCE.validate_json, source)}
+    wrong = _wrong_keys(_SOURCE.validate_json, source)
     kept = {name: value for name, value in source.items() if name not in wrong}
     stand_ins = {name: value for name, value in _STAND_INS.items() if name in wrong}
-    found = _found_by(_SOURCE.validate_json, {**kept, **stand_ins}) if wrong else []
-    several, one = source.get("sources"), source.get("of")
-    parts = [(("sources", number), part) for number, part in enumerate(several)] if isinstance(several, list) else []
+    found = _wrong_together(_SOURCE.validate_json, {**kept, **stand_ins}) if wrong else []
     return [
         *(((*key, *inner), text) for inner, text in found if inner and inner[0] in kept),
-        *(told for inner, part in [*parts, (("of",), one)] for told in _hidden_in_source((*key, *inner), part)),
+        *(problem for inner, part in _parts(source) for problem in _hidden_in_source((*key, *inner), part)),
     ]
 
 
-def _wrong_keys(validate: Callable[..., object], table: Mapping[str, object]) -> set[KeyPath]:
-    """Paths of the keys that are wrong by themselves."""
+def _parts(source: Mapping[str, object]) -> list[tuple[KeyPath, object]]:
+    """The sources that a source is made of, each with its key."""
+    several = source.get("sources")
+    if isinstance(several, list):
+        return [(("sources", number), part) for number, part in enumerate(several)]
+    return [(("of",), source.get("of"))]
+
+
+def _errors(validate: Callable[..., object], table: Mapping[str, object]) -> list[ErrorDetails]:
     try:
         validate(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
-        return {details["loc"] for details in error.errors() if details["loc"]}
-    return set()
-
-
-def _found_by(validate: Callable[..., object], table: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
-    """Problems between the keys of a table whose keys are right by themselves."""
-    try:
-        validate(json.dumps(table, default=str), strict=True)
-    except ValidationError as error:
-        errors = [details.get("ctx", {}).get("error") for details in error.errors()]
-        return [found for one in errors if isinstance(one, OptionsInvalid) for found in one.found]
+        return error.errors()
     return []
 
 
-def _daemon(table: Mapping[str, object]) -> DaemonConfig:
-    return DaemonConfig.model_validate_json(json.dumps(table, default=str), strict=True)
+def _wrong_keys(validate: Callable[..., object], table: Mapping[str, object]) -> frozenset[str]:
+    """The keys of a table that are wrong by themselves."""
+    return frozenset(str(details["loc"][0]) for details in _errors(validate, table) if details["loc"])
+
+
+def _wrong_together(validate: Callable[..., object], table: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
+    """Problems between the keys of a table whose keys are right by themselves."""
+    causes = [details.get("ctx", {}).get("error") for details in _errors(validate, table)]
+    return [found for cause in causes if isinstance(cause, OptionsInvalid) for found in cause.found]
 
 
 def _read_source(
@@ -199,23 +193,20 @@ def _read_source(
     if source is not None:
         sources.append((key, source))
     elif isinstance(data, dict):
-        several, one, added = data.get("sources"), data.get("of"), data.get("source_field")
+        added = data.get("source_field")
         if isinstance(added, str) and added:
             source_fields.append(added)
-        if isinstance(several, list):
-            for number, part in enumerate(several):
-                _read_source((*key, "sources", number), part, sources, source_fields)
-        elif isinstance(one, dict):
-            _read_source((*key, "of"), one, sources, source_fields)
+        for inner, part in _parts(data):
+            _read_source((*key, *inner), part, sources, source_fields)
 
 
 def _gap(data: object) -> Gap:
     """The fields that a step may be about, by its keys and by the defaults of its kind."""
     table = data if isinstance(data, dict) else {}
-    op = table.get("op")
-    kind = STEP_KINDS.get(nearest(op, STEP_KINDS) or "") if isinstance(op, str) else None
-    if not isinstance(op, str) or kind is None or kind is STEP_KINDS["call"]:
-        return Gap(str(op))
+    op = str(table.get("op"))
+    kind = STEP_KINDS.get(nearest(op, STEP_KINDS) or "")
+    if not isinstance(table.get("op"), str) or kind is None or kind is STEP_KINDS["call"]:
+        return Gap(op)
     defaults = {option.name: option.default for option in fields(kind)}
     given = [table.get(name, defaults.get(name)) for name in _NAMING]
     listed = table.get("fields", ())
@@ -228,7 +219,7 @@ def _gap(data: object) -> Gap:
 
 
 def _read(adapter: TypeAdapter[_T], data: object) -> _T | None:
-    """Validate ``data``; None if it is invalid."""
+    """``data`` as the adapter's type; None if it is invalid."""
     try:
         return adapter.validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError:

@@ -16,16 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from batchd.config.problems import key_lines, locate, problems_from
-from batchd.config.schema import change_paths, path_keys
+from batchd.config.problems import key_lines, problems_from
+from batchd.config.schema import change_paths, item_at, path_keys
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import ConfigInvalid, KeyPath, Problem, path_text
 from batchd.storage.location import looks_like_url
 from batchd.suggestions import suggestion
+from batchd_wire.wording import counted
 
 ENVIRONMENT_PREFIX = "BATCHD_"
 FILE_BYTES_MAX = 4 << 20
@@ -36,8 +37,7 @@ _TOPMOST = ("", "daemon", "streams")
 _TOML_TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(NamedTuple):
     """A value of the environment or the command line. ``origin``: its variable or option."""
 
     path: KeyPath
@@ -62,29 +62,43 @@ def load_config(
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration as it was read, valid or not.
-
-    ``data``: the merged values of file, environment and command line. ``config``: None if ``data``
-    is not valid.
-    """
+    """A configuration as it was read, valid or not."""
 
     config: Config | None
+    """None if ``data`` is not valid."""
     data: Mapping[str, object]
+    """The merged values of file, environment and command line."""
     problems: tuple[Problem, ...]
     """Without lines yet."""
-    changes: tuple["_Change", ...]
+    changes: tuple[_Change, ...]
     lines: Mapping[KeyPath, int]
 
     def located(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Problems in the order of the file, with their lines, or origins outside of it."""
-        return _locate_outside(_name_origins(problems, self.changes), self.changes, self.lines)
+        """Problems in the order of the file, with their lines, or origins outside of it.
+
+        The line is that of the key, or of the nearest table around it.
+        """
+        lines = {path_text(path): line for path, line in self.lines.items()}
+        changes = [(path_text(change.path), change.origin) for change in self.changes]
+        located = []
+        for problem in problems:
+            origins = [origin for path, origin in changes if _is_within(problem.path, path)]
+            if origins:
+                located.append(replace(problem, message=f"{problem.message} (set by {origins[-1]})"))
+                continue
+            is_part = problem.path not in _TOPMOST
+            parts = [origin for path, origin in changes if is_part and _is_within(path, problem.path)]
+            words = f" (in part set by {' and '.join(parts)})" if parts else ""
+            around = max((path for path in lines if _is_within(problem.path, path)), key=len, default="")
+            located.append(replace(problem, message=problem.message + words, line=problem.line or lines.get(around)))
+        return sorted(located, key=lambda problem: problem.line or 0)
 
 
 def read_config(
     file: Path, overrides: Mapping[str, str] = _NOTHING, environment: Mapping[str, str] | None = None
 ) -> LoadedConfig:
     """Read a configuration like ``load_config``. Raises ``ConfigInvalid`` if it is not TOML."""
-    text = read_text(file)
+    text = _read_text(file)
     data = _parse(text, file)
     _make_paths_absolute(data, file.absolute().parent)
     if isinstance(daemon := data.setdefault("daemon", {}), dict):
@@ -100,8 +114,7 @@ def read_config(
     return LoadedConfig(config, data, tuple(problems), tuple(changes), key_lines(text))
 
 
-def read_text(file: Path) -> str:
-    """Read a configuration file. Raises ``ConfigInvalid`` with the reason if it cannot be read."""
+def _read_text(file: Path) -> str:
     try:
         with file.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
@@ -150,13 +163,14 @@ def _change(
     """Apply the environment to ``data``, then the command line."""
     changes: list[_Change] = []
     problems: list[Problem] = []
-    given: list[tuple[KeyPath, str, str]] = []
     streams = data.get("streams")
     known = list(streams) if isinstance(streams, dict) else []
-    for name in DaemonConfig.model_fields:
-        variable = ENVIRONMENT_PREFIX + name.upper()
-        if environment.get(variable):
-            given.append((("daemon", name), environment[variable], variable))
+    variables = {name: ENVIRONMENT_PREFIX + name.upper() for name in DaemonConfig.model_fields}
+    given: list[tuple[KeyPath, str, str]] = [
+        (("daemon", name), environment[variable], variable)
+        for name, variable in variables.items()
+        if environment.get(variable)
+    ]
     for dotted, text in overrides.items():
         path = _dotted_path(dotted)
         if path is None:
@@ -181,7 +195,8 @@ def _without_strangers(data: dict[str, object], known: Sequence[str], changes: S
     if not known or not isinstance(streams, dict):
         return []
     for name in [name for name in streams if name not in known]:
-        if not _could_be_stream(streams[name]):
+        source = item_at(streams[name], "source")
+        if not isinstance(source, dict) or "type" not in source:
             del streams[name]
             problems += [
                 Problem(path_text(change.path), f"the file has no stream {name!r}; {suggestion(name, known)}")
@@ -191,15 +206,10 @@ def _without_strangers(data: dict[str, object], known: Sequence[str], changes: S
     return problems
 
 
-def _could_be_stream(table: object) -> bool:
-    source = table.get("source") if isinstance(table, dict) else None
-    return isinstance(source, dict) and "type" in source
-
-
 def _dotted_path(dotted: str) -> KeyPath | None:
     """Split a path like TOML, with quotes; ``[1]`` is the same as ``.1``. None if it is no path."""
     try:
-        data: object = tomllib.loads(f"{_BRACKETS.sub(_without_brackets, dotted)} = 0")
+        data: object = tomllib.loads(_BRACKETS.sub(lambda match: match[1] or f".{match[2]}", dotted) + " = 0")
     except ValueError:
         return None
     path: KeyPath = ()
@@ -207,10 +217,6 @@ def _dotted_path(dotted: str) -> KeyPath | None:
         name, data = next(iter(data.items()))
         path += (name,)
     return path if data == 0 and "\n" not in dotted else None
-
-
-def _without_brackets(match: re.Match[str]) -> str:
-    return match[1] or f".{match[2]}"
 
 
 def _value_from_text(path: KeyPath, text: str) -> object:
@@ -249,21 +255,15 @@ def _apply(data: dict[str, object], path: KeyPath, text: str, origin: str) -> _C
 
 
 def _key_in(here: object, name: str | int, path: KeyPath) -> str | int:
-    """Convert ``name`` to a key of the table, or index of the array, at ``path``.
-
-    Raises ``LookupError``.
-    """
+    """``name`` as a key of the table, or index of the list, at ``path``. Raises ``LookupError``."""
     if isinstance(here, dict):
         return name
-    if isinstance(here, list) and re.fullmatch(r"[0-9]{1,9}", str(name)) and int(name) < len(here):
-        return int(name)
-    where = path_text(path)
     if isinstance(here, list):
+        if re.fullmatch(r"[0-9]{1,9}", str(name)) and int(name) < len(here):
+            return int(name)
         numbers = {0: "", 1: ", number 0"}.get(len(here), f", numbers 0 to {len(here) - 1}")
-        text = f"{where} has {len(here)} item{'s' * (len(here) != 1)}{numbers}, and there is no {name}"
-    else:
-        text = f"{where} is no table, and no list"
-    raise LookupError(text)
+        raise LookupError(f"{path_text(path)} has {counted(len(here), 'item')}{numbers}, and there is no {name}")
+    raise LookupError(f"{path_text(path)} is no table, and no list")
 
 
 def _make_paths_absolute(data: object, base: Path) -> None:
@@ -277,37 +277,5 @@ def _make_paths_absolute(data: object, base: Path) -> None:
     change_paths(data, absolute)
 
 
-def _origin(problem: Problem, changes: Sequence[_Change]) -> str | None:
-    """The variable or option that set the value of ``problem``; None if the file did."""
-    for change in reversed(changes):
-        text = path_text(change.path)
-        if problem.path == text or problem.path.startswith((f"{text}.", f"{text}[")):
-            return change.origin
-    return None
-
-
-def _name_origins(problems: Sequence[Problem], changes: Sequence[_Change]) -> list[Problem]:
-    """Add to each problem the variables and options that set its value, or parts of it."""
-    named = []
-    for problem in problems:
-        origin = _origin(problem, changes)
-        parts = _origins_within(problem, changes)
-        words = f"set by {origin}" if origin else f"in part set by {' and '.join(parts)}" if parts else ""
-        named.append(replace(problem, message=f"{problem.message} ({words})") if words else problem)
-    return named
-
-
-def _origins_within(problem: Problem, changes: Sequence[_Change]) -> list[str]:
-    """The variables and options that set parts of the table or list of ``problem``."""
-    if problem.path in _TOPMOST:
-        return []
-    within = (f"{problem.path}.", f"{problem.path}[")
-    return [change.origin for change in changes if path_text(change.path).startswith(within)]
-
-
-def _locate_outside(
-    problems: Sequence[Problem], changes: Sequence[_Change], lines: Mapping[KeyPath, int]
-) -> list[Problem]:
-    """Add lines, except to values from outside of the file; then sort by line."""
-    located = [problem if _origin(problem, changes) else locate([problem], lines)[0] for problem in problems]
-    return sorted(located, key=lambda problem: problem.line or 0)
+def _is_within(path: str, table: str) -> bool:
+    return path == table or path.startswith((f"{table}.", f"{table}["))

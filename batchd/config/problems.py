@@ -14,13 +14,13 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from batchd.config.schema import EXAMPLES, default_text, example_of, item_at, kinds_at, known_keys, meaning_of
-from batchd.errors import KeyPath, Problem, path_text
+from batchd.config.schema import EXAMPLES, default_text, example_of, item_at, kinds_at, known_keys, problem_at
+from batchd.errors import KeyPath, Problem
 from batchd.samples.checks import OptionsInvalid
 from batchd.suggestions import known_here, suggestion
 
@@ -60,45 +60,30 @@ def problems_from(error: ValidationError, data: Mapping[str, object]) -> list[Pr
     """One problem for each path of pydantic's errors in ``data``, without lines."""
     messages: dict[KeyPath, list[str]] = {}
     values: dict[KeyPath, str] = {}
-    for details in filter(_concerns_the_data, error.errors(include_url=False)):
-        for path, message in _all_read(details, data):
-            if message not in messages.setdefault(path, []):
-                messages[path].append(message)
-            values[path] = _value(details)
-    return [
-        Problem(path_text(path), _join(texts, values[path]), meaning_of(path, data)) for path, texts in messages.items()
-    ]
-
-
-def locate(problems: Sequence[Problem], lines: Mapping[KeyPath, int]) -> list[Problem]:
-    """Add the line of its key, or of the nearest table around it, to each problem without one."""
-    by_text = {path_text(path): line for path, line in lines.items()}
-    located = []
-    for problem in problems:
-        around = [text for text in by_text if problem.path == text or problem.path.startswith((f"{text}.", f"{text}["))]
-        if problem.line is None and around:
-            located.append(replace(problem, line=by_text[max(around, key=len)]))
-        else:
-            located.append(problem)
-    return located
-
-
-def _all_read(details: ErrorDetails, data: Mapping[str, object]) -> list[tuple[KeyPath, str]]:
-    """Paths and messages of one of pydantic's errors; a table's checks may report several."""
-    path, message = _read(details, data)
-    error = details.get("ctx", {}).get("error")
-    return (
-        [((*path, *key), text) for key, text in error.found] if isinstance(error, OptionsInvalid) else [(path, message)]
-    )
+    for details in error.errors(include_url=False):
+        if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
+            continue  # pydantic also calls a list too short if its items are wrong
+        path, message = _read(details, data)
+        cause = details.get("ctx", {}).get("error")
+        # the checks of a table may report several problems
+        found = cause.found if isinstance(cause, OptionsInvalid) else [((), message)]
+        for key, text in found:
+            if text not in messages.setdefault((*path, *key), []):
+                messages[*path, *key].append(text)
+            values[*path, *key] = _value(details)
+    return [problem_at(path, _join(texts, values[path]), data) for path, texts in messages.items()]
 
 
 def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, str]:
-    """The path and the message of one of pydantic's errors."""
     path = _real_path(details, data)
     context = details.get("ctx", {})
     match details["type"]:
+        case "missing" if isinstance(path[-1], int):  # of an array that is too short
+            example = _example(path[:-1], data)
+            return path[:-1], "has too few items" + (f"; write for example {example}" if example else "")
         case "missing":
-            return _missing(path, data)
+            need = ": the daemon needs at least one table [streams.NAME]" if path == ("streams",) else ""
+            return path, f"missing{need}"
         case "extra_forbidden" | "unexpected_keyword_argument":
             return path, f"unknown key; {suggestion(str(path[-1]), known_keys(path[:-1], data))}"
         case "union_tag_invalid":
@@ -118,16 +103,6 @@ def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, s
             return path, f"must have {context['max_length']} or fewer items, not {context['actual_length']}"
         case kind:
             return path, _must_be(kind, path, data) or details["msg"].replace("Input should be ", _MUST_BE)
-
-
-def _missing(path: KeyPath, data: Mapping[str, object]) -> tuple[KeyPath, str]:
-    """Path and message of a missing value; if an array is too short, its path."""
-    if path == ("streams",):
-        return path, "missing: the daemon needs at least one table [streams.NAME]"
-    if isinstance(path[-1], int):
-        example = _example(path[:-1], data)
-        return path[:-1], "has too few items" + (f"; write for example {example}" if example else "")
-    return path, "missing"
 
 
 def _must_be(kind: str, path: KeyPath, data: Mapping[str, object]) -> str:
@@ -154,12 +129,6 @@ def _example(path: KeyPath, data: Mapping[str, object]) -> str:
     kind = around.get("op", around.get("type", "")) if isinstance(around, dict) else ""
     example = default_text(path, data) or " ".join(example_of(str(kind), name).split())
     return example.replace("[ ", "[").replace(", ]", "]")
-
-
-def _concerns_the_data(details: ErrorDetails) -> bool:
-    """True but for a list that pydantic calls too short only because its items are wrong."""
-    wrong_items = details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
-    return not wrong_items
 
 
 def _real_path(details: ErrorDetails, data: Mapping[str, object]) -> KeyPath:
@@ -190,8 +159,7 @@ def _join(messages: Sequence[str], value: str) -> str:
     return f"{text}, not {value}" if value and first.startswith(_MUST_BE) else text
 
 
-@dataclass(frozen=True, slots=True)
-class _TomlToken:
+class _TomlToken(NamedTuple):
     kind: str
     text: str
     line: int
@@ -202,7 +170,7 @@ class _Walk:
 
     def __init__(self, text: str) -> None:
         self.lines: dict[KeyPath, int] = {}
-        self._tokens = list(_tokens(text))
+        self._tokens = list(_tokens(text + "\n"))
         self._at = 0
         self._arrays: dict[KeyPath, int] = {}
 
@@ -222,10 +190,10 @@ class _Walk:
         doubled = self._skip("[") == 2  # noqa: PLR2004  the two brackets of an array of tables
         names = self._key()
         path: KeyPath = ()
-        for position, (name, line) in enumerate(names):
+        for position, (name, line) in enumerate(names, 1):
             path += (name,)
             self.lines.setdefault(path, line)
-            if doubled and position == len(names) - 1:
+            if doubled and position == len(names):
                 self._arrays[path] = self._arrays.get(path, -1) + 1
             if path in self._arrays:
                 path += (self._arrays[path],)
@@ -233,8 +201,7 @@ class _Walk:
         self._skip("]")
         return path
 
-    def _assignment(self, table: KeyPath) -> None:
-        path = table
+    def _assignment(self, path: KeyPath) -> None:
         for name, line in self._key():
             path += (name,)
             self.lines.setdefault(path, line)
@@ -242,54 +209,44 @@ class _Walk:
         self._value(path)
 
     def _key(self) -> list[tuple[str, int]]:
-        """Read the names of a dotted key."""
+        """Read the names of a dotted key; ``tomllib`` reads quoted ones, because of escapes."""
         names = []
-        while not any(map(self._next_is, "=]")):
-            token = self._take()
-            if token.kind == "text":
-                names.append((_unquote(token.text), token.line))
-            elif token.kind == "bare":
-                names.append((token.text, token.line))
+        while not self._next_is("=", "]"):
+            kind, text, line = self._tokens[self._at]
+            self._at += 1
+            if kind == "text":
+                names.append((next(iter(tomllib.loads(f"{text} = 0"))), line))
+            elif kind == "bare":
+                names.append((text, line))
         return names
 
     def _value(self, path: KeyPath) -> None:
         if self._next_is("["):
-            self._array(path)
+            self._items(path, "]")
         elif self._next_is("{"):
-            self._inline_table(path)
+            self._items(path, "}")
         else:
-            while self._at < len(self._tokens) and not any(map(self._next_is, "\n,]}")):
+            while not self._next_is("\n", ",", "]", "}"):
                 self._at += 1
 
-    def _array(self, path: KeyPath) -> None:
+    def _items(self, path: KeyPath, end: str) -> None:
+        """Walk over an array, or an inline table."""
         self._at += 1
         position = 0
-        while not self._next_is("]"):
-            if self._next_is("\n") or self._next_is(","):
+        while not self._next_is(end):
+            if self._next_is("\n", ","):
                 self._at += 1
-                continue
-            item = (*path, position)
-            self.lines[item] = self._tokens[self._at].line
-            self._value(item)
-            position += 1
+            elif end == "}":
+                self._assignment(path)
+            else:
+                item = (*path, position)
+                self.lines[item] = self._tokens[self._at].line
+                self._value(item)
+                position += 1
         self._at += 1
 
-    def _inline_table(self, path: KeyPath) -> None:
-        self._at += 1
-        while not self._next_is("}"):
-            if self._next_is("\n") or self._next_is(","):
-                self._at += 1
-                continue
-            self._assignment(path)
-        self._at += 1
-
-    def _take(self) -> _TomlToken:
-        token = self._tokens[self._at]
-        self._at += 1
-        return token
-
-    def _next_is(self, text: str) -> bool:
-        return self._at < len(self._tokens) and self._tokens[self._at].text == text
+    def _next_is(self, *texts: str) -> bool:
+        return self._tokens[self._at].text in texts
 
     def _skip(self, text: str) -> int:
         """Skip each ``text`` at this place; returns their number."""
@@ -315,9 +272,3 @@ def _tokens(text: str) -> Iterator[_TomlToken]:
         if match.lastgroup != "blank":
             yield _TomlToken(str(match.lastgroup), match[0], line)
         line += match[0].count("\n")
-
-
-def _unquote(text: str) -> str:
-    """The name of a quoted key, read by ``tomllib`` because of escapes."""
-    name: str = next(iter(tomllib.loads(f"{text} = 0")))
-    return name

@@ -187,10 +187,10 @@ def problem_at(path: KeyPath, text: str, data: object = None) -> Problem:
 def known_keys(path: KeyPath, data: object) -> list[str]:
     """The keys of the table at ``path`` but ``op`` or ``type``; [] if it may have any keys."""
     node = _node_at(path, data)
-    for name in path:
-        data = item_at(data, name)
     if node is None:
         return []
+    for name in path:
+        data = item_at(data, name)
     kind = node["discriminator"]["propertyName"] if "discriminator" in node else None
     return [key for key in resolve(node, data).get("properties", ()) if key != kind]
 

@@ -101,6 +101,7 @@ Memory = Annotated[
         }
     ),
 ]
+Directory = Annotated[Path, AfterValidator(_named_by_parts)]
 StreamName = Annotated[str, Field(pattern=STREAM_NAME_PATTERN)]
 
 
@@ -124,7 +125,7 @@ def keys_marked(mark: Mark, table: type[_Branch]) -> tuple[str, ...]:
 class DaemonConfig(_Branch):
     """Settings of the whole daemon."""
 
-    runtime_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
+    runtime_dir: Directory | None = None
     """Directory for the sockets and the lock file. Members of its group may connect. When not set,
     the first of /run/batchd and $XDG_RUNTIME_DIR/batchd that this user may write."""
 
@@ -133,7 +134,7 @@ class DaemonConfig(_Branch):
     interface, or "*" for all) and a port, such as "10.0.0.5:7070" or "[::1]:7070". Beyond loopback
     it needs keys: `batchd keys new`. When not set, the daemon does not listen on TCP."""
 
-    keys_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
+    keys_dir: Directory | None = None
     """Directory of the keys that `batchd keys` makes: the daemon's own, and those of remote
     trainers. When not set, systemd's credentials (LoadCredential=keys:/etc/batchd/keys) if there
     are any, /etc/batchd/keys for root, and $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys
@@ -157,12 +158,12 @@ class DaemonConfig(_Branch):
     Its addresses, its own name with and without domain, and the name in http are always accepted; a
     request for any other name is refused, because a web page may have made it (DNS rebinding)."""
 
-    cache_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
+    cache_dir: Directory | None = None
     """Directory of the indexes of large sources, so that only changed sources are scanned again.
     When not set, $CACHE_DIRECTORY (which systemd sets), /var/cache/batchd for root, and
     $XDG_CACHE_HOME/batchd or ~/.cache/batchd for other users."""
 
-    python_path: Annotated[tuple[Annotated[Path, AfterValidator(_named_by_parts)], ...] | None, Mark.LIVE] = None
+    python_path: Annotated[tuple[Directory, ...] | None, Mark.LIVE] = None
     """Folders with the modules of your own functions ("call" steps, "python" and "generator"
     sources), searched before Python's own path. When not set, the folder of the configuration file.
     Every user who can write there can run code as the daemon's user."""
@@ -295,7 +296,7 @@ class StreamConfig(_Branch):
     memory, which is for rings. If it is less than all samples need, the cache keeps those that were
     read first, and evicts none."""
 
-    cache_dir: Annotated[Annotated[Path, AfterValidator(_named_by_parts)] | None, Mark.OF_CACHE] = None
+    cache_dir: Annotated[Directory | None, Mark.OF_CACHE] = None
     """Folder of the cache's file, which outlives the daemon. The folder must exist, preferably on a
     local disk. When not set, the cache is in memory, and ends with the daemon."""
 
@@ -332,6 +333,9 @@ class StreamConfig(_Branch):
 
     def _check_cache(self, checks: Checks) -> None:
         """Refuse a cache for a live source or without a budget, and a budget without a cache."""
+        if self.cache in {"encoded", "seekable"} and self.cache_short_side is not None:
+            text = f'cache_short_side counts only with cache = "decoded": of "{self.cache}" files keep their size'
+            checks.say(text, "cache_short_side")
         if self.cache == "off":
             for key in keys_marked(Mark.OF_CACHE, StreamConfig):
                 if getattr(self, key) is not None:
@@ -345,12 +349,6 @@ class StreamConfig(_Branch):
             self._check_budget(checks, "cache_memory", "cache_size", "cache_size counts only with cache_dir")
         else:
             self._check_budget(checks, "cache_size", "cache_memory", "the cache is a file in cache_dir: say cache_size")
-        self._check_short_side(checks)
-
-    def _check_short_side(self, checks: Checks) -> None:
-        if self.cache in {"encoded", "seekable"} and self.cache_short_side is not None:
-            text = f'cache_short_side counts only with cache = "decoded": of "{self.cache}" files keep their size'
-            checks.say(text, "cache_short_side")
 
     def _check_budget(self, checks: Checks, needed: str, other: str, why_not: str) -> None:
         if getattr(self, other) is not None:

@@ -31,7 +31,6 @@ from batchd.daemon.memory.rings import RingSize, memory_problem, needed_bytes, p
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
 from batchd.daemon.stream_plan import epoch_plan, look_at_stream, plan_stream
-from batchd.daemon.tcp.keys import check_tcp_keys, open_keys
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, SourceInvalid, path_text
 from batchd.pipeline.call.options import Call
 from batchd.sources.source_checks import SAMPLES_MAX, try_source
@@ -81,6 +80,8 @@ def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Proble
         except ConfigInvalid as error:
             problems += error.problems
     if daemon.tcp is not None and not wrong & {"tcp", "keys_dir"}:
+        from batchd.daemon.tcp.keys import check_tcp_keys, open_keys  # noqa: PLC0415  as below
+
         try:
             problem = check_tcp_keys(daemon, open_keys(daemon.keys_dir))
         except ConfigInvalid as error:

@@ -54,9 +54,6 @@ from batchd.daemon.runtime import hold
 from batchd.daemon.service.manager import Notifier, Service
 from batchd.daemon.service.observer import ObserverProcess, open_http
 from batchd.daemon.streams import ServedStream, open_stream
-from batchd.daemon.tcp.keys import check_tcp_keys, open_keys
-from batchd.daemon.tcp.router import check_context_threads
-from batchd.daemon.tcp.sessions import TcpDoor
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem
 from batchd.orders.worker import CHUNK_ROWS_MAX
@@ -258,6 +255,10 @@ def _tcp_doors(
     """Bind the door for other hosts, if any. With keys, each trainer needs one, on loopback too."""
     if daemon.tcp is None:
         return []
+    from batchd.daemon.tcp.keys import check_tcp_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
+    from batchd.daemon.tcp.router import check_context_threads  # noqa: PLC0415  the same
+    from batchd.daemon.tcp.sessions import TcpDoor  # noqa: PLC0415  the same
+
     keys = open_keys(daemon.keys_dir)
     problem = check_tcp_keys(daemon, keys)
     if problem is not None:

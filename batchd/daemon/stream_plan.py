@@ -5,7 +5,7 @@
     files of steps ----------------------> digests
     modules of the user's functions -----> code
 
-Each problem has its key:
+Nothing here imports the user's functions. Each problem has its key:
 
     source      at its own key, or that of one of its parts      streams.a.source.sources[1].path
     functions   at the key that names them                       streams.a.pipeline[2].function
@@ -16,24 +16,31 @@ Invariant: a stream has one plan, made when it is opened and passed to all code 
 facts. Invariant: a stream without problems has columns.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from batchd.config.draft import StreamDraft
-from batchd.config.functions import StreamCode, code_of, code_problems, runs_own_code
 from batchd.config.schema import problem_at
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
 from batchd.errors import KeyPath, Problem, SourceInvalid
+from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
+from batchd.functions.signature import Given
 from batchd.orders.worker import SampleRecipe
 from batchd.pipeline.cache_split import PipelinePlan, plan_pipeline
+from batchd.pipeline.call.effects import GIVEN
+from batchd.pipeline.call.options import Call
 from batchd.pipeline.kinds import step_to_plain
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import StepCheck, reserved_names
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.samples.columns import Column
+from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
+from batchd.sources.composed.options import sources_in
 from batchd.sources.kinds import source_to_plain
+from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
 from batchd.sources.source_checks import check_source, known_columns
 from batchd.storage.access import Storage
@@ -42,6 +49,14 @@ from batchd_wire.wording import counted
 LIVE_STEPS = 1 << 40
 """Batches in an epoch of a live stream, which never ends: at a million per second it lasts twelve
 days."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCode:
+    """Modules of one stream: digests by name, and the folders that workers search first."""
+
+    python_path: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +105,47 @@ def plan_stream(
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
     return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source))
+
+
+def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
+    """Find the modules of a stream. Raises ``SourceInvalid`` if one is missing."""
+    named = [*(source for _key, source in sources_in(stream.source)), *stream.pipeline]
+    functions = [one.function for one in named if isinstance(one, (PythonSource, GeneratorSource, Call))]
+    if not functions:
+        return StreamCode()
+    try:
+        modules = {parse_function(function).module for function in functions}
+        digests = {module: find_module(module, python_path).digest for module in sorted(modules)}
+    except ModuleNotFound as error:
+        raise SourceInvalid(str(error)) from None
+    return StreamCode(tuple(map(str, python_path)), digests)
+
+
+def runs_own_code(whole: SourceOptions) -> bool:
+    """True if the source, or a part of it, is the user's own code."""
+    kinds = (PythonSource, GeneratorSource, PluginSource)
+    return any(isinstance(source, kinds) for _key, source in sources_in(whole))
+
+
+def code_problems(
+    sources: Iterable[tuple[KeyPath, SourceOptions]], steps: Mapping[int, StepOptions], python_path: Sequence[Path]
+) -> list[tuple[KeyPath, str]]:
+    """Problems of the functions that a stream names, each with its key in the stream.
+
+    ``sources``: with their keys in the stream's source. ``steps``: by their index in its pipeline.
+    """
+    named: list[tuple[KeyPath, str, Given]] = [
+        (("source", *key, *inner, "function"), source.function, source.given)
+        for key, whole in sources
+        for inner, source in sources_in(whole)
+        if isinstance(source, (PythonSource, GeneratorSource))
+    ]
+    named += [
+        (("pipeline", place, "function"), step.function, GIVEN)
+        for place, step in steps.items()
+        if isinstance(step, Call)
+    ]
+    return [(key, text) for key, name, given in named for text in function_problems(name, python_path, given)]
 
 
 def epoch_plan(name: str, config: StreamConfig, samples: int) -> Plan:

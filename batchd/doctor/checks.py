@@ -6,7 +6,8 @@ Pure functions of the machine's files, but for ``try_features``.
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from math import floor
@@ -14,8 +15,7 @@ from math import floor
 from batchd.config.cpus import control_groups, cpu_quotas
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.rings import DescriptorPlan
-from batchd.doctor.finding import Finding, note, ok, problem, warning
-from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Machine, Running
+from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Finding, Machine, Running, note, ok, problem, warning
 from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
@@ -46,31 +46,25 @@ TIMESYNC = "run/systemd/timesync"
 
 
 def check_memory(machine: Machine, need_bytes: int, running: Running = NOTHING_RUNS) -> Finding:
-    """Available memory against ``need_bytes``, the rings'; the tightest control group counts.
-
-    The slots of the running daemon are available to its next start.
-    """
+    """Available memory against ``need_bytes``, the rings'; the tightest control group counts."""
     if not machine.read("/proc/meminfo"):
         return note("memory", "unknown: /proc/meminfo cannot be read")
     free = available_bytes(machine.root / "proc", machine.root / "sys/fs/cgroup")
     limited = free < machine.table("/proc/meminfo").get("MemAvailable", free)
+    # the slots of the running daemon are available to its next start
     held = running.memory_bytes if not limited or running.shares_groups(machine) else 0
     have = free + held
     of_these = f" ({round_bytes(held)} of it in slots of the running daemon)" if held else ""
     found = f"{round_bytes(have, floor)} available{of_these}, {round_bytes(need_bytes)} needed for the rings"
     where = " (a control group's limit)" if limited else ""
-    text = shortage(need_bytes, have)
-    if text is None:
+    if shortage(need_bytes, have) is None:
         return ok("memory", found + where)
     bigger = "raise MemoryMax= in the unit, --memory of docker, or the pod's memory limit" if limited else "add memory"
     return problem("memory", found + where, f"reduce memory = in [daemon], or {bigger}")
 
 
 def check_locked_memory(machine: Machine, need_bytes: int) -> Finding:
-    """Memory that a device reads counts as locked for some drivers.
-
-    The trainer's limit matters; it is often equal.
-    """
+    """Memory that a device reads is locked for some drivers. The trainer's limit is often equal."""
     limit = machine.limits["locked memory"]
     if limit in (UNLIMITED, -1):
         return ok("locked memory", "unlimited")
@@ -127,22 +121,17 @@ def check_nodes(machine: Machine) -> Finding:
     count = len(list((machine.root / NODES).glob("node[0-9]*")))
     if count <= 1:
         return ok("NUMA", "one node")
-    return note(
-        "NUMA",
-        f"{count} nodes",
-        "one daemon for each node, or on the node of the GPUs, avoids traffic between nodes: CPUAffinity= and NUMAMask= "
-        "in the unit, or numactl --cpunodebind=0 --preferred=0 batchd serve",
-    )
+    how = "CPUAffinity= and NUMAMask= in the unit, or numactl --cpunodebind=0 --preferred=0 batchd serve"
+    advice = f"one daemon for each node, or on the node of the GPUs, avoids traffic between nodes: {how}"
+    return note("NUMA", f"{count} nodes", advice)
 
 
 def check_count(machine: Machine, workers: int) -> Iterator[Finding]:
     """The number of workers against the processors that they may use."""
     there = sum(line.startswith("processor") for line in machine.read("/proc/cpuinfo").splitlines())
     quota = min(cpu_quotas(machine.root), default=None)
-    found = (
-        f"{machine.affinity} of {there} CPUs usable" if there > machine.affinity else counted(machine.affinity, "CPU")
-    )
     usable = float(machine.affinity)
+    found = f"{usable:g} of {there} CPUs usable" if there > usable else counted(machine.affinity, "CPU")
     if quota is not None and quota < usable:
         usable, found = quota, f"{found}, {quota:g} by the quota of the control group"
     found = f"{found}; {counted(workers, 'worker')}"
@@ -151,10 +140,6 @@ def check_count(machine: Machine, workers: int) -> Iterator[Finding]:
         yield note("processors", found, f'{advice}; otherwise set workers = "auto" in [daemon]')
     else:
         yield ok("processors", found)
-    yield from _check_throttling(machine)
-
-
-def _check_throttling(machine: Machine) -> Iterator[Finding]:
     for group in control_groups("cpu", machine.root):
         facts = machine.table(group.folder / "cpu.stat")
         periods, throttled = facts.get("nr_periods", 0), facts.get("nr_throttled", 0)
@@ -164,13 +149,13 @@ def _check_throttling(machine: Machine) -> Iterator[Finding]:
                 f"this control group was throttled in {throttled / periods:.0%} of its periods so far",
                 "raise CPUQuota= in the unit, --cpus of docker, or the pod's CPU limit; or set workers = to the quota",
             )
-            return
+            break
 
 
 def check_flags(machine: Machine) -> Finding:
     """The SIMD instructions that decoders use."""
-    lines = (line.partition(":") for line in machine.read("/proc/cpuinfo").splitlines())
-    flags = next((set(value.split()) for name, _, value in lines if name.strip() in {"flags", "Features"}), set())
+    listed = re.search(r"^(?:flags|Features)\s*:(.*)", machine.read("/proc/cpuinfo"), re.MULTILINE)
+    flags = set(listed[1].split()) if listed else set()
     if flags & {"asimd", "neon"}:
         return ok("instructions", "NEON")
     if "avx2" in flags:
@@ -245,21 +230,14 @@ def check_kernel(machine: Machine, features: Mapping[str, str]) -> Finding:
 
 def try_features() -> dict[str, str]:
     """Try each feature: name to the reason why it is missing, "" if it works."""
-    tries: dict[str, Callable[[], None]] = {
-        "memfd": _try_memfd,
-        "sealing": _try_sealing,
-        "pidfd": _try_pidfd,
-        "populate": _try_populate,
-    }
-    return {name: _why_not(attempt) for name, attempt in tries.items()}
-
-
-def _why_not(attempt: Callable[[], None]) -> str:
-    try:
-        attempt()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+    tries = {"memfd": _try_memfd, "sealing": _try_sealing, "pidfd": _try_pidfd, "populate": _try_populate}
+    reasons = dict.fromkeys(tries, "")
+    for name, attempt in tries.items():
+        try:
+            attempt()
+        except OSError as error:
+            reasons[name] = error.strerror or str(error)
+    return reasons
 
 
 @contextmanager
@@ -301,17 +279,14 @@ def check_source(machine: Machine) -> Finding:
 
 
 def check_date(machine: Machine, now_s: float, installed_s: float) -> Iterator[Finding]:
-    """The wall clock. A date before the installation breaks certificates of s3 and https.
-
-    ``now_s``, ``installed_s``: Unix times.
-    """
-    date = datetime.fromtimestamp(now_s, UTC)
+    """The wall clock, in Unix time. One before the installation breaks certificates of https."""
+    date = f"{datetime.fromtimestamp(now_s, UTC):%Y-%m-%d %H:%M} UTC"
     if now_s < installed_s:
-        found = f"{date:%Y-%m-%d %H:%M} UTC, before this batchd was installed"
+        found = f"{date}, before this batchd was installed"
         yield warning("date", found, "set the clock: timedatectl set-ntp true")
     elif not (machine.root / TIMESYNC).is_dir():
-        yield ok("date", f"{date:%Y-%m-%d %H:%M} UTC")
+        yield ok("date", date)
     elif (machine.root / TIMESYNC / "synchronized").exists():
-        yield ok("date", f"{date:%Y-%m-%d %H:%M} UTC, synchronised")
+        yield ok("date", f"{date}, synchronised")
     else:
-        yield note("date", f"{date:%Y-%m-%d %H:%M} UTC, not synchronised yet", "timedatectl timesync-status shows why")
+        yield note("date", f"{date}, not synchronised yet", "timedatectl timesync-status shows why")

@@ -3,21 +3,22 @@
     python -m batchd.doctor.decoding                     as workers decode    -> JSON: ms by decoder
     JSIMD_FORCENONE=1 python -m batchd.doctor.decoding   without SIMD         -> the same
 
-libjpeg-turbo obeys that variable, so the two differ exactly if SIMD is present and used. Each
-decoder that a worker may use is one row of ``_decoders``.
+libjpeg-turbo obeys that variable, so the two differ exactly if SIMD is present and used.
 """
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from time import process_time
+from timeit import Timer
 from typing import NamedTuple
 
 import numpy as np
 
 from batchd.children import DEVNULL, PIPE, start
-from batchd.doctor.finding import Finding, note, ok, problem, warning
+from batchd.doctor.machine import Finding, note, ok, problem, warning
 
 HEIGHT, WIDTH = 768, 1024
 MEGAPIXEL = 1_000_000
@@ -52,25 +53,22 @@ def check_decoding(speeds: Sequence[DecoderSpeed]) -> Iterator[Finding]:
     """Findings on each decoder; workers use the first for JPEG. ``speeds`` may be empty."""
     if not speeds:
         yield problem("JPEG decoder", "no decoder could be loaded", "run: pip install --force-reinstall batchd")
-    for speed in speeds[:1]:
-        yield _check_first(speed)
-    for speed in speeds[1:]:
+        return
+    first, *others = speeds
+    yield _check_first(first)
+    for speed in others:
         yield ok("other decoders", f"{_speed_text(speed)}; for other formats, and for JPEGs that the first cannot read")
-    if speeds:
-        yield _check_crops(speeds[0])
-    if speeds and not any(speed.name.startswith("simplejpeg") for speed in speeds):
+    if first.name.startswith(BY_BOX):
+        yield ok("decoding of crops", "only the crop of a JPEG is decoded")
+    else:
+        yield note(
+            "decoding of crops",
+            "every JPEG is decoded whole: batchd's extension for libjpeg-turbo was not built, or its libjpeg is missing",
+            "the extension saves up to a third of the time: docs/install.md, Decoding of crops",
+        )
+    if not any(speed.name.startswith("simplejpeg") for speed in speeds):
         advice = "without it fewer broken JPEGs are detected: pip install simplejpeg"
         yield warning("JPEG decoder", "simplejpeg is not installed, or cannot be loaded", advice)
-
-
-def _check_crops(first: DecoderSpeed) -> Finding:
-    if first.name.startswith(BY_BOX):
-        return ok("decoding of crops", "only the crop of a JPEG is decoded")
-    return note(
-        "decoding of crops",
-        "every JPEG is decoded whole: batchd's extension for libjpeg-turbo was not built, or its libjpeg is missing",
-        "the extension saves up to a third of the time: docs/install.md, Decoding of crops",
-    )
 
 
 def check_resampling(*, is_built: bool) -> Finding:
@@ -102,34 +100,27 @@ def _check_first(speed: DecoderSpeed) -> Finding:
             advice = "use PyPI's wheel, not a build of your own: pip install --force-reinstall --only-binary :all: simplejpeg"
         return warning("JPEG decoder", found, advice)
     if speed.megapixel_ms > SLOW_MS:
-        return note(
-            "JPEG decoder",
-            f"{found}; slow",
-            "more workers on more CPUs, or smaller files: `batchd prepare` resizes them once",
-        )
+        advice = "more workers on more CPUs, or smaller files: `batchd prepare` resizes them once"
+        return note("JPEG decoder", f"{found}; slow", advice)
     return ok("JPEG decoder", found)
 
 
 def measure_decoders() -> list[DecoderSpeed]:
-    """Decode in two children, with SIMD and without. Several rounds if the first shows no gain.
+    """Decode in two children, with SIMD and without.
 
-    A core that other programs use at the same time is slower for a moment, which is not the
-    decoder's fault.
+    Several rounds if the first shows no gain: other programs may have slowed it down.
     """
     plain: dict[str, float] = {}
     fast: dict[str, float] = {}
     speeds: list[DecoderSpeed] = []
     for _ in range(ROUNDS_MAX):
-        _keep_best(plain, _measured({FORCE_NONE: "1"}))
-        _keep_best(fast, _measured({FORCE_NONE: None}))
+        for best, force_none in ((plain, "1"), (fast, None)):
+            measured = _measured({FORCE_NONE: force_none})
+            best.update((name, min(ms, best.get(name, ms))) for name, ms in measured.items())
         speeds = [DecoderSpeed(name, ms, plain.get(name)) for name, ms in fast.items()]
         if not speeds or speeds[0].has_simd:
             break
     return speeds
-
-
-def _keep_best(best: dict[str, float], measured: dict[str, float]) -> None:
-    best.update((name, min(ms, best.get(name, ms))) for name, ms in measured.items())
 
 
 def _measured(environment: dict[str, str | None]) -> dict[str, float]:
@@ -143,7 +134,7 @@ def _measured(environment: dict[str, str | None]) -> dict[str, float]:
 
 def made_jpeg() -> bytes:
     """Encode a picture of 768 x 1024 with soft and sharp parts, the same every time."""
-    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415  only the child decodes
+    from batchd.pipeline.image.opencv import cv2  # noqa: PLC0415  only the child decodes
 
     random = np.random.default_rng(1)
     small = random.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8)
@@ -157,8 +148,8 @@ def _decoders() -> Iterator[tuple[str, Callable[[bytes], object]]]:
     """Names and functions of the decoders that workers use, in their order."""
     from batchd.pipeline.image import jpeg_box  # noqa: PLC0415  only the child decodes
     from batchd.pipeline.image.geometry import Cut  # noqa: PLC0415
+    from batchd.pipeline.image.opencv import Scratch, cv2  # noqa: PLC0415
     from batchd.pipeline.image.probe import ImageHeader  # noqa: PLC0415
-    from batchd.pipeline.image.vision import Scratch, cv2  # noqa: PLC0415
 
     if jpeg_box.IS_BUILT:
         boxes, header = jpeg_box.BoxDecoder("rgb", Scratch()), ImageHeader("JPEG", HEIGHT, WIDTH, 1, 3)
@@ -177,12 +168,9 @@ def _decoders() -> Iterator[tuple[str, Callable[[bytes], object]]]:
 
 
 def _best_ms(decode: Callable[[bytes], object], data: bytes) -> float:
-    times = []  # CPU time, so other programs do not count
-    for _ in range(REPEATS):
-        began = process_time()
-        decode(data)
-        times.append(process_time() - began)
-    return min(times) * 1000 * MEGAPIXEL / (HEIGHT * WIDTH)
+    """Milliseconds of CPU time for a megapixel, so other programs do not count."""
+    best_s = min(Timer(partial(decode, data), timer=process_time).repeat(REPEATS, number=1))
+    return best_s * 1000 * MEGAPIXEL / (HEIGHT * WIDTH)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import platform
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -21,8 +22,7 @@ from batchd.config.directories import choose_runtime_directory
 from batchd.config.tree import Config
 from batchd.daemon.memory.rings import RingSize, plan_descriptors, plan_rings
 from batchd.doctor import checks, decoding, storage
-from batchd.doctor.finding import Finding, note, ok, problem, warning
-from batchd.doctor.machine import NOTHING_RUNS, Machine, Running
+from batchd.doctor.machine import NOTHING_RUNS, Finding, Machine, Running, note, ok, problem, warning
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
 from batchd.storage.access import Storage
 from batchd_wire.status import DaemonFacts
@@ -31,17 +31,15 @@ from batchd_wire.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class DoctorTarget:
-    """What is checked: a machine, and the configuration that it is to serve, if there is one.
-
-    ``why_none``: why there is no ``config``; ``is_broken``: because it is invalid, not because it
-    is missing. ``running``: resources of the running daemon.
-    """
+    """What is checked: a machine, and the configuration that it is to serve, if there is one."""
 
     machine: Machine
     file: Path
     config: Config | None
     why_none: str = ""
+    """Why there is no ``config``."""
     is_broken: bool = False
+    """It is invalid, not missing."""
     running: Running = NOTHING_RUNS
 
 
@@ -68,22 +66,19 @@ def examine(target: DoctorTarget) -> Iterator[Finding]:
     yield check_runtime_directory(config.daemon.runtime_dir if config else None)
     if config is not None:
         yield from _about_storage(machine, config)
-        yield from storage.check_caches(
-            stream.cache_dir for stream in config.streams.values() if stream.cache_dir is not None
-        )
+        caches = {stream.cache_dir for stream in config.streams.values() if stream.cache_dir is not None}
+        yield from map(storage.check_cache, sorted(caches))
     yield from check_libraries(installed_versions())
 
 
 def _rings(target: DoctorTarget) -> tuple[dict[str, RingSize], Finding]:
     """Sizes of the rings by stream, and the finding on the configuration."""
     subject, file = "configuration", target.file
+    if target.is_broken:
+        return {}, problem(subject, target.why_none, f"batchd check {file}")
     if target.config is None:
-        advice = (
-            f"batchd check {file}"
-            if target.is_broken
-            else "batchd config > batchd.toml, then: batchd doctor -c batchd.toml"
-        )
-        return {}, (problem if target.is_broken else note)(subject, target.why_none, advice)
+        advice = "batchd config > batchd.toml, then: batchd doctor -c batchd.toml"
+        return {}, note(subject, target.why_none, advice)
     try:
         with Storage(target.config.daemon.storage_limits()) as storage:
             rings = plan_rings(target.config, storage)
@@ -104,7 +99,8 @@ def _about_memory(target: DoctorTarget, rings: dict[str, RingSize]) -> Iterator[
     yield from checks.check_huge_pages(machine)
     yield checks.check_swap(machine)
     yield checks.check_nodes(machine)
-    yield check_shared_memory_mount()
+    # users ask for it, because other loaders need it
+    yield note("shared memory", "batchd does not use /dev/shm: its size, and --shm-size of docker, do not matter")
 
 
 def _about_storage(machine: Machine, config: Config) -> Iterator[Finding]:
@@ -127,33 +123,25 @@ def check_runtime_directory(configured: Path | None) -> Finding:
     try:
         path = choose_runtime_directory(configured).path
     except ConfigInvalid as error:
-        return problem(
-            subject, error.problems[0].message, "set runtime_dir in [daemon], or RuntimeDirectory=batchd in the unit"
-        )
+        advice = "set runtime_dir in [daemon], or RuntimeDirectory=batchd in the unit"
+        return problem(subject, error.problems[0].message, advice)
     if not path.exists():
         parent = next(one for one in path.parents if one.exists())
         if os.access(parent, os.W_OK | os.X_OK):
             return ok(subject, f"{path}: the daemon will create it")
-        return problem(
-            subject, f"{path} does not exist, and {parent} is not writable", f"install -d -m 750 {path}, as root"
-        )
+        found = f"{path} does not exist, and {parent} is not writable"
+        return problem(subject, found, f"install -d -m 750 {path}, as root")
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
     found = f"{path}, mode {mode:03o}, user {status.st_uid}, group {status.st_gid}"
     if not stat.S_ISDIR(status.st_mode):
         return problem(subject, f"{path} is not a directory", "remove it, or set runtime_dir in [daemon]")
     if not os.access(path, os.W_OK | os.X_OK):
-        return problem(
-            subject, f"{found}: not writable for user {os.geteuid()}", f"chown {os.geteuid()} {path}, as root"
-        )
+        user = os.geteuid()
+        return problem(subject, f"{found}: not writable for user {user}", f"chown {user} {path}, as root")
     if mode & stat.S_IWOTH:
         return warning(subject, f"{found}: all users may create sockets there", f"chmod o-w {path}")
     return ok(subject, found)
-
-
-def check_shared_memory_mount() -> Finding:
-    """Users often ask for it, because other loaders need it."""
-    return note("shared memory", "batchd does not use /dev/shm: its size, and --shm-size of docker, do not matter")
 
 
 def check_libraries(versions: Mapping[str, str | None]) -> Iterator[Finding]:
@@ -173,14 +161,11 @@ def check_libraries(versions: Mapping[str, str | None]) -> Iterator[Finding]:
 
 def installed_versions() -> dict[str, str | None]:
     """Versions of the libraries and extras in this Python; None for missing ones."""
-    return {name: _version(name) for name in (*LIBRARIES, *EXTRAS)}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    versions: dict[str, str | None] = dict.fromkeys((*LIBRARIES, *EXTRAS))
+    for name in versions:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def check_daemon(answer: DaemonFacts | None, why_not: str, ours: str) -> Finding:

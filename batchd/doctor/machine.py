@@ -1,4 +1,4 @@
-"""Readings of this machine and of this process's limits. Runs in the user's shell.
+"""Readings of this machine and of this process's limits, and findings. Runs in the user's shell.
 
 Invariant: everything is read under ``root`` or passed in, so a folder and a few numbers describe a
 machine.
@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,3 +97,45 @@ class Running:
 
 
 NOTHING_RUNS = Running()
+
+
+class Level(StrEnum):
+    """Severity of a finding, in ascending order."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Good to know; no action needed."""
+    WARNING = "warning"
+    """It works, but could be faster or safer."""
+    PROBLEM = "problem"
+    """It does not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of a check: a subject, its state, and what helps ("" if nothing is needed)."""
+
+    subject: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def ok(subject: str, found: str) -> Finding:
+    """All right."""
+    return Finding(subject, Level.OK, found)
+
+
+def note(subject: str, found: str, advice: str = "") -> Finding:
+    """Good to know."""
+    return Finding(subject, Level.NOTE, found, advice)
+
+
+def warning(subject: str, found: str, advice: str) -> Finding:
+    """It works, but could be better; ``advice`` says how."""
+    return Finding(subject, Level.WARNING, found, advice)
+
+
+def problem(subject: str, found: str, advice: str) -> Finding:
+    """It does not work; ``advice`` says what helps."""
+    return Finding(subject, Level.PROBLEM, found, advice)

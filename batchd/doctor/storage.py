@@ -3,9 +3,8 @@
     folder or file -> some files -> each opened, pieces read at random   for single images
                                  -> read whole, in order                 for shards and videos
 
-The page cache drops a file before it is read, as far as the kernel supports that, so the storage is
-measured. No file is looked up before it is opened, and no piece is read twice, because either would
-be cached the second time.
+The page cache drops a file before it is read, as far as the kernel can, so the storage is measured.
+For the same reason no file is looked up before it is opened, and no piece is read twice.
 
 Invariant: at most ``FILES_MAX`` files are opened, and each kind of reading takes at most
 ``SECONDS_MAX``. If a storage hangs, ``measure_place`` returns after ``ANSWER_TIMEOUT_S``.
@@ -13,7 +12,7 @@ Invariant: at most ``FILES_MAX`` files are opened, and each kind of reading take
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -23,9 +22,8 @@ from threading import Thread
 from time import perf_counter
 from typing import NamedTuple
 
-from batchd.daemon.memory.cache_file import CacheFile, cache_files, folder_problem
-from batchd.doctor.finding import Finding, note, ok, problem, warning
-from batchd.doctor.machine import Machine
+from batchd.daemon.memory.cache_file import cache_files, folder_problem
+from batchd.doctor.machine import Finding, Machine, note, ok, problem, warning
 from batchd.samples.sizes import round_bytes
 from batchd.sources.composed.options import sources_in
 from batchd.sources.files.options import ListSource
@@ -44,10 +42,10 @@ ANSWER_TIMEOUT_S = 10.0
 SLOW_MB_PER_S = 100.0
 SLOW_PIECE_MS = 5.0
 LARGE_BYTES = 1 << 20
+NAMED_MAX = 8
 NETWORK_KINDS = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs", "9p", "orangefs", "wekafs",
 }  # fmt: skip
-NETWORK_BEGINNINGS = ("fuse.",)
 FASTER = (
     "`batchd prepare` writes shards, which are read in order, to a local disk; a larger ring (memory =) evens out pauses; "
     "more workers than CPUs help if they only wait"
@@ -62,11 +60,6 @@ class PlaceSpeed(NamedTuple):
     piece_ms: float = 0.0
     mean_bytes: float = 0.0
     failure: str = ""
-
-    @property
-    def is_slow(self) -> bool:
-        """True if it is slow: single pieces for small files, throughput for large ones."""
-        return self.piece_ms > SLOW_PIECE_MS or (self.mean_bytes >= LARGE_BYTES and self.mb_per_s < SLOW_MB_PER_S)
 
 
 def places_of(whole: SourceOptions) -> list[Path]:
@@ -84,11 +77,10 @@ def check_place(machine: Machine, stream: str, place: Path, speed: PlaceSpeed | 
     """Finding on one place of a stream's source. ``speed``: None for a URL."""
     subject = f"storage of {stream}"
     if speed is None:
-        return note(
-            subject, f"{place} is on a server, which is not measured", "`batchd check` shows whether it answers"
-        )
+        found = f"{place} is on a server, which is not measured"
+        return note(subject, found, "`batchd check` shows whether it answers")
     kind = file_system(machine, place)
-    network = kind in NETWORK_KINDS or kind.startswith(NETWORK_BEGINNINGS)
+    network = kind in NETWORK_KINDS or kind.startswith("fuse.")
     where = f"{place} ({kind}{', over the network' if network else ''})"
     if speed.failure:
         return problem(subject, f"{where}: {speed.failure}", "`batchd check` names the problem of the source")
@@ -96,7 +88,8 @@ def check_place(machine: Machine, stream: str, place: Path, speed: PlaceSpeed | 
         f"{where}: {speed.mb_per_s:,.0f} MB/s in order, {speed.piece_ms:.2f} ms for a piece of 64 KiB, "
         f"measured on {counted(speed.files, 'file')} of {round_bytes(round(speed.mean_bytes))} on average"
     )
-    if speed.is_slow:
+    # single pieces for small files, throughput for large ones
+    if speed.piece_ms > SLOW_PIECE_MS or (speed.mean_bytes >= LARGE_BYTES and speed.mb_per_s < SLOW_MB_PER_S):
         return warning(subject, f"{found}; slow", FASTER)
     return note(subject, found, FASTER) if network else ok(subject, found)
 
@@ -138,11 +131,6 @@ class _Pieces:
     file_bytes: int = 0
     pieces: int = 0
     spent_s: float = 0.0
-
-    @property
-    def is_enough(self) -> bool:
-        """True once it has taken ``SECONDS_MAX``."""
-        return self.spent_s > SECONDS_MAX
 
 
 def _measure(place: Path) -> PlaceSpeed:
@@ -198,7 +186,7 @@ def _here_and_there(files: Sequence[Path]) -> _Pieces:
     random = Random(1)  # noqa: S311  places to read, no secret
     read = _Pieces()
     for file in files:
-        if read.is_enough:
+        if read.spent_s > SECONDS_MAX:
             break
         began = perf_counter()
         with suppress(PermissionError, FileNotFoundError), _opened(file) as descriptor:
@@ -212,18 +200,14 @@ def _here_and_there(files: Sequence[Path]) -> _Pieces:
             read.file_bytes += status.st_size
             read.spent_s += opened_s
             there = range(0, status.st_size, PIECE_BYTES)
-            _read_pieces(descriptor, random.sample(there, min(len(there), max(1, PIECES_MAX // len(files)))), read)
+            for place in random.sample(there, min(len(there), max(1, PIECES_MAX // len(files)))):
+                began = perf_counter()
+                os.pread(descriptor, PIECE_BYTES, place)
+                read.spent_s += perf_counter() - began
+                read.pieces += 1
+                if read.spent_s > SECONDS_MAX:
+                    break
     return read
-
-
-def _read_pieces(descriptor: int, places: Sequence[int], read: _Pieces) -> None:
-    for place in places:
-        began = perf_counter()
-        os.pread(descriptor, PIECE_BYTES, place)
-        read.spent_s += perf_counter() - began
-        read.pieces += 1
-        if read.is_enough:
-            return
 
 
 def _in_order(files: Sequence[Path]) -> float:
@@ -239,18 +223,8 @@ def _in_order(files: Sequence[Path]) -> float:
     return read_bytes / (perf_counter() - began) / 1e6
 
 
-NAMED_MAX = 8
-
-
-def check_caches(folders: Iterable[Path]) -> list[Finding]:
-    """A finding for each folder of caches.
-
-    Which files a stopped daemon would use is unknown: that needs its scans.
-    """
-    return [_check_folder(folder) for folder in sorted(set(folders))]
-
-
-def _check_folder(folder: Path) -> Finding:
+def check_cache(folder: Path) -> Finding:
+    """Finding on a folder. Only a scan tells which files a stopped daemon would use."""
     subject = f"caches in {folder}"
     wrong = folder_problem(folder)
     if wrong is not None:
@@ -260,16 +234,13 @@ def _check_folder(folder: Path) -> Finding:
     except OSError as error:
         return problem(subject, str(error), "cache_dir = names the folder")
     idle = [file for file in files if not file.in_use]
-    found = f"{counted(len(files), 'file')}, {round_bytes(_size(files))}"
+    size, idle_size = (round_bytes(sum(file.disk_bytes for file in some)) for some in (files, idle))
+    found = f"{counted(len(files), 'file')}, {size}"
     if not idle:
         return ok(subject, found)
     names = " ".join(str(file.path) for file in idle[:NAMED_MAX]) + (" ..." if len(idle) > NAMED_MAX else "")
     return note(
         subject,
-        f"{found}; no daemon that runs uses {len(idle)} of them, {round_bytes(_size(idle))}",
+        f"{found}; no daemon that runs uses {len(idle)} of them, {idle_size}",
         f"a daemon logs at its start which ones it uses; to remove these: rm {names}",
     )
-
-
-def _size(files: Sequence[CacheFile]) -> int:
-    return sum(file.disk_bytes for file in files)

@@ -25,7 +25,7 @@ from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.stages import Row, Stage, make_stage
-from batchd.pipeline.timings import Laps
+from batchd.pipeline.timings import Timings
 from batchd.samples.columns import Column
 from batchd.samples.values import Value, array_of
 
@@ -42,9 +42,9 @@ class Pipeline:
         seed: int,
         *,
         has_rows: bool = True,
-        laps: Laps | None = None,
+        timings: Timings | None = None,
     ) -> None:
-        """``laps`` measures each step; the caller of ``run`` starts it."""
+        """``timings`` measures each step; the caller of ``run`` starts it."""
         self.columns = columns_after(columns, steps)
         """What a sample consists of afterwards, by name."""
         self._scalars = {
@@ -53,9 +53,9 @@ class Pipeline:
         }
         """The type of the values that fit into the field as they are, where it is one number."""
         self._random = SampleRandom(seed)
-        self._laps = laps or Laps()
-        self._stages = list(_stages(columns, steps, self._laps, has_rows=has_rows))
-        self._storing = self._laps.part("store") if has_rows else None
+        self._timings = timings or Timings()
+        self._stages = list(_stages(columns, steps, self._timings, has_rows=has_rows))
+        self._storing = self._timings.part("store") if has_rows else None
 
     def run(self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row) -> None:
         """Make the fields of ``sample`` from the values of its source and write them into ``row``.
@@ -71,7 +71,7 @@ class Pipeline:
                 out[...] = value
             elif value is not out:
                 out[...] = array_of(column, value)
-        self._laps.lap(self._storing)
+        self._timings.lap(self._storing)
 
     def make(
         self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row = MappingProxyType({})
@@ -81,7 +81,7 @@ class Pipeline:
         self._random.start(epoch, sample, attempt)
         for stage, part in self._stages:
             stage(made, self._random, row)
-            self._laps.lap(part)
+            self._timings.lap(part)
         return made
 
     def plan(self, values: Mapping[str, Value], epoch: int, sample: int) -> ImagePlan | None:
@@ -99,7 +99,7 @@ class Pipeline:
 
 
 def _stages(
-    columns: Sequence[Column], steps: Sequence[StepOptions], laps: Laps, *, has_rows: bool
+    columns: Sequence[Column], steps: Sequence[StepOptions], timings: Timings, *, has_rows: bool
 ) -> Iterator[tuple[Stage, int]]:
     """The stages, each with the part of the time that its last lap counts for."""
     made: Columns = {column.name: column for column in columns}
@@ -110,11 +110,11 @@ def _stages(
             made = effect(step, made)
         on_image = [step for step in run if isinstance(step, ImageStep)]
         if not on_image:
-            yield make_stage(run[0], before, made), laps.part(run[0].op)
+            yield make_stage(run[0], before, made), timings.part(run[0].op)
             continue
         rest = [step for later in runs[place + 1 :] for step in later]
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
-        stage = ImageStage(on_image, before, made, writes, laps)
+        stage = ImageStage(on_image, before, made, writes, timings)
         yield stage, stage.last_part
 
 

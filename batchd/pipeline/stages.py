@@ -5,7 +5,7 @@ from functools import singledispatch
 from typing import TypeAlias
 
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.image.vision import Image
+from batchd.pipeline.image.opencv import Image
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.samples.values import Value

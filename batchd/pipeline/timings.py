@@ -9,7 +9,7 @@ all samples are measured.
 from time import perf_counter_ns
 
 
-class Laps:
+class Timings:
     """A stopwatch for one sample after the other; parts have names, and numbers in their order."""
 
     def __init__(self) -> None:

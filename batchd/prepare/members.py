@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.jpeg_box import seekable
+from batchd.pipeline.image.opencv import Scratch, cv2
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.image.vision import Scratch, cv2
 from batchd.prepare.folder import FileSet
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable

@@ -26,9 +26,8 @@ from time import monotonic
 from typing import Self, TypeAlias
 
 from batchd.children import Child, describe, start_linked
-from batchd.config.functions import code_problems
 from batchd.config.tree import StreamConfig
-from batchd.daemon.stream_plan import plan_stream
+from batchd.daemon.stream_plan import code_problems, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, Problem, path_text
 from batchd.orders.prepare import (
     TO_PREPARE_FROM_WRITER,

@@ -71,7 +71,7 @@ class SampleMaker:
         self._cached: CachedReader | None = None
         self._first: Pipeline | None = None
         """Makes what a cache of decoded samples keeps."""
-        laps, cut = stopwatch.laps, recipe.cut
+        timings, cut = stopwatch.timings, recipe.cut
         with ExitStack() as where_it_fails:
             try:
                 self._reader: Reader = open_reader(source, index, recipe.record_bytes_max, storage)
@@ -86,11 +86,11 @@ class SampleMaker:
                     rewriters = {name: partial(made_seekable, bytes_max=longest) for name, longest in recipe.rewritten}
                     self._cached = CachedReader(self._reader, kept, keeps_made=cut > 0, rewriters=rewriters)
                     self._reader = self._cached
-                    self._keeping = laps.part(KEEP_PART)
+                    self._keeping = timings.part(KEEP_PART)
                 if cut:
-                    self._first = Pipeline(columns, steps[:cut], recipe.seed, has_rows=False, laps=laps)
+                    self._first = Pipeline(columns, steps[:cut], recipe.seed, has_rows=False, timings=timings)
                     columns = list(self._first.columns.values())
-                self._pipeline = Pipeline(columns, steps[cut:], recipe.seed, has_rows=has_rows, laps=laps)
+                self._pipeline = Pipeline(columns, steps[cut:], recipe.seed, has_rows=has_rows, timings=timings)
                 self.columns = self._pipeline.columns
                 changed = changed_file(recipe.files)
             except (FunctionUnusable, StepInvalid) as error:
@@ -123,7 +123,7 @@ class SampleMaker:
             self._pipeline.run(self._read(epoch, sample, attempt), epoch, sample, attempt, row)
             if self._cached is not None:
                 self._cached.keep()  # not before: a repaired file is to be read again
-                self._stopwatch.laps.lap(self._keeping)
+                self._stopwatch.timings.lap(self._keeping)
         except BAD as error:
             self._stopwatch.waste_sample()
             return str(error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 
 from batchd.orders.worker import BAD_PART, READ_PART, SLOW_LISTED_MAX, Work
-from batchd.pipeline.timings import Laps
+from batchd.pipeline.timings import Timings
 from batchd.samples.values import Value
 
 SLOW_FACTOR = 4
@@ -64,16 +64,16 @@ class Stopwatch:
     """
 
     def __init__(self, cpu_wait_ns: Callable[[], int | None] = lambda: None) -> None:
-        self.laps = Laps()
+        self.timings = Timings()
         self._cpu_wait_ns = cpu_wait_ns
-        self._reading = self.laps.part(READ_PART)
+        self._reading = self.timings.part(READ_PART)
         self._usual_ns = 0.0
         self.begin()
 
     @property
     def parts(self) -> list[str]:
         """Names of the timed parts of samples."""
-        return [*self.laps.names, BAD_PART]
+        return [*self.timings.names, BAD_PART]
 
     def begin(self) -> None:
         """A chunk begins."""
@@ -92,7 +92,7 @@ class Stopwatch:
 
     def begin_sample(self) -> None:
         """A sample begins."""
-        self.laps.start()
+        self.timings.start()
 
     def is_read(self, values: Mapping[str, Value], *, from_cache: bool | None = None) -> None:
         """The sample's values are there. ``from_cache`` is None where there is no cache."""
@@ -100,9 +100,9 @@ class Stopwatch:
         self._cache_misses += from_cache is False
         if not from_cache:
             self._read_bytes += sum(value.nbytes for value in values.values() if isinstance(value, memoryview))
-        self.laps.lap(self._reading)
+        self.timings.lap(self._reading)
         cpu_ns = thread_time_ns()  # since the sample before this one: what is between two is little
-        self._read_cpu_ns += min(cpu_ns - self._cpu_before_ns, self.laps.since_start_ns(self._reading))
+        self._read_cpu_ns += min(cpu_ns - self._cpu_before_ns, self.timings.since_start_ns(self._reading))
         self._cpu_before_ns = cpu_ns
 
     def end_sample(self) -> int | None:
@@ -111,7 +111,7 @@ class Stopwatch:
         Only CPU time counts once it is read: nothing is slow because others had the core.
         """
         cpu_ns = thread_time_ns()
-        taken_ns = self.laps.since_start_ns(self._reading) + cpu_ns - self._cpu_before_ns
+        taken_ns = self.timings.since_start_ns(self._reading) + cpu_ns - self._cpu_before_ns
         self._cpu_before_ns = cpu_ns
         usual_ns = self._usual_ns or taken_ns
         self._usual_ns = usual_ns * USUAL_STEP if taken_ns > usual_ns else usual_ns / USUAL_STEP
@@ -119,7 +119,7 @@ class Stopwatch:
 
     def waste_sample(self) -> None:
         """End a bad sample: all of its time counts as that of bad samples."""
-        self._bad_ns += self.laps.take_back_ns()
+        self._bad_ns += self.timings.take_back_ns()
         self._cpu_before_ns = thread_time_ns()
 
     def note_slow(self, sample: int, name: str, taken_ns: int) -> None:
@@ -139,7 +139,7 @@ class Stopwatch:
             cpu_us=(thread_time_ns() - self._begun_cpu_ns) // 1000,
             cpu_wait_us=cpu_wait_us,
             read_cpu_us=self._read_cpu_ns // 1000,
-            parts_us=[*self.laps.take_us(), self._bad_ns // 1000],
+            parts_us=[*self.timings.take_us(), self._bad_ns // 1000],
             read_bytes=self._read_bytes,
             usual_us=int(self._usual_ns) // 1000,
             slow_rows=self._slow_rows,

@@ -175,8 +175,8 @@ class RegionLoader:
 
         from batchd.pipeline.image.geometry import Cut, Resampling, plan_decoding  # noqa: PLC0415
         from batchd.pipeline.image.jpeg_box import BoxDecoder  # noqa: PLC0415
+        from batchd.pipeline.image.opencv import Scratch  # noqa: PLC0415
         from batchd.pipeline.image.probe import probe_image  # noqa: PLC0415
-        from batchd.pipeline.image.vision import Scratch  # noqa: PLC0415
 
         if self._decoder is None:  # in the worker, as memory is its own
             self._decoder = BoxDecoder("rgb", Scratch())

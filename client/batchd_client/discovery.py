@@ -143,7 +143,7 @@ def _reason(place: Place, error: OSError) -> str:
         case ConnectionRefusedError() if not place.lifeline_path.is_socket():
             reason = f"there is a {place.lifeline_path.name}, but it is no socket"
         case ConnectionRefusedError():
-            reason = "there is a socket, but nobody listens on it any more: the daemon has ended"
+            reason = "there is a socket, but no process listens on it any more: the daemon has ended"
         case FileNotFoundError() if place.path.is_dir():
             reason = f"the directory exists, but has no {place.lifeline_path.name}: no daemon runs there"
         case FileNotFoundError():

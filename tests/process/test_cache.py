@@ -5,8 +5,8 @@ import os
 import pytest
 
 import batchd_client
-from batchd.doctor.finding import Level
-from batchd.doctor.storage import check_caches
+from batchd.doctor.machine import Level
+from batchd.doctor.storage import check_cache
 from batchd.pipeline.image import jpeg_box
 from support.commands import batchd as command
 from support.expected import Expected
@@ -318,7 +318,7 @@ def test_caches_of_no_stream_are_told_and_not_removed(start_daemon, own_photos, 
     assert line["files"] == 1
     assert line["advice"].endswith(f"rm {old}")
     assert len(list(disk.iterdir())) == 2
-    (finding,) = check_caches([disk])
+    finding = check_cache(disk)
     assert finding.level is Level.NOTE
     assert "2 files" in finding.found
     assert "no daemon that runs uses 1 of them" in finding.found

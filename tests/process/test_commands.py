@@ -181,7 +181,7 @@ def test_a_killed_daemon_is_no_daemon(start_daemon):
     """Its sockets still lie there."""
     daemon = start_daemon()
     daemon.kill()
-    assert "nobody listens on it any more" in batchd("status", address=daemon.address, status=3).stderr
+    assert "no process listens on it any more" in batchd("status", address=daemon.address, status=3).stderr
 
 
 @pytest.mark.parametrize(

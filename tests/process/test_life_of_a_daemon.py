@@ -45,7 +45,7 @@ def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
     for text in (None, "left over"):
         daemon.kill()
         assert daemon.files() == {*sockets, "lock"}
-        with pytest.raises(batchd_client.errors.DaemonNotFound, match="nobody listens on it any more"):
+        with pytest.raises(batchd_client.errors.DaemonNotFound, match="no process listens on it any more"):
             batchd_client.connect(daemon.address, connect_timeout_s=0)
         if text:
             for name in sockets:

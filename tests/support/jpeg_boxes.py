@@ -4,8 +4,8 @@ import pytest
 
 from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.opencv import Scratch
 from batchd.pipeline.image.options import Decode
-from batchd.pipeline.image.vision import Scratch
 
 SUBSAMPLINGS = ("444", "422", "420", "440", "411", "grey")
 PRIVATE_GROWTH_BYTES_MAX = 1 << 20

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.opencv import Scratch
 from batchd.pipeline.image.options import Decode, Resize
 from batchd.pipeline.image.probe import (
     PIXELS_PER_BYTE,
@@ -26,7 +27,6 @@ from batchd.pipeline.image.probe import (
     png_bytes,
     probe_image,
 )
-from batchd.pipeline.image.vision import Scratch
 from batchd.samples.errors import SampleUndecodable
 from support import bombs
 from support.images import animation, encode, jpeg, jpeg_of, photo, png_chunk, ycck_jpeg

@@ -14,9 +14,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from batchd.cli.config import annotated_toml, reference_markdown
 from batchd.cli.main import COMMANDS, cli, main
 from batchd.cli.options import config_options
-from batchd.config.reference import annotated_toml, reference_markdown
 from batchd.config.schema import json_schema
 from batchd.errors import EXIT_CODE_MEANINGS, AlreadyRunning
 from support.images import write_photos

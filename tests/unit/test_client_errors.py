@@ -72,7 +72,7 @@ def test_socket_of_a_dead_daemon_is_told_apart(fake) -> None:
     """A killed daemon leaves its socket's file behind."""
     fake.kill()
 
-    with pytest.raises(DaemonNotFound, match="nobody listens on it any more"):
+    with pytest.raises(DaemonNotFound, match="no process listens on it any more"):
         batchd_client.connect(fake.address, connect_timeout_s=0)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.functions import code_of, code_problems, runs_own_code
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
+from batchd.daemon.stream_plan import code_of, code_problems, runs_own_code
 from batchd.errors import SourceInvalid
 from batchd.functions.find import find_module
 from batchd.functions.load import FunctionFailed, FunctionUnusable, Here

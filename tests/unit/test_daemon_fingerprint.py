@@ -5,9 +5,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from batchd.config.functions import StreamCode
 from batchd.config.tree import Mark, StreamConfig, keys_marked
-from batchd.daemon.stream_plan import StreamPlan
+from batchd.daemon.stream_plan import StreamCode, StreamPlan
 from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
 from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.call.options import Call

@@ -10,9 +10,9 @@ import simplejpeg
 from batchd.pipeline.image import decode, jpeg_box
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.jpeg_box import seekable
+from batchd.pipeline.image.opencv import Scratch
 from batchd.pipeline.image.options import CenterCrop, Decode, Resize
 from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.image.vision import Scratch
 from batchd.samples.errors import SampleUndecodable
 from support.images import JPEG_END, jpeg, jpeg_of, photo, ycck_jpeg
 from support.pipelines import run_once

@@ -11,9 +11,9 @@ import pytest
 from batchd.pipeline.image import decode, jpeg_box
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.opencv import Scratch
 from batchd.pipeline.image.options import Decode, Resize
 from batchd.pipeline.image.probe import exif_orientation, probe_image
-from batchd.pipeline.image.vision import Scratch
 from support.images import (
     animation,
     cmyk_jpeg,
@@ -235,7 +235,7 @@ def test_the_first_exif_block_counts():
 def test_cv2_is_set_up_whatever_the_environment_says():
     """One thread, no messages, and the configured limit, which cv2 reads elsewhere."""
     code = (
-        "from batchd.pipeline.image.vision import cv2; import numpy as np;"
+        "from batchd.pipeline.image.opencv import cv2; import numpy as np;"
         "png = cv2.imencode('.png', np.full((64, 96, 3), 9, np.uint8))[1];"
         "print(cv2.getNumThreads(), cv2.imdecode(png, cv2.IMREAD_COLOR_BGR).shape, cv2.imdecode(png[:99], 1))"
     )

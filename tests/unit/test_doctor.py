@@ -16,8 +16,7 @@ import pytest
 from batchd.daemon.memory.rings import DescriptorPlan
 from batchd.doctor import checks, decoding, examine, storage
 from batchd.doctor.decoding import DecoderSpeed
-from batchd.doctor.finding import Level
-from batchd.doctor.machine import Machine, Running
+from batchd.doctor.machine import Level, Machine, Running
 from batchd.doctor.storage import PlaceSpeed
 from batchd.pipeline.image import jpeg_box
 from batchd.sources.composed.options import ConcatSource

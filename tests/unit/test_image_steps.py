@@ -28,7 +28,7 @@ from batchd.pipeline.image.options import (
 )
 from batchd.pipeline.image.stages import ImageStage
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.timings import Laps
+from batchd.pipeline.timings import Timings
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from support.images import encode, jpeg, photo, png_with_exif, stored_as
@@ -429,7 +429,7 @@ def test_to_gives_type_and_order_at_once(dtype, scale, layout, channels):
 def test_an_array_without_pixels_is_a_bad_sample():
     """A source may give arrays of any size."""
     columns = {"image": Column("image", shape=(None, None, 3))}
-    stage = ImageStage([RandomFlip()], columns, columns, frozenset(), Laps())
+    stage = ImageStage([RandomFlip()], columns, columns, frozenset(), Timings())
 
     with pytest.raises(SampleUndecodable, match="an image without pixels: 5 x 0"):
         stage({"image": np.empty((0, 5, 3), np.uint8)}, SampleRandom(0), {})
@@ -567,7 +567,7 @@ def test_any_steps_give_what_each_gives_by_itself(steps, sample):
     before = {"image": Column("image", shape=(None, None, 3))}
     values = {"image": NOISE}
     for step in steps:
-        stage = ImageStage([step], before, effect(step, before), frozenset(), Laps())
+        stage = ImageStage([step], before, effect(step, before), frozenset(), Timings())
         stage(values, random, {})
         values["image"] = values["image"].copy()
 

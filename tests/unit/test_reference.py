@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from batchd.config.reference import annotated_toml, reference_markdown
+from batchd.cli.config import annotated_toml, reference_markdown
 from batchd.config.schema import json_schema
 from batchd.config.tree import DaemonConfig, StreamConfig
 from batchd.daemon.memory.rings import plan_rings

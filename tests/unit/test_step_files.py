@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.functions import StreamCode
 from batchd.config.load import load_config
 from batchd.config.tree import StreamConfig
-from batchd.daemon.stream_plan import StreamPlan
+from batchd.daemon.stream_plan import StreamCode, StreamPlan
 from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
 from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.sample_fields import sample_fields

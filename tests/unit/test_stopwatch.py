@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from batchd.orders.worker import BAD_PART, SLOW_LISTED_MAX
-from batchd.pipeline import timings as laps
+from batchd.pipeline import timings
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.options import CenterCrop, ColorJitter, Decode, Normalize, RandomFlip, RandomResizedCrop
 from batchd.samples.columns import Column
@@ -41,7 +41,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """The clock of all stopwatches."""
     made = Clock()
-    for module in (laps, stopwatch):
+    for module in (timings, stopwatch):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: made.wall_ns)
     monkeypatch.setattr(stopwatch, "thread_time_ns", lambda: made.cpu_ns)
     return made
@@ -54,14 +54,14 @@ def sample(watch: Stopwatch, clock: Clock, read: float = 0, decode: float = 1, s
     watch.is_read({"image": memoryview(bytes(10)), "label": 3})
     clock.run(decode)
     clock.pause(stolen)
-    watch.laps.lap(1)
+    watch.timings.lap(1)
     return watch.end_sample()
 
 
 def test_times_are_those_of_the_parts(clock: Clock) -> None:
     """Read, decoded, and what lies between the samples."""
     watch = Stopwatch()
-    watch.laps.part("decode")
+    watch.timings.part("decode")
     watch.begin()
     clock.pause(50)
     watch.waited()
@@ -78,7 +78,7 @@ def test_times_are_those_of_the_parts(clock: Clock) -> None:
 def test_what_was_said_is_not_said_again(clock: Clock) -> None:
     """Each chunk has its own times."""
     watch = Stopwatch()
-    watch.laps.part("decode")
+    watch.timings.part("decode")
     watch.begin()
     sample(watch, clock, read=2, decode=5)
     watch.work()
@@ -93,7 +93,7 @@ def test_what_was_said_is_not_said_again(clock: Clock) -> None:
 def test_the_time_of_a_bad_sample_is_neither_reading_nor_decoding(clock: Clock) -> None:
     """Nor is it that of the sample that stands in for it, which is not slow for that."""
     watch = Stopwatch()
-    watch.laps.part("decode")
+    watch.timings.part("decode")
     watch.begin()
     sample(watch, clock, read=2, decode=5)
     watch.begin_sample()
@@ -123,7 +123,7 @@ def test_a_sample_that_cannot_be_read_is_a_bad_one(clock: Clock) -> None:
 def test_reading_that_takes_a_cpu_is_told_from_waiting(clock: Clock) -> None:
     """What passes between two samples is no part of it."""
     watch = Stopwatch()
-    watch.laps.part("decode")
+    watch.timings.part("decode")
     watch.begin()
     for _ in range(3):
         clock.run(10)
@@ -157,7 +157,7 @@ def test_waiting_for_a_cpu_is_what_the_kernel_counts(clock: Clock) -> None:
     """Of this chunk alone; and nothing where it counts nothing."""
     waited_ns = iter([5 * MILLISECOND, 7 * MILLISECOND, 10 * MILLISECOND])
     watch = Stopwatch(lambda: next(waited_ns))
-    watch.laps.part("decode")
+    watch.timings.part("decode")
     watch.begin()
     sample(watch, clock)
 
@@ -189,7 +189,7 @@ def test_the_kernels_count_grows_where_it_has_one(tmp_path: Path) -> None:
 def test_a_sample_that_takes_several_times_as_long_is_slow(clock: Clock, slow: dict[str, float]) -> None:
     """Whether it is decoded or read for so long."""
     watch = Stopwatch()
-    watch.laps.part("decode")
+    watch.timings.part("decode")
     watch.begin()
     found = [sample(watch, clock, **(slow if number % 10 == 9 else {})) for number in range(100)]
 
@@ -199,7 +199,7 @@ def test_a_sample_that_takes_several_times_as_long_is_slow(clock: Clock, slow: d
 def test_a_sample_is_not_slow_because_others_had_the_core(clock: Clock) -> None:
     """On a machine with other work every sample may take long."""
     watch = Stopwatch()
-    watch.laps.part("decode")
+    watch.timings.part("decode")
     watch.begin()
 
     assert [sample(watch, clock, stolen=100 if number % 10 == 9 else 0) for number in range(100)] == [None] * 100
@@ -208,7 +208,7 @@ def test_a_sample_is_not_slow_because_others_had_the_core(clock: Clock) -> None:
 def test_what_is_usual_is_what_half_of_the_samples_stay_below(clock: Clock) -> None:
     """Four of ten are slow, and still it is the others that are usual."""
     watch = Stopwatch()
-    watch.laps.part("decode")
+    watch.timings.part("decode")
     watch.begin()
     for number in range(2000):
         sample(watch, clock, decode=3 * SLOW_FACTOR if number % 10 >= 6 else 1)
@@ -239,10 +239,10 @@ def test_the_parts_of_a_pipeline_are_its_steps() -> None:
         Normalize(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)),
     ]
     watch = Stopwatch()
-    Pipeline(IMAGE_COLUMNS, steps, 0, laps=watch.laps)
+    Pipeline(IMAGE_COLUMNS, steps, 0, timings=watch.timings)
 
     names = ["read", "decode", "random_resized_crop+random_flip", "color_jitter", "normalize", "store"]
-    assert watch.laps.names == names
+    assert watch.timings.names == names
 
 
 def test_every_part_of_a_pipeline_takes_time() -> None:
@@ -254,7 +254,7 @@ def test_every_part_of_a_pipeline_takes_time() -> None:
         Normalize(mean=(0.5,) * 3, std=(0.2,) * 3),
     ]
     watch = Stopwatch()
-    pipeline = Pipeline(IMAGE_COLUMNS, steps, 0, laps=watch.laps)
+    pipeline = Pipeline(IMAGE_COLUMNS, steps, 0, timings=watch.timings)
     row = {"image": image_row(pipeline)}
     watch.begin()
     for number in range(200):

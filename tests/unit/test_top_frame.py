@@ -127,7 +127,8 @@ class WatchedSource:
     def ask(self) -> None:
         """Nothing is asked."""
 
-    def sources(self) -> list[int]:
+    @property
+    def descriptors(self) -> list[int]:
         """Nothing comes by itself."""
         return []
 

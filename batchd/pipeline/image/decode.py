@@ -26,10 +26,10 @@ from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.containers import without_animation, without_padding
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.jpeg_box import BoxDecoder
+from batchd.pipeline.image.opencv import Pixels, Scratch, cv2
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import ImageHeader
 from batchd.pipeline.image.resample import cut_out
-from batchd.pipeline.image.vision import Pixels, Scratch, cv2
 from batchd.samples.errors import SampleUndecodable
 
 try:

@@ -35,9 +35,9 @@ import numpy.typing as npt
 
 from batchd.pipeline.image.containers import SIGNATURE_BYTES, png_chunks
 from batchd.pipeline.image.geometry import Cut, Geometry, Move, Orientation, Padding, Resampling, Warp
+from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2
 from batchd.pipeline.image.probe import probe_image
 from batchd.pipeline.image.resample import follow_trail, sine_and_cosine
-from batchd.pipeline.image.vision import Image, Pixels, Scratch, cv2
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value

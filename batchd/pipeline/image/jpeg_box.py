@@ -16,8 +16,8 @@ bit for bit.
 import numpy as np
 
 from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.opencv import Pixels, Scratch
 from batchd.pipeline.image.probe import ImageHeader, probe_image
-from batchd.pipeline.image.vision import Pixels, Scratch
 from batchd.samples.errors import SampleUndecodable
 
 try:

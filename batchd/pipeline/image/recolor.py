@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.pipeline.image import resample
+from batchd.pipeline.image.opencv import Pixels, Scratch, cv2, written
 from batchd.pipeline.image.options import ColorJitter, Cutout, Gray
-from batchd.pipeline.image.vision import Pixels, Scratch, cv2, written
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.pipeline.image.geometry import UPRIGHT, Cut, Mirrored, Move, Orientation, Padding, Resampling, Warp
-from batchd.pipeline.image.vision import Pixels, Scratch, cv2, written
+from batchd.pipeline.image.opencv import Pixels, Scratch, cv2, written
 from batchd.pipeline.options import Interpolation
 
 try:

@@ -36,14 +36,14 @@ from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
 from batchd.pipeline.image.geometry import DecodePlan, Geometry, plan_decoding, planner_for
+from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
 from batchd.pipeline.image.probe import ImageHeader, probe_image
 from batchd.pipeline.image.recolor import recolor_for
 from batchd.pipeline.image.resample import cut_out, make_moves, turned
-from batchd.pipeline.image.vision import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.timings import Laps
+from batchd.pipeline.timings import Timings
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
@@ -67,18 +67,18 @@ def _part(step: ImageStep) -> int:
     return 2 if type(step) in kinds else 3
 
 
-def _laps_of(steps: Sequence[ImageStep], laps: Laps) -> tuple[tuple[int, int, int], list[int]]:
-    """The laps of decoding, moving and converting, and that of each step that recolors.
+def _parts_of(steps: Sequence[ImageStep], timings: Timings) -> tuple[tuple[int, int, int], list[int]]:
+    """The timings of decoding, moving and converting, and that of each step that recolors.
 
     What no step asks for (a turn by EXIF, a copy) counts for the part before it, else behind it.
     """
     decoding, moving, recoloring, converting = (
         [step.op for step in steps if _part(step) == part and not isinstance(step, Follow)] for part in range(4)
     )
-    before = [laps.part("+".join(names)) if names else None for names in (decoding, moving)]
-    each = [laps.part(name) for name in recoloring]
-    numbers = [*before, each[-1] if each else None, laps.part("+".join(converting)) if converting else None]
-    known = [number for number in numbers if number is not None] or [laps.part(steps[0].op)]
+    before = [timings.part("+".join(names)) if names else None for names in (decoding, moving)]
+    each = [timings.part(name) for name in recoloring]
+    numbers = [*before, each[-1] if each else None, timings.part("+".join(converting)) if converting else None]
+    known = [number for number in numbers if number is not None] or [timings.part(steps[0].op)]
     found, last = [], known[0]
     for number in numbers:
         last = last if number is None else number
@@ -105,7 +105,7 @@ class ImageStage:
     """Successive steps on one image field, ready to run on one sample after the other.
 
     ``before``, ``after``: the sample's columns. ``writes``: fields that no later step changes, so
-    they are written straight into the row. ``laps`` measures the steps.
+    they are written straight into the row. ``timings`` measures the steps.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class ImageStage:
         before: Mapping[str, Column],
         after: Mapping[str, Column],
         writes: frozenset[str],
-        laps: Laps,
+        timings: Timings,
     ) -> None:
         decode = steps[0] if isinstance(steps[0], Decode) else None
-        self._laps = laps
+        self._timings = timings
         self._field = steps[0].field
         source, made = before[self._field], after[self._field]
         self._row_shape = made.fixed_shape if self._field in writes else None
@@ -135,9 +135,9 @@ class ImageStage:
         )
         self._followers = Followers(made.followers, before, after, writes) if moves_followers else None
         recolors = (recolor_for(step, self._scratch, is_bgr=made.is_bgr) for step in steps)
-        (self._decoding, self._moving, self._converting), recoloring = _laps_of(steps, laps)
+        (self._decoding, self._moving, self._converting), recoloring = _parts_of(steps, timings)
         self._recolors = list(zip(filter(None, recolors), recoloring, strict=True))
-        self.last_part = laps.part("follow") if self._followers else self._converting
+        self.last_part = timings.part("follow") if self._followers else self._converting
         """What a call does last."""
         self._tables = next(
             (table for table in (_tables(step, self._channels) for step in steps) if table is not None), None
@@ -150,7 +150,7 @@ class ImageStage:
         value = values[self._field]
         plan = self._plan(value, random)
         pixels = self._decode(value, plan)
-        self._laps.lap(self._decoding)
+        self._timings.lap(self._decoding)
         failpoints.passing("worker.sample.decoded", random.sample)
         out = row[self._field] if self._row_shape is not None else None
         assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
@@ -158,17 +158,17 @@ class ImageStage:
         turn = plan.geometry.turn
         pixels = make_moves(pixels, plan.decoding.moves, self._scratch, None if turn.transpose else into)
         pixels = turned(pixels, turn, self._scratch, into)
-        self._laps.lap(self._moving)
+        self._timings.lap(self._moving)
         if self._recolors:
             pixels = self._own(pixels, value, into)
         for recolor, part in self._recolors:
             pixels = recolor(pixels, random, out if self._writes_pixels else None)
-            self._laps.lap(part)
+            self._timings.lap(part)
         if pixels is not out:
             pixels = self._converted(pixels, out)
         values[self._field] = pixels
         if self._followers:
-            self._laps.lap(self._converting)
+            self._timings.lap(self._converting)
             self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
 
     def plan(self, values: Mapping[str, Value], random: SampleRandom) -> ImagePlan | None:

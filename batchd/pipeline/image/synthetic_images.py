@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchd.pipeline.image.vision import Pixels, cv2
+from batchd.pipeline.image.opencv import Pixels, cv2
 
 SIZES = ((375, 500), (375, 500), (500, 375), (333, 500))
 """Height and width, in pixels; each as often as it is listed."""

@@ -21,7 +21,7 @@ is used, so it stays true wherever a worker dies.
 from math import prod
 
 from batchd.pipeline.effects import Columns, sizes_column
-from batchd.pipeline.image.vision import Image
+from batchd.pipeline.image.opencv import Image
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.shapes.options import RoomStep
 from batchd.pipeline.stages import Row, Stage, make_stage
