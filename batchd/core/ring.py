@@ -5,9 +5,9 @@
               +-------(not claimed, no order under way)-----------------------------+
 
 Invariants: a slot is taken only when no trainer leases or claims it and no worker has an order for
-it; each position is in at most one slot; a slot's generation grows by one each time it is taken;
-``idle`` has exactly the slots that may be taken; ``pending`` has exactly those with rows that no
-worker has.
+it; each position is in at most one slot; a generation, which a slot gets when it is taken, is given
+once in a ring; ``idle`` has exactly the slots that may be taken; ``pending`` has exactly those with
+rows that no worker has.
 
 Idle slots are filed so that the one to evict is found without a look at all of them:
 
@@ -173,6 +173,8 @@ class Ring:
         self.idle = Idle(readers)
         self.pending: set[int] = set()
         self._by_position: dict[Position, Slot] = {}
+        self._generation = 0
+        """The last one that was given."""
 
     def find(self, position: Position) -> Slot | None:
         """Return the slot that holds, or will hold, ``position``."""
@@ -211,7 +213,8 @@ class Ring:
         """Begin to fill ``position`` into an idle slot."""
         assert slot.is_idle, f"slot {slot.number} is in use"
         self.vacate(slot)
-        slot.generation += 1
+        self._generation += 1
+        slot.generation = self._generation
         slot.position = position
         slot.fill = Fill([(0, rows)])
         self.pending.add(slot.number)

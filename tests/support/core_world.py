@@ -8,6 +8,7 @@ Invariant: what the world keeps comes from events and actions alone, never from 
 core.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -143,6 +144,7 @@ class World:
         self.quarantined: set[tuple[int, int]] = set()
         self.deaths_noted: dict[tuple[int, int], int] = {}
         self.refilled_s = {spec.number: -1.0 for spec in specs}
+        self.generations = Counter[int]()
         self.slots_max = {spec.number: spec.slots_max for spec in specs}
         self._asked: ev.SubscriptionAsked | None = None
         self._numbers = count(1)
@@ -391,7 +393,8 @@ class World:
         slot = self.slots[action.slot]
         assert not self.holders(action.slot), f"slot {action.slot} is reserved under its readers"
         assert not self.orders_for(action.slot), f"slot {action.slot} is reserved under its writers"
-        slot.generation += 1
+        self.generations[slot.stream] += 1
+        slot.generation = self.generations[slot.stream]
         slot.committed = None
         slot.spoilt = slot.is_ahead = False
         slot.rows.clear()

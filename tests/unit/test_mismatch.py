@@ -122,3 +122,21 @@ def test_a_mismatch_of_a_stream_that_repeats_spoils_the_batch_of_every_epoch():
         world.pull(1)
 
     assert statistics(world).decoded_batches == decoded + 1
+
+
+def test_a_late_report_of_the_spoilt_batch_leaves_its_successor_alone():
+    """Another slot, also at its first filling, holds the position by then."""
+    world = CheckedWorld([make_spec(samples=1, batch_size=1, repeats=True)])
+    world.do(ev.SlotWanted())
+    world.do(ev.SlotWanted())
+    world.start_workers()
+    world.subscribe()
+    world.fill_all()
+    world.now += 5
+    world.mismatch(1, 0)
+    world.pull(1, release=0)
+    world.fill_all()
+    world.now += 5
+    world.mismatch(1, 0)
+
+    assert [slot.spoilt for slot in world.slots.values() if slot.committed is not None] == [True, False]
