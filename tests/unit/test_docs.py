@@ -203,7 +203,7 @@ def commands_of(line):
 
 def complaint(words):
     """What is wrong with the words behind ``batchd``; None where nothing is."""
-    command, context = cli, click.Context(cli, info_name="batchd")
+    command, context = cli, click.Context(cli, info_name="batchd", **cli.context_settings)
     for word in words:
         if word.startswith("-"):
             name = word.rstrip("…,.:").partition("=")[0]
@@ -379,7 +379,7 @@ def test_every_exit_code_is_on_both_pages(errors_page):
 
 def commands_below(group, path):
     """Every command, as it is typed."""
-    context = click.Context(group)
+    context = click.Context(group, **group.context_settings)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         yield f"{path} {name}", command

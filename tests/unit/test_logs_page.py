@@ -17,10 +17,14 @@ LOG_CALLS = ("write",)
 def events_of(tree):
     """Each call that logs an event of a module, with its level."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    for function in functions:
-        yield from chosen(function)
-    logged = {call: call.func.attr for call in ast.walk(tree) if logs(call)}
     passing_on = {}
+    for function in functions:
+        for call, level in chosen(function):
+            if is_parameter(call.args[0], function):
+                passing_on[function.name] = level
+            else:
+                yield call, level
+    logged = {call: call.func.attr for call in ast.walk(tree) if logs(call)}
     for function in functions:
         for call in [one for one in ast.walk(function) if one in logged and is_parameter(one.args[0], function)]:
             passing_on[function.name] = logged.pop(call)
