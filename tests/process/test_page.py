@@ -31,7 +31,7 @@ def drawn(daemon, stream: str = "photos"):
 
     def ask():
         reply = fetch(daemon, f"/sheet.png?stream={stream}")
-        return reply if reply.status == 200 else None
+        return reply if reply.headers["Content-Type"] == "image/png" else None
 
     return wait_until(ask, "the sheet is drawn")
 

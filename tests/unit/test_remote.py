@@ -110,7 +110,7 @@ def test_a_deadline_ends_all_that_is_asked_again(web: FileServer, storage: Stora
     wanted = [Wanted(f"{web.url}/a", start, 10) for start in range(40)]
 
     reasons = [str(reason) for reason in storage.client.read_many(wanted, 0.4)]
-    assert all(reason.startswith("it was not read within 0.4 s: its server does not answer") for reason in reasons)
+    assert all(reason.startswith("it was not read within 0.4 s") for reason in reasons)
     assert len(web.asked) <= 16
 
 
