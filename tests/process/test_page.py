@@ -31,7 +31,7 @@ def drawn(daemon, stream: str = "photos"):
 
     def ask():
         reply = fetch(daemon, f"/sheet.png?stream={stream}")
-        return reply if reply.headers["Content-Type"] == "image/png" else None
+        return reply if reply.headers.get("Content-Type") == "image/png" else None
 
     return wait_until(ask, "the sheet is drawn")
 
@@ -59,6 +59,7 @@ def test_the_page_shows_what_the_status_says(observed, start_trainer):
 
 def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):
     """However many ask, and the stream's ring has its slot back."""
+    wait_until(lambda: not overview(observed)["trainers"], "the trainer of the test before is gone")
     first = drawn(observed)
     assert (first.status, first.headers["Content-Type"]) == (200, "image/png")
     assert first.text.startswith("\ufffdPNG")
