@@ -13,7 +13,7 @@ has a slot, and no trainer waits for the slot of another one.
 from collections import deque
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from itertools import islice, takewhile
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ ENTITLEMENT_SLOTS = 2
 """One to read, one being filled: with them a subscription continues whatever the others do."""
 
 
-class Blocked(Enum):
+class Blocked(StrEnum):
     """Why a subscription has less than it wants. ``delivery`` says when each is retried."""
 
     NO_SLOT = "a claim has no slot: none is idle"
