@@ -130,7 +130,8 @@ class Loop:
     def run(self, after_round: Callable[[], None]) -> None:
         """Run until drained or stopped; ``after_round`` is called at the end of each round."""
         self._tick()
-        self._handle_queue()  # the core must know the workers that were started ahead before it hears from them
+        # the core must know the workers that were started ahead before it hears from them
+        self._handle_queue()
         more = False
         while not self._is_over():
             ready = dict(self._poller.poll(0 if more or self.queue else self._patience_ms()))
@@ -189,10 +190,11 @@ class Loop:
         caches = [cache for cache in every if isinstance(cache, CacheMemory)]
         if caches:
             rings_bytes = sum(stream.spec.slots_max * stream.layout.slot_bytes for stream in self.streams.values())
-            with suppress(OSError):  # to find out takes a descriptor: without one, the last limits stay
+            # to find out takes a descriptor: without one, the last limits stay
+            with suppress(OSError):
                 allow_caches(caches, available_bytes() - max(0, rings_bytes - self.memory.total_bytes))
 
-    # --- queries ------------------------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def _answer(self, query: Query) -> None:
         """Begin a reload, which is answered at its end; answer any other query at once."""
@@ -243,7 +245,7 @@ class Loop:
             question.request, len(listed), [(sample, bad.path, bad.reason, bad.times) for sample, bad in shown]
         )
 
-    # --- actions ------------------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def _spawn_worker(self, action: act.SpawnWorker) -> None:
         try:

@@ -124,7 +124,8 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         names = stack.enter_context(hold(daemon.runtime_dir, is_private=is_embedded))
         workers = WorkerProcesses(selector, queue.append, options.launched)
         stack.callback(workers.close, WORKERS_END_S)
-        with suppress(OSError):  # it is tried again, and logged, when the loop wants the first worker
+        # it is tried again, and logged, when the loop wants the first worker
+        with suppress(OSError):
             for number in range(1, daemon.worker_count() + 1):
                 workers.spawn(number)
         failpoints.passing("daemon.starting")

@@ -208,7 +208,8 @@ def fingerprint(plan: StreamPlan, source_digest: str) -> str:
         "shuffle": config.is_shuffled,  # never for a live source
     }
     if config.cache == "decoded":
-        content["cut"] = plan.pipeline.cut  # what is decoded without knowing a crop may be other pixels
+        # what is decoded without knowing a crop may be other pixels
+        content["cut"] = plan.pipeline.cut
     if plan.code.digests:
         content["modules"] = dict(plan.code.digests)
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]

@@ -161,7 +161,8 @@ def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
     stream = trainer.stream
     readers = sum(one.stream is stream for one in reading.trainers)
     most = min(trainer.now.window, stream.now.slots_max - 1, stream.now.slots_max // readers)
-    has_all = trainer.ready_ahead >= max(1, most - 1)  # the last one of the window is always being filled
+    # the last one of the window is always being filled
+    has_all = trainer.ready_ahead >= max(1, most - 1)
     could_have_more = trainer.ready_ahead >= 1 and 1 - reading.utilisation >= IDLE_SHARE_MIN
     if not has_all and not could_have_more:
         return Kind.FED, f"{waits}; {step_ms:.0f} ms of its own for each batch", ""
@@ -171,7 +172,7 @@ def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
     return Kind.TRAINER_BOUND, f"{waits}, {ahead}, {idle}; {step_ms:.0f} ms of its own for each batch", remedy
 
 
-# --- causes outside of the daemon -------------------------------------------------------------------------------------
+# --- causes outside of the daemon -----------------------------------------------------------------
 
 
 def _network(trainer: TrainerReading, _reading: Reading) -> Finding:
@@ -202,7 +203,7 @@ _OUTSIDE: dict[str, Callable[[TrainerReading, Reading], Finding]] = {
     "producers": _producers,
 }
 
-# --- workers or memory ------------------------------------------------------------------------------------------------
+# --- workers or memory ----------------------------------------------------------------------------
 
 
 def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
@@ -322,7 +323,7 @@ _INSIDE: tuple[Callable[[TrainerReading, Reading], Finding | None], ...] = (
 )
 
 
-# --- how many cores are missing, for all streams together -------------------------------------------------------------
+# --- how many cores are missing, for all streams together -----------------------------------------
 
 
 def _cores(trainer: TrainerReading, short: Sequence[TrainerReading], reading: Reading) -> str:

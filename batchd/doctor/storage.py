@@ -195,7 +195,8 @@ def _here_and_there(files: Sequence[Path]) -> _Pieces:
             if not stat.S_ISREG(status.st_mode) or not status.st_size:
                 continue
             _forget(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # otherwise the kernel reads ahead
+            # otherwise the kernel reads ahead
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             read.files.append(file)
             read.file_bytes += status.st_size
             read.spent_s += opened_s

@@ -144,7 +144,7 @@ def groups_of(user: int) -> frozenset[int]:
     return frozenset({*os.getgrouplist(entry.pw_name, entry.pw_gid)})
 
 
-# --- the user at the other end of a connection ------------------------------------------------------------------------
+# --- the user at the other end of a connection ----------------------------------------------------
 
 
 def endpoint(address: tuple[str, int]) -> Endpoint:

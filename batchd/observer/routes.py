@@ -237,7 +237,7 @@ def _fixed(name: str) -> Route:
     return Route(lambda _query: response, "part of the page")
 
 
-# --- without JavaScript -----------------------------------------------------------------------------------------------
+# --- without JavaScript ---------------------------------------------------------------------------
 
 
 def _tables(overview: Overview) -> Iterable[str]:

@@ -87,7 +87,7 @@ class StatusClient:
         self._waiting_since_s: float | None = monotonic()
         """Since when an answer is due; at first since the start, until the session is open."""
 
-    # --- any thread ---------------------------------------------------------------------------------------------------
+    # --- any thread -------------------------------------------------------------------------------
 
     def latest(self) -> Answer | None:
         """The daemon's last answer; None before the first."""
@@ -122,7 +122,7 @@ class StatusClient:
         """True while the daemon's loop answers."""
         return self.silent_s() < STALL_S
 
-    # --- the thread that asks -----------------------------------------------------------------------------------------
+    # --- the thread that asks ---------------------------------------------------------------------
 
     def run(self, directory: RuntimeDirectory, lifeline: socket.socket) -> None:
         """Ask until the daemon is gone. Raises ``BatchdClientError`` if it refuses the session."""

@@ -88,7 +88,8 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
         sys.stdout.write(json.dumps(words) + "\n")
         sys.stdout.flush()
 
-    children.die_with_parent()  # a library that hangs in a file does not see that the daemon is gone
+    # a library that hangs in a file does not see that the daemon is gone
+    children.die_with_parent()
     failpoints.passing("scan.apart")
     survey = _TellingSurvey(say)
     try:

@@ -150,7 +150,8 @@ class SourceIndex:
     def _header(self) -> tuple[bytes, list[int], int]:
         """The header, where each array starts, and where the last one ends."""
         layout: list[list[object]] = [[name, array.dtype.str, array.shape, 0] for name, array in self.arrays.items()]
-        room = len(self._encoded(layout)) + 20 * len(layout)  # the numbers that are 0 here may have 20 digits
+        # the numbers that are 0 here may have 20 digits
+        room = len(self._encoded(layout)) + 20 * len(layout)
         starts, end = [], aligned(PREFIX_BYTES + room)
         for entry, array in zip(layout, self.arrays.values(), strict=True):
             entry[3] = end

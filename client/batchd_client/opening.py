@@ -261,7 +261,8 @@ def _pass_on(ours: socket.socket, daemon: socket.socket, deadline: float) -> _Cu
     poll = select.poll()
     for end in (ours, daemon):
         poll.register(end, select.POLLIN)
-    while heard_bytes <= WELCOMED_BYTES and time.monotonic() < deadline:  # what follows is the verdict
+    # what follows is the verdict
+    while heard_bytes <= WELCOMED_BYTES and time.monotonic() < deadline:
         ready = {descriptor for descriptor, _ in poll.poll(_left_s(deadline) * 1000)}
         try:
             if daemon.fileno() in ready:

@@ -234,7 +234,8 @@ class Session:
         """Process one message, if any. Raises ``SessionLost``, ``ProtocolError``, refusals."""
         if self._lost is not None:
             raise SessionLost(self._lost)
-        self.is_interrupted = True  # until the message is where it belongs: an interrupt in between would lose it
+        # until the message is where it belongs: an interrupt in between would lose it
+        self.is_interrupted = True
         for source in self._sources:
             try:
                 data = source.recv(zmq.NOBLOCK)
@@ -274,7 +275,8 @@ class Session:
 
     def check_link(self) -> None:
         """Map the memory shared so far. Raises ``SessionLost`` if the daemon is gone."""
-        was_interrupted, self.is_interrupted = self.is_interrupted, True  # a search for a slot must not lose its handle
+        # a search for a slot must not lose its handle
+        was_interrupted, self.is_interrupted = self.is_interrupted, True
         try:
             self.link.receive_shared(self.slots, self._mailboxes)
             for _socket, link in self._extra_connections:
@@ -340,7 +342,8 @@ class Session:
                 continue
             if not sent and self.send(message, over):
                 sent = True
-                continue  # sending may have eaten the wake-up of a message that came meanwhile: receive before waiting
+                # sending may have eaten the wake-up of a message that came meanwhile: receive before waiting
+                continue
             seconds = deadline - time.monotonic()
             if seconds <= 0:
                 raise ConnectTimeout(
@@ -348,7 +351,8 @@ class Session:
                     if sent
                     else f"{self.endpoint} does not take the connection that {self.link.path} began"
                 )
-            self.check_link()  # before waiting, too: ZeroMQ's descriptors tell only what came after the last look
+            # before waiting, too: ZeroMQ's descriptors tell only what came after the last look
+            self.check_link()
             self.wait(min(seconds, WAIT_MAX_S))
             self.check_link()
         reply = _accepted(self._answers.pop())

@@ -67,7 +67,8 @@ class Sockets:
         self.turn = Turn()
         self._threads = connections + 1
         self._open: list[Socket] = []
-        self._context: Context = zmq.Context.__new__(zmq.Context)  # the finalizer knows of it before it is one
+        # the finalizer knows of it before it is one
+        self._context: Context = zmq.Context.__new__(zmq.Context)
         self._end = finalize(self, _destroy_at_last, self._context, self._open, ref(self), os.getpid())
         _begin(self._context, connections)
 
@@ -143,7 +144,8 @@ def _close(sockets: list[Socket]) -> None:
     """Close sockets without lingering. Each is listed until it is closed."""
     while sockets:
         if not sockets[-1].closed:
-            sockets[-1].disable_monitor()  # otherwise ZeroMQ waits until its event of the close is read
+            # otherwise ZeroMQ waits until its event of the close is read
+            sockets[-1].disable_monitor()
             sockets[-1].close(linger=0)
         sockets.pop()
 

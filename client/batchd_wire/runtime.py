@@ -114,7 +114,8 @@ def _check_bare(name: str) -> None:
     host = name.strip("[]")
     if host.count(":") > 1:
         body, _, port = host.rpartition(":")
-        is_port = len(port) >= len("7070") and port.isdecimal() and not body.endswith(":")  # as in ::1:7070
+        # as in ::1:7070
+        is_port = len(port) >= len("7070") and port.isdecimal() and not body.endswith(":")
         meant = f"tcp://[{body}]:{port}" if is_port else f"tcp://[{host}]:7070"
     elif ":" in name or not os.path.isdir(name):  # noqa: PTH112  "." and ".." are directories, too
         meant = f"tcp://{host.partition(':')[0]}:7070"

@@ -179,7 +179,7 @@ class LocalDoor(Door):
         """Begin a session over a lifeline that we made, for a process that we started."""
         self._begin(Session(next(self._daemon.session_numbers), lifeline, pid, os.geteuid(), is_ours=True))
 
-    # --- sending ------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(self, number: int, message: Message) -> None:
         """Send over ZeroMQ, unless the trainer is gone. One that never reads is disconnected."""
@@ -249,7 +249,7 @@ class LocalDoor(Door):
         if not connection.send(message.encode(version)) and session is not None:
             self._disconnect(session, f"left {UNREAD_MAX} messages or {UNSENT_BYTES_MAX >> 20} MiB unread")
 
-    # --- the lifeline -------------------------------------------------------------------------------------------------
+    # --- the lifeline -----------------------------------------------------------------------------
 
     def _lifeline_needs(self) -> int:
         """Descriptors for one more lifeline, its connection, and those of all pending sessions."""
@@ -374,7 +374,7 @@ class LocalDoor(Door):
         if session.connection is not None and self._by_connection.pop(session.connection, None) is not None:
             self._pending_connections.add(session.connection, session.user)
 
-    # --- ZeroMQ -------------------------------------------------------------------------------------------------------
+    # --- ZeroMQ -----------------------------------------------------------------------------------
 
     def receive(self, ready: Container[object]) -> bool:  # noqa: ARG002  ``Selector`` has its descriptors
         """Read what trainers say, a bounded portion at a time; true where there may be more."""
@@ -418,7 +418,8 @@ class LocalDoor(Door):
             self._send_to(connection, refusal, None)
             return
         if message.secret in self._by_secret:
-            self._read_lifeline(self._by_secret[message.secret])  # what it said on its lifeline before this
+            # what it said on its lifeline before this
+            self._read_lifeline(self._by_secret[message.secret])
         session = self._by_secret.get(message.secret)
         if session is None or session.connection is not None:
             text = "no session has this secret, or it is open already"
@@ -432,7 +433,8 @@ class LocalDoor(Door):
 
     def _understand(self, session: Session, message: Message) -> None:
         event = self._event_of(session.number, message)
-        if isinstance(message, AskReload) and not is_ours(session.user):  # a reader may not say what is served
+        # a reader may not say what is served
+        if isinstance(message, AskReload) and not is_ours(session.user):
             owner = f"root and the daemon's own user (number {os.geteuid()})"
             text = f"only {owner} may have it read its configuration again"
             self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))

@@ -213,7 +213,8 @@ class ZmtpConnection:
             if wanted:
                 self._forget_unsent()
                 with suppress(OSError):  # the other side has hung up already
-                    self._wire.shutdown(socket.SHUT_RDWR)  # the end of file is the next thing to hear
+                    # the end of file is the next thing to hear
+                    self._wire.shutdown(socket.SHUT_RDWR)
         else:
             self._waits_to_write = wanted
 

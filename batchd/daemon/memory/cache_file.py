@@ -237,7 +237,8 @@ def _locked_file(path: Path, spec: CacheSpec) -> int:
                 if _is_ready(descriptor, path, spec):
                     unless_ready.pop_all()
                     return descriptor
-            except BlockingIOError:  # a process that only looks whether it is in use is gone in no time
+            except BlockingIOError:
+                # a process that only looks whether it is in use is gone in no time
                 sleep(_PAUSE_S)
     raise CacheUnusable(_in_use(path))
 

@@ -221,7 +221,8 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
     if daemon.tcp is not None:
         per_slot += MAPPING_DESCRIPTORS
         limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
-        connections += 2 * limits.sessions_max + limits.pending_max + TCP_OVERSHOOT  # as many may join sessions
+        # as many may join sessions
+        connections += 2 * limits.sessions_max + limits.pending_max + TCP_OVERSHOOT
     return DescriptorPlan(
         limit=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         own=OWN_DESCRIPTORS

@@ -76,7 +76,8 @@ def make_blank(mapped_bytes: int) -> Blank:
         readable = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
         where_it_fails.callback(os.close, readable)
         mapped = None
-        if mapped_bytes:  # Python maps no more bytes than a file has, so it has that length for a moment
+        # Python maps no more bytes than a file has, so it has that length for a moment
+        if mapped_bytes:
             os.ftruncate(writable, mapped_bytes)
             mapped = _map(readable, mapped_bytes)
             os.ftruncate(writable, 0)

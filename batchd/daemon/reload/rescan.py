@@ -145,7 +145,8 @@ def _do(plain: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
         )
     request = ReloadRequest(**plain)
     failpoints.passing("rescan.starting")
-    storage = Storage(CHECK_LIMITS)  # this process ends with its request, and its connections with it
+    # this process ends with its request, and its connections with it
+    storage = Storage(CHECK_LIMITS)
     file = Path(request.file)
     reading = read_config(file, request.overrides)
     progress = ScanProgress(channel)

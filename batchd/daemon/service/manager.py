@@ -163,7 +163,8 @@ class Service:
         if state.draining:
             self.stopping()
         elif not self.is_ready:
-            if has_memory and state.fleet.ready >= self._workers:  # before that a trainer would have to wait
+            # before that a trainer would have to wait
+            if has_memory and state.fleet.ready >= self._workers:
                 self.is_ready = True
                 statistics = state.statistics()
                 self._samples_per_s(statistics)

@@ -173,7 +173,8 @@ class ObserverProcess:
             *arguments,
             descriptors=[listener],
             stdout=DEVNULL,
-            environment={"MALLOC_ARENA_MAX": "1"},  # its threads do little, and would have an arena each
+            # its threads do little, and would have an arena each
+            environment={"MALLOC_ARENA_MAX": "1"},
         )
         with ExitStack() as where_it_fails:
             where_it_fails.enter_context(lifeline)

@@ -81,7 +81,8 @@ class HeldDescriptor:
         finally:
             if held is not None:
                 held.detach()
-            with suppress(OSError):  # the limit was set below our own number meanwhile: the next grip lets go
+            # the limit was set below our own number meanwhile: the next grip lets go
+            with suppress(OSError):
                 os.dup2(self._nothing, self._spare, inheritable=False)
 
 

@@ -137,7 +137,7 @@ class TcpDoor(Door):
         """Tell whether the session's key opens the stream."""
         return self._sessions.by_number[number].may_read(stream)
 
-    # --- sending ------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(self, number: int, message: Message) -> None:
         """Send to a trainer, unless it is gone. A refused claim is forgotten."""
@@ -224,7 +224,7 @@ class TcpDoor(Door):
             if error.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
                 raise
 
-    # --- receiving ----------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     def receive(self, ready: Container[object]) -> bool:
         """Read what trainers say, a bounded portion at a time; true where there may be more."""
@@ -283,7 +283,8 @@ class TcpDoor(Door):
         self._heard_of.add(descriptor)
         session = self._sessions.by_routing.get(routing)
         if session is not None and not session.has(routing, descriptor):
-            self._end(session, "")  # another connection calls itself the same: the first one is gone
+            # another connection calls itself the same: the first one is gone
+            self._end(session, "")
             session = None
         try:
             if len(frames) != 2:  # noqa: PLR2004  address and message

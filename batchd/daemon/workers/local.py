@@ -172,7 +172,8 @@ class WorkerProcesses:
             grandchild = process.grandchild
             if grandchild is not None and not grandchild.has_ended(deadline - monotonic()):
                 grandchild.kill()
-                if not grandchild.has_ended(KILL_TIMEOUT_S):  # the kernel kills at once, except in a storage call
+                # the kernel kills at once, except in a storage call
+                if not grandchild.has_ended(KILL_TIMEOUT_S):
                     facts = {"worker": process.number, "pid": process.pid, "advice": "is its storage hung?"}
                     _log.error("worker cannot be killed", **facts)
             self._forget(process)

@@ -156,7 +156,8 @@ class Decoder:
 
     def _decode_jpeg(self, data: memoryview, header: ImageHeader, shape: tuple[int, int, int], factor: int) -> Pixels:
         try:
-            if header.channels == _CMYK_CHANNELS:  # simplejpeg would hand the inks out as if they were RGB
+            # simplejpeg would hand the inks out as if they were RGB
+            if header.channels == _CMYK_CHANNELS:
                 _decode_strictly(data, header.scan, "CMYK", {"min_height": 1, "min_width": 1, "min_factor": 8})
                 return self._decode_any(data, factor)
             options: dict[str, Any] = {"buffer": self._scratch.bytes("decode", prod(shape))}

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from batchd.pipeline.options import PIXELS_MAX
 
 os.environ["OPENCV_IO_MAX_IMAGE_PIXELS"] = str(PIXELS_MAX)
-os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")  # what is wrong with a sample is said once, as its reason
+# what is wrong with a sample is said once, as its reason
+os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
 
 import cv2
 

@@ -200,7 +200,8 @@ def _area_taps(source: int, target: int) -> Taps:
     pixels = (first + np.arange(count)) * target
     shares = np.clip(np.minimum(begin + source, pixels + target) - np.maximum(begin, pixels), 0, None)
     shift = min(_SHIFT_MAX, _WEIGHT_BITS + max(0, (source // target).bit_length() - 1))
-    sums = ((np.cumsum(shares, axis=1) << shift) + source // 2) // source  # so that the weights add up
+    # so that the weights add up
+    sums = ((np.cumsum(shares, axis=1) << shift) + source // 2) // source
     return Taps(first[:, 0].astype(np.int32), np.diff(sums, axis=1, prepend=0).astype(np.int16), shift)
 
 

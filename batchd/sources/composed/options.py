@@ -174,7 +174,8 @@ def share_of(given: int | str, samples: int) -> int | None:
     if not digits.isdecimal() or not digits.isascii() or len(digits) > 15 or (point and not fraction):  # noqa: PLR2004  as exact as need be
         return None
     whole_share = 100 * 10 ** len(fraction)
-    return int(digits) * samples // whole_share if int(digits) <= whole_share else None  # exact, as floats are not
+    # exact, as floats are not
+    return int(digits) * samples // whole_share if int(digits) <= whole_share else None
 
 
 def _check_parts(parts: tuple[SourceOptions, ...]) -> None:

@@ -270,7 +270,8 @@ def _values(file: ParquetFile, group: int, path: str) -> Iterator[memoryview | N
         values = piece.flatten()[0] if is_image(piece.type) else piece
         for value in values:
             raw = value.as_buffer()
-            yield None if raw is None else memoryview(raw).cast("B")  # it is of signed ones, unequal to all bytes
+            # it is of signed ones, unequal to all bytes
+            yield None if raw is None else memoryview(raw).cast("B")
 
 
 def _extents_of(

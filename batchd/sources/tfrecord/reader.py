@@ -267,7 +267,8 @@ class TFRecordReader(PlainReader):
     def _found(self, part: FeatureField, features: Any, lists: Any) -> Value:
         """The value of a field. With both of one name, a length of ? means the feature list."""
         name, column = part.feature, part.column
-        is_feature = name in features and features[name].WhichOneof("kind") is not None  # as TensorFlow sees it
+        # as TensorFlow sees it
+        is_feature = name in features and features[name].WhichOneof("kind") is not None
         if self._sequence and name in lists and not (is_feature and column.shape[:1] != (None,)):
             return value_of_steps(column, lists[name].feature)
         if is_feature:

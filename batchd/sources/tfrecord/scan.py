@@ -92,7 +92,8 @@ def _records_in(path: Path, stream: BinaryIO, size: int, looked: Callable[[], No
             stream.seek(footer)
             first, block = footer, stream.read(BLOCK_BYTES if is_near else HEAD_BYTES)
         end = footer + FOOTER.size
-        if end > min(size, first + len(block)):  # the file may have become shorter since it was opened
+        # the file may have become shorter since it was opened
+        if end > min(size, first + len(block)):
             raise _cut(path, number, start, min(size, first + len(block)))
         yield start, FOOTER.unpack_from(block, footer - first)[0]
         start, number = end, number + 1

@@ -60,7 +60,8 @@ class Pixels:
                 width,
                 height,
                 _FORMATS[self._source.color],
-                src_colorspace=luma,  # named on both sides, no matrix comes between a video's luma and gray
+                # named on both sides, no matrix comes between a video's luma and gray
+                src_colorspace=luma,
                 dst_colorspace=luma,
                 interpolation=self._flags,
                 dst_color_range=ColorRange.JPEG,

@@ -150,10 +150,12 @@ class BatchdLoader(Loader[Any]):
                 self._name, *self._share, window=self._window, epochs=self._epochs, state=self._state
             )
             names = checked_fields(stream.schema, self._fields, as_dict=as_dict)
-            with nullcontext() if runtime is None else runtime.aside():  # the events of batches follow it there
+            # the events of batches follow it there
+            with nullcontext() if runtime is None else runtime.aside():
                 self._recipes = recipes_for(stream.schema, names, self._layout, self._device)
 
-            def make_item(tensors: list[Tensors]) -> object:  # without self, which it would keep alive
+            # without self, which it would keep alive
+            def make_item(tensors: list[Tensors]) -> object:
                 item: object = dict(zip(names, tensors, strict=True)) if as_dict else tuple(tensors)
                 return item if transform is None else transform(item)
 
