@@ -1,4 +1,4 @@
-"""The parts of batchd that are compiled; everything else of the distribution is said in pyproject.toml.
+"""The compiled parts of batchd; everything else of the distribution is in pyproject.toml.
 
 They are optional: without a compiler an installation succeeds, and numpy resamples, in more time;
 without the headers of libjpeg-turbo the wheels of simplejpeg and OpenCV decode whole JPEGs. One

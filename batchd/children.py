@@ -136,7 +136,7 @@ class Child(ProcessHandle):
     def end(self, patience_s: float = 0.0, kill_timeout_s: float | None = None) -> int | None:
         """Wait ``patience_s`` for its end, kill it, and reap it; its status, as ``reap`` gives it.
 
-        None if a call of the kernel keeps it alive for ``kill_timeout_s``. A second call does nothing.
+        None if the kernel keeps it alive for ``kill_timeout_s``. A second call does nothing.
         """
         if self.pidfd < 0:
             return self._popen.returncode

@@ -31,7 +31,7 @@ def serve(
     """Run a daemon as a child of this process; gives the address for ``batchd_client.connect``.
 
     ``config`` is a TOML file; ``overrides`` are dotted keys with values, as for ``--set`` of
-    ``batchd serve`` (``{"daemon.workers": "2"}``). The daemon's log goes to this process's standard error.
+    ``batchd serve`` (``{"daemon.workers": "2"}``). The daemon logs to this process's stderr.
     ``start_timeout_s`` bounds the scan of the sources, in seconds. Raises ``BatchdError`` with the
     daemon's reason if it does not start.
 

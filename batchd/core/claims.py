@@ -73,7 +73,7 @@ class Claims:
     def may_read_ahead(self, leases: int) -> bool:
         """Return whether a trainer with ``leases`` may get a batch that it does not wait for.
 
-        A lease cannot be taken back, so it must leave one more trainer its fair share and two slots.
+        A lease cannot be taken back, so it leaves one more trainer its fair share and two slots.
         """
         return leases < self.ring.slots_max // (len(self._subscriptions) + 1) and self.newcomer_finds_room
 

@@ -8,7 +8,7 @@ Its parts:
     workers         the worker processes and their fork server
     memory          slots, rings, mailboxes, caches
     streams         from the configuration of a stream to the facts for core and workers
-    reload          SIGHUP: ``rescan`` reads and scans in its own process, ``apply`` applies the result
+    reload          SIGHUP: ``rescan`` reads and scans in its own process, ``apply`` applies it
     config_checks   every problem of a configuration
     service         systemd, and the observer's process
     runtime         the runtime directory and its lock

@@ -1,6 +1,6 @@
 """All checks in the order of the report, and those of the installation. Runs in the user's shell.
 
-    DoctorTarget (configuration, address) + Machine --probes, checks--> findings, one after the other
+    DoctorTarget (configuration, address) + Machine --probes, checks--> findings, one by one
 
 Invariant: a problem of one subject does not keep the others from being checked.
 """

@@ -4,12 +4,13 @@ The daemon builds the index once and puts it into one sealed memfd; every worker
 1,280,000 paths cost a worker page-table entries and nothing else. All numbers little-endian, every
 array at a multiple of 64 bytes:
 
-    0          8              16              48        64
-    +----------+--------------+---------------+---------+----------------------------+---------+---------+----
-    | magic    | header bytes | sha256 digest | zeros   | header, JSON in ASCII      | array 1 | array 2 | ...
-    +----------+--------------+---------------+---------+----------------------------+---------+---------+----
+    0        8              16              48      64
+    +--------+--------------+---------------+-------+-----------------------+---------+---------+--
+    | magic  | header bytes | sha256 digest | zeros | header, JSON in ASCII | array 1 | array 2 | ..
+    +--------+--------------+---------------+-------+-----------------------+---------+---------+--
 
-    header: {"samples": n, "facts": {...}, "place": {...}, "arrays": [[name, dtype, shape, first byte], ...]}
+    header: {"samples": n, "facts": {...}, "place": {...},
+             "arrays": [[name, dtype, shape, first byte], ...]}
 
 Each kind of source gives the facts and the arrays their meaning. ``facts`` are the same wherever
 the files are; the ``place`` is the rest, such as the folder of the files.

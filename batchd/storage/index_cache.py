@@ -2,11 +2,11 @@
 
 One file for each source as it is configured:
 
-    0          8                16            48        64
-    +----------+----------------+-------------+---------+-------------------------------+-----------------------------+
-    | magic    | witness bytes  | sha256 of   | zeros   | witnesses, JSON, zeros up to  | the index, as ``index``     |
-    |          |                | all but it  |         | a multiple of 64              | draws it                    |
-    +----------+----------------+-------------+---------+-------------------------------+-----------------------------+
+    0       8               16           48      64
+    +-------+---------------+------------+-------+------------------------------+--------------+
+    | magic | witness bytes | sha256 of  | zeros | witnesses, JSON, zeros up to | the index,   |
+    |       |               | all but it |       | a multiple of 64             | see `index`  |
+    +-------+---------------+------------+-------+------------------------------+--------------+
 
 A kept index is reused while no witness has changed: each folder that was listed, each file that was
 read; servers give the ETags of objects, and listings of buckets. As with git's index, a file that

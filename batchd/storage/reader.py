@@ -12,7 +12,7 @@ last link could lead elsewhere, and it is not followed.
 Waiting for a server's answer takes longer than its bytes, so a reader gets the next extents,
 and requests all of it at once:
 
-    extents of one shard   | a | gap | b |        | c |      a, b: one request where the gap is short
+    extents of one shard   | a | gap | b |        | c |      a, b: one request if the gap is short
 
 Invariants: what is returned is the whole of one regular file as it was in one piece, or of one
 record, at most ``max_bytes`` long, within the bound, however links and folders change meanwhile.

@@ -1,8 +1,8 @@
 """An object of a server as a file that can be read and sought in. Daemon and workers.
 
     read here and there    blocks of 64 KiB: headers of a tar file, the directory of a zip archive
-    read on and on         blocks up to 32 MiB, in parts that are requested at once; a gap shorter than
-                           1 MiB is read, too: waiting for an answer takes longer than its bytes
+    read on and on         blocks up to 32 MiB, in parts that are requested at once; a gap shorter
+                           than 1 MiB is read, too: waiting for an answer takes longer
 
 Invariant: all bytes are of one version of the object. ``SourceInvalid`` reports an object that has
 changed or cannot be read.

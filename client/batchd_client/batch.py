@@ -18,8 +18,8 @@ TensorFlow's ``RaggedTensor.from_row_splits`` and torch's ``nested.nested_tensor
     offsets   0           6           12              the start of each row
     lengths   3           1           2               the length of each row
 
-    values    a a a b c c                             compacted: a copy
-    row_splits  0     3 4   6                         row i: values[row_splits[i] : row_splits[i + 1]]
+    values    a a a b c c                           compacted: a copy
+    row_splits  0     3 4   6                       row i: values[row_splits[i] : row_splits[i + 1]]
 
 Invariant: while a lease has not ended, the daemon writes nothing to its slot.
 """

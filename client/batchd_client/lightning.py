@@ -2,7 +2,8 @@
 
     from batchd_client.lightning import BatchdDataModule
 
-    trainer.fit(model, datamodule=BatchdDataModule("photos", val="photos-val", normalize=(MEAN, STD)))
+    data = BatchdDataModule("photos", val="photos-val", normalize=(MEAN, STD))
+    trainer.fit(model, datamodule=data)
 
 Runs in the trainer. Lightning asks a training loader for its state when it writes a checkpoint, and
 returns it before the first batch. It announces the epoch by ``loader.sampler.set_epoch``, after

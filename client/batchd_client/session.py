@@ -342,7 +342,7 @@ class Session:
                 continue
             if not sent and self.send(message, over):
                 sent = True
-                # sending may have eaten the wake-up of a message that came meanwhile: receive before waiting
+                # sending may have used up the wake-up of a received message: receive before waiting
                 continue
             seconds = deadline - time.monotonic()
             if seconds <= 0:

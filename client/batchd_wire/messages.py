@@ -6,12 +6,12 @@ Two sockets in the runtime directory make a session on one host:
        |  -- lifeline (AF_UNIX SOCK_SEQPACKET) -------->   |   Hello
        |  <----------------------------------------------  |   Welcome (secret)  | Refused
        |  -- AskWritable ------------------------------->  |   only to register slots with a device
-       |  -- ZeroMQ DEALER -> ROUTER ------------------->  |   Open (secret): ties it to the lifeline
+       |  -- ZeroMQ DEALER -> ROUTER ------------------->  |   Open (secret): joins the lifeline
        |  <----------------------------------------------  |   Opened            | Refused
        |  -- Subscribe --------------------------------->  |
        |  <-- Subscribed | Refused ----------------------  |
        |  -- Pull (position, ended leases) ------------->  |   one for each batch taken
-       |  <== lifeline: SlotShared + file descriptor ====  |   once per slot, before its first handle
+       |  <== lifeline: SlotShared + file descriptor ====  |   once per slot, before a handle
        |  <-- Handle ------------------------------------  |   when the position is ready, in order
        |  -- Unsubscribe ------------------------------->  |
 

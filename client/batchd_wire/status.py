@@ -1,6 +1,6 @@
 """A daemon's status: typed values for commands, observer, trainers and tests. Every process.
 
-    values --plain_status--> maps (``Status`` message, ``batchd status --json``) --read_status--> values
+    values --plain_status--> maps (a ``Status`` message, ``status --json``) --read_status--> values
 
 Totals count from the start. A class grows by fields: an unknown key is skipped, and a field whose
 key is missing has its default, or zero, "", False, None or () by its type. So a newer and an older

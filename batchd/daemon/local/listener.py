@@ -1,8 +1,8 @@
 """Accepts connections to the sockets of the runtime directory, from allowed users. DAEMON process.
 
-    connect -> (kernel's queue) -- Listener: a descriptor is left --> pending - Hello, Open -> session
-                     ^                                                |
-                     +-- until the next tick, where none is left      +- too old, or too many -> closed
+    connect -> (kernel's queue) - Listener: a descriptor is left -> pending - Hello, Open -> session
+                     ^                                              |
+                     +-- until the next tick, where none is left    +- too old, too many -> closed
 
 The runtime directory's mode keeps other users out. ``why_refused`` is the second lock, for a
 directory whose mode was opened: root, the daemon's own user and members of the directory's group

@@ -2,7 +2,7 @@
 
     asked -> process of ``rescan`` -> document -> ``applier`` -> outcome: log, status, answers
                   |                      |
-                  +--- died -------------+--- problems: the old configuration stays; outcome: all of them
+                  +--- died -------------+--- problems: the old configuration stays; outcome: all
                   +--- silent for too long: killed, and the same
 
 A request that arrives while a configuration is being read may mean a later version of it, so the

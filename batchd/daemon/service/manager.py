@@ -1,8 +1,8 @@
 """The daemon as a service: readiness, status and watchdog, by systemd's protocol. DAEMON process.
 
-  scanning ... -> the loop runs -(every worker is ready)-> READY=1 -> STATUS=, WATCHDOG=1 -> STOPPING=1
-                                                              |   ^
-                                                  RELOADING=1 +---+ READY=1
+  scanning -> the loop runs -(every worker is ready)-> READY=1 -> STATUS=, WATCHDOG=1 -> STOPPING=1
+                                                          |   ^
+                                              RELOADING=1 +---+ READY=1
 
     NOTIFY_SOCKET   <- READY=1, STATUS=, WATCHDOG=1, RELOADING=1, STOPPING=1, EXTEND_TIMEOUT_USEC=
 

@@ -11,7 +11,7 @@ file, and simultaneous commands make no key twice. No symbolic link in the direc
 
 systemd can hand the keys to the daemon (``LoadCredential=keys:/etc/batchd/keys``, systemd.exec(5)):
 
-    /etc/batchd/keys/        root's  ->  $CREDENTIALS_DIRECTORY/    the service's, in memory, read-only
+    /etc/batchd/keys/        root's  ->  $CREDENTIALS_DIRECTORY/    the service's, read-only memory
         daemon.key                           keys_daemon.key
         trainers/NAME.key                    keys_trainers_NAME.key
 

@@ -3,20 +3,20 @@
     footers                       -> the rows, and the size of each row group
     columns of single numbers     -> read, and kept in the index: a worker need not read them
     columns of bytes and strings  -> read once if they are not compressed, for their extents
-    all others                    -> workers decode row groups; a row group too large for that is refused
+    all others                    -> workers decode row groups; too large ones are refused
 
     shards           uint8 [bytes]    the paths of the files, a NUL after each
     files            int64 [f, 2]     size in bytes and CRC-32 of the footer of each
     groups           int64 [g, 3]     (file, row group in it, first sample)
-    chunks           int64 [g, c]     decoded bytes of each field in a row group; 0 where no worker decodes it
+    chunks           int64 [g, c]     decoded bytes of each field in a row group; 0 if not decoded
     numbers.NAME     dtype [n]        fields that are one number for each sample
-    extents.NAME     int64 [n, 2]     (first byte, bytes) in the file, of fields stored as they are; else (-1, 0)
+    extents.NAME     int64 [n, 2]     (first byte, bytes) of fields stored as they are; else (-1, 0)
 
 pyarrow gives one value only by reading the whole row group around it. But where a column chunk is
 not compressed, the file holds each value as it is, so a worker can read it with one ``pread``, or
 one request:
 
-    | page header | levels | length | value 1 | length | value 2 | ... | page header | levels | length | value 9 | ...
+    | page header | levels | length | value 1 | length | value 2 | ... | page header | levels | ...
                                     ^         ^
                                     place, bytes: an extent
 

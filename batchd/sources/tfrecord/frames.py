@@ -1,7 +1,7 @@
 """The layout of a record in a TFRecord file, and its features that are fields. Daemon and workers.
 
     +--------------+------------------+---------------+----------------+
-    | length       | its masked CRC   | data          | its masked CRC |    and so on to the end of the file
+    | length       | its masked CRC   | data          | its masked CRC |    and so on to the end
     | 8 bytes      | 4 bytes          | length bytes  | 4 bytes        |
     +--------------+------------------+---------------+----------------+
 

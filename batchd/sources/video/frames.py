@@ -1,6 +1,6 @@
 r"""Any frame of one file that stays open. Workers only.
 
-    key frame  ->  packet  ->  packet  ->  ...  ->  last packet of its group      one run of the decoder
+    key frame  ->  packet  ->  packet  ->  ...  ->  last packet of its group  one run of the decoder
                      \__ frames come out in the order in which they are shown, some packets later
 
 The frames that are shown from a key frame on, up to the next, are its group. A run begins with a

@@ -4,7 +4,7 @@ No frame is decoded. A file is read once, from its first packet to its last. Pac
 order, each with the time at which its frame is shown; the number in the header does not count.
 
     names       uint8 [bytes]         the paths of the files below the root, joined
-    files       int64 [4, files + 1]  where each file begins in names, samples, frames and packets, and
+    files       int64 [4, files + 1]  where each file begins in names, samples, frames, packets, and
                                       where the last one ends
     units       int64 [files, 2]      a time of the file is so many numerator / denominator seconds
     labels      int64 [files]
@@ -12,7 +12,7 @@ order, each with the time at which its frame is shown; the number in the header 
     classes     uint8 [bytes]         the names of the labels, a NUL after each
     order       uint32 [frames]       the packet of each frame, in display order
     keys        uint32 [frames]       the packet at which decoding begins that gives the frame
-    times       int64 [packets]       when the frame of a packet is shown; packets are in decoding order
+    times       int64 [packets]       when a packet's frame is shown; packets are in decoding order
     checksums   uint32 [packets]      CRC-32 of the data
 
     packets     I0  P3  B1  B2  I4  P7  B5  B6
