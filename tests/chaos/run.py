@@ -31,7 +31,7 @@ from chaos.jobs import Job
 from chaos.member import Member
 from chaos.stage import Stage
 from support.good_trainers import descriptor_count
-from support.kernel import descriptors_of
+from support.kernel import descriptors_of, reloads_of
 from support.waiting import wait_until
 
 JOBS = (("whole", "photos", 1), ("far", "photos", 1), ("ranks", "photos", 2), ("cached", "cached", 2))
@@ -315,12 +315,12 @@ def _descriptor_kinds(pid: int) -> Counter[str]:
 
 
 def _settled_descriptor_count(pid: int) -> int:
-    """Number of descriptors once it is stable: a reload or a restart closes some later."""
+    """Number of descriptors once it is stable and no reload is under way, which holds two."""
     count, since = descriptor_count(pid), time.monotonic()
 
     def has_settled() -> bool:
         nonlocal count, since
-        if (now := descriptor_count(pid)) != count:
+        if (now := descriptor_count(pid)) != count or reloads_of(pid):
             count, since = now, time.monotonic()
         return time.monotonic() - since > SETTLED_S
 

@@ -76,6 +76,11 @@ def observers_of(daemon: int) -> set[int]:
     return _children_called(daemon, b"batchd.observer")
 
 
+def reloads_of(daemon: int) -> set[int]:
+    """The living process, or none, that reads a daemon's configuration again."""
+    return _children_called(daemon, b"batchd.daemon.reload.rescan")
+
+
 def workers_of(daemon: int) -> set[int]:
     """The living workers of a daemon."""
     return {worker for server in fork_servers_of(daemon) for worker in children_of(server)}
