@@ -47,7 +47,7 @@ demo: bytecode ## Serve photographs to two trainers and draw a batch (DATA=/path
 classics: setup ## Measure six old ways of feeding data against batchd (DATA=/path/to/images)
 	@for example in $(CLASSICS); do $(BIN)/python examples/classics/$$example.py $(if $(DATA),--data '$(DATA)') || exit; echo; done
 
-test: bytecode ## Run the tests (some twelve minutes on 2 cores; ARGS for pytest, which then runs in one process)
+test: bytecode ## Run the tests (some ten minutes on 2 cores; ARGS for pytest, which then runs in one process)
 	$(BIN)/python -m pytest -m 'not slow and not jobs' $(or $(ARGS),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20)
 
 test-again: bytecode ## Run the tests that failed last time once more, one after the other
