@@ -95,7 +95,7 @@ def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> Non
     keys = _keys(keys_dir, config_file)
     trainers = keys.trainers()
     for reason in keys.damaged().values():
-        click.echo(f"batchd: this key lets nobody in: {reason}", err=True)
+        click.echo(f"batchd: this key is invalid: {reason}", err=True)
     if as_json:
         plain = [{**asdict(one), "streams": None if one.streams is None else sorted(one.streams)} for one in trainers]
         click.echo(json.dumps(plain, indent=2))

@@ -44,7 +44,7 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
         raise BatchdError(f"there is no stream {stream!r}; there are {', '.join(names)}")
     reading = compare(before, after)
     if reading is None:
-        raise BatchdError("the daemon was started anew meanwhile, so its numbers cannot be compared: try again")
+        raise BatchdError("the daemon restarted in between, so its numbers cannot be compared: try again")
     verdicts = [one for one in judge(reading) if stream in (None, one.stream)]
     if as_json:
         click.echo(json.dumps([asdict(one) | {"kind": one.kind.value} for one in verdicts], indent=2))
@@ -53,6 +53,6 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
     if verdicts:
         click.echo("\n".join(map(str, verdicts)))
     elif read:
-        click.echo(f"the trainers of {', '.join(read)} came less than {reading.seconds:.0f} s ago: try again")
+        click.echo(f"the trainers of {', '.join(read)} connected less than {reading.seconds:.0f} s ago: try again")
     else:
-        click.echo(f"no trainer reads {stream or 'any stream'}: nobody waits")
+        click.echo(f"no trainer reads {stream or 'any stream'}, so none waits")

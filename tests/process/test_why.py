@@ -117,7 +117,7 @@ def pause(seconds: float, every: int = 1) -> Callable[[int], None]:
 def test_without_a_trainer_nobody_waits(daemon):
     """And a stream that does not exist is a mistake."""
     printed = batchd("why", "--seconds", "0.5", address=daemon.address).stdout
-    assert printed == "no trainer reads any stream: nobody waits\n"
+    assert printed == "no trainer reads any stream, so none waits\n"
     message = batchd("why", "photo", "--seconds", "0.5", address=daemon.address, status=1).stderr
     assert message.startswith("batchd: there is no stream 'photo'; there are ")
 

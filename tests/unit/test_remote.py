@@ -111,6 +111,7 @@ def test_a_deadline_ends_all_that_is_asked_again(web: FileServer, storage: Stora
 
     reasons = [str(reason) for reason in storage.client.read_many(wanted, 0.4)]
     assert all(reason.startswith("it was not read within 0.4 s") for reason in reasons)
+    assert "it was not read within 0.4 s: its server does not answer" in "\n".join(reasons)
     assert len(web.asked) <= 16
 
 

@@ -57,13 +57,15 @@ class CacheOnDisk(SharedCache):
         self.path = cache_path(spec)
         self._notes_read = 0
         self._once_per_minute = OncePerMinute()
-        try:
-            self._open()
-        except OSError as error:
-            self.close()
-            if isinstance(error, CacheUnusable):
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            try:
+                self._open()
+            except CacheUnusable:
                 raise
-            raise CacheUnusable(error.errno, f"{self.path} cannot be used: {error.strerror}") from None
+            except OSError as error:
+                raise CacheUnusable(error.errno, f"{self.path} cannot be used: {error.strerror}") from None
+            on_failure.pop_all()
 
     @property
     def used_bytes(self) -> int:
