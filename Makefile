@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 TORCH  ?= torch
 FRAMEWORKS := build/frameworks-venv
+RAY := build/ray-venv
 ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning.py client/batchd_client/jax* client/batchd_client/tensorflow*)
 FRAMEWORK_EXAMPLES := $(wildcard examples/torch_*.py examples/jax_*.py examples/keras_*.py examples/tensorflow_*.py)
-FRAMEWORK_TESTS := $(filter-out tests/with_browser,$(wildcard tests/with_*))
+FRAMEWORK_TESTS := $(filter-out tests/with_browser tests/with_ray,$(wildcard tests/with_*))
 TESTS := tests/faults tests/with_torch tests/process tests/unit # the longest files first
 LANES ?= 4
 SECONDS ?= 60
@@ -21,7 +22,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo classics test test-again test-slow chaos torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers wheels clean
+.PHONY: help setup bytecode demo demo-cluster classics test test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers wheels clean
 .PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
@@ -44,14 +45,14 @@ bytecode: setup # as an installation has it, also where PYTHONDONTWRITEBYTECODE 
 demo: bytecode ## Serve photographs to two trainers and draw a batch (DATA=/path/to/images)
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
 
+demo-cluster: bytecode ## Let two nodes (of a Ray cluster, after make test-ray) help a slow daemon, kill one, and compare all bytes (DATA=/path/to/images)
+	@$(if $(wildcard $(RAY)/.ready),$(RAY)/bin/python,$(BIN)/python) examples/demo_cluster.py $(if $(DATA),--data '$(DATA)')
+
 classics: setup ## Measure six old ways of feeding data against batchd (DATA=/path/to/images)
 	@for example in $(CLASSICS); do $(BIN)/python examples/classics/$$example.py $(if $(DATA),--data '$(DATA)') || exit; echo; done
 
 test: bytecode ## Run the tests (some ten minutes on 2 cores; ARGS for pytest, which then runs in one process)
 	$(BIN)/python -m pytest -m 'not slow and not jobs' $(or $(ARGS),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20)
-
-test-again: bytecode ## Run the tests that failed last time once more, one after the other
-	$(BIN)/python -m pytest -m 'not slow and not jobs' --last-failed --last-failed-no-failures none $(TESTS)
 
 test-slow: bytecode ## Run the long tests too (soak, big fuzz)
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -81,6 +82,18 @@ $(FRAMEWORKS)/.ready: pyproject.toml client/pyproject.toml
 	@$(FRAMEWORKS)/bin/python -m pip install -qq --upgrade 'pip>=25.1'
 	@$(FRAMEWORKS)/bin/python -m pip install -qq $(TORCH)
 	@$(FRAMEWORKS)/bin/python -m pip install -qq --editable ./client --editable . --group dev --group frameworks
+	@touch $@
+
+test-ray: $(RAY)/.ready ## Run the tests of the pool on clusters of Ray, in a network namespace with a loopback alone
+	$(RAY)/bin/mypy batchd/on_ray
+	unshare --map-root-user --net --pid --fork --mount --mount-proc --kill-child sh -euc 'ip link set lo up; mkdir -p /tmp/ray; \
+		mount -t tmpfs ray /tmp/ray; mount -t tmpfs ray /dev/shm; $(RAY)/bin/python -m pytest tests/with_ray $(ARGS) || exit'
+
+$(RAY)/.ready: pyproject.toml client/pyproject.toml
+	rm -rf $(RAY) && $(PYTHON) -m venv $(RAY)
+	@echo "making $(RAY) (some minutes)"
+	@$(RAY)/bin/python -m pip install -qq --upgrade 'pip>=25.1'
+	@$(RAY)/bin/python -m pip install -qq --editable ./client --editable '.[ray]' --group dev --group ray
 	@touch $@
 
 test-wheels: wheels ## Run the process and fault tests against the installed wheels
@@ -135,6 +148,9 @@ bench-peers: bytecode ## Measure batchd beside its peers (DATA=/path/to/photogra
 	@test -n '$(DATA)' || { echo "bench-peers wants photographs: make bench-peers DATA=/path/to/photographs"; exit 1; }
 	@$(BIN)/python -m pip install -qq --group peers
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/peers/run.py --data '$(DATA)' --rounds '$(ROUNDS)' --only '$(ONLY)'
+
+bench-pool-peers: bytecode ## Measure worker hosts beside tf.data service, Ray Data and Ray's object store (DATA=, ONLY=workers, ROUNDS=3)
+	@PYTHONPATH=benchmarks/peers $(BIN)/python benchmarks/pool_peers.py --rounds '$(ROUNDS)' --only '$(ONLY)' $(if $(DATA),--data '$(DATA)')
 
 wheels: setup ## Build the wheels of both distributions into dist/, with libjpeg-turbo where it is installed
 	rm -rf dist build/wheel build/lib build/lib.* build/temp.*

@@ -260,9 +260,12 @@ def fork() -> int:
     return pid
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent is gone, whatever holds it then."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent's thread that forked it is gone.
+
+    The default ends it, whatever holds it then.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def fill_standard_streams() -> None:

@@ -179,6 +179,21 @@ def cpu_s(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
+def family_cpu_s(pid: int) -> float:
+    """CPU time of a process and of everything that lives below it, in seconds."""
+    return cpu_s(pid) + sum(map(family_cpu_s, children(pid)))
+
+
+def children(pid: int) -> list[int]:
+    """The child processes of a process with one thread."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_line(pid: int) -> bytes:
+    """The words of a process's command, each with a zero behind it."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def processor() -> str:
     """What the machine says of its processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -20,7 +20,7 @@ from threading import Thread
 from typing import Self
 
 import numpy as np
-from harness import RESIZE, Bench, Figure, Player, cpu_s, endless, orders
+from harness import RESIZE, Bench, Figure, Player, children, command_line, cpu_s, endless, family_cpu_s, orders
 
 import batchd_client
 from batchd_client.errors import DaemonUnavailable
@@ -98,7 +98,7 @@ def _kill_daemons(bench: Bench, daemon: Supervised) -> None:
             killed_s = time.monotonic()
             victim.kill()
             came_s, waiting_cpu_s = trainer.hear()
-            daemons_s.append(_family_cpu_s(daemon.process.pid))
+            daemons_s.append(family_cpu_s(daemon.process.pid))
             gaps.append(came_s - killed_s)
             trainer_s.append(waiting_cpu_s)
     print(f"daemon killed to next batch: {_line(gaps)}")
@@ -138,8 +138,8 @@ def _kill_trainers(bench: Bench, daemon: Supervised) -> None:
 
 def _commit(fault: str, daemon: Supervised) -> Callable[[], None]:
     """Do something else at the same moment; what undoes it."""
-    server = next(child for child in _children(daemon.process.pid) if b"batchd.worker" in _command(child))
-    workers = _children(server)
+    server = next(child for child in children(daemon.process.pid) if b"batchd.worker" in command_line(child))
+    workers = children(server)
     match fault:
         case "worker" if workers:
             os.kill(random.choice(workers), signal.SIGKILL)
@@ -206,19 +206,6 @@ def _wait_for(address: str) -> None:
             time.sleep(0.05)
         else:
             return
-
-
-def _family_cpu_s(pid: int) -> float:
-    """CPU time of a daemon and of everything that lives below it."""
-    return cpu_s(pid) + sum(map(_family_cpu_s, _children(pid)))
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _line(seconds: list[float]) -> str:

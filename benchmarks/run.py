@@ -38,6 +38,7 @@ BENCHMARKS = (
     "reload",
     "restart",
     "scaling",
+    "pool",
 )
 PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")
 

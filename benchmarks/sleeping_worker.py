@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import suppress
 
+from batchd.orders.rows import rows_of
 from batchd.orders.worker import NO_WORK, TO_WORKER, ChunkFilled, FillChunk, Ready, ServeStream, StreamMeasured
 from batchd.worker.fork_server import serve_forks
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
@@ -33,7 +34,7 @@ def main(channel: socket.socket) -> None:
         if isinstance(message, ServeStream):
             send_message(channel, StreamMeasured(message.stream, ["decode"]))
         elif isinstance(message, FillChunk):
-            busy_s = message.count * IMAGE_US / 1e6
+            busy_s = len(rows_of(message.runs)) * IMAGE_US / 1e6
             now_s = time.monotonic()
             done_s = max(done_s, now_s - BEHIND_MAX_S) + busy_s
             time.sleep(max(0.0, done_s - now_s))

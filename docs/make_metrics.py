@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from batchd.cli.config import wrap_prose
-from batchd.observer.metrics import METRICS, OTHER, OWN, PREFIX, TRAINERS_MAX, Metric
+from batchd.observer.metrics import LINKS_MAX, METRICS, OTHER, OWN, PREFIX, TRAINERS_MAX, Metric
 
 HEAD = Path(__file__).with_name("metrics_head.md")
 TABLE = ("| metric | type | meaning | in the status |", "|---|---|---|---|")
@@ -26,7 +26,9 @@ def _reference() -> Iterator[str]:
     yield "Totals count from the daemon's start, and what has a `worker` or `trainer` in its labels from that one's start."
     yield "`session` tells trainers of one name apart: the number that `batchd status` has, new each time that one connects. The"
     yield f"{TRAINERS_MAX} trainers that came first have labels of their own; all others of a stream are counted together as"
-    yield f'`trainer="{OTHER}"`, in gauges alone: a counter of those who come and go would fall. The stream\'s have them all.\n'
+    yield f'`trainer="{OTHER}"`, in gauges alone: a counter of those who come and go would fall. The stream\'s have them all.'
+    yield f"The same holds for worker hosts: {LINKS_MAX} of them have a `name` and a `link` of their own. `link` is new each time"
+    yield "that a worker host connects. Without `worker_address` there are no metrics of worker hosts.\n"
     yield "### Of the observer\n"
     yield from TABLE
     for name, meaning in OWN:

@@ -12,10 +12,12 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,7 +166,7 @@ def _network_library() -> None:
 @pytest.fixture
 def storage(_network_library: None) -> Iterator[Storage]:
     """Storage with short limits: three tries; its connections end with the test."""
-    with Storage(StorageLimits(timeout_s=0.4, retries=2, deadline_s=5.0)) as storage:
+    with Storage(StorageLimits(timeout_s=1.0, retries=2, deadline_s=10.0)) as storage:
         yield storage
 
 
@@ -192,6 +194,30 @@ def google(monkeypatch: pytest.MonkeyPatch, _network_library: None) -> Iterator[
         for name, value in server.environment.items():  # type: ignore[attr-defined]
             monkeypatch.setenv(name, value)
         yield server
+
+
+@pytest.fixture
+def let_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let so many seconds pass at once: a deadline of the client comes when a test wants it."""
+    real, passed_s = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + sum(passed_s))
+    return passed_s.append
+
+
+@pytest.fixture
+def pausing(let_pass: Callable[[float], None]) -> Callable[..., AbstractContextManager[None]]:
+    """Say how long each pause of a module of the client is; the time passes, and nobody waits."""
+
+    @contextmanager
+    def pausing(module: ModuleType, *pauses_s: float) -> Iterator[None]:
+        left_s = iter(pauses_s)
+        with pytest.MonkeyPatch.context() as patch:
+            changed = {**vars(time), "sleep": lambda _seconds: let_pass(next(left_s))}
+            patch.setattr(module, "time", SimpleNamespace(**changed))
+            yield
+        assert next(left_s, None) is None, "it paused less often"
+
+    return pausing
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from batchd.cli.text import duration, escaped
 from batchd.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
+from batchd.diagnosis.pool import HostView, PoolView, summary
 from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
@@ -29,7 +30,7 @@ FRAME_LINES = 10
 NAME_CHARACTERS_MAX = 24
 
 
-_TEXT_COLUMNS = {"stream", "trainer", "worker", "ring", "", "verdict", "state", "from"}
+_TEXT_COLUMNS = {"stream", "trainer", "worker", "worker host", "ring", "", "verdict", "state", "from"}
 _Row = TypeVar("_Row")
 
 
@@ -46,21 +47,26 @@ def frame(overview: Overview, width: int, height: int | None = None, *, notice: 
     lines: list[RenderableType] = [Text(notice, "bold reverse yellow")] if notice else []
     lines += [headline(overview), Text(), *_streams(overview.streams, width)]
     room = None if height is None else max(4, height - FRAME_LINES - 2 * len(overview.streams) - bool(notice))
+    pool = _pool(overview.pool, width, None if room is None else max(2, room // 4)) if overview.pool is not None else []
+    if room is not None and overview.pool is not None:
+        room = max(4, room - len(pool) - min(len(overview.pool.hosts), max(2, room // 4)) - 1)
     workers = len(overview.workers)
     trainers_max = None if room is None else max(2, room - min(workers, room // 2))
     workers_max = None if room is None else max(2, room - min(len(overview.trainers), trainers_max or room))
     lines += [Text(), *_trainers(overview.trainers, width, trainers_max)]
     lines += [Text(), *_workers(overview.workers, width, workers_max)]
+    lines += [Text(), *pool] if pool else []
     return Group(*lines)
 
 
 def headline(overview: Overview) -> Text:
     """The daemon, and the share of its workers' time that is used."""
     busy = "" if overview.busy_share is None else f", {overview.busy_share:.0%} busy"
+    remote = "" if overview.pool is None else f" and {overview.pool.workers:,} remote"
     text = Text(f"batchd {overview.version}", "bold")
     text.append(
         f"  pid {overview.pid}  up {duration(overview.uptime_s)}  {round_bytes(overview.memory_bytes)} in slots  "
-        f"{counted(len(overview.workers), 'worker')}{busy}",
+        f"{counted(len(overview.workers), 'worker')}{remote}{busy}",
         "not bold",
     )
     if overview.worker_deaths:
@@ -190,6 +196,29 @@ def _workers(workers: Sequence[WorkerView], width: int, rows_max: int | None) ->
         TableColumn("replaced", MIDDLE, lambda one: str(one.replaced)),
     ]
     return [_table(columns, workers[:rows_max], width), *_more(len(workers), rows_max, "worker")]
+
+
+# --- worker hosts ---------------------------------------------------------------------------------
+
+
+def _pool(pool: PoolView, width: int, rows_max: int | None) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text(summary(pool))]
+    lines += [Text(f"  {escaped(note)}", "yellow") for note in pool.notes]
+    if not pool.hosts:
+        return lines
+    columns: list[TableColumn[HostView]] = [
+        TableColumn("worker host", 0, lambda one: Text(_name(one.name))),
+        TableColumn("from", WIDE, lambda one: Text(escaped(one.host))),
+        TableColumn("state", 0, lambda one: Text(one.state, "yellow" if one.note or one.state != "serving" else "")),
+        TableColumn("workers", 0, lambda one: str(one.workers)),
+        TableColumn("busy", MIDDLE, lambda one: _share(one.busy_share)),
+        TableColumn("samples/s", 0, lambda one: _number(one.samples_per_s)),
+        TableColumn("GB/s", MIDDLE, lambda one: "-" if one.bytes_per_s is None else f"{one.bytes_per_s / 1e9:.2f}"),
+        TableColumn("withdrawn", MIDDLE, lambda one: f"{one.withdrawn:,}"),
+        TableColumn("late rows", WIDE, lambda one: f"{one.late_rows:,}"),
+        TableColumn("disagreed", WIDE, lambda one: f"{one.disagreements:,}"),
+    ]
+    return [*lines, _table(columns, pool.hosts[:rows_max], width), *_more(pool.hosts_count, rows_max, "worker host")]
 
 
 # --- tables ---------------------------------------------------------------------------------------

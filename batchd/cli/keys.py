@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -22,13 +23,14 @@ from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
 from batchd.daemon.tcp.keys import FILE_MODE, RESTART, KeyDirectory, open_keys
 from batchd.errors import BatchdError
-from batchd_wire.keys import KEY_VARIABLE, connection_file_text
+from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, connection_file_text
 from batchd_wire.runtime import ADDRESS_VARIABLE
 
 KEYS_DIR_VARIABLE = f"{ENVIRONMENT_PREFIX}KEYS_DIR"
+ROLE_WIDTH = max(map(len, Role))
 
 
-def _directory_options(command: Command) -> Command:
+def directory_options(command: Command) -> Command:
     """Add ``--keys-dir`` and ``--config``, passed as ``keys_dir`` and ``config_file``."""
     config = click.option(
         "-c",
@@ -49,17 +51,25 @@ def _directory_options(command: Command) -> Command:
 
 @click.group("keys")
 def command() -> None:
-    """Make, list and revoke the keys of trainers on other hosts.
+    """Make, list and revoke the keys of trainers and worker hosts on other machines.
 
-    Each trainer (or group of trainers) has a connection file with its secret; the daemon keeps the
-    public part. Changes take effect at once, also in a running daemon; in a systemd service that
-    has its keys as credentials, at its restart.
+    Each of them (or a group of them) has a connection file with its secret; the daemon keeps the
+    public part. A trainer's key is accepted at the address tcp of [daemon], the key of a worker
+    host at worker_address, and neither at the other one. Changes take effect at once, also in a
+    running daemon; in a systemd service that has its keys as credentials, at its restart.
     """
 
 
 @command.command("new")
 @click.option("--name", required=True, help="Who the key is for: letters, digits, dots, dashes and underscores.")
-@click.option("--stream", "streams", metavar="NAME", multiple=True, help="Let it read only this stream. Repeatable.")
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in Role]),
+    default=Role.TRAINER.value,
+    show_default=True,
+    help="The key's holder: a trainer, which reads batches, or a worker host, which fills them.",
+)
+@click.option("--stream", "streams", metavar="NAME", multiple=True, help="Limit the key to this stream. Repeatable.")
 @click.option(
     "-o",
     "--output",
@@ -67,60 +77,66 @@ def command() -> None:
     type=click.Path(path_type=Path),
     help="Write the connection file there, mode 0600.",
 )
-@_directory_options
+@directory_options
 def _new(
-    name: str, streams: tuple[str, ...], output: Path | None, keys_dir: Path | None, config_file: Path | None
+    *,
+    name: str,
+    role: str,
+    streams: tuple[str, ...],
+    output: Path | None,
+    keys_dir: Path | None,
+    config_file: Path | None,
 ) -> None:
-    """Make a key, and print the connection file for its trainer (or write it with -o).
+    """Make a key, and print the connection file for its holder (or write it with -o).
 
     The secret is stored nowhere else: if it is lost, make another key.
     """
-    keys = _keys(keys_dir, config_file)
+    keys = named_keys(keys_dir, config_file)
     with nullcontext(partial(click.echo, nl=False)) if output is None else _new_file(output) as write:
-        text = connection_file_text(keys.new(name, frozenset(streams) or None))
+        key = keys.new(name, frozenset(streams) or None, Role(role))
         try:
-            write(text)
+            write(connection_file_text(key))
         except OSError as error:
             keys.revoke(name)
             place = output or "standard output"
             raise BatchdError(f"{place} cannot be written: {error.strerror}; no key was made") from None
-    _explain(name, output, keys)
+    _explain(key, output, keys)
 
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
-@_directory_options
+@directory_options
 def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> None:
-    """List the accepted keys, with their streams and public parts."""
-    keys = _keys(keys_dir, config_file)
-    trainers = keys.trainers()
-    for reason in keys.damaged().values():
+    """List the accepted keys, with their roles, public parts and streams."""
+    keys = named_keys(keys_dir, config_file)
+    accepted = sorted((key for one in keys.roles for key in one.accepted()), key=attrgetter("name"))
+    for reason in (reason for one in keys.roles for reason in one.damaged().values()):
         click.echo(f"batchd: this key is invalid: {reason}", err=True)
     if as_json:
-        plain = [{**asdict(one), "streams": None if one.streams is None else sorted(one.streams)} for one in trainers]
+        plain = [{**asdict(key), "streams": None if key.streams is None else sorted(key.streams)} for key in accepted]
         click.echo(json.dumps(plain, indent=2))
         return
-    if not trainers:
-        click.echo(f"no keys in {keys.path}; `batchd keys new --name NAME` makes one")
+    if not accepted:
+        click.echo(f"no keys in {keys.path}; `{Role.TRAINER.command}` makes one")
         return
-    width = max(len(trainer.name) for trainer in trainers)
-    for trainer in trainers:
-        streams = "every stream" if trainer.streams is None else ", ".join(sorted(trainer.streams))
-        click.echo(f"{trainer.name.ljust(width)}  {trainer.public}  {streams}")
+    width = max(len(key.name) for key in accepted)
+    for key in accepted:
+        streams = "every stream" if key.streams is None else ", ".join(sorted(key.streams))
+        click.echo(f"{key.name.ljust(width)}  {key.role.ljust(ROLE_WIDTH)}  {key.public}  {streams}")
 
 
 @command.command("revoke")
 @click.argument("name")
-@_directory_options
+@directory_options
 def _revoke(name: str, keys_dir: Path | None, config_file: Path | None) -> None:
     """Revoke the key NAME."""
-    keys = _keys(keys_dir, config_file)
+    keys = named_keys(keys_dir, config_file)
     keys.revoke(name)
     click.echo(f"revoked {name} in {keys.path}")
     _say_when(keys)
 
 
-def _keys(keys_dir: Path | None, config_file: Path | None) -> KeyDirectory:
+def named_keys(keys_dir: Path | None, config_file: Path | None) -> KeyDirectory:
     """The directory that the options, the environment or the configuration name."""
     if keys_dir is not None and config_file is not None:
         raise click.UsageError("--keys-dir and --config both say where the keys are; give one of them")
@@ -154,11 +170,17 @@ def _new_file(path: Path) -> Iterator[Callable[[str], None]]:
         where_it_fails.pop_all()
 
 
-def _explain(name: str, output: Path | None, keys: KeyDirectory) -> None:
+def _explain(key: ConnectionKey, output: Path | None, keys: KeyDirectory) -> None:
     file = output or Path("conn.key")
+    if key.role is Role.WORKER:
+        host = "the worker host"
+        use = f"batchd worker tcp://HOST:7072 --key {file.name}"
+    else:
+        host = "the trainer's host"
+        use = f"{ADDRESS_VARIABLE}=tcp://HOST:7070 {KEY_VARIABLE}={file.name} python train.py"
     where = f"Copy {file} to" if output else f"Keep the above as {file}, for its owner alone (chmod 600), on"
-    click.echo(f"made the key {name} in {keys.path}. {where} the trainer's host, and there:", err=True)
-    click.echo(f"    {ADDRESS_VARIABLE}=tcp://HOST:7070 {KEY_VARIABLE}={file.name} python train.py", err=True)
+    click.echo(f"made the key {key.name} in {keys.path}. {where} {host}, and there:", err=True)
+    click.echo(f"    {use}", err=True)
     _say_when(keys)
 
 

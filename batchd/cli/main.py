@@ -19,6 +19,8 @@ from batchd.suggestions import suggestion
 
 COMMANDS = {
     "serve": "Serve the streams of a configuration until SIGTERM or Ctrl-C.",
+    "worker": "Run workers on this machine for a daemon on another one.",
+    "ray": "Run worker hosts on a Ray cluster, as many as the daemon wants.",
     "check": "Validate a configuration and print every problem.",
     "doctor": "Check the machine: limits, memory, processors, decoders, storage.",
     "config": "Print all keys with their defaults and meanings.",

@@ -52,6 +52,25 @@ def address_option(command: Command) -> Command:
     )(command)
 
 
+def log_options(command: Command) -> Command:
+    """Add ``--log-level`` and ``--log-format``, passed as ``log_level`` and ``log_format``."""
+    with_level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="Minimum log level.",
+    )
+    with_format = click.option(
+        "--log-format",
+        type=click.Choice(["auto", "text", "json"]),
+        default="auto",
+        show_default=True,
+        help="Format of the log. auto is text on a terminal and in the journal (with its levels), JSON otherwise.",
+    )
+    return with_level(with_format(command))
+
+
 def _split(_context: click.Context, _option: click.Parameter, settings: tuple[str, ...]) -> dict[str, str]:
     overrides = {}
     for setting in settings:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchd.children import fill_standard_streams, start_linked
-from batchd.cli.options import config_options
+from batchd.cli.options import config_options, log_options
 from batchd.errors import BatchdError
 from batchd_wire.wording import counted
 
@@ -32,20 +32,7 @@ if TYPE_CHECKING:
 
 @click.command("serve")
 @config_options
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Minimum log level.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["auto", "text", "json"]),
-    default="auto",
-    show_default=True,
-    help="Format of the log. auto is text on a terminal and in the journal (with its levels), JSON otherwise.",
-)
+@log_options
 @click.option("--lifeline", type=int, default=None, hidden=True, help="A descriptor; the daemon ends with it.")
 def command(
     config_file: Path, overrides: dict[str, str], log_level: str, log_format: "LogFormat", lifeline: int | None
@@ -61,7 +48,7 @@ def command(
         fork_server = start_linked("batchd.worker")
     try:
         gc.disable()
-        with _hidden("rich"):  # imported here for the reasons above
+        with hidden("rich"):  # imported here for the reasons above
             from batchd.cli.logs import set_up_logs  # noqa: PLC0415
             from batchd.config.load import load_config  # noqa: PLC0415
             from batchd.daemon.reload.requests import Origin  # noqa: PLC0415
@@ -107,7 +94,7 @@ class _ScanProgress:
 
 
 @contextmanager
-def _hidden(package: str) -> Iterator[None]:
+def hidden(package: str) -> Iterator[None]:
     """In the context, a package that is not loaded yet counts as not installed."""
     if package in sys.modules:
         yield

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option
-from batchd.cli.text import duration
+from batchd.cli.text import duration, escaped
+from batchd.diagnosis.pool import HOSTS_MAX, pool_view, summary
 from batchd.samples.sizes import round_bytes
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskStatus, Status
@@ -19,6 +20,7 @@ from batchd_wire.status import (
     CacheStatistics,
     DaemonStatus,
     LiveStatistics,
+    PoolStatistics,
     StreamStatistics,
     TrainerStatistics,
     read_status,
@@ -55,6 +57,8 @@ def command(address: str | None, as_json: bool) -> None:
     if any(stream.subscriptions for stream in status.streams):
         console.print(_trainers(status))
     console.print(_workers(status))
+    if status.pool is not None:
+        _print_pool(console, status.pool)
     for stream in status.streams:
         if stream.live:
             console.print(f"stream {stream.name}: {_mailbox(stream.live)}", soft_wrap=True)
@@ -172,6 +176,35 @@ def _workers(status: DaemonStatus) -> Table:
             duration(worker.busy_s),
         )
     return table
+
+
+def _print_pool(console: Console, pool: PoolStatistics) -> None:
+    """The worker hosts, what is wanted of them, and what is wrong."""
+    view = pool_view(pool, None)
+    console.print(f"worker hosts come to {pool.address}: {summary(view)}", soft_wrap=True)
+    if pool.links:
+        amounts = "workers", "orders", "samples", "busy", "GB", "withdrawn", "late rows", "disagreed"
+        table = _table("worker host", "from", "key", "state", *amounts)
+        for link in sorted(pool.links, key=lambda one: (one.name, one.link))[:HOSTS_MAX]:
+            table.add_row(
+                escaped(link.name),
+                escaped(link.host),
+                link.key or "-",
+                link.state,
+                str(link.workers),
+                f"{link.orders:,}",
+                f"{link.samples:,}",
+                duration(link.busy_s),
+                f"{link.received_bytes / 1e9:.1f}",
+                f"{link.withdrawn:,}",
+                f"{link.late_rows:,}",
+                f"{link.disagreements:,}",
+            )
+        console.print(table)
+    if len(pool.links) > HOSTS_MAX:
+        console.print(f"and {counted(len(pool.links) - HOSTS_MAX, 'worker host')} more: batchd status --json has all")
+    for note in view.notes:
+        console.print(f"worker hosts: {escaped(note)}", style="yellow", soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:

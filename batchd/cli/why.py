@@ -9,6 +9,8 @@ import click
 
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option
+from batchd.cli.text import escaped
+from batchd.diagnosis.pool import pool_view, summary
 from batchd.diagnosis.readings import compare
 from batchd.diagnosis.verdicts import judge
 from batchd.errors import BatchdError
@@ -56,3 +58,6 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
         click.echo(f"the trainers of {', '.join(read)} connected less than {reading.seconds:.0f} s ago: try again")
     else:
         click.echo(f"no trainer reads {stream or 'any stream'}, so none waits")
+    if after.pool is not None:
+        view = pool_view(after.pool, reading.pool)
+        click.echo("\n".join(["worker hosts: " + summary(view), *(f"  {escaped(note)}" for note in view.notes)]))

@@ -48,12 +48,15 @@ def is_loopback(host: str) -> bool:
     return host.lower() == _LOCALHOST or address == IPv6Address("::1")
 
 
-def tcp_endpoint(text: str) -> str:
-    """ZeroMQ's endpoint ``tcp://host:port``; it binds no names, so localhost becomes an address."""
+def tcp_endpoint(text: str, further: int = 0) -> str:
+    """ZeroMQ's endpoint ``tcp://host:port``; it binds no names, so localhost becomes an address.
+
+    ``further`` is added to the port.
+    """
     host, port = parse_tcp(text)
     if host.lower() == _LOCALHOST:
         host = "127.0.0.1"
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"tcp://[{host}]:{port + further}" if ":" in host else f"tcp://{host}:{port + further}"
 
 
 def _parse(text: str, example: str, port_min: int) -> tuple[str, int]:

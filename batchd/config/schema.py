@@ -81,6 +81,7 @@ EXAMPLES = {
     "raw.path": '"/data/data_batch_1.bin"',
     "runtime_dir": '"/run/batchd"',
     "tcp": '"10.0.0.5:7070"',
+    "worker_address": '"10.0.0.5:7072"',
     "keys_dir": '"/etc/batchd/keys"',
     "cache_dir": '"/var/cache/batchd"',
     "cache_memory": '"160GiB"',

@@ -18,11 +18,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from batchd.config.addresses import HTTP_DEFAULT, host_name, parse_http, parse_tcp
+from batchd.config.addresses import HTTP_DEFAULT, PORT_MAX, host_name, parse_http, parse_tcp
 from batchd.config.cpus import available_cpus
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.options import StepOptions
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, OptionsInvalid
 from batchd.samples.kinds import IS_WHOLE, OneOf
 from batchd.samples.sizes import AMOUNT_PATTERN, parse_bytes
 from batchd.sources.kinds import SOURCE_KINDS
@@ -134,11 +134,54 @@ class DaemonConfig(_Branch):
     interface, or "*" for all) and a port, such as "10.0.0.5:7070" or "[::1]:7070". Beyond loopback
     it needs keys: `batchd keys new`. When not set, the daemon does not listen on TCP."""
 
+    worker_address: Annotated[str, AfterValidator(_host_and_port)] | None = None
+    """Listening address for worker hosts (`batchd worker`), which decode on other machines: an
+    address of this machine (or a network interface, or "*" for all) and a port, such as
+    "10.0.0.5:7072". Beyond loopback it needs keys: `batchd keys new --role worker`. When not set,
+    all workers are on this host."""
+
+    pool_max: Annotated[int, Field(ge=0, le=65_536)] = 0
+    """Maximum number of workers on other machines that batchd asks for (`batchd ray`,
+    batchd_workers_wanted); 0: no maximum."""
+
+    pool_accept: Literal["same", "any"] = "same"
+    """Which worker hosts may fill batches. "same": those that make the same bytes as this host,
+    which each of them has to show for every stream. "any": all of them; the same position may then
+    have other bytes, and positions that were saved with "same" do not fit."""
+
+    pool_audit: Annotated[float, Field(ge=0, le=1)] = 0.001
+    """The part of the orders of each worker host that is compared again with what a worker of this
+    host makes; none with `pool_accept = "any"`."""
+
+    pool_cache: Literal["each", "shared"] = "each"
+    """What the caches of worker hosts keep, for streams with a `cache`. "each": each host the
+    samples that it happens to get, in time all of them. "shared": each host fills, if it can, the
+    rows of its own share of the samples, so that the caches of N hosts keep N times as much. Orders
+    then have at most the rows of a batch that are in one share; local workers, and hosts without
+    other work, fill rows of any share, so no trainer waits for a host. Positions and bytes are the
+    same."""
+
+    pool_withdraw_after_s: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """How long a trainer waits for rows that are at a worker host, in seconds; then another worker
+    gets them. A host that always takes long has four times its usual time."""
+
+    pool_hosts_max: Annotated[int, Field(ge=1, le=65_536)] = 1024
+    """Maximum number of worker hosts; further ones are refused with a message."""
+
+    pool_hosts_per_key: Annotated[int, Field(ge=1, le=65_536)] = 1024
+    """Maximum number of worker hosts with the same key, or from the same host if there are no keys;
+    further ones are refused with a message."""
+
+    pool_gateways: Annotated[int, Field(ge=1, le=8)] = 1
+    """Number of gateways: processes that receive the rows of worker hosts. Each uses one core. With
+    more than one, they listen on the port of worker_address and the ports after it (open them in
+    firewalls), and each admits its part of pool_hosts_max and pool_hosts_per_key."""
+
     keys_dir: Directory | None = None
     """Directory of the keys that `batchd keys` makes: the daemon's own, and those of remote
-    trainers. When not set, systemd's credentials (LoadCredential=keys:/etc/batchd/keys) if there
-    are any, /etc/batchd/keys for root, and $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys
-    for other users."""
+    trainers and worker hosts. When not set, systemd's credentials
+    (LoadCredential=keys:/etc/batchd/keys) if there are any, /etc/batchd/keys for root, and
+    $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys for other users."""
 
     http: Annotated[str, AfterValidator(_http_place)] = HTTP_DEFAULT
     """Listening address for /metrics, /healthz, /readyz and /status.json: an address of this
@@ -215,6 +258,16 @@ class DaemonConfig(_Branch):
     then corrupt the batches of others; `verify = true` detects that. A malicious trainer could do
     so undetected."""
 
+    @model_validator(mode="after")
+    def _ports_fit(self) -> Self:
+        """Refuse gateways beyond the last port."""
+        if self.worker_address is not None:
+            port = parse_tcp(self.worker_address)[1]
+            if port + self.pool_gateways - 1 > PORT_MAX:
+                text = f"need the ports {port} to {port + self.pool_gateways - 1}, and the last one is {PORT_MAX}"
+                raise OptionsInvalid([(("pool_gateways",), f"{self.pool_gateways} gateways {text}")])
+        return self
+
     def storage_limits(self) -> StorageLimits:
         """Timeouts and retries of requests to servers of files."""
         return StorageLimits(self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s)
@@ -280,6 +333,10 @@ class StreamConfig(_Branch):
     """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set,
     streams share the remaining memory equally."""
 
+    decode_at: Literal["anywhere", "here"] = "anywhere"
+    """Where the samples are decoded, if worker hosts may come: "here" keeps them on this host, for
+    files that no other machine has. Live streams always stay here."""
+
     cache: CacheKind = "off"
     """What is kept of a sample in memory after the first read, for all epochs. "encoded": the
     source's values, such as the bytes of an image file, so that slow storage is read once.
@@ -307,6 +364,13 @@ class StreamConfig(_Branch):
     cache_short_side: Annotated[Annotated[int, Field(ge=1, le=SHORT_SIDE_MAX)] | None, Mark.OF_CACHE] = None
     """With cache = "decoded": the shorter side of the kept images, in pixels, like a resize to
     shorter_side after "decode". Images of full size take many times the memory of their files."""
+
+    @property
+    def why_here(self) -> str:
+        """Why no worker host may fill the stream; "" if some may."""
+        if self.source.is_live:
+            return f'samples of type "{self.source.type}" arrive on this host'
+        return f'decode_at = "{self.decode_at}"' if self.decode_at == "here" else ""
 
     @property
     def is_shuffled(self) -> bool:

@@ -4,6 +4,7 @@
 """
 
 from batchd.core.course import Course
+from batchd.orders.rows import Rows
 from batchd_wire.position import Position
 from batchd_wire.record import record
 
@@ -67,7 +68,7 @@ class CommitSlot(Action):
 
 @record
 class OrderChunk(Action):
-    """Have ``worker`` fill rows ``first`` to ``first + count`` of ``position`` into ``slot``.
+    """Have ``worker`` fill ``rows`` of ``position`` into ``slot``.
 
     ``places``: for a live stream, the place of each row's sample in the mailbox.
     """
@@ -77,9 +78,40 @@ class OrderChunk(Action):
     stream: int
     slot: int
     position: Position
-    first: int
-    count: int
+    rows: Rows
     places: tuple[int, ...] = ()
+
+
+@record
+class ProveChunk(Action):
+    """Have ``worker`` fill rows that a local worker has filled in ``slot``, to be compared.
+
+    The fields are those of ``OrderChunk``. ``ReferenceCopied`` and ``ChunkProved`` follow.
+    """
+
+    worker: int
+    order: int
+    stream: int
+    slot: int
+    position: Position
+    rows: Rows
+
+
+@record
+class WithdrawOrder(Action):
+    """Have nothing more written for ``order``; ``OrderWithdrawn`` follows unless it is over."""
+
+    worker: int
+    order: int
+
+
+@record
+class EndLink(Action):
+    """End the link of a worker host. ``is_final``: it need not come again."""
+
+    link: int
+    reason: str
+    is_final: bool
 
 
 @record

@@ -14,6 +14,8 @@ subscription continues even if all others stop: no deadlock.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import count
+from typing import NamedTuple
 
 from batchd.core.actions import Action, CreateSlot, ReserveSlot
 from batchd.core.course import Readers
@@ -22,7 +24,16 @@ from batchd.core.ring import Ring, Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
 from batchd.core.supply import LiveSupply, Pace, Supply
+from batchd.orders.rows import Rows
 from batchd_wire.position import Position
+
+
+class Want(NamedTuple):
+    """A filling that is wanted. ``need``: (its distance, the subscription's worker time)."""
+
+    need: tuple[int, float]
+    subscription: Subscription
+    slot: Slot
 
 
 class Claims:
@@ -35,7 +46,7 @@ class Claims:
         self._subscriptions = subscriptions
         self._new_slot = new_slot
         self._readers = Readers(spec.plan, repeats=spec.repeats)
-        self.ring = Ring(spec.slots_max, self._readers)
+        self.ring = Ring(spec.slots_max, self._readers, is_shared=spec.shares_caches)
         self.pace = Pace(spec.max_skew, spec.slots_max)
         self.supply = Supply(spec, self.ring)
         if spec.live is not None:
@@ -220,37 +231,46 @@ class Claims:
 
     # --- what is filled next, and what trainers wait for ------------------------------------------
 
-    def wanted(self, least_served_s: float) -> tuple[tuple[int, float], Subscription, Slot] | None:
-        """Return the most urgent filling: (distance, worker time), its subscription and slot.
+    def wanted(self, least_served_s: float, pending: set[int]) -> Want | None:
+        """Return the most urgent filling of the ``pending`` slots, which are some of the ring's.
 
         The batch that a trainer waits for comes first, then the nearest to its trainer, then that
         of the subscription with the least worker time. No subscription counts as having had less
         than ``least_served_s``: a trainer that wanted nothing for long has saved nothing up.
         """
-        if not self.ring.pending:
+        if not pending:
             return None
-        best = None
+        best: Want | None = None
         for subscription in self._subscriptions.values():
-            nearest = max(subscription.exhausted, subscription.granted)
+            # no calls: with hundreds of trainers a look at each is long, and few are the next
+            granted, exhausted = subscription.granted, subscription.exhausted
+            if exhausted > granted:
+                distance = 1 + exhausted - subscription.consumed
+            else:
+                distance = 0 if subscription.waiting else 1 + granted - subscription.consumed
+            if best is not None and distance > best[0][0]:
+                continue  # whatever claim it has
             served_s = max(subscription.served_s, least_served_s)
-            if best is not None and (subscription.distance(nearest), served_s) >= best[0]:
-                continue  # whatever claim it has: with hundreds of trainers a look at each is long
-            found = self._first_fillable(subscription)
+            if best is not None and (distance, served_s) >= best[0]:
+                continue
+            found = self._first_fillable(subscription, pending)
             if found is not None:
                 sequence, slot = found
                 need = subscription.distance(sequence), served_s
                 if best is None or need < best[0]:
-                    best = (need, subscription, slot)
+                    best = Want(need, subscription, slot)
         return best
 
-    def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int, tuple[int, ...]]:
-        """Cut rows of ``slot`` for an order: (first row, rows, their places in the mailbox)."""
+    def cut(
+        self, slot: Slot, order: int, rows_max: int, *, is_remote: bool = False, share: int = 0
+    ) -> tuple[Rows, int, tuple[int, ...]]:
+        """Cut rows of ``slot``: (rows, the link that doubts them, their places in the mailbox)."""
         assert slot.position is not None
         if self.supply.bind(slot):
             for number in slot.claims:
                 self.account(self._subscriptions[number])
-        first, rows = self.ring.cut(slot, order, rows_max)
-        return first, rows, self.supply.mailbox.places(slot.position, first, rows)
+        rows, doubter = self.ring.cut(slot, order, rows_max, is_remote=is_remote, share=share)
+        return rows, doubter, self.supply.mailbox.places(slot.position, rows)
 
     def account(self, subscription: Subscription) -> None:
         """Count time from now on for what a trainer waits for; call it when that changes."""
@@ -273,12 +293,36 @@ class Claims:
             return WaitCause.NETWORK
         return WaitCause.WORKERS if self.supply.has_samples(slot) else WaitCause.PRODUCERS
 
-    def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
-        """Return the nearest claim that a worker can fill now: (its sequence, its slot)."""
-        for sequence, slot in subscription.unfilled(self.ring.pending):
+    def _first_fillable(self, subscription: Subscription, pending: set[int]) -> tuple[int, Slot] | None:
+        """Return the nearest claim on a ``pending`` slot: (its sequence, its slot)."""
+        is_every = len(pending) == len(self.ring.pending)
+        if self.supply.can_refill:  # stored samples are always there
+            return subscription.first_unfilled(pending, is_every=is_every)
+        for sequence, slot in subscription.unfilled(pending, is_every=is_every):
             waits = subscription.waiting and sequence == subscription.granted
             if waits and subscription.is_spectator:
                 waits = all(one.ended or one.is_spectator for one in self._subscriptions.values())
-            if self.supply.may_fill(slot, waits=waits):
+            if self.supply.may_fill(slot, waits=waits) and (waits or not self._overtakes(slot)):
                 return sequence, slot
         return None
+
+    def _overtakes(self, slot: Slot) -> bool:
+        """Return whether a batch would take the samples of earlier ones that trainers read next."""
+        if self.supply.has_samples(slot):
+            return False
+        assert slot.position is not None
+        spare = self.supply.mailbox.queued // self._spec.plan.batch_size - 1
+        earlier = set()
+        for one in self._subscriptions.values():
+            if one.ended or one.is_spectator:
+                continue
+            for sequence in count(one.granted):
+                share = one.course.at(sequence)
+                if share is None or share.position >= slot.position:
+                    break
+                found = self.ring.find(share.position)
+                if found is None or not (found.is_ready or self.supply.has_samples(found)):
+                    earlier.add(share.position)
+                    if len(earlier) > spare:
+                        return True
+        return False

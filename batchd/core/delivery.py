@@ -22,10 +22,11 @@ from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_sma
 from batchd.core.claims import Claims
 from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
-from batchd.core.measure import Moment, Spells, Waits
+from batchd.core.measure import Moment, Spells, WaitCause, Waits
 from batchd.core.ring import Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Lease, Subscription
+from batchd.orders.rows import Rows
 from batchd_wire.codes import ErrorCode
 from batchd_wire.wording import counted
 
@@ -179,9 +180,18 @@ class Delivery:
             self._advance(self.subscriptions[number], actions)
         self.wake(actions)
 
-    def put_back(self, slot: Slot, order: int, parts: list[tuple[int, int]], actions: list[Action]) -> None:
-        """Have the rows of an order filled again, in these ``parts``: (first row, rows) each."""
+    def put_back(self, slot: Slot, order: int, parts: list[Rows], actions: list[Action]) -> None:
+        """Have the rows of an order filled again, in these ``parts``."""
         self.ring.put_back(slot, order, parts)
+        for number in slot.claims:
+            subscription = self.subscriptions[number]
+            subscription.has_rows(subscription.granted)
+        self.supply.let_go(slot)
+        self.wake(actions)
+
+    def doubt(self, slot: Slot, order: int, parts: list[Rows], link: int, actions: list[Action]) -> None:
+        """Have these rows of an order filled by a local worker, and count the others as filled."""
+        self.ring.doubt(slot, order, parts, link)
         for number in slot.claims:
             subscription = self.subscriptions[number]
             subscription.has_rows(subscription.granted)
@@ -203,6 +213,11 @@ class Delivery:
         self.wake(actions)
         self._answer_hoarders(actions)
         return None
+
+    def awaited_slots(self) -> list[int]:
+        """Return the slots that trainers wait for while workers fill them."""
+        waiting = (one for one in self.subscriptions.values() if one.waits.cause is WaitCause.WORKERS and one.claims)
+        return [slot.number for one in waiting if (slot := one.claims[0].slot) is not None]
 
     # --- the life of the stream -------------------------------------------------------------------
 

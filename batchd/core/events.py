@@ -185,6 +185,94 @@ class WorkerGone(Event):
 
 
 @record
+class LinkBegun(Event):
+    """A worker host has registered; its workers and the streams that it can fill follow.
+
+    ``name``: what it calls itself. ``workers``: how many it has while none of them has died.
+    """
+
+    link: int
+    name: str
+    workers: int
+
+
+@record
+class StreamOpened(Event):
+    """A worker host can fill a stream, once it has proved itself."""
+
+    link: int
+    stream: int
+
+
+@record
+class StreamRefused(Event):
+    """A worker host cannot fill a stream."""
+
+    link: int
+    stream: int
+
+
+@record
+class HostLeaves(Event):
+    """A worker host takes no more orders, and ends when it has none."""
+
+    link: int
+
+
+@record
+class LinkEnded(Event):
+    """A worker host is gone. All its workers were reported gone before."""
+
+    link: int
+
+
+@record
+class WorkerJoined(Event):
+    """A worker of a worker host takes orders. Its number is from ``REMOTE_NUMBERS`` on."""
+
+    worker: int
+    link: int
+
+
+@record
+class OrderWithdrawn(Event):
+    """Nothing more is written for an order of a remote worker; see ``WithdrawOrder``."""
+
+    worker: int
+    order: int
+
+
+@record
+class OrderSettled(Event):
+    """The remote worker itself is done with an order that was withdrawn."""
+
+    worker: int
+    order: int
+
+
+@record
+class ReferenceCopied(Event):
+    """The slot of a ``ProveChunk`` is not read any more."""
+
+    worker: int
+    order: int
+
+
+@record
+class ChunkProved(Event):
+    """The rows of a ``ProveChunk`` were compared: equal, if ``difference`` is empty.
+
+    ``bad_rows``: rows that could not be filled there. ``is_hopeless``: none of the stream can be.
+    """
+
+    worker: int
+    order: int
+    difference: str
+    bad_rows: int = 0
+    is_hopeless: bool = False
+
+
+@record
 class SlotLost(Event):
     """The memory for ``slot`` could not be reserved; ``reason`` is the system's."""
 

@@ -6,18 +6,22 @@
                  |                 |
                  +--(surplus)-> leaving --(no orders)--> dismissed --(gone)--> no successor
 
+A remote worker, of a worker host, joins when it is ready, and has no place and no successor here.
+
 Only the kernel reports a death: a worker that was told to die may still write, so its orders count
 as under way until then. A worker that has filled a chunk is replaced at once. One that dies
 repeatedly before that is replaced with growing back-off.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
 from batchd.core.events import Note
 from batchd.core.measure import Moment
 from batchd.core.ring import Slot
+from batchd.orders.rows import Rows
 from batchd_wire.position import Position
 from batchd_wire.status import WorkerStatistics
 
@@ -25,6 +29,11 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
 """How long a worker that was dismissed has to end."""
+REMOTE_NUMBERS = 1 << 32
+"""The first number of a remote worker: the daemon gives these, the core those below."""
+NO_PLACE = -1
+SMOOTHING = 0.2
+"""Weight of the newest order in a remote worker's usual time and pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,8 @@ class WorkerKind:
     start_timeout_s: float
     note_delay_s: float
     """Delay of a note on its way: a sample may take so much longer than ``sample_timeout_s``."""
+    is_remote: bool = False
+    """Its workers are on other machines: worker hosts watch them, and orders can be withdrawn."""
 
 
 class WorkerState(Enum):
@@ -55,8 +66,12 @@ class Order:
     stream: int
     slot: Slot
     position: Position
-    first: int
-    rows: int
+    rows: Rows
+    given_s: float = 0.0
+    doubter: int = 0
+    """The link that reported these rows bad; 0 for any other order."""
+    is_proof: bool = False
+    """The rows are filled already, and only compared."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +92,20 @@ class Worker:
     is_surplus: bool = False
     """It has no place any more, and gets no successor."""
     dismissed_s: float | None = None
+    link: int = 0
+    """The worker host of a remote worker; 0 for a local one."""
+    streams: frozenset[int] = frozenset()
+    """The streams that a remote worker may fill; a local one may fill all."""
+    usual_s: float = 0.0
+    """How long its orders take, with their way; of a remote worker."""
+    slowness: float = 1.0
+    """Time of a sample, compared with the mean of all workers; of a remote worker."""
+    withdrawing: set[int] = field(default_factory=set)
+    """Orders that are being withdrawn."""
+    unsettled: set[int] = field(default_factory=set)
+    """Orders that were withdrawn, and that it may still work on."""
+    is_late: bool = False
+    """An order was withdrawn from it, and it has not shown since that it works."""
 
 
 @dataclass(slots=True)
@@ -88,8 +117,37 @@ class _Place:
     """When the next worker is due; None while there is one."""
 
 
+@dataclass(slots=True)
+class _Takers:
+    """Workers with equally many orders that take one more, the oldest change first.
+
+    ``remote``: by the streams that they may fill. There are few such sets, and perhaps a thousand
+    workers of which none may fill the stream that wants one.
+    """
+
+    local: dict[int, Worker] = field(default_factory=dict)
+    remote: dict[frozenset[int], dict[int, Worker]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.local) + sum(map(len, self.remote.values()))
+
+    def add(self, worker: Worker) -> None:
+        """The worker takes one more order. Paired with ``discard``."""
+        group = self.remote.setdefault(worker.streams, {}) if worker.kind.is_remote else self.local
+        group[worker.number] = worker
+
+    def discard(self, worker: Worker) -> None:
+        """Remove the worker, if it is here."""
+        if not worker.kind.is_remote:
+            self.local.pop(worker.number, None)
+        elif (group := self.remote.get(worker.streams)) is not None:
+            group.pop(worker.number, None)
+            if not group:
+                del self.remote[worker.streams]
+
+
 class Fleet:
-    """All workers of the daemon. Those that fill its ``places`` are of one ``kind``."""
+    """All workers of the daemon. Those that fill its ``places`` are of one ``kind``, and local."""
 
     def __init__(self, places: int, kind: WorkerKind, sample_timeout_s: float, moment: Moment) -> None:
         assert places > 0
@@ -102,8 +160,8 @@ class Fleet:
         self.sample_timeout_s = sample_timeout_s
         self._surplus: set[int] = set()
         """Workers that have no place and were not dismissed yet."""
-        self._takers: tuple[dict[int, Worker], ...] = tuple({} for _ in range(kind.orders_max))
-        """Workers that take one more order, by their number of orders; the oldest change first."""
+        self._takers: list[_Takers] = [_Takers() for _ in range(kind.orders_max)]
+        """By their number of orders."""
         self._last_number = 0
 
     def spawn_due(self, actions: list[Action]) -> None:
@@ -122,7 +180,7 @@ class Fleet:
         """Set the number of places. Surplus workers (all, with ``renews``) finish their orders."""
         assert places > 0
         for worker in self.workers.values():
-            if not worker.is_surplus and (renews or worker.place >= places):
+            if not worker.is_surplus and not worker.link and (renews or worker.place >= places):
                 worker.is_surplus = True
                 self._surplus.add(worker.number)
                 if worker.state is WorkerState.READY:
@@ -154,22 +212,65 @@ class Fleet:
 
     @property
     def ready(self) -> int:
-        """Workers that have started and take orders."""
-        return sum(worker.state is WorkerState.READY for worker in self.workers.values())
+        """Local workers that have started and take orders."""
+        return sum(worker.state is WorkerState.READY and not worker.link for worker in self.workers.values())
 
-    @property
-    def idle(self) -> int:
-        """Workers that take orders and have none."""
-        return len(self._takers[0])
+    def idle(self, stream: int) -> int:
+        """Workers that have no order, and take one of ``stream``."""
+        takers = self._takers[0]
+        return len(takers.local) + sum(len(group) for streams, group in takers.remote.items() if stream in streams)
 
     @property
     def has_orders(self) -> bool:
-        """True if any worker has an order."""
-        return any(worker.orders for worker in self.workers.values())
+        """True if any worker has an order, except to compare rows."""
+        return any(not order.is_proof for worker in self.workers.values() for order in worker.orders.values())
 
-    def free(self) -> Worker | None:
-        """The worker that will be done first, if any takes one more order."""
-        return next((worker for takers in self._takers for worker in takers.values()), None)
+    def free(self, stream: int) -> Worker | None:
+        """The worker that will be done first, if any takes an order of ``stream``.
+
+        Local ones come first.
+        """
+        for takers in self._takers:
+            if takers.local:
+                return next(iter(takers.local.values()))
+            for streams, workers in takers.remote.items():
+                if stream in streams:
+                    return next(iter(workers.values()))
+        return None
+
+    def free_local(self) -> Worker | None:
+        """The local worker that will be done first, if any takes an order."""
+        return next((next(iter(takers.local.values())) for takers in self._takers if takers.local), None)
+
+    def free_remote(self, stream: int) -> Iterator[Worker]:
+        """The remote workers that take an order of ``stream``; those that will be done first, first."""
+        for takers in self._takers:
+            for streams, workers in takers.remote.items():
+                if stream in streams:
+                    yield from workers.values()
+
+    def least_busy(self, numbers: Iterable[int]) -> Worker | None:
+        """The worker of these with the fewest orders, even if it takes no more; no late one."""
+        workers = map(self.workers.__getitem__, numbers)
+        ready = (worker for worker in workers if worker.state is WorkerState.READY and not worker.is_late)
+        return min(ready, key=lambda worker: len(worker.orders) + len(worker.unsettled), default=None)
+
+    def join(self, number: int, link: int, kind: WorkerKind, streams: Iterable[int]) -> None:
+        """A remote worker is ready, and may fill these streams."""
+        assert number >= REMOTE_NUMBERS, f"worker {number} has the number of a local one"
+        self._takers += [_Takers() for _ in range(kind.orders_max - len(self._takers))]
+        worker = Worker(number, NO_PLACE, kind, self._moment.now_s, WorkerState.READY, link=link)
+        worker.streams = frozenset(streams)
+        self.workers[number] = worker
+        self._sort(worker)
+
+    def may_fill(self, numbers: Iterable[int], streams: Iterable[int]) -> None:
+        """Let these remote workers fill these streams, and no others."""
+        allowed = frozenset(streams)
+        for worker in map(self.workers.__getitem__, numbers):
+            self._remove(worker)
+            worker.streams = allowed
+            self._sort(worker)
 
     def is_up(self, number: int) -> None:
         """A worker has started, and takes orders if it is wanted still."""
@@ -188,11 +289,38 @@ class Fleet:
     def done(self, worker: Worker, number: int, busy_us: int) -> Order:
         """The worker has carried out an order."""
         order = worker.orders.pop(number)
+        worker.withdrawing.discard(number)
+        worker.is_late = False
         worker.chunks += 1
-        worker.samples += order.rows
+        worker.samples += len(order.rows)
         worker.busy_us += busy_us
+        if worker.link:
+            taken_s = self._moment.now_s - order.given_s
+            worker.usual_s += (taken_s - worker.usual_s) * (SMOOTHING if worker.usual_s else 1.0)
         self._sort(worker)
         return order
+
+    def withdrawn(self, worker: Worker, number: int) -> Order:
+        """Nothing more is written for an order; the worker may be busy with it still."""
+        order = worker.orders.pop(number)
+        worker.withdrawing.discard(number)
+        worker.unsettled.add(number)
+        worker.is_late = True
+        self._sort(worker)
+        return order
+
+    def settled(self, worker: Worker, number: int) -> None:
+        """A remote worker is done with an order that was withdrawn."""
+        worker.unsettled.discard(number)
+        worker.is_late = bool(worker.orders or worker.unsettled)
+        self._sort(worker)
+
+    def leave(self, numbers: Iterable[int]) -> None:
+        """Give these remote workers no more orders."""
+        for number in numbers:
+            worker = self.workers[number]
+            worker.state = WorkerState.LEAVING
+            self._sort(worker)
 
     def recall(self, number: int) -> None:
         """Drop an order that was never sent to its worker."""
@@ -202,18 +330,21 @@ class Fleet:
 
     def _sort(self, worker: Worker) -> None:
         """Update the takers after a change of a worker's state or orders."""
+        self._remove(worker)
+        orders = len(worker.orders) + len(worker.unsettled)
+        if worker.state is WorkerState.READY and not worker.is_late and orders < worker.kind.orders_max:
+            self._takers[orders].add(worker)
+
+    def _remove(self, worker: Worker) -> None:
         for takers in self._takers:
-            takers.pop(worker.number, None)
-        if worker.state is WorkerState.READY and len(worker.orders) < worker.kind.orders_max:
-            self._takers[len(worker.orders)][worker.number] = worker
+            takers.discard(worker)
 
     def gone(self, number: int) -> Worker:
         """The kernel says that the worker is dead; its place is filled again after the back-off."""
         worker = self.workers.pop(number)
         self._surplus.discard(number)
-        for takers in self._takers:
-            takers.pop(number, None)
-        if self.is_ending:
+        self._remove(worker)
+        if self.is_ending or worker.link:
             return worker
         if worker.dismissed_s is not None and worker.state is WorkerState.LEAVING:
             return worker
@@ -229,7 +360,7 @@ class Fleet:
     def observe(self, number: int, note: Note | None, actions: list[Action]) -> None:
         """Look at a worker's note: one that says the same for too long is stuck, and killed."""
         worker = self.workers.get(number)
-        if worker is None or worker.state is WorkerState.ENDING:
+        if worker is None or worker.link or worker.state is WorkerState.ENDING:
             return
         now = self._moment.now_s
         if note != worker.note or not worker.orders:
@@ -260,13 +391,15 @@ class Fleet:
         """The machine was paused for ``gap_s``: take that off everything that is being timed."""
         now = self._moment.now_s
         for worker in self.workers.values():
+            for number, order in worker.orders.items() if worker.link else ():
+                worker.orders[number] = replace(order, given_s=min(now, order.given_s + gap_s))
             worker.noted_s = min(now, worker.noted_s + gap_s)
             worker.started_s = min(now, worker.started_s + gap_s)
             if worker.dismissed_s is not None:
                 worker.dismissed_s = min(now, worker.dismissed_s + gap_s)
 
     def statistics(self) -> tuple[WorkerStatistics, ...]:
-        """Every worker that lives, in order of its number."""
+        """Every local worker that lives, in order of its number."""
         return tuple(
             WorkerStatistics(
                 number=worker.number,
@@ -278,4 +411,5 @@ class Fleet:
                 busy_s=worker.busy_us / 1e6,
             )
             for worker in self.workers.values()
+            if not worker.link
         )

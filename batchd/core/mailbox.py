@@ -12,11 +12,12 @@ whatever workers do, until a trainer gets the batch. If no trainer wants the bat
 that, its samples go back to the head of the queue; a spectator may have seen them, which uses
 nothing up.
 
-A batch that no trainer waits for (it is read ahead) leaves a batch's worth of places unbound, so
-that a trainer that waits finds room for its own. Otherwise the ready batches of one rank could take
-every place, while that rank waits for another one, and that one for samples. When the only trainer
-that waited for a batch is gone, the batch gives its samples back as soon as that room is needed
-(``Claims.reclaim_samples``).
+A batch that no trainer waits for (it is read ahead) takes no samples that an earlier batch needs
+(``Claims.wanted``): a producer that waits for all ranks may push no more. It also leaves a batch's
+worth of places unbound, so that a trainer that waits finds room for its own. Otherwise the ready
+batches of one rank could take every place, while that rank waits for another one, and that one for
+samples. When the only trainer that waited for a batch is gone, the batch gives its samples back as
+soon as that room is needed (``Claims.reclaim_samples``).
 
 While more than half of the places and a batch are free, a producer is lent its next place with the
 answer to its last sample, which saves a question. Producers that then never write cannot keep a
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchd.core.actions import Action, LendPlace, TakeSample
+from batchd.orders.rows import Rows
 from batchd_wire.position import Position
 from batchd_wire.status import LiveStatistics
 
@@ -130,6 +132,11 @@ class Mailbox:
             return False
         return waits or self._bound_places + rows + self._batch_size <= self._spec.capacity
 
+    @property
+    def queued(self) -> int:
+        """The samples that no batch has."""
+        return len(self._queued)
+
     def has_room_for_one(self) -> bool:
         """Return whether one more batch could get its samples beside all that are bound."""
         return self._bound_places + self._batch_size <= self._spec.capacity
@@ -143,9 +150,10 @@ class Mailbox:
         self._bound[position] = [self._queued.popleft() for _ in range(rows)]
         self._bound_places += rows
 
-    def places(self, position: Position, first: int, rows: int) -> tuple[int, ...]:
+    def places(self, position: Position, rows: Rows) -> tuple[int, ...]:
         """Return the places of some rows of a batch; none where the batch has no samples."""
-        return tuple(self._bound.get(position, ())[first : first + rows])
+        bound = self._bound.get(position)
+        return tuple([bound[row] for row in rows]) if bound else ()
 
     def release(self, position: Position, actions: list[Action]) -> None:
         """Free the places of a batch that a trainer got: its samples are never read again."""

@@ -38,7 +38,7 @@ class WaitCause(Enum):
 
 
 class Moment:
-    """The time of the current event, in seconds; only ``DaemonState`` sets it."""
+    """The time of the current event, in seconds; only its owner (``DaemonState``) sets it."""
 
     __slots__ = ("now_s",)
 
@@ -95,6 +95,11 @@ class Waits:
         """Note how long a remote trainer has waited in all, by its own count."""
         here_s = sum(spells.total_s for cause, spells in self._spells.items() if cause is not WaitCause.NETWORK)
         self._on_the_way_s = max(self._on_the_way_s, wait_s - here_s)
+
+    @property
+    def workers_s(self) -> float:
+        """Seconds that the trainer has waited for workers."""
+        return self._spells[WaitCause.WORKERS].total_s
 
     def statistics(self) -> WaitStatistics:
         """Return the totals."""
@@ -174,6 +179,11 @@ class WorkDone:
             self._slow_rows += work.slow_rows
             self._slow_us += work.slow_us
             self._slow.add(work.slow, self._slow_rows)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of work, and of waiting for files."""
+        return (self._busy_us + self._waited_us) / 1e6
 
     def statistics(self) -> WorkStatistics:
         """Return the totals, and the slowest samples lately, the slowest first."""

@@ -21,6 +21,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from batchd.orders.rows import Rows
 from batchd_wire.position import Position
 
 ROUNDS = 8
@@ -67,13 +68,13 @@ class Permutation:
         """Walk through the network once, on [0, columns * rows)."""
         right, left = np.divmod(indices, self._columns)
         for first, second in self._round_keys:
-            left, right = right, (left + _mix(right, first)) % self._columns
-            left, right = right, (left + _mix(right, second)) % self._rows
+            left, right = right, (left + mixed_all(right, first)) % self._columns
+            left, right = right, (left + mixed_all(right, second)) % self._rows
         values: Indices = right * self._columns + left
         return values
 
 
-def _mix(values: Indices, key: np.uint64) -> Indices:
+def mixed_all(values: Indices, key: np.uint64) -> Indices:
     """Mix 64 bits well (SplitMix64's finaliser); keep 32, so that a sum cannot overflow."""
     mixed = values + key
     mixed ^= mixed >> np.uint64(30)
@@ -147,6 +148,11 @@ class Plan:
         if not self.shuffle:
             return places.astype(np.int64)
         return _permutation(self.samples, self.seed, position.epoch)(places).astype(np.int64)
+
+    def indices_of(self, position: Position, rows: Rows) -> NDArray[np.int64]:
+        """Return the samples of some ascending rows, at least one: int64 ``[rows]``."""
+        span = self.indices(position, rows[0], rows[-1] + 1 - rows[0])
+        return span if len(span) == len(rows) else span[np.asarray(rows) - rows[0]]
 
     def substitute(self, epoch: int, sample: int, attempt: int) -> int:
         """Return the substitute of a bad sample at try ``attempt``, from 1: always the same."""

@@ -23,30 +23,60 @@ Invariant: no slot is needed later than its file says.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from batchd.core.course import NextUse, Readers
+from batchd.orders.rows import Rows
 from batchd_wire.position import Position
+
+ANY_SHARE = 0
+"""The share of rows that every worker host may fill alike."""
+UNDIVIDED = -1
+"""The share of rows that were not divided yet."""
+
+
+class Part(NamedTuple):
+    """Rows that are ordered together, or in smaller parts. ``share``: see ``shares``."""
+
+    rows: Rows
+    share: int
 
 
 @dataclass(slots=True, eq=False)
 class Fill:
-    """The rows of one batch still to be filled, as (first row, rows)."""
+    """The rows of one batch still to be filled."""
 
-    pending: list[tuple[int, int]]
+    pending: list[Part]
     """Rows that no worker has."""
-    under_way: dict[int, tuple[int, int]] = field(default_factory=dict)
+    under_way: dict[int, Rows] = field(default_factory=dict)
     """Rows at workers, by order."""
+    doubted: list[tuple[Rows, int]] = field(default_factory=list)
+    """Rows that only a local worker may fill, and the link that reported them bad, or 0."""
+    losses: int = 0
+    """Orders that were lost with a remote worker."""
 
     @property
     def is_done(self) -> bool:
         """Whether every row is filled."""
-        return not self.pending and not self.under_way
+        return not self.pending and not self.under_way and not self.doubted
 
     @property
     def pending_rows(self) -> int:
         """The number of rows that no worker has."""
-        return sum(count for _first, count in self.pending)
+        return sum(len(part.rows) for part in self.pending) + sum(len(rows) for rows, _link in self.doubted)
+
+    def choose(self, share: int) -> int:
+        """Return the number of the part that an order for ``share`` is cut from.
+
+        Rows that are in no share are tried in their order: some were at a worker before. The rows
+        of another share are taken where most are left.
+        """
+        for number, part in enumerate(self.pending):
+            if part.share <= ANY_SHARE or part.share == share:
+                return number
+        return max(range(len(self.pending)), key=lambda number: len(self.pending[number].rows))
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +90,8 @@ class Slot:
     leases: int = 0
     claims: dict[int, int] = field(default_factory=dict)
     """Claims by subscription: that many times its trainer will read this filling."""
+    proofs: int = 0
+    """Comparisons with rows of worker hosts that still read it."""
     grants: int = 0
     """How often this filling was handed to a trainer; spectators do not count."""
 
@@ -70,8 +102,8 @@ class Slot:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a trainer will be handed what is in it, or a worker is writing it."""
-        return bool(self.claims) or (self.fill is not None and bool(self.fill.under_way))
+        """Whether a trainer will be handed what is in it, or a process reads or writes it."""
+        return bool(self.claims) or self.proofs > 0 or (self.fill is not None and bool(self.fill.under_way))
 
     @property
     def is_idle(self) -> bool:
@@ -165,13 +197,23 @@ class Idle:
 
 
 class Ring:
-    """The slots of one stream, made one by one up to ``slots_max``, for its ``readers``."""
+    """The slots of one stream, made one by one up to ``slots_max``, for its ``readers``.
 
-    def __init__(self, slots_max: int, readers: Readers) -> None:
+    ``is_shared``: rows are divided among the caches of worker hosts (``shares``).
+    """
+
+    def __init__(self, slots_max: int, readers: Readers, *, is_shared: bool = False) -> None:
         self.slots_max = slots_max
+        self.is_shared = is_shared
         self.slots: dict[int, Slot] = {}
         self.idle = Idle(readers)
         self.pending: set[int] = set()
+        self.pending_anywhere: set[int] = set()
+        """Those of ``pending`` with rows that a remote worker may fill."""
+        self.pending_in: dict[int, set[int]] = {}
+        """Those of ``pending_anywhere`` by the shares of their rows."""
+        self._shares: dict[int, set[int]] = {}
+        """By slot: the shares above."""
         self._by_position: dict[Position, Slot] = {}
         self._generation = 0
         """The last one that was given."""
@@ -190,7 +232,7 @@ class Ring:
     def drop(self, slot: Slot) -> None:
         """Forget a slot."""
         self.idle.remove(slot.number)
-        self.pending.discard(slot.number)
+        self._no_rows(slot)
         del self.slots[slot.number]
         self.vacate(slot)
 
@@ -216,32 +258,83 @@ class Ring:
         self._generation += 1
         slot.generation = self._generation
         slot.position = position
-        slot.fill = Fill([(0, rows)])
-        self.pending.add(slot.number)
+        slot.fill = Fill([Part(range(rows), UNDIVIDED)])
+        self._sort_rows(slot)
         slot.grants = 0
         self._by_position[position] = slot
         self.let_go(slot)
 
-    def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int]:
-        """Take pending rows of a slot for an order: (first, count). Paired with ``put_back``."""
+    def cut(
+        self, slot: Slot, order: int, rows_max: int, *, is_remote: bool = False, share: int = 0
+    ) -> tuple[Rows, int]:
+        """Take pending rows for an order: (rows, the link that doubts them).
+
+        Rows of another ``share`` are taken from the end: its own hosts begin with the first ones.
+        Paired with ``put_back`` and ``doubt``.
+        """
         fill = slot.fill
         assert fill is not None, f"slot {slot.number} is not being filled"
-        first, count = fill.pending.pop(0)
-        if count > rows_max:
-            fill.pending.insert(0, (first + rows_max, count - rows_max))
-            count = rows_max
-        fill.under_way[order] = (first, count)
-        if not fill.pending:
-            self.pending.discard(slot.number)
-        return first, count
+        link = 0
+        if fill.doubted and not is_remote:
+            whole, link = fill.doubted[0]
+            rows, rest = whole[:rows_max], whole[rows_max:]
+            fill.doubted[:1] = [(rest, link)] if rest else []
+        else:
+            number = fill.choose(share)
+            whole, owner = fill.pending[number]
+            if owner <= ANY_SHARE or owner == share:
+                rows, rest = whole[:rows_max], whole[rows_max:]
+            else:
+                at = max(0, len(whole) - rows_max)
+                rows, rest = whole[at:], whole[:at]
+            fill.pending[number : number + 1] = [Part(rest, owner)] if rest else []
+        fill.under_way[order] = rows
+        self._sort_rows(slot)
+        return rows, link
 
-    def put_back(self, slot: Slot, order: int, parts: list[tuple[int, int]]) -> None:
+    def undivided(self, slot: Slot) -> Rows:
+        """Return the pending rows of a slot that were not divided yet, if there are any."""
+        pending = slot.fill.pending if slot.fill is not None else []
+        return next((part.rows for part in pending if part.share == UNDIVIDED), ())
+
+    def divide(self, slot: Slot, parts: Sequence[Part]) -> None:
+        """Replace what ``undivided`` returns by its parts."""
+        assert slot.fill is not None, f"slot {slot.number} is not being filled"
+        slot.fill.pending = [part for part in slot.fill.pending if part.share != UNDIVIDED]
+        slot.fill.pending += parts
+        self._sort_rows(slot)
+
+    def merge(self, slot: Slot, share: int) -> None:
+        """Put pending rows of all shares into one, ``ANY_SHARE`` or ``UNDIVIDED``.
+
+        Rows that failed are in no share, and stay in their parts.
+        """
+        assert slot.fill is not None, f"slot {slot.number} is not being filled"
+        if all(part.share in (ANY_SHARE, share) for part in slot.fill.pending):
+            return
+        rows = sorted(row for part in slot.fill.pending if part.share != ANY_SHARE for row in part.rows)
+        slot.fill.pending = [part for part in slot.fill.pending if part.share == ANY_SHARE]
+        slot.fill.pending.append(Part(tuple(rows), share))
+        self._sort_rows(slot)
+
+    def shares_in(self, slot: Slot) -> set[int]:
+        """Return the shares of a slot's rows that no worker has."""
+        return self._shares.get(slot.number, set())
+
+    def put_back(self, slot: Slot, order: int, parts: list[Rows]) -> None:
         """Have the rows of a failed order filled again, in these ``parts``, before any others."""
         assert slot.fill is not None, f"slot {slot.number} is not being filled"
-        first, count = slot.fill.under_way.pop(order)
-        assert sum(part for _first, part in parts) == count, f"parts {parts} of rows {first}+{count}"
-        slot.fill.pending[:0] = parts
-        self.pending.add(slot.number)
+        whole = slot.fill.under_way.pop(order)
+        assert sum(map(len, parts)) == len(whole), f"parts {parts} of {whole}"
+        slot.fill.pending[:0] = [Part(rows, ANY_SHARE) for rows in parts]
+        self._sort_rows(slot)
+
+    def doubt(self, slot: Slot, order: int, parts: list[Rows], link: int) -> None:
+        """Have these rows of an order filled by a local worker; the others are filled."""
+        assert slot.fill is not None, f"slot {slot.number} is not being filled"
+        del slot.fill.under_way[order]
+        slot.fill.doubted += [(rows, link) for rows in parts]
+        self._sort_rows(slot)
 
     def vacate(self, slot: Slot) -> None:
         """Hand out what is in a slot no more; its leases go on. Paired with ``Claims.move``."""
@@ -254,7 +347,7 @@ class Ring:
         assert slot.is_idle, f"slot {slot.number} is in use"
         self.vacate(slot)
         slot.fill = None
-        self.pending.discard(slot.number)
+        self._no_rows(slot)
         self.let_go(slot)
 
     def claim(self, slot: Slot, subscription: int) -> None:
@@ -266,3 +359,25 @@ class Ring:
         """File a slot as idle if it is, after a lease, claim, order or filling has ended."""
         if slot.is_idle:
             self.idle.put(slot.number, slot.position if slot.is_ready else None)
+
+    def _sort_rows(self, slot: Slot) -> None:
+        """Note which rows of a slot no worker has."""
+        self._no_rows(slot)
+        fill = slot.fill
+        if fill is not None and fill.pending:
+            self.pending_anywhere.add(slot.number)
+            self.pending.add(slot.number)
+            if self.is_shared:
+                self._shares[slot.number] = {part.share for part in fill.pending}
+                for share in self._shares[slot.number]:
+                    self.pending_in.setdefault(share, set()).add(slot.number)
+        elif fill is not None and fill.doubted:
+            self.pending.add(slot.number)
+
+    def _no_rows(self, slot: Slot) -> None:
+        self.pending.discard(slot.number)
+        self.pending_anywhere.discard(slot.number)
+        for share in self._shares.pop(slot.number, ()):
+            self.pending_in[share].discard(slot.number)
+            if not self.pending_in[share]:
+                del self.pending_in[share]

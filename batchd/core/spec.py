@@ -32,5 +32,9 @@ class StreamSpec:
     bgr_fields: tuple[str, ...] = ()
     live: LiveSpec | None = None
     """For a stream whose samples are pushed by producers."""
+    decodes_here: bool = False
+    """Whether only workers of this host may fill it."""
+    shares_caches: bool = False
+    """Whether worker hosts fill the rows whose samples their caches have; see ``shares``."""
     own_source: bool = False
     """Whether its source is the user's own code."""

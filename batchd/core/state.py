@@ -7,14 +7,19 @@ Tests drive it without any process, and the same events always give the same act
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from batchd.core import events as ev
-from batchd.core.actions import Action, AdmitProducer, CreateSlot, OrderChunk, Refuse
+from batchd.core.actions import Action, AdmitProducer, CreateSlot, OrderChunk, ProveChunk, Refuse, WithdrawOrder
 from batchd.core.admission import Refusal, not_live, unknown_stream
+from batchd.core.claims import Want
 from batchd.core.delivery import Delivery
-from batchd.core.fleet import Fleet, Order, WorkerKind
+from batchd.core.fleet import SMOOTHING, Fleet, Order, Worker, WorkerKind
+from batchd.core.links import Link, LinkRules, Links
 from batchd.core.measure import Moment
+from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
+from batchd.core.shares import Shares
 from batchd.core.spec import StreamSpec
 from batchd.core.stream import Stream
 from batchd_wire.codes import ErrorCode
@@ -25,6 +30,16 @@ TICK_S = 0.5
 GAP_S = 2.0
 """A longer pause between two ticks stopped the whole machine: it counts towards no time-out."""
 
+
+LATE_USUAL = 4
+"""A remote worker is late with rows that a trainer waits for after so many times its usual time."""
+LATE_S = 10.0
+"""It is late with any rows after that time."""
+SLOWNESS_MAX = 100.0
+FEW_ORDERS = 2
+"""A remote worker with fewer orders is about to run out of them: there is none behind the first."""
+NO_SLOT = Slot(0)
+"""The slot of an order that only compares rows, when these have been copied."""
 
 DRAINING: Refusal = (ErrorCode.DRAINING, "the daemon is shutting down")
 
@@ -41,16 +56,29 @@ def _replaced(name: str) -> Refusal:
 
 
 class DaemonState:
-    """Streams, trainers, ``workers`` of one ``kind``. ``chunk_rows_max``: most rows of an order."""
+    """Streams, trainers, ``workers`` of one ``kind``. ``chunk_rows_max``: most rows of an order.
 
-    def __init__(
-        self, specs: list[StreamSpec], workers: int, kind: WorkerKind, *, sample_timeout_s: float, chunk_rows_max: int
+    Remote workers are of ``remote_kind``, and their links follow the ``rules``.
+    """
+
+    def __init__(  # noqa: PLR0913  facts of the configuration
+        self,
+        specs: list[StreamSpec],
+        workers: int,
+        kind: WorkerKind,
+        *,
+        sample_timeout_s: float,
+        chunk_rows_max: int,
+        rules: LinkRules = LinkRules(),  # noqa: B008  frozen
+        remote_kind: WorkerKind | None = None,
     ) -> None:
         self._moment = Moment()
         self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
         """By number; also retired streams that trainers, workers or producers still use."""
         self._retired: set[int] = set()
         self.fleet = Fleet(workers, kind, sample_timeout_s, self._moment)
+        self.links = Links(rules, lambda link: self.fleet.may_fill(link.workers, link.may_fill))
+        self._remote_kind = remote_kind
         self.draining = False
         self.numbers = {spec.name: spec.number for spec in specs}
         """The numbers of the streams that are served, by name."""
@@ -78,6 +106,16 @@ class DaemonState:
             ev.ChunkDone: self._chunk_done,
             ev.WorkerObserved: self._worker_observed,
             ev.WorkerGone: self._worker_gone,
+            ev.LinkBegun: self._link_begun,
+            ev.StreamOpened: self._link_opened,
+            ev.StreamRefused: self._link_refused,
+            ev.HostLeaves: self._link_leaving,
+            ev.LinkEnded: self._link_ended,
+            ev.WorkerJoined: self._worker_joined,
+            ev.OrderWithdrawn: self._order_withdrawn,
+            ev.OrderSettled: self._order_settled,
+            ev.ReferenceCopied: self._reference_taken,
+            ev.ChunkProved: self._chunk_proved,
             ev.SlotLost: self._slot_lost,
             ev.SlotWanted: self._slot_wanted,
             ev.Ticked: self._ticked,
@@ -95,8 +133,14 @@ class DaemonState:
         for number in sorted(self._retired):
             if self.streams[number].sweep(actions):
                 self._retired.discard(number)
+                self.links.forget_stream(number)
                 del self.streams[number]
         return actions
+
+    @property
+    def now_s(self) -> float:
+        """The time of the last event, up to which all counters count."""
+        return self._moment.now_s
 
     @property
     def is_drained(self) -> bool:
@@ -250,7 +294,47 @@ class DaemonState:
             self.fleet.end(worker, f"it reports order {event.order}, which it does not have", actions)
             return
         order = self.fleet.done(worker, event.order, event.work.busy_us)
-        self.streams[order.stream].chunk_done(order, event, actions)
+        stream = self.streams[order.stream]
+        if worker.link:
+            self._remote_done(worker, order, event, actions)
+            return
+        if self.links.by_number and not event.hopeless:
+            if not event.bad:  # what cannot be read here may be good there, and the other way round
+                self._prove(order, actions)
+            if order.doubter:
+                bad = {sample for sample, _path, _reason in event.bad}
+                good = sum(sample not in bad for sample in stream.samples_of(order))
+                self.links.disagreed(order.doubter, good, actions)
+        stream.chunk_done(order, event, actions)
+
+    def _remote_done(self, worker: Worker, order: Order, event: ev.ChunkDone, actions: list[Action]) -> None:
+        """Count what a remote worker has filled; one that can fill nothing gets no more orders."""
+        stream, link = self.streams[order.stream], self.links.by_number[worker.link]
+        if stream.sample_s:
+            slowness = min(SLOWNESS_MAX, event.work.busy_us / 1e6 / len(order.rows) / stream.sample_s)
+            worker.slowness += (slowness - worker.slowness) * SMOOTHING
+        if event.hopeless:
+            self.links.lost(link, order.stream)
+        else:
+            self.links.filled(link, len(order.rows), event.work.busy_us)
+        stream.remote_done(order, link.number, event, actions)
+
+    def _prove(self, order: Order, actions: list[Action]) -> None:
+        """Have the rows that a local worker has filled filled by links that must be compared."""
+        if order.stream not in self.numbers.values() or self.draining:
+            return
+        for link in self.links.due(order.stream):
+            # beyond the limit of orders: a host that always has enough to do is compared, too
+            worker = self.fleet.least_busy(link.workers)
+            if worker is None:
+                continue
+            self._last_order += 1
+            proof = replace(order, number=self._last_order, given_s=self._moment.now_s, is_proof=True)
+            order.slot.proofs += 1
+            link.proofs += 1
+            self.fleet.give(worker, proof)
+            where = order.stream, order.slot.number, order.position
+            actions.append(ProveChunk(worker.number, proof.number, *where, order.rows))
 
     def _worker_observed(self, event: ev.WorkerObserved, actions: list[Action]) -> None:
         self.fleet.observe(event.worker, event.note, actions)
@@ -259,16 +343,115 @@ class DaemonState:
         """Give a dead worker's orders to others; only the one that it had in hand is suspected."""
         worker = self.fleet.gone(event.worker)
         orders = list(worker.orders.values())
+        if worker.link:
+            self._remote_gone(worker, orders, actions)
+            return
         in_hand = event.note.order if event.note is not None else (orders[0].number if orders else None)
         for order in reversed(orders):
             if order.number == in_hand:
                 self.streams[order.stream].chunk_lost(order, event, actions)
             else:
-                whole = [(order.first, order.rows)]
-                self.streams[order.stream].delivery.put_back(order.slot, order.number, whole, actions)
+                self.streams[order.stream].delivery.put_back(order.slot, order.number, [order.rows], actions)
         if orders and all(order.number != in_hand for order in orders):
             self.streams[orders[0].stream].died_between_samples(event, actions)
         self.fleet.spawn_due(actions)
+
+    # --- worker hosts -----------------------------------------------------------------------------
+
+    def _link_begun(self, event: ev.LinkBegun, _actions: list[Action]) -> None:
+        self.links.begin(event.link, event.name, event.workers)
+
+    def _link_opened(self, event: ev.StreamOpened, _actions: list[Action]) -> None:
+        stream = self.streams.get(event.stream)
+        if stream is not None and not stream.spec.decodes_here:
+            self.links.opened(event.link, event.stream, stream.spec.plan.samples)
+
+    def _link_refused(self, event: ev.StreamRefused, _actions: list[Action]) -> None:
+        if link := self.links.by_number.get(event.link):
+            self.links.lost(link, event.stream)
+
+    def _link_leaving(self, event: ev.HostLeaves, _actions: list[Action]) -> None:
+        if link := self.links.by_number.get(event.link):
+            self.links.leaves(link)
+            self.fleet.leave(link.workers)
+
+    def _link_ended(self, event: ev.LinkEnded, _actions: list[Action]) -> None:
+        self.links.end(event.link)
+
+    def _worker_joined(self, event: ev.WorkerJoined, _actions: list[Action]) -> None:
+        assert self._remote_kind is not None
+        link = self.links.by_number[event.link]
+        link.workers.add(event.worker)
+        self.fleet.join(event.worker, event.link, self._remote_kind, link.may_fill)
+        if link.is_leaving:
+            self.fleet.leave([event.worker])
+
+    def _remote_gone(self, worker: Worker, orders: list[Order], actions: list[Action]) -> None:
+        """Give the orders of a dead remote worker to others; the first one was in hand."""
+        self.links.by_number[worker.link].workers.discard(worker.number)
+        in_hand = next((order.number for order in orders if not order.is_proof), None)
+        for order in reversed(orders):
+            if order.is_proof:
+                self._end_proof(worker, order, actions)
+            else:
+                self.streams[order.stream].remote_lost(order, actions, in_hand=order.number == in_hand)
+
+    def _withdraw_late(self, actions: list[Action]) -> None:
+        """Withdraw the orders that remote workers are late with."""
+        awaited = {slot for stream in self.streams.values() for slot in stream.delivery.awaited_slots()}
+        for link in self.links.by_number.values():
+            for worker in map(self.fleet.workers.__getitem__, link.workers):
+                patience_s = max(self.links.rules.withdraw_after_s, LATE_USUAL * worker.usual_s)
+                for order in worker.orders.values():
+                    late_s = min(LATE_S, patience_s) if order.slot.number in awaited else LATE_S
+                    if self._moment.now_s - order.given_s >= late_s and order.number not in worker.withdrawing:
+                        worker.withdrawing.add(order.number)
+                        actions.append(WithdrawOrder(worker.number, order.number))
+
+    def _order_withdrawn(self, event: ev.OrderWithdrawn, actions: list[Action]) -> None:
+        worker = self.fleet.workers[event.worker]
+        order = self.fleet.withdrawn(worker, event.order)
+        if order.is_proof:
+            self._end_proof(worker, order, actions)
+            return
+        self.links.by_number[worker.link].withdrawn += 1
+        self.streams[order.stream].remote_lost(order, actions, in_hand=True)
+
+    def _order_settled(self, event: ev.OrderSettled, _actions: list[Action]) -> None:
+        self.fleet.settled(self.fleet.workers[event.worker], event.order)
+
+    def _reference_taken(self, event: ev.ReferenceCopied, actions: list[Action]) -> None:
+        worker = self.fleet.workers[event.worker]
+        order = worker.orders[event.order]
+        worker.orders[event.order] = replace(order, slot=NO_SLOT)
+        self._let_go_of_reference(order, actions)
+
+    def _chunk_proved(self, event: ev.ChunkProved, actions: list[Action]) -> None:
+        worker = self.fleet.workers[event.worker]
+        order = self.fleet.done(worker, event.order, 0)
+        link = self._end_proof(worker, order, actions)
+        if event.is_hopeless:
+            self.links.lost(link, order.stream)
+        elif event.bad_rows:  # other rows stand in for them
+            self.links.disagreed(link.number, event.bad_rows, actions)
+        else:
+            self.links.compared(link, order.stream, len(order.rows), event.difference, actions)
+
+    def _end_proof(self, worker: Worker, order: Order, actions: list[Action]) -> Link:
+        """Note that the rows of a link are compared no more."""
+        self._let_go_of_reference(order, actions)
+        link = self.links.by_number[worker.link]
+        link.proofs -= 1
+        return link
+
+    def _let_go_of_reference(self, order: Order, actions: list[Action]) -> None:
+        if order.slot is not NO_SLOT:
+            order.slot.proofs -= 1
+            delivery = self.streams[order.stream].delivery
+            delivery.supply.let_go(order.slot)
+            delivery.wake(actions)
+
+    # --- memory, time, configuration --------------------------------------------------------------
 
     def _slot_lost(self, event: ev.SlotLost, actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
@@ -294,6 +477,11 @@ class DaemonState:
         self._last_tick_s = now_s
         self.fleet.spawn_due(actions)
         self.fleet.kill_late(actions)
+        if self.links.by_number:
+            self._withdraw_late(actions)
+        for stream in self.streams.values():
+            if stream.shares is not None:
+                stream.share_stalled()
 
     def _reconfigure(self, event: ev.Reconfigured, actions: list[Action]) -> None:
         """Change what is served in one step. Streams that are not named go on unchanged."""
@@ -319,29 +507,107 @@ class DaemonState:
         """Give every worker that takes an order the rows that are needed most."""
         if self.draining:
             return
-        while (worker := self.fleet.free()) is not None:
+        while True:
             wants = [
-                (want, stream)
+                (found[0], stream, found[1])
                 for stream in self.streams.values()
-                if (want := stream.delivery.claims.wanted(self._served_s))
+                if (found := self._next_order(stream)) is not None
             ]
             if not wants:
                 return
-            ((distance, self._served_s), subscription, slot), stream = min(wants, key=lambda want: want[0][0])
+            want, stream, worker = min(wants, key=lambda one: one[0].need)
+            ((distance, self._served_s), subscription, slot) = want
             fill, position = slot.fill, slot.position
             assert fill is not None
             assert position is not None
             self._last_order += 1
             rows_max = stream.chunk_rows(
-                fill.pending_rows, len(self.fleet.workers), self.fleet.idle if distance == 0 else 0
+                fill.pending_rows,
+                len(self.fleet.workers),
+                self.fleet.idle(stream.spec.number) if distance == 0 else 0,
+                worker.slowness,
             )
-            first, rows, places = stream.delivery.claims.cut(slot, self._last_order, rows_max)
-            subscription.served_s = self._served_s + rows * stream.sample_s
-            order = Order(self._last_order, stream.spec.number, slot, position, first, rows)
+            claims, is_remote = stream.delivery.claims, worker.link > 0
+            shares = self._shares(stream) if is_remote else None
+            share = shares.of_link[worker.link] if shares is not None else 0
+            rows, doubter, places = claims.cut(slot, self._last_order, rows_max, is_remote=is_remote, share=share)
+            subscription.served_s = self._served_s + len(rows) * stream.sample_s
+            now_s = self._moment.now_s
+            order = Order(self._last_order, stream.spec.number, slot, position, rows, now_s, doubter)
             self.fleet.give(worker, order)
-            actions.append(
-                OrderChunk(worker.number, order.number, order.stream, slot.number, position, first, rows, places)
-            )
+            actions.append(OrderChunk(worker.number, order.number, order.stream, slot.number, position, rows, places))
+
+    def _next_order(self, stream: Stream) -> tuple[Want, Worker] | None:
+        """Return what is needed most of a stream, and the worker that shall fill it."""
+        worker = self.fleet.free(stream.spec.number)
+        claims = stream.delivery.claims
+        if worker is not None and worker.link:
+            found = self._next_remote(stream, worker)
+            if found is not None or not claims.ring.pending:
+                return found
+            worker = self.fleet.free_local()  # remote ones may not, or shall not, fill what is left
+        if worker is None:
+            return None
+        want = claims.wanted(self._served_s, claims.ring.pending)
+        return None if want is None else (want, worker)
+
+    def _next_remote(self, stream: Stream, worker: Worker) -> tuple[Want, Worker] | None:
+        """Return what remote workers need to fill most; ``worker`` has the fewest orders of them."""
+        shares = self._shares(stream)
+        if shares is not None:
+            return self._next_shared(stream, shares, worker)
+        want = stream.delivery.claims.wanted(self._served_s, stream.delivery.ring.pending_anywhere)
+        return None if want is None else (want, worker)
+
+    def _next_shared(self, stream: Stream, shares: Shares, worker: Worker) -> tuple[Want, Worker] | None:
+        """Return what a remote worker shall fill, of its own share if there is any.
+
+        ``worker`` has the fewest orders. It fills rows of another share only if it is about to run
+        out of orders; before all others, if a trainer waits for them and it has none.
+        """
+        claims, ring = stream.delivery.claims, stream.delivery.ring
+        if not ring.pending_anywhere:
+            return None
+        orders = len(worker.orders) + len(worker.unsettled)
+        if not orders:
+            awaited = claims.wanted(self._served_s, ring.pending_anywhere)
+            if awaited is not None and not awaited.need[0]:
+                return awaited, self._owner(stream, shares, awaited.slot) or worker
+        tried = set()
+        for one in self.fleet.free_remote(stream.spec.number):
+            share = shares.of_link[one.link]
+            if share not in tried:
+                tried.add(share)
+                if (want := self._wanted_of(stream, share)) is not None:
+                    return want, one
+        first = claims.wanted(self._served_s, ring.pending_anywhere) if orders < FEW_ORDERS else None
+        return None if first is None else (first, worker)
+
+    def _wanted_of(self, stream: Stream, share: int) -> Want | None:
+        """Return the most urgent filling with rows of a share, or of none."""
+        ring = stream.delivery.ring
+        while True:
+            own = {slot for one in (share, ANY_SHARE, UNDIVIDED) for slot in ring.pending_in.get(one, ())}
+            want = stream.delivery.claims.wanted(self._served_s, own)
+            if want is None or not stream.divide(want.slot):  # then perhaps none of its rows is in this share
+                return want
+
+    def _owner(self, stream: Stream, shares: Shares, slot: Slot) -> Worker | None:
+        """Return a worker with few orders that has rows of a slot in its share, if there is any."""
+        stream.divide(slot)
+        pending = stream.delivery.ring.shares_in(slot)
+        for one in self.fleet.free_remote(stream.spec.number):
+            if len(one.orders) + len(one.unsettled) >= FEW_ORDERS:
+                return None
+            if ANY_SHARE in pending or shares.of_link[one.link] in pending:
+                return one
+        return None
+
+    def _shares(self, stream: Stream) -> Shares | None:
+        """Return the shares of worker hosts now; None where each may fill any rows."""
+        if stream.spec.shares_caches:
+            stream.use_shares(self.links.shares(stream.spec.number, stream.spec.plan.batch_size))
+        return stream.shares
 
     def _new_slot(self) -> int:
         self._last_slot += 1

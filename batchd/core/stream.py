@@ -8,6 +8,8 @@ from batchd.core.delivery import Delivery
 from batchd.core.events import ChunkDone, Note, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.measure import Moment, WorkDone
+from batchd.core.ring import ANY_SHARE, UNDIVIDED, Part, Slot
+from batchd.core.shares import Shares
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSamples, Suspects, split
@@ -39,16 +41,21 @@ class Stream:
         self.decoded_samples = 0
         self.sample_s = 0.0
         self.chunk_rows_max = chunk_rows_max
+        self.shares: Shares | None = None
+        """By which pending rows are divided; None: each worker host may fill any of them."""
+        self._stalled: dict[int, tuple[int, int]] = {}
+        """Slots that a trainer waited for at the last tick: generation, rows that no worker had."""
         self._blank_deaths = 0
         self._is_empty = False
 
-    def chunk_rows(self, pending_rows: int, workers: int, idle: int) -> int:
+    def chunk_rows(self, pending_rows: int, workers: int, idle: int, slowness: float) -> int:
         """Return the rows of the next order, with ``workers`` in all.
 
         Where a trainer waits, the ``idle`` workers share the rest of its batch: it is ready sooner.
-        Busy workers do not count: where trainers are faster than workers, orders must be few.
+        Busy workers do not count: where trainers are faster than workers, orders must be few. A
+        worker with a ``slowness`` above 1 gets fewer rows.
         """
-        target_s = max(CHUNK_TARGET_S, workers / ORDERS_PER_S_MAX)
+        target_s = max(CHUNK_TARGET_S, workers / ORDERS_PER_S_MAX) / max(1.0, slowness)
         rows = int(target_s / self.sample_s) if self.sample_s else FIRST_CHUNK_ROWS
         if idle > 0:
             rows = min(rows, -(-pending_rows // idle))
@@ -61,13 +68,11 @@ class Stream:
         del fill.under_way[order.number]
         self.delivery.supply.let_go(order.slot)
         self._blank_deaths = 0
-        self.decoded_samples += order.rows
-        self.bad.rows += order.rows
-        self.work.add(done.work)
-        measured_s = done.work.busy_us / 1e6 / order.rows
+        self._count(len(order.rows), done)
+        measured_s = done.work.busy_us / 1e6 / len(order.rows)
         self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
         if self.suspects.deaths:
-            self.suspects.acquit(self.spec.plan.indices(order.position, order.first, order.rows).tolist())
+            self.suspects.acquit(self.samples_of(order))
         for sample, path, told in done.bad:
             reason = self.suspects.quarantined.get(sample, told)
             if self.bad.record(sample, path, reason):
@@ -82,14 +87,87 @@ class Stream:
         else:
             self.delivery.wake(actions)
 
+    def remote_done(self, order: Order, link: int, done: ChunkDone, actions: list[Action]) -> None:
+        """Note that a worker host has filled an order; a local worker decides what is bad."""
+        bad = {sample for sample, _path, _reason in done.bad}
+        samples = self.samples_of(order) if bad else []
+        parts = [order.rows[at : at + 1] for at, sample in enumerate(samples) if sample in bad]
+        if done.hopeless:
+            parts = [order.rows]
+        good_rows = len(order.rows) - sum(map(len, parts))
+        if good_rows:
+            self._count(good_rows, done)
+        self.delivery.doubt(order.slot, order.number, parts, 0 if done.hopeless else link, actions)
+        fill = order.slot.fill
+        if fill is not None and fill.is_done:
+            self.delivery.filled(order.slot, actions)
+
+    def remote_lost(self, order: Order, actions: list[Action], *, in_hand: bool) -> None:
+        """Have the rows of a dead or late remote worker filled by others.
+
+        One of the rows in hand may be what ended it, or what it hangs on. So the second time that a
+        batch loses such rows, local workers fill them: they alone decide which sample is at fault.
+        """
+        fill = order.slot.fill
+        assert fill is not None, f"order {order.number} was for a slot that is not being filled"
+        fill.losses += in_hand
+        if in_hand and fill.losses > 1:
+            self.delivery.doubt(order.slot, order.number, [order.rows], 0, actions)
+        else:
+            self.delivery.put_back(order.slot, order.number, [order.rows], actions)
+
+    def use_shares(self, shares: Shares | None) -> None:
+        """Divide rows by these shares from now on. Rows that were divided by others are merged."""
+        if shares is not self.shares:
+            self.shares = shares
+            ring = self.delivery.ring
+            for number in list(ring.pending_anywhere):
+                ring.merge(ring.slots[number], UNDIVIDED)
+
+    def divide(self, slot: Slot) -> bool:
+        """Divide the pending rows of a slot among worker hosts; return whether there were any."""
+        rows = self.delivery.ring.undivided(slot)
+        if not rows or self.shares is None or slot.position is None:
+            return False
+        samples = self.spec.plan.indices_of(slot.position, rows)
+        self.delivery.ring.divide(slot, [Part(*one) for one in self.shares.divide(samples, rows)])
+        return True
+
+    def share_stalled(self) -> None:
+        """Let every host fill the rows of which none was ordered since a trainer waits for them.
+
+        Their own hosts are late, or have too much to do. Called with each tick.
+        """
+        ring, before = self.delivery.ring, self._stalled
+        self._stalled = {}
+        for number in set(self.delivery.awaited_slots()) & ring.pending_anywhere:
+            slot = ring.slots[number]
+            assert slot.fill is not None, f"slot {number} is not being filled"
+            state = slot.generation, slot.fill.pending_rows
+            if before.get(number) == state:
+                ring.merge(slot, ANY_SHARE)
+            else:
+                self._stalled[number] = state
+
+    def samples_of(self, order: Order) -> list[int]:
+        """Return the samples of an order's rows by the plan."""
+        samples: list[int] = self.spec.plan.indices_of(order.position, order.rows).tolist()
+        return samples
+
+    def _count(self, rows: int, done: ChunkDone) -> None:
+        """Count rows that were filled, and the time that they took."""
+        self.decoded_samples += rows
+        self.bad.rows += rows
+        self.work.add(done.work)
+
     def chunk_lost(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
         """Cut the order over which a worker died, unless it was killed, to isolate the suspect."""
         if gone.from_outside:
-            parts = [(order.first, order.rows)]
+            parts = [order.rows]
         else:
             if not gone.out_of_memory:
                 self.suspects.crashed_s.append(self._moment.now_s)
-            parts = split(order.first, order.rows, gone.note.row if gone.note is not None else None)
+            parts = split(order.rows, gone.note.row if gone.note is not None else None)
         suspect = self._suspect(order, gone.note)
         if suspect is not None and self.suspects.accuse(
             suspect, gone.how, from_outside=gone.from_outside, out_of_memory=gone.out_of_memory
@@ -173,10 +251,9 @@ class Stream:
 
     def _suspect(self, order: Order, note: Note | None) -> int | None:
         """Return the sample that a dead worker had in hand, if that is known."""
-        rows = range(order.first, order.first + order.rows)
-        if note is not None and note.row in rows and note.sample < self.spec.plan.samples:
+        if note is not None and note.row in order.rows and note.sample < self.spec.plan.samples:
             return note.sample
-        return int(self.spec.plan.indices(order.position, order.first, 1)[0]) if order.rows == 1 else None
+        return self.samples_of(order)[0] if len(order.rows) == 1 else None
 
     def _stop_if(self, text: str | None, actions: list[Action]) -> None:
         if text and self.delivery.stopped is None:

@@ -115,9 +115,12 @@ class Subscription:
         """Return how far it is from a batch of its course; 0 if it waits for that one."""
         return 0 if self.waiting and sequence == self.granted else 1 + sequence - self.consumed
 
-    def unfilled(self, pending: Container[int]) -> Iterator[tuple[int, Slot]]:
-        """Yield the claims on ``pending`` slots, nearest first: (its sequence, its slot)."""
-        is_first = True
+    def unfilled(self, pending: Container[int], *, is_every: bool = True) -> Iterator[tuple[int, Slot]]:
+        """Yield the claims on ``pending`` slots, nearest first: (its sequence, its slot).
+
+        ``is_every``: there are no others with rows for a worker.
+        """
+        is_first = is_every
         for claim in islice(self.claims, max(0, self.exhausted - self.granted), None):
             slot = claim.slot
             if slot is not None and slot.number in pending:
@@ -126,6 +129,19 @@ class Subscription:
                 yield claim.sequence, slot
         if is_first:
             self.exhausted = self.next_sequence
+
+    def first_unfilled(self, pending: Container[int], *, is_every: bool) -> tuple[int, Slot] | None:
+        """Return the first that ``unfilled`` yields: this is done for each trainer and order."""
+        known = max(0, self.exhausted - self.granted)
+        for claim in islice(self.claims, known, None) if known else self.claims:
+            slot = claim.slot
+            if slot is not None and slot.number in pending:
+                if is_every:
+                    self.exhausted = claim.sequence
+                return claim.sequence, slot
+        if is_every:
+            self.exhausted = self.next_sequence
+        return None
 
     def has_rows(self, sequence: int) -> None:
         """Note that a claim from ``sequence`` on may have rows for a worker now."""

@@ -21,6 +21,7 @@ from collections import deque
 from dataclasses import dataclass
 from math import sqrt
 
+from batchd.orders.rows import Rows
 from batchd_wire.wording import counted
 
 CRASH_WEIGHT = 10
@@ -136,11 +137,12 @@ class Suspects:
         return f"{what}: something is wrong with the decoder or the machine"
 
 
-def split(first: int, count: int, row: int | None) -> list[tuple[int, int]]:
-    """Cut rows so that the suspected ``row`` is alone, else into halves: (first row, rows) each."""
-    if row is None or not first <= row < first + count:
-        half = count // 2
-        parts = [(first, half), (first + half, count - half)]
+def split(rows: Rows, row: int | None) -> list[Rows]:
+    """Cut rows so that the suspected ``row`` is alone, else into halves."""
+    if row is None or row not in rows:
+        half = len(rows) // 2
+        parts = [rows[:half], rows[half:]]
     else:
-        parts = [(first, row - first), (row, 1), (row + 1, first + count - row - 1)]
-    return [part for part in parts if part[1]]
+        at = rows.index(row)
+        parts = [rows[:at], rows[at : at + 1], rows[at + 1 :]]
+    return [part for part in parts if part]

@@ -15,6 +15,8 @@ Invariant: the caller gets all problems, each with its line. Nothing is left cha
 was not checked is reported.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,15 +29,27 @@ from batchd.config.tree import Config, DaemonConfig
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.cache_file import file_problem
 from batchd.daemon.memory.cache_memory import cache_spec
-from batchd.daemon.memory.rings import RingSize, memory_problem, needed_bytes, plan_descriptors, plan_rings
+from batchd.daemon.memory.rings import (
+    MEBIBYTE,
+    SLOTS_MAX,
+    RingSize,
+    memory_problem,
+    needed_bytes,
+    plan_descriptors,
+    plan_rings,
+    ring_slots,
+    ring_workers,
+)
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
 from batchd.daemon.stream_plan import epoch_plan, look_at_stream, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, SourceInvalid, path_text
 from batchd.pipeline.call.options import Call
+from batchd.samples.sizes import format_bytes
 from batchd.sources.source_checks import SAMPLES_MAX, try_source
 from batchd.storage.access import Storage
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
+from batchd_wire.wording import counted
 
 
 def check_reading(reading: LoadedConfig, config_file: Path, storage: Storage) -> tuple[Config, dict[str, RingSize]]:
@@ -79,16 +93,24 @@ def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Proble
             choose_runtime_directory(daemon.runtime_dir)
         except ConfigInvalid as error:
             problems += error.problems
-    if daemon.tcp is not None and not wrong & {"tcp", "keys_dir"}:
+    addresses = [(key, text) for key, text in _addresses(daemon) if not wrong & {key, "keys_dir"}]
+    if addresses:
         from batchd.daemon.tcp.keys import check_tcp_keys, open_keys  # noqa: PLC0415  as below
 
         try:
-            problem = check_tcp_keys(daemon, open_keys(daemon.keys_dir))
+            keys = open_keys(daemon.keys_dir)
         except ConfigInvalid as error:
-            problems += error.problems
-        else:
-            problems += [problem] if problem is not None else []
+            return [*problems, *error.problems]
+        of_address = {"tcp": keys.trainers, "worker_address": keys.workers}
+        found = (check_tcp_keys(text, ("daemon", key), of_address[key]) for key, text in addresses)
+        problems += [problem for problem in found if problem is not None]
     return problems
+
+
+def _addresses(daemon: DaemonConfig) -> list[tuple[str, str]]:
+    """The addresses for other hosts: the key of each, and its value."""
+    both = ("tcp", daemon.tcp), ("worker_address", daemon.worker_address)
+    return [(key, text) for key, text in both if text is not None]
 
 
 class Preview(NamedTuple):
@@ -122,7 +144,7 @@ def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Proble
     """Problems of the machine, except of memory."""
     found = [
         directory_problem(choose_runtime_directory(config.daemon.runtime_dir)),
-        _tcp_problem(config.daemon),
+        *_address_problems(config.daemon),
         plan_descriptors(config, rings).refusal(len(rings)),
     ]
     problems = [problem for problem in found if problem is not None]
@@ -134,26 +156,63 @@ def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Proble
     return problems
 
 
-def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
+def _address_problems(daemon: DaemonConfig) -> Iterator[Problem]:
     """Try whether ZeroMQ can listen: it accepts other addresses than the kernel does."""
-    if daemon.tcp is None:
-        return None
+    addresses = _addresses(daemon)
+    if not addresses:
+        return
     import zmq  # noqa: PLC0415  most configurations need it not
 
     from batchd.daemon.tcp.router import cannot_listen, check_context_threads  # noqa: PLC0415  the same
 
-    endpoint = tcp_endpoint(daemon.tcp)
     try:
         check_context_threads()
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-            router.bind(endpoint)
     except BatchdError as error:
-        text = str(error)
-    except zmq.ZMQError as error:
-        text = cannot_listen(endpoint, error)
-    else:
-        return None
-    return problem_at(("daemon", "tcp"), text)
+        yield problem_at(("daemon", addresses[0][0]), str(error))
+        return
+    with zmq.Context() as context, ExitStack() as stack:  # all stay bound: two may name one port
+        endpoints = [(key, tcp_endpoint(text)) for key, text in addresses]
+        if daemon.worker_address is not None:
+            more = range(1, daemon.pool_gateways)
+            endpoints += [("pool_gateways", tcp_endpoint(daemon.worker_address, number)) for number in more]
+        for key, endpoint in endpoints:
+            try:
+                stack.enter_context(context.socket(zmq.ROUTER)).bind(endpoint)
+            except zmq.ZMQError as error:
+                yield problem_at(("daemon", key), cannot_listen(endpoint, error))
+
+
+def decoding_places(config: Config, rings: dict[str, RingSize]) -> list[tuple[str, str]]:
+    """Where each stream is decoded, and why only there; [] if no worker hosts may come."""
+    if config.daemon.worker_address is None:
+        return []
+    return [
+        (
+            name,
+            f"this host only: {stream.why_here}"
+            if stream.why_here
+            else _room_for_hosts(name, config.daemon, rings[name]),
+        )
+        for name, stream in config.streams.items()
+    ]
+
+
+def _room_for_hosts(name: str, daemon: DaemonConfig, ring: RingSize) -> str:
+    """Whether a ring keeps the remote workers busy that there may be."""
+    rows, local = ring.layout.rows, daemon.worker_count()
+    remote = max(0, ring_workers(ring.slots_max, rows, daemon.chunk_rows) - local)
+    if not daemon.pool_max:
+        return f"worker hosts, too; with one trainer its ring keeps {counted(remote, 'remote worker')} busy"
+    wanted = counted(daemon.pool_max, "remote worker")
+    if remote >= daemon.pool_max:
+        return f"worker hosts, too; its ring is large enough for {wanted} (pool_max)"
+    slots = ring_slots(local + daemon.pool_max, rows, daemon.chunk_rows)
+    advice = (
+        f'memory = "{format_bytes(-(-slots * ring.layout.slot_bytes // MEBIBYTE) * MEBIBYTE)}" in [streams.{name}] is enough'
+        if slots <= SLOTS_MAX
+        else f"a larger batch_size needs fewer slots, and a ring has {SLOTS_MAX} at most"
+    )
+    return f"worker hosts, too; its ring keeps {remote:,} of {wanted} (pool_max) busy: {advice}"
 
 
 def _stream(

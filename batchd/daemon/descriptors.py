@@ -4,6 +4,7 @@ The loop's ``zmq.Poller`` holds this one epoll for all of them, so waiting costs
 trainers and with two hundred.
 """
 
+import resource
 import select
 from collections.abc import Callable
 
@@ -47,3 +48,9 @@ class Selector:
         """Stop watching everything."""
         self._epoll.close()
         self._callbacks.clear()
+
+
+def allow_descriptors() -> None:
+    """Raise the soft limit to the hard one: slots soon take the usual 1024, meant for select()."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

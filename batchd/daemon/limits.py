@@ -126,9 +126,9 @@ def peer_network(address: str) -> str:
     return str(IPv6Network((parsed, _HOST_BITS), strict=False))
 
 
-def printable(text: str) -> str:
+def printable(text: str, characters_max: int = SHOWN_CHARACTERS_MAX) -> str:
     """A peer's text, fit to be shown: short, and without anything that a terminal would obey."""
-    return "".join(one if one.isprintable() else "?" for one in text[:SHOWN_CHARACTERS_MAX])
+    return "".join(one if one.isprintable() else "?" for one in text[:characters_max])
 
 
 class LinesPerMinute:

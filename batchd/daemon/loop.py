@@ -25,6 +25,7 @@ from batchd.config.cpus import available_cpus
 from batchd.core import actions as act
 from batchd.core.admission import unknown_stream
 from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGone, WorkerObserved
+from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import Doors, Query, Queue, SessionLog
@@ -36,8 +37,11 @@ from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.reload.requests import Reloader
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.streams import ServedStream
+from batchd.daemon.workers.gateway_child import GatewayChild
 from batchd.daemon.workers.interface import WorkerBook, Workers
-from batchd.orders.worker import FillChunk, ForgetSlots, ForgetStream, Quarantine, UseSlot
+from batchd.daemon.workers.remote import RemoteWorkers
+from batchd.orders.rows import runs_of
+from batchd.orders.worker import QUARANTINED_AT_ONCE, FillChunk, ForgetSlots, ForgetStream, Quarantine, UseSlot
 from batchd_wire.codec import Message
 from batchd_wire.messages import (
     AskBad,
@@ -51,14 +55,13 @@ from batchd_wire.messages import (
     Subscribed,
 )
 from batchd_wire.slot import SlotHeader
-from batchd_wire.status import DaemonFacts, DaemonStatus, LocalCounts, TcpCounts, plain_status
+from batchd_wire.status import DaemonFacts, DaemonStatus, LocalCounts, PoolStatistics, TcpCounts, plain_status
 
 _log = structlog.get_logger()
 
 BAD_SAMPLE_LINES_PER_MINUTE = 120
 """Lines about bad samples of one stream; `batchd bad` has all of them."""
 BAD_SHOWN_MAX = 1_000
-QUARANTINED_AT_ONCE = 1_024
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +82,8 @@ class Loop:
     observer: ObserverProcess
     reloader: Reloader
     started_s: float
+    remote: RemoteWorkers | None = None
+    """The workers of worker hosts, if they may come."""
     lack: str | None = None
     _cpus: int = field(default_factory=available_cpus)
     _once_per_minute: OncePerMinute = field(default_factory=OncePerMinute)
@@ -96,12 +101,15 @@ class Loop:
             self._poller.register(zmq_socket, zmq.POLLIN)
         self._performers = {
             act.SpawnWorker: self._spawn_worker,
-            act.KillWorker: lambda action: self.workers.kill(action.worker, action.reason),
+            act.KillWorker: self._kill_worker,
             act.DismissWorker: lambda action: self.workers.dismiss(action.worker),
             act.CreateSlot: self._create_slot,
             act.ReserveSlot: self._reserve_slot,
             act.CommitSlot: self._commit_slot,
             act.OrderChunk: self._order_chunk,
+            act.ProveChunk: self._prove_chunk,
+            act.WithdrawOrder: self._withdraw_order,
+            act.EndLink: self._close_link,
             act.AdmitSubscription: self._admit,
             act.GrantLease: self._grant,
             act.AdmitProducer: self._admit_producer,
@@ -176,6 +184,8 @@ class Loop:
         for door in self.doors:
             door.tick()
         self.observer.tick()
+        if self.remote is not None:
+            self._tell_gateways(self.remote)
         self._allow_caches()
         self.queue.append(Ticked())
         for worker in self.workers.pids():
@@ -206,7 +216,9 @@ class Loop:
         elif door is not None:
             status = self._status(monotonic())
             shown = tuple(stream for stream in status.streams if door.may_read(query.session, stream.name))
-            door.answer(query.session, Status(message.request, plain_status(replace(status, streams=shown))))
+            # links name streams, too
+            pool = status.pool if len(shown) == len(status.streams) else None
+            door.answer(query.session, Status(message.request, plain_status(replace(status, streams=shown, pool=pool))))
 
     def _status(self, now: float) -> DaemonStatus:
         """Join what the core counts and what the daemon knows of its processes and connections."""
@@ -233,7 +245,14 @@ class Loop:
             workers=tuple(replace(worker, pid=pids.get(worker.number)) for worker in counts.workers),
             trainers=tuple(trainer for door in self.doors for trainer in door.statistics(now)),
             streams=tuple(replace(stream, cache=caches.get(stream.number)) for stream in counts.streams),
+            pool=self._pool(now),
         )
+
+    def _pool(self, now: float) -> PoolStatistics | None:
+        if self.remote is None:
+            return None
+        names = {number: name for name, number in self.state.numbers.items()}
+        return self.remote.statistics(self.state.links.by_number, names, now)
 
     def _bad_samples(self, question: AskBad) -> Message:
         number = self.state.numbers.get(question.stream)
@@ -283,6 +302,10 @@ class Loop:
         if action.slot not in self.memory:
             return  # there was no memory for it; SlotLost is in the queue
         stream, worker = self.streams[action.stream], action.worker
+        if worker >= REMOTE_NUMBERS and self.remote is not None:
+            self._share_slot(self.remote, worker, action.slot)
+            self.remote.fill(action)
+            return
         if self._book.enter_stream(worker, action.stream):
             self.workers.send(worker, stream.message, *stream.descriptors)
             for first in range(0, len(stream.quarantined), QUARANTINED_AT_ONCE):
@@ -292,10 +315,65 @@ class Loop:
             message = UseSlot(action.slot, self.memory.slot_bytes(action.slot))
             self.workers.send(worker, message, self.memory.writable(action.slot))
         epoch, step = action.position
-        rows = action.first, action.count
-        places = list(action.places)
-        self.workers.send(worker, FillChunk(action.order, action.stream, action.slot, epoch, step, *rows, places))
+        runs, places = runs_of(action.rows), list(action.places)
+        fill = FillChunk(action.order, action.stream, action.slot, epoch, step, runs, is_packed=False, places=places)
+        self.workers.send(worker, fill)
         failpoints.passing("daemon.order.sent")
+
+    def _kill_worker(self, action: act.KillWorker) -> None:
+        if action.worker >= REMOTE_NUMBERS and self.remote is not None:
+            self.remote.kill(action.worker, action.reason)
+        else:
+            self.workers.kill(action.worker, action.reason)
+
+    # --- worker hosts -----------------------------------------------------------------------------
+
+    def _tell_gateways(self, remote: RemoteWorkers) -> None:
+        """Count what is wanted. Tell new gateways, or of new streams, what worker hosts need."""
+        for gateway in remote.gateways:
+            if not gateway.is_up:
+                self._book.drop_worker(gateway.book_number)
+        remote.tick()
+        remote.wanted.tick(self.state, {number: one.layout.row_bytes for number, one in self.streams.items()})
+        for gateway in remote.gateways:
+            if gateway.is_up:
+                self._tell_streams(gateway)
+
+    def _tell_streams(self, gateway: GatewayChild) -> None:
+        for number in self.state.numbers.values():
+            stream = self.streams[number]
+            if not stream.spec.decodes_here and self._book.enter_stream(gateway.book_number, number):
+                gateway.send(stream.message, stream.index_descriptor)
+                for first in range(0, len(stream.quarantined), QUARANTINED_AT_ONCE):
+                    part = stream.quarantined[first : first + QUARANTINED_AT_ONCE]
+                    gateway.send(Quarantine(number, part))
+
+    def _share_slot(self, remote: RemoteWorkers, worker: int, slot: int) -> None:
+        gateway = remote.gateway_of(worker)
+        if gateway is not None and self._book.enter_slot(gateway.book_number, slot):
+            gateway.send(UseSlot(slot, self.memory.slot_bytes(slot)), self.memory.writable(slot))
+
+    def _prove_chunk(self, action: act.ProveChunk) -> None:
+        assert self.remote is not None, "there are no remote workers without it"
+        self._share_slot(self.remote, action.worker, action.slot)
+        self.remote.prove(action)
+
+    def _withdraw_order(self, action: act.WithdrawOrder) -> None:
+        assert self.remote is not None, "there are no remote workers without it"
+        self.remote.withdraw(action.worker, action.order)
+
+    def _close_link(self, action: act.EndLink) -> None:
+        assert self.remote is not None, "there are no links without it"
+        self.remote.close_link(action.link, action.reason, is_final=action.is_final)
+
+    def _send(self, worker: int, message: Message) -> None:
+        """Send to a worker of this host, or to the gateway with this number in the book."""
+        if worker <= 0 and self.remote is not None:
+            self.remote.gateways[-worker].send(message)
+        else:
+            self.workers.send(worker, message)
+
+    # --- trainers ---------------------------------------------------------------------------------
 
     def _admit(self, action: act.AdmitSubscription) -> None:
         stream, course = self.streams[action.stream], action.course
@@ -371,14 +449,14 @@ class Loop:
         stream.quarantined.append(action.sample)
         _log.error("sample quarantined", stream=stream.name, sample=action.sample, reason=action.reason)
         for worker in self._book.workers_of(action.stream):
-            self.workers.send(worker, Quarantine(action.stream, [action.sample]))
+            self._send(worker, Quarantine(action.stream, [action.sample]))
 
     def _report_stopped(self, action: act.ReportStopped) -> None:
         _log.error("stream stopped", stream=self.streams[action.stream].name, reason=action.text)
 
     def _free_slots(self, action: act.FreeSlots) -> None:
         for worker, slots in self._book.drop_slots(action.slots).items():
-            self.workers.send(worker, ForgetSlots(slots))
+            self._send(worker, ForgetSlots(slots))
         for door in self.doors:
             door.withdraw_slots(action.slots)
         self.memory.free(action.slots)
@@ -387,6 +465,6 @@ class Loop:
     def _end_stream(self, action: act.EndStream) -> None:
         stream = self.streams.pop(action.stream)
         for worker in self._book.drop_stream(action.stream):
-            self.workers.send(worker, ForgetStream(action.stream))
+            self._send(worker, ForgetStream(action.stream))
         stream.close()
         failpoints.passing("daemon.stream.ended")

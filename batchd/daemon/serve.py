@@ -19,9 +19,7 @@ lock is held.
 
 import errno
 import os
-import resource
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,13 +31,14 @@ import structlog
 
 from batchd import failpoints
 from batchd.children import Linked
-from batchd.config.addresses import tcp_endpoint
+from batchd.config.addresses import parse_tcp, tcp_endpoint
 from batchd.config.directories import default_cache_dir
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig
 from batchd.core.events import Event, SlotWanted
+from batchd.core.links import LinkRules
 from batchd.core.state import DaemonState
-from batchd.daemon.descriptors import Selector
+from batchd.daemon.descriptors import Selector, allow_descriptors
 from batchd.daemon.doors import DaemonSide, Door, Doors, Queue
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.local.sessions import LocalDoor
@@ -53,9 +52,13 @@ from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.daemon.runtime import hold
 from batchd.daemon.service.manager import Notifier, Service
 from batchd.daemon.service.observer import ObserverProcess, open_http
+from batchd.daemon.signals import Signals
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.workers.local import WorkerProcesses
+from batchd.daemon.workers.remote import REMOTE, RemoteWorkers
+from batchd.daemon.workers.wanted import WantedCount, interface_of
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem
+from batchd.orders import gateway
 from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -115,7 +118,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
     with ExitStack() as stack:
         hangups = stack.enter_context(_remembered_hangups())
         storage = stack.enter_context(Storage(daemon.storage_limits()))
-        _allow_descriptors()
+        allow_descriptors()
         queue, selector = Queue(), Selector()
         stack.callback(selector.close)
         notifier = Notifier.from_environment(os.environ, is_embedded=is_embedded)
@@ -148,6 +151,8 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             workers.kind,
             sample_timeout_s=daemon.sample_timeout_s,
             chunk_rows_max=CHUNK_ROWS_MAX if daemon.chunk_rows == "auto" else daemon.chunk_rows,
+            rules=LinkRules(daemon.pool_audit, daemon.pool_accept == "any", daemon.pool_withdraw_after_s),
+            remote_kind=REMOTE,
         )
         side = DaemonSide(selector, queue.append, memory)
         limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
@@ -155,6 +160,10 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         stack.callback(local.close)
         doors = Doors([local, *_tcp_doors(daemon, side, limits, names, stack)])
         local.bind(names.lifeline_path, names.zmq_path)
+        remote = _remote_workers(daemon, selector, queue)
+        if remote is not None:
+            stack.callback(remote.close)
+            remote.start()
         failpoints.passing("daemon.bound")
         applier = ReloadApplier(
             state=state,
@@ -167,11 +176,12 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             workers_wanted=daemon.worker_count(),
             last_number=len(streams),
             imported=code_in(streams.values()),
+            remote=remote,
         )
         reloader = Reloader(selector, applier, None if is_embedded else options.origin, doors.send, service)
         stack.callback(reloader.close)
-        loop = Loop(queue, state, streams, memory, selector, workers, doors, observer, reloader, started_s)
-        stack.callback(Signals(loop).close)
+        loop = Loop(queue, state, streams, memory, selector, workers, doors, observer, reloader, started_s, remote)
+        stack.callback(Signals(selector, SIGNALS, SignalActions(loop).received).close)
         if options.lifeline is not None:
             selector.add(options.lifeline, loop.stop)
         _log.info("serving", address=names.address, streams=", ".join(config.streams), workers=daemon.worker_count())
@@ -200,12 +210,6 @@ def _remembered_hangups() -> Iterator[list[int]]:
         yield hangups
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def _allow_descriptors() -> None:
-    """Raise the soft limit to the hard one: slots soon take the usual 1024, meant for select()."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _divide_memory(config: Config, storage: Storage, tell: Callable[[str], None]) -> dict[str, RingSize]:
@@ -261,14 +265,30 @@ def _tcp_doors(
     from batchd.daemon.tcp.sessions import TcpDoor  # noqa: PLC0415  the same
 
     keys = open_keys(daemon.keys_dir)
-    problem = check_tcp_keys(daemon, keys)
+    problem = check_tcp_keys(daemon.tcp, ("daemon", "tcp"), keys.trainers)
     if problem is not None:
         raise ConfigInvalid([problem])
     check_context_threads()
-    door = TcpDoor(side, limits, keys if keys.daemon_key() is not None else None)
+    door = TcpDoor(side, limits, keys.trainers if keys.daemon_key() is not None else None)
     stack.callback(door.close)
     door.bind(tcp_endpoint(daemon.tcp), names.address)
     return [door]
+
+
+def _remote_workers(daemon: DaemonConfig, selector: Selector, queue: Queue) -> RemoteWorkers | None:
+    """The workers of worker hosts, if these may come. Beyond loopback each host needs a key."""
+    if daemon.worker_address is None:
+        return None
+    from batchd.daemon.tcp.keys import check_tcp_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
+
+    where = ("daemon", "worker_address")
+    problem = check_tcp_keys(daemon.worker_address, where, open_keys(daemon.keys_dir).workers)
+    if problem is not None:
+        raise ConfigInvalid([problem])
+    rules = gateway.PoolRules(daemon.sample_timeout_s, daemon.pool_hosts_max, daemon.pool_hosts_per_key)
+    endpoints = [tcp_endpoint(daemon.worker_address, number) for number in range(daemon.pool_gateways)]
+    wanted = WantedCount(daemon.pool_max, interface_of(parse_tcp(daemon.worker_address)[0]))
+    return RemoteWorkers(selector, queue.append, endpoints, daemon.keys_dir, rules, wanted=wanted)
 
 
 class Reservation:
@@ -301,46 +321,25 @@ def _round_ended(loop: Loop, service: Service, reservation: Reservation) -> None
     service.round_ended(loop.state, has_memory=reservation.is_complete)
 
 
-class Signals:
-    """SIGTERM, SIGINT and SIGHUP through a descriptor, which the loop reads.
-
-    SIGHUP reloads the configuration. The first other signal drains, the second stops at once.
-    """
+class SignalActions:
+    """SIGHUP reloads the configuration. The first other signal drains, the second stops at once."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._is_ending = False
-        self._ours, self._theirs = socket.socketpair()
-        for end in (self._ours, self._theirs):
-            end.setblocking(False)
-        # The descriptor is set before the handlers: a signal between the two would be lost.
-        self._wakeup_before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        # The handlers do nothing: the interpreter writes the signal's number to the descriptor.
-        self._before = {number: signal.signal(number, lambda _number, _frame: None) for number in SIGNALS}
-        loop.selector.add(self._ours.fileno(), self._read)
 
-    def close(self) -> None:
-        """Put everything back as it was."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        self._loop.selector.remove(self._ours.fileno())
-        self._ours.close()
-        self._theirs.close()
-
-    def _read(self) -> None:
+    def received(self, number: signal.Signals) -> None:
+        """Act on a signal."""
         loop, reloader = self._loop, self._loop.reloader
-        for number in os.read(self._ours.fileno(), 64):
-            name = signal.Signals(number).name
-            if number == signal.SIGHUP:
-                reloader.ask()
-                continue
-            reloader.abandon()
-            if self._is_ending:
-                _log.info("stopping at once", signal=name)
-                loop.stop()
-            else:
-                self._is_ending = True
-                within_s = reloader.applier.daemon["drain_timeout_s"]
-                _log.info("draining", signal=name, within_s=within_s)
-                loop.drain(within_s)
+        if number == signal.SIGHUP:
+            reloader.ask()
+            return
+        reloader.abandon()
+        if self._is_ending:
+            _log.info("stopping at once", signal=number.name)
+            loop.stop()
+        else:
+            self._is_ending = True
+            within_s = reloader.applier.daemon["drain_timeout_s"]
+            _log.info("draining", signal=number.name, within_s=within_s)
+            loop.drain(within_s)

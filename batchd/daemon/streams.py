@@ -130,11 +130,13 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     epochs = epoch_plan(name, config, len(index))
+    decodes_here = bool(config.why_here)
+    made_by_any = not decodes_here and whole.daemon.worker_address is not None and whole.daemon.pool_accept == "any"
     bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
     spec = StreamSpec(
         number=number,
         name=name,
-        fingerprint=fingerprint(plan, index.digest),
+        fingerprint=fingerprint(plan, index.digest, made_by_any=made_by_any),
         plan=epochs,
         repeats=not (config.shuffle or source.is_live or plan.pipeline.is_random),
         window=config.window,
@@ -144,6 +146,8 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         on_error=config.on_error,
         bad_fraction_max=config.max_bad_fraction,
         bgr_fields=tuple(bgr_fields),
+        decodes_here=decodes_here,
+        shares_caches=config.cache != "off" and whole.daemon.pool_cache == "shared",
         live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
         own_source=plan.runs_own_code,
     )
@@ -191,8 +195,10 @@ def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: Sa
     return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def fingerprint(plan: StreamPlan, source_digest: str) -> str:
+def fingerprint(plan: StreamPlan, source_digest: str, *, made_by_any: bool = False) -> str:
     """Digest of all that decides the bytes of a position: source, steps, batches.
+
+    ``made_by_any``: worker hosts fill it that need not make the same bytes as this host.
 
     Files that steps read and modules of the user's functions count by their content, not their
     path. Window, memory and workers do not count: they decide when a batch is ready. Nor does a
@@ -210,6 +216,8 @@ def fingerprint(plan: StreamPlan, source_digest: str) -> str:
     if config.cache == "decoded":
         # what is decoded without knowing a crop may be other pixels
         content["cut"] = plan.pipeline.cut
+    if made_by_any:
+        content["accept"] = "any"
     if plan.code.digests:
         content["modules"] = dict(plan.code.digests)
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from batchd.diagnosis.pool import PoolView, pool_view
 from batchd.diagnosis.readings import Reading, StreamReading, compare
 from batchd.diagnosis.verdicts import judge_trainers
 from batchd.orders.worker import BAD_PART
@@ -105,7 +106,10 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The whole daemon. ``seconds``: time between the two statuses; None with a single one."""
+    """The whole daemon. ``seconds``: time between the two statuses; None with a single one.
+
+    ``busy_share``: of all workers, also those of worker hosts. ``workers``: those of this host.
+    """
 
     version: str
     pid: int
@@ -119,6 +123,7 @@ class Overview:
     streams: tuple[StreamView, ...]
     trainers: tuple[TrainerView, ...]
     workers: tuple[WorkerView, ...]
+    pool: PoolView | None = None
 
 
 @dataclass(slots=True)
@@ -193,6 +198,7 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
             _worker(one, workers.get(one.number), seconds, changes.replaced.get(one.place, (0, 0))[1])
             for one in sorted(after.workers, key=lambda one: one.place)
         ),
+        pool=pool_view(after.pool, reading.pool if reading else None) if after.pool is not None else None,
     )
 
 

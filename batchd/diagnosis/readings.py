@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from batchd.orders.worker import BAD_PART, READ_PART
-from batchd_wire.status import DaemonStatus, StreamStatistics, SubscriptionStatistics, TrainerStatistics
+from batchd_wire.status import (
+    DaemonStatus,
+    LinkStatistics,
+    PoolStatistics,
+    StreamStatistics,
+    SubscriptionStatistics,
+    TrainerStatistics,
+)
 
 OWN_PART = "call"
 """The step that is a user's function."""
@@ -117,21 +124,66 @@ class TrainerReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The whole daemon. ``workers`` take orders; ``free_cpus`` are beyond their number.
+class HostReading:
+    """One worker host: its second status (``now``), and the differences from the first."""
 
-    ``deaths``: workers that died or were killed. ``work_s``: the workers' time in ``seconds``, for
+    now: LinkStatistics
+    seconds: float
+    samples: int
+    busy_s: float
+    received_bytes: int
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples that it filled."""
+        return self.samples / self.seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes of rows that came from it."""
+        return self.received_bytes / self.seconds
+
+    @property
+    def busy_share(self) -> float | None:
+        """The part of its workers' time in which they were busy, 0 to 1; None without workers."""
+        workers = self.now.workers
+        return min(1.0, self.busy_s / (self.seconds * workers)) if workers else None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReading:
+    """All worker hosts. ``hosts``: those of both statuses; ``bytes_per_s`` of rows, from all."""
+
+    now: PoolStatistics
+    hosts: tuple[HostReading, ...]
+    bytes_per_s: float
+
+    @property
+    def network_share(self) -> float | None:
+        """The part of the interface's speed that rows take; None if the speed is not known."""
+        speed = self.now.interface_bytes_per_s
+        return self.bytes_per_s / speed if speed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The whole daemon. ``workers`` take orders; ``free_cpus`` are beyond those of this host.
+
+    ``local_workers``: those of this host. ``pool``: None if no worker hosts may come. ``deaths``:
+    local workers that died or were killed. ``work_s``: the workers' time in ``seconds``, for
     all streams together. Work is counted when it is done, so a worker that finished nothing of the
     orders that it had was busy all the time, and so was one that died over them.
     """
 
     seconds: float
     workers: int
+    local_workers: int
     free_cpus: int
     deaths: int
     work_s: float
     streams: tuple[StreamReading, ...]
     trainers: tuple[TrainerReading, ...]
+    pool: PoolReading | None = None
 
     @property
     def utilisation(self) -> float:
@@ -164,9 +216,38 @@ def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
             for one in stream.subscriptions
             if one.number in subscriptions and one.session in trainers
         ]
-    workers = sum(worker.state == "ready" for worker in after.workers)
+    local = sum(worker.state == "ready" for worker in after.workers)
+    pool = _pool(before.pool, after.pool, seconds) if after.pool is not None else None
+    remote = sum(one.now.workers for one in pool.hosts if one.now.streams) if pool is not None else 0
     free_cpus = max(0, after.daemon.cpus - len({worker.place for worker in after.workers}))
-    return Reading(seconds, workers, free_cpus, deaths, work_s, tuple(streams), tuple(found))
+    return Reading(
+        seconds=seconds,
+        workers=local + remote,
+        local_workers=local,
+        free_cpus=free_cpus,
+        deaths=deaths,
+        work_s=work_s,
+        streams=tuple(streams),
+        trainers=tuple(found),
+        pool=pool,
+    )
+
+
+def _pool(before: PoolStatistics | None, after: PoolStatistics, seconds: float) -> PoolReading:
+    known = {link.link: link for link in before.links} if before is not None else {}
+    hosts = [
+        HostReading(
+            now=link,
+            seconds=seconds,
+            samples=link.samples - former.samples,
+            busy_s=link.busy_s - former.busy_s,
+            received_bytes=link.received_bytes - former.received_bytes,
+        )
+        for link in after.links
+        if (former := known.get(link.link)) is not None
+    ]
+    came_bytes = after.received_bytes - (before.received_bytes if before is not None else 0)
+    return PoolReading(after, tuple(hosts), max(0, came_bytes) / seconds)
 
 
 def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deaths: int) -> float:

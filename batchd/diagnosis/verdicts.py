@@ -5,11 +5,14 @@
                                      producers -> producer-bound
          workers that died meanwhile                               -> dying-workers
          workers or memory, and
+             rows of worker hosts fill the network                 -> pool-network-bound
              no slot was free, or workers had time                 -> memory-bound
              bad samples took much of the workers' time            -> bad-data
              files, or the user's own source, took half of it      -> storage-bound
              few samples took much of it                           -> slow-samples
              workers were runnable without a CPU for much of it    -> cpu-starved
+             all worker hosts are gone                             -> no-worker-hosts
+             worker hosts are here and cannot fill the stream      -> unused-worker-hosts
              else                                                  -> decode-bound
 
 The first rule that fits is the verdict. A later one may fit as well, but more cores do not help a
@@ -22,8 +25,11 @@ from enum import Enum
 from math import ceil
 from pathlib import PurePath
 
-from batchd.diagnosis.readings import Reading, StreamReading, TrainerReading, WorkReading
+from batchd.diagnosis.demand import StreamLoad, needed_workers
+from batchd.diagnosis.pool import OPENING_S, gigabytes, trouble
+from batchd.diagnosis.readings import PoolReading, Reading, StreamReading, TrainerReading, WorkReading
 from batchd.samples.sizes import round_bytes
+from batchd_wire.status import LinkStatistics
 from batchd_wire.wording import counted
 
 WAIT_SHARE_MIN = 0.05
@@ -40,10 +46,14 @@ SLOW_SHARE_MIN = 0.3
 SLOW_ROWS_SHARE_MAX = 0.25
 """If more samples than this are slow, they are not outliers."""
 NO_CPU_MIN = 0.3
+NETWORK_FULL = 0.8
+"""If rows take this part of the network's speed, more worker hosts do not help."""
 ENDLESS_SHARE = 0.9
 """A trainer that waits more takes any number of batches, so no number of cores is enough."""
 SLOW_NAMED_MAX = 3
-OTHER_REMEDIES = "a cheaper pipeline, or a daemon on another host"
+OTHER_REMEDIES = "a cheaper pipeline, worker hosts (worker_address =), or a daemon on another host"
+MORE_HOSTS = "start more worker hosts (batchd worker)"
+HOSTS_NAMED_MAX = 3
 CACHE_MARGIN = 1.05
 """Factor on the bytes of the samples, for a cache's index and the ends of extents."""
 FASTER_STORAGE = "faster storage or a local copy"
@@ -63,6 +73,9 @@ class Kind(Enum):
     SLOW_SAMPLES = "slow-samples"
     CPU_STARVED = "cpu-starved"
     DECODE_BOUND = "decode-bound"
+    POOL_NETWORK_BOUND = "pool-network-bound"
+    NO_WORKER_HOSTS = "no-worker-hosts"
+    UNUSED_WORKER_HOSTS = "unused-worker-hosts"
     DYING_WORKERS = "dying-workers"
     STOPPED = "stopped"
     NO_WORKERS = "no-workers"
@@ -206,6 +219,18 @@ _OUTSIDE: dict[str, Callable[[TrainerReading, Reading], Finding]] = {
 # --- workers or memory ----------------------------------------------------------------------------
 
 
+def _pool_network(trainer: TrainerReading, reading: Reading) -> Finding | None:
+    pool = reading.pool
+    if pool is None or pool.network_share is None or pool.network_share < NETWORK_FULL:
+        return None
+    speed = f"{gigabytes(pool.bytes_per_s)}, {pool.network_share:.0%} of what {pool.now.interface} can carry"
+    proof = f"{_waits(trainer)}; worker hosts send {speed}: the NIC, not the cores"
+    remedy = (
+        "send less (uint8 instead of floats, smaller images), decode more on this host (workers =), or a faster NIC"
+    )
+    return Kind.POOL_NETWORK_BOUND, proof, remedy
+
+
 def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
     stream = trainer.stream
     of_wait = trainer.waits_s["memory"] / trainer.wait_s
@@ -221,6 +246,9 @@ def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
         remedy = f"raise memory = in [streams.{stream.name}], or in [daemon]"
         return Kind.MEMORY_BOUND, f"{_waits(trainer)}{why}: {slots}{held}", remedy
     proof = f"{_waits(trainer)} while workers idle {idle_share:.0%}"
+    if reading.pool is not None and reading.pool.now.capped_by == "ring":
+        remedy = f"raise memory = in [streams.{stream.name}], or in [daemon]"
+        return Kind.MEMORY_BOUND, f"{proof}: {reading.pool.now.cap}", remedy
     proof += f": it takes batches in bursts, which a window of {trainer.now.window} does not bridge"
     return Kind.MEMORY_BOUND, proof, f"a larger window = in [streams.{stream.name}], and memory = to match"
 
@@ -288,8 +316,41 @@ def _cpu_starved(trainer: TrainerReading, reading: Reading) -> Finding | None:
     if not work.samples or work.no_cpu_s < NO_CPU_MIN * work.total_s:
         return None
     proof = f"{_waits(trainer)}; workers were ready to run and had no CPU for {work.no_cpu_s / work.total_s:.0%} of their time"
-    sharing = f"{counted(reading.workers, 'worker')} share the rest (batchd doctor)"
+    sharing = f"{counted(reading.local_workers, 'worker')} share the rest (batchd doctor)"
     return Kind.CPU_STARVED, proof, f"stop other programs, or raise the CPU quota: {sharing}"
+
+
+def _no_hosts(trainer: TrainerReading, reading: Reading) -> Finding | None:
+    pool = reading.pool
+    if pool is None or pool.now.links or not pool.now.ended_links:
+        return None
+    here = f"{counted(reading.local_workers, 'worker')} of this host busy {reading.utilisation:.0%}"
+    proof = f"{_waits(trainer)}; all worker hosts are gone, the last one: {pool.now.last_end}; {here}"
+    wanted = f" ({counted(pool.now.wanted, 'remote worker')} wanted)" if pool.now.wanted else ""
+    return Kind.NO_WORKER_HOSTS, proof, f"start them again: batchd worker {pool.now.address}{wanted}"
+
+
+def _unused_hosts(trainer: TrainerReading, reading: Reading) -> Finding | None:
+    links = reading.pool.now.links if reading.pool is not None else ()
+    name = trainer.stream.name
+    if any(name in link.streams for link in links):
+        return None
+    reasons = [f"{link.name}: {why}" for link in links if (why := _why_unused(link, name))]
+    if not reasons:
+        return None
+    more = f", and {len(reasons) - HOSTS_NAMED_MAX} more" if len(reasons) > HOSTS_NAMED_MAX else ""
+    proof = f"{_waits(trainer)}; no worker host fills its stream: {'; '.join(reasons[:HOSTS_NAMED_MAX])}{more}"
+    return Kind.UNUSED_WORKER_HOSTS, proof, "the logs of these hosts and of the daemon have the details"
+
+
+def _why_unused(link: LinkStatistics, stream: str) -> str:
+    """Why a worker host does not fill a stream, or "" if it is not known to be a problem."""
+    refused = [one.removeprefix(f"{stream}: ") for one in link.refused if one.startswith(f"{stream}: ")]
+    if refused:
+        return refused[0]
+    if link.state == "proving" and link.since_s > OPENING_S:
+        return f"is proving itself for {link.since_s:.0f} s"
+    return trouble(link) if not link.refused else ""
 
 
 def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
@@ -314,11 +375,14 @@ def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
 
 
 _INSIDE: tuple[Callable[[TrainerReading, Reading], Finding | None], ...] = (
+    _pool_network,
     _memory,
     _bad_data,
     _storage,
     _slow_samples,
     _cpu_starved,
+    _no_hosts,
+    _unused_hosts,
     _decode,
 )
 
@@ -338,22 +402,42 @@ def _cores(trainer: TrainerReading, short: Sequence[TrainerReading], reading: Re
         who = "it takes" if trainer.wait_share > ENDLESS_SHARE else other
         among = f", shared by {len(streams)} streams" if len(streams) > 1 else ""
         return f"{who} batches as fast as workers make them: {each}{among}; {_where(None, reading)}"
-    # A stream needs so many more that its work takes the time that the trainer computes.
-    used = [(one.stream.work.total_s / reading.seconds, one.wait_share) for one in streams.values()]
-    more = max(1, ceil(sum(cores / (1 - wait_share) - cores for cores, wait_share in used)))
+    more = max(1, ceil(sum(map(needed_workers, _loads(reading))) - reading.workers))
     together = " for all streams together" if len(streams) > 1 else ""
     return f"{counted(more, 'core')} more would end the wait{together}; {_where(more, reading)}"
+
+
+def _loads(reading: Reading) -> Iterator[StreamLoad]:
+    """All streams, as ``needed_workers`` takes them."""
+    for stream in reading.streams:
+        trainers = [
+            (one.batches, min(1.0, one.waits_s["workers"] / one.seconds))
+            for one in reading.trainers
+            if one.stream is stream
+        ]
+        yield StreamLoad(stream.name, stream.work.total_s / reading.seconds, trainers)
 
 
 def _where(more: int | None, reading: Reading) -> str:
     """Where to get these cores; None: as many as there are."""
     free = reading.free_cpus
     if not free:
-        return f"every CPU of this host has a worker: {OTHER_REMEDIES}"
+        return f"every CPU of this host has a worker: {_elsewhere(reading.pool)}"
     have = f"{counted(free, 'CPU')} {'is' if free == 1 else 'are'} unused"
     if more is not None and more > free:
-        return f"set workers = {reading.workers + free} ({have}), beyond that {OTHER_REMEDIES}"
-    return f"set workers = {reading.workers + (more or free)} ({have})"
+        return f"set workers = {reading.local_workers + free} ({have}), beyond that {_elsewhere(reading.pool)}"
+    return f"set workers = {reading.local_workers + (more or free)} ({have})"
+
+
+def _elsewhere(pool: PoolReading | None) -> str:
+    """What helps if all CPUs of this host have a worker."""
+    if pool is None:
+        return OTHER_REMEDIES
+    have = sum(link.workers for link in pool.now.links)
+    if pool.now.wanted > have:
+        more = f"start worker hosts (batchd worker {pool.now.address}) with {pool.now.wanted - have} workers more"
+        return f"{more}; limited by {pool.now.cap}" if pool.now.cap else more
+    return f"more worker hosts would not help: limited by {pool.now.cap}" if pool.now.cap else MORE_HOSTS
 
 
 def _waits(trainer: TrainerReading) -> str:

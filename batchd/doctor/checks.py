@@ -12,13 +12,20 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from math import floor
 
+from batchd.config.addresses import parse_tcp
 from batchd.config.cpus import control_groups, cpu_quotas
+from batchd.config.tree import Config, StreamConfig
 from batchd.daemon.memory.available import available_bytes, shortage
-from batchd.daemon.memory.rings import DescriptorPlan
+from batchd.daemon.memory.rings import DescriptorPlan, RingSize
+from batchd.daemon.workers.wanted import interface_of
+from batchd.diagnosis.demand import NETWORK_SHARE
 from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Finding, Machine, Running, note, ok, problem, warning
+from batchd.pipeline.image.options import CropStep, Normalize
 from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
+GIGABIT_10_BYTES = 10e9 / 8
+"""Bytes per second of a network whose speed is not known."""
 SHMEM_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 NODES = "sys/devices/system/node"
 BUSY_SWAP = 0.25
@@ -150,6 +157,37 @@ def check_count(machine: Machine, workers: int) -> Iterator[Finding]:
                 "raise CPUQuota= in the unit, --cpus of docker, or the pod's CPU limit; or set workers = to the quota",
             )
             break
+
+
+def check_pool(config: Config, rings: Mapping[str, RingSize], cpus: int) -> Iterator[Finding]:
+    """Judge for each stream that worker hosts may fill what helps before, and what rows cost."""
+    address = config.daemon.worker_address
+    if address is None:
+        return
+    interface, bytes_per_s = interface_of(parse_tcp(address)[0])
+    for name, stream in config.streams.items():
+        if stream.why_here:
+            continue
+        row_bytes = rings[name].layout.slot_bytes / stream.batch_size
+        speed_bytes = bytes_per_s or GIGABIT_10_BYTES
+        link = f"{interface or 'a network'} of {8 * speed_bytes / 1e9:g} Gbit/s"
+        rows = f"{NETWORK_SHARE * speed_bytes / row_bytes:,.0f} of them a second"
+        found = f"rows of {round_bytes(round(row_bytes))}: {link} carries {rows}"
+        advice = "; ".join(_before_hosts(config.daemon.worker_count(), cpus, stream))
+        subject = f"worker hosts of {name}"
+        yield note(subject, found, f"try first: {advice}") if advice else ok(subject, found)
+
+
+def _before_hosts(workers: int, cpus: int, stream: StreamConfig) -> Iterator[str]:
+    """What costs less than worker hosts and is not done yet."""
+    if cpus > workers:
+        yield f"workers = {cpus}, the CPUs of this host"
+    if stream.cache == "off":
+        yield "a cache (cache =)"
+    if stream.cache != "seekable" and any(isinstance(step, CropStep) for step in stream.pipeline):
+        yield "seekable files, if these are JPEGs"
+    if any(isinstance(step, Normalize) for step in stream.pipeline):
+        yield "normalize on the GPU: uint8 is a quarter of the bytes"
 
 
 def check_flags(machine: Machine) -> Finding:

@@ -51,6 +51,8 @@ def examine(target: DoctorTarget) -> Iterator[Finding]:
     yield from _about_memory(target, rings)
     workers = config.daemon.worker_count() if config else available_cpus(machine.root)
     yield from checks.check_count(machine, workers)
+    if config is not None and rings:
+        yield from checks.check_pool(config, rings, available_cpus(machine.root))
     yield checks.check_flags(machine)
     yield checks.check_governor(machine)
     yield from decoding.check_decoding(decoding.measure_decoders())

@@ -8,7 +8,8 @@ one leaves, which a scraper takes for a restarted counter.
 
 Invariants:
 
-* Streams, workers and ``TRAINERS_MAX`` bound the values of a scope, whatever names trainers choose.
+* Streams, workers, ``TRAINERS_MAX`` and ``LINKS_MAX`` bound the values of a scope, whatever names
+  trainers and worker hosts choose.
 * A counter only grows while the thing that its labels name lives, and ends in ``_total``; a name
   says its unit. A trainer's counters end with the trainer, so lasting ones are counted by stream.
 * Each scrape asks the daemon, so at the end of a run the numbers are exact. An answer (at most ten
@@ -32,6 +33,11 @@ TRAINERS_MAX = 200
 """Further trainers are counted together, as ``OTHER``, by gauges alone."""
 OTHER = "other"
 SESSION = "session"
+LINKS_MAX = 200
+"""Further worker hosts are counted together, as ``OTHER``, by gauges alone."""
+LINK = "link"
+LINK_STATES = ("opening", "proving", "serving", "leaving", "closing")
+CAPS = ("max", "network", "ring")
 WORKER_STATES = ("starting", "ready", "leaving", "ending")
 TRANSPORTS = ("shared memory", "tcp")
 
@@ -51,8 +57,8 @@ class Scope:
     rows: Callable[[DaemonStatus], Iterable[Row]]
 
     def is_others(self, labels: Labels) -> bool:
-        """True for the trainers beyond ``TRAINERS_MAX``: their set changes, so sums may fall."""
-        return SESSION in self.labels and labels[self.labels.index(SESSION)] == OTHER
+        """True for trainers and links beyond the limits: their set changes, so sums may fall."""
+        return any(labels[self.labels.index(one)] == OTHER for one in (SESSION, LINK) if one in self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,35 @@ def _remote(status: DaemonStatus) -> Iterator[Row]:
         yield (trainer.name, str(trainer.session)) if place < TRAINERS_MAX else (OTHER, OTHER), trainer
 
 
+def _links(status: DaemonStatus) -> Iterator[Row]:
+    links = sorted(status.pool.links, key=lambda one: one.link) if status.pool is not None else []
+    for place, link in enumerate(links):
+        yield (link.name, str(link.link)) if place < LINKS_MAX else (OTHER, OTHER), link
+
+
+def _link_states(status: DaemonStatus) -> Iterator[Row]:
+    if status.pool is not None:
+        for state in LINK_STATES:
+            yield (state,), _Counted(count=sum(link.state == state for link in status.pool.links))
+
+
+def _gateways(status: DaemonStatus) -> Iterator[Row]:
+    if status.pool is not None:
+        for gateway in sorted({*range(status.pool.gateways)} - {*status.pool.gateways_down}):
+            yield (str(gateway),), _Counted(count=sum(link.gateway == gateway for link in status.pool.links))
+
+
+def _remote_workers(status: DaemonStatus) -> Iterator[Row]:
+    if status.pool is not None:
+        yield (), _Counted(count=sum(link.workers for link in status.pool.links))
+
+
+def _caps(status: DaemonStatus) -> Iterator[Row]:
+    if status.pool is not None:
+        for cap in CAPS:
+            yield (cap,), _Counted(count=int(status.pool.capped_by == cap))
+
+
 DAEMON = Scope("daemon", (), lambda status: [((), status.daemon)])
 INFO = Scope(
     "daemon",
@@ -112,6 +147,12 @@ INFO = Scope(
 )
 RELOAD = Scope("daemon.reload", (), lambda status: [((), one) for one in [status.daemon.reload] if one is not None])
 TCP = Scope("daemon.tcp", (), lambda status: [((), one) for one in [status.daemon.tcp] if one is not None])
+POOL = Scope("pool", (), lambda status: [((), status.pool)] if status.pool is not None else [])
+POOL_WORKERS = Scope("pool.links", (), _remote_workers)
+POOL_LINKS = Scope("pool.links", ("state",), _link_states)
+POOL_GATEWAYS = Scope("pool.links", ("gateway",), _gateways)
+POOL_CAP = Scope("pool.capped_by", ("by",), _caps)
+POOL_LINK = Scope("pool.links[]", ("name", LINK), _links)
 WORKER_COUNTS = Scope("workers", ("state",), _worker_states)
 WORKER = Scope("workers[]", ("worker",), lambda status: [((str(one.place),), one) for one in status.workers])
 TRAINER_COUNTS = Scope("trainers", ("transport",), _transports)
@@ -196,6 +237,22 @@ METRICS: tuple[Metric, ...] = (
     Metric("worker_chunks_total", _C, WORKER, "chunks", "Chunks that the worker has filled."),
     Metric("worker_samples_total", _C, WORKER, "samples", "Samples that the worker has written."),
     Metric("worker_busy_seconds_total", _C, WORKER, "busy_s", "Time that the worker has spent on chunks."),
+    # --- worker hosts
+    Metric("workers_wanted", _G, POOL, "wanted", "Remote workers that the trainers need, within what caps them."),
+    Metric("pool_received_bytes_total", _C, POOL, "received_bytes", "Bytes of rows from worker hosts, from all ever."),
+    Metric("pool_ended_links_total", _C, POOL, "ended_links", "Worker hosts that have gone."),
+    Metric("pool_workers", _G, POOL_WORKERS, "count", "Remote workers."),
+    Metric("pool_links", _G, POOL_LINKS, "count", "Worker hosts by state."),
+    Metric("pool_gateway_links", _G, POOL_GATEWAYS, "count", "Worker hosts of each gateway that listens."),
+    Metric("pool_capped", _G, POOL_CAP, "count", "1 for what keeps `workers_wanted` below what the trainers need."),
+    Metric("link_workers", _G, POOL_LINK, "workers", "Workers of the worker host."),
+    Metric("link_orders_total", _C, POOL_LINK, "orders", "Orders that the worker host has filled into batches."),
+    Metric("link_samples_total", _C, POOL_LINK, "samples", "Samples that the worker host has filled into batches."),
+    Metric("link_busy_seconds_total", _C, POOL_LINK, "busy_s", "Time that its workers have spent on them."),
+    Metric("link_received_bytes_total", _C, POOL_LINK, "received_bytes", "Bytes of rows from the worker host."),
+    Metric("link_withdrawn_orders_total", _C, POOL_LINK, "withdrawn", "Its orders that were given to other workers."),
+    Metric("link_late_rows_total", _C, POOL_LINK, "late_rows", "Its rows that came after that, and were dropped."),
+    Metric("link_disagreements_total", _C, POOL_LINK, "disagreements", "Good samples that it reported bad."),
     # --- streams
     Metric("stream_samples", _G, STREAM, "samples", "Samples of one epoch."),
     Metric("stream_batch_size", _G, STREAM, "batch_size", "Samples of a full batch."),

@@ -7,9 +7,9 @@
     /overview.json      the present state, each second;  /history.json  the last 15 minutes
     /bad.json           bad samples of a stream;  /sheet.png  contact sheet of its current batch
 
-Invariants: a path that is not ``is_private`` has numbers, and names of streams and trainers, and
-nothing else. Names are text, whatever they contain: escaped here, and inserted as text by the
-page's script.
+Invariants: a path that is not ``is_private`` has numbers, and names of streams, trainers and worker
+hosts, and nothing else. Names are text, whatever they contain: escaped here, and inserted as text
+by the page's script.
 """
 
 import json
@@ -23,6 +23,7 @@ from time import monotonic
 from urllib.parse import parse_qsl
 
 from batchd.diagnosis.overview import Overview
+from batchd.diagnosis.pool import summary
 from batchd.observer.access import AccessRules, HostNames, is_forwarded
 from batchd.observer.contact_sheets import ContactSheets, current_position
 from batchd.observer.metrics import CONTENT_TYPE, SCRAPE_S, Exposition
@@ -278,6 +279,21 @@ def _tables(overview: Overview) -> Iterable[str]:
             for one in overview.workers
         ),
     )
+    if overview.pool is not None:
+        yield f"<p>{escape('; '.join([summary(overview.pool), *overview.pool.notes]))}</p>"
+        yield _table(
+            "Worker hosts",
+            ("worker host", "from", "state", "workers", "busy", "samples/s", "GB/s", "withdrawn", "disagreements"),
+            (
+                (
+                    *(one.name, one.host, one.state, str(one.workers), _share(one.busy_share)),
+                    _number(one.samples_per_s),
+                    _number(one.bytes_per_s and one.bytes_per_s / 1e9, 2),
+                    *(str(one.withdrawn), str(one.disagreements)),
+                )
+                for one in overview.pool.hosts
+            ),
+        )
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

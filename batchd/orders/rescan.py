@@ -1,11 +1,12 @@
 """Messages from the process that reads the configuration again to the daemon. Never reused numbers.
 
 daemon                                        rescan
-|  <-----------------------------------------  |   ScanProgressed, RescanLogged: repeatedly
+|  <-----------------------------------------  |   ScanProgressed, ChildLogged: repeatedly
 |  <-----------------------------------------  |   StreamScanned (+ fds): once for each new source
 |  <-----------------------------------------  |   ConfigRead (+ fd): the last one
 """
 
+from batchd.orders.log import ChildLogged
 from batchd_wire.codec import Message, Vocabulary, message
 
 
@@ -35,13 +36,4 @@ class ScanProgressed(Message):
     patience_s: int
 
 
-@message(56)
-class RescanLogged(Message):
-    """A line for the daemon's log: structlog's ``level``, the ``event``, and ``facts`` by name."""
-
-    level: str
-    event: str
-    facts: dict[str, object]
-
-
-TO_DAEMON_FROM_RESCAN = Vocabulary(ScanProgressed, RescanLogged, StreamScanned, ConfigRead)
+TO_DAEMON_FROM_RESCAN = Vocabulary(ScanProgressed, ChildLogged, StreamScanned, ConfigRead)

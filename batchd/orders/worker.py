@@ -113,9 +113,11 @@ class UseSlot(Message):
 
 @message(34)
 class FillChunk(Message):
-    """Fill rows ``first`` to ``first + count`` of position (``epoch``, ``step``) into ``slot``.
+    """Fill the rows of ``runs`` (``orders.rows``) of position (``epoch``, ``step``) into ``slot``.
 
-    ``places``: for a live stream, the place in the mailbox of each row's sample; else empty.
+    ``is_packed``: they go to the first rows of ``slot``, one behind the other; a worker host's
+    memory has only these rows. ``places``: for a live stream, the place in the mailbox of each
+    row's sample; else empty.
     """
 
     order: int
@@ -123,8 +125,8 @@ class FillChunk(Message):
     slot: int
     epoch: int
     step: int
-    first: int
-    count: int
+    runs: list[tuple[int, int]]
+    is_packed: bool
     places: list[int]
 
 
@@ -211,6 +213,8 @@ class UseStorage(Message):
 REASON_BYTES_MAX = 200
 PATH_BYTES_MAX = 250
 CHUNK_ROWS_MAX = 256
+QUARANTINED_AT_ONCE = 1_024
+"""Samples in one ``Quarantine``; a stream that has more gets several."""
 READ_PART = "read"
 KEEP_PART = "cache"
 BAD_PART = "bad samples"

@@ -112,14 +112,19 @@ def open_reader(source: SourceOptions, index: SourceIndex, max_bytes: int, stora
     return reader
 
 
-def _module_of(source: SourceOptions, name: str) -> ModuleType:
-    """A module of the folder in which the source's class is defined."""
+def check_installed(source: SourceOptions) -> None:
+    """Raise ``SourceInvalid`` if a library that a source needs is not installed."""
     missing = next((module for module in source.requires if not _is_installed(module)), None)
     if missing is not None:
         raise SourceInvalid(
             f'a source of type "{source.type}" needs {missing}, which is not installed: '
             f"pip install 'batchd[{source.extra}]'"
         )
+
+
+def _module_of(source: SourceOptions, name: str) -> ModuleType:
+    """A module of the folder in which the source's class is defined."""
+    check_installed(source)
     return import_module(f"{type(source).__module__.rpartition('.')[0]}.{name}")
 
 

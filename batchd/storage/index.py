@@ -43,7 +43,7 @@ HEADER_BYTES_MAX = 1 << 30
 NUMBER = np.dtype("<i8")
 _PREFIX = Struct("<8sQ32s")
 assert _PREFIX.size == 48  # noqa: PLR2004  as drawn above
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -126,7 +126,7 @@ class SourceIndex:
             os.posix_fallocate(descriptor, 0, size)
             for start, section in sections:
                 write_all(descriptor, section, start)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
             where_it_fails.pop_all()
         return descriptor
 
@@ -207,5 +207,5 @@ def _check_seals(descriptor: int) -> None:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError as error:
         raise IndexMalformed(f"not memory that can be sealed: {error.strerror}") from None
-    if seals & _SEALS != _SEALS:
-        raise IndexMalformed(f"its seals are {seals:#x} instead of {_SEALS:#x}")
+    if seals & SEALS != SEALS:
+        raise IndexMalformed(f"its seals are {seals:#x} instead of {SEALS:#x}")

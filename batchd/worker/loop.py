@@ -33,6 +33,7 @@ from batchd import failpoints
 from batchd.core.plan import Plan
 from batchd.functions.load import FunctionUnusable
 from batchd.orders import worker as orders
+from batchd.orders.rows import Rows, rows_of
 from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.image.decode import decoder_versions
 from batchd.pipeline.stages import Row
@@ -149,15 +150,16 @@ class WorkerStream:
         """Fill rows of a slot: its whole memory as ``page``, its fields as ``arrays``."""
         if not arrays:  # a slot belongs to one stream, so it has one layout
             arrays.update(slot_arrays(page, self.layout))
-        rows = slice(order.first, order.first + order.count)
+        rows = rows_of(order.runs)
+        target = range(len(rows)) if order.is_packed else rows
         if self._hopeless is None:
             try:
-                return self._fill(order, rows, arrays, page)
+                return self._fill(order, rows, target, arrays, page)
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
                 self._note.clear()
         for array in arrays.values():
-            array[rows] = 0
+            array[_places(target)] = 0
         return orders.ChunkFilled(order.order, orders.NO_WORK, [], shortened(self._hopeless, orders.HOPELESS_BYTES_MAX))
 
     @property
@@ -165,19 +167,22 @@ class WorkerStream:
         """Names of the timed parts of its samples."""
         return self._stopwatch.parts
 
-    def _fill(self, order: orders.FillChunk, rows: slice, arrays: Arrays, page: memoryview) -> orders.ChunkFilled:
+    def _fill(
+        self, order: orders.FillChunk, rows: Rows, target: Rows, arrays: Arrays, page: memoryview
+    ) -> orders.ChunkFilled:
+        """Fill ``rows`` of the batch into the rows ``target`` of the slot."""
         self._stopwatch.begin()
         self._note.begin(order.order)
-        samples = self._rows.samples(Position(order.epoch, order.step), order.first, order.count)
+        samples = self._rows.samples(Position(order.epoch, order.step), rows)
         if self._maker.mailbox is not None:
             self._maker.mailbox.expect(int(samples[0]), tuple(order.places))
-        arrays[INDEX][rows] = samples
+        arrays[INDEX][_places(target)] = samples
         if VALID in arrays:
-            arrays[VALID][rows] = True
+            arrays[VALID][_places(target)] = True
         self._maker.read_ahead([sample for sample in samples.tolist() if sample not in self.quarantined])
         bad: list[tuple[int, str, str]] = []
         hopeless = ""
-        for row, sample in zip(range(rows.start, rows.stop), samples.tolist(), strict=True):
+        for row, sample in zip(target, samples.tolist(), strict=True):
             fields = {name: array[row, ...] for name, array in arrays.items()}
             reason = self._fill_row(order.epoch, row, sample, 0, fields)
             if reason is not None:
@@ -232,11 +237,23 @@ class PlannedRows:
         self._first = 0
         self._samples: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def samples(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
-        """As ``Plan.indices``; the array is shared, so it must not be written to."""
+    def samples(self, position: Position, rows: Rows) -> NDArray[np.int64]:
+        """As ``Plan.indices_of``; the array is shared, so it must not be written to."""
+        first, count = rows[0], rows[-1] + 1 - rows[0]
         start = first - self._first
         if position != self._position or start < 0 or start + count > len(self._samples):
-            rows = max(count, min(ROWS_AHEAD, self._plan.rows(position.step) - first))
+            planned = max(count, min(ROWS_AHEAD, self._plan.rows(position.step) - first))
             self._position, self._first, start = position, first, 0
-            self._samples = self._plan.indices(position, first, rows)
-        return self._samples[start : start + count]
+            self._samples = self._plan.indices(position, first, planned)
+        return (
+            self._samples[start : start + count] if len(rows) == count else self._samples[_numbers(rows) - self._first]
+        )
+
+
+def _places(rows: Rows) -> slice | NDArray[np.int64]:
+    """What selects these rows of an array."""
+    return slice(rows[0], rows[-1] + 1) if len(rows) == rows[-1] + 1 - rows[0] else _numbers(rows)
+
+
+def _numbers(rows: Rows) -> NDArray[np.int64]:
+    return np.asarray(rows, np.int64)

@@ -3,6 +3,9 @@
     recipe + index --> reader, behind a cache --> values --first steps--> values --others--> a row
                                     ^---- a cache of decoded samples keeps the first steps' result
 
+A recipe with a cut is made in two parts with and without a cache, because what is decoded without
+knowing a crop may be other pixels. So a worker host needs no cache for the same bytes.
+
 Invariant: a problem of one sample is a reason, and the next sample can be made;
 ``RecipeUnusable`` concerns all samples.
 """
@@ -70,7 +73,7 @@ class SampleMaker:
         self._storage = storage
         self._cached: CachedReader | None = None
         self._first: Pipeline | None = None
-        """Makes what a cache of decoded samples keeps."""
+        """Makes what a cache of decoded samples keeps, with and without such a cache."""
         timings, cut = stopwatch.timings, recipe.cut
         with ExitStack() as where_it_fails:
             try:
@@ -150,9 +153,10 @@ class SampleMaker:
         values = self._reader.read(sample)
         self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached is not None else None)
         failpoints.passing("worker.sample.read", sample)
-        if self._first is not None and self._cached is not None and not self._cached.is_hit:
+        if self._first is not None and (self._cached is None or not self._cached.is_hit):
             values = self._first.make(values, epoch, sample, attempt)
-            self._cached.offer(values)
+            if self._cached is not None:
+                self._cached.offer(values)
         return values
 
 

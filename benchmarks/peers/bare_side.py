@@ -16,7 +16,7 @@ from batchd.config.load import load_config
 from batchd.core.plan import Plan
 from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.execute import Pipeline
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import kind_of, open_reader
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -29,9 +29,8 @@ def work(pipe: Connection, options: common.Options, which: int) -> None:
         config = load_config(configuration(options, Path(scratch))).streams["photos"]
     index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage())
     plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
-    kind = kind_of(config.source)
-    reader = kind.open(config.source, index, plan_pipeline(config.pipeline).record_bytes_max, Storage())
-    pipeline = Pipeline(kind.columns(config.source, Storage()), config.pipeline, config.seed)
+    reader = open_reader(config.source, index, plan_pipeline(config.pipeline).record_bytes_max, Storage())
+    pipeline = Pipeline(kind_of(config.source).columns(config.source, Storage()), config.pipeline, config.seed)
     batch = {
         name: np.zeros((config.batch_size, *column.fixed_shape), column.dtype)
         for name, column in pipeline.columns.items()

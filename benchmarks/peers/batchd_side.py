@@ -16,10 +16,11 @@ import common
 import batchd
 import batchd_client
 
-CONFIG = """
+DAEMON = """
 [daemon]
 workers = {workers}
-
+"""
+STREAM = """
 [streams.photos]
 source = {source}
 batch_size = {batch}
@@ -38,11 +39,15 @@ def source(data: Path, variant: str) -> str:
     return f'{{ type = "webdataset", root = "{data}-{variant}", shards = ["*.tar"], label = "" }}'
 
 
+def stream(options: common.Options) -> str:
+    """The part of the configuration about the photographs."""
+    return STREAM.format(source=source(options.data, options.variant), batch=options.batch, side=common.SIDE)
+
+
 def configuration(options: common.Options, folder: Path) -> Path:
     """Write the daemon's configuration into a folder."""
-    where = source(options.data, options.variant)
     file = folder / "batchd.toml"
-    file.write_text(CONFIG.format(workers=options.workers, source=where, batch=options.batch, side=common.SIDE))
+    file.write_text(DAEMON.format(workers=options.workers) + stream(options))
     return file
 
 

@@ -66,11 +66,27 @@ ENVIRONMENTS = {
     "ray": Environment(("ray[data]==2.60.0", NUMPY, CV2)),
     "tensorsocket": Environment(("tensorsocket==0.0.5", TORCH, NUMPY, CV2)),
 }
+CONFINED = {"ray"}
+"""Those whose processes run in namespaces of their own: a network with a loopback alone, and an
+end that takes all processes along.
+
+Ray listens on every address of its machine, and leaves processes behind when it is killed.
+"""
+NAMESPACES = (
+    *("unshare", "--map-root-user", "--net", "--pid", "--fork", "--mount", "--mount-proc", "--kill-child"),
+    *("sh", "-euc"),
+    'ip link set lo up; mkdir -p /tmp/ray; mount -t tmpfs ray /tmp/ray; mount -t tmpfs ray /dev/shm; "$0" "$@" || exit',
+)
 
 
 def python(name: str) -> str:
     """The interpreter of an environment."""
     return sys.executable if name == OURS else str(BUILD / name / "bin" / "python")
+
+
+def command(name: str) -> list[str]:
+    """How a script is started in an environment, without the script."""
+    return [*(NAMESPACES if name in CONFINED else ()), python(name)]
 
 
 def make(names: Iterable[str]) -> dict[str, str]:

@@ -23,21 +23,27 @@ def make_pictures(given: Path, scratch: Path, count: int) -> dict[str, Path]:
 
     The result: folders by table.
     """
+    folders = {name: scratch / name for name in (PHOTOGRAPHS, RESIZED)}
+    files = link_photographs(given, folders[PHOTOGRAPHS], count)
+    folders[RESIZED].mkdir()
+    for number in range(count):
+        name = f"{number:05}.jpg"
+        if number < files:
+            _write_smaller((folders[PHOTOGRAPHS] / name).resolve(), folders[RESIZED] / name)
+        else:
+            (folders[RESIZED] / name).hardlink_to(folders[RESIZED] / f"{number % files:05}.jpg")
+    return folders
+
+
+def link_photographs(given: Path, folder: Path, count: int) -> int:
+    """Make a folder of ``count`` links to photographs; give the number until they repeat."""
     files = sorted(path for path in given.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise SystemExit(f"there is no JPEG in {given}")
-    folders = {name: scratch / name for name in (PHOTOGRAPHS, RESIZED)}
-    for folder in folders.values():
-        folder.mkdir()
+    folder.mkdir()
     for number in range(count):
-        name = f"{number:05}.jpg"
-        file = files[number % len(files)].resolve()
-        (folders[PHOTOGRAPHS] / name).symlink_to(file)
-        if number < len(files):
-            _write_smaller(file, folders[RESIZED] / name)
-        else:
-            (folders[RESIZED] / name).hardlink_to(folders[RESIZED] / f"{number % len(files):05}.jpg")
-    return folders
+        (folder / f"{number:05}.jpg").symlink_to(files[number % len(files)].resolve())
+    return len(files)
 
 
 def _write_smaller(file: Path, to: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import common
-from environments import ROOT, python
+from environments import ROOT, command
 from sides import Side
 from tables import Measurement
 
@@ -26,23 +26,24 @@ class SideFailed(Exception):  # noqa: N818  it says what happened
 
 
 class Stage(NamedTuple):
-    """Shared by all rounds: a folder for temporary files of the sides, and the time to measure."""
+    """Shared by all rounds: a folder for temporary files of the sides, times, images in a batch."""
 
     scratch: Path
     warm_up_s: float
     seconds: float
+    batch: int = 256
 
 
 def measure(side: Side, data: Path, log: Path, stage: Stage) -> Measurement:
     """One round of a side. Raises ``SideFailed``."""
-    command = [python(side.environment), str(HERE / side.script), "--data", str(data)]
-    command += ["--variant", side.variant, "--trainers", str(side.trainers)]
+    options = ["--data", str(data), "--variant", side.variant, "--trainers", str(side.trainers)]
+    words = [*command(side.environment), str(HERE / side.script), *options, "--batch", str(stage.batch)]
     path = f"{ROOT}:{ROOT / 'client'}" if side.variant == "region" else ""
     environment = dict(os.environ, TMPDIR=str(stage.scratch), PYTHONPATH=path)
     with (
         log.open("ab") as said,
         subprocess.Popen(
-            command,
+            words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,

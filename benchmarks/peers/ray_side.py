@@ -17,7 +17,7 @@ import common
 import numpy as np
 import ray
 
-BATCHES = 300
+IMAGES = 76_800
 """In an epoch: so many that none ends in a round."""
 TOGETHER = 64
 READY_BATCHES = 2
@@ -34,8 +34,8 @@ def batches(options: common.Options) -> Iterator[Any]:
     ray.init(num_cpus=options.workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     paths = common.photographs(options.data)
-    items = [{"path": paths[number % len(paths)]} for number in range(BATCHES * options.batch)]
-    photographs = ray.data.from_items(items, override_num_blocks=BATCHES).randomize_block_order()
+    items = [{"path": paths[number % len(paths)]} for number in range(IMAGES)]
+    photographs = ray.data.from_items(items, override_num_blocks=IMAGES // options.batch).randomize_block_order()
     loaded = photographs.map_batches(load, batch_size=TOGETHER)
     for batch in loaded.iter_batches(
         batch_size=options.batch, batch_format="numpy", prefetch_batches=READY_BATCHES, drop_last=True

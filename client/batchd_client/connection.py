@@ -264,10 +264,11 @@ def patiently_open(
         try:
             return open_session(target, min(give_up, time.monotonic() + attempt_s))
         except (OSError, BatchdClientError) as error:
-            # A try that ``give_up`` cut off has the less helpful error.
-            if reason is None or not isinstance(error, ConnectTimeout):
+            # A try that ``give_up`` cut off has the less helpful error, whatever it is over TCP.
+            passes, now_s = may_pass(error), time.monotonic()
+            if reason is None or not (isinstance(error, ConnectTimeout) or (passes and now_s >= give_up)):
                 reason = error
-            if not may_pass(error) or time.monotonic() + pause >= give_up:
+            if not passes or now_s + pause >= give_up:
                 raise reason from reason.__cause__
         for found in _connections.valuerefs():
             if (connection := found()) is not None:

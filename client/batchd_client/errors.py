@@ -191,7 +191,7 @@ class AddressInvalid(Misused):
 
 
 class KeyInvalid(Misused):
-    """The connection file holds no key, or is open to others.
+    """The connection file holds no trainer's key, or is open to others.
 
     Use the file that `batchd keys new` printed on the daemon's host, readable only by its owner.
     """

@@ -216,7 +216,8 @@ class _JaxTransfer:
 
     def __init__(self, batch: Batch, arrays: dict[str, jax.Array]) -> None:
         self._batch = batch
-        self._arrays = arrays
+        self._arrays: dict[str, Any] = arrays
+        """``jax.Array``, whose types do not name ``is_ready`` in JAX 0.10."""
 
     def is_over(self) -> bool:
         """True if done. Reads no arrays of a released batch: the loop may have donated them."""
@@ -267,8 +268,8 @@ class JaxPlacement:
         self.sweep(wait=True)
 
 
-def _default_device() -> jax.Device:
-    """The device of ``jax.device_put`` without a sharding."""
+def _default_device() -> Any:
+    """The ``jax.Device`` of ``jax.device_put`` without a sharding."""
     config: Any = jax.config
     device = config.jax_default_device
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]

@@ -202,10 +202,10 @@ class _CurveProbe(NamedTuple):
 def _judge(seen: _CurveProbe, address: TcpAddress, key: ConnectionKey, *, timed_out: bool) -> Exception:
     if seen.hung_up and seen.heard_bytes == GREETING_BYTES and not timed_out:
         return KeyRefused(f"the daemon at {address.address} has other keys than those for which {key.name!r} was made")
+    if seen.heard_bytes == WELCOMED_BYTES:  # also if ZeroMQ hangs up after its handshake time
+        return OSError("the daemon did not say whether it knows the key: its authenticator hangs or is gone")
     if seen.hung_up:
         return OSError(_CUT)
-    if seen.heard_bytes == WELCOMED_BYTES:
-        return OSError("the daemon did not say whether it knows the key: its authenticator hangs or is gone")
     return OSError(_SILENT if timed_out or seen.heard_bytes < WELCOMED_BYTES else _CUT)
 
 

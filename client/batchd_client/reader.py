@@ -20,6 +20,7 @@ from batchd_client.connection import Connection
 from batchd_client.errors import (
     BatchCorrupt,
     BatchTimeout,
+    ConnectTimeout,
     DaemonUnavailable,
     ProtocolError,
     RingBusy,
@@ -136,12 +137,19 @@ class StreamReader:
     def _subscribe(self, session: Session, position: Position, fingerprint: str | None) -> Subscription:
         deadline = self.connection.deadlines.request_deadline()
         message = partial(self.claim.subscribe, position=position, fingerprint=fingerprint)
+        busy: RingBusy | None = None
         while True:
             try:
                 subscription = Subscription(self.claim, position, session.request(message, Subscribed, deadline))
-            except RingBusy:
+            except RingBusy as error:
                 if time.monotonic() + BUSY_PAUSE_S >= deadline:
                     raise
+                busy = error.with_traceback(None)  # which would keep the session alive
+            except ConnectTimeout:
+                if busy is not None:
+                    # A request that the deadline cut off has the less helpful error.
+                    raise busy from None
+                raise
             else:
                 steps, samples = subscription.admitted.steps, subscription.admitted.samples
                 text = shared_batches_hint(self.claim.stream, self.claim.world_size, steps, samples)

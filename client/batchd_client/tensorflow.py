@@ -87,7 +87,8 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
 
     def batches(turn: int) -> tf.data.Dataset:
         steps = tf.data.Dataset.from_tensors(0).repeat().scan(np.int64(turn), _as_it_is(step))
-        taken = steps.take_while(_as_it_is(lambda more, _: more))
+        has_more: Any = _as_it_is(lambda more, _: more)
+        taken = steps.take_while(has_more)
         # Not by ``map``, which TensorFlow makes parallel by itself: then it would read ahead
         # unasked.
         return taken.scan(0, _as_it_is(lambda state, element: (state, element[1])))

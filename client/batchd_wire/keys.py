@@ -1,9 +1,10 @@
-"""The connection file, with a trainer's key for TCP. Every process; standard library only.
+"""The connection file, with a key for TCP. Every process; standard library only.
 
-    name = "gpu-7"          the trainer's name in the daemon's log and status
-    daemon = "40 x Z85"     the daemon's public key: the trainer connects to no other
-    public = "40 x Z85"     the trainer's public key
-    secret = "40 x Z85"     the trainer's secret key
+    name = "gpu-7"          the holder's name in the daemon's log and status
+    role = "worker"         of a worker host; absent: of a trainer
+    daemon = "40 x Z85"     the daemon's public key: the holder connects to no other
+    public = "40 x Z85"     the holder's public key
+    secret = "40 x Z85"     the holder's secret key
 
 ``batchd keys new`` writes connection files. The functions here also read the daemon's own key
 files.
@@ -18,6 +19,7 @@ import re
 import stat
 import tomllib
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import reduce
 from pathlib import Path
 
@@ -39,7 +41,27 @@ WRITE_ACCESS = 0o022
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _GROUP_CHARACTERS = 5
 _GROUP_LIMIT = 1 << 32
+ROLE = "role"
+"""Name of the role in a key file; a file without it is a trainer's."""
 _NAMES = ("name", "daemon", "public", "secret")
+
+
+class Role(StrEnum):
+    """Who holds a key. Each role has its own address at a daemon, which admits no other role."""
+
+    TRAINER = "trainer"
+    WORKER = "worker"
+
+    @property
+    def holder(self) -> str:
+        """The holder's name in texts."""
+        return "worker host" if self is Role.WORKER else "trainer"
+
+    @property
+    def command(self) -> str:
+        """The command that makes a key of this role."""
+        option = "" if self is Role.TRAINER else f"--role {self} "
+        return f"batchd keys new {option}--name NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +72,36 @@ class ConnectionKey:
     daemon: str
     public: str
     secret: str = field(repr=False)
+    role: Role = Role.TRAINER
 
 
 def connection_file_text(key: ConnectionKey) -> str:
     """Write a connection file."""
+    if key.role is Role.WORKER:
+        use = "Lets worker hosts in at a batchd daemon over TCP. Keep it secret (chmod 600): batchd worker ADDRESS --key FILE"
+    else:
+        use = f"Lets one trainer in at a batchd daemon over TCP. Keep it secret (chmod 600) and name it in {KEY_VARIABLE}."
     return (
-        f"# Lets one trainer in at a batchd daemon over TCP. Keep it secret (chmod 600) and name it in {KEY_VARIABLE}.\n"
+        f"# {use}\n"
         f"name = {json.dumps(key.name)}\n"
+        f"{role_line(key.role)}"
         f"daemon = {json.dumps(key.daemon)}\n"
         f"public = {json.dumps(key.public)}\n"
         f"secret = {json.dumps(key.secret)}\n"
     )
 
 
-def read_connection_key(path: Path) -> ConnectionKey:
-    """Read a connection file.
+def role_line(role: Role) -> str:
+    """The line of a key file that tells the role: none of a trainer's, as in all older files."""
+    return "" if role is Role.TRAINER else f"role = {json.dumps(role)}\n"
 
-    Raises ``ValueError`` for a wrong file, or one that other users may read, and ``OSError`` where
-    it cannot be opened. If root owns the file and this process is not root, a group may read it.
+
+def read_connection_key(path: Path, role: Role = Role.TRAINER) -> ConnectionKey:
+    """Read the connection file of a holder with this role.
+
+    Raises ``ValueError`` for a wrong file, one of another role, or one that other users may read,
+    and ``OSError`` where it cannot be opened. If root owns the file and this process is not root, a
+    group may read it.
     """
     descriptor = os.open(path, OPEN_FLAGS)
     try:
@@ -75,10 +109,13 @@ def read_connection_key(path: Path) -> ConnectionKey:
         table = read_key_table(descriptor, path, ANY_ACCESS & ~GROUP_READS if is_given else ANY_ACCESS)
     finally:
         os.close(descriptor)
-    check_names(table, path, _NAMES)
-    return ConnectionKey(
-        key_name(table["name"], path), *(key_text(table[name], name, path) for name in ("daemon", "public", "secret"))
-    )
+    check_names(table, path, _NAMES, (ROLE,))
+    found = key_role(table, path)
+    if found is not role:
+        makes = f"`{role.command}` on the daemon's host makes one"
+        raise ValueError(f"{path} is the key of a {found.holder}; a {role.holder} needs a key of its own: {makes}")
+    daemon, public, secret = (key_text(table[name], name, path) for name in ("daemon", "public", "secret"))
+    return ConnectionKey(key_name(table["name"], path), daemon, public, secret, role)
 
 
 def read_key_table(descriptor: int, path: Path, refused_mode: int) -> dict[str, object]:
@@ -124,6 +161,14 @@ def key_name(value: object, path: Path) -> str:
     if not isinstance(value, str) or not KEY_NAME.fullmatch(value):
         raise ValueError(f"{path}: name is wrong: {KEY_NAME_RULE}")
     return value
+
+
+def key_role(table: dict[str, object], path: Path) -> Role:
+    """Return the role that the table of ``path`` tells. Raises ``ValueError``."""
+    try:
+        return Role(str(table.get(ROLE, Role.TRAINER)))
+    except ValueError:
+        raise ValueError(f"{path}: role is none of {', '.join(Role)}") from None
 
 
 def key_text(value: object, name: str, path: Path) -> str:

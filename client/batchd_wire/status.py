@@ -300,13 +300,76 @@ class DaemonFacts:
 
 
 @record
+class LinkStatistics:
+    """One worker host. ``state``: opening, proving, serving, leaving or closing.
+
+    ``key``: the name of its key. ``machine``: its processor's architecture. ``since_s``: how long
+    it has been here. ``orders``, ``samples``: filled into batches, ``busy_s`` of its workers' time.
+    ``received_bytes`` of rows; ``late_rows`` came when they were not wanted any more. ``withdrawn``
+    orders were given to others. ``disagreements``: samples that it reported bad and that are good.
+    ``streams``: those that it fills; ``refused``: those that it cannot fill, each with the reason.
+    ``gateway``: the number of the gateway through which it comes.
+    """
+
+    link: int
+    name: str
+    host: str
+    key: str
+    pid: int
+    machine: str
+    version: str
+    decoders: str
+    state: str
+    since_s: float
+    workers: int
+    orders: int
+    samples: int
+    busy_s: float
+    received_bytes: int
+    late_rows: int
+    withdrawn: int
+    disagreements: int
+    streams: tuple[str, ...]
+    refused: tuple[str, ...]
+    gateway: int = 0
+
+
+@record
+class PoolStatistics:
+    """The worker hosts. ``ended_links``: how many have gone, ``last_end``: the last one and why.
+
+    ``wanted``: the number of remote workers that the trainers need. If something limits them,
+    ``capped_by`` is "max", "network" or "ring", and ``cap`` says the same for people.
+    ``interface`` and ``interface_bytes_per_s``: of ``address``; empty and None if not known.
+    ``sent_away``: the last worker hosts that the daemon sent away, each with the reason.
+    ``received_bytes``: of rows, from all worker hosts ever. ``gateways``: how many there should be;
+    ``gateways_down``: the numbers of those that do not listen just now.
+    """
+
+    address: str
+    links: tuple[LinkStatistics, ...]
+    ended_links: int
+    last_end: str
+    wanted: int = 0
+    cap: str = ""
+    capped_by: str = ""
+    interface: str = ""
+    interface_bytes_per_s: float | None = None
+    sent_away: tuple[str, ...] = ()
+    received_bytes: int = 0
+    gateways: int = 1
+    gateways_down: tuple[int, ...] = ()
+
+
+@record
 class DaemonStatus:
-    """The answer to ``AskStatus``."""
+    """The answer to ``AskStatus``. ``pool``: None if no worker hosts may come."""
 
     daemon: DaemonFacts
     workers: tuple[WorkerStatistics, ...]
     trainers: tuple[TrainerStatistics, ...]
     streams: tuple[StreamStatistics, ...]
+    pool: PoolStatistics | None = None
 
     def stream(self, name: str) -> StreamStatistics | None:
         """Find a stream by its name."""
@@ -314,10 +377,12 @@ class DaemonStatus:
 
 
 def plain_status(status: DaemonStatus) -> dict[str, object]:
-    """Make the maps of the wire and of ``batchd status --json``; no ``daemon.tcp`` without TCP."""
+    """Make the maps of the wire and of ``batchd status --json``; what is absent is left out."""
     plain = asdict(status)
     if status.daemon.tcp is None:
         del plain["daemon"]["tcp"]
+    if status.pool is None:
+        del plain["pool"]
     return plain
 
 

@@ -24,6 +24,7 @@ from support.hostile_messages import corpus, encode, hostile_messages, mutated
 from support.waiting import PATIENCE_S
 
 DEADLINE_S = 0.1
+SHORT = {"reconnect_timeout_s": DEADLINE_S, "batch_timeout_s": DEADLINE_S}
 ENDS_WITHIN_S = PATIENCE_S / 4
 """Far above several deadlines in a row, including the time to diagnose a failure."""
 SPOILT_SHARE = 0.1
@@ -45,17 +46,13 @@ def _honest_in_the_end(fake):
         assert [batch["image"].max() for batch in daemon.stream("photos", epochs=1)] == [0, 1, 2, 3, 4]
 
 
-def connect(fake):
-    """Connect with deadlines that can be waited for."""
-    return batchd_client.connect(
-        fake.address, connect_timeout_s=DEADLINE_S, reconnect_timeout_s=DEADLINE_S, batch_timeout_s=DEADLINE_S
-    )
-
-
 def train(fake):
     """Ask every query and read an epoch; the client's own error ends it, or the deadline."""
     began_s = time.monotonic()
-    with suppress(BatchdClientError), connect(fake) as daemon:
+    with (
+        suppress(BatchdClientError),
+        batchd_client.connect(fake.address, connect_timeout_s=DEADLINE_S, **SHORT) as daemon,
+    ):
         daemon.status()
         stream = daemon.stream("photos", epochs=1)
         daemon.bad("photos")
@@ -204,7 +201,7 @@ def test_labels_that_are_passed_off_as_sizes_are_believed_as_far_as_there_is_roo
         if isinstance(message, Subscribed)
         else frames
     )
-    with connect(fake) as daemon:
+    with batchd_client.connect(fake.address) as daemon:
         batch = next(iter(daemon.stream("photos")))
         assert batch["image_shape"].tolist() == [[0, 0], [1, 0], [2, 0], [3, 0]]
         with pytest.raises(ProtocolError, match=r"field 'image': row 3 has the sizes \[3, 0\]"):
@@ -219,7 +216,7 @@ def test_a_batch_larger_than_any_memory_is_refused(fake):
         if isinstance(message, Subscribed)
         else frames
     )
-    with connect(fake) as daemon, pytest.raises(ProtocolError, match=str(SLOT_BYTES_MAX)):
+    with batchd_client.connect(fake.address) as daemon, pytest.raises(ProtocolError, match=str(SLOT_BYTES_MAX)):
         next(iter(daemon.stream("photos")))
 
 
@@ -227,7 +224,7 @@ def test_a_batch_larger_than_any_memory_is_refused(fake):
 def test_a_batch_whose_frames_do_not_fit_is_refused(fake, change):
     """Their number and their lengths follow from the layout."""
     fake.alter = lambda message, frames: FRAME_CHANGES[change](frames) if isinstance(message, Parcel) else frames
-    with connect(fake) as daemon, pytest.raises(ProtocolError):
+    with batchd_client.connect(fake.address) as daemon, pytest.raises(ProtocolError):
         next(iter(daemon.stream("photos")))
 
 
@@ -235,7 +232,7 @@ def test_a_frame_that_no_message_has_ends_the_connection(fake):
     """It is not even taken in, and the trainer tries again until its deadline."""
     change = FRAME_CHANGES["one that is far too long"]
     fake.alter = lambda message, frames: change(frames) if isinstance(message, Parcel) else frames
-    with connect(fake) as daemon, pytest.raises(DaemonUnavailable):
+    with batchd_client.connect(fake.address, **SHORT) as daemon, pytest.raises(DaemonUnavailable):
         next(iter(daemon.stream("photos")))
 
 
@@ -244,5 +241,5 @@ def test_a_second_greeting_is_refused(fake):
     fake.alter = lambda message, frames: (
         frames if isinstance(message, Greeted) else [Greeted("again", "", bytes(16)).encode()]
     )
-    with connect(fake) as daemon, pytest.raises(ProtocolError, match="twice"):
+    with batchd_client.connect(fake.address) as daemon, pytest.raises(ProtocolError, match="twice"):
         daemon.status()

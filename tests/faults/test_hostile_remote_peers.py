@@ -15,7 +15,7 @@ from batchd_wire.messages import TO_TRAINER_REMOTE, AskStatus, Greet, Greeted, O
 from support.expected import Expected
 from support.network import free_port
 from support.seen import see
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 ANSWER_MS = 5_000
 
@@ -165,7 +165,7 @@ def test_a_message_of_megabytes_ends_its_connection(raw, daemon):
 def plain_connection(daemon):
     """TCP, and nothing on it."""
     host, port = daemon.tcp_address.removeprefix("tcp://").split(":")
-    with socket.create_connection((host, int(port)), timeout=15) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         yield connection
 
 

@@ -3,13 +3,14 @@
 import pytest
 
 import batchd_client
+from batchd_client import connection as client_connection
 from batchd_client.errors import ReconnectTimeout
 from support.expected import Expected
 from support.kernel import is_alive
 from support.seen import look_at, see
 from support.settings import folder_stream
 from support.trainer_process import TrainerFailed
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 
 def test_trainers_finish_their_epochs_exactly_across_a_restart(start_daemon, start_trainer, photos):
@@ -46,7 +47,7 @@ def test_a_worker_that_cannot_see_the_end_of_its_channel_ends_with_the_daemon_to
 
 
 def test_without_a_successor_trainers_get_a_typed_error_keep_what_they_hold_and_may_go_on_later(
-    start_daemon, start_trainer
+    start_daemon, start_trainer, pausing
 ):
     """After ``reconnect_timeout_s`` the same loop continues at its position with a new daemon."""
     daemon = start_daemon(workers=3)
@@ -54,16 +55,19 @@ def test_without_a_successor_trainers_get_a_typed_error_keep_what_they_hold_and_
     other = start_trainer(daemon.address, connect={"reconnect_timeout_s": 0.2}, epochs=2)
     other.take(1)
 
-    with batchd_client.connect(daemon.address, reconnect_timeout_s=0.3) as connection:
+    with batchd_client.connect(daemon.address, reconnect_timeout_s=PATIENCE_S) as connection:
         stream = connection.stream("photos", epochs=2)
         held = [next(iter(stream)) for _ in range(2)]
         seen = [look_at(batch) for batch in held]
         workers = daemon.worker_pids()
         daemon.kill()
-        with pytest.raises(ReconnectTimeout, match=r"did not come back within 0\.3 s"):
+        with (
+            pausing(client_connection, PATIENCE_S),
+            pytest.raises(ReconnectTimeout, match=rf"did not come back within {PATIENCE_S:g} s"),
+        ):
             # The batches that had arrived are still good.
             seen.extend(look_at(batch) for _ in range(2) for batch in stream)
-        with pytest.raises(ReconnectTimeout):
+        with pausing(client_connection, PATIENCE_S), pytest.raises(ReconnectTimeout):
             see(stream)
         with pytest.raises(TrainerFailed, match=f"ReconnectTimeout: the daemon at {daemon.address} went away"):
             other.take()

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import batchd_client
+from batchd_client import reader as client_reader
 from batchd_client.errors import RingBusy, RingExhausted, RingTooSmall
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
@@ -16,7 +17,7 @@ from support.expected import Expected
 from support.kernel import descriptors_of, is_alive
 from support.seen import look_at, see
 from support.settings import SLOT_BYTES, folder_stream
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +171,7 @@ def test_a_newcomer_finds_room_between_trainers_that_read_ahead(daemon):
     """Eight slots, windows of four, and as many trainers as possible: each is admitted at once."""
     expected = Expected(daemon.config, "crowded").epoch(0)
 
-    with batchd_client.connect(daemon.address, connect_timeout_s=2.0) as connection:
+    with batchd_client.connect(daemon.address) as connection:
         streams = []
         for _ in range(4):
             streams.append(connection.stream("crowded", epochs=1))
@@ -180,23 +181,26 @@ def test_a_newcomer_finds_room_between_trainers_that_read_ahead(daemon):
         assert [see(stream) for stream in streams] == [expected[count:] for count in taken]
 
 
-def test_a_newcomer_waits_for_memory_that_others_hold(daemon):
+def test_a_newcomer_waits_for_memory_that_others_hold(daemon, pausing):
     """Until they give it back, or its patience is over; then it is told how much they hold."""
     with (
         batchd_client.connect(daemon.address) as one,
-        batchd_client.connect(daemon.address, connect_timeout_s=0.5) as other,
+        batchd_client.connect(daemon.address, connect_timeout_s=PATIENCE_S) as other,
         batchd_client.connect(daemon.address) as third,
     ):
         hoarder = one.stream("held", epochs=3)
         hoard = [batch for batch, _ in zip(hoarder, range(5), strict=False)]
-        with pytest.raises(RingBusy, match="5 of the 6 slots of stream 'held' are held by other trainers"):
+        with (
+            pausing(client_reader, 0.0, PATIENCE_S),
+            pytest.raises(RingBusy, match="5 of the 6 slots of stream 'held' are held by other trainers"),
+        ):
             other.stream("held", epochs=1)
         with ThreadPoolExecutor(1) as background:
             patient = background.submit(third.stream, "held", epochs=1)
             for batch in hoard:
                 batch.release()
             hoarder.close()
-            assert see(patient.result(10)) == Expected(daemon.config, "held").epoch(0)
+            assert see(patient.result(PATIENCE_S)) == Expected(daemon.config, "held").epoch(0)
 
 
 def test_a_trainer_for_whom_there_is_no_memory_is_refused_with_the_numbers(daemon):

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -115,9 +116,19 @@ def join(group, daemon):
 
 
 def leave(group):
-    """Have no process in a cgroup any more, so that it can be removed."""
-    for pid in (group / "cgroup.procs").read_text().split():
-        (group.parent / "cgroup.procs").write_text(pid)
+    """Have no process in a cgroup any more, so that it can be removed.
+
+    A worker that the fork server starts meanwhile is in the cgroup that the fork server had then.
+    """
+
+    def have_left():
+        pids = (group / "cgroup.procs").read_text().split()
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it has ended
+                (group.parent / "cgroup.procs").write_text(pid)
+        return not pids
+
+    wait_until(have_left, "no process is in the cgroup")
 
 
 def memory_kills(group):

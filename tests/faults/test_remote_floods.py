@@ -30,12 +30,10 @@ from batchd_wire.messages import (
     Unsubscribe,
 )
 from support.good_trainers import good_trainers, private_bytes
-from support.hostile_streams import COMMAND, frame
+from support.hostile_streams import COMMAND, frame, introduce
 from support.network import free_port
 from support.waiting import PATIENCE_S, wait_until
 
-GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00NULL").ljust(64, b"\0")
-READY = frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER", COMMAND)
 PING = frame(b"\x04PING\x00\x00", COMMAND)
 MORE = 1
 FLOOD_S = 0.4
@@ -74,13 +72,7 @@ def connect(daemon, host):
         connection = unless_it_fails.enter_context(
             socket.create_connection((address, int(port)), PATIENCE_S, (host, 0))
         )
-        connection.sendall(GREETING + READY)
-        heard = b""
-        while b"READY" not in heard:
-            part = connection.recv(1 << 10)
-            if not part:
-                raise ConnectionError("the daemon hung up")
-            heard += part
+        introduce(connection)
         unless_it_fails.pop_all()
     return connection
 

@@ -10,15 +10,19 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import pytest
 
+from batchd.cli.main import cli
 from batchd.config.load import load_config
 from support.commands import batchd
 from support.roots import DEBIAN, TREE, collect_wheels, need_debian
 from support.waiting import PATIENCE_S, wait_until
 
 DEPLOY = TREE / "deploy"
-MANIFESTS = sorted(DEPLOY.glob("kubernetes/**/*.yaml"))
+EXTENSIONS = {"scaling.yaml": "ScaledObject", "kuberay.yaml": "RayJob"}
+"""Manifests of other projects' kinds, for which there are no schemas here."""
+MANIFESTS = sorted(path for path in DEPLOY.glob("kubernetes/**/*.yaml") if path.name not in EXTENSIONS)
 SCRIPTS = [
     *DEPLOY.rglob("*.sh"),
     *DEPLOY.glob("slurm/*.sbatch"),
@@ -74,6 +78,74 @@ def documents(name: str) -> list[dict]:
     return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()))
 
 
+def parsed(words: list[str]) -> dict:
+    """The parameters of a command line of batchd, which has to be a valid one."""
+    command = cli.get_command(click.Context(cli), words[0])
+    if isinstance(command, click.Group):
+        command = command.commands["up"]
+    return command.make_context(words[0], words[1:]).params
+
+
+def test_the_pods_of_the_extensions_are_kubernetes_own(tmp_path) -> None:
+    """Their templates and their rules of scaling have the fields that Kubernetes knows."""
+    [scaled], [job] = documents("workers/scaling.yaml"), documents("examples/kuberay.yaml")
+    assert {"scaling.yaml": scaled["kind"], "kuberay.yaml": job["kind"]} == EXTENSIONS
+    cluster = job["spec"]["rayClusterSpec"]
+    templates = [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    bodies = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **one.get("metadata", {})}, "spec": one["spec"]}
+        for one in templates
+    ]
+    scaling = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", **scaled["spec"]["scaleTargetRef"]}
+    spec = {"scaleTargetRef": target, "maxReplicas": scaled["spec"]["maxReplicaCount"], **scaling}
+    kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "x"}}
+    for number, body in enumerate([*bodies, {**kind, "spec": spec}]):
+        (tmp_path / f"{number}.json").write_text(json.dumps(body))
+        test_kubernetes_knows_every_field(tmp_path / f"{number}.json")
+
+
+def test_worker_hosts_of_the_manifests_are_those_that_are_scaled() -> None:
+    """One number of workers and of the port everywhere; names and labels agree."""
+    deployment, service = documents("workers/workers.yaml")
+    of_workers, of_daemon = documents("workers/network.yaml")
+    [scaled] = documents("workers/scaling.yaml")
+    [trigger] = scaled["spec"]["triggers"]
+    template = deployment["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    worker = parsed(container["args"])
+    [port] = service["spec"]["ports"]
+
+    assert worker["address"] == f"tcp://{service['metadata']['name']}:{port['port']}"
+    assert str(worker["workers"]) == trigger["metadata"]["threshold"] == container["resources"]["requests"]["cpu"]
+    assert trigger["metadata"]["query"] == "sum(batchd_workers_wanted)"
+    assert "| `batchd_workers_wanted` | gauge |" in (TREE / "docs/metrics.md").read_text()
+    assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    for selector in (of_workers["spec"]["podSelector"], deployment["spec"]["selector"]):
+        assert selector["matchLabels"].items() <= template["metadata"]["labels"].items()
+    [daemon] = documents("daemon.yaml")
+    for selector in (of_daemon["spec"]["podSelector"]["matchLabels"], service["spec"]["selector"]):
+        assert selector.items() <= daemon["spec"]["template"]["metadata"]["labels"].items()
+    assert of_workers["spec"]["egress"][0]["ports"] == [{"port": port["targetPort"], "protocol": "TCP"}]
+    [admitted] = [one for one in of_daemon["spec"]["ingress"] if "from" in one]
+    assert admitted["ports"] == [{"port": port["targetPort"], "protocol": "TCP"}]
+    assert admitted["from"][0]["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+def test_ray_on_kubernetes_asks_for_the_cpus_of_its_nodes() -> None:
+    """Each node has room for one worker host."""
+    [job] = documents("examples/kuberay.yaml")
+    _deployment, service = documents("workers/workers.yaml")
+    ray = parsed(job["spec"]["entrypoint"].split()[1:])
+    [nodes] = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    [container] = nodes["template"]["spec"]["containers"]
+
+    assert ray["words"] == (f"tcp://{service['metadata']['name']}:7072",)
+    assert (ray["least"], ray["most"]) == (nodes["minReplicas"], nodes["maxReplicas"])
+    assert str(ray["cpus"]) == container["resources"]["requests"]["cpu"]
+    assert str(ray["key_on_nodes"]).startswith(f"{container['volumeMounts'][0]['mountPath']}/")
+
+
 def test_the_configuration_in_the_manifests_is_a_valid_one(tmp_path) -> None:
     """It loads as batchd.toml does."""
     [config_map] = documents("config.yaml")
@@ -93,12 +165,16 @@ def test_keys_of_a_secret_become_a_keys_directory(tmp_path) -> None:
     ]
     made, secret = tmp_path / "made", tmp_path / "secret"
     batchd("keys", "new", "--name", "gpu-box-1", "--keys-dir", made, "-o", tmp_path / "conn.key")
+    batchd("keys", "new", "--role", "worker", "--name", "pool", "--keys-dir", made, "-o", tmp_path / "pool.key")
     secret.mkdir()
-    for file in (made / "daemon.key", made / "trainers/gpu-box-1.key"):
+    for file in (made / "daemon.key", made / "trainers/gpu-box-1.key", made / "workers/pool.key"):
         (secret / file.name).symlink_to(file)
     run("sh", "-ec", script.replace("/secret/", f"{secret}/").replace("/keys/now", str(tmp_path / "now")))
 
-    assert "gpu-box-1" in batchd("keys", "list", "--keys-dir", tmp_path / "now").stdout
+    keys = [batchd("keys", "list", "--keys-dir", folder) for folder in (made, tmp_path / "now")]
+    assert keys[0].stdout == keys[1].stdout
+    assert keys[1].stdout.count("\n") == len(["gpu-box-1", "pool"])
+    assert keys[1].stderr == ""
 
 
 @pytest.fixture(scope="module")

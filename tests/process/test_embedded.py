@@ -20,7 +20,7 @@ from support.expected import Expected
 from support.kernel import RUN_VARIABLE, carriers, children_of, descriptors_of, workers_of
 from support.seen import look_at, see
 from support.settings import folder_stream, write_settings
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 SCRIPT = """
 import os, sys
@@ -92,7 +92,7 @@ def test_the_address_is_the_line_that_begins_as_one():
     """A source of the user's own may print something before and after it."""
     says = "print('scanning'); print('ipc:///run/x'); print('ready')"
     with Child(subprocess.Popen([sys.executable, "-c", says], stdout=subprocess.PIPE)) as child:
-        assert _address(child, 10) == "ipc:///run/x"
+        assert _address(child, PATIENCE_S) == "ipc:///run/x"
 
 
 def test_an_exception_in_the_script_ends_the_daemon_too(config):

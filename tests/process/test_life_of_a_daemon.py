@@ -121,7 +121,7 @@ def test_draining_takes_nobody_in_and_a_second_signal_ends_it(start_daemon, numb
         daemon.send(number)
         wait_until(lambda: daemon.log_lines("draining"), "the first signal has arrived")
         assert daemon.status()["daemon"]["draining"] is True
-        impatient = batchd_client.connect(daemon.address, connect_timeout_s=0.2, reconnect_timeout_s=0.2)
+        impatient = batchd_client.connect(daemon.address, reconnect_timeout_s=0.2)
         with impatient as late, pytest.raises(batchd_client.errors.DaemonUnavailable):
             late.stream("photos")
         daemon.send(number)

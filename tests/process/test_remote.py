@@ -15,7 +15,7 @@ from support.expected import Expected
 from support.network import Proxy, free_port
 from support.seen import look_at, samples, see
 from support.settings import SLOT_BYTES, folder_stream
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_a_connection_cut_at_any_byte_repeats_and_loses_nothing(daemon, expected
             before = proxy.connections
             wait_until(lambda: rest.done() or proxy.connections >= before + 3, "it was cut three times, or got through")
             proxy.cut_after = None
-            seen += rest.result(60)
+            seen += rest.result(PATIENCE_S)
     assert seen == expected.epoch(0) + expected.epoch(1)
 
 

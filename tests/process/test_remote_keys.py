@@ -1,6 +1,7 @@
 """Who is let in over TCP, what a key opens, and what is said to those who stay outside."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from batchd.daemon.tcp.keys import KeyDirectory
 from batchd_client.errors import DaemonNotFound, KeyInvalid, KeyRefused
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode
-from batchd_wire.keys import connection_file_text
+from batchd_wire.keys import Role, connection_file_text
 from batchd_wire.messages import TO_TRAINER_REMOTE, Greet, Refused
 from support.commands import batchd
 from support.expected import Expected
@@ -105,6 +106,17 @@ def test_a_revoked_key_is_told_so(daemon, keys, files):
     keys.revoke("gone")
     with pytest.raises(KeyRefused, match="does not know the key 'gone'"):
         connect(daemon, file)
+
+
+def test_the_key_of_a_worker_host_opens_no_batch(daemon, keys, files):
+    """The trainer is told so before it connects; the daemon refuses a file that hides its role."""
+    key = keys.new("pool", role=Role.WORKER)
+    with pytest.raises(KeyInvalid, match="is the key of a worker host; a trainer needs a key of its own"):
+        connect(daemon, write_key(files, key))
+    with pytest.raises(KeyRefused, match="does not know the key 'pool'"):
+        connect(daemon, write_key(files, replace(key, role=Role.TRAINER)))
+    assert "the key 'pool' is a worker host's: worker_address of [daemon] admits it" in daemon.log
+    assert "here a trainer's is needed: `batchd keys new --name NAME" in daemon.log
 
 
 def test_a_key_made_for_another_daemon_is_told_so(daemon, tmp_path):
@@ -224,6 +236,25 @@ def test_listening_beyond_loopback_without_keys_is_refused_at_the_start(start_da
     daemon = start_daemon(tcp=f"0.0.0.0:{free_port()}", keys_dir=str(tmp_path / "none"), ready=False)
     assert daemon.wait() == 2
     assert "batchd keys new --name" in daemon.log
+
+
+def test_the_key_of_a_worker_host_does_not_open_the_trainers_address_beyond_loopback(start_daemon, tmp_path):
+    """No trainer could connect, so the daemon does not start either."""
+    batchd(
+        "keys",
+        "new",
+        "--role",
+        "worker",
+        "--name",
+        "pool",
+        "--keys-dir",
+        tmp_path / "keys",
+        "-o",
+        tmp_path / "pool.key",
+    )
+    daemon = start_daemon(tcp=f"0.0.0.0:{free_port()}", keys_dir=str(tmp_path / "keys"), ready=False)
+    assert daemon.wait() == 2
+    assert "has no key of a trainer; `batchd keys new --name NAME" in daemon.log
 
 
 def test_a_port_that_is_taken_is_named(start_daemon, daemon):

@@ -1,15 +1,19 @@
 """Many trainers, one daemon: what is decoded once, what for each, and who reads what."""
 
+from threading import Timer
+
 import pytest
 
 import batchd_client
 from support.expected import Expected
 from support.seen import look_at, samples, see
 from support.settings import PIPELINE, SLOT_BYTES, STILL_PIPELINE, folder_stream
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 STEPS = 5
 """Forty samples in batches of eight."""
+WITHHELD_S = 1.0
+"""What does not come within this time is withheld."""
 KINDS = {
     "lockstep": {"lag": "lockstep", "max_skew": 2},
     "waits": {"lag": "lockstep", "max_skew": 2},
@@ -47,19 +51,19 @@ def test_mirror_trainers_in_lockstep_share_every_decoded_batch(daemon):
     assert status["delivered_batches"] == 4 * STEPS
 
 
-def test_a_lockstep_trainer_waits_for_the_slowest(daemon):
+def test_a_lockstep_trainer_waits_for_the_slowest(daemon, let_pass):
     """The fast one stands at the allowed distance until the slow one has moved."""
-    with batchd_client.connect(daemon.address) as early:
-        # The workers are up: what does not come within a second is withheld.
-        see(early.stream("waits", epochs=1), 1)
     with (
-        batchd_client.connect(daemon.address, batch_timeout_s=1.0) as one,
+        batchd_client.connect(daemon.address, batch_timeout_s=PATIENCE_S) as one,
         batchd_client.connect(daemon.address) as other,
     ):
         fast, slow = (connection.stream("waits", epochs=1) for connection in (one, other))
         ahead = see(fast, 3)
+        withheld = Timer(WITHHELD_S, let_pass, [PATIENCE_S])
+        withheld.start()
         with pytest.raises(batchd_client.errors.BatchTimeout):
             see(fast, 1)
+        withheld.join()
         assert see(slow, 1) == ahead[:1]
         assert [batch.step for batch in see(fast, 1)] == [3]
 

@@ -3,9 +3,11 @@
 from batchd.core.actions import Action
 from batchd.core.delivery import Delivery
 from batchd.core.events import Event
-from batchd.core.fleet import WorkerKind, WorkerState
-from batchd.core.ring import Slot
+from batchd.core.fleet import Worker, WorkerKind, WorkerState
+from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
+from batchd.core.shares import Shares
 from batchd.core.spec import StreamSpec
+from batchd.core.state import FEW_ORDERS
 from batchd.core.stream import Stream
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
 from support.core_eviction import check_choice
@@ -81,13 +83,21 @@ def _check_streams(world: World) -> None:
 
 def _check_takers(world: World) -> None:
     """Who takes orders is kept step by step as a look at all workers would find it."""
-    for count, takers in enumerate(world.state.fleet._takers):
+    fleet, links = world.state.fleet, world.state.links.by_number
+    for count, takers in enumerate(fleet._takers):
         found = {
-            number
-            for number, worker in world.state.fleet.workers.items()
-            if worker.state is WorkerState.READY and len(worker.orders) == count
+            number: frozenset(links[worker.link].may_fill) if worker.kind.is_remote else None
+            for number, worker in fleet.workers.items()
+            if worker.state is WorkerState.READY
+            and not worker.is_late
+            and count < worker.kind.orders_max
+            and len(worker.orders) + len(worker.unsettled) == count
         }
-        assert set(takers) == found
+        kept: dict[int, frozenset[int] | None] = dict.fromkeys(takers.local)
+        for streams, workers in takers.remote.items():
+            assert workers, "an empty group is kept"
+            kept |= dict.fromkeys(workers, streams)
+        assert kept == found
 
 
 def _check_promises(delivery: Delivery) -> None:
@@ -113,7 +123,12 @@ def _check_slots(stream: Stream, world: World) -> None:
     assert len(ring.slots) <= ring.slots_max == world.slots_max[stream.spec.number]
     assert set(ring.slots) == {number for number, slot in world.slots.items() if slot.stream == stream.spec.number}
     assert ring.idle.slots == {slot.number for slot in ring.slots.values() if slot.is_idle}
-    assert ring.pending == {slot.number for slot in ring.slots.values() if slot.fill and slot.fill.pending}
+    fills = {slot.number: slot.fill for slot in ring.slots.values() if slot.fill}
+    assert ring.pending == {number for number, fill in fills.items() if fill.pending or fill.doubted}
+    assert ring.pending_anywhere == {number for number, fill in fills.items() if fill.pending}
+    shares = {number: {part.share for part in fill.pending} for number, fill in fills.items() if ring.is_shared}
+    every = {share for found in shares.values() for share in found}
+    assert ring.pending_in == {share: {number for number in shares if share in shares[number]} for share in every}
     for one in subscriptions:
         is_placed = all(claim.slot is not None for claim in one.claims)
         assert is_placed or Blocked.NO_SLOT in one.blocked, "a claim that nobody tries to place again"
@@ -124,6 +139,7 @@ def _check_slots(stream: Stream, world: World) -> None:
     positions = [slot.position for slot in ring.slots.values() if slot.position is not None]
     assert len(positions) == len(set(positions)), "a position is in two slots"
     for slot in ring.slots.values():
+        assert slot.proofs == len(world.proofs_of(slot.number))
         model = world.slots[slot.number]
         if _is_emptied(stream, slot, world):
             continue
@@ -159,14 +175,16 @@ def _check_fills(stream: Stream, world: World) -> None:
     for slot in stream.delivery.ring.slots.values():
         if slot.fill is None:
             continue
-        pending = [row for first, rows in slot.fill.pending for row in range(first, first + rows)]
-        under_way = [row for first, rows in slot.fill.under_way.values() for row in range(first, first + rows)]
+        parts = [*(part.rows for part in slot.fill.pending), *(rows for rows, _link in slot.fill.doubted)]
+        assert all(parts), "a part without rows is kept"
+        pending = [row for part in parts for row in part]
+        under_way = [row for part in slot.fill.under_way.values() for row in part]
         written = [row for _position, row in world.slots[slot.number].rows]
         rows = sorted(pending + under_way + written)
         whole = len(rows) if slot.position is None else stream.spec.plan.rows(slot.position.step)
         assert rows == list(range(whole)), "a row is lost, or filled twice"
         assert all(ordered[number].slot is slot for number in slot.fill.under_way)
-        mine = {number for number, order in ordered.items() if order.slot is slot}
+        mine = {number for number, order in ordered.items() if order.slot is slot and not order.is_proof}
         assert mine == set(slot.fill.under_way)
 
 
@@ -264,32 +282,80 @@ def _check_workers(world: World) -> None:
     """
     fleet = world.state.fleet
     assert len(fleet._places) == world.workers_wanted
-    wanted = [worker for worker in fleet.workers.values() if not worker.is_surplus]
+    wanted = [worker for worker in fleet.workers.values() if not worker.is_surplus and not worker.link]
     assert len(wanted) <= world.workers_wanted
     assert len({worker.place for worker in wanted}) == len(wanted), "two workers have one place"
     assert set(fleet.workers) == set(world.workers)
     for number, worker in fleet.workers.items():
-        assert len(worker.orders) <= worker.kind.orders_max
-        sent = [order for order in worker.orders if not world.slots[worker.orders[order].slot.number].lost]
-        assert sent == [order.order for order in world.workers[number].orders]
-    has_time = any(
-        one.state is WorkerState.READY and len(one.orders) < one.kind.orders_max for one in fleet.workers.values()
-    )
-    if not has_time or world.state.draining:
+        assert len(worker.orders) <= worker.kind.orders_max + worker.kind.is_remote
+        fills = [order for order in worker.orders.values() if not order.is_proof]
+        sent = [order.number for order in fills if not world.slots[order.slot.number].lost]
+        model = world.workers[number]
+        assert sent == [order.order for order in model.orders]
+        assert [order.number for order in worker.orders.values() if order.is_proof] == [
+            proof.order for proof in model.proofs
+        ]
+        assert worker.withdrawing == set(model.withdrawing)
+        assert worker.unsettled == set(model.unsettled)
+    for link in world.state.links.by_number.values():
+        assert link.workers == {number for number, worker in world.workers.items() if worker.link == link.number}
+        assert link.proofs == sum(len(world.workers[number].proofs) for number in link.workers)
+    _check_nobody_idles(world)
+
+
+def _check_nobody_idles(world: World) -> None:
+    """No worker that takes orders stands idle beside rows that it may fill."""
+    if world.state.draining:
         return
+    have_time = [
+        one
+        for one in world.state.fleet.workers.values()
+        if one.state is WorkerState.READY
+        and not one.is_late
+        and len(one.orders) + len(one.unsettled) < one.kind.orders_max
+    ]
+    local = any(not one.link for one in have_time)
     for stream in world.state.streams.values():
+        links = world.state.links.by_number
+        remote = [one for one in have_time if one.link and stream.spec.number in links[one.link].may_fill]
+        shares = stream.shares
         for one in stream.delivery.subscriptions.values():
             for claim in one.claims:
                 fill = claim.slot.fill if claim.slot is not None else None
-                if fill is not None and fill.pending:
+                if fill is None:
+                    continue
+                found = {part.share for part in fill.pending}
+                idle = [one for one in remote if found and (shares is None or _should_fill(one, shares, found))]
+                if idle or (local and (fill.pending or fill.doubted)):
                     assert not _has_samples(stream, one, claim), "a worker stands idle beside rows to fill"
 
 
+def _should_fill(worker: Worker, shares: Shares, found: set[int]) -> bool:
+    """Whether rows of these shares are its own, or it has so little to do that it fills others'."""
+    return (
+        bool(found & {ANY_SHARE, UNDIVIDED, shares.of_link[worker.link]})
+        or len(worker.orders) + len(worker.unsettled) < FEW_ORDERS
+    )
+
+
 def _has_samples(stream: Stream, one: Subscription, claim: Claim) -> bool:
-    """Whether its rows can be filled. A live stream needs samples for waiting trainers first."""
-    mailbox, position = stream.delivery.supply.mailbox, claim.share.position
+    """Whether its rows can be filled.
+
+    A live stream needs samples for waiting trainers first, then for earlier batches.
+    """
+    mailbox, position, plan = stream.delivery.supply.mailbox, claim.share.position, stream.spec.plan
     if stream.spec.live is None or mailbox.is_bound(position):
         return True
     trainers = [other for other in stream.delivery.subscriptions.values() if not other.ended and not other.is_spectator]
     waits = one.waiting and claim.sequence == one.granted and not (one.is_spectator and trainers)
-    return mailbox.may_bind(stream.spec.plan.rows(position.step), waits=waits)
+    if not mailbox.may_bind(plan.rows(position.step), waits=waits):
+        return False
+    places = {
+        share.position
+        for other in trainers
+        for sequence in range(other.granted, other.granted + plan.place_of(position) + 1)
+        if (share := other.course.at(sequence)) is not None and share.position < position
+    }
+    whole = {slot.position for slot in stream.delivery.ring.slots.values() if slot.is_ready}
+    bare = [place for place in places if place not in whole and not mailbox.is_bound(place)]
+    return waits or mailbox.queued >= (len(bare) + 1) * plan.batch_size

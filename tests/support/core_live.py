@@ -227,11 +227,11 @@ class LiveWorld(CheckedWorld):
         if self.specs[order.stream].live is None:
             assert not order.places
             return
-        assert len(order.places) == order.count
+        assert len(order.places) == len(order.rows)
         samples = [self.places.get((order.stream, place)) for place in order.places]
         assert None not in samples, "a worker is to read a place with nothing in it"
         assert not set(samples) & set(self._in_slot[order.slot].values()), "a sample is in two rows"
-        rows = range(order.first, order.first + order.count)
+        rows = order.rows
         self._read[order.order] = {
             row: (place, sample)
             for row, place, sample in zip(rows, order.places, samples, strict=True)

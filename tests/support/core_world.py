@@ -17,7 +17,8 @@ from typing import TypeVar
 from batchd.core import actions as act
 from batchd.core import events as ev
 from batchd.core.course import Share
-from batchd.core.fleet import WorkerKind
+from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind
+from batchd.core.links import PROOF_ROWS, LinkRules
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
@@ -30,6 +31,8 @@ Kind = TypeVar("Kind")
 ENTITLEMENT = 2
 SAMPLE_TIMEOUT_S = 30.0
 WORKERS = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
+REMOTE = WorkerKind(orders_max=4, start_timeout_s=60.0, note_delay_s=0.0, is_remote=True)
+RULES = LinkRules(audit=0.2)
 
 
 def make_spec(number: int = 1, **changes: object) -> StreamSpec:
@@ -73,6 +76,8 @@ class ModelSlot:
     is_ahead: bool = False
     """It was made before anybody needed it, and nobody has needed it yet."""
     rows: set[tuple[Position, int]] = field(default_factory=set)
+    only_here: set[int] = field(default_factory=set)
+    """Rows that a worker host reported bad: no other one may fill them."""
 
 
 @dataclass(eq=False)
@@ -82,6 +87,23 @@ class ModelWorker:
     ready: bool = False
     killed: bool = False
     orders: list[act.OrderChunk] = field(default_factory=list)
+    link: int = 0
+    """Of a remote worker: its worker host."""
+    proofs: list[act.ProveChunk] = field(default_factory=list)
+    withdrawing: list[int] = field(default_factory=list)
+    """Orders that the daemon wants back."""
+    unsettled: list[int] = field(default_factory=list)
+    """Orders that it was relieved of, and does not know yet."""
+
+
+@dataclass(eq=False)
+class ModelLink:
+    """One worker host, as its gateway sees it."""
+
+    opened: set[int] = field(default_factory=set)
+    equal_rows: Counter[int] = field(default_factory=Counter)
+    closed: bool = False
+    leaving: bool = False
 
 
 @dataclass(eq=False)
@@ -126,8 +148,17 @@ class World:
     def __init__(
         self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256, kind: WorkerKind = WORKERS
     ) -> None:
-        self.state = DaemonState(specs, workers, kind, sample_timeout_s=SAMPLE_TIMEOUT_S, chunk_rows_max=chunk_rows_max)
+        self.state = DaemonState(
+            specs,
+            workers,
+            kind,
+            sample_timeout_s=SAMPLE_TIMEOUT_S,
+            chunk_rows_max=chunk_rows_max,
+            rules=RULES,
+            remote_kind=REMOTE,
+        )
         self.kind = kind
+        self.links: dict[int, ModelLink] = {}
         self.specs = {spec.number: spec for spec in specs}
         """All that ever were."""
         self.serving = [spec.number for spec in specs]
@@ -151,11 +182,14 @@ class World:
         self._is_ahead = False
         self._orders_seen: set[int] = set()
         self._workers_seen: set[int] = set()
+        self._links_seen: set[int] = set()
 
     # --- what can be done -------------------------------------------------------------------------
 
     def do(self, event: ev.Event) -> list[act.Action]:
         """Let one event happen; perform and check what follows."""
+        while self.links and self.losses and isinstance(event, ev.Ticked):
+            self.lose_next()  # it was in the queue before
         self._is_ahead = isinstance(event, ev.SlotWanted)
         actions = self.state.handle(event, self.now)
         for action in actions:
@@ -289,10 +323,135 @@ class World:
     def fill(self, number: int, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> list[act.Action]:
         """A worker carries out its oldest order; samples of ``bad`` are reported as such."""
         order = self.workers[number].orders.pop(0)
-        rows = range(order.first, order.first + order.count)
+        rows = order.rows
         self.slots[order.slot].rows.update((order.position, row) for row in rows)
         reported = [(sample, f"{sample}.jpg", "is no image") for sample in self.samples(order) if sample in bad]
         return self.do(ev.ChunkDone(number, order.order, work(busy_us), reported, ""))
+
+    # --- worker hosts -----------------------------------------------------------------------------
+
+    def host_joins(self, workers: int, name: str = "") -> int:
+        """A worker host comes that can fill all streams; returns its link."""
+        link = len(self._links_seen) + 1
+        self._links_seen.add(link)
+        self.links[link] = ModelLink()
+        self.do(ev.LinkBegun(link, name or f"pod-{link}", workers))
+        for stream in list(self.serving):
+            self.opens(link, stream)
+        for _ in range(workers):
+            self.joins(link)
+        return link
+
+    def opens(self, link: int, stream: int) -> None:
+        """A worker host can fill one more stream."""
+        self.links[link].opened.add(stream)
+        self.do(ev.StreamOpened(link, stream))
+
+    def joins(self, link: int) -> int:
+        """A worker of a worker host is ready."""
+        number = REMOTE_NUMBERS + len(self._workers_seen)
+        self._workers_seen.add(number)
+        self.workers[number] = ModelWorker(ready=True, link=link)
+        self.do(ev.WorkerJoined(number, link))
+        return number
+
+    def host_leaves(self, link: int) -> None:
+        """A worker host takes no more orders."""
+        self.links[link].leaving = True
+        self.do(ev.HostLeaves(link))
+
+    def host_dies(self, link: int) -> None:
+        """The connection of a worker host ends: the gateway drops all its orders."""
+        for number in [number for number, worker in self.workers.items() if worker.link == link]:
+            self.kill(number)
+        del self.links[link]
+        self.do(ev.LinkEnded(link))
+
+    def remote_fill(
+        self, number: int, bad: tuple[int, ...] = (), *, hopeless: bool = False, busy_us: int = 1000
+    ) -> list[act.Action]:
+        """The gateway has copied the rows of a remote worker's oldest order."""
+        worker = self.workers[number]
+        order = worker.orders.pop(0)
+        if order.order in worker.withdrawing:
+            worker.withdrawing.remove(order.order)
+        slot, samples = self.slots[order.slot], self.samples(order)
+        for row, sample in zip(order.rows, samples, strict=True):
+            if hopeless or sample in bad:
+                slot.only_here.add(row)
+            else:
+                slot.rows.add((order.position, row))
+        reported = [(sample, f"{sample}.jpg", "is no image") for sample in samples if sample in bad]
+        return self.do(ev.ChunkDone(number, order.order, work(busy_us), reported, "no such file" if hopeless else ""))
+
+    def compare(
+        self, number: int, difference: str = "", *, bad_rows: int = 0, is_hopeless: bool = False
+    ) -> list[act.Action]:
+        """The gateway has compared the rows of a remote worker's oldest proof."""
+        worker = self.workers[number]
+        proof = worker.proofs.pop(0)
+        if proof.order in worker.withdrawing:
+            worker.withdrawing.remove(proof.order)
+        if not difference:
+            self.links[worker.link].equal_rows[proof.stream] += len(proof.rows)
+        return self.do(ev.ChunkProved(number, proof.order, difference, bad_rows, is_hopeless))
+
+    def take_reference(self, number: int) -> list[act.Action]:
+        """The gateway has copied the rows that it will compare."""
+        worker = self.workers[number]
+        at = next(at for at, proof in enumerate(worker.proofs) if proof.slot)
+        proof = worker.proofs[at]
+        worker.proofs[at] = act.ProveChunk(proof.worker, proof.order, proof.stream, 0, proof.position, proof.rows)
+        return self.do(ev.ReferenceCopied(number, proof.order))
+
+    def give_back(self, number: int) -> list[act.Action]:
+        """The gateway writes no row of an order that the daemon wants back."""
+        worker = self.workers[number]
+        order = worker.withdrawing.pop(0)
+        worker.orders = [one for one in worker.orders if one.order != order]
+        worker.proofs = [one for one in worker.proofs if one.order != order]
+        worker.unsettled.append(order)
+        return self.do(ev.OrderWithdrawn(number, order))
+
+    def settle(self, number: int) -> list[act.Action]:
+        """A remote worker is done with an order that it was relieved of."""
+        return self.do(ev.OrderSettled(number, self.workers[number].unsettled.pop(0)))
+
+    def _perform_ProveChunk(self, proof: act.ProveChunk) -> None:  # noqa: N802  named after the action
+        worker, slot = self.workers[proof.worker], self.slots[proof.slot]
+        link = self.links[worker.link]
+        assert worker.link, "a local worker has to prove itself"
+        assert not link.closed
+        assert not link.leaving
+        assert proof.stream in link.opened
+        assert proof.order not in self._orders_seen, "an order's number comes twice"
+        self._orders_seen.add(proof.order)
+        assert not any(one.proofs for one in self.workers.values() if one.link == worker.link)
+        rows = {(proof.position, row) for row in proof.rows}
+        assert rows <= slot.rows, "rows are compared that are not filled"
+        worker.proofs.append(proof)
+
+    def _perform_WithdrawOrder(self, action: act.WithdrawOrder) -> None:  # noqa: N802
+        worker = self.workers[action.worker]
+        assert worker.link, "an order of a local worker is withdrawn"
+        assert action.order not in worker.withdrawing, "an order is withdrawn twice"
+        assert action.order in {one.order for one in (*worker.orders, *worker.proofs)}
+        worker.withdrawing.append(action.order)
+
+    def _perform_EndLink(self, action: act.EndLink) -> None:  # noqa: N802
+        assert not self.links[action.link].closed, "a link is closed twice"
+        self.links[action.link].closed = True
+
+    def _check_remote(self, order: act.OrderChunk, worker: ModelWorker) -> None:
+        """A remote worker may fill these rows."""
+        link, spec = self.links[worker.link], self.specs[order.stream]
+        assert not link.closed, "a link has an order that was closed"
+        assert not link.leaving, "a link has an order that leaves"
+        assert order.stream in link.opened
+        assert not spec.decodes_here
+        assert spec.live is None
+        assert link.equal_rows[order.stream] >= PROOF_ROWS, "rows come from a link that has not proved itself"
+        assert not {*order.rows} & self.slots[order.slot].only_here, "what is bad is decided elsewhere"
 
     def fill_all(self) -> list[act.Action]:
         """Let the workers carry out everything that is ordered, and what follows from it."""
@@ -300,6 +459,12 @@ class World:
         while busy := [number for number, worker in self.workers.items() if worker.orders]:
             actions += [action for number in busy for action in self.fill(number)]
         return actions
+
+    def fill_all_local(self) -> None:
+        """Let the local workers carry out everything that they are ordered."""
+        while busy := [number for number, worker in self.workers.items() if worker.orders and not worker.link]:
+            for number in busy:
+                self.fill(number)
 
     def kill(self, number: int, note: ev.Note | None = None, **why: bool) -> list[act.Action]:
         """A worker dies, by itself or for ``why``: ``from_outside``, ``out_of_memory``."""
@@ -310,7 +475,7 @@ class World:
     def kill_at(self, number: int, row: int, **why: bool) -> list[act.Action]:
         """A worker dies at ``row`` of its oldest order, and its note says so."""
         order = self.workers[number].orders[0]
-        sample = self.samples(order)[row - order.first]
+        sample = self.samples(order)[order.rows.index(row)]
         return self.kill(number, ev.Note(order.order, row, sample), **why)
 
     def lose_next(self) -> list[act.Action]:
@@ -324,12 +489,17 @@ class World:
 
     def samples(self, order: act.OrderChunk) -> list[int]:
         """The samples of an order's rows."""
-        indices = self.specs[order.stream].plan.indices(order.position, order.first, order.count)
-        return [int(sample) for sample in indices]
+        plan = self.specs[order.stream].plan
+        batch = plan.indices(order.position, 0, order.rows[-1] + 1)
+        return [int(batch[row]) for row in order.rows]
 
     def orders_for(self, slot: int) -> list[act.OrderChunk]:
         """What workers, dead or alive, may still write into a slot."""
         return [order for worker in self.workers.values() for order in worker.orders if order.slot == slot]
+
+    def proofs_of(self, slot: int) -> list[act.ProveChunk]:
+        """The comparisons that still read a slot."""
+        return [proof for worker in self.workers.values() for proof in worker.proofs if proof.slot == slot]
 
     def holders(self, slot: int) -> list[int]:
         """The subscriptions that may read a slot."""
@@ -372,6 +542,7 @@ class World:
         for slot in action.slots:
             assert not self.holders(slot), f"slot {slot} is freed under its readers"
             assert not self.orders_for(slot), f"slot {slot} is freed under its writers"
+            assert not self.proofs_of(slot), f"slot {slot} is freed under a comparison"
             assert self.slots.pop(slot).stream == action.stream
 
     def _perform_EndStream(self, action: act.EndStream) -> None:  # noqa: N802
@@ -398,25 +569,28 @@ class World:
         slot.committed = None
         slot.spoilt = slot.is_ahead = False
         slot.rows.clear()
+        slot.only_here.clear()
+        assert not self.proofs_of(action.slot), f"slot {action.slot} is reserved under a comparison"
 
     def _perform_OrderChunk(self, order: act.OrderChunk) -> None:  # noqa: N802
         worker, slot = self.workers[order.worker], self.slots[order.slot]
         assert worker.ready, "a worker is ordered before it is ready"
         assert not worker.killed, "a worker is ordered that was told to die"
-        assert len(worker.orders) < self.kind.orders_max, "a worker has more orders than its kind allows"
+        orders_max = REMOTE.orders_max if worker.link else self.kind.orders_max
+        assert len(worker.orders) + len(worker.unsettled) < orders_max, "a worker has more orders than its kind allows"
+        if worker.link:
+            self._check_remote(order, worker)
         assert order.order not in self._orders_seen, "an order's number comes twice"
         self._orders_seen.add(order.order)
         assert slot.stream == order.stream
         assert slot.committed is None, "a whole batch is filled again"
         assert not self.holders(order.slot), f"slot {order.slot} is written under its readers"
-        rows = {(order.position, row) for row in range(order.first, order.first + order.count)}
-        assert order.count > 0
-        assert (
-            0 <= order.first <= order.first + order.count <= rows_of(self.specs[order.stream].plan, order.position.step)
-        )
+        rows = {(order.position, row) for row in order.rows}
+        assert list(order.rows) == sorted(set(order.rows)), "rows are not in order, or named twice"
+        assert 0 <= order.rows[0] <= order.rows[-1] < rows_of(self.specs[order.stream].plan, order.position.step)
         for other in self.orders_for(order.slot):
             assert other.position == order.position, "two positions are filled into one slot"
-            taken = {(other.position, row) for row in range(other.first, other.first + other.count)}
+            taken = {(other.position, row) for row in other.rows}
             assert not taken & rows, "a row is ordered twice"
         assert not slot.rows & rows, "a row that is written is ordered again"
         assert {position for position, _row in slot.rows} <= {order.position}

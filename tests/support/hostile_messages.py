@@ -68,8 +68,8 @@ def _fitting(hint: Any) -> st.SearchStrategy[Any]:
     """Values that the codec lets pass, large and small."""
     if get_origin(hint) is list:
         return st.lists(_fitting(get_args(hint)[0]), max_size=6)
-    if get_origin(hint) is tuple:
-        return st.tuples(*map(_fitting, get_args(hint))).map(list)
+    if parts := parts_of(hint):
+        return st.tuples(*map(_fitting, parts)).map(list)
     if get_origin(hint) is dict:
         return st.dictionaries(texts, scalars, max_size=3)
     plain = {
@@ -87,12 +87,19 @@ def example(hint: Any) -> Any:
     """A value that a field with this annotation may have."""
     if get_origin(hint) is list:
         return [example(get_args(hint)[0])]
-    if get_origin(hint) is tuple:
-        return [example(part) for part in get_args(hint)]
+    if parts := parts_of(hint):
+        return [example(part) for part in parts]
     if get_origin(hint) is dict:
         return {"key": 1}
     plain = {int: 1, str: "photos", bytes: b"0" * 16, bool: False, float: 1.0, object: [1, "two"]}
     return plain[hint] if hint in plain else example(without_none(hint))
+
+
+def parts_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a tuple's parts; none for any other type."""
+    if isinstance(hint, type) and issubclass(hint, tuple):
+        return tuple(get_type_hints(hint).values())
+    return get_args(hint) if get_origin(hint) is tuple else ()
 
 
 def without_none(hint: Any) -> Any:

@@ -10,6 +10,7 @@ name, and READY's properties have lengths of their own.
 """
 
 from random import Random
+from socket import socket
 
 GREETING_BYTES = 64
 VERSION_BYTE, MECHANISM_BYTE = 10, 12
@@ -48,6 +49,21 @@ def frame(body: bytes, flags: int = 0) -> bytes:
     """One frame of ZMTP 3."""
     length = len(body).to_bytes(8, "big") if flags & LONG else bytes([len(body)])
     return bytes([flags]) + length + body
+
+
+GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00NULL").ljust(GREETING_BYTES, b"\0")
+READY = frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER", COMMAND)
+
+
+def introduce(connection: socket) -> None:
+    """Shake hands with a daemon without keys. Raises ``ConnectionError`` if it hangs up."""
+    connection.sendall(GREETING + READY)
+    heard = b""
+    while b"READY" not in heard:
+        part = connection.recv(1 << 10)
+        if not part:
+            raise ConnectionError("the daemon hung up")
+        heard += part
 
 
 def spoilt(parts: list[bytes], chance: Random) -> list[bytes]:

@@ -68,17 +68,17 @@ def children_of(pid: int) -> set[int]:
 
 def fork_servers_of(daemon: int) -> set[int]:
     """The living process, or none, that the workers of a daemon are forked from."""
-    return _children_called(daemon, b"batchd.worker")
+    return children_called(daemon, b"batchd.worker")
 
 
 def observers_of(daemon: int) -> set[int]:
     """The living observer of a daemon, or none."""
-    return _children_called(daemon, b"batchd.observer")
+    return children_called(daemon, b"batchd.observer")
 
 
 def reloads_of(daemon: int) -> set[int]:
     """The living process, or none, that reads a daemon's configuration again."""
-    return _children_called(daemon, b"batchd.daemon.reload.rescan")
+    return children_called(daemon, b"batchd.daemon.reload.rescan")
 
 
 def workers_of(daemon: int) -> set[int]:
@@ -86,7 +86,8 @@ def workers_of(daemon: int) -> set[int]:
     return {worker for server in fork_servers_of(daemon) for worker in children_of(server)}
 
 
-def _children_called(daemon: int, module: bytes) -> set[int]:
+def children_called(daemon: int, module: bytes) -> set[int]:
+    """Its living children that run a module."""
     return {child for child in children_of(daemon) if module in _command_line(child).split(b"\0")}
 
 

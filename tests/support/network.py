@@ -27,10 +27,12 @@ _SUBNET_BITS = 30
 _ATTEMPTS = 20
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on just now."""
+def free_port(number: int = 1) -> int:
+    """A port of loopback that nobody listens on just now; the first of ``number`` in a row."""
     for port in random.Random().sample(PORTS, len(PORTS)):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        with suppress(OSError), ExitStack() as stack:
+            for one in range(port, port + number):
+                stack.enter_context(socket.create_server(("127.0.0.1", one)))
             return port
     raise OSError("no port of loopback is free")
 
@@ -42,7 +44,8 @@ class Proxy:
 
     ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of
     whatever it is, as long as there are ``cuts_left``; ``delay_s`` is slept before each part is
-    passed on; while ``is_open`` is false nobody gets through; ``alter`` gives what the trainer gets
+    passed on; while ``is_open`` is false nobody new gets through; while ``is_stalled`` is true no
+    byte does, and no end of a connection; ``alter`` gives what the trainer gets
     instead of each part that the daemon says, and ``spoil`` the other way round. ``passed`` counts
     the bytes from the daemon on each connection; the one after ``connections_max`` is not let
     through.
@@ -54,6 +57,7 @@ class Proxy:
         self.cut_after: int | None = None
         self.cuts_left = 1 << 30
         self.is_open = True
+        self.is_stalled = False
         self.alter: Callable[[bytes], bytes] = bytes
         self.connections = 0
         self.spoil: Callable[[bytes], bytes] = bytes
@@ -114,6 +118,9 @@ class Proxy:
         with trainer, daemon, suppress(OSError):
             while not self._stop.is_set():
                 ready, _, _ = select.select([trainer, daemon], [], [], 0.05)
+                if self.is_stalled:
+                    time.sleep(0.05)
+                    continue
                 for end in ready:
                     data = end.recv(1 << 16)
                     if not data:

@@ -11,8 +11,10 @@ from typing import Any
 from batchd_wire.status import (
     DaemonFacts,
     DaemonStatus,
+    LinkStatistics,
     LocalCounts,
     PartStatistics,
+    PoolStatistics,
     SlowSample,
     StreamStatistics,
     SubscriptionStatistics,
@@ -114,6 +116,43 @@ def two_looks(
     if trainer and "ready_ahead" in trainer:
         begun.streams[0].subscriptions[0].ready_ahead = trainer["ready_ahead"]
     return deepcopy((begun, ended))  # some tests change their values
+
+
+def link(number: int = 1, **changes: Any) -> LinkStatistics:
+    """A worker host with eight workers that are busy for 70 seconds with 1,000 rows of 100 kB."""
+    found = LinkStatistics(
+        link=number,
+        name=f"node{number}",
+        host=f"10.0.0.{number}",
+        key="pool",
+        pid=70 + number,
+        machine="x86_64",
+        version="1",
+        decoders="",
+        state="serving",
+        since_s=100.0,
+        workers=8,
+        orders=50,
+        samples=1_000,
+        busy_s=70.0,
+        received_bytes=10**8,
+        late_rows=0,
+        withdrawn=0,
+        disagreements=0,
+        streams=("photos",),
+        refused=(),
+    )
+    return replace(found, **changes)
+
+
+def with_pool(looks: tuple[DaemonStatus, DaemonStatus], *links: LinkStatistics, **changes: Any) -> None:
+    """Add worker hosts, which did all of it between two looks, and facts of the pool."""
+    before, after = looks
+    begun = tuple(replace(one, orders=0, samples=0, busy_s=0.0, received_bytes=0) for one in links)
+    came_bytes = sum(one.received_bytes for one in links)
+    facts = {"ended_links": 0, "last_end": "", "received_bytes": came_bytes} | changes
+    after.pool = PoolStatistics("tcp://gpu1:7072", links, **facts)
+    before.pool = replace(after.pool, links=begun, received_bytes=0)
 
 
 def later(status: DaemonStatus, seconds: float = SECONDS) -> DaemonStatus:

@@ -22,7 +22,7 @@ from batchd_client import opening
 from batchd_client.errors import ConnectTimeout, DaemonNotFound
 from batchd_client.lifeline import PUT_OFF_STATUS
 from batchd_wire.codes import ErrorCode
-from batchd_wire.keys import ConnectionKey, connection_file_text
+from batchd_wire.keys import ConnectionKey, Role, connection_file_text
 from batchd_wire.messages import TO_DAEMON_REMOTE, Greet, Greeted, Refused
 from support.waiting import PATIENCE_S
 
@@ -52,7 +52,7 @@ def context() -> Iterator[zmq.Context]:
 
 @pytest.fixture
 def authenticator(context, keys) -> Iterator[Authenticator]:
-    authenticator = Authenticator(context, keys)
+    authenticator = Authenticator(context, keys.trainers)
     yield authenticator
     authenticator.close()
 
@@ -177,6 +177,14 @@ def test_a_stranger_with_somebodys_name_stays_out(context, keys, authenticator) 
         assert server.router.poll(0) == 0
 
 
+def test_the_key_of_a_worker_host_stays_out_of_the_trainers_address(context, keys, authenticator) -> None:
+    """It is a good key, but opens no batch."""
+    key = keys.new("pool", role=Role.WORKER)
+    with serving(context, keys, authenticator) as server, knocking(server.endpoint, key):
+        assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
+        assert server.router.poll(0) == 0
+
+
 def test_a_public_key_without_its_secret_stays_out(context, keys, authenticator) -> None:
     """Public keys lie about in the daemon's directory; having one is worth nothing."""
     key, other = keys.new("a"), stranger(keys)
@@ -224,7 +232,7 @@ def test_without_an_authenticator_nobody_comes_in(context, keys, when) -> None:
     """The socket demands one, so the right key does not help."""
     key = keys.new("a")
     if when == "gone":
-        Authenticator(context, keys).close()
+        Authenticator(context, keys.trainers).close()
     with serving(context, keys, None) as server, knocking(server.endpoint, key):
         assert server.first_sign() in FAILURES
         assert server.router.poll(0) == 0
@@ -234,9 +242,9 @@ def test_without_an_authenticator_nobody_comes_in(context, keys, when) -> None:
 def test_a_dead_authenticator_says_no_byte_and_is_not_taken_for_a_wrong_key(
     context, keys, tmp_path, state, monkeypatch
 ) -> None:
-    """The key is right, so no other one is asked for. ZeroMQ does not hang up in either case."""
+    """The key is right, so no other one is asked for, whether ZeroMQ hangs up or not."""
     monkeypatch.setattr(opening, "DIAGNOSIS_S", DIAGNOSIS_S)
-    authenticator = Authenticator(context, keys)
+    authenticator = Authenticator(context, keys.trainers)
     if state == "gone":
         authenticator.close()
     file = tmp_path / "a.key"
@@ -252,7 +260,7 @@ def test_a_dead_authenticator_says_no_byte_and_is_not_taken_for_a_wrong_key(
 def test_one_context_has_one_authenticator(context, keys, authenticator) -> None:
     """A second one is an error at once; the first goes on."""
     with pytest.raises(zmq.ZMQError, match="Address already in use"):
-        Authenticator(context, keys)
+        Authenticator(context, keys.trainers)
     assert ask(context, authenticator, request_with(stranger(keys).public))[2] == b"400"
 
 
@@ -299,6 +307,28 @@ def test_a_known_key_is_answered_with_itself(context, keys, authenticator) -> No
         b"",
     ]
     assert authenticator.refused == 0
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_key_of_another_role_is_refused_and_the_log_says_what_helps(context, keys, role) -> None:
+    """As an unknown key is, which the log tells apart; keys of the address's role are admitted."""
+    made = {one: keys.new(f"a-{one}", role=one) for one in Role}
+    (other,) = (one for one in Role if one is not role)
+    authenticator = Authenticator(context, keys.of(role))
+    try:
+        with capture_logs() as lines:
+            answers = [ask(context, authenticator, request_with(made[one].public)) for one in (role, other, other)]
+            ask(context, authenticator, request_with(stranger(keys).public))
+    finally:
+        authenticator.close()
+
+    assert [answer[2] for answer in answers] == [b"200", b"400", b"400"]
+    assert answers[1][4:] == [b"", b""]
+    assert [(line["event"], line["log_level"]) for line in lines] == [("peer refused", "warning")] * 2
+    assert lines[0]["reason"] == keys.of(role).other_role(made[other].public)
+    assert f"the key 'a-{other}' is a {other.holder}'s" in lines[0]["reason"]
+    assert f"`{role.command} --keys-dir {keys.path}` makes one" in lines[0]["reason"]
+    assert lines[1]["reason"].startswith(f"no {role.holder} has the key ")
 
 
 @pytest.mark.parametrize(
@@ -348,7 +378,7 @@ def test_no_request_lets_anybody_in_without_a_key(tmp_path_factory, request) -> 
     """Nor does any end in an error."""
     keys = KeyDirectory(tmp_path_factory.getbasetemp() / "no-keys")
     with zmq.Context() as context:
-        authenticator = Authenticator(context, keys)
+        authenticator = Authenticator(context, keys.trainers)
         try:
             with capture_logs():
                 assert ask(context, authenticator, request)[2] == b"400"
@@ -378,8 +408,8 @@ def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
     monkeypatch.setattr("batchd.daemon.limits.monotonic", lambda: now_s[0])
     authenticator._rate = HandshakeRate(burst=3, per_s=1)
     key = keys.new("a")
-    find = keys.find
-    monkeypatch.setattr(keys, "find", lambda public: asked.append(public) or find(public))
+    find = keys.trainers.find
+    monkeypatch.setattr(keys.trainers, "find", lambda public: asked.append(public) or find(public))
 
     def status(address: bytes) -> bytes:
         return ask(context, authenticator, request_with(key.public, address=address))[2]
@@ -418,20 +448,21 @@ def test_a_client_that_is_put_off_sees_that_trying_again_may_help(context, keys,
             told.close(0)
 
 
-def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator, tmp_path) -> None:
+def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator, tmp_path, let_pass) -> None:
     """Until its deadline, then with the reason; its key is not called unknown."""
     authenticator._rate = HandshakeRate(burst=0)
     file = tmp_path / "a.key"
     file.touch(0o600)
     file.write_text(connection_file_text(keys.new("a")))
     with serving(context, keys, authenticator) as server, ThreadPoolExecutor(1) as pool:
-        trainer = pool.submit(batchd_client.connect, server.endpoint, key=str(file), connect_timeout_s=1.0)
+        trainer = pool.submit(batchd_client.connect, server.endpoint, key=str(file), connect_timeout_s=PATIENCE_S)
         while not trainer.done():
             if authenticator.socket.poll(50):
                 authenticator.answer()
+            if authenticator.refused > 1:  # so the client has read the first refusal
+                let_pass(PATIENCE_S)
         with pytest.raises(ConnectTimeout, match="this host connects too often"):
             trainer.result()
-    assert authenticator.refused > 1
 
 
 @pytest.mark.parametrize(
@@ -442,7 +473,7 @@ def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator
     ],
 )
 def test_a_further_connection_that_is_not_taken_is_no_wrong_key(
-    context, keys, authenticator, tmp_path, burst, hint
+    context, keys, authenticator, tmp_path, let_pass, burst, hint
 ) -> None:
     """Put off by the rate, or refused after its session's end: the whole session is retried."""
     authenticator._rate = HandshakeRate(burst, per_s=0.0)
@@ -452,7 +483,7 @@ def test_a_further_connection_that_is_not_taken_is_no_wrong_key(
     greetings = 0
     with serving(context, keys, authenticator) as server, ThreadPoolExecutor(1) as pool:
         trainer = pool.submit(
-            batchd_client.connect, server.endpoint, key=str(file), connections=2, connect_timeout_s=1.0
+            batchd_client.connect, server.endpoint, key=str(file), connections=2, connect_timeout_s=PATIENCE_S
         )
         while not trainer.done():
             if authenticator.socket.poll(20):
@@ -465,6 +496,8 @@ def test_a_further_connection_that_is_not_taken_is_no_wrong_key(
                 else:
                     answer = Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "who are you?")
                 server.router.send_multipart([routing_id, answer.encode()])
+            if max(authenticator.refused, greetings) > 1:
+                let_pass(PATIENCE_S)
         with pytest.raises(ConnectTimeout, match=hint):
             trainer.result()
     assert greetings == 1 if burst == 1 else greetings > 1
@@ -551,7 +584,7 @@ def test_the_log_shows_odd_frames_as_they_are(context, keys, authenticator) -> N
 def test_answering_leaves_no_thread_behind(context, keys) -> None:
     """The loop does it all."""
     before = threading.active_count()
-    authenticator = Authenticator(context, keys)
+    authenticator = Authenticator(context, keys.trainers)
     ask(context, authenticator, request_with(stranger(keys).public))
     assert threading.active_count() == before
     authenticator.close()

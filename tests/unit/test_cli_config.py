@@ -179,6 +179,55 @@ def test_check_shows_what_would_be_served(config_file: Path) -> None:
     ]
 
 
+def test_check_says_which_streams_worker_hosts_may_fill(config_file: Path) -> None:
+    """And why the others stay; nothing of that if no worker hosts may come."""
+    with config_file.open("a") as file:
+        file.write('[streams.camera]\nsource = { type = "push", fields = { x = "int64" } }\nbatch_size = 8\n')
+    pool = "--set", "daemon.worker_address=127.0.0.1:7072", "--set", "streams.list.decode_at=here"
+
+    output = run("check", *pool, "--set", "daemon.workers=1").output
+    without = run("check").output
+
+    said = output.partition("with worker hosts at 127.0.0.1:7072:\n")[2].partition("\n\n")[0].splitlines()
+    assert said[1:] == [
+        '  list    this host only: decode_at = "here"',
+        '  camera  this host only: samples of type "push" arrive on this host',
+    ]
+    assert said[0].startswith("  photos  worker hosts, too; with one trainer its ring keeps ")
+    assert "worker hosts" not in without
+
+
+@pytest.mark.usefixtures("config_file")
+def test_check_says_how_large_a_ring_must_be_for_the_pool() -> None:
+    """With the memory that it names the ring is large enough, and with 1 MiB less it is not."""
+
+    def said(*options: str) -> str:
+        pool = "--set", "daemon.worker_address=127.0.0.1:7072", "--set", "daemon.workers=1"
+        return run("check", *pool, "--set", "daemon.pool_max=120", *options).output
+
+    small = said()
+    memory = small.partition('busy: memory = "')[2].partition('" in [streams.photos] is enough')[0]
+
+    options = "--set", "daemon.memory=1GiB", "--set"
+    assert "of 120 remote workers (pool_max) busy" in small
+    assert "is large enough for 120 remote workers" in said(*options, f"streams.photos.memory={memory}")
+    less = int(memory.removesuffix("MiB")) - 1
+    assert "photos  worker hosts, too; its ring keeps" in said(*options, f"streams.photos.memory={less}MiB")
+    assert "a ring has 512 at most" in said(*options, "streams.photos.memory=512MiB", "--set", "daemon.pool_max=30000")
+
+
+def test_an_address_for_worker_hosts_beyond_loopback_needs_their_keys(config_file: Path) -> None:
+    """Those of trainers are no use there. Both addresses are told together."""
+    result = run(
+        "check", *(f"--set=daemon.{key}={value}" for key, value in
+        {"tcp": "0.0.0.0:7070", "worker_address": "0.0.0.0:7072", "keys_dir": config_file.parent / "keys"}.items())
+    )  # fmt: skip
+    told = str(result.exception)
+    assert "daemon.tcp: 0.0.0.0:7070 can be reached from other hosts" in told
+    assert "daemon.worker_address: 0.0.0.0:7072 can be reached from other hosts" in told
+    assert "batchd keys new --role worker --name NAME" in told
+
+
 def test_check_counts_the_memory_of_caches(config_file: Path) -> None:
     """Beside that of rings, and of those that streams share once."""
     cache = ("--set", "streams.photos.cache=encoded", "--set", "streams.photos.cache_memory=1GiB")

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from batchd.cli.main import cli, main
-from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey
-from batchd_wire.keys import read_connection_key
+from batchd.daemon.tcp.keys import AcceptedKey, KeyDirectory
+from batchd_wire.keys import Role, read_connection_key
 from support.configs import WHOLE
 from support.images import write_photos
 from support.network import free_port
@@ -50,9 +50,23 @@ def test_a_new_key_is_printed_and_its_use_is_explained(folder: Path) -> None:
     file.touch(0o600)
     file.write_text(result.stdout)
     key = read_connection_key(file)
-    assert KeyDirectory(folder / "keys").trainers() == [TrainerKey("gpu-7", key.public, frozenset({"photos", "val"}))]
+    assert KeyDirectory(folder / "keys").trainers.accepted() == [
+        AcceptedKey("gpu-7", Role.TRAINER, key.public, frozenset({"photos", "val"}))
+    ]
     assert "BATCHD_ADDRESS=tcp://HOST:7070 BATCHD_KEY=conn.key python train.py" in result.stderr
     assert key.secret not in result.stderr
+
+
+def test_a_new_key_of_a_worker_host_is_explained_for_the_worker_host(folder: Path) -> None:
+    """The file tells its role, to people and to programs, and is no file for a trainer."""
+    result = run("new", "--role", "worker", "--name", "pool", "--keys-dir", "keys", "-o", "pool.key")
+
+    key = read_connection_key(folder / "pool.key", Role.WORKER)
+    assert [one.public for one in KeyDirectory(folder / "keys").workers.accepted()] == [key.public]
+    assert "Copy pool.key to the worker host, and there:" in result.stderr
+    assert "    batchd worker tcp://HOST:7072 --key pool.key\n" in result.stderr
+    assert "BATCHD_KEY" not in result.stderr + (folder / "pool.key").read_text()
+    assert (folder / "pool.key").read_text().startswith("# Lets worker hosts in")
 
 
 def test_a_new_key_is_written_for_its_owner_alone(folder: Path) -> None:
@@ -65,7 +79,7 @@ def test_a_new_key_is_written_for_its_owner_alone(folder: Path) -> None:
 
     assert result.stdout == ""
     assert (folder / "a.key").stat().st_mode & 0o777 == 0o600
-    assert KeyDirectory(folder / "keys").holds("a", read_connection_key(folder / "a.key").public)
+    assert KeyDirectory(folder / "keys").trainers.holds("a", read_connection_key(folder / "a.key").public)
     assert "BATCHD_KEY=a.key" in result.stderr
 
 
@@ -82,19 +96,19 @@ def test_nothing_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]
     assert f"{output} exists and is not overwritten" in text
     assert (folder / "precious").read_text() == "precious"
     assert not (folder / "nothing").exists()
-    assert KeyDirectory(folder / "keys").trainers() == []
+    assert KeyDirectory(folder / "keys").trainers.accepted() == []
 
 
 def test_a_key_that_cannot_be_made_leaves_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A name that is taken, and a folder for the output that is not there."""
     run("new", "--name", "a", "--keys-dir", "keys")
 
-    code, text = fail(capsys, "keys", "new", "--name", "a", "--keys-dir", "keys", "-o", "a.key")
+    code, text = fail(capsys, "keys", "new", "--role", "worker", "--name", "a", "--keys-dir", "keys", "-o", "a.key")
     assert (code, "there is a key a already" in text) == (2, True)
     assert not (folder / "a.key").exists()
     code, text = fail(capsys, "keys", "new", "--name", "b", "--keys-dir", "keys", "-o", "none/b.key")
     assert (code, text) == (1, "batchd: none/b.key cannot be written: No such file or directory\n")
-    assert [trainer.name for trainer in KeyDirectory(folder / "keys").trainers()] == ["a"]
+    assert [trainer.name for trainer in KeyDirectory(folder / "keys").trainers.accepted()] == ["a"]
 
 
 def test_a_key_that_cannot_be_delivered_is_taken_back(
@@ -112,28 +126,29 @@ def test_a_key_that_cannot_be_delivered_is_taken_back(
 
     assert (code, text) == (1, "batchd: full.key cannot be written: No space left on device; no key was made\n")
     assert not file.exists()
-    assert KeyDirectory(folder / "keys").trainers() == []
+    assert KeyDirectory(folder / "keys").trainers.accepted() == []
 
 
 def test_keys_are_listed_for_people_and_for_programs(folder: Path) -> None:
-    """Names, public keys and streams; no secret, because there is none."""
+    """Names, roles, public keys and streams; no secret, because there is none."""
     assert "no keys in" in run("list", "--keys-dir", "keys").stdout
     keys = KeyDirectory(folder / "keys")
-    one, other = keys.new("gpu-7", frozenset({"val", "photos"})), keys.new("b")
+    one, other = keys.new("gpu-7", frozenset({"val", "photos"})), keys.new("b", role=Role.WORKER)
 
     assert run("list", "--keys-dir", "keys").stdout == (
-        f"b      {other.public}  every stream\ngpu-7  {one.public}  photos, val\n"
+        f"b      worker   {other.public}  every stream\ngpu-7  trainer  {one.public}  photos, val\n"
     )
     assert json.loads(run("list", "--json", "--keys-dir", "keys").stdout) == [
-        {"name": "b", "public": other.public, "streams": None},
-        {"name": "gpu-7", "public": one.public, "streams": ["photos", "val"]},
+        {"name": "b", "role": "worker", "public": other.public, "streams": None},
+        {"name": "gpu-7", "role": "trainer", "public": one.public, "streams": ["photos", "val"]},
     ]
 
 
-def test_a_damaged_file_is_told_beside_the_list(folder: Path) -> None:
+@pytest.mark.parametrize("role", Role)
+def test_a_damaged_file_is_told_beside_the_list(folder: Path, role: Role) -> None:
     """The list itself stays what a program can read; the damaged key can be revoked."""
-    KeyDirectory(folder / "keys").new("a")
-    (folder / "keys/trainers/a.key").write_text("")
+    KeyDirectory(folder / "keys").new("a", role=role)
+    (folder / f"keys/{role}s/a.key").write_text("")
 
     result = run("list", "--json", "--keys-dir", "keys")
     assert json.loads(result.stdout) == []
@@ -143,10 +158,11 @@ def test_a_damaged_file_is_told_beside_the_list(folder: Path) -> None:
     assert run("list", "--json", "--keys-dir", "keys").stderr == ""
 
 
-def test_a_key_is_revoked_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown one is told with the known ones."""
+@pytest.mark.parametrize("role", Role)
+def test_a_key_is_revoked_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str], role: Role) -> None:
+    """Whatever its role. An unknown one is told with the known ones."""
     keys = KeyDirectory(folder / "keys")
-    key = keys.new("a")
+    key = keys.new("a", role=role)
     keys.new("b")
 
     assert fail(capsys, "keys", "revoke", "c", "--keys-dir", "keys") == (
@@ -154,7 +170,8 @@ def test_a_key_is_revoked_by_its_name(folder: Path, capsys: pytest.CaptureFixtur
         f"batchd: {keys.path} has no key 'c'; known here: a, b\n",
     )
     assert run("revoke", "a", "--keys-dir", "keys").stdout == f"revoked a in {keys.path}\n"
-    assert keys.find(key.public) is None
+    assert keys.of(role).find(key.public) is None
+    assert [key.name for key in keys.trainers.accepted()] == ["b"]
 
 
 def test_the_directory_is_the_nearest_that_is_named(

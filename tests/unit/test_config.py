@@ -104,6 +104,15 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "reserve": ("start", "start"),
         "chunk_rows": ("16", 16),
         "writable_slots": ("true", True),
+        "worker_address": ("127.0.0.1:7072", "127.0.0.1:7072"),
+        "pool_max": ("64", 64),
+        "pool_accept": ("any", "any"),
+        "pool_audit": ("0.5", 0.5),
+        "pool_cache": ("shared", "shared"),
+        "pool_withdraw_after_s": ("2", 2.0),
+        "pool_hosts_max": ("8", 8),
+        "pool_hosts_per_key": ("4", 4),
+        "pool_gateways": ("3", 3),
     }
     assert given.keys() == DaemonConfig.model_fields.keys()
 
@@ -394,6 +403,8 @@ WRONG_VALUES = [
     ("daemon.tcp", '"::1:7070"', "brackets"),
     ("daemon.tcp", '"10.0.0.5:0"', "port from 1 to 65535"),
     ("daemon.tcp", "7070", "string"),
+    ("daemon.pool_gateways", "0", "greater than or equal to 1"),
+    ("daemon.pool_gateways", "9", "less than or equal to 8"),
     ("daemon.keys_dir", '""', "name a directory"),
     ("daemon.python_path", '"/srv"', "array"),
     ("daemon.drain_timeout_s", "10", "less than 10"),
@@ -413,6 +424,15 @@ WRONG_VALUES = [
     ("streams.photos.pipeline", "3", r"an array, such as \[{ op = \"decode\" },.*\], not 3"),
     ("streams.photos.source", "3", 'a table, such as { type = "folder", path = .* }, not 3'),
 ]
+
+
+def test_gateways_beyond_the_last_port_are_refused(tmp_path: Path) -> None:
+    """Each has a port of its own, from that of worker_address on."""
+    text = WHOLE.replace("workers = 2", 'worker_address = "10.0.0.5:65534"\npool_gateways = 2')
+    assert load(tmp_path, text).daemon.pool_gateways == 2
+    found = problems(tmp_path, text.replace("pool_gateways = 2", "pool_gateways = 3"))
+    said = "3 gateways need the ports 65534 to 65536, and the last one is 65535"
+    assert found["daemon.pool_gateways"].message == said
 
 
 @pytest.mark.parametrize(("path", "value", "message"), WRONG_VALUES)

@@ -15,13 +15,17 @@ from structlog.testing import capture_logs
 from batchd.daemon.tcp.connection_guard import (
     BAN_S,
     BANNED_MAX,
-    FRAMES_MAX,
     PENDING_TICKS,
-    UNREAD_BYTES_MAX,
     ConnectionGuard,
+    GuardLimits,
     HeldDescriptor,
 )
 from support.waiting import PATIENCE_S
+
+TRAINERS = GuardLimits(pending_max=2)
+FRAMES_MAX, UNREAD_BYTES_MAX = TRAINERS.frames_max, TRAINERS.unread_bytes_max
+HOST = "127.0.0.1"
+"""Where connections come from, if no other host is said."""
 
 
 @pytest.fixture
@@ -41,7 +45,7 @@ def server(stack) -> socket.socket:
 def connect(stack, server):
     """Connect from an address of loopback: our end and the other one."""
 
-    def connect(host="127.0.0.1"):
+    def connect(host=HOST):
         theirs = stack.enter_context(socket.create_connection(server.getsockname(), PATIENCE_S, (host, 0)))
         ours, _ = server.accept()
         stack.enter_context(ours)
@@ -59,7 +63,7 @@ def sessions() -> set[int]:
 @pytest.fixture
 def guard(stack, server, sessions) -> ConnectionGuard:
     """Two pending connections are enough for it."""
-    guard = ConnectionGuard(sessions, pending_max=2)
+    guard = ConnectionGuard(sessions, TRAINERS)
     stack.callback(guard.close)
     guard.open(server.getsockname()[1])
     return guard
@@ -212,13 +216,13 @@ def test_who_sends_more_than_is_read_is_closed(guard, sessions, connect, is_sess
         sessions.add(ours.fileno())
     for _ in range(5):
         say(theirs, ours, UNREAD_BYTES_MAX)
-        assert guard.count_message(ours.fileno(), UNREAD_BYTES_MAX, 1)
+        assert guard.count_message(ours.fileno(), HOST, UNREAD_BYTES_MAX, 1)
         guard.audit()
     assert not has_ended(theirs)
     say(theirs, ours, UNREAD_BYTES_MAX + 1000)
     guard.audit()
     assert has_ended(theirs)
-    assert not guard.count_message(ours.fileno(), 1, 1)
+    assert not guard.count_message(ours.fileno(), HOST, 1, 1)
 
 
 def test_it_makes_no_difference_how_slowly_the_unread_bytes_come(guard, connect, monkeypatch) -> None:
@@ -247,7 +251,7 @@ def test_reading_more_than_came_earns_nothing(guard, connect) -> None:
     ours, theirs = connect()
     guard.add(ours.fileno())
     for _ in range(50):
-        assert guard.count_message(ours.fileno(), UNREAD_BYTES_MAX, 1)
+        assert guard.count_message(ours.fileno(), HOST, UNREAD_BYTES_MAX, 1)
         guard.audit()
     say(theirs, ours, UNREAD_BYTES_MAX + 1000)
     guard.audit()
@@ -266,16 +270,71 @@ def test_of_a_host_with_too_much_unread_the_one_with_most_of_it_is_closed(guard,
     assert [has_ended(theirs) for _, theirs in (*crowd, other)] == [number == 3 for number in range(8)]
 
 
+def test_bytes_that_were_asked_for_may_be_unread(guard, connect) -> None:
+    """Until they are read; others of the same connection count as always."""
+    ours, theirs = connect()
+    guard.add(ours.fileno())
+    asked = 10 * UNREAD_BYTES_MAX
+    guard.expect(ours.fileno(), asked)
+    say(theirs, ours, asked)
+    guard.audit()
+    assert guard.count_message(ours.fileno(), HOST, asked, 1)
+    guard.expect(ours.fileno(), UNREAD_BYTES_MAX)
+    guard.audit()
+    say(theirs, ours, 2 * UNREAD_BYTES_MAX)
+    guard.audit()
+    assert not has_ended(theirs)
+    say(theirs, ours, 1000)
+    guard.audit()
+    assert has_ended(theirs)
+    guard.remove(ours.fileno())
+    guard.expect(ours.fileno(), asked)
+
+
+def test_bytes_asked_of_one_connection_are_not_unread_for_its_host(guard, sessions, connect) -> None:
+    """Nor may another connection of the host send them."""
+    asked = 10 * TRAINERS.unread_host_bytes_max
+    crowd = [connect() for _ in range(4)]
+    for ours, _ in crowd:
+        guard.add(ours.fileno())
+        sessions.add(ours.fileno())
+        guard.expect(ours.fileno(), asked)
+        guard.expect(ours.fileno(), asked if ours is not crowd[3][0] else 0)
+    for number, (ours, theirs) in enumerate(crowd):
+        say(theirs, ours, asked if number == 0 else UNREAD_BYTES_MAX + 1000)
+    guard.audit()
+    assert [has_ended(theirs) for _, theirs in crowd] == [False, False, False, True]
+
+
+def test_limits_are_those_of_the_user(stack, server, connect) -> None:
+    """One guard may allow more, or less, than another."""
+    wide = GuardLimits(9, FRAMES_MAX * 2, UNREAD_BYTES_MAX * 8, UNREAD_BYTES_MAX * 9)
+    narrow = GuardLimits(9, 10, 1_000, 2_000)
+    ended = []
+    for limits in (wide, narrow):
+        guard = ConnectionGuard((), limits)
+        stack.callback(guard.close)
+        guard.open(server.getsockname()[1])
+        frames, unread = connect("127.0.0.2"), connect("127.0.0.3")
+        for ours, _ in (frames, unread):
+            guard.add(ours.fileno())
+        guard.count_message(frames[0].fileno(), "127.0.0.2", 1, FRAMES_MAX + 1)
+        say(unread[1], unread[0], UNREAD_BYTES_MAX * 8)
+        guard.audit()
+        ended.append([has_ended(theirs) for _, theirs in (frames, unread)])
+    assert ended == [[False, False], [True, True]]
+
+
 def test_who_sends_too_many_messages_between_two_audits_is_closed_and_not_heard_any_more(guard, connect) -> None:
     """Small ones are no excuse, nor are the frames of one."""
     ours, theirs = connect()
     guard.add(ours.fileno())
     for _ in range(2):
-        assert all(guard.count_message(ours.fileno(), 1, 2) for _ in range(FRAMES_MAX // 2))
+        assert all(guard.count_message(ours.fileno(), HOST, 1, 2) for _ in range(FRAMES_MAX // 2))
         guard.audit()
     assert not has_ended(theirs)
-    assert guard.count_message(ours.fileno(), 1, FRAMES_MAX)
-    assert [guard.count_message(ours.fileno(), 1, 1) for _ in range(2)] == [False, False]
+    assert guard.count_message(ours.fileno(), HOST, 1, FRAMES_MAX)
+    assert [guard.count_message(ours.fileno(), HOST, 1, 1) for _ in range(2)] == [False, False]
     assert has_ended(theirs)
     assert guard.closed == 1
 
@@ -287,7 +346,7 @@ def test_nobody_is_let_in_for_a_while_from_where_somebody_said_too_much(guard, c
     loud, before = connect(), connect()
     for ours, _theirs in (loud, before):
         guard.add(ours.fileno())
-    guard.count_message(loud[0].fileno(), 1, FRAMES_MAX + 1)
+    guard.count_message(loud[0].fileno(), HOST, 1, FRAMES_MAX + 1)
     after, elsewhere = connect(), connect("127.0.0.2")
     for ours, _theirs in (after, elsewhere):
         guard.add(ours.fileno())
@@ -304,7 +363,7 @@ def test_the_hosts_that_are_kept_out_are_so_many_at_most(guard, connect) -> None
     ours, _ = connect("127.0.0.3")
     guard.add(ours.fileno())
     guard._banned_until_s = {str(number): 0.0 for number in range(BANNED_MAX)}
-    guard.count_message(ours.fileno(), 1, FRAMES_MAX + 1)
+    guard.count_message(ours.fileno(), "127.0.0.3", 1, FRAMES_MAX + 1)
     assert len(guard._banned_until_s) == BANNED_MAX
     assert list(guard._banned_until_s)[:: BANNED_MAX - 1] == ["1", "127.0.0.3"]
 
@@ -347,3 +406,36 @@ def test_gripping_changes_nothing_about_what_is_held(stack) -> None:
     with held_descriptor.on(end.fileno() + 1000) as held:
         assert held is None
     held_descriptor.close()
+
+
+def test_a_connection_whose_session_has_ended_is_closed_soon_unless_another_begins(guard, sessions, connect) -> None:
+    """Two ticks, in which the last words arrive."""
+    (leaving, told_to_leave), (staying, told_to_stay) = connect(), connect()
+    for ours in (leaving, staying):
+        guard.add(ours.fileno())
+        guard.hurry(ours.fileno())
+    sessions.add(staying.fileno())
+
+    let_pass(guard, 1)
+    assert not has_ended(told_to_leave)
+    let_pass(guard, 1)
+    assert has_ended(told_to_leave)
+    let_pass(guard, PENDING_TICKS)
+    assert not has_ended(told_to_stay)
+    guard.hurry(999_999)
+
+
+def test_a_host_that_is_kept_out_gets_no_further_connection(guard, connect) -> None:
+    """The one that it has stays; other hosts are let in."""
+    ours, theirs = connect()
+    guard.add(ours.fileno())
+    guard.keep_out("127.0.0.1")
+    assert guard.is_kept_out("127.0.0.1")
+    assert not guard.is_kept_out("127.0.0.2")
+    further, other = connect(), connect("127.0.0.2")
+    guard.add(further[0].fileno())
+    guard.add(other[0].fileno())
+
+    assert has_ended(further[1])
+    assert not has_ended(theirs)
+    assert not has_ended(other[1])

@@ -4,6 +4,7 @@ All is checked after every step, and in the end all go on.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -46,6 +47,9 @@ class CoreMachine(RuleBasedStateMachine):
     Workers fill, die and hang; memory runs out; samples are bad, or deadly.
     """
 
+    stream_settings: ClassVar[dict[str, object]] = {}
+    """Of all streams."""
+
     @initialize(
         chosen=st.lists(specs, min_size=1, max_size=3),
         workers=st.integers(1, 3),
@@ -53,7 +57,7 @@ class CoreMachine(RuleBasedStateMachine):
         deadly=st.lists(st.sets(st.integers(0, 23), max_size=1), min_size=3, max_size=3),
     )
     def begin(self, chosen, workers, chunk_rows_max, deadly):
-        made = [make_spec(number, **spec) for number, spec in enumerate(chosen, 1)]
+        made = [make_spec(number, **spec, **self.stream_settings) for number, spec in enumerate(chosen, 1)]
         self.world = CheckedWorld(made, workers, chunk_rows_max)
         self.deadly = {(number, sample) for number, samples in enumerate(deadly, 1) for sample in samples}
         self.deaths: dict[tuple[int, int], int] = {}
@@ -216,7 +220,7 @@ class CoreMachine(RuleBasedStateMachine):
         number = self._worker(who)
         orders = self.world.workers[number].orders
         if note == "in hand" and orders:
-            self.world.kill_at(number, orders[0].first + row % orders[0].count, from_outside=from_outside)
+            self.world.kill_at(number, orders[0].rows[row % len(orders[0].rows)], from_outside=from_outside)
         elif note == "nonsense" and orders:
             self.world.kill(number, ev.Note(orders[0].order, NO_SAMPLE, NO_SAMPLE), from_outside=from_outside)
         else:
@@ -228,8 +232,10 @@ class CoreMachine(RuleBasedStateMachine):
     def observe(self, who, hangs):
         """The daemon looks at a worker's note, perhaps for the second time after long."""
         number = self._worker(who)
+        if self.world.workers[number].link:
+            return  # its host observes it
         orders = self.world.workers[number].orders
-        note = ev.Note(orders[0].order, orders[0].first, self.world.samples(orders[0])[0]) if orders else None
+        note = ev.Note(orders[0].order, orders[0].rows[0], self.world.samples(orders[0])[0]) if orders else None
         self.world.do(ev.WorkerObserved(number, note))
         if hangs:
             self.world.now += SAMPLE_TIMEOUT_S + 1.0
@@ -264,7 +270,7 @@ class CoreMachine(RuleBasedStateMachine):
         A deadly sample ends it, unless it is known not to be touched.
         """
         order = self.world.workers[number].orders[0]
-        for row, sample in enumerate(self.world.samples(order), order.first):
+        for row, sample in zip(order.rows, self.world.samples(order), strict=True):
             key = (order.stream, sample)
             if key in self.deadly - self.world.quarantined:
                 if with_note:

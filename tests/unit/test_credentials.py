@@ -11,6 +11,7 @@ from batchd.cli.main import cli
 from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.daemon.tcp.keys import CredentialKeys, KeyDirectory, check_tcp_keys, open_keys
 from batchd.errors import KeysInvalid
+from batchd_wire.keys import Role
 from support.configs import WHOLE, load
 
 NAMES = ["a", "gpu_7", "x.key"]
@@ -22,6 +23,7 @@ def roots(tmp_path: Path) -> KeyDirectory:
     keys = KeyDirectory(tmp_path / "keys")
     for name in NAMES:
         keys.new(name, frozenset({"photos"}) if name == "a" else None)
+    keys.new("pool", frozenset({"photos"}), Role.WORKER)
     return keys
 
 
@@ -46,13 +48,15 @@ def credentials(roots: KeyDirectory, tmp_path: Path) -> CredentialKeys:
 def test_copies_let_in_whom_the_keys_let_in(roots: KeyDirectory, credentials: CredentialKeys) -> None:
     """The same names, streams and keys, and the daemon's own."""
     assert credentials.daemon_key() == roots.daemon_key() is not None
-    assert credentials.trainers() == roots.trainers()
-    assert [trainer.name for trainer in credentials.trainers()] == sorted(NAMES)
-    assert credentials.damaged() == {}
-    for trainer in roots.trainers():
-        assert credentials.find(trainer.public) == trainer
-        assert credentials.holds(trainer.name, trainer.public)
-    assert not credentials.holds("b", roots.trainers()[0].public)
+    assert [key.name for key in credentials.trainers.accepted()] == sorted(NAMES)
+    assert [key.name for key in credentials.workers.accepted()] == ["pool"]
+    for copies, originals in zip(credentials.roles, roots.roles, strict=True):
+        assert copies.accepted() == originals.accepted()
+        assert copies.damaged() == {}
+        for key in originals.accepted():
+            assert copies.find(key.public) == key
+            assert copies.holds(key.name, key.public)
+    assert not credentials.trainers.holds("b", roots.trainers.accepted()[0].public)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +73,15 @@ def test_copies_are_not_changed(credentials: CredentialKeys, change: Callable[[K
 
 
 def test_a_copy_under_a_wrong_name_lets_nobody_in(credentials: CredentialKeys) -> None:
-    """As in the directory: the name stands in the file."""
+    """As in the directory: name and role stand in the file."""
     (credentials.path / "keys_trainers_a.key").rename(credentials.path / "keys_trainers_b.key")
-    assert [trainer.name for trainer in credentials.trainers()] == ["gpu_7", "x.key"]
-    assert "which is not that of the file" in credentials.damaged()[credentials.path / "keys_trainers_b.key"]
+    assert [trainer.name for trainer in credentials.trainers.accepted()] == ["gpu_7", "x.key"]
+    assert "which is not that of the file" in credentials.trainers.damaged()[credentials.path / "keys_trainers_b.key"]
+    (credentials.path / "keys_workers_pool.key").rename(credentials.path / "keys_trainers_pool.key")
+    assert credentials.workers.accepted() == []
+    assert [key.name for key in credentials.trainers.accepted()] == ["gpu_7", "x.key"]
+    reason = credentials.trainers.damaged()[credentials.path / "keys_trainers_pool.key"]
+    assert "is the key of a worker host, but it is among the keys of trainers" in reason
 
 
 def test_the_group_may_read_and_others_may_not(credentials: CredentialKeys) -> None:
@@ -93,12 +102,12 @@ def test_credentials_come_before_the_users_own_keys_and_behind_the_configuration
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     assert open_keys(None).path == tmp_path / "own"
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials.path))
-    assert len(open_keys(None).trainers()) == len(NAMES)
+    assert len(open_keys(None).trainers.accepted()) == len(NAMES)
     assert type(open_keys(roots.path)) is KeyDirectory
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(empty))
-    assert open_keys(None).trainers() == []
+    assert open_keys(None).trainers.accepted() == []
     assert open_keys(None).daemon_key() is None
 
 
@@ -106,9 +115,9 @@ def test_a_service_without_keys_is_told_where_they_are_made(tmp_path: Path) -> N
     """By root, and what takes them over."""
     (tmp_path / "given").mkdir()
     config = load(tmp_path, WHOLE, {"daemon.tcp": "10.0.0.5:7070"})
-    problem = check_tcp_keys(config.daemon, CredentialKeys(tmp_path / "given"))
+    problem = check_tcp_keys(config.daemon.tcp, ("daemon", "tcp"), CredentialKeys(tmp_path / "given").workers)
     assert problem is not None
-    assert "as root, `batchd keys new --name NAME` makes one in /etc/batchd/keys" in problem.message
+    assert "as root, `batchd keys new --role worker --name NAME` makes one in /etc/batchd/keys" in problem.message
     assert "LoadCredential=keys:/etc/batchd/keys" in problem.message
 
 

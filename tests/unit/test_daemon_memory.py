@@ -17,12 +17,13 @@ from structlog.testing import capture_logs
 from batchd.daemon.memory import available
 from batchd.daemon.memory import slots as slot_memory
 from batchd.daemon.memory.available import (
+    OOM_KILL_S,
     RESERVE_BYTES,
     UNLIMITED_BYTES,
+    OomKills,
     available_bytes,
     holders,
     limit_bytes,
-    oom_kills,
     shortage,
     wait_for_memory,
 )
@@ -176,10 +177,23 @@ def test_without_limits_the_machines_memory_counts(machine) -> None:
 )
 def test_the_kernels_count_of_processes_killed_for_memory_is_read(machine, vmstat, kills) -> None:
     """Where it keeps one; containers may hide it."""
+    oom_kills = OomKills(machine.proc)
     if vmstat is not None:
         (machine.proc / "vmstat").write_text(vmstat)
 
-    assert oom_kills(machine.proc) == kills
+    assert [oom_kills.explain(1.0, is_killed=True) for _ in range(5)] == [True] * kills + [False] * (5 - kills)
+
+
+def test_two_kills_for_memory_before_the_first_death_explain_both(machine) -> None:
+    """But no death much later, and none by itself."""
+    (machine.proc / "vmstat").write_text("oom_kill 3\n")
+    oom_kills = OomKills(machine.proc)
+    (machine.proc / "vmstat").write_text("oom_kill 6\n")
+
+    assert not oom_kills.explain(1.0, is_killed=False)
+    assert oom_kills.explain(1.0, is_killed=True)
+    assert oom_kills.explain(2.0, is_killed=True)
+    assert not oom_kills.explain(2.0 + OOM_KILL_S, is_killed=True)
 
 
 def test_a_kernel_that_does_not_say_is_taken_to_have_enough(machine) -> None:

@@ -41,8 +41,8 @@ def test_a_subscription_claims_its_window_and_orders_it_at_once():
         act.ReserveSlot(1),
         act.CreateSlot(1, 2),
         act.ReserveSlot(2),
-        act.OrderChunk(1, 1, 1, 1, Position(0, 0), 0, 3),
-        act.OrderChunk(1, 2, 1, 2, Position(0, 1), 0, 3),
+        act.OrderChunk(1, 1, 1, 1, Position(0, 0), range(3)),
+        act.OrderChunk(1, 2, 1, 2, Position(0, 1), range(3)),
     ]
 
 
@@ -263,7 +263,7 @@ def test_a_filling_that_was_given_up_is_taken_up_again():
     world.fill_all()
     actions = world.subscribe(session=2)
     assert reserved(actions) == []
-    assert [(order.position.step, order.first) for order in pick(act.OrderChunk, actions)] == [(1, 0), (1, 1)]
+    assert [(order.position.step, order.rows[0]) for order in pick(act.OrderChunk, actions)] == [(1, 0), (1, 1)]
 
 
 def test_a_stopped_stream_tells_whoever_waits_and_fills_nothing_more():

@@ -205,7 +205,11 @@ def complaint(words):
     """What is wrong with the words behind ``batchd``; None where nothing is."""
     command, context = cli, click.Context(cli, info_name="batchd", **cli.context_settings)
     for word in words:
+        if word == "--":
+            break  # the rest is for another command
         if word.startswith("-"):
+            if default := getattr(command, "default", None):
+                command = command.commands[default]
             name = word.rstrip("…,.:").partition("=")[0]
             known = {option for one in command.get_params(context) for option in [*one.opts, *one.secondary_opts]}
             if name not in known:

@@ -13,17 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from batchd.daemon.memory.rings import DescriptorPlan
+from batchd.config.load import load_config
+from batchd.daemon.memory.rings import DescriptorPlan, plan_rings
 from batchd.doctor import checks, decoding, examine, storage
 from batchd.doctor.decoding import DecoderSpeed
-from batchd.doctor.machine import Level, Machine, Running
+from batchd.doctor.machine import Finding, Level, Machine, Running
 from batchd.doctor.storage import PlaceSpeed
 from batchd.pipeline.image import jpeg_box
 from batchd.sources.composed.options import ConcatSource
 from batchd.sources.files.options import FolderSource, ListSource
+from batchd.storage.access import Storage
 from batchd.storage.location import Url
 from batchd_wire.status import read_status
+from support.images import write_photos
 from support.machines import GROUP, made_machine
+from support.settings import folder_stream, write_settings
 from support.waiting import wait_until
 
 GIBIBYTE = 1 << 30
@@ -195,6 +199,51 @@ def test_a_quota_counts_and_so_does_its_throttling(tmp_path):
     assert "1.5 by the quota of the control group" in count.found
     assert throttled.level is Level.WARNING
     assert "50% of its periods" in throttled.found
+
+
+CROPS = [{"op": "decode"}, {"op": "random_resized_crop", "size": [224, 224]}, {"op": "normalize"}]
+PLAIN = [{"op": "decode"}, {"op": "resize", "size": [224, 224]}]
+
+
+def about_pool(folder: Path, streams: dict[str, dict], cpus: int = 8, **daemon: object) -> list[Finding]:
+    """What is said of worker hosts, of a configuration with a folder of photographs."""
+    write_photos(folder / "photos", {"": 1})
+    shared = {"workers": 8, "worker_address": "127.0.0.1:7072", **daemon}
+    config = load_config(write_settings(folder / "batchd.toml", streams, shared))
+    with Storage(config.daemon.storage_limits()) as files:
+        return list(checks.check_pool(config, plan_rings(config, files), cpus))
+
+
+def test_before_worker_hosts_come_the_remedies_that_cost_less(tmp_path, monkeypatch):
+    """All CPUs of this host, a cache, seekable files, less work, and what the wire carries."""
+    monkeypatch.setattr(checks, "interface_of", lambda _address: ("eth0", 25e9 / 8))
+    photos = folder_stream(tmp_path / "photos", pipeline=CROPS)
+    (finding,) = about_pool(tmp_path, {"photos": photos}, cpus=32)
+    assert (finding.subject, finding.level) == ("worker hosts of photos", Level.NOTE)
+    row_bytes = float(finding.found.removeprefix("rows of ").partition(" KiB")[0]) * 1024
+    assert row_bytes == pytest.approx(4 * 224 * 224 * 3, rel=0.01)
+    assert "eth0 of 25 Gbit/s carries" in finding.found
+    rows_per_s = int(finding.found.partition("carries ")[2].split()[0].replace(",", ""))
+    assert rows_per_s == pytest.approx(0.9 * 25e9 / 8 / row_bytes, rel=0.01)
+    for remedy in ("workers = 32", "cache =", "seekable files", "on the GPU"):
+        assert remedy in finding.advice
+
+
+def test_a_stream_with_nothing_left_to_try_is_ready_for_worker_hosts(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "interface_of", lambda _address: ("", None))
+    photos = folder_stream(tmp_path / "photos", pipeline=PLAIN, cache="encoded", cache_memory="1MiB")
+    (finding,) = about_pool(tmp_path, {"photos": photos})
+    assert (finding.level, finding.advice) == (Level.OK, "")
+    assert "a network of 10 Gbit/s" in finding.found
+
+
+def test_nothing_is_said_of_worker_hosts_where_none_may_come(tmp_path):
+    """Not without an address, and not of streams that stay here."""
+    photos = folder_stream(tmp_path / "photos", pipeline=CROPS)
+    (tmp_path / "none").mkdir()
+    assert about_pool(tmp_path, {"photos": photos | {"decode_at": "here"}}) == []
+    config = load_config(write_settings(tmp_path / "none" / "batchd.toml", {"photos": photos}, {"workers": 1}))
+    assert list(checks.check_pool(config, {}, 8)) == []
 
 
 @pytest.mark.parametrize(

@@ -65,14 +65,16 @@ class Workplace:
         for _ in range(orders):
             order = self.orders[self.done]
             self.done += 1
-            self.do(ev.ChunkDone(order.worker, order.order, work(order.count * self.sample_us[order.stream]), [], ""))
+            self.do(
+                ev.ChunkDone(order.worker, order.order, work(len(order.rows) * self.sample_us[order.stream]), [], "")
+            )
         return self.orders[before:]
 
     def times(self, orders: list[act.OrderChunk]) -> dict[int, float]:
         """The worker time that orders take, by stream."""
         times = dict.fromkeys(self.sample_us, 0.0)
         for order in orders:
-            times[order.stream] += order.count * self.sample_us[order.stream] / 1e6
+            times[order.stream] += len(order.rows) * self.sample_us[order.stream] / 1e6
         return times
 
     def spread(self, orders: list[act.OrderChunk]) -> float:
@@ -82,7 +84,7 @@ class Workplace:
             for other in self.sample_us:
                 lead = lowest = 0.0
                 for order in orders:
-                    cost = order.count * self.sample_us[order.stream] / 1e6
+                    cost = len(order.rows) * self.sample_us[order.stream] / 1e6
                     lead += cost * ((order.stream == one) - (order.stream == other))
                     lowest = min(lowest, lead)
                     worst = max(worst, lead - lowest)
@@ -191,10 +193,10 @@ def test_chunks_begin_small_and_then_aim_at_the_target():
     """Before anything is measured a chunk has a few rows; then as many as 20 ms of work."""
     place = Workplace([endless()], {1: 100})
     place.subscribe(1)
-    assert [order.count for order in place.orders] == [FIRST_CHUNK_ROWS] * 2
-    assert place.work(1)[0].count == 200
+    assert [len(order.rows) for order in place.orders] == [FIRST_CHUNK_ROWS] * 2
+    assert len(place.work(1)[0].rows) == 200
     place.sample_us[1] = 1000
-    assert place.work(50)[-1].count == 20
+    assert len(place.work(50)[-1].rows) == 20
 
 
 @pytest.mark.parametrize(("sample_us", "rows"), [(1, 256), (19_999, 1), (500_000, 1)])
@@ -202,7 +204,7 @@ def test_chunks_have_at_least_a_row_and_at_most_what_one_message_can_tell(sample
     """However cheap or dear a sample is."""
     place = Workplace([endless()], {1: sample_us})
     place.subscribe(1)
-    assert place.work(30)[-1].count == rows
+    assert len(place.work(30)[-1].rows) == rows
 
 
 def test_workers_share_the_batch_that_a_trainer_waits_for():
@@ -214,7 +216,7 @@ def test_workers_share_the_batch_that_a_trainer_waits_for():
     place.subscribe(1, waiting=False)
     place.work(len(place.orders))
     place.wait(1, consumed=1)
-    rows = [order.count for order in place.orders if order.position.step == 1]
+    rows = [len(order.rows) for order in place.orders if order.position.step == 1]
     assert rows == [2, 2, 2, 2]
 
 
@@ -227,7 +229,7 @@ def test_a_batch_that_a_trainer_waits_for_is_not_cut_up_where_all_workers_have_s
             place.work(1)
         taken = place.grants[consumed]
         place.do(ev.Pulled(1, 1, consumed + 1, True, 0, [(taken.sequence, taken.generation)]))
-    assert {order.count for order in place.orders[-20:]} == {8}
+    assert {len(order.rows) for order in place.orders[-20:]} == {8}
 
 
 def test_the_more_workers_there_are_the_longer_is_an_order():
@@ -239,5 +241,5 @@ def test_the_more_workers_there_are_the_longer_is_an_order():
         )
         place.subscribe(1, waiting=False)
         place.work(200)
-        rows[workers] = max(order.count for order in place.orders[-50:])
+        rows[workers] = max(len(order.rows) for order in place.orders[-50:])
     assert rows == {1: 20, 64: 32, 192: 96}

@@ -20,12 +20,12 @@ def world_of(workers: int = 1, chunk_rows_max: int = 256, **changes) -> CheckedW
 def note_of(world: CheckedWorld, number: int) -> ev.Note:
     """What a worker's note says while it works on the first row of its oldest order."""
     order = world.workers[number].orders[0]
-    return ev.Note(order.order, order.first, world.samples(order)[0])
+    return ev.Note(order.order, order.rows[0], world.samples(order)[0])
 
 
 def rows_ordered(actions) -> list[tuple[int, int, int]]:
     """(step, first row, rows) of the orders given, in order."""
-    return [(order.position.step, order.first, order.count) for order in pick(act.OrderChunk, actions)]
+    return [(order.position.step, order.rows[0], len(order.rows)) for order in pick(act.OrderChunk, actions)]
 
 
 def test_workers_are_started_by_the_first_tick():

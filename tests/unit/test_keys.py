@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,22 +19,22 @@ from zmq.utils import z85
 
 from batchd.config.addresses import is_loopback, parse_tcp, tcp_endpoint
 from batchd.config.directories import default_keys_dir
-from batchd.config.tree import Config
-from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey, check_tcp_keys
+from batchd.daemon.tcp.keys import AcceptedKey, KeyDirectory, check_tcp_keys
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, KeysInvalid
 from batchd_wire.keys import (
     KEY_FILE_BYTES_MAX,
     ConnectionKey,
+    Role,
     connection_file_text,
     is_key_text,
     read_connection_key,
 )
-from support.configs import WHOLE, load
 from support.forked import Forked
 
 STRANGER = 54_321
 PUBLIC, SECRET = (key.decode() for key in zmq.curve_keypair())
 KEY = ConnectionKey("gpu-7", PUBLIC, PUBLIC, SECRET)
+TCP = ("daemon", "tcp")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
@@ -124,22 +125,41 @@ def test_a_connection_file_is_read_as_it_was_written(connection_file: Path) -> N
     assert connection_file.read_text().startswith("# ")
 
 
-def test_a_connection_file_cut_anywhere_is_refused(connection_file: Path) -> None:
+def test_a_connection_file_of_another_role_is_refused_with_the_command_that_helps(connection_file: Path) -> None:
+    """A trainer's file is as it always was; the key of a worker host tells its role."""
+    assert "role" not in connection_file.read_text()
+    with pytest.raises(
+        ValueError, match=r"key of a trainer; a worker host needs .*`batchd keys new --role worker --name"
+    ):
+        read_connection_key(connection_file, Role.WORKER)
+    pool = replace(KEY, role=Role.WORKER)
+    connection_file.write_text(connection_file_text(pool))
+    assert read_connection_key(connection_file, Role.WORKER) == pool
+    with pytest.raises(ValueError, match=r"key of a worker host; a trainer needs .*`batchd keys new --name NAME`"):
+        read_connection_key(connection_file)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_connection_file_cut_anywhere_is_refused(connection_file: Path, role: Role) -> None:
     """Only the last line's end may be missing."""
+    connection_file.write_text(connection_file_text(replace(KEY, role=role)))
     whole = connection_file.read_bytes()
     for length in range(len(whole) - 1):
         connection_file.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=str(connection_file)):
-            read_connection_key(connection_file)
+        for expected in Role:
+            with pytest.raises(ValueError, match=str(connection_file)):
+                read_connection_key(connection_file, expected)
     connection_file.write_bytes(whole[:-1])
-    assert read_connection_key(connection_file) == KEY
+    assert read_connection_key(connection_file, role) == replace(KEY, role=role)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda text: text.replace("daemon =", "deamon ="), "lacks daemon"),
-        (lambda text: text + "more = 1\n", "1 unknown keys; known here: name, daemon, public, secret"),
+        (lambda text: text + "more = 1\n", "1 unknown keys; known here: name, daemon, public, secret, role"),
+        (lambda text: text + 'role = "trainers"\n', "role is none of trainer, worker"),
+        (lambda text: text + "role = []\n", "role is none of trainer, worker"),
         (lambda text: text.replace(SECRET, SECRET[:-1]), "secret is not a key of 40 Z85 characters"),
         (lambda text: text.replace(f'"{SECRET}"', "40"), "secret is not a key of 40 Z85 characters"),
         (lambda text: text.replace("gpu-7", "../x"), "name is wrong"),
@@ -219,9 +239,10 @@ def test_files_and_directories_have_their_modes_whatever_the_umask(tmp_path: Pat
     keys = KeyDirectory(tmp_path / "batchd" / "keys")
     with umask(mask):
         keys.new("a", None)
+        keys.new("pool", role=Role.WORKER)
 
-    assert (mode_of(keys.path), mode_of(keys.path / "trainers")) == (0o700, 0o700)
-    assert (mode_of(keys.path / "daemon.key"), mode_of(keys.path / "trainers/a.key")) == (0o600, 0o600)
+    assert {mode_of(keys.path / folder) for folder in ("", "trainers", "workers")} == {0o700}
+    assert {mode_of(keys.path / file) for file in ("daemon.key", "trainers/a.key", "workers/pool.key")} == {0o600}
     assert mode_of(keys.path.parent) == 0o755 & ~mask
 
 
@@ -234,16 +255,85 @@ def test_a_file_has_its_mode_even_where_the_umask_takes_the_owners(keys: KeyDire
     assert {mode_of(path) for path in keys.path.rglob("*") if path.is_file()} == {0o600}
 
 
-def test_a_new_key_is_found_and_fits_its_connection_file(keys: KeyDirectory) -> None:
-    """The pair belongs together, and the trainer's secret is not on disk."""
-    key = keys.new("gpu-7", frozenset({"photos", "val"}))
+@pytest.mark.parametrize("role", Role)
+def test_a_new_key_is_found_and_fits_its_connection_file(keys: KeyDirectory, role: Role) -> None:
+    """The pair belongs together, and the holder's secret is not on disk."""
+    key = keys.new("gpu-7", frozenset({"photos", "val"}), role)
 
     assert zmq.curve_public(key.secret.encode()).decode() == key.public
     assert keys.daemon_key() is not None
     assert key.daemon == keys.daemon_key()[0]
-    assert keys.find(key.public) == TrainerKey("gpu-7", key.public, frozenset({"photos", "val"}))
-    assert keys.holds("gpu-7", key.public)
+    assert key.role is role
+    assert keys.of(role).find(key.public) == AcceptedKey("gpu-7", role, key.public, frozenset({"photos", "val"}))
+    assert keys.of(role).holds("gpu-7", key.public)
     assert all(key.secret not in path.read_text() for path in keys.path.rglob("*") if path.is_file())
+
+
+def test_a_key_of_one_role_is_none_of_the_other(keys: KeyDirectory) -> None:
+    """Whoever asks for it there learns of which role it is, and what helps."""
+    trainer, worker = keys.new("gpu-7"), keys.new("pool", role=Role.WORKER)
+
+    for mine, its, other, others in (
+        (keys.trainers, trainer, worker, "pool"),
+        (keys.workers, worker, trainer, "gpu-7"),
+    ):
+        assert [key.public for key in mine.accepted()] == [its.public]
+        assert mine.find(other.public) is None
+        assert not mine.holds(others, other.public)
+        assert mine.other_role(its.public) == mine.other_role(PUBLIC) == ""
+    assert keys.trainers.other_role(worker.public) == (
+        "the key 'pool' is a worker host's: worker_address of [daemon] admits it; "
+        f"here a trainer's is needed: `batchd keys new --name NAME --keys-dir {keys.path}` makes one"
+    )
+    assert keys.workers.other_role(trainer.public) == (
+        "the key 'gpu-7' is a trainer's: tcp of [daemon] admits it; "
+        f"here a worker host's is needed: `batchd keys new --role worker --name NAME --keys-dir {keys.path}` makes one"
+    )
+
+
+@pytest.mark.parametrize(("role", "folder"), [(Role.TRAINER, "workers"), (Role.WORKER, "trainers")])
+@pytest.mark.parametrize("way", ["moved", "copied"])
+def test_a_file_in_the_folder_of_the_other_role_lets_nobody_in_there(
+    keys: KeyDirectory, role: Role, folder: str, way: str
+) -> None:
+    """Only a person can put it there, or a tool that knows no folders; the file tells its role."""
+    keys.new("t")
+    keys.new("w", role=Role.WORKER)
+    key = keys.new("a", role=role)
+    file = keys.path / f"{role}s/a.key"
+    copy = keys.path / folder / "a.key"
+    copy.write_bytes(file.read_bytes())
+    copy.chmod(0o600)
+    if way == "moved":
+        file.unlink()
+
+    other = keys.trainers if role is Role.WORKER else keys.workers
+    assert other.find(key.public) is None
+    assert not other.holds("a", key.public)
+    assert f"is the key of a {role.holder}, but it is among the keys of" in other.damaged()[copy]
+    assert keys.of(role).holds("a", key.public) is (way == "copied")
+    keys.revoke("a")
+    assert not file.exists()
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("folder", ["trainers", "workers"])
+def test_a_folder_that_cannot_be_used_keeps_nobody_of_the_other_role_out(keys: KeyDirectory, folder: str) -> None:
+    """Its own keys let nobody in, and no key is made or revoked: its name might be taken there."""
+    made = {role: keys.new(role.value, role=role) for role in Role}
+    (keys.path / folder).chmod(0o777)
+
+    for role, key in made.items():
+        is_there = folder != f"{role}s"
+        assert keys.of(role).holds(role.value, key.public) is is_there
+        if is_there:
+            assert keys.of(role).find(key.public) is not None
+        else:
+            with pytest.raises(KeysInvalid, match="chmod 700"):
+                keys.of(role).find(key.public)
+        for change in (partial(keys.new, "b", role=role), partial(keys.revoke, role.value)):
+            with pytest.raises(KeysInvalid, match="chmod 700"):
+                change()
 
 
 def test_the_daemons_key_stays_when_trainers_come(keys: KeyDirectory) -> None:
@@ -253,26 +343,31 @@ def test_the_daemons_key_stays_when_trainers_come(keys: KeyDirectory) -> None:
     first, second = keys.new("a"), keys.new("b")
     assert keys.make_daemon_key() == keys.daemon_key() == made
     assert first.daemon == second.daemon == made[0]
-    assert keys.trainers() == [TrainerKey("a", first.public, None), TrainerKey("b", second.public, None)]
+    assert keys.trainers.accepted() == [
+        AcceptedKey("a", Role.TRAINER, first.public, None),
+        AcceptedKey("b", Role.TRAINER, second.public, None),
+    ]
 
 
 def test_a_directory_that_is_not_there_has_no_keys(keys: KeyDirectory) -> None:
     """Looking makes nothing."""
     assert keys.daemon_key() is None
-    assert keys.trainers() == []
-    assert keys.find(PUBLIC) is None
-    assert not keys.holds("a", PUBLIC)
+    assert keys.trainers.accepted() == []
+    assert keys.trainers.find(PUBLIC) is None
+    assert not keys.trainers.holds("a", PUBLIC)
     assert not keys.path.exists()
 
 
-def test_a_name_is_given_once(keys: KeyDirectory) -> None:
-    """The key that is there stays as it is."""
-    key = keys.new("a")
+@pytest.mark.parametrize("first", Role)
+@pytest.mark.parametrize("second", Role)
+def test_a_name_is_given_once(keys: KeyDirectory, first: Role, second: Role) -> None:
+    """Whatever the roles. The key that is there stays as it is."""
+    key = keys.new("a", role=first)
 
-    with pytest.raises(KeysInvalid, match=r"there is a key a already.*trainers/a\.key") as caught:
-        keys.new("a", frozenset({"photos"}))
+    with pytest.raises(KeysInvalid, match=rf"there is a key a already.*{first}s/a\.key") as caught:
+        keys.new("a", frozenset({"photos"}), second)
     assert caught.value.exit_code == ExitCode.USAGE
-    assert keys.trainers() == [TrainerKey("a", key.public, None)]
+    assert [one for keys_of in keys.roles for one in keys_of.accepted()] == [AcceptedKey("a", first, key.public, None)]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", "-a", "_a", ".a", "a\n", "a b", "ä", "a" * 65, "a\0"])
@@ -284,7 +379,7 @@ def test_what_cannot_be_a_name_makes_revokes_and_finds_nothing(keys: KeyDirector
     keys.make_daemon_key()
     with pytest.raises(KeysInvalid, match="has no key"):
         keys.revoke(name)
-    assert not keys.holds(name, PUBLIC)
+    assert not keys.trainers.holds(name, PUBLIC)
     assert (keys.path / "daemon.key").exists()
 
 
@@ -297,28 +392,29 @@ def test_a_key_is_for_streams_that_can_be(keys: KeyDirectory, streams: frozenset
         keys.new("a", streams)
 
 
+@pytest.mark.parametrize("role", Role)
 def test_a_revoked_key_is_gone_at_once_and_its_name_is_free(
-    keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch
+    keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch, role: Role
 ) -> None:
     """Also for a reader that has read it before, even long ago."""
-    reader = KeyDirectory(keys.path)
-    old, other = keys.new("a"), keys.new("b")
-    settle(keys.path / "trainers/a.key", monkeypatch)
-    assert reader.find(old.public) == reader.find(old.public) == TrainerKey("a", old.public, None)
+    reader = KeyDirectory(keys.path).of(role)
+    old, other = keys.new("a", role=role), keys.new("b", role=role)
+    settle(keys.path / f"{role}s/a.key", monkeypatch)
+    assert reader.find(old.public) == reader.find(old.public) == AcceptedKey("a", role, old.public, None)
 
     keys.revoke("a")
     assert reader.find(old.public) is None
     assert not reader.holds("a", old.public)
-    new = keys.new("a")
+    new = keys.new("a", role=role)
     assert reader.find(old.public) is None
-    assert reader.find(new.public) == TrainerKey("a", new.public, None)
+    assert reader.find(new.public) == AcceptedKey("a", role, new.public, None)
     assert reader.holds("b", other.public)
 
 
 def test_an_unknown_name_is_not_revoked_and_the_known_ones_are_told(keys: KeyDirectory) -> None:
     """Whoever mistyped finds the right one."""
-    keys.new("a")
     keys.new("b")
+    keys.new("a", role=Role.WORKER)
 
     with pytest.raises(KeysInvalid, match="has no key 'c'; known here: a, b"):
         keys.revoke("c")
@@ -342,13 +438,13 @@ def test_a_file_is_read_once_while_it_stays_the_same(keys: KeyDirectory, monkeyp
     reads.clear()
     file = keys.path / "trainers/a.key"
 
-    keys.find(key.public)
-    keys.find(key.public)
+    keys.trainers.find(key.public)
+    keys.trainers.find(key.public)
     assert reads == [file, file]
     settle(file, monkeypatch)
-    keys.find(key.public)
-    keys.find(key.public)
-    assert keys.holds("a", key.public)
+    keys.trainers.find(key.public)
+    keys.trainers.find(key.public)
+    assert keys.trainers.holds("a", key.public)
     assert reads == [file] * 3
 
 
@@ -357,7 +453,7 @@ def test_a_change_in_place_is_seen(keys: KeyDirectory, monkeypatch: pytest.Monke
     key = keys.new("a")
     file = keys.path / "trainers/a.key"
     settle(file, monkeypatch)
-    assert keys.find(key.public) is not None
+    assert keys.trainers.find(key.public) is not None
     about = file.stat()
 
     changed = file.read_text().replace(key.public, PUBLIC)
@@ -366,8 +462,8 @@ def test_a_change_in_place_is_seen(keys: KeyDirectory, monkeypatch: pytest.Monke
         os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
 
     assert file.stat().st_mtime_ns == about.st_mtime_ns
-    assert keys.find(key.public) is None
-    assert keys.find(PUBLIC) == TrainerKey("a", PUBLIC, None)
+    assert keys.trainers.find(key.public) is None
+    assert keys.trainers.find(PUBLIC) == AcceptedKey("a", Role.TRAINER, PUBLIC, None)
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -385,7 +481,7 @@ def test_a_daemons_key_cut_anywhere_is_refused(keys: KeyDirectory) -> None:
                 ask()
     file.write_bytes(whole[:-1])
     assert keys.daemon_key() == made
-    assert keys.trainers() == []
+    assert keys.trainers.accepted() == []
 
 
 def test_a_daemons_key_that_does_not_fit_itself_is_refused(keys: KeyDirectory) -> None:
@@ -408,18 +504,19 @@ def test_a_daemons_key_that_others_can_open_is_refused(keys: KeyDirectory, mode:
         keys.daemon_key()
 
 
-def test_a_trainers_file_cut_anywhere_lets_nobody_in(keys: KeyDirectory) -> None:
-    """Above all not its trainer to streams that it may not read."""
-    key = keys.new("a", frozenset({"photos"}))
-    file = keys.path / "trainers/a.key"
+@pytest.mark.parametrize("role", Role)
+def test_a_peers_file_cut_anywhere_lets_nobody_in(keys: KeyDirectory, role: Role) -> None:
+    """Above all not its holder to streams that it may not read, or as a peer of another role."""
+    key = keys.new("a", frozenset({"photos"}), role)
+    mine, file = keys.of(role), keys.path / f"{role}s/a.key"
     whole = file.read_bytes()
     for length in range(len(whole) - 1):
         file.write_bytes(whole[:length])
-        assert keys.find(key.public) is None
-        assert not keys.holds("a", key.public)
-        assert list(keys.damaged()) == [file]
+        assert [one.find(key.public) for one in keys.roles] == [None, None]
+        assert not any(one.holds("a", key.public) for one in keys.roles)
+        assert list(mine.damaged()) == [file]
     file.write_bytes(whole[:-1])
-    assert keys.find(key.public) == TrainerKey("a", key.public, frozenset({"photos"}))
+    assert mine.find(key.public) == AcceptedKey("a", role, key.public, frozenset({"photos"}))
 
 
 def _as_other_name(file: Path) -> None:
@@ -462,22 +559,27 @@ def _with(old: str, new: str) -> Callable[[Path], None]:
         _with('["photos"]', '["a b"]'),
         _with('name = "a"', 'name = "b"'),
         _with('name = "a"', 'name = ["a"]'),
+        _with('name = "a"', 'name = "a"\nrole = "daemon"'),
     ],
 )
-def test_a_damaged_file_lets_nobody_in_and_is_told_once(keys: KeyDirectory, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("role", Role)
+def test_a_damaged_file_lets_nobody_in_and_is_told_once(
+    keys: KeyDirectory, damage: Callable[[Path], None], role: Role
+) -> None:
     """One line in the log, however often somebody knocks; the others come in as before."""
-    key, other = keys.new("a", frozenset({"photos"})), keys.new("z")
-    damage(keys.path / "trainers/a.key")
+    key, other = keys.new("a", frozenset({"photos"}), role), keys.new("z", role=role)
+    damage(keys.path / f"{role}s/a.key")
+    mine = keys.of(role)
 
     with capture_logs() as lines:
-        assert [keys.find(key.public) for _ in range(3)] == [None] * 3
-        assert not keys.holds("a", key.public)
+        assert [mine.find(key.public) for _ in range(3)] == [None] * 3
+        assert not mine.holds("a", key.public)
     assert [line["event"] for line in lines if line["path"].endswith(("a.key", "other.key"))][:1] == [
         "key file is invalid"
     ]
     assert len({line["path"] for line in lines}) == len(lines)
-    assert keys.find(other.public) == TrainerKey("z", other.public, None)
-    assert len(keys.damaged()) == 1
+    assert mine.find(other.public) == AcceptedKey("z", role, other.public, None)
+    assert len(mine.damaged()) == 1
 
 
 def test_other_files_in_the_folder_are_nobodys_keys(keys: KeyDirectory) -> None:
@@ -487,8 +589,8 @@ def test_other_files_in_the_folder_are_nobodys_keys(keys: KeyDirectory) -> None:
     for name in (".new", ".a.key", "a.key~", "a.key.bak"):
         (keys.path / "trainers" / name).write_text(text)
 
-    assert keys.trainers() == [TrainerKey("a", key.public, None)]
-    assert keys.damaged() == {}
+    assert keys.trainers.accepted() == [AcceptedKey("a", Role.TRAINER, key.public, None)]
+    assert keys.trainers.damaged() == {}
     keys.new("b")
     assert not (keys.path / "trainers/.new").exists()
 
@@ -530,24 +632,25 @@ def test_a_link_in_place_of_a_file_that_is_being_written_is_removed(
     (folders.path / name).symlink_to(tmp_path / target)
 
     key = folders.new("a")
-    assert folders.holds("a", key.public)
+    assert folders.trainers.holds("a", key.public)
     assert victim.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["batchd", "victim"]
     assert not any(path.is_symlink() for path in folders.path.rglob("*"))
 
 
-def test_a_link_in_place_of_the_trainers_folder_is_refused(keys: KeyDirectory, tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", Role)
+def test_a_link_in_place_of_a_roles_folder_is_refused(keys: KeyDirectory, tmp_path: Path, role: Role) -> None:
     """Neither written to nor believed."""
     elsewhere = KeyDirectory(tmp_path / "elsewhere")
-    key = elsewhere.new("a")
+    key = elsewhere.new("a", role=role)
     keys.path.mkdir(mode=0o700, parents=True)
-    (keys.path / "trainers").symlink_to(elsewhere.path / "trainers")
+    (keys.path / f"{role}s").symlink_to(elsewhere.path / f"{role}s")
 
-    for ask in (lambda: keys.find(key.public), lambda: keys.new("b"), lambda: keys.revoke("a")):
-        with pytest.raises(BatchdError, match=f"{keys.path}/trainers cannot be used: Not a directory"):
+    for ask in (lambda: keys.of(role).find(key.public), lambda: keys.new("b", role=role), lambda: keys.revoke("a")):
+        with pytest.raises(BatchdError, match=f"{keys.path}/{role}s cannot be used: Not a directory"):
             ask()
-    assert not keys.holds("a", key.public)
-    assert elsewhere.trainers() == [TrainerKey("a", key.public, None)]
+    assert not keys.of(role).holds("a", key.public)
+    assert elsewhere.of(role).accepted() == [AcceptedKey("a", role, key.public, None)]
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
@@ -557,10 +660,15 @@ def test_a_directory_that_others_may_write_to_is_refused(keys: KeyDirectory, fol
     key = keys.new("a")
     (keys.path / folder).chmod(mode)
 
-    for ask in (keys.trainers, lambda: keys.find(key.public), lambda: keys.new("b"), lambda: keys.revoke("a")):
+    for ask in (
+        keys.trainers.accepted,
+        lambda: keys.trainers.find(key.public),
+        lambda: keys.new("b"),
+        lambda: keys.revoke("a"),
+    ):
         with pytest.raises(KeysInvalid, match="chmod 700"):
             ask()
-    assert not keys.holds("a", key.public)
+    assert not keys.trainers.holds("a", key.public)
 
 
 def test_a_directory_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -568,10 +676,10 @@ def test_a_directory_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     keys = KeyDirectory(tmp_path / "file")
     for ask in (
-        keys.trainers,
+        keys.trainers.accepted,
         keys.daemon_key,
         keys.make_daemon_key,
-        lambda: keys.find(PUBLIC),
+        lambda: keys.trainers.find(PUBLIC),
         lambda: keys.revoke("a"),
     ):
         with pytest.raises(BatchdError, match=f"{tmp_path}/file cannot be used: Not a directory"):
@@ -588,12 +696,17 @@ def test_a_directory_of_another_user_cannot_be_used(keys: KeyDirectory) -> None:
     key = keys.new("a")
     os.seteuid(STRANGER)
     try:
-        for ask in (keys.trainers, keys.daemon_key, lambda: keys.find(key.public), lambda: keys.new("b")):
+        for ask in (
+            keys.trainers.accepted,
+            keys.daemon_key,
+            lambda: keys.trainers.find(key.public),
+            lambda: keys.new("b"),
+        ):
             with pytest.raises(
                 BatchdError, match=r"cannot be used: Permission denied; .*the user that the daemon runs as"
             ):
                 ask()
-        assert not keys.holds("a", key.public)
+        assert not keys.trainers.holds("a", key.public)
     finally:
         os.seteuid(0)
 
@@ -608,9 +721,9 @@ def test_a_file_of_another_user_is_skipped() -> None:
             os.chown(path, STRANGER, -1)
         os.seteuid(STRANGER)
         try:
-            assert keys.find(locked.public) is None
-            assert keys.find(other.public) is not None
-            assert "Permission denied" in keys.damaged()[keys.path / "trainers/a.key"]
+            assert keys.trainers.find(locked.public) is None
+            assert keys.trainers.find(other.public) is not None
+            assert "Permission denied" in keys.trainers.damaged()[keys.path / "trainers/a.key"]
         finally:
             os.seteuid(0)
 
@@ -637,7 +750,7 @@ def test_many_commands_at_once_make_each_key_once(keys: KeyDirectory) -> None:
     made = sorted(text.split() for text in told if not text.startswith("refused"))
     daemon = keys.daemon_key()
     assert daemon is not None
-    assert made == sorted([daemon[0], trainer.public] for trainer in keys.trainers())
+    assert made == sorted([daemon[0], trainer.public] for trainer in keys.trainers.accepted())
     assert len(made) == 2
     assert sum("there is a key" in text for text in told) == 6
 
@@ -735,39 +848,47 @@ def test_the_usual_directory_is_the_users(monkeypatch: pytest.MonkeyPatch) -> No
         default_keys_dir()
 
 
-def config_with(tmp_path: Path, tcp: str) -> Config:
-    return load(tmp_path, WHOLE, {"daemon.tcp": tcp})
-
-
-def test_beyond_loopback_the_daemon_needs_its_key_and_a_trainers(keys: KeyDirectory, tmp_path: Path) -> None:
-    """Step by step; the message has the command that helps."""
-    config = config_with(tmp_path, "10.0.0.5:7070")
-    without_daemon = check_tcp_keys(config.daemon, keys)
+@pytest.mark.parametrize(
+    ("role", "holder", "command"),
+    [
+        (Role.TRAINER, "a trainer", "batchd keys new --name NAME"),
+        (Role.WORKER, "a worker host", "batchd keys new --role worker --name NAME"),
+    ],
+)
+def test_beyond_loopback_an_address_needs_the_daemons_key_and_one_of_its_role(
+    keys: KeyDirectory, role: Role, holder: str, command: str
+) -> None:
+    """Step by step; the message has the command that helps. Keys of the other role are no help."""
+    mine = keys.of(role)
+    without_daemon = check_tcp_keys("10.0.0.5:7070", TCP, mine)
     keys.make_daemon_key()
-    without_trainer = check_tcp_keys(config.daemon, keys)
-    keys.new("a")
+    for other in (one for one in Role if one is not role):
+        keys.new("other", role=other)
+    without_holder = check_tcp_keys("10.0.0.5:7070", TCP, mine)
+    keys.new("a", role=role)
 
-    for problem, what in ((without_daemon, "of the daemon"), (without_trainer, "of a trainer")):
+    for problem, whose in ((without_daemon, "the daemon"), (without_holder, holder)):
         assert problem is not None
         assert problem.path == "daemon.tcp"
-        assert f"no key {what}; `batchd keys new --name NAME --keys-dir {keys.path}` makes one" in problem.message
-        assert problem.meaning
-    assert check_tcp_keys(config.daemon, keys) is None
+        assert problem.message == (
+            "10.0.0.5:7070 can be reached from other hosts, and "
+            f"{keys.path} has no key of {whose}; `{command} --keys-dir {keys.path}` makes one"
+        )
+        assert problem.meaning.startswith("Listening address for trainers on other hosts")
+    assert check_tcp_keys("10.0.0.5:7070", TCP, mine) is None
 
 
-def test_keys_that_cannot_be_used_are_as_good_as_none(keys: KeyDirectory, tmp_path: Path) -> None:
+def test_keys_that_cannot_be_used_are_as_good_as_none(keys: KeyDirectory) -> None:
     """A damaged trainer is none, and what is wrong with the daemon's is said."""
-    config = config_with(tmp_path, "eth0:7070")
     keys.new("a")
     file = keys.path / "trainers/a.key"
     file.write_text("")
-    assert "no key of a trainer" in str(check_tcp_keys(config.daemon, keys))
+    assert "no key of a trainer" in str(check_tcp_keys("eth0:7070", TCP, keys.trainers))
     (keys.path / "daemon.key").chmod(0o644)
-    assert "chmod 600" in str(check_tcp_keys(config.daemon, keys))
+    assert "chmod 600" in str(check_tcp_keys("eth0:7070", TCP, keys.trainers))
 
 
-def test_loopback_and_no_tcp_need_no_keys(keys: KeyDirectory, tmp_path: Path) -> None:
+def test_loopback_and_no_tcp_need_no_keys(keys: KeyDirectory) -> None:
     """Who is on this machine could come in anyway."""
-    for address in ("127.0.0.1:7070", "localhost:7070", "[::1]:7070"):
-        assert check_tcp_keys(config_with(tmp_path, address).daemon, keys) is None
-    assert check_tcp_keys(load(tmp_path, WHOLE).daemon, keys) is None
+    for address in ("127.0.0.1:7070", "localhost:7070", "[::1]:7070", None):
+        assert check_tcp_keys(address, TCP, keys.trainers) is None

@@ -132,7 +132,7 @@ class LiveMachine(RuleBasedStateMachine):
         number = list(self.world.workers)[who % len(self.world.workers)]
         orders = self.world.workers[number].orders
         if at_work and orders:
-            self.world.kill_at(number, orders[0].first, from_outside=from_outside)
+            self.world.kill_at(number, orders[0].rows[0], from_outside=from_outside)
         else:
             self.world.kill(number, ev.Note(0, 0, 0), from_outside=from_outside)
 

@@ -45,7 +45,7 @@ def test_a_batch_is_filled_when_there_are_samples_for_all_of_its_rows():
     assert not world.workers[1].orders
     world.ask(ONE)
     (order,) = pick(act.OrderChunk, world.push(ONE))
-    assert (order.position, order.first, order.count) == (Position(0, 0), 0, 3)
+    assert (order.position, order.rows[0], len(order.rows)) == (Position(0, 0), 0, 3)
     assert len(set(order.places)) == 3
     assert read(world) == [1, 2, 3]
 
@@ -165,7 +165,7 @@ def test_a_dead_workers_rows_are_filled_with_the_same_samples(note):
         world.kill(1, ev.Note(0, 0, 0))
     world.now += 10
     world.start_workers()
-    (filled,) = [order.places for order in world.workers[2].orders if order.first == 0]
+    (filled,) = [order.places for order in world.workers[2].orders if order.rows[0] == 0]
     assert filled == places[: len(filled)]
     assert read(world) == [1, 2, 3]
 
@@ -284,6 +284,19 @@ def test_what_is_ready_for_one_rank_leaves_room_for_another_that_waits():
     assert world.trainers[2].granted > 0
 
 
+def test_what_is_read_ahead_for_one_rank_takes_no_samples_of_an_earlier_batch():
+    """There are samples for four batches, and the producer waits until both ranks have two."""
+    world = world_of(capacity=12, slots_max=12)
+    world.subscribe(session=1, rank=0, world_size=2, window=1)
+    world.subscribe(session=2, rank=1, world_size=2, window=4)
+    world.push_all(ONE, 12)
+    world.fill_all()
+    world.pull(1)
+    world.fill_all()
+    assert read(world, 1) == [1, 2, 3, *range(10, 13)]
+    assert read(world, 2) == list(range(4, 10))
+
+
 def test_a_producer_of_a_stream_that_stops_is_told_why():
     """One that waits at once, others when they ask."""
     world = world_of(capacity=3, on_error="fail")
@@ -363,7 +376,7 @@ def test_crashes_of_many_pushed_samples_stop_the_stream():
             if (1, sample) in world.quarantined:
                 world.fill(number)
             else:
-                world.kill_at(number, order.first)
+                world.kill_at(number, order.rows[0])
         world.pull(1)
         if world.stopped:
             break

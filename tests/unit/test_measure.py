@@ -242,9 +242,7 @@ def test_the_workers_time_is_added_up_part_by_part() -> None:
     done = NO_WORK._replace(busy_us=5000, waited_us=7, cpu_us=4000, parts_us=[1000, 3000], read_bytes=90, usual_us=800)
     for _ in range(2):
         order = world.workers[1].orders.pop(0)
-        world.slots[order.slot].rows.update(
-            (order.position, row) for row in range(order.first, order.first + order.count)
-        )
+        world.slots[order.slot].rows.update((order.position, row) for row in order.rows)
         world.do(ev.ChunkDone(1, order.order, done, [], ""))
 
     work = work_of(world.state)

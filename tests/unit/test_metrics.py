@@ -19,8 +19,10 @@ from batchd_wire.status import (
     CacheStatistics,
     DaemonStatistics,
     DaemonStatus,
+    LinkStatistics,
     LiveStatistics,
     PartStatistics,
+    PoolStatistics,
     ReloadOutcome,
     StreamStatistics,
     SubscriptionStatistics,
@@ -29,6 +31,7 @@ from batchd_wire.status import (
     WorkStatistics,
     read_status,
 )
+from support.statuses import link, two_looks, with_pool
 
 ROOT = Path(__file__).parents[2]
 NAMES = {PREFIX + metric.name for metric in METRICS} | {PREFIX + name for name, _ in OWN}
@@ -60,6 +63,33 @@ NO_METRIC = {
     },
     "LiveStatistics": {"when_full"},
     "CacheStatistics": {"kind", "streams", "folder"},
+    "PoolStatistics": {
+        "address",
+        "gateways",
+        "gateways_down",
+        "links",
+        "last_end",
+        "cap",
+        "capped_by",
+        "interface",
+        "interface_bytes_per_s",
+        "sent_away",
+    },
+    "LinkStatistics": {
+        "gateway",
+        "link",
+        "name",
+        "host",
+        "key",
+        "pid",
+        "machine",
+        "version",
+        "decoders",
+        "state",
+        "since_s",
+        "streams",
+        "refused",
+    },
 }
 """What is a label, a part with fields of its own, or says nothing over time."""
 SCOPES_OF = {
@@ -71,6 +101,8 @@ SCOPES_OF = {
     SubscriptionStatistics: {metrics.TRAINER},
     LiveStatistics: {metrics.MAILBOX},
     CacheStatistics: {metrics.CACHE},
+    PoolStatistics: {metrics.POOL},
+    LinkStatistics: {metrics.POOL_LINK},
 }
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (apt install prometheus)"
@@ -132,6 +164,13 @@ def test_every_number_of_the_statistics_is_a_metric(kind):
 def test_workers_are_counted_in_every_state_that_there_is():
     """Those that leave after a reload are some, too."""
     assert set(metrics.WORKER_STATES) == {state.value for state in WorkerState}
+
+
+def test_links_are_counted_in_every_state_that_there_is():
+    """The daemon gives a link its state."""
+    (states,) = re.findall(r"``state``: (.+) or (\w+)\.", LinkStatistics.__doc__ or "")
+
+    assert [*states[0].split(", "), states[1]] == list(metrics.LINK_STATES)
 
 
 def test_names_say_unit_and_kind():
@@ -214,6 +253,57 @@ def test_trainers_beyond_the_cap_are_others():
     assert delivered["photos", "t0", "0", "shared memory", "0"] == 10
     assert sum(held.values()) == len(crowd)
     assert len(values("trainer_wait_cause_seconds_total", told)) == len(fields(WaitStatistics)) * TRAINERS_MAX
+
+
+def pool_of(*links: LinkStatistics, **facts: object) -> DaemonStatus:
+    """A daemon with worker hosts."""
+    looks = two_looks()
+    with_pool(looks, *links, **facts)
+    return looks[1]
+
+
+def test_without_a_pool_there_is_no_number_of_it():
+    """Zero wanted workers would be a number that somebody follows."""
+    text = Exposition(FakeStatusClient(status([], []))).text().decode()
+
+    assert "batchd_workers{" in text
+    assert not re.search(r"^batchd_(workers_wanted|pool_|link_)", text, re.MULTILINE)
+
+
+def test_worker_hosts_are_told_apart_and_counted():
+    """By name and by link, which is another one each time that a host comes."""
+    found = pool_of(link(1), link(2, state="opening", workers=0), wanted=24, cap="the NIC", capped_by="network")
+
+    assert values("workers_wanted", found) == {(): 24}
+    assert values("pool_workers", found) == {(): 8}
+    assert values("pool_received_bytes_total", found) == {(): 2e8}
+    assert values("pool_links", found)["serving",] == values("pool_links", found)["opening",] == 1
+    assert values("pool_capped", found) == {("max",): 0, ("network",): 1, ("ring",): 0}
+    assert values("link_samples_total", found) == {("node1", "1"): 1_000, ("node2", "2"): 1_000}
+
+
+def test_worker_hosts_are_counted_by_gateway():
+    """One that is down has no number."""
+    found = pool_of(link(1), link(2, gateway=2), link(3, gateway=2), gateways=3, gateways_down=(1,))
+
+    assert values("pool_gateway_links", found) == {("0",): 1, ("2",): 2}
+
+
+def test_worker_hosts_beyond_the_cap_are_others():
+    """Counted together, in gauges alone."""
+    found = pool_of(*(link(number, withdrawn=1) for number in range(1, metrics.LINKS_MAX + 4)))
+
+    workers, withdrawn = values("link_workers", found), values("link_withdrawn_orders_total", found)
+
+    assert len(workers) == metrics.LINKS_MAX + 1
+    assert workers[OTHER, OTHER] == 3 * 8
+    assert len(withdrawn) == metrics.LINKS_MAX
+    assert (OTHER, OTHER) not in withdrawn
+
+
+def test_a_worker_host_may_be_called_like_the_others():
+    """Its counters are its own still."""
+    assert values("link_orders_total", pool_of(link(1, name=OTHER))) == {(OTHER, "1"): 50}
 
 
 def test_remote_trainers_beyond_the_cap_are_others():

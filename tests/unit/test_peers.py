@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("common", "environments", "sides", "tables", "harness")
+MODULES = ("common", "environments", "sides", "tables", "harness", "pool_peers")
 
 
 @pytest.fixture
@@ -128,6 +128,23 @@ def test_every_number_to_reach_is_of_sides_that_are_in_its_table(peers):
     for side in (side for sides in peers.sides.TABLES.values() for side in sides):
         assert (BENCHMARKS / "peers" / side.script).exists()
         assert side.environment in {*peers.environments.ENVIRONMENTS, peers.environments.OURS}
+
+
+def test_worker_hosts_are_compared_with_sides_that_exist(peers):
+    """Each has its script and environment; each number to reach is of a peer in that table."""
+    for comparison in peers.pool_peers.COMPARISONS:
+        ours, *others = comparison.sides
+        assert ours.environment == peers.environments.OURS
+        assert comparison.targets.keys() <= {side.name for side in others}
+        for side in comparison.sides:
+            assert (BENCHMARKS / "peers" / side.script).exists()
+            assert side.environment in {*peers.environments.ENVIRONMENTS, peers.environments.OURS}
+
+
+def test_ray_has_a_network_of_its_own(peers):
+    """It listens on every address, so it gets a loopback alone, and ends with its namespaces."""
+    assert {"--net", "--pid", "--kill-child"} <= set(peers.environments.command("ray"))
+    assert peers.environments.command("torch") == [peers.environments.python("torch")]
 
 
 def test_a_tree_has_the_children_of_children(peers):

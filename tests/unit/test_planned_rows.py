@@ -20,7 +20,22 @@ def test_orders_in_any_sequence_get_the_samples_of_the_plan(orders, shuffle):
         first = min(row, plan.rows(step) - 1)
         count = min(wanted, plan.rows(step) - first)
         position = Position(epoch, step)
-        assert rows.samples(position, first, count).tolist() == plan.indices(position, first, count).tolist()
+        assert (
+            rows.samples(position, range(first, first + count)).tolist()
+            == plan.indices(position, first, count).tolist()
+        )
+
+
+@given(st.lists(st.sets(st.integers(0, BATCH - 1), min_size=1), max_size=10), st.booleans())
+def test_rows_with_gaps_get_the_samples_of_the_plan(orders, shuffle):
+    """Each order is of one batch, and of any of its rows."""
+    plan = Plan(SAMPLES, BATCH, 7, shuffle, drop_last=False)
+    planned = PlannedRows(plan)
+    for order in orders:
+        rows = tuple(sorted(order))
+        expected = [int(plan.indices(Position(1, 0), row, 1)[0]) for row in rows]
+        assert planned.samples(Position(1, 0), rows).tolist() == expected
+        assert plan.indices_of(Position(1, 0), rows).tolist() == expected
 
 
 def test_chunks_of_one_batch_ask_the_plan_once(monkeypatch):
@@ -30,5 +45,5 @@ def test_chunks_of_one_batch_ask_the_plan_once(monkeypatch):
     monkeypatch.setattr(Plan, "indices", lambda *facts: asked.append(facts) or indices(*facts))
     rows = PlannedRows(Plan(SAMPLES, BATCH, 7, shuffle=True, drop_last=False))
     for first in range(0, BATCH, 20):
-        rows.samples(Position(0, 0), first, 20)
+        rows.samples(Position(0, 0), range(first, first + 20))
     assert len(asked) == -(-BATCH // ROWS_AHEAD)

@@ -13,6 +13,7 @@ from batchd_wire.mailbox import MailColumn, PlaceLayout
 from batchd_wire.messages import AskPlace, Producing, WithdrawAsk
 from support.fake_daemon import FakeDaemon
 from support.fake_live import CAPACITY, LAYOUT, SAMPLE, FakeLive
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -71,12 +72,19 @@ def test_a_mailbox_that_cannot_be_is_not_used(fake, live, changes, said):
         push(fake)
 
 
-def test_a_producer_that_waits_asks_again_and_withdraws_at_last(fake, live):
+def test_a_producer_that_waits_asks_again_and_withdraws_at_last(fake, live, let_pass):
     """A daemon that lost its question gets it again; a late answer lends nothing in vain."""
     live.is_full = True
+
+    def answer(session, message):
+        if isinstance(message, AskPlace) and len(fake.heard_of(AskPlace)) == 2:
+            let_pass(PATIENCE_S)
+        return live.answer(session, message)
+
+    fake.answer = answer
     with push(fake) as producer:
         with pytest.raises(PushTimeout, match="no place of the 2"):
-            producer.put(SAMPLE, timeout_s=1.2)
+            producer.put(SAMPLE, timeout_s=PATIENCE_S)
         fake.wait_until(lambda: fake.heard_of(WithdrawAsk))
         assert len(fake.heard_of(AskPlace)) == 2
         live.is_full = False

@@ -19,7 +19,8 @@ from batchd.daemon.reload import requests as reload
 from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.daemon.reload.rescan import ReloadRequest
 from batchd.errors import ExitCode
-from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
+from batchd.orders.log import ChildLogged
+from batchd.orders.rescan import ConfigRead, ScanProgressed, StreamScanned
 from batchd_wire.channel import send_message
 from support.waiting import wait_until
 
@@ -171,8 +172,8 @@ def test_progress_and_lines_of_the_log_are_passed_on(it):
     """But for a level that there is not, and a fact that would be the event."""
     reader = it.begin()
     reader.send(ScanProgressed("photos", 7, 300))
-    reader.send(RescanLogged("warning", "odd", {"file": "a", "event": "even"}))
-    reader.send(RescanLogged("bind", "odd", {}))
+    reader.send(ChildLogged("warning", "odd", {"file": "a", "event": "even"}))
+    reader.send(ChildLogged("bind", "odd", {}))
     with structlog.testing.capture_logs() as lines:
         it.selector.dispatch()
     assert it.service.progress == [("photos", 7)]

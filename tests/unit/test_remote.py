@@ -334,7 +334,7 @@ class TestReadingAhead:
         storage.limits = patience._replace(deadline_s=0.0)
         storage.begin_sample()
         storage.limits = patience
-        with pytest.raises(ObjectUnreadable, match="it was not read within 5 s"):
+        with pytest.raises(ObjectUnreadable, match="it was not read within 10 s"):
             remote.read(Extent(f"{web.url}/a".encode(), 5, 5), 5)
         assert len(web.asked) == 1
 

@@ -18,13 +18,17 @@ from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.limits import KINDS_MAX, SessionLimits
 from batchd.daemon.loop import Loop
 from batchd.daemon.memory.slots import SlotPool
+from batchd.daemon.tcp.connection_guard import GuardLimits
 from batchd.daemon.tcp.connections import Connection, RemoteSession
 from batchd.daemon.tcp.sessions import TcpDoor
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields
-from batchd_wire.messages import Greet
+from batchd_wire.messages import AskStatus, Greet
+from support.hostile_streams import frame, introduce
 from support.waiting import PATIENCE_S, wait_until
+
+FRAMES_MAX = GuardLimits(pending_max=2).frames_max
 
 LAYOUT = place_fields((Field("label", "int64", ()),), 4)
 
@@ -127,6 +131,68 @@ def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_s
 
         assert events == [SessionCutOff(1)]
         assert not remote.trainers()
+
+
+def come_from(remote: TcpDoor, host: str) -> socket.socket:
+    """Connect from a host of loopback; whatever is sent now are frames of ZeroMQ."""
+    port = int(remote.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+    connection = socket.create_connection(("127.0.0.1", port), PATIENCE_S, (host, 0))
+    introduce(connection)
+    return connection
+
+
+def replace_connection(remote: TcpDoor, former: socket.socket, number: int, host: str) -> socket.socket:
+    """End a connection and greet over another one, which has the same descriptor."""
+    former.close()
+
+    def is_closed() -> bool:
+        try:
+            os.fstat(number)
+        except OSError:
+            return True
+        return False
+
+    wait_until(is_closed, "ZeroMQ has closed the connection")
+    connection = come_from(remote, host)
+    assert not is_closed()
+    connection.sendall(frame(Greet(PROTOCOL_VERSION, "next", 1, "").encode()))
+    return connection
+
+
+def hosts(remote: TcpDoor) -> list[str]:
+    """Read what there is to read; then: where all trainers are."""
+    while remote.receive({remote.router}):
+        pass
+    return [session.host for session in remote.trainers()]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "127.0.0.3"], ids=["same host", "other host"])
+def test_a_greeting_over_the_number_of_a_closed_connection_is_heard(remote, host) -> None:
+    """It comes before the end of that connection and the beginning of its own are noted."""
+    remote.bind("tcp://127.0.0.1:0", "")
+    former = come_from(remote, "127.0.0.2")
+    wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
+    (number,) = remote._guard.pending()
+    remote._guard._shut_down(number, "test")
+    with replace_connection(remote, former, number, host):
+        assert remote.router.poll(int(PATIENCE_S * 1000))
+        remote._take(remote.router.recv_multipart(copy=False))
+
+        assert hosts(remote) == [host]
+
+
+def test_what_a_flood_leaves_unread_is_not_held_against_the_next_connection(remote) -> None:
+    """Which has its number, and comes from another host."""
+    remote.bind("tcp://127.0.0.1:0", "")
+    former = come_from(remote, "127.0.0.2")
+    wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
+    (number,) = remote._guard.pending()
+    former.sendall(frame(AskStatus(1).encode()) * 2 * FRAMES_MAX)
+    with replace_connection(remote, former, number, "127.0.0.3"):
+        wait_until(lambda: hosts(remote) == ["127.0.0.3"], "the next one is heard")
+
+        assert remote._guard.pending() == {}
+        assert remote._guard.closed == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.reload import rescan
 from batchd.daemon.reload.rescan import LOOK_MAX_S, SILENCE_MAX_S, ReloadRequest
 from batchd.errors import ExitCode
-from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed
+from batchd.orders.log import ChildLogged
+from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, ScanProgressed
 from batchd.storage.access import Storage
 from batchd_wire.channel import ChannelClosed, receive_message
 from support.forked import Forked
@@ -171,8 +172,8 @@ def test_what_is_to_be_logged_is_the_daemons_to_log(tmp_path, photos, capfd) -> 
     cache.chmod(0o777)
     messages, _document = run(Served(tmp_path, photos, cache_dir=str(cache)).request())
     event = "no index is kept or used: others may write into the folder"
-    said = [message for message in messages if isinstance(message, RescanLogged)]
-    assert said == [RescanLogged("warning", event, {"folder": str(cache)})] * 2
+    said = [message for message in messages if isinstance(message, ChildLogged)]
+    assert said == [ChildLogged("warning", event, {"folder": str(cache)})] * 2
     assert event not in "".join(capfd.readouterr())
 
 
@@ -185,7 +186,26 @@ def test_a_line_that_no_message_can_carry_is_cut_and_written_out(served, monkeyp
 
     monkeypatch.setattr(rescan, "check_reading", check)
     messages, document = run(served.request())
-    (said,) = (message for message in messages if isinstance(message, RescanLogged))
+    (said,) = (message for message in messages if isinstance(message, ChildLogged))
     assert said.facts["file"] == "\\udcff"
     assert said.facts["long"] == "x" * 4_000
     assert "enough" in document["problem"]
+
+
+def test_it_ends_with_a_daemon_that_left_a_message_unread() -> None:
+    """The kernel reports a reset then, and no end of file."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def say_and_wait() -> int:
+        ours.close()
+        theirs.send(b"unread")
+        with suppress(OSError):
+            rescan._end_with_daemon(theirs)
+        return 3
+
+    reader = Forked(say_and_wait, [], b"")
+    theirs.close()
+    ours.recv(1, socket.MSG_PEEK)
+    ours.close()
+    reader.stdout.close()
+    assert reader.wait() == 1

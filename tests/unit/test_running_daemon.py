@@ -24,6 +24,7 @@ from batchd.errors import BatchdError
 from batchd.storage.access import LocalFiles, Storage
 from batchd_wire import runtime, threads
 from batchd_wire.runtime import RuntimeDirectory
+from support.network import free_port
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -154,7 +155,8 @@ def test_a_directory_that_cannot_be_asked_about_is_a_problem(tmp_path: Path, mon
     assert "cannot be used: Input/output error" in problem.message
 
 
-def test_a_tcp_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("key", ["tcp", "worker_address"])
+def test_an_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     """Libzmq would end the process; it is said as the daemon says it."""
 
     def refuse(_function: object, _arguments: object) -> None:
@@ -162,13 +164,13 @@ def test_a_tcp_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(threads, "start_new_thread", refuse)
 
-    problem = config_checks._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
+    (problem,) = config_checks._address_problems(DaemonConfig(**{key: "127.0.0.1:7070"}))
 
-    assert problem is not None
+    assert problem.path == f"daemon.{key}"
     assert "ZeroMQ needs 6 threads, and only 0 could be started: raise the limit" in problem.message
 
 
-def test_a_tcp_address_without_descriptors_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_descriptors_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket is what there are too few for."""
 
     def fail(_context: object, _kind: int) -> None:
@@ -176,10 +178,17 @@ def test_a_tcp_address_without_descriptors_is_a_problem(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(zmq.Context, "socket", fail)
 
-    problem = config_checks._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
+    (problem,) = config_checks._address_problems(DaemonConfig(tcp="127.0.0.1:7070"))
 
-    assert problem is not None
     assert "Too many open files" in problem.message
+
+
+def test_trainers_and_worker_hosts_need_two_addresses() -> None:
+    """Each of them alone could be listened on."""
+    one = f"127.0.0.1:{free_port()}"
+    (problem,) = config_checks._address_problems(DaemonConfig(tcp=one, worker_address=one))
+    assert problem.path == "daemon.worker_address"
+    assert "Address already in use" in problem.message
 
 
 @as_root

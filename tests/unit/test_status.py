@@ -16,13 +16,17 @@ from batchd_wire.status import (
     plain_status,
     read_status,
 )
-from support.statuses import two_looks
+from support.statuses import link, two_looks, with_pool
 
 
 @pytest.fixture
 def status():
     """A daemon that has everything that a status may have."""
-    _before, found = two_looks(slowest={"a.jpg": 0.5})
+    looks = two_looks(slowest={"a.jpg": 0.5})
+    with_pool(
+        looks, link(refused=("masks: no index",)), interface="eth0", interface_bytes_per_s=1e9, sent_away=("a: b",)
+    )
+    found = looks[1]
     daemon = replace(found.daemon, tcp=TcpCounts(1, 2, 3, 4, 5), reload=ReloadOutcome(1.5, 2, "no"))
     stream = replace(found.streams[0], cache=CacheStatistics("encoded", 1, 2, 3, 4, "/cache", 5), bgr_fields=("image",))
     return replace(found, daemon=daemon, streams=(stream,))
@@ -40,6 +44,12 @@ def test_a_daemon_without_tcp_has_no_counts_of_it(status) -> None:
     """Its key is missing, which programs ask for."""
     assert "tcp" in plain_status(status)["daemon"]
     assert "tcp" not in plain_status(replace(status, daemon=replace(status.daemon, tcp=None)))["daemon"]
+
+
+def test_a_daemon_without_a_pool_has_no_key_for_it(status) -> None:
+    """Its key is missing, which programs ask for."""
+    assert "pool" in plain_status(status)
+    assert "pool" not in plain_status(replace(status, pool=None))
 
 
 def test_a_newer_daemon_is_understood(status) -> None:

@@ -172,7 +172,11 @@ def worker(monkeypatch):
 
 def fill(stream):
     arrays = {field.name: np.full((ROWS, *field.shape), 77, field.dtype) for field in stream.layout.fields}
-    done = stream.fill(FillChunk(1, 1, 1, 0, 0, 0, ROWS, []), memoryview(bytearray(stream.layout.slot_bytes)), arrays)
+    done = stream.fill(
+        FillChunk(1, 1, 1, 0, 0, [(0, ROWS)], is_packed=False, places=[]),
+        memoryview(bytearray(stream.layout.slot_bytes)),
+        arrays,
+    )
     return done, arrays
 
 

@@ -64,7 +64,7 @@ class DeadlyWorld(CheckedWorld):
 
     def _carry_out(self, number: int) -> list[act.Action]:
         order = self.workers[number].orders[0]
-        for row, sample in enumerate(self.samples(order), order.first):
+        for row, sample in zip(order.rows, self.samples(order), strict=True):
             if sample in self.deadly and (1, sample) not in self.quarantined:
                 self.deaths[sample] += 1
                 return self.kill_at(number, row, **self.why) if self.with_note else self.kill(number, **self.why)
@@ -154,7 +154,7 @@ def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chun
         number = chance.choice(list(world.workers))
         order = world.workers[number].orders[0] if world.workers[number].orders else None
         if killed < 100 and order is not None and chance.random() < 0.5:
-            world.kill_at(number, order.first + chance.randrange(order.count), from_outside=True)
+            world.kill_at(number, order.rows[0] + chance.randrange(len(order.rows)), from_outside=True)
             killed += 1
         world.work(1)
         world.pull(1)
@@ -185,7 +185,7 @@ def test_a_sample_for_which_its_worker_is_killed_again_and_again_is_quarantined(
     for _ in range(PROOF_WEIGHT):
         assert world.quarantined == set()
         number = next(iter(world.workers))
-        world.kill_at(number, world.workers[number].orders[0].first + 5, from_outside=True)
+        world.kill_at(number, world.workers[number].orders[0].rows[5], from_outside=True)
         world.now += 10.0
         world.start_workers()
     assert len(world.quarantined) == 1
@@ -200,7 +200,7 @@ def test_a_chunk_whose_worker_was_killed_from_outside_is_not_cut():
     world.now += 10.0
     world.start_workers()
     orders = [order for worker in world.workers.values() for order in worker.orders]
-    assert [(order.first, order.count) for order in orders] == [(0, 12)]
+    assert [(order.rows[0], len(order.rows)) for order in orders] == [(0, 12)]
 
 
 def test_a_note_that_makes_no_sense_accuses_nobody():
@@ -271,7 +271,14 @@ def test_more_samples_that_are_too_large_than_may_be_bad_stop_the_stream():
 )
 def test_a_chunk_is_cut_around_the_suspect_or_in_half(chunk, row, parts):
     """No row is lost, and a row outside the chunk is nobody."""
-    assert split(*chunk, row) == parts
+    first, count = chunk
+    assert split(range(first, first + count), row) == [range(at, at + rows) for at, rows in parts]
+
+
+def test_rows_with_gaps_are_cut_around_the_suspect_too():
+    """A row in a gap is not of the chunk."""
+    assert split((1, 4, 5, 9), 4) == [(1,), (4,), (5, 9)]
+    assert split((1, 4, 5, 9), 3) == [(1, 4), (5, 9)]
 
 
 def test_two_deaths_quarantine_and_life_acquits():

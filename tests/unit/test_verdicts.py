@@ -8,8 +8,8 @@ import pytest
 
 from batchd.diagnosis.readings import compare
 from batchd.diagnosis.verdicts import OTHER_REMEDIES, Kind, Verdict, judge
-from batchd_wire.status import CacheStatistics, DaemonStatus, WaitStatistics
-from support.statuses import later, two_looks
+from batchd_wire.status import CacheStatistics, DaemonStatus, LinkStatistics, WaitStatistics
+from support.statuses import later, link, two_looks, with_pool
 
 
 def verdict(**changes: object) -> Verdict:
@@ -135,7 +135,7 @@ def test_cores_that_are_not_there_are_not_advised(cpus: int, remedy: str) -> Non
 @pytest.mark.parametrize(
     ("wait_s", "remedy"),
     [
-        (4.0, "3 cores more would end the wait for all streams together"),
+        (4.0, "4 cores more would end the wait for all streams together"),
         (
             9.5,
             (
@@ -147,7 +147,7 @@ def test_cores_that_are_not_there_are_not_advised(cpus: int, remedy: str) -> Non
 )
 def test_the_cores_that_several_streams_want_are_added_up(wait_s: float, remedy: str) -> None:
     """They share the workers: what would be enough for one is taken by the other, too."""
-    before, after = two_looks(work=BUSY, waits=WAITING)
+    before, after = two_looks(work=BUSY, waits=WAITING, workers=4)
     for status in (before, after):
         (photos,), (trainer,) = status.streams, status.trainers
         waits = WaitStatistics(workers_s=wait_s if status is after else 0.0)
@@ -548,3 +548,138 @@ def test_who_waits_for_decoding_is_told_what_a_cache_of_pixels_would_need() -> N
 
     assert found.kind is Kind.DECODE_BOUND
     assert found.proof.endswith('(cache = "decoded", cache_short_side = 256) would need some 25.6 GiB')
+
+
+# --- worker hosts ---------------------------------------------------------------------------------
+
+
+def verdict_with_pool(*links: LinkStatistics, facts: dict[str, Any] | None = None, **changes: Any) -> Verdict:
+    """The verdict about the one trainer, which waits, with a pool of these worker hosts."""
+    looks = two_looks(**({"work": BUSY, "waits": WAITING} | changes))
+    with_pool(looks, *links, **(facts or {}))
+    reading = compare(*looks)
+    assert reading is not None
+    (found,) = judge(reading)
+    return found
+
+
+def test_a_network_that_is_full_is_told_from_missing_cores() -> None:
+    """A gigabyte in ten seconds is 84 % of it; idle workers are no sign of too little memory."""
+    facts = {"interface": "eth0", "interface_bytes_per_s": 1.19e8}
+    found = verdict_with_pool(link(received_bytes=10**9), facts=facts)
+
+    assert found.kind is Kind.POOL_NETWORK_BOUND
+    assert "worker hosts send 0.10 GB/s, 84% of what eth0 can carry: the NIC, not the cores" in found.proof
+    assert "a faster NIC" in found.remedy
+
+
+@pytest.mark.parametrize("speed", [1e9, None])
+def test_a_network_with_room_is_not_blamed(speed: float | None) -> None:
+    """Nor one whose speed is not known."""
+    facts = {"interface": "eth0", "interface_bytes_per_s": speed}
+
+    assert verdict_with_pool(link(received_bytes=10**9), facts=facts).kind is not Kind.POOL_NETWORK_BOUND
+
+
+def test_remote_workers_count_where_workers_idle() -> None:
+    """Two local ones and eight remote ones, together busy for 19 of a hundred seconds."""
+    found = verdict_with_pool(link())
+
+    assert found.kind is Kind.MEMORY_BOUND
+    assert "while workers idle 81%" in found.proof
+
+
+def test_a_ring_that_caps_the_pool_is_named() -> None:
+    """With the reason that the daemon gives."""
+    found = verdict_with_pool(link(), facts={"capped_by": "ring", "cap": "the ring, not the cores: so it is"})
+
+    assert found.kind is Kind.MEMORY_BOUND
+    assert found.proof.endswith("while workers idle 81%: the ring, not the cores: so it is")
+    assert found.remedy == "raise memory = in [streams.photos], or in [daemon]"
+
+
+GONE = {"ended_links": 3, "last_end": "node1: it does not answer", "wanted": 6}
+
+
+def test_a_pool_whose_hosts_are_all_gone_is_told_of() -> None:
+    """The daemon goes on with its own workers, slower."""
+    found = verdict_with_pool(facts=GONE)
+
+    assert found.kind is Kind.NO_WORKER_HOSTS
+    assert "all worker hosts are gone, the last one: node1: it does not answer; 2 workers of this host" in found.proof
+    assert found.remedy == "start them again: batchd worker tcp://gpu1:7072 (6 remote workers wanted)"
+
+
+def test_a_pool_that_nobody_has_joined_yet_misses_nobody() -> None:
+    """What helps first is said: CPUs of this host without a worker."""
+    found = verdict_with_pool(facts={"wanted": 6})
+
+    assert found.kind is Kind.DECODE_BOUND
+    assert found.remedy.endswith("set workers = 4 (6 CPUs are unused)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"streams": (), "refused": ("photos: /data is missing",), "state": "serving"}, "node1: /data is missing"),
+        ({"streams": (), "state": "opening", "since_s": 60.0}, "node1: is opening for 60 s"),
+        ({"streams": (), "state": "proving", "since_s": 60.0}, "node1: is proving itself for 60 s"),
+        ({"streams": ("masks",), "refused": ("photos: no index",)}, "node1: no index"),
+    ],
+)
+def test_hosts_that_cannot_fill_a_stream_are_named_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    """They are there, and the trainer waits."""
+    looks = two_looks(work={"busy_s": 100.0, "cpu_s": 100.0}, waits=WAITING)
+    with_pool(looks, link(**changes))
+    reading = compare(*looks)
+    assert reading is not None
+    (found,) = judge(reading)
+
+    assert found.kind is Kind.UNUSED_WORKER_HOSTS
+    assert f"no worker host fills its stream: {reason}" in found.proof
+
+
+@pytest.mark.parametrize(
+    "changes", [{"since_s": 2.0, "state": "opening"}, {"state": "serving", "streams": ("masks",), "since_s": 60.0}]
+)
+def test_hosts_that_open_just_now_or_serve_another_stream_are_no_problem(changes: dict[str, Any]) -> None:
+    """The one will fill it in a moment; the other need not."""
+    found = verdict_with_pool(link(**({"streams": ()} | changes)), work={"busy_s": 100.0, "cpu_s": 100.0})
+
+    assert found.kind is Kind.DECODE_BOUND
+
+
+@pytest.mark.parametrize(
+    ("facts", "remedy"),
+    [
+        ({"wanted": 24}, "start worker hosts (batchd worker tcp://gpu1:7072) with 16 workers more"),
+        (
+            {"wanted": 10, "cap": "daemon.pool_max = 10"},
+            "start worker hosts (batchd worker tcp://gpu1:7072) with 2 workers more; limited by daemon.pool_max = 10",
+        ),
+        ({"wanted": 8, "cap": "the NIC"}, "more worker hosts would not help: limited by the NIC"),
+        ({"wanted": 8}, "start more worker hosts (batchd worker)"),
+    ],
+)
+def test_with_a_pool_the_remedy_names_worker_hosts(facts: dict[str, Any], remedy: str) -> None:
+    """Every CPU of this host has a worker."""
+    looks = two_looks(work={"busy_s": 100.0, "cpu_s": 100.0}, waits=WAITING)
+    with_pool(looks, link(), **facts)
+    looks[1].daemon.cpus = 2
+    reading = compare(*looks)
+    assert reading is not None
+    (found,) = judge(reading)
+
+    assert found.kind is Kind.DECODE_BOUND
+    assert found.remedy.endswith(f"every CPU of this host has a worker: {remedy}")
+
+
+def test_a_host_that_came_in_between_has_not_idled_before() -> None:
+    """Its workers are not counted where it was not there for the whole time."""
+    looks = two_looks(work=BUSY, waits=WAITING)
+    with_pool(looks, link())
+    looks[0].pool = replace(looks[0].pool, links=())
+    reading = compare(*looks)
+
+    assert reading is not None
+    assert (reading.workers, reading.utilisation) == (2, 0.95)

@@ -12,9 +12,10 @@ from batchd.cli.main import cli
 from batchd.errors import BatchdError
 from batchd_client.errors import BatchTimeout
 from batchd_client.hints import missing_samples_hint
-from batchd_wire.messages import AskStatus, Status, Subscribe
+from batchd_wire.messages import AskStatus, Pull, Status, Subscribe
 from batchd_wire.status import read_status
 from support.fake_daemon import FakeDaemon
+from support.waiting import PATIENCE_S
 
 NONE_YET = "stream 'photos' has no producers yet, and its next batch has 0 of 4 samples"
 
@@ -119,12 +120,19 @@ def test_peek_says_nothing_of_a_batch_that_takes_its_time(fake, tmp_path) -> Non
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_a_trainer_is_told_what_its_first_batch_waits_for(fake, caplog) -> None:
+def test_a_trainer_is_told_what_its_first_batch_waits_for(fake, caplog, let_pass) -> None:
     """Once, in the log; later batches come without a word, however slow."""
-    with batchd_client.connect(fake.address, batch_timeout_s=1.0) as daemon:
+
+    def let_it_wait(_session, message):
+        if isinstance(message, Pull) and message.waiting:
+            let_pass(PATIENCE_S)
+        return False
+
+    with batchd_client.connect(fake.address, batch_timeout_s=PATIENCE_S) as daemon:
         stream = daemon.stream("photos")
         with caplog.at_level(logging.WARNING):
             first = next(iter(stream))
+            fake.answer = let_it_wait
             with pytest.raises(BatchTimeout):
                 next(iter(stream))
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.orders import prepare, rescan, worker
+from batchd.orders import gateway, link, prepare, rescan, worker
 from batchd.orders.worker import NO_WORK, ChunkFilled, FillChunk, Quarantine
 from batchd_wire import OPEN_ENDED_SINCE, messages
 from batchd_wire.codec import (
@@ -31,19 +31,21 @@ from batchd_wire.codec import (
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import TO_DAEMON, TO_TRAINER, Hello, Open, Pull, Refused, Status, Subscribed
 
-MODULES = (messages, worker, rescan, prepare)
+MODULES = (messages, worker, rescan, prepare, link, gateway)
 VOCABULARIES = {
     f"{module.__name__}.{name}": value
     for module in MODULES
     for name, value in vars(module).items()
     if isinstance(value, Vocabulary)
 }
-KINDS = [
-    kind
-    for module in MODULES
-    for _name, kind in inspect.getmembers(module, inspect.isclass)
-    if issubclass(kind, Message) and kind is not Message
-]
+KINDS = list(
+    dict.fromkeys(  # a gateway is told some things as workers are
+        kind
+        for module in MODULES
+        for _name, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, Message) and kind is not Message
+    )
+)
 EVERYTHING = Vocabulary(*KINDS)
 every_vocabulary = pytest.mark.parametrize("vocabulary", VOCABULARIES.values(), ids=VOCABULARIES)
 
@@ -78,7 +80,14 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(values_of, parts)).map(list)
     if get_origin(hint) is dict:
         return st.dictionaries(texts, plain_values, max_size=4)
-    plain = {int: numbers, str: texts, bytes: st.binary(max_size=40), bool: st.booleans(), object: plain_values}
+    plain = {
+        int: numbers,
+        float: st.floats(),
+        str: texts,
+        bytes: st.binary(max_size=40),
+        bool: st.booleans(),
+        object: plain_values,
+    }
     return plain[hint] if hint in plain else st.none() | values_of(_without_none(hint))
 
 
@@ -111,7 +120,7 @@ def _whole_value(hint: Any) -> Any:
         return [_whole_value(part) for part in parts]
     if get_origin(hint) is dict:
         return {"key": 1}
-    plain = {int: 7, str: "text", bytes: b"bytes", bool: True, object: [1, "two"]}
+    plain = {int: 7, float: 0.5, str: "text", bytes: b"bytes", bool: True, object: [1, "two"]}
     return plain[hint] if hint in plain else _whole_value(_without_none(hint))
 
 
@@ -138,7 +147,7 @@ def wrong_values(hint: Any) -> list[Any]:
         return [value for value in candidates if type(value) is not list] + [[], whole[:-1], [*whole, 1], *swapped]
     if get_origin(hint) is dict:
         return [value for value in candidates if type(value) is not dict or b"key" in value]
-    if hint in (int, str, bytes, bool, object):
+    if hint in (int, float, str, bytes, bool, object):
         fits = FITTING.get(hint, lambda value: type(value) is hint)
         return [value for value in candidates if not fits(value)]
     return [value for value in wrong_values(_without_none(hint)) if value is not None]
@@ -236,9 +245,10 @@ def test_every_wrong_value_of_every_field_is_refused_by_name(vocabulary) -> None
 
 @every_vocabulary
 def test_a_message_with_too_few_fields_is_refused(vocabulary) -> None:
-    """One less, the message in a message, or no array at all."""
+    """One less than it has without a default, the message in a message, or no array at all."""
     for kind in vocabulary._kinds.values():
         code, *values = msgpack.unpackb(whole_message(kind).encode())
+        values = values[: kind.required]
         fewer = [[code, *values[:-1]], [code, [code, *values]] if len(values) > 1 else [code]] if values else []
         for parts in fewer:
             with pytest.raises(MalformedMessage, match=rf"{kind.__name__} has {len(values)} fields, not"):

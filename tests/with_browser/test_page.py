@@ -4,12 +4,16 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import asdict
 
 import pytest
 
 import batchd_client
+from batchd.diagnosis.overview import overview_between
+from batchd_wire.status import LinkStatistics
 from support.observing import ANYWHERE, asked, observer_of, place_of
 from support.settings import folder_stream
+from support.statuses import link, two_looks, with_pool
 from support.waiting import wait_until
 
 PATIENCE_MS = 60_000
@@ -202,3 +206,58 @@ def test_without_javascript_there_are_tables(observed, start_trainer, open_page)
 
     page.get_by_role("cell", name="photos").first.wait_for(timeout=PATIENCE_MS)
     assert page.get_by_role("columnheader", name="delivered/s").count() == 1
+
+
+@pytest.fixture
+def open_with_pool(observed, open_page):
+    """Opens the page as if worker hosts were connected; the rest is the daemon's own."""
+
+    def open_with_pool(*links: LinkStatistics, **facts):
+        looks = two_looks()
+        with_pool(looks, *links, **facts)
+        pool = overview_between(*looks).pool
+        assert pool is not None
+
+        def answer(route) -> None:
+            response = route.fetch()
+            route.fulfill(response=response, json=response.json() | {"pool": asdict(pool)} if response.ok else None)
+
+        page = open_page("about:blank")
+        page.route("**/overview.json", answer)
+        page.goto(address_of(observed))
+        return page
+
+    return open_with_pool
+
+
+def test_worker_hosts_are_a_section_of_the_page(open_with_pool, picture):
+    """What is wrong is said above them; it fits on a phone."""
+    hosts = link(1), link(2, workers=0, streams=(), refused=("photos: /data is missing",), withdrawn=3)
+    page = open_with_pool(*hosts, wanted=24, cap="the NIC, not the cores", interface="eth0", interface_bytes_per_s=1e8)
+
+    shows(page, "8 remote workers, 24 wanted, 200 samples/s, 0.02 GB/s, 20 % of the network")
+    shows(page, "limited by the NIC, not the cores")
+    shows(page, "node2 (10.0.0.2) cannot fill photos: /data is missing")
+    assert page.locator("#hosts tbody tr").count() == 2
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate(FITS)
+        picture(page, f"worker-hosts-{width}")
+
+
+def test_hostile_names_of_worker_hosts_are_text(open_with_pool):
+    """And so is what they report."""
+    page = open_with_pool(link(name=HOSTILE, refused=(f"photos: {HOSTILE}",)), sent_away=(HOSTILE,))
+
+    shows(page, f"sent away: {HOSTILE}")
+    assert page.locator("#hosts li").count() == 2
+    assert page.title() == "batchd"
+    assert page.locator("img").count() == 0
+
+
+def test_without_a_pool_there_is_no_section_of_worker_hosts(observed, open_page):
+    """Most daemons have none."""
+    page = open_page(address_of(observed))
+
+    shows(page, "photos")
+    assert page.locator("#hosts").is_hidden()

@@ -35,6 +35,8 @@ MEMORY_WAIT_S = 10.0
 service manager restarts a daemon that has waited in vain."""
 LOOK_EVERY_S = 0.02
 TELL_EVERY_S = 1.0
+OOM_KILL_S = 5.0
+"""A process that the kernel kills has ended after that time."""
 HOLDERS_MAX = 3
 _NAME_COLUMN = 5
 _SLOT_NAME = f"/memfd:{MEMORY_NAME}".encode()
@@ -50,11 +52,37 @@ def limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
     return min([_machine_bytes(proc, "MemTotal"), *(limit for limit, _left in _cgroup_bytes(proc, cgroups))])
 
 
-def oom_kills(proc: Path = Path("/proc")) -> int:
-    """The kernel's count of kills for lack of memory; 0 without one. It counts before it kills."""
-    with suppress(OSError):
-        return _numbers(proc / "vmstat").get("oom_kill", 0)
-    return 0
+class OomKills:
+    """The kernel's kills for lack of memory; none where it does not count them.
+
+    It counts before it kills. It may kill several processes before the first death is reported.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._counted = self._count()
+        self._unexplained = 0
+        self._risen_s = 0.0
+
+    def explain(self, now_s: float, *, is_killed: bool) -> bool:
+        """A process has ended, killed or not; return whether it was killed for lack of memory.
+
+        Each kill explains one death, soon after it.
+        """
+        before, self._counted = self._counted, self._count()
+        if now_s - self._risen_s > OOM_KILL_S:
+            self._unexplained = 0
+        if self._counted > before:
+            self._unexplained += self._counted - before
+            self._risen_s = now_s
+        is_explained = is_killed and self._unexplained > 0
+        self._unexplained -= is_explained
+        return is_explained
+
+    def _count(self) -> int:
+        with suppress(OSError):
+            return _numbers(self._proc / "vmstat").get("oom_kill", 0)
+        return 0
 
 
 def shortage(need_bytes: int, have_bytes: int) -> str | None:

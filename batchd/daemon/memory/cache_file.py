@@ -190,14 +190,21 @@ def _misfit(stream: StreamConfig) -> str | None:
         return None
     if (problem := crop_problem(stream.pipeline)) is not None:
         return problem
-    try:
-        import_module("batchd.pipeline._jpeg")
-    except ImportError:
+    if not has_extension():
         return (
             "restart markers are written by the extension that decodes crops, which is not there: install a compiler and the "
             'headers of libjpeg-turbo, and batchd again, or take cache = "encoded"'
         )
     return None
+
+
+def has_extension() -> bool:
+    """True if the extension that writes restart markers was built."""
+    try:
+        import_module("batchd.pipeline._jpeg")
+    except ImportError:
+        return False
+    return True
 
 
 def cache_path(spec: CacheSpec) -> Path:

@@ -9,19 +9,24 @@ least two: one is read while the other is filled.
 """
 
 import resource
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor
+from typing import Literal
 
 from batchd.config.draft import whole_draft
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, StreamConfig
+from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS, ORDERS_PER_S_MAX
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.memory.cache_file import cache_problems
 from batchd.daemon.memory.cache_memory import identity
 from batchd.daemon.memory.slots import ADVICE, MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS
 from batchd.daemon.stream_plan import look_at_stream
+from batchd.diagnosis.demand import ORDERS_AT_ONCE, SLOTS_OF_A_TRAINER
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, path_text
+from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column
 from batchd.samples.sizes import round_bytes
@@ -36,6 +41,8 @@ OWN_DESCRIPTORS = 64
 SPARE_DESCRIPTORS = 24
 """Of the daemon's own, those that local trainers leave free: to replace a worker, read the
 configuration or a key."""
+GATEWAY_DESCRIPTORS = 2
+"""Its channel and its pidfd."""
 WORKER_DESCRIPTORS = 6
 """Its channel, its note, its pidfd and its state, and what it takes to start one."""
 MAILBOX_DESCRIPTORS = 2
@@ -54,6 +61,8 @@ SLOTS_MAX = 512
 """Two slots for each of 200 trainers on one stream of small batches, and some more. Each slot costs
 the daemon two descriptors and, on Python before 3.13, one more in each process that maps it (the
 daemon too, for TCP); a process may often have 1024."""
+WORKERS_MAX = 1 << 17
+"""More than all those of this host and ``pool_max``."""
 MEBIBYTE = 1 << 20
 
 
@@ -102,6 +111,21 @@ def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) ->
         slots_max = min(SLOTS_MAX, (shares[name] - mailbox_bytes) // layout.slot_bytes)
         rings[name] = RingSize(columns[name], layout, slots_max, mailbox_bytes)
     return rings
+
+
+def ring_slots(workers: int, batch_size: int, chunk_rows: int | Literal["auto"]) -> int:
+    """Count the slots with which one trainer keeps so many workers busy.
+
+    An order has as many rows as before any time was measured, and more where workers are many.
+    """
+    usual_rows = ceil(FIRST_CHUNK_ROWS * max(1.0, workers / ORDERS_PER_S_MAX / CHUNK_TARGET_S))
+    order_rows = min(CHUNK_ROWS_MAX, usual_rows) if chunk_rows == "auto" else min(chunk_rows, usual_rows)
+    return ceil(workers * ORDERS_AT_ONCE / ceil(batch_size / order_rows)) + SLOTS_OF_A_TRAINER
+
+
+def ring_workers(slots: int, batch_size: int, chunk_rows: int | Literal["auto"]) -> int:
+    """Count the workers that one trainer keeps busy with so many slots."""
+    return bisect_right(range(WORKERS_MAX), slots, key=lambda workers: ring_slots(workers, batch_size, chunk_rows)) - 1
 
 
 def budgets_bytes(config: Config) -> int:
@@ -226,6 +250,7 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
     return DescriptorPlan(
         limit=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         own=OWN_DESCRIPTORS
+        + GATEWAY_DESCRIPTORS * (daemon.pool_gateways - 1)
         + WORKER_DESCRIPTORS * daemon.worker_count()
         + len(config.streams)
         + MAILBOX_DESCRIPTORS * sum(ring.mailbox_bytes > 0 for ring in rings.values())

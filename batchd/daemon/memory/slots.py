@@ -79,13 +79,14 @@ def make_blank(mapped_bytes: int) -> Blank:
         # Python maps no more bytes than a file has, so it has that length for a moment
         if mapped_bytes:
             os.ftruncate(writable, mapped_bytes)
-            mapped = _map(readable, mapped_bytes)
+            mapped = map_readable(readable, mapped_bytes)
             os.ftruncate(writable, 0)
         where_it_fails.pop_all()
     return Blank(writable, readable, mapped)
 
 
-def _map(descriptor: int, mapped_bytes: int) -> mmap.mmap:
+def map_readable(descriptor: int, mapped_bytes: int) -> mmap.mmap:
+    """Map memory read-only. Raises ``OSError``."""
     if sys.version_info >= (3, 13):  # before that, a mapping keeps a descriptor of its own
         return mmap.mmap(descriptor, mapped_bytes, mmap.MAP_SHARED, mmap.PROT_READ, trackfd=False)
     return mmap.mmap(descriptor, mapped_bytes, mmap.MAP_SHARED, mmap.PROT_READ)

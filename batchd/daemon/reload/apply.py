@@ -27,6 +27,7 @@ from batchd.daemon.memory.slots import MailboxMemory, SlotPool
 from batchd.daemon.reload.rescan import ReloadRequest
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import Workers
+from batchd.daemon.workers.remote import RemoteWorkers
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
 from batchd.storage.values import StorageLimits
 from batchd_wire.fields import layout_from_wire
@@ -57,6 +58,7 @@ class ReloadApplier:
     workers_wanted: int
     last_number: int
     imported: Code
+    remote: RemoteWorkers | None = None
     _numbers: dict[str, int] = field(init=False)
     """Streams after the last reload; the core may not have handled it when the next one begins."""
 
@@ -120,6 +122,8 @@ class ReloadApplier:
                 renews_workers,
             )
         )
+        if self.remote is not None:
+            self.remote.use_limits(self.daemon)
         signatures = {name: self.streams[number].signature for name, number in before.items()}
         revived = {stream.name for stream in made if signatures.get(stream.name) == stream.signature}
         changes = {
@@ -160,6 +164,8 @@ class ReloadApplier:
                 stream.message = replace(stream.message, storage=limits)
             for worker in self.workers.pids():
                 self.workers.send(worker, UseStorage(limits))
+            if self.remote is not None:
+                self.remote.send(UseStorage(limits))
         for door in self.doors:
             door.limit(SessionLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
         sends_bytes = self.daemon["tcp"] is not None

@@ -27,13 +27,15 @@ import structlog
 
 from batchd import __version__, failpoints
 from batchd.children import Child, start_linked
+from batchd.daemon.child_log import write_line
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.memory.slots import ADVICE
 from batchd.daemon.reload.apply import Descriptors, ReloadApplier
 from batchd.daemon.reload.rescan import SILENCE_MAX_S
 from batchd.daemon.service.manager import Service
 from batchd.errors import ExitCode
-from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed, StreamScanned
+from batchd.orders.log import ChildLogged
+from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, ScanProgressed, StreamScanned
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
 from batchd_wire.messages import Reloaded
@@ -48,7 +50,6 @@ NO_FILE = (
 NICENESS = 5
 """Of the reading process: workers and trainers have priority, from its first moment on."""
 KILL_TIMEOUT_S = 2.0
-LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +202,8 @@ class Reloader:
             reading.stream, reading.patience_s = message.name, message.patience_s
             if message.name:
                 self.service.scanned(message.name, message.found)
-        elif isinstance(message, RescanLogged):
-            if message.level in LOG_LEVELS:
-                getattr(_log, message.level)(**{**message.facts, "event": message.event})
+        elif isinstance(message, ChildLogged):
+            write_line(message)
         elif isinstance(message, StreamScanned):
             reading.descriptors[message.name] = descriptors
         else:

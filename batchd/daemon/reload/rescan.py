@@ -2,7 +2,7 @@
 
     daemon   --- request (JSON, stdin) --->  python -m batchd.daemon.reload.rescan CHANNEL_FD
              <-- ScanProgressed ---------   now and then, while the scan makes progress
-             <-- RescanLogged -----------   each log line, which the daemon writes into its own log
+             <-- ChildLogged -----------   each log line, which the daemon writes into its own log
              <-- StreamScanned + index --   one for each stream that is new or has changed
              <-- ConfigRead + document --   the streams to serve, or all problems; then it ends
 
@@ -17,7 +17,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,21 +25,20 @@ from math import ceil, floor
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import Any, NoReturn
-
-import structlog
+from typing import Any
 
 from batchd import __version__, failpoints
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import read_config
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
+from batchd.daemon.child_log import log_over
 from batchd.daemon.config_checks import check_reading
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.rings import RingSize, plan_descriptors
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall
-from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
+from batchd.orders.rescan import ConfigRead, ScanProgressed, StreamScanned
 from batchd.samples.sizes import round_bytes
 from batchd.sources.composed.options import sources_in
 from batchd.storage.access import Storage
@@ -53,8 +52,6 @@ SILENCE_MAX_S = 300
 not while it checks whether a large former index is still valid."""
 LOOK_MAX_S = 10
 """More than ``CHECK_LIMITS`` allow for a stream."""
-FACT_CHARACTERS_MAX = 4_000
-"""As the log has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ def main() -> int:
     """Do one request; the exit status."""
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
-        structlog.configure(processors=[partial(_log_there, channel)])
+        log_over(partial(send_message, channel))
         try:
             document = _do(json.load(sys.stdin), channel)
         except BatchdError as error:
@@ -119,22 +116,10 @@ def main() -> int:
 
 
 def _end_with_daemon(channel: socket.socket) -> None:
-    """End with the daemon: its only message is the end of file."""
-    channel.recv(1)
+    """End with the daemon: its only message is the end of file, or a reset if some are unread."""
+    with suppress(ConnectionResetError):
+        channel.recv(1)
     os._exit(1)
-
-
-def _log_there(channel: socket.socket, _logger: object, level: str, event: MutableMapping[str, Any]) -> NoReturn:
-    """A structlog processor: send the line to the daemon, which knows its log's form and level."""
-    facts: dict[str, object] = {name: _printable(fact) for name, fact in event.items() if name != "event"}
-    with suppress(ChannelClosed):
-        send_message(channel, RescanLogged(level, _printable(event["event"]), facts))
-    raise structlog.DropEvent
-
-
-def _printable(fact: object) -> str:
-    """Text for a message, which the name of a file need not be."""
-    return str(fact)[:FACT_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode()
 
 
 def _do(plain: dict[str, Any], channel: socket.socket) -> dict[str, Any]:

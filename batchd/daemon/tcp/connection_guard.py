@@ -2,7 +2,7 @@
 
     ACCEPTED (descriptor) -> pending -- Greet --> session -- its end --> pending -> DISCONNECTED
                                |                                            |
-                               +-- for PENDING_TICKS, or too many --> shut down <-- UNREAD_BYTES_MAX
+                               +-- for PENDING_TICKS, or too many --> shut down <-- unread_bytes_max
 
 ZeroMQ ends unfinished handshakes, but it can neither name nor close one connection. A peer that
 never greets, speaks a version of ZMTP without a handshake, or stays after a refusal would keep a
@@ -15,7 +15,8 @@ The kernel (``TCP_INFO``) tells how much a peer sends: a message that never ends
 ZeroMQ keeps it in memory. Bytes that the kernel has received and the daemon has not read are in
 ZeroMQ's memory; they are limited, for each connection and for all of a host. This replaces ZeroMQ's
 own limit, the high-water mark, which counts messages: libzmq 4.3.5 aborts if a peer that has
-reached it sends a PING and resets its connection.
+reached it sends a PING and resets its connection. Answers that were asked for (``expect``) may come
+faster than they are read, so they do not count.
 
 Invariant: the guard shuts down only a TCP connection to the daemon's port that was accepted under
 this descriptor, and is no session or sent too much.
@@ -34,12 +35,6 @@ import structlog
 from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds, peer_network
 
 AUDIT_INTERVAL_S = 0.1
-FRAMES_MAX = 5_000
-"""Frames read from one connection between two audits. A trainer sends one per batch, then waits."""
-UNREAD_BYTES_MAX = 256 << 10
-UNREAD_HOST_BYTES_MAX = 1 << 20
-"""Unread bytes on the wire, of one connection and of all connections of a host. As tiny frames they
-take 32 times as much memory."""
 HEARTBEAT_BYTES_PER_S = 1_024
 """ZeroMQ's own words are never read by us, so unread bytes wear off at this rate."""
 BAN_S = 10.0
@@ -51,6 +46,20 @@ _BYTES_RECEIVED_OFFSET = 128
 """Offset of ``tcpi_bytes_received`` in ``struct tcp_info`` (linux/tcp.h, Linux 4.1)."""
 
 _log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLimits:
+    """Limits of one address. The defaults are for trainers, which send one frame per batch."""
+
+    pending_max: int
+    """Connections that are no sessions."""
+    frames_max: int = 5_000
+    """Frames read from one connection between two audits."""
+    unread_bytes_max: int = 256 << 10
+    unread_host_bytes_max: int = 1 << 20
+    """Unread bytes on the wire, of one connection and of all connections of a host, beyond those
+    that are expected. As tiny frames they take 32 times as much memory (twice, encrypted)."""
 
 
 class HeldDescriptor:
@@ -92,7 +101,7 @@ class _Connection:
 
     ``number``: the descriptor as a socket object, which owns nothing and queries whatever has that
     number now. ``ticks``: how long it has been pending. ``ticks_gone``: how long its descriptor has
-    named another file.
+    named another file. ``expected``: bytes that were asked for, and may be unread beyond the limit.
     """
 
     inode: int
@@ -100,6 +109,7 @@ class _Connection:
     number: socket.socket
     received: int = 0
     unread: float = 0.0
+    expected: int = 0
     read: int = 0
     frames: int = 0
     ticks: int = 0
@@ -110,10 +120,10 @@ class _Connection:
 class ConnectionGuard:
     """All TCP connections, by descriptor. Those that are not in ``sessions`` are pending."""
 
-    def __init__(self, sessions: Container[int], pending_max: int) -> None:
+    def __init__(self, sessions: Container[int], limits: GuardLimits) -> None:
         self.closed = 0
         self._sessions = sessions
-        self._pending_max = pending_max
+        self._limits = limits
         self._connections: dict[int, _Connection] = {}
         self._held = HeldDescriptor()
         self._once_per_minute = OncePerMinute()
@@ -160,8 +170,8 @@ class ConnectionGuard:
                     host = peer_network(held.getpeername()[0])
                     number = socket.socket(held.family, held.type, fileno=descriptor)
                     self._connections[descriptor] = _Connection(os.fstat(held.fileno()).st_ino, host, number)
-        if descriptor in self._connections and monotonic() < self._banned_until_s.get(host, 0.0):
-            self._shut_down(descriptor, f"the host sent too much less than {BAN_S:g} s ago")
+        if descriptor in self._connections and self.is_kept_out(host):
+            self._shut_down(descriptor, f"the host misbehaved less than {BAN_S:g} s ago")
 
     def remove(self, descriptor: int) -> None:
         """The connection is gone."""
@@ -169,16 +179,50 @@ class ConnectionGuard:
         if connection is not None:
             connection.number.detach()
 
-    def count_message(self, descriptor: int, wire_bytes: int, frames: int) -> bool:
-        """Count a message that was read; False if its connection was shut down: drop it."""
+    def count_message(self, descriptor: int, host: str, wire_bytes: int, frames: int) -> bool:
+        """Count a message that was read; False if its connection was shut down: drop it.
+
+        ZeroMQ may hand it over before the beginning of its connection is reported, or when another
+        host's connection has the descriptor. The former is not counted, the latter is dropped.
+        """
         connection = self._connections.get(descriptor)
         if connection is None:
             return True
+        if connection.is_closed or connection.host != host:
+            return not self._is_there(descriptor)
         connection.read += wire_bytes
         connection.frames += frames
-        if connection.frames > FRAMES_MAX and not connection.is_closed:
-            self._ban(descriptor, f"it sent more than {FRAMES_MAX} frames within {AUDIT_INTERVAL_S:g} s")
+        frames_max = self._limits.frames_max
+        if connection.frames > frames_max:
+            self._ban(descriptor, f"it sent more than {frames_max} frames within {AUDIT_INTERVAL_S:g} s")
         return not connection.is_closed
+
+    def expect(self, descriptor: int, wire_bytes: int) -> None:
+        """Expect so many unread bytes of the connection from now on, since they were asked for.
+
+        Lower it only when the answer has been read: an answer that is not wanted any more may be on
+        its way.
+        """
+        connection = self._connections.get(descriptor)
+        if connection is not None:
+            connection.expected = wire_bytes
+
+    def hurry(self, descriptor: int) -> None:
+        """Close a connection whose session has ended within two ticks, unless another begins."""
+        connection = self._connections.get(descriptor)
+        if connection is not None:
+            connection.ticks = max(connection.ticks, PENDING_TICKS - 1)
+
+    def keep_out(self, host: str) -> None:
+        """Ban a host for ``BAN_S``: further connections of it are closed."""
+        self._banned_until_s.pop(host, None)
+        if len(self._banned_until_s) >= BANNED_MAX:
+            del self._banned_until_s[next(iter(self._banned_until_s))]
+        self._banned_until_s[host] = monotonic() + BAN_S
+
+    def is_kept_out(self, host: str) -> bool:
+        """True for a host that is banned now."""
+        return monotonic() < self._banned_until_s.get(host, 0.0)
 
     def audit(self) -> None:
         """Close connections that send more than is read."""
@@ -198,14 +242,16 @@ class ConnectionGuard:
 
     def _limit_host(self, loud: list[int]) -> None:
         """Close a host's connections with too much unread, or the largest of too much together."""
-        unread = {descriptor: self._connections[descriptor].unread for descriptor in loud if self._is_there(descriptor)}
+        limits = self._limits
+        there = {descriptor: self._connections[descriptor] for descriptor in loud if self._is_there(descriptor)}
+        unread = {descriptor: max(0.0, one.unread - one.expected) for descriptor, one in there.items()}
         for descriptor in list(unread):
-            if unread[descriptor] > UNREAD_BYTES_MAX:
+            if unread[descriptor] > limits.unread_bytes_max:
                 del unread[descriptor]
-                self._ban(descriptor, f"more than {UNREAD_BYTES_MAX} bytes of it are unread")
-        if sum(unread.values()) > UNREAD_HOST_BYTES_MAX:
+                self._ban(descriptor, f"more than {limits.unread_bytes_max} bytes of it are unread")
+        if sum(unread.values()) > limits.unread_host_bytes_max:
             most = max(unread, key=lambda descriptor: unread[descriptor])
-            self._ban(most, f"more than {UNREAD_HOST_BYTES_MAX} bytes of its host are unread")
+            self._ban(most, f"more than {limits.unread_host_bytes_max} bytes of its host are unread")
 
     def _is_there(self, descriptor: int) -> bool:
         """False if the number is another connection's, whose beginning is not reported yet."""
@@ -216,20 +262,17 @@ class ConnectionGuard:
 
     def _ban(self, descriptor: int, reason: str) -> None:
         """Close a connection that sends too much, and ban its host for ``BAN_S``."""
-        host = self._connections[descriptor].host
-        self._banned_until_s.pop(host, None)
-        if len(self._banned_until_s) >= BANNED_MAX:
-            del self._banned_until_s[next(iter(self._banned_until_s))]
-        self._banned_until_s[host] = monotonic() + BAN_S
+        self.keep_out(self._connections[descriptor].host)
         self._shut_down(descriptor, reason)
 
     def limit_pending(self) -> None:
         """If too many are pending, close the oldest ones of the host that has most of them."""
-        if len(self._connections) <= self._pending_max:
+        pending_max = self._limits.pending_max
+        if len(self._connections) <= pending_max:
             return
         pending = self.pending()
-        for number in oldest_of_crowds(pending, len(pending) - self._pending_max):
-            self._shut_down(number, f"more than {self._pending_max} connections that are no sessions")
+        for number in oldest_of_crowds(pending, len(pending) - pending_max):
+            self._shut_down(number, f"more than {pending_max} connections that are no sessions")
 
     def tick(self) -> None:
         """Close connections that have been pending for too long, and forget those that are gone.

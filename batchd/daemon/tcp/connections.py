@@ -1,34 +1,18 @@
-"""Sessions over TCP, their connections, and the batches being sent over them. DAEMON process.
+"""Sessions over TCP, and their connections. DAEMON process.
 
     session 7 (secret, key) = connections [ (routing id, descriptor), ... ]
-    view, cut into frames -> (ZeroMQ's thread, until sent or disconnected) -> BatchSent
-
-ZeroMQ sends from the slot itself. Every frame of a batch is a view of one array object. When the
-last frame is freed the array is freed, a weak reference to it puts a token into a queue, and a
-descriptor wakes the loop. That happens in a thread of pyzmq, so nothing else is done there.
 
 Invariant: a routing id and a descriptor belong to at most one session, and never to a removed one.
-Invariant: each batch that was sent gets exactly one ``BatchSent``, and not before ZeroMQ has
-released the memory.
 """
 
-import os
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from weakref import ref
 
-import numpy as np
-import numpy.typing as npt
 import zmq
 
-from batchd.core.events import BatchSent
-from batchd.daemon.descriptors import Selector
 from batchd.daemon.limits import SessionLimits, peer_network
-from batchd.daemon.memory.slots import SlotPool
-from batchd.daemon.tcp.keys import TrainerKey
+from batchd.daemon.tcp.keys import AcceptedKey
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.status import TrainerStatistics
 from batchd_wire.tcp import CURVE_BYTES
@@ -90,7 +74,7 @@ class RemoteSession:
     host: str
     name: str
     pid: int
-    key: TrainerKey | None
+    key: AcceptedKey | None
     version: int = OLDEST_VERSION
     """Protocol version, from ``Greet``."""
     sent_bytes: int = 0
@@ -134,7 +118,7 @@ class SessionTable:
         self.by_descriptor: dict[int, RemoteSession] = {}
         self.by_secret: dict[bytes, RemoteSession] = {}
 
-    def crowd(self, key: TrainerKey | None, host: str, limits: SessionLimits) -> str:
+    def crowd(self, key: AcceptedKey | None, host: str, limits: SessionLimits) -> str:
         """Why there are too many sessions for one more of this key, or host without keys; or ""."""
         if len(self.by_number) >= limits.sessions_max:
             return f"{limits.sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
@@ -168,59 +152,3 @@ class SessionTable:
             self.by_routing.pop(routing, None)
             self.by_descriptor.pop(descriptor, None)
         return True
-
-
-_Bytes = npt.NDArray[np.uint8]
-
-
-class _Token(ref[_Bytes]):
-    """Remains of a batch after ZeroMQ has released its memory."""
-
-    __slots__ = ("sent",)
-    sent: BatchSent
-
-
-class Parcels:
-    """Shows batches for sending. ``enqueue`` gets a ``BatchSent`` for each, some time later."""
-
-    def __init__(self, selector: Selector, memory: SlotPool, enqueue: Callable[[BatchSent], None]) -> None:
-        self._selector = selector
-        self._memory = memory
-        self._enqueue = enqueue
-        self._under_way: dict[int, _Token] = {}
-        """By identity: equal arrays are not the same batch."""
-        self._gone: deque[_Token] = deque()
-        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        selector.add(self._alarm, self._collect)
-
-    def view(self, slot: int, sent: BatchSent) -> memoryview:
-        """Return the memory of a slot, to cut frames from: uint8 ``[slot_bytes]``.
-
-        ``sent`` is enqueued when this view and the last frame are freed.
-        """
-        whole: _Bytes = np.frombuffer(self._memory.mapped(slot), dtype=np.uint8)
-        token = _Token(whole, self._ring)
-        token.sent = sent
-        self._under_way[id(token)] = token
-        return whole.data
-
-    def close(self) -> None:
-        """Stop watching, after ZeroMQ is closed. Mappings end with the last frame."""
-        self._selector.remove(self._alarm)
-        self._under_way.clear()
-        self._gone.clear()
-        os.close(self._alarm)
-
-    def _ring(self, token: "ref[_Bytes]") -> None:
-        """Wake the loop. Runs in the thread that freed the last frame."""
-        assert isinstance(token, _Token)
-        self._gone.append(token)
-        with suppress(OSError):  # closed already: the daemon ends
-            os.eventfd_write(self._alarm, 1)
-
-    def _collect(self) -> None:
-        os.eventfd_read(self._alarm)
-        while self._gone:
-            token = self._gone.popleft()
-            del self._under_way[id(token)]
-            self._enqueue(token.sent)

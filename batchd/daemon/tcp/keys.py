@@ -1,10 +1,11 @@
-"""Keys for TCP: the daemon's own and the trainers' public ones, as files. DAEMON process and CLI.
+"""Keys for TCP: the daemon's own and its peers' public ones, as files. DAEMON process and CLI.
 
     <keys directory>/             0700
         daemon.key                0600; public, secret
         .lock                     held with flock by a command that changes a key
         trainers/NAME.key         0600; name, streams (absent: every one), public; the trainer alone
                                   has the secret
+        workers/NAME.key          0600; the same of a worker host, with role = "worker"
 
 Files are written under another name and renamed, with the directory locked: no reader sees half a
 file, and simultaneous commands make no key twice. No symbolic link in the directory is followed.
@@ -14,13 +15,18 @@ systemd can hand the keys to the daemon (``LoadCredential=keys:/etc/batchd/keys`
     /etc/batchd/keys/        root's  ->  $CREDENTIALS_DIRECTORY/    the service's, read-only memory
         daemon.key                           keys_daemon.key
         trainers/NAME.key                    keys_trainers_NAME.key
+        workers/NAME.key                     keys_workers_NAME.key
 
 So the daemon's secret is in no directory that the daemon, or a user's function in a worker, could
 write to. They are copies, made when the service starts: changes take effect at the next start.
 
-Invariant: a damaged file or directory lets no trainer in. In a trainer's file ``public`` is the
-last key, so that a truncated file lets no trainer in, instead of opening every stream. Invariant:
-with credentials no other place is read, so removed keys are not found elsewhere.
+Each role has an address of its own, which admits only the keys in the folder of this role. A file
+tells its role, too: a copy in the wrong folder (the files of a Kubernetes Secret have none) opens
+nothing. A name belongs to one key of either role.
+
+Invariant: a damaged file or directory lets no peer in. In a peer's file ``public`` is the last key,
+so that a truncated file lets no peer in, instead of opening every stream or another address.
+Invariant: with credentials no other place is read, so removed keys are not found elsewhere.
 """
 
 import fcntl
@@ -40,34 +46,39 @@ import zmq
 
 from batchd.config.addresses import is_loopback, parse_tcp
 from batchd.config.directories import SYSTEM_KEYS_DIRECTORY, default_keys_dir
-from batchd.config.schema import meaning_of
-from batchd.config.tree import STREAM_NAME_PATTERN, DaemonConfig
+from batchd.config.schema import problem_at
+from batchd.config.tree import STREAM_NAME_PATTERN
 from batchd.daemon.limits import OncePerMinute
-from batchd.errors import BatchdError, KeysInvalid, Problem
+from batchd.errors import BatchdError, KeyPath, KeysInvalid, Problem
 from batchd_wire.keys import (
     ANY_ACCESS,
     GROUP_READS,
     KEY_NAME,
     KEY_NAME_RULE,
     OPEN_FLAGS,
+    ROLE,
     WRITE_ACCESS,
     ConnectionKey,
+    Role,
     check_names,
     key_name,
+    key_role,
     key_text,
     read_key_table,
+    role_line,
 )
 
 DIRECTORY_MODE = 0o700
 PARENTS_MODE = 0o755
 FILE_MODE = 0o600
 DAEMON_FILE = "daemon.key"
-TRAINERS_FOLDER = "trainers"
 FILE_ENDING = ".key"
 SETTLED_NS = 2_000_000_000
 """Age of a file whose next change shows in its times, however coarse the file system's clock is."""
 VARIABLE = "CREDENTIALS_DIRECTORY"
 RESTART = "systemctl restart batchd"
+ADDRESS_KEYS = {Role.TRAINER: "tcp", Role.WORKER: "worker_address"}
+"""The key of [daemon] with the address that admits the role."""
 _LOCK_FILE = ".lock"
 _TEMPORARY_FILE = ".new"
 _STREAM_NAME = re.compile(STREAM_NAME_PATTERN, re.ASCII)
@@ -77,32 +88,175 @@ _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerKey:
-    """A trainer's key and the streams that it opens; None is every stream."""
+class AcceptedKey:
+    """The public key of a trainer or worker host, and the streams that it opens; None is all."""
 
     name: str
+    role: Role
     public: str
     streams: frozenset[str] | None
 
 
-class KeyDirectory:
-    """The keys on disk. Each query looks at the files; an unchanged file is not read again."""
+class RoleKeys:
+    """The keys of one role in a directory: all that the address for this role admits.
 
+    Each query looks at the files; an unchanged file is not read again.
+    """
+
+    def __init__(self, directory: "KeyDirectory", role: Role) -> None:
+        self.directory = directory
+        self.role = role
+        self._folder, _slash, self._prefix = directory.places.format(role).rpartition("/")
+        self._once_per_minute = OncePerMinute()
+        self._read_before: dict[str, tuple[tuple[int, ...], AcceptedKey]] = {}
+
+    def accepted(self) -> list[AcceptedKey]:
+        """All keys of the role, by name. Raises ``BatchdError`` if they cannot be read."""
+        return self._survey()[0]
+
+    def damaged(self) -> dict[Path, str]:
+        """Key files of the role that are invalid, each with the reason."""
+        return self._survey()[1]
+
+    def find(self, public: str) -> AcceptedKey | None:
+        """Return the key with this public part, or None. Raises ``BatchdError``."""
+        accepted, damaged = self._survey()
+        for path, reason in damaged.items():
+            self._complain(path, reason)
+        return next((key for key in accepted if key.public == public), None)
+
+    def holds(self, name: str, public: str) -> bool:
+        """True if this is still the key of that name. Raises nothing; False if unreadable."""
+        file = f"{name}{FILE_ENDING}"
+        if not KEY_NAME.fullmatch(name):
+            return False
+        try:
+            with self._opened() as folder:
+                return folder is not None and self._key(folder, file).public == public
+        except (BatchdError, ValueError) as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                self._complain(self.path_of(file), str(error))
+        return False
+
+    def other_role(self, public: str) -> str:
+        """Say that this is a key of another role, and what helps; "" if it is none.
+
+        Raises ``BatchdError``.
+        """
+        for others in self.directory.roles:
+            key = others.find(public) if others is not self else None
+            if key is not None:
+                place = f"{ADDRESS_KEYS[key.role]} of [daemon] admits it"
+                need = f"here a {self.role.holder}'s is needed: {self.directory.advice(self.role)}"
+                return f"the key {key.name!r} is a {key.role.holder}'s: {place}; {need}"
+        return ""
+
+    def path_of(self, file: str) -> Path:
+        """Path of one of ``files``."""
+        return self.directory.path / self._folder / f"{self._prefix}{file}"
+
+    def files(self, parent: int | None) -> list[str]:
+        """Names of the key files in the open directory of keys, without a prefix."""
+        with self._opened_in(parent) as folder:
+            return [] if folder is None else self._files(folder)
+
+    def write(self, parent: int, file: str, text: str) -> None:
+        """Put a file into the locked directory of keys, whole or not at all."""
+        with suppress(FileExistsError):
+            os.mkdir(self._folder, DIRECTORY_MODE, dir_fd=parent)
+            os.chmod(self._folder, DIRECTORY_MODE, dir_fd=parent)
+        with self._opened_in(parent) as folder, _naming(self.path_of(file)):
+            assert folder is not None
+            _write(folder, file, text)
+
+    def remove(self, parent: int, file: str) -> None:
+        """Remove one of ``files``."""
+        with self._opened_in(parent) as folder, _naming(self.path_of(file)):
+            assert folder is not None
+            os.unlink(file, dir_fd=folder)
+            os.fsync(folder)
+
+    def _survey(self) -> tuple[list[AcceptedKey], dict[Path, str]]:
+        """Read every file of the role: the valid keys, and the other files with the reason."""
+        found: list[AcceptedKey] = []
+        damaged: dict[Path, str] = {}
+        with self._opened() as folder:
+            files = [] if folder is None else self._files(folder)
+            for file in files:
+                assert folder is not None
+                path = self.path_of(file)
+                try:
+                    found.append(self._key(folder, file))
+                except FileNotFoundError:
+                    continue  # revoked since the directory was read
+                except OSError as error:
+                    damaged[path] = f"{path} cannot be read: {error.strerror}"
+                except ValueError as error:
+                    damaged[path] = str(error)
+        self._read_before = {file: kept for file, kept in self._read_before.items() if file in files}
+        return found, damaged
+
+    def _key(self, folder: int, file: str) -> AcceptedKey:
+        """Read one key, if its file changed. Raises ``OSError`` or ``ValueError``."""
+        path = self.path_of(file)
+        before = self._read_before.pop(file, None)
+        if before is not None and before[0] == _stamp(os.stat(path.name, dir_fd=folder, follow_symlinks=False)):
+            self._read_before[file] = before
+            return before[1]
+        with _opened(folder, path.name) as descriptor:
+            now_ns, about = time_ns(), os.fstat(descriptor)
+            table = read_key_table(descriptor, path, WRITE_ACCESS)
+        key = _accepted_key(table, path, file, self.role)
+        if now_ns - max(about.st_ctime_ns, about.st_mtime_ns) > SETTLED_NS:
+            self._read_before[file] = (_stamp(about), key)
+        return key
+
+    @contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """Open the folder of the role, or None if there is none. Raises ``BatchdError``."""
+        path = self.directory.path
+        with _naming(path), _opened_directory(path) as parent, self._opened_in(parent) as folder:
+            yield folder
+
+    @contextmanager
+    def _opened_in(self, parent: int | None) -> Iterator[int | None]:
+        if parent is None or not self._folder:
+            yield parent
+            return
+        path = self.directory.path / self._folder
+        with _naming(path), _opened_directory(path, parent) as folder:
+            yield folder
+
+    def _files(self, folder: int) -> list[str]:
+        names = (name.removeprefix(self._prefix) for name in os.listdir(folder) if name.startswith(self._prefix))
+        return sorted(name for name in names if name.endswith(FILE_ENDING) and not name.startswith("."))
+
+    def _complain(self, path: Path, reason: str) -> None:
+        if self._once_per_minute.allows(str(path)):
+            _log.error("key file is invalid", path=str(path), reason=reason)
+
+
+class KeyDirectory:
+    """The keys on disk: the daemon's own, and the accepted ones of either role."""
+
+    places = "{}s/"
+    """What is in front of the files of a role: a folder, or a prefix of their names."""
     _daemon_file = DAEMON_FILE
-    _folder = TRAINERS_FOLDER
-    _prefix = ""
-    """Of the names of files in this folder."""
     _refused_mode = ANY_ACCESS
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._once_per_minute = OncePerMinute()
-        self._read_before: dict[str, tuple[tuple[int, ...], TrainerKey]] = {}
+        self.trainers = RoleKeys(self, Role.TRAINER)
+        self.workers = RoleKeys(self, Role.WORKER)
+        self.roles = (self.trainers, self.workers)
 
-    @property
-    def advice(self) -> str:
+    def of(self, role: Role) -> RoleKeys:
+        """The keys of a role."""
+        return self.workers if role is Role.WORKER else self.trainers
+
+    def advice(self, role: Role) -> str:
         """The command that makes a missing key."""
-        return f"`batchd keys new --name NAME --keys-dir {shlex.quote(str(self.path))}` makes one"
+        return f"`{role.command} --keys-dir {shlex.quote(str(self.path))}` makes one"
 
     def daemon_key(self) -> tuple[str, str] | None:
         """The daemon's public and secret key, or None. Raises ``BatchdError``."""
@@ -110,12 +264,12 @@ class KeyDirectory:
             return None if folder is None else self._daemon_key(folder)
 
     def make_daemon_key(self) -> tuple[str, str]:
-        """Make the daemon's key, unless there is one, which its trainers know."""
-        with self._changing() as (folder, _trainers):
+        """Make the daemon's key, unless there is one, which its peers know."""
+        with self._changing() as folder:
             return self._daemon_key(folder) or self._make_daemon_key(folder)
 
-    def new(self, name: str, streams: frozenset[str] | None = None) -> ConnectionKey:
-        """Make the key of one trainer. Its secret is only in the returned value.
+    def new(self, name: str, streams: frozenset[str] | None = None, role: Role = Role.TRAINER) -> ConnectionKey:
+        """Make the key of one peer. Its secret is only in the returned value.
 
         Raises ``KeysInvalid`` for a wrong name or one that is taken, else ``BatchdError``.
         """
@@ -129,94 +283,32 @@ class KeyDirectory:
                 rule = "a stream's name is 1 to 64 letters, digits, _, . and -"
                 raise KeysInvalid(f"{stream!r} cannot be a stream: {rule}")
         file = f"{name}{FILE_ENDING}"
-        path = self._trainer_path(file)
-        with self._changing() as (folder, trainers):
-            if file in self._files(trainers):
-                remedy = f"take another name, or revoke it first: batchd keys revoke {name}"
-                raise KeysInvalid(f"there is a key {name} already ({path}); {remedy}")
+        with self._changing() as folder:
+            for keys in self.roles:
+                if file in keys.files(folder):
+                    remedy = f"take another name, or revoke it first: batchd keys revoke {name}"
+                    raise KeysInvalid(f"there is a key {name} already ({keys.path_of(file)}); {remedy}")
             daemon, _secret = self._daemon_key(folder) or self._make_daemon_key(folder)
             public, secret = (key.decode() for key in zmq.curve_keypair())
             allowed = "" if streams is None else f"streams = {json.dumps(sorted(streams))}\n"
-            with _naming(path):
-                _write(trainers, file, f"name = {json.dumps(name)}\n{allowed}public = {json.dumps(public)}\n")
-        return ConnectionKey(name, daemon, public, secret)
+            text = f"name = {json.dumps(name)}\n{role_line(role)}{allowed}public = {json.dumps(public)}\n"
+            self.of(role).write(folder, file, text)
+        return ConnectionKey(name, daemon, public, secret, role)
 
     def revoke(self, name: str) -> None:
-        """Remove one trainer's key. Raises ``KeysInvalid``, with the known names."""
+        """Remove the key of this name. Raises ``KeysInvalid``, with the known names."""
         self._check_changeable()
         file = f"{name}{FILE_ENDING}"
-        with self._opened_trainers() as folder:
-            files = [] if folder is None else self._files(folder)
-            if folder is None or not KEY_NAME.fullmatch(name) or file not in files:
-                known = ", ".join(other.removesuffix(FILE_ENDING) for other in files)
+        with _naming(self.path), _opened_directory(self.path) as folder:
+            files = [(keys, one) for keys in self.roles for one in keys.files(folder)]
+            # Only a person can have given one name to two keys; then both are meant.
+            found = [keys for keys, one in files if one == file and KEY_NAME.fullmatch(name)]
+            if folder is None or not found:
+                known = ", ".join(sorted(one.removesuffix(FILE_ENDING) for _keys, one in files))
                 have = f"known here: {known}" if known else "it has none"
                 raise KeysInvalid(f"{self.path} has no key {name!r}; {have}")
-            with _naming(self._trainer_path(file)):
-                os.unlink(file, dir_fd=folder)
-                os.fsync(folder)
-
-    def trainers(self) -> list[TrainerKey]:
-        """All trainers' keys, by name. Raises ``BatchdError`` if they cannot be read."""
-        return self._survey()[0]
-
-    def damaged(self) -> dict[Path, str]:
-        """Key files of trainers that are invalid, each with the reason."""
-        return self._survey()[1]
-
-    def find(self, public: str) -> TrainerKey | None:
-        """Return the key with this public part, or None. Raises ``BatchdError``."""
-        trainers, damaged = self._survey()
-        for path, reason in damaged.items():
-            self._complain(path, reason)
-        return next((trainer for trainer in trainers if trainer.public == public), None)
-
-    def holds(self, name: str, public: str) -> bool:
-        """True if this is still the key of that name. Raises nothing; False if unreadable."""
-        file = f"{name}{FILE_ENDING}"
-        if not KEY_NAME.fullmatch(name):
-            return False
-        try:
-            with self._opened_trainers() as folder:
-                return folder is not None and self._trainer(folder, file).public == public
-        except (BatchdError, ValueError) as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                self._complain(self._trainer_path(file), str(error))
-        return False
-
-    def _survey(self) -> tuple[list[TrainerKey], dict[Path, str]]:
-        """Read every trainer's file: the valid keys, and the other files with the reason."""
-        found: list[TrainerKey] = []
-        damaged: dict[Path, str] = {}
-        with self._opened_trainers() as folder:
-            files = [] if folder is None else self._files(folder)
-            for file in files:
-                assert folder is not None
-                path = self._trainer_path(file)
-                try:
-                    found.append(self._trainer(folder, file))
-                except FileNotFoundError:
-                    continue  # revoked since the directory was read
-                except OSError as error:
-                    damaged[path] = f"{path} cannot be read: {error.strerror}"
-                except ValueError as error:
-                    damaged[path] = str(error)
-        self._read_before = {file: kept for file, kept in self._read_before.items() if file in files}
-        return found, damaged
-
-    def _trainer(self, folder: int, file: str) -> TrainerKey:
-        """Read one trainer's key, if its file changed. Raises ``OSError`` or ``ValueError``."""
-        path = self._trainer_path(file)
-        before = self._read_before.pop(file, None)
-        if before is not None and before[0] == _stamp(os.stat(path.name, dir_fd=folder, follow_symlinks=False)):
-            self._read_before[file] = before
-            return before[1]
-        with _opened(folder, path.name) as descriptor:
-            now_ns, about = time_ns(), os.fstat(descriptor)
-            table = read_key_table(descriptor, path, WRITE_ACCESS)
-        key = _trainer_key(table, path, file)
-        if now_ns - max(about.st_ctime_ns, about.st_mtime_ns) > SETTLED_NS:
-            self._read_before[file] = (_stamp(about), key)
-        return key
+            for keys in found:
+                keys.remove(folder, file)
 
     def _daemon_key(self, folder: int) -> tuple[str, str] | None:
         path = self.path / self._daemon_file
@@ -235,7 +327,7 @@ class KeyDirectory:
     def _make_daemon_key(self, folder: int) -> tuple[str, str]:
         public, secret = (key.decode() for key in zmq.curve_keypair())
         text = (
-            "# The key of a batchd daemon; its trainers know it by the public part. Keep it secret.\n"
+            "# The key of a batchd daemon; its peers know it by the public part. Keep it secret.\n"
             f"public = {json.dumps(public)}\nsecret = {json.dumps(secret)}\n"
         )
         with _naming(self.path / DAEMON_FILE):
@@ -246,65 +338,37 @@ class KeyDirectory:
         """Raise ``KeysInvalid`` if keys cannot be changed here."""
 
     @contextmanager
-    def _changing(self) -> Iterator[tuple[int, int]]:
-        """Make missing directories, and lock out other writers. Descriptors of both directories."""
+    def _changing(self) -> Iterator[int]:
+        """Make a missing directory, and lock out other writers. The directory's descriptor."""
         self._check_changeable()
         with _naming(self.path):
             _make_directory(self.path)
-            with _opened_directory(self.path) as keys:
-                if keys is None:
+            with _opened_directory(self.path) as folder:
+                if folder is None:
                     raise BatchdError(f"{self.path} cannot be used: it leads nowhere")
-                with suppress(FileExistsError):
-                    os.mkdir(TRAINERS_FOLDER, DIRECTORY_MODE, dir_fd=keys)
-                    os.chmod(TRAINERS_FOLDER, DIRECTORY_MODE, dir_fd=keys)
-                with _locked(keys), self._opened_folder(keys) as trainers:
-                    assert trainers is not None
-                    yield keys, trainers
-
-    @contextmanager
-    def _opened_trainers(self) -> Iterator[int | None]:
-        """Open the trainers' folder, or None if there is none. Raises ``BatchdError``."""
-        with _naming(self.path), _opened_directory(self.path) as keys:
-            if keys is None or not self._folder:
-                yield keys
-            else:
-                with self._opened_folder(keys) as folder:
+                with _locked(folder):
                     yield folder
 
-    @contextmanager
-    def _opened_folder(self, keys: int) -> Iterator[int | None]:
-        path = self.path / self._folder
-        with _naming(path), _opened_directory(path, keys) as folder:
-            yield folder
 
-    def _files(self, folder: int) -> list[str]:
-        names = (name.removeprefix(self._prefix) for name in os.listdir(folder) if name.startswith(self._prefix))
-        return sorted(name for name in names if name.endswith(FILE_ENDING) and not name.startswith("."))
+def check_tcp_keys(address: str | None, key_path: KeyPath, keys: RoleKeys) -> Problem | None:
+    """Say why the daemon may not listen on ``address``: beyond loopback it needs keys of the role.
 
-    def _trainer_path(self, file: str) -> Path:
-        return self.path / self._folder / f"{self._prefix}{file}"
-
-    def _complain(self, path: Path, reason: str) -> None:
-        if self._once_per_minute.allows(str(path)):
-            _log.error("key file is invalid", path=str(path), reason=reason)
-
-
-def check_tcp_keys(daemon: DaemonConfig, keys: KeyDirectory) -> Problem | None:
-    """Say why the daemon may not listen on ``[daemon] tcp``: beyond loopback it needs keys."""
-    address = daemon.tcp
+    ``key_path`` is the key of the configuration with this address.
+    """
     if address is None or is_loopback(parse_tcp(address)[0]):
         return None
+    directory = keys.directory
     try:
-        if keys.daemon_key() is None:
-            lack = f"{keys.path} has no key of the daemon; {keys.advice}"
-        elif not keys.trainers():
-            lack = f"{keys.path} has no key of a trainer; {keys.advice}"
+        if directory.daemon_key() is None:
+            owner = "the daemon"
+        elif not keys.accepted():
+            owner = f"a {keys.role.holder}"
         else:
             return None
+        lack = f"{directory.path} has no key of {owner}; {directory.advice(keys.role)}"
     except BatchdError as error:
         lack = f"its keys cannot be used: {error}"
-    text = f"{address} can be reached from other hosts, and {lack}"
-    return Problem("daemon.tcp", text, meaning_of(("daemon", "tcp"), {}))
+    return problem_at(key_path, f"{address} can be reached from other hosts, and {lack}")
 
 
 @contextmanager
@@ -387,15 +451,19 @@ def _stamp(about: os.stat_result) -> tuple[int, ...]:
     return (about.st_dev, about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
 
-def _trainer_key(table: dict[str, Any], path: Path, file: str) -> TrainerKey:
-    check_names(table, path, ("name", "public"), ("streams",))
+def _accepted_key(table: dict[str, Any], path: Path, file: str, role: Role) -> AcceptedKey:
+    check_names(table, path, ("name", "public"), (ROLE, "streams"))
     name = key_name(table["name"], path)
     if f"{name}{FILE_ENDING}" != file:
         raise ValueError(f"{path}: name is {name}, which is not that of the file")
+    found = key_role(table, path)
+    if found is not role:
+        raise ValueError(f"{path} is the key of a {found.holder}, but it is among the keys of {role.holder}s")
     streams = table.get("streams")
     if streams is not None and not (isinstance(streams, list) and all(map(_is_stream_name, streams))):
         raise ValueError(f"{path}: streams is no list of names of streams")
-    return TrainerKey(name, key_text(table["public"], "public", path), None if streams is None else frozenset(streams))
+    opened = None if streams is None else frozenset(streams)
+    return AcceptedKey(name, role, key_text(table["public"], "public", path), opened)
 
 
 def _is_stream_name(value: object) -> bool:
@@ -413,17 +481,15 @@ def open_keys(configured: Path | None) -> KeyDirectory:
 class CredentialKeys(KeyDirectory):
     """The copies that systemd made. A change is refused, naming the right directory."""
 
+    places = "keys_{}s_"
     _daemon_file = f"keys_{DAEMON_FILE}"
-    _folder = ""
-    _prefix = f"keys_{TRAINERS_FOLDER}_"
     _refused_mode = ANY_ACCESS & ~GROUP_READS
     """If systemd grants access by an access list, the group bits show the most that it grants."""
 
-    @property
-    def advice(self) -> str:
+    def advice(self, role: Role) -> str:
         """The command that makes a missing key."""
         taken = f"from where the unit takes it (LoadCredential=keys:{SYSTEM_KEYS_DIRECTORY}) at the next `{RESTART}`"
-        return f"as root, `batchd keys new --name NAME` makes one in {SYSTEM_KEYS_DIRECTORY}, {taken}"
+        return f"as root, `{role.command}` makes one in {SYSTEM_KEYS_DIRECTORY}, {taken}"
 
     def _check_changeable(self) -> None:
         where = f"change the keys in {SYSTEM_KEYS_DIRECTORY} and then: {RESTART}"

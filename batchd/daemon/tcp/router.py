@@ -1,4 +1,4 @@
-"""ZeroMQ's side of the door over TCP: the ROUTER, and admission by keys. DAEMON process.
+"""ZeroMQ's side of an address over TCP: the ROUTER, and admission by keys. DAEMON process.
 
 ZeroMQ asks at ``inproc://zeromq.zap.01`` before a connection may carry one byte, by RFC 27 (ZAP
 1.0):
@@ -6,10 +6,10 @@ ZeroMQ asks at ``inproc://zeromq.zap.01`` before a connection may carry one byte
     request   routing id | "" | "1.0" | request id | domain | address | identity | mechanism | key
     answer    routing id | "" | "1.0" | request id | "200" or other | text | user id | metadata
 
-Invariant: "200" is sent only for a key that the directory holds at this moment; any failure is a
-refusal. The user id is the public key itself, since a name may be given to another key later.
-Sockets set ``ZAP_DOMAIN`` to the daemon's and ``ZAP_ENFORCE_DOMAIN``, so without an authenticator
-no peer is admitted.
+Invariant: "200" is sent only for a key of this address's role that the directory holds at this
+moment; any failure is a refusal. The user id is the public key itself, since a name may be given to
+another key later. Sockets set ``ZAP_DOMAIN`` to the daemon's and ``ZAP_ENFORCE_DOMAIN``, so without
+an authenticator no peer is admitted.
 
 A host that connects too often is answered with "500", before any key is looked up; the client sees
 that number and retries later. ("300", which RFC 27 has for this, is not passed on: the connection
@@ -25,14 +25,12 @@ import zmq
 from zmq.utils import z85
 
 from batchd.config.cpus import available_cpus
-from batchd.daemon.limits import MESSAGE_BYTES_MAX, HandshakeRate, OncePerMinute, peer_network, printable
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.daemon.limits import HandshakeRate, OncePerMinute, peer_network, printable
+from batchd.daemon.tcp.keys import RoleKeys
 from batchd.errors import BatchdError
 from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
 from batchd_wire.threads import MORE_THREADS, TooFewThreads, check_threads
 
-REMOTE_UNREAD_MAX = 512
-"""Unread messages after which a trainer is disconnected: two batches of each claim, and answers."""
 HANDSHAKE_TIMEOUT_MS = 5_000
 IO_THREADS_MAX = 4
 """Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
@@ -68,11 +66,21 @@ def check_context_threads() -> None:
         raise BatchdError(f"ZeroMQ {error}: {MORE_THREADS}") from None
 
 
+class RouterLimits(NamedTuple):
+    """ZeroMQ's limits for each peer."""
+
+    frame_bytes_max: int
+    """Longest frame that is read, as it is on the wire: encrypted, it has ``CURVE_BYTES`` more."""
+    unread_max: int
+    """Messages that a peer may leave unread; sending one more fails with EAGAIN."""
+
+
 class TcpRouter:
     """The ROUTER, its monitor, and, if there are keys, an authenticator, in one context."""
 
-    def __init__(self, keys: KeyDirectory | None) -> None:
+    def __init__(self, keys: RoleKeys | None, limits: RouterLimits) -> None:
         self._keys = keys
+        self._limits = limits
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(min(IO_THREADS_MAX, available_cpus()))
         self.socket = self._context.socket(zmq.ROUTER)
         # No event for failed handshakes: when libzmq 4.3.5 reports a message that fails to decrypt,
@@ -82,23 +90,26 @@ class TcpRouter:
 
     @property
     def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
-        """Trainers, the ends of their connections, and questions of ZeroMQ about keys."""
+        """Peers, the ends of their connections, and questions of ZeroMQ about keys."""
         return [self.socket, self.monitor, *(one.socket for one in self._authenticators)]
 
-    def bind(self, endpoint: str) -> int:
-        """Listen, and return the port. Raises ``BatchdError`` saying why that cannot be."""
+    def bind(self, endpoint: str, key_path: str) -> int:
+        """Listen, and return the port. Raises ``BatchdError`` saying why that cannot be.
+
+        ``key_path`` names the key of the configuration with the address.
+        """
         for name, value in SOCKET_OPTIONS.items():
             self.socket.setsockopt(getattr(zmq, name), value)
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
-            (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
+            (zmq.MAXMSGSIZE, self._limits.frame_bytes_max),
             (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
-            (zmq.SNDHWM, REMOTE_UNREAD_MAX),
-            (zmq.RCVHWM, 0),  # see ``ConnectionGuard``
+            (zmq.SNDHWM, self._limits.unread_max),
+            (zmq.RCVHWM, 0),  # libzmq may abort at a limit: use a ``ConnectionGuard``
         ):
             self.socket.setsockopt(option, value)
         if self._keys is not None:
-            pair = self._keys.daemon_key()
+            pair = self._keys.directory.daemon_key()
             assert pair is not None, "checked at the start"
             self.socket.curve_server = True
             self.socket.curve_secretkey = pair[1].encode()
@@ -107,7 +118,7 @@ class TcpRouter:
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
-            raise BatchdError(f"daemon.tcp: {cannot_listen(endpoint, error)}") from None
+            raise BatchdError(f"{key_path}: {cannot_listen(endpoint, error)}") from None
         return int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def answer_questions(self, ready: Container[object]) -> None:
@@ -146,7 +157,7 @@ class _Verdict(NamedTuple):
 class Authenticator:
     """Answers ZeroMQ's requests: call ``answer`` when ``socket`` is readable."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyDirectory) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: RoleKeys) -> None:
         self.refused = 0
         self._keys = keys
         self._rate = HandshakeRate()
@@ -195,12 +206,14 @@ class Authenticator:
             return _Verdict(_FAILED, b"too many handshakes", reason=self._rate.complaint(host))
         public = z85.encode(credentials[0]).decode()
         try:
-            trainer = self._keys.find(public)
+            if self._keys.find(public) is not None:
+                return _Verdict(b"200", b"OK", public.encode())
+            other_role = self._keys.other_role(public)
         except (BatchdError, OSError) as error:
             return _Verdict(_FAILED, b"the daemon cannot read its keys", reason=str(error), fault=True)
-        if trainer is None:
-            return _Verdict(_REFUSED, b"unknown key", reason=f"no trainer has the key {public}")
-        return _Verdict(b"200", b"OK", public.encode())
+        if other_role:
+            return _Verdict(_REFUSED, b"key of another role", reason=other_role)
+        return _Verdict(_REFUSED, b"unknown key", reason=f"no {self._keys.role.holder} has the key {public}")
 
     def _refuse(self, request: list[bytes], verdict: _Verdict) -> None:
         self.refused += 1

@@ -9,13 +9,11 @@ if the other host has gone silent. A routing id is only an address: a message's 
 connection, identified by descriptor and key.
 
 Invariant: a slot that is being sent is not written: its lease ends only by ``BatchSent``, never by
-a message of the trainer.
+a message of the trainer. Each batch gets exactly one, when ZeroMQ has released the memory.
 """
 
-import os
-from collections.abc import Container, Sequence
-from contextlib import suppress
-from math import inf
+from collections.abc import Sequence
+from functools import partial
 from secrets import token_bytes
 from time import monotonic
 
@@ -27,22 +25,27 @@ from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
 from batchd.daemon.doors import SECRET_BYTES, SESSION_LINES_PER_MINUTE, DaemonSide, Door, Peer, refused_version
-from batchd.daemon.limits import HandshakeRate, LinesPerMinute, SessionLimits, peer_network, printable
-from batchd.daemon.tcp.connection_guard import AUDIT_INTERVAL_S, ConnectionGuard
+from batchd.daemon.limits import (
+    MESSAGE_BYTES_MAX,
+    HandshakeRate,
+    LinesPerMinute,
+    SessionLimits,
+    peer_network,
+    printable,
+)
+from batchd.daemon.tcp.connection_guard import GuardLimits
 from batchd.daemon.tcp.connections import (
     QUESTIONS_PER_TICK,
     Connection,
     OpenSubscription,
-    Parcels,
     RemoteSession,
     SessionTable,
-    descriptor_of,
     host_of,
-    wire_bytes,
 )
-from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey
-from batchd.daemon.tcp.router import REMOTE_UNREAD_MAX, TcpRouter
-from batchd.errors import BatchdError
+from batchd.daemon.tcp.front import TcpFront
+from batchd.daemon.tcp.keys import RoleKeys
+from batchd.daemon.tcp.router import RouterLimits
+from batchd.daemon.tcp.sent_memory import SentMemory
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.codec import NUMBER_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
@@ -67,50 +70,39 @@ from batchd_wire.tcp import PARTS_MAX, PIECE_BYTES, part_of
 
 _log = structlog.get_logger()
 
+REMOTE_UNREAD_MAX = 512
+"""Unread messages after which a trainer is disconnected: two batches of each claim, and answers."""
 SUBSCRIPTIONS_MAX = 64
 """Claims that one trainer may have at a time."""
 REMOTE_MESSAGES_AT_ONCE = 16
 """Messages read in one round of the loop: a quarter of those of local trainers."""
 
 
-class TcpDoor(Door):
-    """Owns the TCP socket. ``keys`` None: without encryption, which is for loopback alone."""
+class TcpDoor(TcpFront, Door):
+    """Trainers on other hosts; see ``TcpFront``."""
 
     is_remote = True
 
-    def __init__(self, daemon: DaemonSide, limits: SessionLimits, keys: KeyDirectory | None) -> None:
-        super().__init__(daemon, limits)
-        self._parcels = Parcels(daemon.selector, daemon.memory, daemon.enqueue)
-        self._rate = HandshakeRate()
-        self._keys = keys
-        self._zeromq = TcpRouter(keys)
-        self.router = self._zeromq.socket
+    def __init__(self, daemon: DaemonSide, limits: SessionLimits, keys: RoleKeys | None) -> None:
+        Door.__init__(self, daemon, limits)
         self._sessions = SessionTable()
-        self._heard_of: set[int] = set()
-        """Descriptors that a message arrived over: an end without one is a failed handshake."""
-        self._guard = ConnectionGuard(self._sessions.by_descriptor, limits.pending_max)
-        self._next_audit_s = 0.0
+        router_limits = RouterLimits(MESSAGE_BYTES_MAX, REMOTE_UNREAD_MAX)
+        TcpFront.__init__(self, keys, router_limits, self._sessions.by_descriptor, GuardLimits(limits.pending_max))
+        self._sent_memory = SentMemory(daemon.selector)
+        self._rate = HandshakeRate()
         self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
-        self.failed_handshakes = 0
         self.sent_bytes = 0
         self._ipc_address = ""
 
     def bind(self, endpoint: str, ipc_address: str) -> None:
         """Listen. Raises ``BatchdError`` saying why that cannot be."""
         self._ipc_address = ipc_address
-        self._guard.open(self._zeromq.bind(endpoint))
-
-    @property
-    def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
-        """Trainers, the ends of their connections, and questions of ZeroMQ about keys."""
-        return self._zeromq.sockets
+        self.listen(endpoint, "daemon.tcp")
 
     def close(self) -> None:
         """End every session, then let go of what was being sent."""
-        self.note_ends()
-        self._zeromq.close()
-        self._guard.close()
-        self._parcels.close()
+        super().close()
+        self._sent_memory.close()
 
     def counts(self) -> TcpCounts:
         """Number of connections of all kinds, for ``batchd status``."""
@@ -157,7 +149,7 @@ class TcpDoor(Door):
         session = self._sessions.by_number[grant.session]
         sent = BatchSent(grant.session, grant.subscription, grant.sequence, grant.generation)
         try:
-            view = self._parcels.view(grant.slot, sent)
+            view = self._sent_memory.view(self._daemon.memory.mapped(grant.slot), partial(self._daemon.enqueue, sent))
         except (OSError, MemoryError) as error:
             self._end(session, f"there is no memory to send it a batch from: {error}")
             self._daemon.enqueue(sent)
@@ -178,23 +170,17 @@ class TcpDoor(Door):
         failpoints.passing("daemon.parcel.sent")
 
     def tick(self) -> None:
-        """Note the bytes sent so far; end the sessions of revoked keys and of lost connections.
-
-        ZeroMQ reports an end before it hands over messages that arrived earlier: a ``Greet`` read
-        after that begins a session whose end was reported already, and whose descriptor may be
-        another connection's. It takes two ticks, since a beginning may be reported late as well.
-        """
+        """Note the bytes sent so far; end the sessions of revoked keys and of lost connections."""
         self._guard.tick()
         for session in self.trainers():
-            is_there = all(self._guard.inode_of(one.descriptor) == one.inode is not None for one in session.connections)
+            is_there = all(map(self._is_there, session.connections))
             session.ticks_adrift = 0 if is_there else session.ticks_adrift + 1
             if session.ticks_adrift > 1:
                 self._end(session, "")
                 continue
             session.marks.append((monotonic(), session.sent_bytes))
             session.questions = 0
-            key = session.key
-            if self._keys is not None and (key is None or not self._keys.holds(key.name, key.public)):
+            if not self._is_valid(session.key):
                 self._send(session, Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked"))
                 self._end(session, "its key has been revoked")
 
@@ -217,27 +203,10 @@ class TcpDoor(Door):
                 raise
             self._end(session, "")
 
-    def _answer_stranger(self, routing: bytes, message: Message) -> None:
-        try:
-            self.router.send_multipart([routing, message.encode(OLDEST_VERSION)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
-                raise
-
     # --- receiving --------------------------------------------------------------------------------
 
-    def receive(self, ready: Container[object]) -> bool:
-        """Read what trainers say, a bounded portion at a time; true where there may be more."""
-        now = monotonic()
-        if now >= self._next_audit_s:  # are there peers that send too much?
-            self._next_audit_s = now + AUDIT_INTERVAL_S
-            self._guard.audit()
-        self._zeromq.answer_questions(ready)
-        if self.router in ready or self._zeromq.monitor in ready:
-            self.note_ends()
-        return self.router in ready and self._read()
-
     def _read(self) -> bool:
+        """Read up to ``REMOTE_MESSAGES_AT_ONCE`` messages."""
         for _ in range(REMOTE_MESSAGES_AT_ONCE):
             try:
                 frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -246,41 +215,17 @@ class TcpDoor(Door):
             self._take(frames)
         return True
 
-    @property
-    def patience_s(self) -> float:
-        """How long nothing has to be done here."""
-        return max(0.0, self._next_audit_s - monotonic()) if len(self._guard) else inf
-
-    def note_ends(self) -> None:
-        """Take note of the connections that have begun and ended."""
-        for event, descriptor in self._zeromq.events():
-            if event == zmq.EVENT_ACCEPTED:
-                self._heard_of.discard(descriptor)
-                self._guard.add(descriptor)
-                continue
-            session = self._sessions.by_descriptor.get(descriptor)
-            if session is not None:
-                self._end(session, "")
-            if descriptor not in self._heard_of:
-                self.failed_handshakes += 1
-                host, advice = self._guard.host_of(descriptor), "it may have a key for another daemon, or none"
-                if self._once_per_minute.allows(f"handshake {host}"):
-                    _log.warning("remote handshake failed", host=host, advice=advice, failed=self.failed_handshakes)
-            self._heard_of.discard(descriptor)
-            self._guard.remove(descriptor)
-        self._guard.limit_pending()
+    def _ended(self, descriptor: int) -> None:
+        """A connection has ended."""
+        session = self._sessions.by_descriptor.get(descriptor)
+        if session is not None:
+            self._end(session, "")
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         routing, last = frames[0].bytes, frames[-1]
-        descriptor = descriptor_of(last)
+        descriptor = self._descriptor_of(last, sum(map(self._wire_bytes, frames[1:])), len(frames) - 1)
         if descriptor is None:
-            if self._once_per_minute.allows("old"):
-                _log.warning("remote peer not understood", reason="it speaks ZeroMQ's protocol of before version 3")
             return
-        received_bytes = sum(wire_bytes(len(frame.buffer), encrypted=self._keys is not None) for frame in frames[1:])
-        if not self._guard.count_message(descriptor, received_bytes, len(frames) - 1):
-            return
-        self._heard_of.add(descriptor)
         session = self._sessions.by_routing.get(routing)
         if session is not None and not session.has(routing, descriptor):
             # another connection calls itself the same: the first one is gone
@@ -305,7 +250,7 @@ class TcpDoor(Door):
 
     def _greet(self, routing: bytes, frame: zmq.Frame, message: Message) -> None:
         if not isinstance(message, Greet):
-            self._answer_stranger(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "greet first"))
+            self._refuse(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "greet first"))
             return
         host = host_of(frame)
         if self._keys is None and not self._rate.admit(peer_network(host), monotonic()):
@@ -313,7 +258,7 @@ class TcpDoor(Door):
             return
         refusal = refused_version(message.version)
         if refusal is not None:
-            self._answer_stranger(routing, refusal)
+            self._refuse(routing, refusal)
             return
         key = self._key_of(frame)
         if self._keys is not None and key is None:
@@ -323,7 +268,7 @@ class TcpDoor(Door):
         if crowd:
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, crowd)
             return
-        self._clear_descriptor(frame)
+        self._end_former(frame)
         number, secret = next(self._daemon.session_numbers), token_bytes(SECRET_BYTES)
         name = printable(message.name)
         session = RemoteSession(number, [], secret, host, name, message.pid, key, message.version)
@@ -336,7 +281,7 @@ class TcpDoor(Door):
         failpoints.passing("daemon.remote.greeted")
 
     def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
-        self._clear_descriptor(frame)
+        self._end_former(frame)
         session = self._sessions.by_secret.get(message.secret)
         most = self._limits.sessions_max
         if session is None or (self._keys is not None and self._key_of(frame) != session.key):
@@ -349,22 +294,10 @@ class TcpDoor(Door):
         else:
             self._send(session, Joined(), self._connect(session, routing, frame))
 
-    def _clear_descriptor(self, frame: zmq.Frame) -> None:
-        """End the former session of this descriptor now, not when its end is reported later."""
-        self.note_ends()
-        former = self._sessions.by_descriptor.get(frame.get(zmq.SRCFD))
-        if former is not None:
-            self._end(former, "")
-
     def _connect(self, session: RemoteSession, routing: bytes, frame: zmq.Frame) -> Connection:
         """A connection belongs to this session from now on."""
-        descriptor = frame.get(zmq.SRCFD)
-        inode = None
-        with suppress(OSError):  # closed already; its end is reported
-            inode = os.fstat(descriptor).st_ino
-        connection = Connection(routing, descriptor, inode)
+        connection = self._connection(routing, frame)
         self._sessions.connect(session, connection)
-        self._heard_of.add(connection.descriptor)
         return connection
 
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
@@ -395,10 +328,13 @@ class TcpDoor(Door):
                 session.claims[message.subscription].is_known = True
             self._daemon.enqueue(event)
 
+    def _refuse(self, routing: bytes, refusal: Refused) -> None:
+        self._answer_stranger(routing, refusal.encode(OLDEST_VERSION))
+
     def _reject(self, routing: bytes, frame: zmq.Frame, error: ErrorCode, text: str) -> None:
         """Answer an invalid message with its error number, and log it at most once a minute."""
         host = host_of(frame)
-        self._answer_stranger(routing, Refused(0, 0, error, text))
+        self._refuse(routing, Refused(0, 0, error, text))
         if self._once_per_minute.allows(f"reject {peer_network(host)}"):
             _log.warning("remote message rejected", error=int(error), reason=text, host=host)
 
@@ -412,12 +348,3 @@ class TcpDoor(Door):
     def _log_session(self, text: str, session: RemoteSession, **facts: str) -> None:
         write = _log.info if self._lines_per_minute.allows(peer_network(session.host)) else _log.debug
         write(text, session=session.number, host=session.host, **facts)
-
-    def _key_of(self, frame: zmq.Frame) -> TrainerKey | None:
-        """The key with which the connection was let in, if it is still accepted."""
-        try:
-            return self._keys.find(str(frame.get("User-Id"))) if self._keys is not None else None
-        except BatchdError as error:
-            if self._once_per_minute.allows("keys"):
-                _log.error("keys cannot be read", reason=str(error))
-            return None

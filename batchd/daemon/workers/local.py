@@ -28,7 +28,7 @@ from batchd.children import Child, Grandchild, Linked, describe, start_linked
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.core.fleet import WorkerKind
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.memory.available import oom_kills
+from batchd.daemon.memory.available import OomKills
 from batchd.daemon.memory.slots import ADVICE
 from batchd.orders.worker import (
     NOTE,
@@ -96,7 +96,7 @@ class WorkerProcesses:
         self._forks = ForkServer(selector, self._adopt, self._fail, launched)
         self._processes: dict[int, _Process] = {}
         self.decoders = ""
-        self._oom_kills = oom_kills()
+        self._oom_kills = OomKills()
         self._missing = 0
         """Dead workers without a replacement: a replacement is logged, the first start is not."""
 
@@ -249,11 +249,10 @@ class WorkerProcesses:
 
     def _why_it_ended(self, process: _Process, status: int | None) -> tuple[bool, bool]:
         """(killed by another process, killed for lack of memory); else it or the daemon did it."""
-        before, self._oom_kills = self._oom_kills, oom_kills()
+        killed = status is not None and status < 0 and -status not in FAULT_SIGNALS and not process.is_killed
+        oom_killed = self._oom_kills.explain(monotonic(), is_killed=killed and status == -signal.SIGKILL)
         if status is None:
             return not process.is_killed, False
-        killed = status < 0 and -status not in FAULT_SIGNALS and not process.is_killed
-        oom_killed = killed and status == -signal.SIGKILL and self._oom_kills > before
         return killed and not oom_killed, oom_killed or status == OUT_OF_MEMORY_STATUS
 
     def _forget(self, process: _Process) -> None:

@@ -98,6 +98,37 @@ const workerRow = (one) => [
   { text: number(one.replaced), label: "replaced", kind: "number" },
 ];
 
+// --- worker hosts: the section is there if the daemon admits some
+
+const hostRow = (one) => [
+  { kind: "name", parts: [["span", "", one.name], ["small", "", one.host]] },
+  { label: "state", kind: "short", parts: [["span", `pill ${one.state === "serving" && !one.note ? "good" : "bad"}`, one.state]] },
+  { text: number(one.workers), label: "workers", kind: "number" },
+  { text: share(one.busy_share), label: "busy", kind: "number" },
+  { text: number(one.samples_per_s), label: "samples/s", kind: "number" },
+  { text: one.bytes_per_s === null ? "–" : number(one.bytes_per_s / 1e9, 2), label: "GB/s", kind: "number" },
+  { text: number(one.withdrawn), label: "withdrawn", kind: "number" },
+  { text: number(one.late_rows), label: "late rows", kind: "number" },
+  { text: number(one.disagreements), label: "disagreements", kind: "number" },
+];
+
+function showPool(pool) {
+  if (!pool) return ($("hosts").hidden = true);
+  const facts = [`${counted(pool.workers, "remote worker")}, ${number(pool.wanted)} wanted`];
+  if (pool.samples_per_s !== null) facts.push(`${number(pool.samples_per_s)} samples/s`);
+  if (pool.bytes_per_s !== null) facts.push(`${number(pool.bytes_per_s / 1e9, 2)} GB/s`);
+  if (pool.network_share !== null) facts.push(`${share(pool.network_share)} of the network`);
+  say($("hosts-summary"), facts.join(", "));
+  const notes = $("hosts-notes");
+  while (notes.children.length > pool.notes.length) notes.lastChild.remove();
+  while (notes.children.length < pool.notes.length) notes.append(html("li"));
+  pool.notes.forEach((note, index) => say(notes.children[index], note));
+  fillTable($("hosts"), pool.hosts.map(hostRow));
+  const more = pool.hosts_count - pool.hosts.length;
+  $("hosts-more").hidden = more === 0;
+  say($("hosts-more"), `and ${counted(more, "worker host")} more`);
+}
+
 // --- streams: one section each, which stays while its stream does
 
 class Stream {
@@ -281,7 +312,7 @@ function show(overview) {
   fillFacts([
     ["up", duration(overview.uptime_s + observer.age_s)],
     ["slots", bytes(overview.memory_bytes)],
-    ["workers", `${overview.workers.length}${busy}`],
+    ["workers", `${overview.workers.length}${overview.pool ? ` and ${number(overview.pool.workers)} remote` : ""}${busy}`],
     ...(overview.worker_deaths ? [["worker deaths", number(overview.worker_deaths)]] : []),
     ["pid", String(overview.pid)],
     ["version", overview.version],
@@ -290,6 +321,7 @@ function show(overview) {
   notice(observer.up ? "" : `The daemon has given no answer for ${duration(observer.silent_s)}. These are its last numbers.`);
   fillTable($("trainers"), overview.trainers.map(trainerRow));
   fillTable($("workers"), overview.workers.map(workerRow));
+  showPool(overview.pool);
   const names = new Set(overview.streams.map(({ name }) => name));
   for (const [name, stream] of streams)
     if (!names.has(name)) {

@@ -1,0 +1,295 @@
+"""``batchd ray``: worker hosts on a Ray cluster. Runs in the user's shell, on the daemon's machine.
+
+Invariant: the end of this process ends no worker host; `batchd ray down` does.
+Invariant: the key of a pool is in the daemon's directory of keys only as its public part.
+"""
+
+import re
+import signal
+import threading
+import tomllib
+from contextlib import suppress
+from importlib import import_module
+from ipaddress import ip_address
+from pathlib import Path
+from types import ModuleType
+
+import click
+import structlog
+
+from batchd.cli.asking import running_daemon
+from batchd.cli.keys import directory_options, named_keys
+from batchd.cli.logs import LogFormat, set_up_logs
+from batchd.cli.options import Command, log_options
+from batchd.cli.text import aligned
+from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.errors import BatchdError
+from batchd.on_ray.actor import ActorOptions, ActorReport
+from batchd.on_ray.scaling import Limits
+from batchd_client.asking import ask_status
+from batchd_wire.keys import Role, connection_file_text
+from batchd_wire.runtime import TcpAddress, parse_address
+from batchd_wire.status import PoolStatistics
+
+HOSTS_MAX = 4_096
+CPUS_MAX = 1_024
+UP = "up"
+QUIET = "warning"
+"""Level of the log of commands that print their result."""
+
+_log = structlog.get_logger()
+
+
+class _UpByDefault(click.Group):
+    """A group that calls ``default`` where no command is named."""
+
+    default = UP
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ``default`` in front of arguments that begin with no command and ask for no help."""
+        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+
+def _cluster_option(command: Command) -> Command:
+    """Add ``--address``, passed as ``cluster``: Ray's, by the name that Ray gives it."""
+    return click.option(
+        "--address",
+        "cluster",
+        metavar="ADDRESS",
+        default="auto",
+        show_default=True,
+        help="The Ray cluster's, such as 10.0.0.5:6379. auto: $RAY_ADDRESS, then the one that runs on this machine.",
+    )(command)
+
+
+@click.group("ray", cls=_UpByDefault)
+def command() -> None:
+    """Run worker hosts on a Ray cluster, as many as the daemon wants.
+
+    Without a command it is `batchd ray up`. ADDRESS is the daemon's worker_address as the nodes of
+    the cluster reach it, such as tcp://gpu1:7072.
+    """
+
+
+@command.command(UP)
+@click.argument("words", nargs=-1, metavar="[ADDRESS] [-- WORKER_OPTIONS]")
+@_cluster_option
+@click.option(
+    "--min",
+    "least",
+    type=click.IntRange(0, HOSTS_MAX),
+    default=0,
+    show_default=True,
+    help="Worker hosts to have without any demand.",
+)
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(1, HOSTS_MAX),
+    default=64,
+    show_default=True,
+    help="Maximum number of worker hosts.",
+)
+@click.option(
+    "--cpus",
+    type=click.IntRange(1, CPUS_MAX),
+    default=8,
+    show_default=True,
+    help="CPUs that each worker host asks Ray for, and its number of workers.",
+)
+@click.option(
+    "--daemon",
+    metavar="ADDRESS",
+    help="The daemon that says how many workers it wants, such as ipc:///run/batchd. Default: $BATCHD_ADDRESS, then "
+    "where it usually is.",
+)
+@click.option(
+    "--key-on-nodes",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Path of a worker host's connection file on the nodes. Default: make a key for this pool.",
+)
+@directory_options
+@log_options
+def _up(
+    *,
+    words: tuple[str, ...],
+    cluster: str,
+    least: int,
+    most: int,
+    cpus: int,
+    daemon: str | None,
+    key_on_nodes: Path | None,
+    keys_dir: Path | None,
+    config_file: Path | None,
+    log_level: str,
+    log_format: LogFormat,
+) -> None:
+    """Have the number of worker hosts follow the daemon's demand, until SIGTERM or Ctrl-C.
+
+    Each worker host is an actor that runs `batchd worker ADDRESS WORKER_OPTIONS`. The default
+    ADDRESS is the daemon's own, at this machine's address in the cluster. The worker hosts stay
+    when this command ends: start it again, or take them down. Run it as the daemon's user.
+    """
+    if least > most:
+        raise click.UsageError(f"--min {least} is more than --max {most}")
+    where = _tcp_address(words[0]) if words and not words[0].startswith("-") else None
+    on_ray = _on_ray()
+    set_up_logs(log_level, log_format)
+    keys = None if key_on_nodes else named_keys(keys_dir, config_file)
+    wanted = _Wanted(daemon)
+    listens_at = wanted.pool().address
+    with on_ray.cluster(cluster):
+        end = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set its own
+            signal.signal(number, lambda *_: end.set())
+        arguments = words if where is None else words[1:]
+        where = where or _reached_at(listens_at, on_ray.this_node())
+        pool = on_ray.Pool(where.address)
+        pool.look(on_ray.ANSWER_TIMEOUT_S)
+        key = None if keys is None else _pool_key(keys, where, pool.key)
+        key_path = None if key_on_nodes is None else str(key_on_nodes)
+        options = ActorOptions(where.address, cpus, key, key_path, arguments)
+        _log.info("keeping worker hosts", address=where.address, found=len(pool.hosts), min=least, max=most)
+        on_ray.keep(pool, Limits(least, most, cpus), options, wanted, end)
+        if pool.is_taken_down:
+            _log.info("pool taken down")
+        else:
+            _log.info("worker hosts left to themselves", hosts=len(pool.hosts))
+            if keys is not None and not pool.hosts:
+                _revoke(keys, where)
+
+
+@command.command("status")
+@_cluster_option
+def _status(cluster: str) -> None:
+    """List the worker hosts of all pools on the cluster."""
+    on_ray = _on_ray()
+    set_up_logs(QUIET)
+    with on_ray.cluster(cluster):
+        rows = []
+        for address in on_ray.pools():
+            pool = on_ray.Pool(address)
+            pool.look(on_ray.ANSWER_TIMEOUT_S)
+            rows += [[address, str(number), *_cells(pool.hosts[number].report)] for number in sorted(pool.hosts)]
+    if not rows:
+        click.echo("no worker hosts; `batchd ray ADDRESS` starts some")
+        return
+    click.echo("\n".join(aligned([["pool", "host", "state", "node", "workers", "starts", "printed last"], *rows])))
+
+
+def _cells(report: ActorReport | None) -> list[str]:
+    if report is None:
+        return ["pending", "", "", "", ""]
+    state = "running" if report["pid"] else report["ended"] or "starting"
+    return [state, report["node"], str(report["options"]["workers"]), str(report["starts"]), report["last_line"]]
+
+
+@command.command("down")
+@click.argument("address", required=False)
+@_cluster_option
+@directory_options
+def _down(address: str | None, cluster: str, keys_dir: Path | None, config_file: Path | None) -> None:
+    """Have all worker hosts of the daemon at ADDRESS finish their work and leave; revoke their key.
+
+    ADDRESS may be left out if the cluster has worker hosts of one daemon only. The `batchd ray up`
+    that keeps them ends, too.
+    """
+    on_ray = _on_ray()
+    set_up_logs(QUIET)
+    keys = named_keys(keys_dir, config_file)
+    with on_ray.cluster(cluster):
+        pools = [address] if address else on_ray.pools()
+        if len(pools) != 1:
+            raise click.UsageError(f"name one ADDRESS; there are worker hosts of: {', '.join(pools) or 'no daemon'}")
+        where = _tcp_address(pools[0])
+        if not on_ray.Pool(where.address).hosts:
+            raise BatchdError(f"{where.address} has no worker hosts on this cluster; `batchd ray up` ends at Ctrl-C")
+        # A running `up` may just have asked for one more.
+        while (pool := on_ray.Pool(where.address)).hosts:
+            pool.take_down()
+    _revoke(keys, where)
+    click.echo(f"the worker hosts of {where.address} have left")
+
+
+class _Wanted:
+    """Asks a daemon for the number of workers that it wants, and notes when it is away."""
+
+    def __init__(self, daemon: str | None) -> None:
+        self._daemon = daemon
+        self._is_away = False
+
+    def __call__(self) -> int | None:
+        """Return the number, or None while the daemon is away."""
+        try:
+            wanted = self.pool().wanted
+        except BatchdError as error:
+            if not self._is_away:
+                _log.warning("daemon not asked", reason=str(error))
+            self._is_away = True
+            return None
+        if self._is_away:
+            _log.info("daemon is back", wanted_workers=wanted)
+        self._is_away = False
+        return wanted
+
+    def pool(self) -> PoolStatistics:
+        """Ask for all about the daemon's worker hosts. Raises ``BatchdError``."""
+        with running_daemon(self._daemon) as session:
+            pool = ask_status(session).pool
+        if pool is None:
+            raise BatchdError(
+                "the daemon admits no worker hosts: set worker_address in [daemon], such as "
+                "`batchd serve --set daemon.worker_address=0.0.0.0:7072`"
+            )
+        return pool
+
+
+def _pool_key(keys: KeyDirectory, address: TcpAddress, former: str | None) -> str:
+    """The connection file of a pool: ``former`` if that is still accepted, or a new one."""
+    name = _key_name(address)
+    if former is not None and keys.workers.holds(name, str(tomllib.loads(former).get("public"))):
+        return former
+    _revoke(keys, address)  # its secret went with its pool
+    return connection_file_text(keys.new(name, role=Role.WORKER))
+
+
+def _revoke(keys: KeyDirectory, address: TcpAddress) -> None:
+    """Revoke the key of a pool without worker hosts, if it has one of its own."""
+    if any(key.name == _key_name(address) for key in keys.workers.accepted()):
+        keys.revoke(_key_name(address))
+
+
+def _key_name(address: TcpAddress) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", f"ray-{address.host}-{address.port}")[:64]
+
+
+def _reached_at(listens_at: str, node: str) -> TcpAddress:
+    """The address of a daemon on this machine, which the cluster knows as ``node``."""
+    address = _tcp_address(listens_at)
+    with suppress(ValueError):
+        if not ip_address(address.host).is_unspecified:
+            return address
+    return TcpAddress(node, address.port)
+
+
+def _tcp_address(text: str) -> TcpAddress:
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
+    if not isinstance(address, TcpAddress):
+        raise click.BadParameter("worker hosts need a network address, such as tcp://gpu1:7072", param_hint="ADDRESS")
+    return address
+
+
+def _on_ray() -> ModuleType:
+    """Import the Ray driver. Raises ``BatchdError`` if Ray is not installed."""
+    try:
+        return import_module("batchd.on_ray.pool")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise BatchdError("Ray is not installed here: pip install 'batchd[ray]'") from None

@@ -1,0 +1,207 @@
+"""``batchd worker``: workers on this machine for a daemon on another one. WORKER HOST process.
+
+As in ``batchd serve``, the fork server of the workers is started before this process imports its
+own modules.
+
+Invariant: standard output has one line for each link: what is served, once workers take orders. All
+else is log, on standard error.
+"""
+
+import gc
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from batchd.children import fill_standard_streams, start_linked
+from batchd.cli.options import log_options
+from batchd.cli.serve import hidden
+from batchd.config.addresses import is_loopback
+from batchd.config.cpus import available_cpus
+from batchd.errors import KeysInvalid
+from batchd.orders.link import WORKERS_MAX
+from batchd.samples.sizes import parse_bytes, round_bytes
+from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, read_connection_key
+from batchd_wire.runtime import TcpAddress, parse_address
+
+if TYPE_CHECKING:
+    from batchd.cli.logs import LogFormat
+
+GIVE_UP_MAX_S = 7 * 86_400.0
+
+
+class _Size(click.ParamType[int]):
+    """An amount of memory, such as 8GiB."""
+
+    name = "size"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read an amount, and say how to write one that is not understood."""
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("worker")
+@click.argument("address")
+@click.option(
+    "--key",
+    "key_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar=KEY_VARIABLE,
+    help=f"The connection file of a key of role worker, as `batchd keys new` writes it. Default: ${KEY_VARIABLE}. "
+    "Only loopback needs none.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, WORKERS_MAX),
+    help="Number of worker processes. Default: as many as this process may use CPUs.",
+)
+@click.option(
+    "--name", default="", help="Name of this worker host in the daemon's log and status. Default: the host's."
+)
+@click.option(
+    "--map",
+    "maps",
+    metavar="FROM=TO",
+    multiple=True,
+    help="Folder FROM of the daemon's host is TO on this one: --map /data=/mnt/data. Repeatable.",
+)
+@click.option(
+    "--cache-memory",
+    type=_Size(),
+    metavar="SIZE",
+    default=0,
+    help="Memory for caches of samples on this host, such as 8GiB, for streams that have a cache at the daemon.",
+)
+@click.option(
+    "--cache-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder for caches of samples on a local disk instead; they outlive this program. Needs --cache-size.",
+)
+@click.option("--cache-size", type=_Size(), metavar="SIZE", default=0, help="Maximum size of each file in --cache-dir.")
+@click.option(
+    "--index-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder that keeps the indexes of sources for the next start. Default: in the user's cache directory.",
+)
+@click.option(
+    "--give-up",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, GIVE_UP_MAX_S),
+    default=60.0,
+    show_default=True,
+    help="End if no gateway answers for so long; until then, connect again and again.",
+)
+@log_options
+def command(
+    *,
+    address: str,
+    key_file: Path | None,
+    workers: int | None,
+    name: str | None,
+    maps: tuple[str, ...],
+    cache_memory: int,
+    cache_dir: Path | None,
+    cache_size: int,
+    index_dir: Path | None,
+    give_up: float,
+    log_level: str,
+    log_format: "LogFormat",
+) -> None:
+    """Run workers on this machine for the daemon at ADDRESS, such as tcp://gpu1:7072.
+
+    The daemon needs `worker_address` in [daemon]. This machine needs the same version of batchd,
+    and the data at the same paths, or --map. Prints a line when it serves. SIGTERM or Ctrl-C
+    finishes work in progress and exits; a second one exits immediately.
+    """
+    fill_standard_streams()
+    place = _tcp_address(address)
+    pairs = [_pair(text) for text in maps]
+    if (cache_dir is None) != (not cache_size) or (cache_dir is not None and cache_memory):
+        raise click.UsageError("set either --cache-memory, or --cache-dir and --cache-size")
+    key = _key(key_file, place)
+    fork_server = None
+    with suppress(OSError):  # it is tried again for the first worker
+        fork_server = start_linked("batchd.worker")
+    try:
+        gc.disable()
+        with hidden("rich"):  # imported here for the reasons in ``serve``
+            from batchd.cli.logs import set_up_logs  # noqa: PLC0415
+            from batchd.config.directories import default_cache_dir  # noqa: PLC0415
+            from batchd.worker_host.connection import GatewayAddress  # noqa: PLC0415
+            from batchd.worker_host.host import HostOptions, run_host  # noqa: PLC0415
+            from batchd.worker_host.streams import CacheBudget, PathMap  # noqa: PLC0415
+
+        gc.freeze()
+        gc.enable()
+        set_up_logs(log_level, log_format)
+        cache = default_cache_dir()
+        options = HostOptions(
+            gateway=GatewayAddress(place, key, give_up),
+            workers=workers or available_cpus(),
+            name=name or "",
+            paths=PathMap(pairs),
+            budget=CacheBudget(cache_memory, cache_dir, cache_size),
+            index_folder=index_dir or (cache / "worker-host" if cache is not None else None),
+            launched=fork_server,
+            progress=_show_progress if sys.stderr is not None and sys.stderr.isatty() else None,
+            serving=_print_line,
+        )
+        run_host(options)
+    finally:
+        if fork_server is not None:
+            fork_server.child.end()
+
+
+def _tcp_address(text: str) -> TcpAddress:
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
+    if not isinstance(address, TcpAddress):
+        raise click.BadParameter("worker hosts need a network address, such as tcp://gpu1:7072", param_hint="ADDRESS")
+    return address
+
+
+def _pair(text: str) -> tuple[str, str]:
+    there, equals, here = text.partition("=")
+    if not equals or not Path(there).is_absolute() or not Path(here).is_absolute():
+        raise click.BadParameter(
+            f"{text!r} is not FROM=TO with absolute paths, such as /data=/mnt/data", param_hint="--map"
+        )
+    return os.path.normpath(there), os.path.normpath(here)
+
+
+def _key(file: Path | None, address: TcpAddress) -> ConnectionKey | None:
+    """Read the key. Raises ``KeysInvalid`` if it cannot be read, or is missing."""
+    if file is None:
+        if is_loopback(address.host):
+            return None
+        raise KeysInvalid(
+            f"{address.address} is another host, which needs a key: make one on the daemon's host ({Role.WORKER.command}), "
+            f"and name its file with --key or {KEY_VARIABLE}"
+        )
+    try:
+        return read_connection_key(file, Role.WORKER)
+    except (OSError, ValueError) as error:
+        text = str(error) if isinstance(error, ValueError) else f"{file} cannot be read: {error.strerror}"
+        raise KeysInvalid(text) from None
+
+
+def _print_line(text: str) -> None:
+    click.echo(text)
+    sys.stdout.flush()
+
+
+def _show_progress(streams: str, received: int, size: int) -> None:
+    """Show how much of an index has arrived, on a line that the last call clears."""
+    text = f"index of {streams}: {round_bytes(received)} of {round_bytes(size)}" if received < size else ""
+    click.echo(f"\r{text}\x1b[K\r", err=True, nl=False)

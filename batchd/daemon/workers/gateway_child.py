@@ -1,0 +1,243 @@
+"""One gateway process: its channel, and its restart when it has ended. DAEMON process.
+
+    start -> gateway -> it ends: ``ended`` -> pause, longer each time -> gateway
+
+A gateway that hangs, or does not read, is killed. Others of the same daemon do not notice.
+
+Invariant: ``ended`` is called after the last message of the process that has ended, and before any
+of the next one.
+"""
+
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from time import monotonic
+from typing import Protocol
+
+import structlog
+
+from batchd.children import Child, describe, start_linked
+from batchd.daemon.child_log import write_line
+from batchd.daemon.descriptors import Selector
+from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S
+from batchd.errors import BatchdError
+from batchd.orders import gateway as wire
+from batchd.orders.log import ChildLogged
+from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage, Message
+
+_log = structlog.get_logger()
+
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_TOP_PAD_": str(16 << 20),
+}
+"""So that the gateway's allocator keeps the memory of pieces of rows, and the kernel need not clear
+new pages for each: mallopt(3)."""
+START_TIMEOUT_S = 60.0
+HANGS_TICKS = 20
+"""Half seconds that a gateway may be silent after a withdrawal: without its word nobody else may
+fill the rows. In ticks of the loop: while the daemon itself is stopped, they do not count."""
+MESSAGES_AT_ONCE = 64
+UNREAD_MAX = 100_000
+"""Messages that may wait for the gateway; with more it hangs, and is killed."""
+
+
+class GatewayEvents(Protocol):
+    """What ``GatewayChild`` calls."""
+
+    def heard(self, gateway: "GatewayChild", message: Message) -> None:
+        """A message of a gateway."""
+
+    def ended(self, gateway: "GatewayChild") -> None:
+        """A gateway has ended, and with it its links."""
+
+
+class GatewayChild:
+    """Runs gateway ``number`` and speaks with it. ``arguments``: those of its program."""
+
+    def __init__(
+        self,
+        number: int,
+        selector: Selector,
+        arguments: tuple[str, str, str],
+        events: GatewayEvents,
+    ) -> None:
+        self.number = number
+        self.port = 0
+        self.listens = False
+        """Whether worker hosts can register."""
+        self._selector = selector
+        self._arguments = arguments
+        self._events = events
+        self._child: Child | None = None
+        self._channel: socket.socket
+        self._unsent: deque[tuple[Message, list[int]]] = deque()
+        self._started_s = 0.0
+        self._pause_s = PAUSE_FIRST_S
+        self._due_s: float | None = None
+        self._silent_ticks: int | None = None
+        """Since a withdrawal; None if the gateway has said anything after it."""
+
+    @property
+    def book_number(self) -> int:
+        """The number under which it gets streams and slots: not above 0, where workers begin."""
+        return -self.number
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a process."""
+        return self._child is not None
+
+    def spawn(self) -> None:
+        """Start a gateway. Raises ``OSError``, and then there is none."""
+        self._started_s = monotonic()
+        child, channel = start_linked("batchd.gateway", *self._arguments, environment=ALLOCATOR)
+        with ExitStack() as where_it_fails:
+            where_it_fails.enter_context(channel)
+            where_it_fails.enter_context(child)
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            self._selector.add(channel.fileno(), self._receive)
+            where_it_fails.callback(self._selector.remove, channel.fileno())
+            self._selector.add(child.pidfd, self._on_exit)
+            where_it_fails.pop_all()
+        self._child, self._channel = child, channel
+        channel.setblocking(False)
+
+    def wait_listening(self) -> None:
+        """Wait until it listens. Raises ``BatchdError`` if it cannot; paired with ``spawn``."""
+        self._channel.settimeout(START_TIMEOUT_S)
+        try:
+            while not self.listens:
+                message, _none = receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)
+                if isinstance(message, wire.GatewayFailed):
+                    raise BatchdError(message.reason)
+                self._take(message)
+        except (ChannelClosed, TimeoutError):
+            key = self._arguments[1]
+            raise BatchdError(f"{key}: the gateway for worker hosts did not start; see the log") from None
+        self._channel.setblocking(False)
+
+    def tick(self) -> None:
+        """Start another process when it is due; end one that hangs."""
+        if self._silent_ticks is not None:
+            self._silent_ticks += 1
+            if self._silent_ticks == HANGS_TICKS:
+                self._kill("it answers no withdrawal")
+        if self._due_s is None or monotonic() < self._due_s:
+            return
+        self._due_s = None
+        try:
+            self.spawn()
+        except OSError as error:
+            self._put_off("gateway not started", reason=str(error))
+
+    def send(self, message: Message, *descriptors: int) -> None:
+        """Send a message without waiting."""
+        if self._child is None:
+            return
+        if not self._unsent:
+            try:
+                send_message(self._channel, message, descriptors)
+            except ChannelClosed:
+                return
+            except BlockingIOError:
+                self._selector.wait_to_write(self._channel.fileno(), wanted=True)
+            else:
+                return
+        if len(self._unsent) >= UNREAD_MAX:
+            self._kill("it does not read its orders")
+            return
+        self._unsent.append((message, [os.dup(descriptor) for descriptor in descriptors]))
+
+    def withdraw(self, message: wire.RemoteWithdraw) -> None:
+        """Send a withdrawal, which it has to answer."""
+        self.send(message)
+        self._silent_ticks = self._silent_ticks or 0
+
+    def let_go(self) -> Child | None:
+        """Close the channel, so that the process ends; it is the caller's now, None without one."""
+        child, self._child = self._child, None
+        if child is None:
+            return None
+        for descriptor in (child.pidfd, self._channel.fileno()):
+            self._selector.remove(descriptor)
+        self._channel.close()
+        self._silent_ticks, self.listens = None, False
+        for _message, descriptors in self._unsent:
+            _close(descriptors)
+        self._unsent.clear()
+        return child
+
+    def _receive(self) -> None:
+        """Read some messages, and send what waits."""
+        self._send_unsent()
+        for _ in range(MESSAGES_AT_ONCE):
+            try:
+                message, _none = receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)
+            except BlockingIOError:
+                return
+            except ChannelClosed:
+                self._selector.remove(self._channel.fileno())
+                self._kill("it has closed its channel")
+                return
+            except MalformedMessage as error:
+                self._kill(f"it sends invalid messages: {error}")
+                return
+            self._take(message)
+
+    def _send_unsent(self) -> None:
+        while self._unsent:
+            message, descriptors = self._unsent[0]
+            try:
+                send_message(self._channel, message, descriptors)
+            except (BlockingIOError, ChannelClosed):
+                return
+            self._unsent.popleft()
+            _close(descriptors)
+            if not self._unsent:
+                self._selector.wait_to_write(self._channel.fileno(), wanted=False)
+
+    def _take(self, message: Message) -> None:
+        self._silent_ticks = None
+        match message:
+            case wire.GatewayReady():
+                self.port, self.listens = message.port, True
+                _log.info("listening for worker hosts", gateway=self.number, port=message.port)
+            case wire.GatewayFailed():
+                _log.error("gateway cannot listen", gateway=self.number, reason=message.reason)
+            case ChildLogged():
+                write_line(message)
+        self._events.heard(self, message)
+
+    def _kill(self, reason: str) -> None:
+        if self._child is not None and not self._child.has_ended():
+            _log.warning("gateway killed", gateway=self.number, pid=self._child.pid, reason=reason)
+            self._child.kill()
+
+    def _on_exit(self) -> None:
+        """The kernel reports that the gateway has ended. What it reported before still counts."""
+        with suppress(BlockingIOError, ChannelClosed, MalformedMessage):
+            while True:
+                self._take(receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)[0])
+        child = self.let_go()
+        assert child is not None, "its descriptor was watched"
+        self._events.ended(self)
+        self._put_off("gateway ended", pid=child.pid, how=describe(child.reap()))
+
+    def _put_off(self, event: str, **facts: object) -> None:
+        """Retry later; soon after a gateway that lived for a while."""
+        now = monotonic()
+        if now - self._started_s > PAUSE_MAX_S:
+            self._pause_s = PAUSE_FIRST_S
+        self._due_s = now + self._pause_s
+        _log.warning(event, gateway=self.number, **facts, again_in_s=self._pause_s)
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

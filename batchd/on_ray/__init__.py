@@ -1,0 +1,1 @@
+"""Worker hosts on a Ray cluster: their number, the actor of each, and the Ray driver."""

@@ -1,0 +1,282 @@
+"""Messages between the daemon and a gateway, over a private socket pair. Numbers are never reused.
+
+    daemon                                        gateway
+       |  <------- GatewayReady | GatewayFailed ---- |   it listens, or why it cannot
+       |  -- PoolRules ----------------------------> |   at the start, and after each change
+       |  -- ServeStream (+ fd: the index), ... ---> |   as to a worker (``orders.worker``)
+       |  -- UseSlot (+ fd, read and write) -------> |   once per slot, before its first order
+       |  <--------------------------------- LinkUp  |
+       |  <-------------------- LinkOpened, ...      |
+       |  <---------------------------- RemoteUp --- |   a remote worker takes orders
+       |  -- RemoteFill ---------------------------> |
+       |  <------------------------ RemoteFilled --- |   the rows are in the slot
+       |  -- RemoteProve --------------------------> |   rows that a local worker has filled
+       |  <---------------------- ReferenceTaken --- |   the slot is not read any more
+       |  <------------------------ RemoteProved --- |   the remote worker's rows, compared
+       |  -- RemoteWithdraw -----------------------> |
+       |  <--------------------- RemoteWithdrawn --- |   the fence: no row of it will be written
+       |  <----------------------- RemoteSettled --- |   the worker host is done with it, too
+       |  <--------------- RemoteDown, LinkDown ---- |   after their orders were removed
+       |  <----------------------- LinkLeaving ----- |   no further orders for this link
+       |  -- CloseLink ----------------------------> |
+       |  -- GatewayLinks -------------------------> |   to the first of several, after each change
+       |  <------------- LinkTraffic, ChildLogged -- |   every second; a line for the log
+       |                 end of file, either way: the other side is gone
+
+A remote worker is named by its link and its number there. An order ends by exactly one of
+``RemoteFilled``, ``RemoteProved``, ``RemoteWithdrawn``, ``RemoteDown`` and ``LinkDown``.
+"""
+
+from batchd.orders.log import ChildLogged
+from batchd.orders.worker import (
+    ForgetSlots,
+    ForgetStream,
+    Quarantine,
+    ServeStream,
+    UseSlot,
+    UseStorage,
+    Work,
+)
+from batchd_wire.codec import Message, Vocabulary, message
+
+
+@message(96)
+class GatewayReady(Message):
+    """The gateway listens on ``port``."""
+
+    port: int
+
+
+@message(97)
+class GatewayFailed(Message):
+    """The gateway cannot listen, for ``reason``, and ends."""
+
+    reason: str
+
+
+@message(79)
+class PoolRules(Message):
+    """What the gateway needs of the configuration. ``links_max`` and ``links_per_key`` are limits.
+
+    Each of several gateways (``gateways``) gets its part of the limits of all.
+    """
+
+    sample_timeout_s: float
+    links_max: int
+    links_per_key: int
+    gateways: int = 1
+
+
+@message(101)
+class GatewayLinks(Message):
+    """How many links each gateway has, by its number; None for one that can admit none now."""
+
+    links: list[int | None]
+
+
+@message(80)
+class LinkUp(Message):
+    """A worker host has registered. ``key``: the name of its key, empty without keys."""
+
+    link: int
+    name: str
+    host: str
+    key: str
+    pid: int
+    workers: int
+    machine: str
+    batchd: str
+
+
+@message(81)
+class LinkOpened(Message):
+    """The worker host of ``link`` can be given orders for ``stream``; it has not proved itself."""
+
+    link: int
+    stream: int
+
+
+@message(82)
+class LinkRefuses(Message):
+    """The worker host of ``link`` cannot fill ``stream``, for ``reason``."""
+
+    link: int
+    stream: int
+    reason: str
+
+
+@message(83)
+class RemoteUp(Message):
+    """A remote worker takes orders."""
+
+    link: int
+    worker: int
+    decoders: str
+
+
+@message(84)
+class RemoteDown(Message):
+    """A remote worker is gone; its orders are out of the gateway's table."""
+
+    link: int
+    worker: int
+    how: str
+
+
+@message(85)
+class LinkDown(Message):
+    """A link has ended with all its workers; no row of it will be written. See ``RemoteDown``."""
+
+    link: int
+    reason: str
+
+
+@message(98)
+class LinkLeaving(Message):
+    """The worker host of ``link`` ends soon: it fills what it has; ``RemoteDown`` follows."""
+
+    link: int
+
+
+@message(86)
+class RemoteFill(Message):
+    """Have a remote worker fill rows into ``slot``. See ``orders.worker.FillChunk``."""
+
+    link: int
+    worker: int
+    order: int
+    stream: int
+    slot: int
+    epoch: int
+    step: int
+    runs: list[tuple[int, int]]
+
+
+@message(87)
+class RemoteFilled(Message):
+    """The rows of ``order`` are in the slot. See ``orders.worker.ChunkFilled``."""
+
+    link: int
+    worker: int
+    order: int
+    work: Work
+    bad: list[tuple[int, str, str]]
+    hopeless: str
+
+
+@message(88)
+class RemoteProve(Message):
+    """Have a remote worker fill rows that a local worker has filled in ``slot``, and compare them."""
+
+    link: int
+    worker: int
+    order: int
+    stream: int
+    slot: int
+    epoch: int
+    step: int
+    runs: list[tuple[int, int]]
+
+
+@message(89)
+class ReferenceTaken(Message):
+    """The gateway has copied the rows of a ``RemoteProve``: the slot may be used again."""
+
+    link: int
+    worker: int
+    order: int
+
+
+@message(90)
+class RemoteProved(Message):
+    """A ``RemoteProve`` is over. ``difference`` is empty, or says what differs, for people.
+
+    ``bad_rows``: rows that the worker host could not fill. ``is_hopeless``: it cannot fill any row
+    of the stream.
+    """
+
+    link: int
+    worker: int
+    order: int
+    difference: str
+    bad_rows: int
+    is_hopeless: bool
+
+
+@message(91)
+class RemoteWithdraw(Message):
+    """Write no row of ``order``. Answered by ``RemoteWithdrawn`` unless the order is over."""
+
+    link: int
+    worker: int
+    order: int
+
+
+@message(92)
+class RemoteWithdrawn(Message):
+    """No row of ``order`` will be written: others may fill them."""
+
+    link: int
+    worker: int
+    order: int
+
+
+@message(93)
+class RemoteSettled(Message):
+    """The worker host is done with an order that was withdrawn; rows that came late were dropped."""
+
+    link: int
+    worker: int
+    order: int
+
+
+@message(94)
+class CloseLink(Message):
+    """End a link. ``is_final``: the worker host need not register again."""
+
+    link: int
+    reason: str
+    is_final: bool
+
+
+@message(95)
+class LinkTraffic(Message):
+    """What came over a link so far: bytes of rows, and rows that came late."""
+
+    link: int
+    bytes: int
+    late_rows: int
+
+
+TO_GATEWAY = Vocabulary(
+    PoolRules,
+    ServeStream,
+    ForgetStream,
+    Quarantine,
+    UseStorage,
+    UseSlot,
+    ForgetSlots,
+    RemoteFill,
+    RemoteProve,
+    RemoteWithdraw,
+    CloseLink,
+    GatewayLinks,
+)
+TO_DAEMON_FROM_GATEWAY = Vocabulary(
+    GatewayReady,
+    GatewayFailed,
+    LinkUp,
+    LinkOpened,
+    LinkRefuses,
+    RemoteUp,
+    RemoteDown,
+    LinkDown,
+    LinkLeaving,
+    RemoteFilled,
+    ReferenceTaken,
+    RemoteProved,
+    RemoteWithdrawn,
+    RemoteSettled,
+    LinkTraffic,
+    ChildLogged,
+)

@@ -1,0 +1,262 @@
+"""Messages between a worker host and a gateway, over ZeroMQ. Numbers are never reused.
+
+    worker host                                   gateway
+       |  -- Register ------------------------------> |
+       |  <----------- Admitted | Moved | Rejected -- |   the link begins, or where, or why not
+       |  <------------------------------ HostServe - |   each stream that may be filled elsewhere
+       |  -- AskIndex ------------------------------> |   at most ``INDEX_PARTS_AHEAD`` of each at a time
+       |  <------------------ IndexPart + 1 frame --- |   unless the host has the index, by digest
+       |  -- Opened | CannotOpen -------------------> |
+       |  -- WorkerUp ------------------------------> |   a worker takes orders
+       |  <------------------------------ HostFill -- |   at most ``ORDERS_MAX`` at a worker
+       |  -- HostFilled + frames: the rows ---------> |   or WorkerDown, if the worker died
+       |  <-------------------------- HostWithdraw -- |   the order's rows are not wanted any more
+       |  -- HostFilled, without frames ------------> |   if it was withdrawn before its turn
+       |  <- HostQuarantine, HostForget ------------- |
+       |  <- HostStorage, HostLimits ---------------- |
+       |  -- Leaving -------------------------------> |   no further orders; what it has, it fills
+       |  <--------------------------- LinkClosed --- |   the end of the link, and why
+
+A daemon may have several gateways. A worker host always registers with the first one, which may
+send it to another (``Moved``). If it is not admitted there, it registers with the first one again,
+and names the other one (``not_at``).
+
+Every message names its link, so a side that was taken for dead learns so. ``link`` numbers are
+never used twice by a daemon. A worker's number is the worker host's own.
+
+The rows of an order travel as frames behind ``HostFilled``, cut as ``batchd_wire.tcp.pieces`` cuts
+rows of a slot: field after field, each in pieces of 1 MiB, as if the rows followed each other.
+"""
+
+from dataclasses import field
+
+from batchd.orders.worker import Work
+from batchd_wire.codec import Message, Vocabulary, message
+
+LINK_VERSION = 1
+"""Version of these messages; both sides must have the same one."""
+ORDERS_MAX = 4
+"""Orders in flight at one remote worker."""
+INDEX_PART_BYTES = 1 << 20
+INDEX_PARTS_AHEAD = 4
+WORKERS_MAX = 1_024
+"""Most workers of one worker host."""
+
+
+@message(61)
+class Register(Message):
+    """First message of a worker host.
+
+    ``version`` is ``LINK_VERSION``, ``batchd`` the version of the program, ``content_version`` that
+    of the pixels (``pipeline.kinds``). ``name`` and ``host`` are for people, ``machine`` is the
+    processor's architecture. ``not_at``: gateways that it was sent to and that did not admit it.
+    """
+
+    version: int
+    batchd: str
+    content_version: int
+    name: str
+    host: str
+    pid: int
+    workers: int
+    machine: str
+    not_at: list[int] = field(default_factory=list)
+
+
+@message(62)
+class Admitted(Message):
+    """The link begins. ``sample_timeout_s``: a worker that takes longer for one sample is killed."""
+
+    link: int
+    sample_timeout_s: float
+
+
+@message(63)
+class Rejected(Message):
+    """There is no link. ``error`` is an ``ErrorCode``; ``is_final``: trying again is of no use."""
+
+    error: int
+    text: str
+    is_final: bool
+
+
+@message(100)
+class Moved(Message):
+    """There is no link here. Register with ``gateway``: the port of the address plus this number."""
+
+    gateway: int
+
+
+@message(64)
+class HostServe(Message):
+    """A stream that the worker host may get orders for.
+
+    ``serve`` is a whole ``orders.worker.ServeStream`` as it is encoded. Its index is named by the
+    ``digest`` of all its bytes (SHA-256, 64 hexadecimal digits) and has ``index_bytes``.
+    ``quarantined``: samples that are bad without decoding them.
+    """
+
+    link: int
+    serve: bytes
+    digest: str
+    index_bytes: int
+    quarantined: list[int]
+
+
+@message(65)
+class AskIndex(Message):
+    """Ask for ``INDEX_PART_BYTES`` of an index, from byte ``offset`` on; the last part is shorter."""
+
+    link: int
+    digest: str
+    offset: int
+
+
+@message(66)
+class IndexPart(Message):
+    """A part of an index. Travels with one frame: its bytes."""
+
+    link: int
+    digest: str
+    offset: int
+
+
+@message(67)
+class Opened(Message):
+    """The worker host takes orders for ``stream``."""
+
+    link: int
+    stream: int
+
+
+@message(68)
+class CannotOpen(Message):
+    """The worker host cannot fill ``stream``, for ``reason``; its other streams go on."""
+
+    link: int
+    stream: int
+    reason: str
+
+
+@message(69)
+class WorkerUp(Message):
+    """``worker`` takes orders. ``decoders``: names and versions, as ``orders.worker.Ready``."""
+
+    link: int
+    worker: int
+    decoders: str
+
+
+@message(70)
+class WorkerDown(Message):
+    """``worker`` is dead, with all its orders; ``how`` is for people: "signal 11 (SIGSEGV)"."""
+
+    link: int
+    worker: int
+    how: str
+
+
+@message(71)
+class HostFill(Message):
+    """Fill the rows of ``runs`` (``orders.rows``) of position (``epoch``, ``step``) of ``stream``.
+
+    Rows that are compared with a local worker's are ordered in the same way.
+    """
+
+    link: int
+    worker: int
+    order: int
+    stream: int
+    epoch: int
+    step: int
+    runs: list[tuple[int, int]]
+
+
+@message(72)
+class HostWithdraw(Message):
+    """The rows of ``order`` are not wanted any more. ``HostFilled`` still says when it is over."""
+
+    link: int
+    worker: int
+    order: int
+
+
+@message(73)
+class HostFilled(Message):
+    """``order`` is over. Travels with its rows as frames; with none if it was withdrawn.
+
+    ``work``, ``bad`` and ``hopeless`` are as in ``orders.worker.ChunkFilled``.
+    """
+
+    link: int
+    worker: int
+    order: int
+    work: Work
+    bad: list[tuple[int, str, str]]
+    hopeless: str
+
+
+@message(74)
+class HostQuarantine(Message):
+    """These samples of ``stream`` killed workers: treat them as bad, without decoding them."""
+
+    link: int
+    stream: int
+    samples: list[int]
+
+
+@message(75)
+class HostForget(Message):
+    """No further order names ``stream``."""
+
+    link: int
+    stream: int
+
+
+@message(76)
+class HostStorage(Message):
+    """Use these limits for file servers, in every stream; see ``orders.worker.UseStorage``."""
+
+    link: int
+    storage: tuple[int, int, int]
+
+
+@message(99)
+class HostLimits(Message):
+    """Use this time limit from now on; see ``Admitted``."""
+
+    link: int
+    sample_timeout_s: float
+
+
+@message(77)
+class Leaving(Message):
+    """The worker host ends soon: it fills the orders that it has, and takes no more."""
+
+    link: int
+
+
+@message(78)
+class LinkClosed(Message):
+    """The link has ended, for ``reason``. ``is_final``: to register again is of no use."""
+
+    link: int
+    reason: str
+    is_final: bool
+
+
+TO_GATEWAY_FROM_HOST = Vocabulary(Register, AskIndex, Opened, CannotOpen, WorkerUp, WorkerDown, HostFilled, Leaving)
+TO_HOST = Vocabulary(
+    Admitted,
+    Moved,
+    Rejected,
+    HostServe,
+    IndexPart,
+    HostFill,
+    HostWithdraw,
+    HostQuarantine,
+    HostForget,
+    HostStorage,
+    HostLimits,
+    LinkClosed,
+)

@@ -1,0 +1,404 @@
+"""The program of a worker host: one loop, one link at a time. WORKER HOST process; its entry.
+
+    zmq.Poller( DEALER, its monitor | epoll( worker channels, pidfds, signals, sent rows ) )
+
+    HostServe -> recipe -> index: here already, kept on disk, or asked for -> Opened | CannotOpen
+    a link ends -> workers, indexes, caches and streams stay -> the next link serves the same again?
+
+A stream that the next link serves unchanged goes on as it was: workers keep their files open, and
+caches their samples. Streams that it does not serve end after ``FORMER_KEPT_S``.
+
+Single-threaded: there is nothing to lock. Invariant: whatever the program ends by, its workers end,
+and nothing is left behind but what was kept on purpose: indexes, and caches on disk.
+"""
+
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from time import monotonic
+
+import structlog
+import zmq
+
+from batchd import __version__
+from batchd.children import Linked
+from batchd.daemon.descriptors import Selector, allow_descriptors
+from batchd.daemon.signals import Signals
+from batchd.errors import BatchdError
+from batchd.orders.link import (
+    INDEX_PART_BYTES,
+    LINK_VERSION,
+    Admitted,
+    AskIndex,
+    CannotOpen,
+    HostFill,
+    HostForget,
+    HostLimits,
+    HostQuarantine,
+    HostServe,
+    HostStorage,
+    HostWithdraw,
+    IndexPart,
+    Leaving,
+    Opened,
+    Register,
+)
+from batchd.orders.worker import TO_WORKER, ServeStream
+from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.samples.sizes import round_bytes
+from batchd.worker_host.connection import GatewayAddress, GatewayConnection
+from batchd.worker_host.indexes import IndexDamaged, IndexFolder, ReceivedIndex
+from batchd.worker_host.streams import CacheBudget, OpenedStream, PathMap, StreamOpener, StreamUnusable
+from batchd.worker_host.workers import HostWorkers
+from batchd_wire.codec import MalformedMessage, Message
+from batchd_wire.wording import counted
+
+_log = structlog.get_logger()
+
+LEAVE_S = 6.0
+"""How long work in hand and its sending may take after a first signal."""
+WORKERS_END_S = 1.0
+PROGRESS_EVERY_S = 5.0
+FORMER_KEPT_S = 30.0
+"""How long streams of the last link are kept for the present one."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+DIGEST = re.compile("[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """What the command line says. ``name`` is for people; ``launched``: the workers' fork server.
+
+    ``index_folder``: None keeps no indexes. ``progress`` is called with the names of streams and
+    how many bytes of their index have arrived, of how many; None writes that into the log.
+    ``serving`` is called with a line for people.
+    """
+
+    gateway: GatewayAddress
+    workers: int
+    name: str
+    paths: PathMap
+    budget: CacheBudget
+    index_folder: Path | None
+    launched: Linked | None
+    progress: Callable[[str, int, int], None] | None
+    serving: Callable[[str], None]
+
+
+def run_host(options: HostOptions) -> None:
+    """Run workers for a daemon until SIGTERM or SIGINT. Raises ``BatchdError``."""
+    allow_descriptors()
+    with ExitStack() as stack:
+        selector = Selector()
+        stack.callback(selector.close)
+        host = WorkerHost(options, selector)
+        signals = Signals(selector, SIGNALS, host.received_signal)
+        stack.callback(signals.close)  # last: a second Ctrl-C while the workers end is no error
+        stack.callback(host.close)
+        host.run()
+    _log.info("worker host stopped")
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """A stream that waits for its index."""
+
+    served: HostServe
+    serve: ServeStream
+
+
+class WorkerHost:
+    """Owns the connection, the workers and the streams."""
+
+    def __init__(self, options: HostOptions, selector: Selector) -> None:
+        self._options = options
+        self._selector = selector
+        self._poller = zmq.Poller()
+        self._poller.register(selector.fileno(), zmq.POLLIN)
+        self._connection = GatewayConnection(options.gateway, self._poller, self._received, self._link_ended)
+        self._workers = HostWorkers(selector, options.workers, self._connection.send, options.launched)
+        self._opener = StreamOpener(options.paths, options.budget)
+        self._folder = IndexFolder(options.index_folder)
+        self._indexes: dict[str, ReceivedIndex] = {}
+        """By digest: all that streams were, or will be, opened with."""
+        self._streams: dict[int, OpenedStream] = {}
+        """By the gateway's numbers."""
+        self._awaited: dict[int, _Awaited] = {}
+        self._former: list[OpenedStream] = []
+        """Streams of the last link that the present one has not served."""
+        self._interrupted: set[str] = set()
+        """Digests of indexes that the last link did not send to the end."""
+        self._former_until_s = inf
+        self._imported: dict[str, tuple[str, tuple[str, ...]]] = {}
+        """Digests and folders of users' modules that workers may have imported, by name."""
+        self._is_announced = False
+        self._next_progress_s = monotonic() + PROGRESS_EVERY_S
+        self._deadline_s: float | None = None
+        """When to end at the latest, after a signal."""
+        self._stops_at_once = False
+        host = socket.gethostname()
+        facts = options.name or host, host, os.getpid(), options.workers, os.uname().machine
+        self._connection.introduce(Register(LINK_VERSION, __version__, CONTENT_VERSION, *facts))
+
+    def run(self) -> None:
+        """Run until a signal has ended it. Raises ``BatchdError``."""
+        more = False
+        try:
+            while not self._is_over():
+                ready = dict(self._poller.poll(0 if more else self._patience_ms()))
+                if self._selector.fileno() in ready:
+                    self._selector.dispatch()
+                more = self._connection.receive(ready)
+                self._workers.tick()
+                self._tick()
+        except BatchdError:
+            if self._deadline_s is None:  # else the end was wanted
+                raise
+
+    def received_signal(self, number: signal.Signals) -> None:
+        """The first signal finishes work in hand, the second one ends at once."""
+        if self._deadline_s is not None:
+            _log.info("stopping at once", signal=number.name)
+            self._stops_at_once = True
+            return
+        _log.info("leaving", signal=number.name, within_s=LEAVE_S)
+        self._deadline_s = monotonic() + LEAVE_S
+        self._workers.leave()
+        self._connection.send(Leaving(self._connection.link))
+
+    def close(self) -> None:
+        """End everything."""
+        sends_rest = self._deadline_s is not None and not self._stops_at_once
+        self._deadline_s = monotonic()
+        self._connection.end(sends_rest=sends_rest)
+        self._workers.close(WORKERS_END_S)
+        for stream in self._former:
+            stream.close()
+        for index in self._indexes.values():
+            index.close()
+
+    def _is_over(self) -> bool:
+        if self._deadline_s is None:
+            return False
+        return (
+            self._stops_at_once or not self._connection.link or self._workers.is_idle or monotonic() >= self._deadline_s
+        )
+
+    def _patience_ms(self) -> int:
+        return int(min(self._connection.patience_s, self._workers.patience_s) * 1000) + 1
+
+    def _tick(self) -> None:
+        if self._deadline_s is None:
+            self._connection.tick()
+        self._opener.tick(self._streams.values())
+        if self._connection.link and monotonic() >= self._former_until_s:
+            self._former_until_s = inf
+            self._end_former()
+        if self._streams and not self._awaited and not self._is_announced and self._workers.ready:
+            self._is_announced = True
+            names = ", ".join(sorted(stream.name for stream in self._streams.values()))
+            workers = counted(self._options.workers, "worker")
+            self._options.serving(f"serving {names} of {self._options.gateway.address.host} with {workers}")
+
+    # --- the link ---------------------------------------------------------------------------------
+
+    def _received(self, message: Message, frames: Sequence[memoryview]) -> None:
+        """Act on a message of the present link."""
+        match message:
+            case Admitted():
+                self._begin_link(message)
+            case HostServe():
+                self._serve(message)
+            case IndexPart():
+                self._take_part(message, frames)
+            case HostFill():
+                stream = self._streams.get(message.stream)
+                if stream is None or not self._workers.fill(message, stream):
+                    self._connection.close(f"the gateway sent an order that cannot be: {message}")
+            case HostWithdraw():
+                self._workers.withdraw(message.worker, message.order)
+            case HostQuarantine():
+                self._quarantine(message)
+            case HostStorage() | HostLimits():
+                self._use_limits(message)
+            case HostForget():
+                self._forget(message.stream)
+
+    def _begin_link(self, message: Admitted) -> None:
+        _log.info("connected to the gateway", link=message.link, gateway=self._connection.address)
+        self._former_until_s = min(self._former_until_s, monotonic() + FORMER_KEPT_S)
+        self._workers.begin_link(message.link, message.sample_timeout_s)
+
+    def _link_ended(self, reason: str) -> None:
+        """Keep everything for the next link but its orders."""
+        if self._deadline_s is None:
+            _log.warning("connection to the gateway ended", reason=reason, advice="it connects again")
+        self._workers.end_link()
+        self._former += self._streams.values()
+        self._streams.clear()
+        self._awaited.clear()
+        self._is_announced = False
+        self._interrupted = {index.digest for index in self._indexes.values() if not index.is_complete}
+        for index in self._indexes.values():
+            index.restart()
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    def _serve(self, served: HostServe) -> None:
+        """Open a stream, or go on with one of the last link, or get its index first."""
+        try:
+            serve = TO_WORKER.decode(served.serve)
+        except MalformedMessage as error:
+            self._connection.close(f"the gateway sent an invalid stream: {error}")
+            return
+        if not isinstance(serve, ServeStream) or not DIGEST.fullmatch(served.digest):
+            self._connection.close("the gateway sent an invalid stream")
+            return
+        self._forget(serve.stream)
+        former = next((one for one in self._former if one.is_still(served)), None)
+        if former is not None:
+            self._former.remove(former)
+            self._streams[serve.stream] = former
+            self._use_storage(serve.storage)
+            known = set(former.quarantined)
+            self._workers.quarantine(former, [sample for sample in served.quarantined if sample not in known])
+            self._connection.send(Opened(self._connection.link, serve.stream))
+            return
+        self._awaited[serve.stream] = _Awaited(served, serve)
+        try:
+            self._find_index(served)
+        except OSError as error:
+            self._refuse(serve, f"no memory for its index of {round_bytes(served.index_bytes)}: {error.strerror}")
+
+    def _find_index(self, served: HostServe) -> None:
+        """Open what waits for an index if it is here; else ask for it. Raises ``OSError``."""
+        index = self._indexes.get(served.digest)
+        if index is None:
+            index = self._folder.load(served.digest, served.index_bytes)
+            if index is None:
+                index = ReceivedIndex(served.digest, served.index_bytes)
+            self._indexes[served.digest] = index
+        if index.is_complete:
+            self._open_with(index)
+        else:
+            self._ask(index)
+
+    def _ask(self, index: ReceivedIndex) -> None:
+        for offset in index.next_offsets():
+            self._connection.send(AskIndex(self._connection.link, index.digest, offset))
+
+    def _take_part(self, message: IndexPart, frames: Sequence[memoryview]) -> None:
+        index = self._indexes.get(message.digest)
+        if index is None or index.is_complete:
+            return  # its stream was forgotten meanwhile
+        expected = min(INDEX_PART_BYTES, index.size - index.received)
+        if message.offset != index.received or [len(frame) for frame in frames] != [expected]:
+            self._connection.close("the gateway sent a part of an index that was not asked for")
+            return
+        try:
+            is_last = index.add(frames[0])
+            if is_last:
+                index.seal()
+        except IndexDamaged as error:
+            self._indexes.pop(index.digest).close()
+            self._connection.close(f"the gateway sent a damaged index: {error}")
+            return
+        self._show_progress(index)
+        if is_last:
+            self._folder.keep(index)
+            self._open_with(index)
+        else:
+            self._ask(index)
+
+    def _show_progress(self, index: ReceivedIndex) -> None:
+        names = ", ".join(one.serve.name for one in self._awaited.values() if one.served.digest == index.digest)
+        if self._options.progress is not None:
+            self._options.progress(names, index.received, index.size)
+        elif monotonic() >= self._next_progress_s:
+            self._next_progress_s = monotonic() + PROGRESS_EVERY_S
+            _log.info("index arriving", streams=names, received_bytes=index.received, bytes=index.size)
+
+    def _open_with(self, index: ReceivedIndex) -> None:
+        """Open all streams that wait for an index."""
+        for number, one in list(self._awaited.items()):
+            if one.served.digest != index.digest:
+                continue
+            try:
+                others = [*self._streams.values(), *self._former]
+                stream = self._opener.open(one.served, one.serve, index.descriptor, others)
+            except StreamUnusable as error:
+                self._refuse(one.serve, str(error))
+                continue
+            del self._awaited[number]
+            self._streams[number] = stream
+            self._renew_workers(stream)
+            _log.info("stream opened", stream=stream.name, samples=one.serve.samples, cache=stream.message.cache)
+            self._connection.send(Opened(self._connection.link, number))
+
+    def _renew_workers(self, stream: OpenedStream) -> None:
+        """Replace workers that may have imported other versions of a stream's modules."""
+        recipe = stream.message.recipe
+        code = {name: (digest, tuple(recipe.python_path)) for name, digest in recipe.modules}
+        if any(self._imported.get(name, one) != one for name, one in code.items()):
+            self._workers.renew("it has imported a former version of a user's module")
+        self._imported |= code
+
+    def _refuse(self, serve: ServeStream, reason: str) -> None:
+        """Say that a stream cannot be filled here."""
+        _log.error("stream cannot be filled here", stream=serve.name, reason=reason)
+        self._connection.send(CannotOpen(self._connection.link, serve.stream, reason))
+        self._forget(serve.stream)
+
+    def _quarantine(self, message: HostQuarantine) -> None:
+        stream, awaited = self._streams.get(message.stream), self._awaited.get(message.stream)
+        if stream is not None:
+            self._workers.quarantine(stream, message.samples)
+        elif awaited is not None:
+            awaited.served.quarantined.extend(message.samples)
+
+    def _use_limits(self, message: HostStorage | HostLimits) -> None:
+        if isinstance(message, HostStorage):
+            self._use_storage(message.storage)
+        else:
+            self._workers.use_limits(message.sample_timeout_s)
+
+    def _use_storage(self, storage: tuple[int, int, int]) -> None:
+        for stream in [*self._streams.values(), *self._former]:
+            stream.use_storage(storage)
+        for awaited in self._awaited.values():
+            awaited.serve = ServeStream.filled_from(awaited.serve, storage=storage)
+        self._workers.use_storage(storage)
+
+    def _forget(self, number: int) -> None:
+        """No further order names a stream."""
+        self._awaited.pop(number, None)
+        stream = self._streams.pop(number, None)
+        if stream is not None:
+            self._end_stream(stream)
+        self._drop_indexes()
+
+    def _end_stream(self, stream: OpenedStream) -> None:
+        self._workers.forget(stream)
+        stream.close()
+        self._drop_indexes()
+
+    def _end_former(self) -> None:
+        """End what the present link has not served again."""
+        self._interrupted.clear()
+        former, self._former = self._former, []
+        for stream in former:
+            self._end_stream(stream)
+        self._drop_indexes()
+
+    def _drop_indexes(self) -> None:
+        """Close the indexes that no stream has or waits for."""
+        opened = {stream.served.digest for stream in [*self._streams.values(), *self._former]}
+        wanted = self._interrupted | opened | {one.served.digest for one in self._awaited.values()}
+        for digest in self._indexes.keys() - wanted:
+            self._indexes.pop(digest).close()

@@ -1,0 +1,80 @@
+"""Memory for the rows of one order. WORKER HOST process; a worker writes, ZeroMQ sends from it.
+
+    free --take--> at its worker --rows--> being sent --(ZeroMQ has let go)--> free
+                        |                                                      |
+                        +--- withdrawn, or nobody wants it ------------------->+
+
+It is laid out as a slot with room for the longest order, and only its first rows are ever touched.
+Each belongs to one worker and one stream: a ragged row relies on what that worker left in it
+(``pipeline.shapes.stages``).
+
+Invariant: it is not given to its worker while ZeroMQ sends from it. Each page that a worker touches
+is reserved: without memory, the reservation fails, and not the worker.
+"""
+
+import mmap
+import os
+from contextlib import ExitStack
+from time import monotonic
+
+from batchd.daemon.memory.slots import map_readable
+from batchd_wire.fields import SlotLayout
+from batchd_wire.tcp import pieces
+
+MEMORY_NAME = "batchd-scratch"
+SCRATCH_MAX = 3
+"""Of one worker for one stream: two at the worker and one that is being sent."""
+KEPT_IDLE_S = 10.0
+"""An idle one keeps its pages so long: fresh ones cost more than the rows."""
+
+
+class OrderMemory:
+    """Memory for one order at a time. Raises ``OSError`` if it cannot be made."""
+
+    def __init__(self, number: int, layout: SlotLayout) -> None:
+        self.number = number
+        self.layout = layout
+        self.is_free = True
+        self._reserved_rows = 0
+        self._used_s = monotonic()
+        with ExitStack() as where_it_fails:
+            self.descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
+            where_it_fails.callback(os.close, self.descriptor)
+            os.fchmod(self.descriptor, 0o600)
+            os.ftruncate(self.descriptor, layout.slot_bytes)
+            self._mapped: mmap.mmap | None = map_readable(self.descriptor, layout.slot_bytes)
+            where_it_fails.pop_all()
+
+    def take(self, rows: int) -> None:
+        """Reserve memory for so many rows, and count as used. Raises ``OSError`` without memory."""
+        if rows > self._reserved_rows:
+            for field in self.layout.fields:
+                os.posix_fallocate(self.descriptor, field.offset, rows * field.row_bytes)
+            self._reserved_rows = rows
+        self.is_free = False
+
+    def memory(self) -> memoryview:
+        """The whole memory, read-only: uint8 ``[slot_bytes]``. It may outlive the scratch."""
+        assert self._mapped is not None, "it is not closed"
+        return memoryview(self._mapped)
+
+    def frames(self, view: memoryview, rows: int) -> list[memoryview]:
+        """Cut the first ``rows`` rows out of a view of ``memory``, as they are sent."""
+        return [view[start:end] for start, end in pieces(self.layout, 0, rows)]
+
+    def release(self) -> None:
+        """Its rows are sent, or not wanted."""
+        self.is_free = True
+        self._used_s = monotonic()
+
+    def rest(self) -> None:
+        """Give the pages back if it has been idle for long; they are zeros after that."""
+        if self.is_free and self._reserved_rows and monotonic() - self._used_s > KEPT_IDLE_S:
+            os.ftruncate(self.descriptor, 0)
+            os.ftruncate(self.descriptor, self.layout.slot_bytes)
+            self._reserved_rows = 0
+
+    def close(self) -> None:
+        """Close it. The memory lasts until its worker and ZeroMQ have let go of it."""
+        os.close(self.descriptor)
+        self._mapped = None

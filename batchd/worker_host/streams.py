@@ -1,0 +1,303 @@
+"""What the daemon serves, as the workers of this host get it. WORKER HOST process.
+
+    HostServe --> recipe and index --(--map: paths of this host)--> checks --> ServeStream + index
+                  layout           --> of an order's rows, not of a whole slot
+                  cache            --> one of this host, within its own budget, or none
+
+The cache of the daemon's host is not here. A stream without a cache here has the same bytes: what a
+cache of decoded samples cuts, the recipe cuts with and without it (``worker.sample_maker``).
+
+Invariant: what is opened has its folders, files, modules and libraries on this host, as far as that
+can be told without reading samples.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+
+from batchd.daemon.memory.available import RESERVE_BYTES, available_bytes
+from batchd.daemon.memory.cache_file import CacheOnDisk, has_extension
+from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, allow_caches, decoders, different
+from batchd.errors import SourceInvalid
+from batchd.functions.find import ModuleNotFound, find_module
+from batchd.orders.link import HostServe
+from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, Work
+from batchd.samples.sizes import round_bytes
+from batchd.sources.cache.memory import CacheForm
+from batchd.sources.composed.options import sources_in
+from batchd.sources.interface import check_installed
+from batchd.sources.kinds import source_from_plain
+from batchd.storage.index import SourceIndex
+from batchd.storage.location import is_url
+from batchd.storage.values import version_of, versions_in
+from batchd_wire.fields import SlotLayout, layout_from_wire, place_fields
+
+_log = structlog.get_logger()
+
+PATHS_CHECKED_MAX = 64
+"""Paths of an index that are looked at when a stream is opened; workers find the others."""
+
+
+class StreamUnusable(Exception):  # noqa: N818  names what is wrong
+    """A stream cannot be filled on this host; the text says why and what helps."""
+
+
+class CacheBudget(NamedTuple):
+    """What caches of samples may take on this host; 0 bytes for none.
+
+    ``memory_bytes``: all caches in memory together. ``folder``: of files, ``file_bytes`` each.
+    """
+
+    memory_bytes: int = 0
+    folder: Path | None = None
+    file_bytes: int = 0
+
+
+class PathMap:
+    """Rewrites paths of the daemon's host to those of this one, by whole components."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """``pairs``: (there, here), absolute. Of several that fit, the longest counts."""
+        self._pairs = sorted(((_bare(there), _bare(here)) for there, here in pairs), key=lambda pair: -len(pair[0]))
+
+    def here(self, value: Any) -> Any:
+        """A value as in JSON, with every path in it as it is here."""
+        if isinstance(value, str):
+            return self._path(value)
+        if isinstance(value, Mapping):
+            return {self._path(name): self.here(item) for name, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self.here(item) for item in value]
+        return value
+
+    def _path(self, text: str) -> str:
+        for there, here in self._pairs:
+            if text == there or text.startswith(f"{there}/"):
+                return here + text[len(there) :] or "/"
+        return text
+
+
+def _bare(path: str) -> str:
+    return path.rstrip("/")
+
+
+@dataclass(slots=True, eq=False)
+class OpenedStream:
+    """One stream. ``number``: what this host's workers call it, never used twice.
+
+    ``served``: what the gateway said, by which a stream is known again on the next link.
+    ``layout``: of the rows of one order. ``lacks_cache``: the daemon's workers have a cache, and
+    these have none.
+    """
+
+    number: int
+    served: HostServe
+    message: ServeStream
+    layout: SlotLayout
+    index: int
+    quarantined: list[int]
+    cache: CacheMemory | CacheOnDisk | None
+    lacks_cache: bool
+
+    @property
+    def name(self) -> str:
+        """Its name in the daemon's configuration."""
+        return self.message.name
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors for a worker: the index, then the cache."""
+        return [self.index, *(self.cache.descriptors if self.cache is not None else [])]
+
+    def is_still(self, served: HostServe) -> bool:
+        """True if its workers know what a gateway says of a stream now, and nothing else."""
+        is_same = (self.served.serve, self.served.digest) == (served.serve, served.digest)
+        return is_same and set(self.quarantined) <= set(served.quarantined)
+
+    def use_storage(self, storage: tuple[int, int, int]) -> None:
+        """Give workers that do not know it yet these limits for file servers."""
+        self.message = ServeStream.filled_from(self.message, storage=storage)
+
+    def as_daemon_counts(self, work: Work) -> Work:
+        """Time by the parts that the daemon's workers have: a cache that is not here took none."""
+        if not self.lacks_cache or not work.parts_us:
+            return work
+        return work._replace(parts_us=[work.parts_us[0], 0, *work.parts_us[1:]])
+
+    def close(self) -> None:
+        """Close index and cache. Workers keep theirs until they are told."""
+        os.close(self.index)
+        if self.cache is not None:
+            self.cache.leave()
+
+
+class StreamOpener:
+    """Makes streams of what gateways serve, with the paths and the caches of this host."""
+
+    def __init__(self, paths: PathMap, budget: CacheBudget) -> None:
+        self._paths = paths
+        self._budget = budget
+        self._last_number = 0
+
+    def open(self, served: HostServe, serve: ServeStream, memory: int, others: Iterable[OpenedStream]) -> OpenedStream:
+        """Make a stream whose index is in the sealed ``memory``, which stays the caller's.
+
+        A cache of the ``others`` is shared if it is of the same samples. Raises ``StreamUnusable``.
+        """
+        try:
+            index = SourceIndex.from_descriptor(memory)
+            layout = layout_from_wire(serve.layout)
+        except ValueError as error:
+            raise StreamUnusable(str(error)) from None
+        recipe = self._recipe_here(SampleRecipe(*serve.recipe))
+        place = self._paths.here(index.place)
+        _check(recipe, place)
+        layout = place_fields(layout.fields, min(serve.batch_size, CHUNK_ROWS_MAX))
+        try:
+            descriptor = os.dup(memory) if place == index.place else replace(index, place=place).to_memfd()
+        except OSError as error:
+            raise StreamUnusable(f"no memory for the index: {error.strerror}") from None
+        cache = self._cache(served, serve, recipe, len(index), others)
+        self._last_number += 1
+        changes = {"stream": self._last_number, "recipe": recipe, "layout": layout.to_wire()}
+        message = ServeStream.filled_from(serve, **changes, cache=cache.spec.kind if cache is not None else "off")
+        lacks_cache = cache is None and serve.cache != "off"
+        return OpenedStream(
+            self._last_number, served, message, layout, descriptor, list(served.quarantined), cache, lacks_cache
+        )
+
+    def _recipe_here(self, recipe: SampleRecipe) -> SampleRecipe:
+        """The recipe with paths of this host."""
+        here = {path: self._paths.here(path) for path, _digest in recipe.files}
+        return recipe._replace(
+            source=self._paths.here(recipe.source),
+            steps=[
+                {name: here.get(value, value) if isinstance(value, str) else value for name, value in step.items()}
+                for step in recipe.steps
+            ],
+            files=[(here[path], digest) for path, digest in recipe.files],
+            python_path=self._paths.here(recipe.python_path),
+        )
+
+    def _cache(
+        self, served: HostServe, serve: ServeStream, recipe: SampleRecipe, samples: int, others: Iterable[OpenedStream]
+    ) -> CacheMemory | CacheOnDisk | None:
+        """Join the cache of one of the ``others``, or make one. Without one, the log says why."""
+        folder, kind = self._budget.folder, serve.cache
+        budget_bytes = self._budget.memory_bytes if folder is None else self._budget.file_bytes
+        if kind == "off" or not budget_bytes:
+            return None
+        reason = ""
+        if CacheForm(samples, budget_bytes).extents < 1:
+            reason = f"{round_bytes(budget_bytes)} have no room for anything but the index of {samples:,} samples"
+        elif kind == "seekable" and not has_extension():
+            reason = "the extension that writes restart markers was not built here"
+        if reason:
+            _log.warning("no cache for a stream", stream=serve.name, reason=reason)
+            return None
+        key = _cache_key(kind, recipe, served.digest)
+        spec = CacheSpec(kind, key, samples, budget_bytes, "" if folder is None else os.path.realpath(folder))
+        cache = next((one.cache for one in others if one.cache is not None and one.cache.spec.key == key), None)
+        try:
+            cache = cache or (CacheMemory(spec) if folder is None else CacheOnDisk(spec))
+        except OSError as error:
+            _log.warning("no cache for a stream", stream=serve.name, reason=error.strerror or str(error))
+            return None
+        cache.join()
+        if isinstance(cache, CacheOnDisk):
+            cache.resize(budget_bytes)
+        return cache
+
+    def tick(self, streams: Iterable[OpenedStream]) -> None:
+        """Let caches fill, in memory together up to the budget. Log trouble with their files."""
+        caches = different(stream.cache for stream in streams)
+        for cache in caches:
+            if isinstance(cache, CacheOnDisk):
+                cache.tell_troubles()
+        in_memory = [cache for cache in caches if isinstance(cache, CacheMemory)]
+        if in_memory:
+            left_bytes = self._budget.memory_bytes - sum(cache.used_bytes for cache in in_memory)
+            # to find out takes a descriptor: without one, the last limits stay
+            with suppress(OSError):
+                allow_caches(in_memory, min(available_bytes(), left_bytes + RESERVE_BYTES))
+
+
+def _cache_key(kind: str, recipe: SampleRecipe, digest: str) -> str:
+    """Text that differs for streams whose cached samples differ; ``digest``: of the whole index."""
+    facts: list[Any] = [kind, recipe.source, recipe.columns, recipe.record_bytes_max, digest, recipe.modules]
+    if kind == "seekable":
+        facts.append(recipe.rewritten)
+    if kind == "decoded":
+        facts += [decoders(), recipe.steps[: recipe.cut], recipe.files]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _check(recipe: SampleRecipe, place: Mapping[str, Any]) -> None:
+    """Raise ``StreamUnusable`` if what the workers need is not on this host."""
+    try:
+        for _key, source in sources_in(source_from_plain(recipe.source)):
+            check_installed(source)
+    except (ValueError, TypeError, SourceInvalid) as error:
+        raise StreamUnusable(str(error)) from None
+    _check_place(place)
+    for path, digest in recipe.files:
+        if _digest(path) != digest:
+            raise StreamUnusable(f"{path} has other content than the daemon's")
+    for name, digest in recipe.modules:
+        try:
+            found = find_module(name, list(map(Path, recipe.python_path)))
+        except ModuleNotFound as error:
+            raise StreamUnusable(f"{error}; if it is elsewhere on this host: --map FROM=TO") from None
+        if found.digest != digest:
+            raise StreamUnusable(f"{found.file} has other content than the daemon's")
+
+
+def _check_place(place: Mapping[str, Any]) -> None:
+    """Raise ``StreamUnusable`` if folders and files of an index are not here, or are others."""
+    for path in islice(_paths_in(place), PATHS_CHECKED_MAX):
+        _status(path)
+    versions = ((path, version) for path, version in versions_in(place).items() if not is_url(os.fsencode(path)))
+    for path, version in islice(versions, PATHS_CHECKED_MAX):
+        difference = version.differs_from(version_of(_status(path)))
+        if difference:
+            raise StreamUnusable(
+                f"{path} is not the file that the daemon reads: {difference}; copy it with its time (rsync -a, cp -p)"
+            )
+
+
+def _paths_in(place: object) -> Iterator[str]:
+    """The paths of this machine in the place of an index, or of its parts."""
+    if isinstance(place, Mapping):
+        for value in place.values():
+            yield from _paths_in(value)
+    elif isinstance(place, list):
+        for value in place:
+            yield from _paths_in(value)
+    elif isinstance(place, str) and place.startswith("/"):
+        yield place
+
+
+def _status(path: str) -> os.stat_result:
+    try:
+        return os.stat(path)  # noqa: PTH116  with surrogates
+    except (FileNotFoundError, NotADirectoryError):
+        raise StreamUnusable(f"there is no {path} on this host; if the data is elsewhere: --map FROM=TO") from None
+    except OSError as error:
+        raise StreamUnusable(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _digest(path: str) -> str:
+    _status(path)
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  as above
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StreamUnusable(f"{path} cannot be read: {error.strerror}") from None

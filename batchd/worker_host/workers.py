@@ -1,0 +1,364 @@
+"""The workers of this host, and the orders that they have. WORKER HOST process.
+
+    HostFill -> waiting, in order -> at its worker (two at most) -> HostFilled + rows
+                   |                      |        |
+              HostWithdraw           HostWithdraw  +--(it dies)--> WorkerDown
+                   |                      |
+              HostFilled, at once    HostFilled when it is done; both without rows
+
+The workers are the daemon's own (``daemon.workers.local``), and so are the rules for their starts,
+their restarts, and for those that are stuck (``core.fleet``). What differs is that a worker keeps
+further orders here, so that one that is withdrawn before its turn is never begun.
+
+Invariant: an order of the present link is answered once, or its worker is reported dead. Results of
+orders of former links are dropped.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+
+import structlog
+
+from batchd.children import Linked
+from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
+from batchd.core.events import ChunkDone, Event, WorkerGone, WorkerReady
+from batchd.core.fleet import Fleet, Order, Worker, WorkerState
+from batchd.core.measure import Moment
+from batchd.core.ring import Slot
+from batchd.core.state import GAP_S, TICK_S
+from batchd.daemon.descriptors import Selector
+from batchd.daemon.tcp.sent_memory import SentMemory
+from batchd.daemon.workers.interface import WorkerBook
+from batchd.daemon.workers.local import WorkerProcesses
+from batchd.orders.link import ORDERS_MAX, HostFill, HostFilled, WorkerDown, WorkerUp
+from batchd.orders.rows import Rows, are_runs, rows_of
+from batchd.orders.worker import (
+    NO_WORK,
+    QUARANTINED_AT_ONCE,
+    FillChunk,
+    ForgetSlots,
+    ForgetStream,
+    Quarantine,
+    UseSlot,
+    UseStorage,
+    Work,
+)
+from batchd.worker_host.scratch import SCRATCH_MAX, OrderMemory
+from batchd.worker_host.streams import OpenedStream
+from batchd_wire.codec import Message
+from batchd_wire.position import Position
+
+_log = structlog.get_logger()
+
+SAMPLE_TIMEOUT_S = 60.0
+"""Until a gateway says how long a sample may take; there are no orders before that."""
+ENDED = "it could not be started"
+
+
+@dataclass(slots=True, eq=False)
+class _HostOrder:
+    """An order of a gateway. ``number``: what this host calls it, never used twice."""
+
+    number: int
+    fill: HostFill
+    stream: OpenedStream
+    rows: Rows
+    scratch: OrderMemory | None = None
+    is_withdrawn: bool = False
+
+
+class HostWorkers:
+    """Starts workers, gives them orders, and sends what they make of them."""
+
+    def __init__(
+        self,
+        selector: Selector,
+        count: int,
+        send: Callable[[Message, Sequence[memoryview]], None],
+        launched: Linked | None = None,
+    ) -> None:
+        self._events: deque[Event] = deque()
+        self._processes = WorkerProcesses(selector, self._events.append, launched)
+        self._moment = Moment()
+        self._moment.now_s = monotonic()
+        self._fleet = Fleet(count, self._processes.kind, SAMPLE_TIMEOUT_S, self._moment)
+        self._book = WorkerBook()
+        self._sent = SentMemory(selector)
+        self._send = send
+        self._link = 0
+        self._reported: set[int] = set()
+        """Workers that the present link knows."""
+        self._waiting: defaultdict[int, deque[_HostOrder]] = defaultdict(deque)
+        self._in_hand: dict[int, _HostOrder] = {}
+        """By number: orders that their worker has."""
+        self._scratches: defaultdict[tuple[int, int], list[OrderMemory]] = defaultdict(list)
+        """By worker and stream."""
+        self._reasons: dict[int, str] = {}
+        """Why a worker is being killed."""
+        self._last_number = 0
+        self._last_scratch = 0
+        self._next_tick_s = 0.0
+
+    # --- the link ---------------------------------------------------------------------------------
+
+    def begin_link(self, link: int, sample_timeout_s: float) -> None:
+        """A gateway has admitted this host: report the workers that take orders."""
+        self._link = link
+        self.use_limits(sample_timeout_s)
+        for worker in self._fleet.workers.values():
+            if worker.state is WorkerState.READY:
+                self._report_up(worker.number)
+
+    def use_limits(self, sample_timeout_s: float) -> None:
+        """Kill workers that take longer for one sample."""
+        self._fleet.sample_timeout_s = sample_timeout_s
+
+    def end_link(self) -> None:
+        """Forget the orders of the link. What workers have in hand they finish for nobody."""
+        self._link = 0
+        self._reported.clear()
+        self._waiting.clear()
+
+    def fill(self, message: HostFill, stream: OpenedStream) -> bool:
+        """Take an order; false if there cannot be such a one. Its worker may be gone already."""
+        rows = rows_of(message.runs) if are_runs(message.runs, stream.message.batch_size) else ()
+        if not 0 < len(rows) <= stream.layout.rows:
+            return False
+        if message.worker in self._fleet.workers:
+            if len(self._waiting[message.worker]) >= ORDERS_MAX:
+                return False
+            self._last_number += 1
+            self._waiting[message.worker].append(_HostOrder(self._last_number, message, stream, rows))
+            self._begin_orders(message.worker)
+        return True
+
+    def withdraw(self, worker: int, order: int) -> None:
+        """The rows of an order are not wanted any more."""
+        for one in self._in_hand.values():
+            if (one.fill.link, one.fill.worker, one.fill.order) == (self._link, worker, order):
+                one.is_withdrawn = True
+        for one in [one for one in self._waiting.get(worker, ()) if one.fill.order == order]:
+            self._drop(worker, one)
+
+    def quarantine(self, stream: OpenedStream, samples: Sequence[int]) -> None:
+        """Treat further samples of a stream as bad."""
+        stream.quarantined += samples
+        for worker in self._book.workers_of(stream.number):
+            self._tell_quarantined(worker, stream, samples)
+
+    def use_storage(self, storage: tuple[int, int, int]) -> None:
+        """Use these limits for file servers."""
+        for worker in self._processes.pids():
+            self._processes.send(worker, UseStorage(storage))
+
+    def renew(self, reason: str) -> None:
+        """Replace all workers, with the orders that they have."""
+        self._moment.now_s = monotonic()
+        actions: list[Action] = []
+        for worker in self._fleet.workers.values():
+            self._fleet.end(worker, reason, actions)
+        self._perform(actions)
+
+    def forget(self, stream: OpenedStream) -> None:
+        """No further order names a stream. What workers have in hand they finish before."""
+        for one in self._in_hand.values():
+            one.is_withdrawn |= one.stream is stream
+        for worker, waiting in self._waiting.items():
+            for one in [one for one in waiting if one.stream is stream]:
+                self._drop(worker, one)
+        keys = [key for key in self._scratches if key[1] == stream.number]
+        scratches = [one for key in keys for one in self._scratches.pop(key)]
+        for worker, slots in self._book.drop_slots(one.number for one in scratches).items():
+            self._processes.send(worker, ForgetSlots(slots))
+        for worker in self._book.drop_stream(stream.number):
+            self._processes.send(worker, ForgetStream(stream.number))
+        for scratch in scratches:
+            scratch.close()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no order of the link is left, and all rows are sent."""
+        has_any = any(self._waiting.values()) or any(one.fill.link == self._link for one in self._in_hand.values())
+        return not has_any and not len(self._sent)
+
+    @property
+    def ready(self) -> int:
+        """Workers that take orders."""
+        return self._fleet.ready
+
+    @property
+    def patience_s(self) -> float:
+        """How long nothing has to be done here."""
+        due_s = min(self._next_tick_s, self._fleet.next_spawn_s or inf)
+        return 0.0 if self._events else max(0.0, due_s - monotonic())
+
+    def leave(self) -> None:
+        """Start no further worker."""
+        self._fleet.is_ending = True
+
+    def tick(self) -> None:
+        """Let time pass, then act on what has happened."""
+        now = monotonic()
+        spawn_s = self._fleet.next_spawn_s
+        if now >= self._next_tick_s or (spawn_s is not None and now >= spawn_s):
+            self._pass_time(now)
+        while self._events:
+            self._moment.now_s = monotonic()
+            event = self._events.popleft()
+            if isinstance(event, WorkerReady):
+                self._fleet.is_up(event.worker)
+                if self._fleet.workers[event.worker].state is WorkerState.READY:
+                    self._report_up(event.worker)
+            elif isinstance(event, ChunkDone):
+                self._done(event)
+            elif isinstance(event, WorkerGone):
+                self._gone(event)
+
+    def close(self, wait_s: float) -> None:
+        """End all workers. The connection is closed: ZeroMQ has let go of all rows."""
+        self._processes.close(wait_s)
+        self._sent.close()
+        for scratches in self._scratches.values():
+            for one in scratches:
+                one.close()
+        self._scratches.clear()
+
+    def _pass_time(self, now: float) -> None:
+        actions: list[Action] = []
+        gap_s, self._moment.now_s = now - self._moment.now_s, now
+        if gap_s > GAP_S:  # the machine was paused
+            self._fleet.forgive(gap_s)
+        self._next_tick_s = now + TICK_S
+        self._fleet.spawn_due(actions)
+        self._fleet.kill_late(actions)
+        for worker in self._processes.pids():
+            self._fleet.observe(worker, self._processes.note(worker), actions)
+        self._perform(actions)
+        for scratches in self._scratches.values():
+            for one in scratches:
+                one.rest()
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case SpawnWorker():
+                    try:
+                        self._processes.spawn(action.worker)
+                    except OSError as error:
+                        _log.error("worker not started", worker=action.worker, reason=str(error))
+                        self._events.append(WorkerGone(action.worker, ENDED, None))
+                case KillWorker():
+                    self._reasons[action.worker] = action.reason
+                    self._processes.kill(action.worker, action.reason)
+                case DismissWorker():
+                    self._processes.dismiss(action.worker)
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def _drop(self, worker: int, order: _HostOrder) -> None:
+        """An order that its worker has not got is over."""
+        self._waiting[worker].remove(order)
+        self._send(HostFilled(self._link, worker, order.fill.order, NO_WORK, [], ""), ())
+
+    def _begin_orders(self, number: int) -> None:
+        """Give a worker the orders that wait for it, as far as it takes them and has memory."""
+        worker, waiting = self._fleet.workers.get(number), self._waiting.get(number)
+        while waiting and worker is not None and worker.state is WorkerState.READY:
+            if len(worker.orders) >= worker.kind.orders_max:
+                return
+            order = waiting[0]
+            try:
+                scratch = self._take_scratch(number, order)
+            except OSError as error:
+                actions: list[Action] = []
+                self._fleet.end(worker, f"there is no memory for its rows: {error.strerror}", actions)
+                self._perform(actions)
+                return
+            if scratch is None:
+                return  # all of them are being sent
+            order.scratch = scratch
+            waiting.popleft()
+            self._give(worker, order, scratch)
+
+    def _take_scratch(self, worker: int, order: _HostOrder) -> OrderMemory | None:
+        """A free scratch of a worker and a stream; None if there is none. Raises ``OSError``."""
+        scratches = self._scratches[worker, order.stream.number]
+        scratch = next((one for one in scratches if one.is_free), None)
+        if scratch is None and len(scratches) < SCRATCH_MAX:
+            self._last_scratch += 1
+            scratch = OrderMemory(self._last_scratch, order.stream.layout)
+            scratches.append(scratch)
+        if scratch is not None:
+            scratch.take(len(order.rows))
+        return scratch
+
+    def _give(self, worker: Worker, order: _HostOrder, scratch: OrderMemory) -> None:
+        """Send an order, behind everything that the worker must know for it."""
+        stream, fill, number = order.stream, order.fill, worker.number
+        if self._book.enter_stream(number, stream.number):
+            self._processes.send(number, stream.message, *stream.descriptors)
+            self._tell_quarantined(number, stream, stream.quarantined)
+        if self._book.enter_slot(number, scratch.number):
+            self._processes.send(number, UseSlot(scratch.number, stream.layout.slot_bytes), scratch.descriptor)
+        position = Position(fill.epoch, fill.step)
+        self._fleet.give(worker, Order(order.number, stream.number, Slot(scratch.number), position, order.rows))
+        self._in_hand[order.number] = order
+        where = stream.number, scratch.number, *position
+        self._processes.send(number, FillChunk(order.number, *where, fill.runs, is_packed=True, places=[]))
+
+    def _tell_quarantined(self, worker: int, stream: OpenedStream, samples: Sequence[int]) -> None:
+        for first in range(0, len(samples), QUARANTINED_AT_ONCE):
+            part = list(samples[first : first + QUARANTINED_AT_ONCE])
+            self._processes.send(worker, Quarantine(stream.number, part))
+
+    def _done(self, event: ChunkDone) -> None:
+        """Send the rows of an order, from the memory that the worker has filled."""
+        order = self._in_hand.pop(event.order)
+        fill, scratch = order.fill, order.scratch
+        assert scratch is not None, "a worker has it"
+        self._fleet.done(self._fleet.workers[event.worker], event.order, event.work.busy_us)
+        is_wanted = fill.link == self._link and not order.is_withdrawn
+        frames = self._frames(scratch, order) if is_wanted else ()
+        if not is_wanted:
+            scratch.release()
+        if fill.link == self._link:
+            work: Work = order.stream.as_daemon_counts(event.work)
+            self._send(HostFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
+        self._begin_orders(event.worker)
+
+    def _frames(self, scratch: OrderMemory, order: _HostOrder) -> Sequence[memoryview]:
+        """The rows in a scratch, which is free again when ZeroMQ has sent them."""
+
+        def released() -> None:
+            scratch.release()
+            self._begin_orders(order.fill.worker)
+
+        return scratch.frames(self._sent.view(scratch.memory(), released), len(order.rows))
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _report_up(self, worker: int) -> None:
+        if self._link:
+            self._reported.add(worker)
+            self._send(WorkerUp(self._link, worker, self._processes.decoders), ())
+
+    def _gone(self, event: WorkerGone) -> None:
+        """The kernel reports a dead worker; its orders and its memory go with it."""
+        number = event.worker
+        worker = self._fleet.gone(number)
+        self._book.drop_worker(number)
+        self._waiting.pop(number, None)
+        for order in worker.orders:
+            del self._in_hand[order]
+        for key in [key for key in self._scratches if key[0] == number]:
+            for scratch in self._scratches.pop(key):
+                scratch.close()
+        reason = self._reasons.pop(number, "")
+        if number in self._reported:
+            self._reported.discard(number)
+            self._send(WorkerDown(self._link, number, f"{event.how}: {reason}" if reason else event.how), ())

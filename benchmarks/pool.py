@@ -1,0 +1,366 @@
+"""Benchmark: workers of other machines: bytes into the slot, decoding, deaths, starts, simulation.
+
+All of it runs on this machine, over loopback: what a network adds is not in it. Where the gateway
+and the link are measured, workers sleep instead of decoding, and rows are zeros. Where decoding is
+compared, both sides have the same two cores, and the daemon's own worker beside remote ones only
+sleeps, so that exactly two processes decode on either side; only rows of remote workers count.
+
+A busy machine changes times; CPU time and ratios of sides in turn change less. So the load is
+printed beside each part. The last part simulates a pool that no machine here could hold: see
+``pool_simulation``.
+
+``GATEWAYS=2`` receives the bytes into the slot by two gateways, one worker host each. The targets
+are those of one.
+"""
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pool_simulation
+import sleeping_hosts
+from harness import Bench, Figure, Player, children, cpu_s, endless, family_cpu_s, orders, spread
+from pool_daemon import run_daemon, run_host, wait_until
+from pool_simulation import CASES, STEADY, simulate
+from scaling_daemon import DECISIONS
+
+import batchd_client
+from batchd_wire.wording import counted
+
+ROW_BYTES = 224 * 224 * 3
+TURN_S = 4.0
+"""Of one side, after the time in which it comes up to speed."""
+WARM_S = 1.0
+LOCAL_US = 1_200
+"""An image of a local worker that sleeps, beside remote workers that decode."""
+LOCAL_FAST_US = 300
+"""The same beside workers that cost nothing: short, as its batches are waited for, too."""
+FREE_ROWS = 64
+"""Of an order where rows cost nothing: 10 MB."""
+KILLS_A_ROUND = 5
+AFTER_KILL_S = 4.0
+SAMPLES = 1_000_000
+LINKS = 200
+LINK_TRAINERS = 8
+LINK_IMAGE_S = 0.05
+LINK_SETTLE_S = 15.0
+LINK_ROUND_S = 10.0
+GATEWAYS = int(os.environ.get("GATEWAYS", "1"))
+
+
+def run(bench: Bench) -> None:
+    """Everything, each part with daemons of its own."""
+    for part in (_into_the_slot, _decoding, _deaths, _registration, _links, _simulated):
+        part(bench)
+        print(f"  (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs)", flush=True)
+
+
+def _reader(pipe: Connection, address: str, rank: int = 0, world_size: int = 1) -> None:
+    """A trainer: takes batches from "go" to "stop", and answers when each of them came."""
+    with batchd_client.connect(address) as daemon:
+        batches = endless(daemon.stream("photos", rank=rank, world_size=world_size))
+        for _go in orders(pipe):
+            arrivals_s = [time.monotonic()]
+            while not pipe.poll():
+                next(batches).release()
+                arrivals_s.append(time.monotonic())
+            pipe.recv()
+            pipe.send(arrivals_s)
+
+
+# --- bytes and decoding ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What one side did in its turn. ``cpu_s``: of the processes that count."""
+
+    samples: int
+    seconds: float
+    cpu_s: float
+
+    @property
+    def rate(self) -> float:
+        """Samples in a second."""
+        return self.samples / self.seconds
+
+    @property
+    def sample_s(self) -> float:
+        """CPU time of a sample."""
+        return self.cpu_s / self.samples
+
+
+def _turn(trainer: Player, samples: Callable[[], int], cpu: Callable[[], float]) -> _Turn:
+    """Let a trainer read for a turn; afterwards wait until its ring is full again."""
+    trainer.tell("go")
+    time.sleep(WARM_S)
+    began_s, cpu_before_s, before = time.monotonic(), cpu(), samples()
+    time.sleep(TURN_S)
+    turn = _Turn(samples() - before, time.monotonic() - began_s, cpu() - cpu_before_s)
+    trainer.ask("stop")
+    last = -1
+    while (now := samples()) != last:
+        last = now
+        time.sleep(WARM_S / 2)
+    return turn
+
+
+def _rounds(bench: Bench, sides: dict[str, Callable[[], _Turn]]) -> dict[str, list[_Turn]]:
+    """One turn of every side to come up to speed, then a round for each of ``bench.rounds``."""
+    for side in sides.values():
+        side()
+    turns: dict[str, list[_Turn]] = {name: [] for name in sides}
+    for number in range(bench.rounds):
+        for name in list(sides) if number % 2 else reversed(sides):
+            turns[name].append(sides[name]())
+    return turns
+
+
+def _into_the_slot(bench: Bench) -> None:
+    """GB/s of rows that cost nothing, by one link a gateway, and the gateways' CPU for each GB."""
+    file = bench.scratch / "rows.npy"
+    np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=(8_192, 224, 224, 3))  # sparse
+    stream = f'[streams.photos]\nsource = {{ type = "npy", path = "{file}" }}\nbatch_size = 256\n'
+    with ExitStack() as stack:
+        sides = {}
+        for name, with_key in (("plain", False), ("curve", True)):
+            daemon = stack.enter_context(
+                run_daemon(
+                    bench.scratch / name,
+                    stream,
+                    with_key=with_key,
+                    image_us=LOCAL_FAST_US,
+                    gateways=GATEWAYS,
+                    more=f"chunk_rows = {FREE_ROWS}\n",
+                )
+            )
+            trainer = stack.enter_context(Player(_reader, daemon.address))
+            for _ in range(GATEWAYS):
+                stack.enter_context(run_host(daemon, image_us=1.0))
+            trainer.tell("go")
+            daemon.wait_serving(GATEWAYS)
+            trainer.ask("stop")
+            sides[name] = lambda daemon=daemon, trainer=trainer, gateways=daemon.gateways: _turn(
+                trainer, lambda: daemon.remote_samples, lambda: sum(map(cpu_s, gateways))
+            )
+        turns = _rounds(bench, sides)
+    for name, at_least, cpu_at_most in (("plain", 3.0, 0.25), ("curve", 1.3, 0.70)):
+        rates = [turn.rate * ROW_BYTES / 1e9 for turn in turns[name]]
+        each = [turn.sample_s / ROW_BYTES * 1e9 for turn in turns[name]]
+        links = counted(GATEWAYS, "link")
+        print(f"{links}, {name}: {spread(rates)} GB/s, {spread(each)} s of a gateway's CPU for each GB")
+        bench.report(Figure(f"pool-{name}-gb-s", statistics.median(rates), ">=", at_least))
+        bench.report(Figure(f"pool-{name}-gateway-cpu-s-gb", statistics.median(each), "<=", cpu_at_most))
+
+
+def _decoding(bench: Bench) -> None:
+    """Photographs by two remote workers ÷ by two local ones, on the same two cores."""
+    stream = bench.stream("photos", repeats=8)
+    with ExitStack() as stack:
+        local = stack.enter_context(run_daemon(bench.scratch / "local", stream, workers=2, gateways=0))
+        trainer = stack.enter_context(Player(_reader, local.address))
+        sides = {
+            "local": lambda local=local, trainer=trainer: _turn(
+                trainer, lambda: local.samples, lambda: family_cpu_s(local.pid) + cpu_s(trainer.process.pid or 0)
+            )
+        }
+        for name, with_key in (("plain", False), ("curve", True)):
+            daemon = stack.enter_context(
+                run_daemon(
+                    bench.scratch / f"decoding-{name}",
+                    stream,
+                    with_key=with_key,
+                    image_us=LOCAL_US,
+                    more='pool_accept = "any"\npool_audit = 0\n',
+                )
+            )
+            trainer = stack.enter_context(Player(_reader, daemon.address))
+            host = stack.enter_context(run_host(daemon))
+            daemon.wait_serving(1)
+            sides[name] = lambda daemon=daemon, trainer=trainer, host=host: _turn(
+                trainer,
+                lambda: daemon.remote_samples,
+                lambda: family_cpu_s(daemon.pid) + family_cpu_s(host) + cpu_s(trainer.process.pid or 0),
+            )
+        turns = _rounds(bench, sides)
+        _memory(bench, host)
+    for name, values in turns.items():
+        print(
+            f"{name}: {spread([turn.rate for turn in values], 0)} images/s, "
+            f"{spread([1e6 * turn.sample_s for turn in values], 0)} us of CPU for each, all processes"
+        )
+    for name, target in (("plain", 0.88), ("curve", 0.80)):
+        pairs = list(zip(turns[name], turns["local"], strict=True))
+        ratios = [remote.rate / here.rate for remote, here in pairs]
+        cpu_ratios = [here.sample_s / remote.sample_s for remote, here in pairs]
+        print(f"two remote workers, {name} / two local ones: {spread(ratios)}; by CPU time {spread(cpu_ratios)}")
+        bench.report(Figure(f"pool-{name}-to-local", statistics.median(ratios), ">=", target))
+        bench.report(Figure(f"pool-{name}-to-local-by-cpu", statistics.median(cpu_ratios), ">=", target))
+
+
+def _memory(bench: Bench, host: int) -> None:
+    """PSS of a worker host and of its fork server, without its workers and their scratch memory."""
+    (server,) = children(host)
+    each_mb = {name: _pss_bytes(pid) / 1e6 for name, pid in (("worker host", host), ("fork server", server))}
+    workers_mb = [_pss_bytes(pid) / 1e6 for pid in children(server)]
+    print(f"PSS without memory of rows: {each_mb}, workers {', '.join(f'{one:.0f}' for one in workers_mb)} MB")
+    bench.report(Figure("pool-host-mb", sum(each_mb.values()), "<=", 60, 1))
+
+
+def _pss_bytes(pid: int) -> int:
+    """The part of a process's memory that is its own, where shared pages count by their sharers."""
+    total, counts = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            counts = "memfd:" not in line
+        elif counts and words[0] == "Pss:":
+            total += int(words[1]) * 1024
+    return total
+
+
+# --- deaths and starts ----------------------------------------------------------------------------
+
+
+def _deaths(bench: Bench) -> None:
+    """The longest wait of a trainer after its worker host was killed, or stopped without a word."""
+    stream = bench.stream("photos", batch_size=32, repeats=1)
+    gaps: dict[str, list[float]] = {"killed": [], "half-open": []}
+    with ExitStack() as stack:
+        daemon = stack.enter_context(run_daemon(bench.scratch / "deaths", stream))
+        trainer = stack.enter_context(Player(_reader, daemon.address))
+        for _ in range(KILLS_A_ROUND * bench.rounds):
+            for name, number in (("killed", signal.SIGKILL), ("half-open", signal.SIGSTOP)):
+                trainer.tell("go")
+                with run_host(daemon) as host:
+                    daemon.wait_serving(1)
+                    before = daemon.remote_samples
+                    wait_until(lambda before=before: daemon.remote_samples > before + 64, "rows of the worker host")
+                    died_s = time.monotonic()
+                    os.kill(host, number)
+                    time.sleep(AFTER_KILL_S)
+                    gaps[name].append(_longest_gap(trainer.ask("stop"), died_s))
+                    with suppress(ProcessLookupError):
+                        os.kill(host, signal.SIGKILL)
+                wait_until(lambda: not daemon.links, "end of the link")
+    for name, target in (("killed", 0.5), ("half-open", 2.0)):
+        p50, p99 = np.percentile(gaps[name], [50, 99])
+        print(
+            f"worker host {name}, longest wait for a batch: p50 {p50:.3f} s, p99 {p99:.3f} s, {len(gaps[name])} times"
+        )
+        bench.report(Figure(f"pool-{name}-p99-s", float(p99), "<=", target, 3))
+
+
+def _longest_gap(arrivals_s: list[float], died_s: float) -> float:
+    """The longest time between two batches of which the later one came after ``died_s``."""
+    pairs = pairwise(arrivals_s)
+    return max((later - max(sooner, died_s) for sooner, later in pairs if later > died_s), default=AFTER_KILL_S)
+
+
+def _registration(bench: Bench) -> None:
+    """From a link's beginning to its first rows; an index of 10^6 paths, cached there or not."""
+    photos = sorted(path for path in bench.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
+    listing = bench.scratch / "million.txt"
+    listing.write_text("".join(f"{photos[number % len(photos)]} {number % 1000}\n" for number in range(SAMPLES)))
+    stream = (
+        f'[streams.photos]\nsource = {{ type = "list", path = "{listing}", allow_outside_root = true }}\n'
+        'batch_size = 32\npipeline = [{ op = "decode" }, { op = "resize", size = [224, 224] }]\n'
+    )
+    found: dict[str, list[float]] = {"cached": [], "sent": []}
+    starts_s: list[float] = []
+    with ExitStack() as stack:
+        daemon = stack.enter_context(run_daemon(bench.scratch / "registration", stream))
+        trainer = stack.enter_context(Player(_reader, daemon.address))
+        trainer.tell("go")
+        for number in range(bench.rounds):
+            folder = bench.scratch / f"indexes-{number}"
+            for name in ("sent", "cached"):
+                began_s = time.monotonic()
+                with run_host(daemon, index_dir=folder):
+                    wait_until(lambda: bool(daemon.links), "worker host")
+                    registered_s = time.monotonic()
+                    wait_until(lambda: daemon.remote_samples > 0, "rows of the worker host")
+                    found[name].append(time.monotonic() - registered_s)
+                    starts_s.append(registered_s - began_s)
+                wait_until(lambda: not daemon.links, "end of the link")
+        trainer.ask("stop")
+    print(f"`batchd worker` to its registration: {spread(starts_s)} s")
+    for name, target in (("cached", 1.0), ("sent", 3.0)):
+        print(f"registration to the first rows, index of {SAMPLES} samples {name}: {spread(found[name])} s")
+        bench.report(Figure(f"pool-first-rows-{name}-s", statistics.median(found[name]), "<=", target))
+
+
+# --- many links, and the simulation ---------------------------------------------------------------
+
+
+def _links(bench: Bench) -> None:
+    """Orders/s and CPU of the decisions with 200 real links, ÷ those of the simulation."""
+    small = '[{ op = "decode" }, { op = "resize", size = [8, 8] }]'
+    stream = bench.stream("photos", pipeline=small, repeats=100, window="8")
+    file = bench.scratch / "decisions"
+    with ExitStack() as stack:
+        daemon = stack.enter_context(
+            run_daemon(
+                bench.scratch / "links", stream, image_us=1e6 * LINK_IMAGE_S, more="chunk_rows = 256\n", decisions=file
+            )
+        )
+        endpoint = f"tcp://{daemon.status()['pool']['address'].removeprefix('tcp://')}"
+        stack.enter_context(Player(sleeping_hosts.play, endpoint, LINKS, LINK_IMAGE_S))
+        trainers = [
+            stack.enter_context(Player(_reader, daemon.address, rank, LINK_TRAINERS)) for rank in range(LINK_TRAINERS)
+        ]
+        for trainer in trainers:
+            trainer.tell("go")
+        daemon.wait_serving(LINKS)
+        time.sleep(LINK_SETTLE_S)
+        before, images = DECISIONS.unpack(file.read_bytes()), daemon.samples
+        began_s = time.monotonic()
+        (gateway,) = daemon.gateways
+        used_s = {"daemon": -cpu_s(daemon.pid), "gateway": -cpu_s(gateway)}
+        time.sleep(LINK_ROUND_S)
+        seconds = time.monotonic() - began_s
+        used_s = {"daemon": used_s["daemon"] + cpu_s(daemon.pid), "gateway": used_s["gateway"] + cpu_s(gateway)}
+        decided_s, given = (now - then for now, then in zip(DECISIONS.unpack(file.read_bytes()), before, strict=True))
+        images = daemon.samples - images
+        slots = daemon.status()["streams"][0]["slots_max"]
+        for trainer in trainers:
+            trainer.process.kill()
+    case = pool_simulation.Case(
+        "links", LINKS, 1, LINK_TRAINERS, LINK_IMAGE_S, slots, window=8, settle_s=LINK_SETTLE_S, measured_s=LINK_ROUND_S
+    )
+    like = simulate(case)
+    real, said = (
+        (given / seconds, images / seconds, 1e6 * decided_s / given),
+        (
+            like.orders / case.measured_s,
+            like.images_s,
+            like.order_us,
+        ),
+    )
+    print(
+        f"{LINKS} links: {real[0]:,.0f} orders/s, {real[1]:,.0f} images/s, {real[2]:.0f} us of decisions for an order; "
+        f"simulated {said[0]:,.0f}, {said[1]:,.0f}, {said[2]:.0f}; "
+        f"daemon {100 * used_s['daemon'] / seconds:.0f} % of a core, gateway {100 * used_s['gateway'] / seconds:.0f} %"
+    )
+    bench.report(Figure("pool-links-orders-to-simulation", real[0] / said[0], ">=", 0.75))
+    bench.report(Figure("pool-links-decisions-to-simulation", real[2] / said[2], "<=", 1.25))
+
+
+def _simulated(bench: Bench) -> None:
+    """The table of cases past this machine. Only the time of the decisions is not simulated."""
+    print(pool_simulation.HEADER)
+    results = {}
+    for case in CASES:
+        results[case.name] = simulate(case)
+        print(pool_simulation.line(results[case.name]), flush=True)
+    bench.report(Figure("pool-simulated-decisions-percent", 100 * results[STEADY].core_at(100_000), "<=", 35, 1))
+    bench.report(Figure("pool-simulated-shared-hits", results[pool_simulation.SHARED].hit_ratio, ">=", 0.95, 3))
+    bench.report(Figure("pool-simulated-churn", results[pool_simulation.CHURN].of_all, ">=", 0.95, 3))

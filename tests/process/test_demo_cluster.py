@@ -1,0 +1,20 @@
+"""The demo of the pool: each position has the same bytes, and nothing stays behind."""
+
+from support.cluster_demo import check_demo, start_demo
+from support.containers import need_containers
+
+
+def test_the_demo_finds_the_same_bytes_with_nodes_and_without(tmp_path):
+    """One of two plain worker hosts is killed meanwhile."""
+    need_containers()
+    said = check_demo(tmp_path, "--plain")
+    assert "the first worker host was killed" in said
+
+
+def test_a_killed_demo_leaves_nothing(tmp_path):
+    """Neither processes, which the fixture of all tests looks for, nor files."""
+    need_containers()
+    with start_demo(tmp_path, "--plain") as demo:
+        assert "1 local worker" in demo.stdout.readline()
+        demo.kill()
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]

@@ -1,0 +1,317 @@
+"""A daemon, its gateway and worker hosts as real processes: the same positions, the same bytes."""
+
+import json
+import shutil
+import signal
+import socket
+from itertools import count
+
+import pytest
+
+import batchd_client
+from golden.data import write_data
+from golden.digests import FILE, digests
+from golden.streams import golden_streams
+from support.commands import batchd
+from support.expected import Expected
+from support.images import jpeg, photo
+from support.kernel import is_alive
+from support.network import free_port
+from support.pools import gateways_of, links, pool_keys, wait_serving, worker_hosts
+from support.seen import see
+from support.settings import folder_stream
+from support.waiting import wait_until
+
+REPEATED = {"in-order", "evaluate"}
+"""Streams whose epochs are equal: the ring has their batches before a worker host can help."""
+
+
+@pytest.fixture
+def start_host(tmp_path):
+    """Worker hosts that end with the test."""
+    with worker_hosts(tmp_path) as start:
+        yield start
+
+
+def test_worker_hosts_fill_batches_with_the_same_bytes(start_daemon, start_host):
+    daemon = start_daemon(**pool_keys(), chunk_rows=2)
+    expected = Expected(daemon.config)
+    for name in ("one", "two"):
+        start_host(daemon, "--name", name)
+    wait_serving(daemon, 2)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=6)
+        for epoch in range(6):
+            assert see(stream) == expected.epoch(epoch)
+
+    found = {link["name"]: link for link in links(daemon)}
+    assert found.keys() == {"one", "two"}
+    assert sum(link["samples"] for link in found.values()) > 0
+    assert {link["workers"] for link in found.values()} == {2}
+    assert all(link["disagreements"] == link["late_rows"] == link["withdrawn"] == 0 for link in found.values())
+
+
+def test_each_golden_stream_gives_its_bytes_with_worker_hosts(start_daemon, start_host, tmp_path):
+    """Every source and every step that may go elsewhere; live streams stay."""
+    data = tmp_path / "data"
+    write_data(data)
+    streams = golden_streams(data)
+    daemon = start_daemon(streams, python_path=[str(data)], **pool_keys(), chunk_rows=1)
+    start_host(daemon, workers=2)
+    wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 2, "all workers have come")
+    for name in streams:
+        if name not in REPEATED:
+            wait_serving(daemon, 1, name)
+
+    found = digests(daemon, list(streams))
+
+    known = json.loads(FILE.read_text())
+    assert {name for name in found if found[name] != known.get(name)} == set()
+    (link,) = links(daemon)
+    assert link["refused"] == []
+    assert set(link["streams"]) >= streams.keys() - REPEATED
+
+
+def test_golden_streams_with_caches_give_their_bytes_where_worker_hosts_share_them(start_daemon, start_host, tmp_path):
+    """With every kind of cache, and rows of every batch from two worker hosts."""
+    data = tmp_path / "data"
+    write_data(data)
+    streams = {name: keys for name, keys in golden_streams(data).items() if "cache" in keys}
+    daemon = start_daemon(streams, **pool_keys(), chunk_rows=1, pool_cache="shared")
+    for name in ("one", "two"):
+        start_host(daemon, "--name", name, "--cache-memory", "4MiB")
+    for name in streams:
+        wait_serving(daemon, 2, name)
+
+    found = digests(daemon, list(streams))
+
+    known = json.loads(FILE.read_text())
+    assert len(found) > 2
+    assert found == {name: known[name] for name in found}
+
+
+def test_caches_that_worker_hosts_share_keep_each_sample_once(start_daemon, start_host, photos):
+    """Each host reads its own share, however many epochs there are, and serves it from its cache.
+
+    No comparison is needed here, so both hosts serve before the first batch that they fill.
+    """
+    streams = {"photos": folder_stream(photos, cache="encoded", cache_memory="16MiB", window=1)}
+    keys = pool_keys() | {"pool_accept": "any", "pool_cache": "shared", "pool_withdraw_after_s": 10}
+    daemon = start_daemon(streams, **keys, chunk_rows=1)
+    expected = Expected(daemon.config)
+
+    def misses() -> int:
+        return daemon.stream_status()["work"]["cache_misses"]
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=9)
+        assert see(stream) == expected.epoch(0)
+        samples = misses()  # by the local worker, which has all of them now
+        for name in ("one", "two"):
+            start_host(daemon, "--name", name, "--cache-memory", "16MiB", workers=4)
+        wait_until(lambda: [(link["state"], link["workers"]) for link in links(daemon)] == [("serving", 4)] * 2, "both")
+        for epoch in range(1, 9):
+            assert see(stream) == expected.epoch(epoch)
+
+    assert all(link["samples"] > samples for link in links(daemon))
+    assert misses() - samples <= 1.2 * samples
+
+
+def test_a_worker_host_with_another_file_is_sent_away(start_daemon, start_host, tmp_path, photos):
+    """Each third of its files is another one. None of its pixels is in a batch."""
+    there = tmp_path / "there"
+    shutil.copytree(photos, there)
+    changed = sorted(there.rglob("*.jpg"))[::3]
+    for path in changed:
+        path.write_bytes(jpeg(photo(48, 64, seed=999)))
+    daemon = start_daemon(**pool_keys())
+    expected = Expected(daemon.config)
+    host = start_host(daemon, "--map", f"{photos}={there}")
+    wait_until(lambda: links(daemon), "the worker host has come")
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos")
+        for epoch in count():
+            assert see(stream) == expected.epoch(epoch)
+            if not links(daemon):
+                break
+
+    assert host.wait() != 0
+    assert "other pixels" in host.log
+    wait_until(lambda: not links(daemon), "the link has ended")
+    assert "other pixels" in daemon.status()["pool"]["last_end"]
+
+
+def test_with_accept_any_hosts_with_other_files_fill_batches_and_positions_have_another_meaning(
+    start_daemon, start_host, tmp_path, photos
+):
+    """Whoever wants that says so, and no saved position of before is taken for one of now."""
+    there = tmp_path / "there"
+    shutil.copytree(photos, there)
+    same = start_daemon(**pool_keys())
+    other = start_daemon(**pool_keys(), pool_accept="any")
+    start_host(other, "--map", f"{photos}={there}")
+    wait_until(lambda: [link["state"] for link in links(other)] == ["serving"], "it serves without a proof")
+    assert same.stream_status()["fingerprint"] != other.stream_status()["fingerprint"]
+
+
+def test_a_stream_that_is_decoded_here_goes_to_no_worker_host(start_daemon, start_host, photos):
+    streams = {"photos": folder_stream(photos), "here": folder_stream(photos, decode_at="here")}
+    daemon = start_daemon(streams, **pool_keys())
+    start_host(daemon)
+    wait_serving(daemon, 1)
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("here", epochs=1))
+    (link,) = links(daemon)
+    assert link["streams"] == ["photos"]
+
+
+def test_ctrl_c_lets_a_worker_host_finish_and_the_trainer_notices_nothing(start_daemon, start_host):
+    daemon = start_daemon(**pool_keys())
+    expected = Expected(daemon.config)
+    host = start_host(daemon)
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=8)
+        for epoch in range(8):
+            if epoch == 4:
+                wait_serving(daemon, 1)
+                host.send(signal.SIGINT)
+            assert see(stream) == expected.epoch(epoch)
+    assert host.wait() == 0
+    wait_until(lambda: not links(daemon), "the link has ended")
+
+
+def test_a_worker_host_without_the_files_says_so_and_how_to_help(start_daemon, start_host, tmp_path, photos):
+    daemon = start_daemon(**pool_keys())
+    start_host(daemon, "--map", f"{photos}={tmp_path / 'nowhere'}")
+    wait_until(lambda: links(daemon) and links(daemon)[0]["refused"], "the host refuses the stream")
+    (reason,) = links(daemon)[0]["refused"]
+    assert reason.startswith("photos: ")
+    assert str(tmp_path / "nowhere") in reason
+    assert "--map" in reason
+
+
+def test_new_streams_of_a_reload_go_to_worker_hosts_that_are_there(start_daemon, start_host):
+    daemon = start_daemon(**pool_keys())
+    start_host(daemon)
+    wait_serving(daemon, 1)
+    more = daemon.config.read_text().replace("[streams.photos", "[streams.more")
+    with daemon.config.open("a") as file:
+        file.write("\n" + more[more.index("[streams.more") :])
+    daemon.reload()
+    wait_serving(daemon, 1, "more")
+
+
+def test_functions_that_have_changed_are_imported_again_at_worker_hosts(start_daemon, start_host, photos, tmp_path):
+    """A reload tells worker hosts of them, and these replace their workers."""
+    module = tmp_path / "mine.py"
+    module.write_text("def darker(sample, rng):\n    sample['image'] = sample['image'] // 2\n    return sample\n")
+    steps = [{"op": "decode"}, {"op": "resize", "size": [16, 16]}, {"op": "call", "function": "mine:darker"}]
+    stream = folder_stream(photos, pipeline=steps)
+    daemon = start_daemon({"photos": stream}, python_path=[str(tmp_path)], **pool_keys())
+    start_host(daemon)
+    wait_serving(daemon, 1)
+    module.write_text("def darker(sample, rng):\n    sample['image'] = sample['image'] // 4\n    return sample\n")
+    daemon.reload()
+    wait_serving(daemon, 1)
+    (link,) = links(daemon)
+    assert link["refused"] == []
+
+
+def test_beyond_loopback_worker_hosts_need_a_key(start_daemon, tmp_path):
+    port = free_port()
+    daemon = start_daemon(ready=False, worker_address=f"0.0.0.0:{port}", keys_dir=str(tmp_path / "keys"))
+    assert daemon.wait() != 0
+    assert "batchd keys new --role worker" in daemon.log
+
+
+def test_with_keys_a_worker_host_needs_one_of_its_role(start_daemon, start_host, tmp_path):
+    keys, pool, trainer = tmp_path / "keys", tmp_path / "pool.key", tmp_path / "trainer.key"
+    batchd("keys", "new", "--role", "worker", "--name", "pool", "-o", str(pool), "--keys-dir", str(keys))
+    batchd("keys", "new", "--name", "trainer", "-o", str(trainer), "--keys-dir", str(keys))
+    daemon = start_daemon(**pool_keys(), keys_dir=str(keys))
+    wrong = start_host(daemon, "--key", str(trainer), "--give-up", "5")
+    assert wrong.wait() != 0
+    start_host(daemon, "--key", str(pool))
+    wait_serving(daemon, 1)
+    assert [link["key"] for link in links(daemon)] == ["pool"]
+
+
+# --- several gateways -----------------------------------------------------------------------------
+
+
+def test_worker_hosts_spread_over_the_gateways_and_fill_batches_with_the_same_bytes(start_daemon, start_host):
+    """Each comes to the one with the fewest, by the address of the first."""
+    daemon = start_daemon(**pool_keys(3), chunk_rows=2)
+    expected = Expected(daemon.config)
+    gateways_of(daemon, 3)
+    for name in ("one", "two", "three"):
+        start_host(daemon, "--name", name)
+    wait_serving(daemon, 3)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=6)
+        for epoch in range(6):
+            assert see(stream) == expected.epoch(epoch)
+
+    found = links(daemon)
+    assert sorted(link["gateway"] for link in found) == [0, 1, 2]
+    assert sum(link["samples"] for link in found) > 0
+    assert all(link["disagreements"] == link["late_rows"] == link["withdrawn"] == 0 for link in found)
+    assert daemon.status()["pool"]["gateways_down"] == []
+
+
+def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemon, start_host, tmp_path):
+    """Rows of one batch come through both."""
+    data = tmp_path / "data"
+    write_data(data)
+    streams = golden_streams(data)
+    daemon = start_daemon(streams, python_path=[str(data)], **pool_keys(2), chunk_rows=1)
+    for name in ("one", "two"):
+        start_host(daemon, "--name", name, workers=1)
+    wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 2, "all workers have come")
+    assert sorted(link["gateway"] for link in links(daemon)) == [0, 1]
+    for name in streams:
+        if name not in REPEATED:
+            wait_serving(daemon, 2, name)
+
+    found = digests(daemon, list(streams))
+
+    known = json.loads(FILE.read_text())
+    assert {name for name in found if found[name] != known.get(name)} == set()
+    assert all(link["refused"] == [] for link in links(daemon))
+
+
+def test_with_keys_worker_hosts_come_to_every_gateway(start_daemon, start_host, tmp_path):
+    """With the same key; it is revoked at all of them."""
+    keys, pool = tmp_path / "keys", tmp_path / "pool.key"
+    batchd("keys", "new", "--role", "worker", "--name", "pool", "-o", str(pool), "--keys-dir", str(keys))
+    daemon = start_daemon(**pool_keys(2), keys_dir=str(keys))
+    hosts = [start_host(daemon, "--key", str(pool)) for _ in range(2)]
+    wait_serving(daemon, 2)
+    assert sorted((link["gateway"], link["key"]) for link in links(daemon)) == [(0, "pool"), (1, "pool")]
+
+    batchd("keys", "revoke", "pool", "--keys-dir", str(keys))
+
+    assert all(host.wait() != 0 for host in hosts)
+    wait_until(lambda: not links(daemon), "both links have ended")
+
+
+def test_a_gateway_whose_port_another_program_has_is_named_with_its_key(start_daemon):
+    """By the daemon, and by a check before that."""
+    keys = pool_keys(2)
+    port = int(keys["worker_address"].rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port + 1)):
+        daemon = start_daemon(ready=False, **keys)
+        assert daemon.wait() != 0
+        said = batchd("check", str(daemon.config), status=2).stderr
+    for text in (daemon.log, said):
+        assert f"daemon.pool_gateways: tcp://127.0.0.1:{port + 1} cannot be listened on: Address already in use" in text
+
+
+def test_all_gateways_end_with_the_daemon(start_daemon):
+    daemon = start_daemon(**pool_keys(3))
+    gateways = gateways_of(daemon, 3)
+    daemon.kill()
+    wait_until(lambda: not any(map(is_alive, gateways)), "all gateways have ended")

@@ -1,0 +1,285 @@
+"""The real gateway process, driven as the daemon does, and worker hosts that say what a test wants.
+
+For tests of processes.
+
+    with GatewayProcess() as gateway:        listens on gateway.port, without keys
+        host = gateway.host()                a worker host: a DEALER; ``register`` makes it a link
+        gateway.fill(...), host.answer(...)  an order, and rows for it
+"""
+
+import os
+import select
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import zmq
+
+from batchd.children import start_linked
+from batchd.failpoints import VARIABLE
+from batchd.orders.gateway import (
+    TO_DAEMON_FROM_GATEWAY,
+    GatewayReady,
+    LinkTraffic,
+    LinkUp,
+    PoolRules,
+    RemoteFill,
+    RemoteProve,
+    RemoteUp,
+)
+from batchd.orders.link import LINK_VERSION, TO_HOST, Admitted, HostFilled, Register, WorkerUp
+from batchd.orders.log import ChildLogged
+from batchd.orders.worker import NO_WORK, SampleRecipe, ServeStream, UseSlot
+from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd_wire.channel import ChannelClosed, receive_message, send_message
+from batchd_wire.codec import Message
+from batchd_wire.fields import CHECKSUM, Field, SlotLayout, Varying, place_fields, sizes_field
+from batchd_wire.keys import ConnectionKey
+from batchd_wire.tcp import pieces
+from support.waiting import PATIENCE_S
+
+IMAGE = Field("image", "uint8", (300, 400, 3))
+TEXT = Field("text", "uint8", (40,), Varying("ragged", (0,)))
+SIZES = sizes_field(TEXT)
+assert SIZES is not None
+LAYOUT = place_fields((IMAGE, Field("label", "int64", ()), TEXT, SIZES, CHECKSUM), 16)
+"""A row of 360 kB: three of them take more than one frame."""
+RULES = PoolRules(sample_timeout_s=30.0, links_max=8, links_per_key=4)
+RECIPE = SampleRecipe(7, {"kind": "files"}, [("image", "bytes")], [], 0, 1 << 20, [], [], [], [])
+
+M = TypeVar("M", bound=Message)
+
+
+def serve_message(stream: int = 1, name: str = "photos", layout: SlotLayout = LAYOUT) -> ServeStream:
+    """A stream, as the daemon tells a gateway."""
+    return ServeStream(stream, name, RECIPE, 1000, 16, True, "substitute", (1, 2, 3), layout.to_wire(), "off")
+
+
+def index_descriptor(content: bytes) -> int:
+    """Memory with an index, which the caller closes."""
+    descriptor = os.memfd_create("test-index", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return descriptor
+
+
+def random_rows(count: int, seed: int = 0, layout: SlotLayout = LAYOUT) -> bytearray:
+    """A whole slot whose rows 0 to ``count`` are random, with sizes that are right."""
+    page = bytearray(np.random.default_rng(seed).bytes(layout.slot_bytes))
+    sizes = next(field for field in layout.fields if field.name == "text_length")
+    np.frombuffer(page, np.int32, count, sizes.offset)[:] = np.arange(count) % 41
+    return page
+
+
+def frames_of(page: bytearray, first: int, count: int, layout: SlotLayout = LAYOUT) -> list[bytes]:
+    """Rows of a slot, as they travel."""
+    return [bytes(page[start:end]) for start, end in pieces(layout, first, count)]
+
+
+class Slot:
+    """Shared memory of one slot."""
+
+    def __init__(self, layout: SlotLayout = LAYOUT) -> None:
+        self.layout = layout
+        self.descriptor = os.memfd_create("test-slot", os.MFD_CLOEXEC)
+        os.posix_fallocate(self.descriptor, 0, layout.slot_bytes)
+
+    def read(self) -> bytes:
+        """All of it."""
+        return os.pread(self.descriptor, self.layout.slot_bytes, 0)
+
+    def rows(self, first: int, count: int) -> list[bytes]:
+        """Some rows, cut as frames."""
+        return frames_of(bytearray(self.read()), first, count, self.layout)
+
+    def put(self, page: bytes) -> None:
+        """Replace all of it."""
+        os.pwrite(self.descriptor, page, 0)
+
+
+class WorkerHost:
+    """A DEALER that says what a test wants."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", port: int, key: ConnectionKey | None, source: str
+    ) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        if key is not None:
+            self.socket.curve_serverkey = key.daemon.encode()
+            self.socket.curve_publickey, self.socket.curve_secretkey = key.public.encode(), key.secret.encode()
+        self.socket.connect(f"tcp://{source}:0;127.0.0.1:{port}")
+        self.link = 0
+
+    def send(self, message: Message, *frames: bytes) -> None:
+        """Send a message."""
+        self.socket.send_multipart([message.encode(), *frames])
+
+    def hear_all(self) -> tuple[Message, list[bytes]]:
+        """Wait for the next message, with its frames."""
+        assert self.socket.poll(PATIENCE_S * 1000), "the gateway says nothing"
+        head, *frames = self.socket.recv_multipart()
+        return TO_HOST.decode(head), frames
+
+    def hear(self, kind: type[M]) -> M:
+        """Wait for the next message, which is of this kind."""
+        message, _frames = self.hear_all()
+        assert isinstance(message, kind), message
+        return message
+
+    def asks_to_register(self, **differently: Any) -> Self:
+        """Send a registration."""
+        registered = {
+            "version": LINK_VERSION,
+            "batchd": "1.2.3",
+            "content_version": CONTENT_VERSION,
+            "name": "pod-1",
+            "host": "node-1",
+            "pid": 77,
+            "workers": 4,
+            "machine": "x86_64",
+        }
+        self.send(Register(**{**registered, **differently}))
+        return self
+
+    def register(self, **differently: Any) -> Message:
+        """Register; the answer."""
+        self.asks_to_register(**differently)
+        answer, _frames = self.hear_all()
+        if isinstance(answer, Admitted):
+            self.link = answer.link
+        return answer
+
+    def answer(self, order: int, *frames: bytes, worker: int = 0, **differently: Any) -> None:
+        """Say that an order is over."""
+        said = {"work": NO_WORK, "bad": [], "hopeless": "", **differently}
+        self.send(HostFilled(self.link, worker, order, **said), *frames)
+
+    def close(self) -> None:
+        """End the connection."""
+        self.socket.close()
+
+
+class GatewayProcess:
+    """See the module docstring. It has one stream, number 1, and one slot, number 5."""
+
+    def __init__(self, keys_dir: Path | None = None, rules: PoolRules | None = RULES, faults: str = "") -> None:
+        self._keys_dir = keys_dir
+        self._environment = {VARIABLE: faults or None}
+        self._rules = rules
+        self._stack = ExitStack()
+        self.logged: list[ChildLogged] = []
+        self.traffic: list[LinkTraffic] = []
+
+    def __enter__(self) -> Self:
+        where = "tcp://127.0.0.1:0", "daemon.worker_address", str(self._keys_dir) if self._keys_dir else ""
+        self.child, self.channel = start_linked("batchd.gateway", *where, environment=self._environment)
+        self._stack.callback(self.child.end)
+        self._stack.enter_context(self.channel)
+        self.channel.settimeout(PATIENCE_S)
+        self.port = self.hear(GatewayReady).port
+        if self._rules is not None:
+            self.send(self._rules)
+        self._context = self._stack.enter_context(zmq.Context())
+        self._stack.callback(self._context.destroy, linger=0)
+        self._context.socket(zmq.DEALER).close()  # the first socket starts the context's threads
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def send(self, message: Message, *descriptors: int) -> None:
+        """Tell the gateway, as the daemon does."""
+        send_message(self.channel, message, descriptors)
+
+    def hear_any(self) -> Message:
+        """Wait for the next message that is no log line and no traffic."""
+        while True:
+            message, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+            if isinstance(message, ChildLogged):
+                self.logged.append(message)
+            elif isinstance(message, LinkTraffic):
+                self.traffic.append(message)
+            else:
+                return message
+
+    def hear(self, kind: type[M]) -> M:
+        """Wait for the next message, which is of this kind."""
+        message = self.hear_any()
+        assert isinstance(message, kind), message
+        return message
+
+    def hear_what_there_is(self) -> None:
+        """Drop what it has said: it waits for a daemon that does not listen."""
+        while select.select([self.channel], [], [], 0)[0]:
+            receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+
+    def hear_of(self, link: int, kind: type[M]) -> M:
+        """Wait for a message of this kind about a link; drop what comes before."""
+        while not isinstance(message := self.hear_any(), kind) or getattr(message, "link", 0) != link:
+            pass
+        return message
+
+    def hear_log(self, event: str) -> ChildLogged:
+        """Wait for a line of the log; nothing else is said before it."""
+        while not (found := [line for line in self.logged if line.event == event]):
+            message, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+            assert isinstance(message, ChildLogged | LinkTraffic), message
+            if isinstance(message, ChildLogged):
+                self.logged.append(message)
+        return found[0]
+
+    def hear_traffic(self) -> LinkTraffic:
+        """Wait for traffic that was not heard of."""
+        while not self.traffic:
+            message, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+            assert isinstance(message, LinkTraffic | ChildLogged), message
+            if isinstance(message, LinkTraffic):
+                self.traffic.append(message)
+        return self.traffic.pop(0)
+
+    def serve(self, message: ServeStream, index: bytes = b"an index") -> None:
+        """Tell of a stream."""
+        descriptor = index_descriptor(index)
+        self.send(message, descriptor)
+        os.close(descriptor)
+
+    def use(self, slot: int, memory: Slot) -> None:
+        """Hand over a slot."""
+        self.send(UseSlot(slot, memory.layout.slot_bytes), memory.descriptor)
+
+    def host(self, key: ConnectionKey | None = None, source: str = "127.0.0.1") -> WorkerHost:
+        """Make a worker host at the address ``source`` that has said nothing."""
+        host = WorkerHost(self._context, self.port, key, source)
+        self._stack.callback(host.close)
+        return host
+
+    def linked(self, key: ConnectionKey | None = None, workers: int = 1, source: str = "127.0.0.1") -> WorkerHost:
+        """Make a worker host that has registered, with workers 0 and so on."""
+        host = self.host(key, source)
+        answer = host.register()
+        assert isinstance(answer, Admitted), answer
+        self.hear_of(host.link, LinkUp)
+        for worker in range(workers):
+            host.send(WorkerUp(host.link, worker, "libjpeg 3"))
+            assert self.hear_of(host.link, RemoteUp) == RemoteUp(host.link, worker, "libjpeg 3")
+        return host
+
+    def fill(self, host: WorkerHost, order: int, first: int, count: int, slot: int = 5, worker: int = 0) -> None:
+        """Give an order."""
+        self.send(RemoteFill(host.link, worker, order, 1, slot, 0, 3, [(first, count)]))
+
+    def prove(self, host: WorkerHost, order: int, first: int, count: int, slot: int = 5) -> None:
+        """Give an order whose rows are compared."""
+        self.send(RemoteProve(host.link, 0, order, 1, slot, 0, 3, [(first, count)]))
+
+    def has_ended(self) -> bool:
+        """Is the channel's next word its end?"""
+        try:
+            while True:
+                receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+        except ChannelClosed:
+            return self.child.has_ended(PATIENCE_S)

@@ -1,0 +1,69 @@
+"""Worker hosts of real daemons. For tests of processes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import batchd_client
+from support.daemon_process import DaemonProcess
+from support.fake_gateway import WorkerHostProcess
+from support.kernel import children_called
+from support.network import free_port
+from support.seen import see
+from support.waiting import wait_until
+
+StartHost = Callable[..., WorkerHostProcess]
+
+
+@contextmanager
+def worker_hosts(folder: Path) -> Iterator[StartHost]:
+    """Start worker hosts of a daemon, or of an ``address`` before it; all end in the end."""
+    with ExitStack() as stack:
+
+        def start(
+            daemon: DaemonProcess, *options: str, workers: int = 2, address: str | None = None
+        ) -> WorkerHostProcess:
+            where = address or daemon.status()["pool"]["address"]
+            host = WorkerHostProcess(folder, where, "--workers", str(workers), *options)
+            stack.callback(host.close)
+            return host
+
+        yield start
+
+
+def pool_keys(gateways: int = 1) -> dict[str, Any]:
+    """Keys of [daemon]: one local worker; worker hosts on loopback, by so many gateways."""
+    more = {"pool_gateways": gateways} if gateways > 1 else {}
+    return {"workers": 1, "worker_address": f"127.0.0.1:{free_port(gateways)}", **more}
+
+
+def links(daemon: DaemonProcess) -> list[dict[str, Any]]:
+    """The worker hosts in the daemon's status."""
+    found: list[dict[str, Any]] = daemon.status()["pool"]["links"]
+    return found
+
+
+def gateway_of(daemon: DaemonProcess) -> int:
+    """The process of its gateway."""
+    (pid,) = wait_until(lambda: children_called(daemon.pid, b"batchd.gateway"), "there is a gateway")
+    return pid
+
+
+def gateways_of(daemon: DaemonProcess, number: int) -> set[int]:
+    """The processes of its gateways, when there are so many."""
+    return wait_until(
+        lambda: pids if len(pids := children_called(daemon.pid, b"batchd.gateway")) == number else set(),
+        f"there are {number} gateways",
+    )
+
+
+def wait_serving(daemon: DaemonProcess, hosts: int, stream: str = "photos") -> None:
+    """Read epochs until so many worker hosts have proved themselves for a stream."""
+    with batchd_client.connect(daemon.address) as connection, connection.stream(stream) as batches:
+
+        def are_serving() -> bool:
+            see(batches)
+            return sum(stream in link["streams"] for link in links(daemon)) >= hosts
+
+        wait_until(are_serving, f"{hosts} worker hosts serve {stream}")

@@ -1,0 +1,32 @@
+"""Rows of orders, and their runs in messages."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.orders.rows import are_runs, rows_of, runs_of
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_rows_come_back_from_their_runs(rows) -> None:
+    """There are as few runs as there can be."""
+    ordered = tuple(sorted(rows))
+    runs = runs_of(ordered)
+    assert tuple(rows_of(runs)) == ordered
+    assert len(runs) == sum(row - 1 not in rows for row in rows)
+    assert are_runs(runs, ordered[-1] + 1)
+    assert not are_runs(runs, ordered[-1])
+
+
+def test_rows_without_a_gap_are_one_run_and_a_range() -> None:
+    """Most orders are like that: nothing is made for each row."""
+    assert runs_of(range(3, 9)) == runs_of((3, 4, 5, 6, 7, 8)) == [(3, 6)]
+    assert rows_of([(3, 6)]) == range(3, 9)
+
+
+@pytest.mark.parametrize(
+    "runs", [[], [(0, 0)], [(2, 2), (1, 1)], [(2, 2), (3, 1)], [(0, 9)], [(7, 1), (8, 1)], [(3, -1)]]
+)
+def test_runs_that_are_none_are_found(runs) -> None:
+    """No row, a row twice, not in order, or beyond the batch of 8."""
+    assert not are_runs(runs, 8)

@@ -1,0 +1,491 @@
+"""The core under random worker hosts, beside all that ``test_core_model`` does.
+
+Hosts come, prove themselves, report samples as bad, are late, make other pixels, die and leave. In
+the end the trainers go on, whatever the hosts do.
+"""
+
+from collections import Counter
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from batchd.core import events as ev
+from batchd.core.actions import EndLink, OrderChunk, ProveChunk, WithdrawOrder
+from batchd.core.links import DISAGREEMENTS_MAX, PROOF_ROWS, PROOFS_MAX, LinkRules
+from batchd_wire.position import Position
+from support.core_invariants import CheckedWorld
+from support.core_world import World, make_spec, pick
+from unit.test_core_model import EXAMPLES_MIN, CoreMachine
+
+HOSTS_MAX = 3
+
+
+class PoolMachine(CoreMachine):
+    """The same with worker hosts."""
+
+    @precondition(lambda self: len(self.world.links) < HOSTS_MAX)
+    @rule(workers=st.integers(0, 3))
+    def host_joins(self, workers):
+        """A worker host comes."""
+        self.world.host_joins(workers)
+
+    @precondition(lambda self: self.world.links)
+    @rule(who=st.integers(0, 9), how=st.sampled_from(["dies", "leaves", "one more worker", "cannot open"]))
+    def host_changes(self, who, how):
+        """A worker host dies, leaves, has one more worker, or finds that files are missing."""
+        number = list(self.world.links)[who % len(self.world.links)]
+        link = self.world.links[number]
+        if how == "dies":
+            self.world.host_dies(number)
+        elif how == "leaves" and not link.leaving:
+            self.world.host_leaves(number)
+        elif how == "one more worker":
+            self.world.joins(number)
+        elif how == "cannot open" and link.opened:
+            stream = min(link.opened)
+            link.opened.discard(stream)
+            link.equal_rows[stream] = 0
+            self.world.do(ev.StreamRefused(number, stream))
+
+    @precondition(lambda self: self._remote())
+    @rule(moves=st.lists(st.integers(0, 1 << 12), min_size=5, max_size=30))
+    def hosts_work(self, moves):
+        """The gateway copies, compares and gives back, in any order."""
+        for move in moves:
+            who, what = divmod(move, 8)
+            remote = self._remote()
+            if not remote:
+                return
+            number = remote[who % len(remote)]
+            self._gateway_step(number, what, sample=who % 24)
+
+    @precondition(lambda self: self._remote())
+    @rule(ticks=st.sampled_from([1, 4, 22]))
+    def hosts_are_late(self, ticks):
+        """Time passes while remote workers do nothing."""
+        for _ in range(ticks):
+            self.world.now += 0.5
+            self.world.do(ev.Ticked())
+            super()._let_workers_come_and_go()
+
+    def _remote(self) -> list[int]:
+        return [number for number, worker in self.world.workers.items() if worker.link]
+
+    def _at_work(self) -> list[int]:
+        return [number for number in super()._at_work() if not self.world.workers[number].link]
+
+    def _worker(self, who: int) -> int:
+        local = [number for number, worker in self.world.workers.items() if not worker.link]
+        return local[who % len(local)] if local else super()._worker(who)
+
+    def _gateway_step(self, number: int, what: int, sample: int) -> None:
+        world, worker = self.world, self.world.workers[number]
+        if any(proof.slot for proof in worker.proofs):
+            world.take_reference(number)
+        elif what == 0 and worker.withdrawing:
+            world.give_back(number)
+        elif what == 1 and worker.unsettled:
+            world.settle(number)
+        elif what == 2 and worker.proofs:
+            world.compare(number, "field image differs" if sample == 0 else "")
+        elif what == 3 and worker.orders:
+            world.remote_fill(number, bad=(sample,))
+        elif what == 4 and worker.orders and sample == 0:
+            world.remote_fill(number, hopeless=True)
+        elif worker.proofs:
+            world.compare(number)
+        elif worker.orders:
+            world.remote_fill(number)
+
+    def _all_leave(self) -> None:
+        for number in self._remote():
+            if any(proof.slot for proof in self.world.workers[number].proofs):
+                self.world.take_reference(number)
+        super()._all_leave()
+
+    def _let_workers_come_and_go(self) -> None:
+        super()._let_workers_come_and_go()
+        for number in self._remote():
+            if any(proof.slot for proof in self.world.workers[number].proofs):
+                self.world.take_reference(number)
+            while self.world.workers[number].withdrawing:
+                self.world.give_back(number)
+        for number in [number for number, link in self.world.links.items() if link.closed]:
+            self.world.host_dies(number)
+
+
+class SharingMachine(PoolMachine):
+    """The same where each host fills the rows whose samples its cache has, as far as it can."""
+
+    stream_settings: ClassVar[dict[str, object]] = {"shares_caches": True}
+
+    @precondition(lambda self: len(self.world.links) < HOSTS_MAX)
+    @rule(workers=st.integers(0, 3), name=st.sampled_from(["a", "a", "b"]))
+    def proven_host_joins(self, workers, name):
+        """A worker host comes, and fills rows at once: there are often several."""
+        link = self.world.host_joins(workers, name)
+        for stream in list(self.world.serving):
+            prove_one_other(self.world, link, stream)
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=max(EXAMPLES_MIN, settings.default.max_examples))
+TestSharing = SharingMachine.TestCase
+TestSharing.settings = TestPool.settings
+
+
+# --- one thing at a time --------------------------------------------------------------------------
+
+
+def pool_world(workers: int = 1, **changes: object) -> World:
+    """A stream of 64 samples in batches of 8, one local worker, and a trainer that waits."""
+    values = {"samples": 64, "batch_size": 8, "slots_max": 16, "window": 8} | changes
+    world = CheckedWorld([make_spec(1, **values)], workers=workers, chunk_rows_max=4)
+    world.start_workers()
+    world.subscribe(1)
+    world.pull(1)
+    return world
+
+
+def prove(world: World, link: int) -> None:
+    """Let the local workers fill, and the link fill the same rows, until it serves."""
+    while world.links[link].equal_rows[1] < PROOF_ROWS:
+        for number in [number for number, worker in world.workers.items() if worker.orders and not worker.link]:
+            world.fill(number)
+        for number, worker in list(world.workers.items()):
+            while worker.proofs:
+                if worker.proofs[0].slot:
+                    world.take_reference(number)
+                world.compare(number)
+        world.pull(1)
+
+
+def prove_one_other(world: World, link: int, stream: int = 1) -> None:
+    """Let a link serve at once, as if it had proved itself."""
+    world.links[link].equal_rows[stream] = PROOF_ROWS
+    world.state.links.compared(world.state.links.by_number[link], stream, PROOF_ROWS, "", [])
+    world.do(ev.Ticked())
+
+
+def _rows(order: OrderChunk) -> set[tuple[Position, int]]:
+    return {(order.position, row) for row in order.rows}
+
+
+def remote_of(world: World, link: int) -> list[int]:
+    """The workers of a worker host."""
+    return [number for number, worker in world.workers.items() if worker.link == link]
+
+
+def test_a_link_gets_no_order_before_it_has_filled_rows_like_a_local_worker() -> None:
+    world = pool_world()
+    link = world.host_joins(2)
+    assert not any(world.workers[number].orders for number in remote_of(world, link))
+    prove(world, link)
+    assert any(world.workers[number].orders for number in remote_of(world, link))
+
+
+def test_a_link_that_makes_other_pixels_is_closed_with_the_difference() -> None:
+    world = pool_world()
+    link = world.host_joins(1)
+    (remote,) = remote_of(world, link)
+    world.fill(next(number for number, worker in world.workers.items() if worker.orders))
+    world.take_reference(remote)
+    (closed,) = pick(EndLink, world.compare(remote, "field image, row 3: 12 of 768 values differ"))
+    assert closed.link == link
+    assert closed.is_final
+    assert "field image, row 3" in closed.reason
+
+
+def test_rows_that_are_bad_here_prove_nothing() -> None:
+    """The files of this host may be at fault for once: a host that reads them well stays."""
+    world = pool_world()
+    link = world.host_joins(1)
+    local = next(number for number, worker in world.workers.items() if worker.orders)
+    sample = world.samples(world.workers[local].orders[0])[0]
+    assert not pick(ProveChunk, world.fill(local, bad=(sample,)))
+    assert pick(ProveChunk, world.fill(local))
+    assert not world.links[link].closed
+
+
+def test_idle_workers_that_may_not_fill_a_stream_do_not_shorten_its_orders() -> None:
+    """They cannot share the batch that a trainer waits for."""
+    world = CheckedWorld([make_spec(1, samples=64, batch_size=8, decodes_here=True)], chunk_rows_max=4)
+    world.host_joins(12)
+    world.subscribe(1)
+    world.pull(1)
+    world.start_workers()
+    (local,) = [worker for worker in world.workers.values() if not worker.link]
+    assert len(local.orders[0].rows) == 4
+
+
+def test_with_accept_any_a_link_need_not_prove_itself() -> None:
+    world = pool_world()
+    world.state.links.rules = LinkRules(audit=1.0, accepts_any=True)
+    link = world.host_joins(0)
+    world.links[link].equal_rows[1] = PROOF_ROWS  # the world expects a proof
+    number = world.joins(link)
+    assert world.workers[number].orders
+    for _ in range(8):
+        world.remote_fill(number)
+        world.fill_all_local()
+        world.pull(1)
+        assert not world.workers[number].proofs
+
+
+def test_a_stream_that_is_decoded_here_goes_nowhere_else() -> None:
+    world = pool_world(decodes_here=True)
+    link = world.host_joins(2)
+    for _ in range(8):
+        world.fill_all()
+        world.pull(1)
+    assert not any(world.workers[number].proofs for number in remote_of(world, link))
+
+
+def test_what_a_worker_host_reports_bad_is_decided_by_a_local_worker() -> None:
+    """Here it is bad, too: the host was right, and stays."""
+    world = pool_world()
+    link = world.host_joins(1)
+    prove(world, link)
+    (remote,) = remote_of(world, link)
+    order = world.workers[remote].orders[0]
+    sample = world.samples(order)[1]
+    world.remote_fill(remote, bad=(sample,))
+    stream = world.state.streams[1]
+    assert sample not in stream.bad.listed
+    local = next(number for number, worker in world.workers.items() if not worker.link)
+    for _ in range(20):
+        if sample in stream.bad.listed:
+            break
+        world.fill(local, bad=(sample,))
+        world.pull(1)
+    assert sample in stream.bad.listed
+    assert world.state.links.by_number[link].disagreements == 0
+
+
+def test_a_worker_host_that_finds_good_samples_bad_is_sent_away() -> None:
+    world = pool_world()
+    link = world.host_joins(1)
+    prove(world, link)
+    (remote,) = remote_of(world, link)
+    local = next(number for number, worker in world.workers.items() if not worker.link)
+    closed: list[EndLink] = []
+    for _ in range(40):
+        if world.workers[remote].orders:
+            order = world.workers[remote].orders[0]
+            world.remote_fill(remote, bad=(world.samples(order)[0],))
+        if world.workers[local].orders:
+            closed += pick(EndLink, world.fill(local))
+        if world.workers[remote].proofs:
+            world.take_reference(remote)
+            world.compare(remote)
+        if closed:
+            break
+        world.pull(1)
+    assert "reported 3 samples as bad" in closed[0].reason
+    assert world.state.links.by_number[link].disagreements == DISAGREEMENTS_MAX
+
+
+@pytest.fixture
+def first_proof() -> tuple[World, int, int]:
+    """A link's first comparison is under way: the world, the link, its worker."""
+    world = pool_world()
+    link = world.host_joins(1)
+    (remote,) = remote_of(world, link)
+    while not world.workers[remote].proofs:
+        world.fill_all_local()
+        world.pull(1)
+    world.take_reference(remote)
+    return world, link, remote
+
+
+def test_one_file_that_could_not_be_read_for_a_comparison_sends_no_host_away(first_proof) -> None:
+    """Other rows stand in for it. The host is compared again, and serves."""
+    world, link, remote = first_proof
+    assert not pick(EndLink, world.compare(remote, "3 values differ", bad_rows=1))
+    assert world.state.links.by_number[link].disagreements == 1
+    prove(world, link)
+    assert world.state.links.by_number[link].serves == {1}
+
+
+def test_a_host_that_can_read_no_file_of_a_stream_is_asked_no_more(first_proof) -> None:
+    """Its other streams go on."""
+    world, _link, remote = first_proof
+    assert not pick(EndLink, world.compare(remote, "all values differ", bad_rows=1, is_hopeless=True))
+    for _ in range(8):
+        world.fill_all_local()
+        world.pull(1)
+    assert not world.workers[remote].proofs
+
+
+def test_a_late_worker_keeps_no_other_of_its_host_from_a_comparison(first_proof) -> None:
+    """The gateway still waits for what it had in hand."""
+    world, _link, remote = first_proof
+    while not world.workers[remote].withdrawing:
+        world.now += 0.5
+        world.do(ev.Ticked())
+    world.give_back(remote)
+    other = world.joins(world.workers[remote].link)
+    while not world.workers[other].proofs:
+        world.fill_all_local()
+        world.pull(1)
+
+
+def test_so_many_links_are_compared_at_a_time() -> None:
+    """A thousand pods may start at once."""
+    world = pool_world()
+    links = [world.host_joins(1) for _ in range(2 * PROOFS_MAX)]
+    for _ in range(8):
+        world.fill_all_local()
+        world.pull(1)
+        assert sum(len(worker.proofs) for worker in world.workers.values()) <= PROOFS_MAX
+    for _ in range(200):
+        world.fill_all_local()
+        for link in links:
+            for number in remote_of(world, link):
+                while world.workers[number].orders:
+                    world.remote_fill(number)
+                while world.workers[number].proofs:
+                    world.take_reference(number)
+                    world.compare(number)
+        world.pull(1)
+        if all(link.serves for link in world.state.links.by_number.values()):
+            break
+    else:
+        pytest.fail("some links were never compared")
+
+
+def test_what_a_host_says_of_its_time_does_not_change_the_size_of_orders(first_proof) -> None:
+    """Local workers measure how long a sample takes."""
+    world, link, remote = first_proof
+    world.compare(remote)
+    prove(world, link)
+    before = world.state.streams[1].sample_s
+    world.remote_fill(remote, busy_us=60_000_000)
+    assert world.state.streams[1].sample_s == before
+
+
+def test_rows_that_a_trainer_waits_for_are_withdrawn_from_a_silent_host_after_a_second() -> None:
+    world = pool_world()
+    link = world.host_joins(2)
+    prove(world, link)
+    local = next(number for number, worker in world.workers.items() if not worker.link)
+    withdrawn: list[WithdrawOrder] = []
+    waits_s = 0.0
+    while not withdrawn:
+        for _ in range(3):
+            while world.workers[local].orders:
+                world.fill(local)
+            world.pull(1)
+        world.now += 0.5
+        waits_s += 0.5
+        withdrawn = pick(WithdrawOrder, world.do(ev.Ticked()))
+        assert waits_s <= 3
+    first = world.trainers[1].granted
+    for number in remote_of(world, link):
+        while world.workers[number].withdrawing:
+            world.give_back(number)
+    for _ in range(4):
+        world.fill_all_local()
+        world.pull(1)
+    assert world.trainers[1].granted > first, "the trainer waits for a host that does nothing"
+
+
+def test_a_host_that_is_late_gets_no_more_orders_until_it_is_done_with_them() -> None:
+    world = pool_world()
+    link = world.host_joins(1)
+    prove(world, link)
+    (remote,) = remote_of(world, link)
+    assert len(world.workers[remote].orders) == 4
+    for _ in range(22):
+        world.now += 0.5
+        world.do(ev.Ticked())
+    while world.workers[remote].withdrawing:
+        world.give_back(remote)
+    assert not world.workers[remote].orders
+    actions = world.settle(remote)
+    world.fill_all_local()
+    actions += world.pull(1)
+    orders = [order for order in pick(OrderChunk, actions) if order.worker == remote]
+    assert len(orders) <= 1
+
+
+def test_a_sample_that_ends_two_hosts_is_decoded_by_a_local_worker() -> None:
+    """The third one never gets the rows that the first two had in hand."""
+    world = pool_world(window=2, slots_max=4)
+    link = world.host_joins(1)
+    prove(world, link)
+    number = remote_of(world, link)[0]
+    first = world.workers[number].orders[0]
+    rows = {(first.position, row) for row in first.rows}
+    world.host_dies(link)
+    for turn in range(2):
+        link = world.host_joins(1)
+        prove_one_other(world, link)
+        number = remote_of(world, link)[0]
+        had = [order for order in world.workers[number].orders if _rows(order) & rows]
+        if turn == 0:
+            assert had, "the rows are put back for all"
+            while world.workers[number].orders[0] not in had:
+                world.remote_fill(number)
+            world.host_dies(link)
+        else:
+            assert not had
+    doubted = {
+        (slot.position, row)
+        for slot in world.state.streams[1].delivery.ring.slots.values()
+        if slot.fill
+        for part, _link in slot.fill.doubted
+        for row in part
+    }
+    local = {
+        row for worker in world.workers.values() if not worker.link for order in worker.orders for row in _rows(order)
+    }
+    assert rows & (doubted | local)
+
+
+@pytest.mark.parametrize("audit", [0.5, 0.25])
+def test_an_audit_compares_every_so_many_orders_again(audit: float) -> None:
+    world = pool_world()
+    world.state.links.rules = LinkRules(audit=audit)
+    link = world.host_joins(1)
+    prove(world, link)
+    (remote,) = remote_of(world, link)
+    local = next(number for number, worker in world.workers.items() if not worker.link)
+    proofs = fills = 0
+    for _ in range(200):
+        if world.workers[remote].orders:
+            world.remote_fill(remote)
+            fills += 1
+        if world.workers[local].orders:
+            proofs += len(pick(ProveChunk, world.fill(local)))
+        while world.workers[remote].proofs:
+            world.take_reference(remote)
+            world.compare(remote)
+        world.pull(1)
+    assert 0.5 * audit * fills <= proofs <= audit * fills + 1
+
+
+def test_rows_that_were_withdrawn_twice_go_to_a_local_worker() -> None:
+    """Else a sample that hangs, or a silent host, holds a batch once for each remote worker."""
+    world = pool_world(window=1)
+    link = world.host_joins(0)
+    prove_one_other(world, link)
+    local = next(number for number, worker in world.workers.items() if not worker.link)
+    world.kill(local)  # its successor never starts, or is busy
+    for _ in range(12):
+        world.joins(link)
+    withdrawn = Counter[tuple[Position, int]]()
+    for _ in range(40):
+        world.now += 0.5
+        world.do(ev.Ticked())
+        for number in remote_of(world, link):
+            worker = world.workers[number]
+            for order in [order for order in worker.orders if order.order in worker.withdrawing]:
+                withdrawn.update(_rows(order))
+            while worker.withdrawing:
+                world.give_back(number)
+    assert withdrawn, "nothing was withdrawn"
+    assert max(withdrawn.values()) <= 2, "a trainer waits for one silent worker after the other"

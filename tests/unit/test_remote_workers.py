@@ -1,0 +1,294 @@
+"""The daemon's side of its gateways: what it believes, and how it ends one that hangs."""
+
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Self
+
+import pytest
+from structlog.testing import capture_logs
+
+from batchd.children import Child
+from batchd.core import events as ev
+from batchd.core.events import Event
+from batchd.daemon.descriptors import Selector
+from batchd.daemon.doors import SESSION_LINES_PER_MINUTE
+from batchd.daemon.workers.gateway_child import HANGS_TICKS, GatewayChild
+from batchd.daemon.workers.remote import PATH_CHARACTERS_MAX, RemoteWorkers
+from batchd.daemon.workers.wanted import WantedCount
+from batchd.errors import BatchdError
+from batchd.orders import gateway as wire
+from batchd.orders.worker import NO_WORK, UseStorage
+from batchd_wire.codec import Message
+from support.gateways import RULES
+from support.waiting import wait_until
+
+
+class Pool:
+    """Remote workers with real gateways, and what they tell the core."""
+
+    def __init__(self, gateways: int = 1, rules: wire.PoolRules = RULES) -> None:
+        self.events: deque[Event] = deque()
+        self.selector = Selector()
+        endpoints = ["tcp://127.0.0.1:0"] * gateways
+        wanted = WantedCount(0, ("", None))
+        self.remote = RemoteWorkers(self.selector, self.events.append, endpoints, None, rules, wanted=wanted)
+
+    def start(self) -> Self:
+        """Start the processes. Without them, what is sent is lost."""
+        self.remote.start()
+        return self
+
+    def child(self, gateway: int = 0) -> Child:
+        """The present process of a gateway."""
+        child = self.remote.gateways[gateway]._child
+        assert child is not None
+        return child
+
+    def hear(self, message: Message, gateway: int = 0) -> None:
+        """Take a message as if a gateway had sent it."""
+        self.remote.gateways[gateway]._take(message)
+
+    def link(self, number: int, workers: int = 0, gateway: int = 0) -> None:
+        """A worker host comes, with so many workers."""
+        self.hear(wire.LinkUp(number, "pod", "node", "a key", 7, 4, "x86_64", "1.2.3"), gateway)
+        for worker in range(workers):
+            self.hear(wire.RemoteUp(number, worker, "libjpeg 3"), gateway)
+
+    def sent(self, gateway: int) -> list[Message]:
+        """What the gateway is sent from now on, by the daemon's word."""
+        return record(self.remote.gateways[gateway])
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Handle what the gateways say until a condition holds."""
+        wait_until(lambda: self.selector.dispatch() or condition(), what)
+
+
+def record(gateway: GatewayChild) -> list[Message]:
+    """Keep the messages to a gateway in a list; it gets them, too."""
+    sent: list[Message] = []
+    send = gateway.send
+
+    def send_and_keep(message: Message, *descriptors: int) -> None:
+        sent.append(message)
+        send(message, *descriptors)
+
+    gateway.send = send_and_keep  # type: ignore[method-assign]
+    return sent
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    yield from opened(Pool().start())
+
+
+@pytest.fixture
+def three() -> Iterator[Pool]:
+    """With three gateways."""
+    yield from opened(Pool(3).start())
+
+
+@pytest.fixture
+def believed() -> Iterator[Pool]:
+    """With three gateways that are believed to listen, and limits that cannot be divided evenly."""
+    pool = Pool(3, wire.PoolRules(30.0, links_max=8, links_per_key=4))
+    for gateway in pool.remote.gateways:
+        gateway.listens = True
+    yield from opened(pool)
+
+
+def opened(pool: Pool) -> Iterator[Pool]:
+    """Close it in the end."""
+    yield pool
+    pool.remote.close()
+    pool.selector.close()
+
+
+def test_a_gateway_that_answers_no_withdrawal_is_killed(pool) -> None:
+    """It may be stopped, or hang: without its word nobody else may fill the rows."""
+    pool.link(11, workers=1)
+    number = next(event.worker for event in pool.events if isinstance(event, ev.WorkerJoined))
+    os.kill(pool.child().pid, signal.SIGSTOP)
+    pool.remote.withdraw(number, 5)
+    for _ in range(HANGS_TICKS - 1):
+        pool.remote.tick()
+    assert not pool.child().has_ended()
+    pool.remote.tick()
+
+    pool.wait(lambda: not pool.remote.gateways[0].is_up, "the gateway is killed")
+
+    assert [type(event) for event in pool.events][-2:] == [ev.WorkerGone, ev.LinkEnded]
+
+
+def test_a_gateway_that_says_anything_after_a_withdrawal_lives(pool) -> None:
+    """And one of which nothing is wanted back may be silent."""
+    pool.link(11, workers=1)
+    number = next(event.worker for event in pool.events if isinstance(event, ev.WorkerJoined))
+    pool.remote.withdraw(number, 5)
+    pool.remote.tick()
+    pool.hear(wire.RemoteUp(11, 1, ""))
+    for _ in range(2 * HANGS_TICKS):
+        pool.remote.tick()
+    assert not pool.child().has_ended()
+
+
+def test_paths_that_a_worker_host_names_are_short_and_plain(pool) -> None:
+    """They are in the status, which has to stay short enough to be sent."""
+    pool.link(11, workers=1)
+    work = NO_WORK._replace(slow=[(3, "\x1b[2J" + "x" * 16_000, 5)])
+    pool.hear(wire.RemoteFilled(11, 0, 5, work, [], ""))
+    done = pool.events[-1]
+    assert isinstance(done, ev.ChunkDone)
+    ((_sample, path, _us),) = done.work.slow
+    assert path == "?[2J" + "x" * (PATH_CHARACTERS_MAX - 4)
+
+
+def test_worker_hosts_that_come_and_go_do_not_fill_the_log(pool) -> None:
+    with capture_logs() as lines:
+        for number in range(SESSION_LINES_PER_MINUTE):
+            pool.link(number)
+            pool.hear(wire.LinkDown(number, "its connection ended"))
+    shown = [line["event"] for line in lines if line["log_level"] != "debug"]
+    assert len(shown) == SESSION_LINES_PER_MINUTE + 1, "one line says that some are left out"
+    assert shown.count("log lines left out") == 1
+
+
+# --- several gateways -----------------------------------------------------------------------------
+
+
+def test_each_gateway_admits_its_part_of_the_hosts(believed) -> None:
+    """Together no more than the limits allow, whatever the host is told at which port."""
+    rules = [believed.remote._rules_of(gateway) for gateway in believed.remote.gateways]
+
+    assert [one.links_max for one in rules] == [3, 3, 2]
+    assert [one.links_per_key for one in rules] == [2, 1, 1]
+    assert {one.gateways for one in rules} == {3}
+
+
+def test_orders_and_withdrawals_go_to_the_gateway_of_the_link(believed) -> None:
+    """Streams, storage limits and rules go to all."""
+    believed.link(11, workers=1, gateway=1)
+    believed.link(12, workers=1, gateway=2)
+    first, second = (event.worker for event in believed.events if isinstance(event, ev.WorkerJoined))
+    sent = [believed.sent(gateway) for gateway in range(3)]
+
+    believed.remote.withdraw(second, 5)
+    believed.remote.close_link(11, "other pixels", is_final=True)
+    believed.remote.send(UseStorage((1, 2, 3)))
+
+    storage = UseStorage((1, 2, 3))
+    assert believed.remote.gateway_of(first) is believed.remote.gateways[1]
+    assert sent == [
+        [storage],
+        [wire.CloseLink(11, "other pixels", is_final=True), storage],
+        [wire.RemoteWithdraw(12, 0, 5), storage],
+    ]
+
+
+def test_the_first_gateway_knows_how_many_links_all_have(three) -> None:
+    """So that worker hosts come to the one with the fewest."""
+    sent = three.sent(0)
+    three.link(11, gateway=1)
+    three.link(12, gateway=0)
+    three.hear(wire.LinkDown(11, "its connection ended"), 1)
+    three.child(2).kill()
+    three.wait(lambda: not three.remote.gateways[2].is_up, "a gateway is gone")
+
+    assert [message.links for message in sent if isinstance(message, wire.GatewayLinks)] == [
+        [0, 1, 0],
+        [1, 1, 0],
+        [1, 0, 0],
+        [1, 0, None],
+    ]
+
+
+def test_a_gateway_that_gets_no_part_of_a_small_limit_is_sent_no_host(believed) -> None:
+    """It would refuse each."""
+    believed.remote._rules = replace(believed.remote._rules, links_per_key=2)
+    sent = believed.sent(0)
+    believed.link(11)
+    assert [message.links for message in sent if isinstance(message, wire.GatewayLinks)] == [[1, 0, None]]
+
+
+def test_a_gateway_that_ends_takes_its_own_links_alone(three) -> None:
+    """The others go on, and another one starts."""
+    for gateway in range(3):
+        three.link(11 + gateway, workers=1, gateway=gateway)
+    joined = {event.link: event.worker for event in three.events if isinstance(event, ev.WorkerJoined)}
+    three.events.clear()
+
+    three.child(1).kill()
+    three.wait(lambda: bool(three.events), "the daemon knows")
+
+    assert list(three.events) == [ev.WorkerGone(joined[12], "the gateway has ended", None), ev.LinkEnded(12)]
+    assert [gateway.is_up for gateway in three.remote.gateways] == [True, False, True]
+    three.wait(lambda: three.remote.tick() or three.remote.gateways[1].listens, "it listens again")
+
+
+def test_a_gateway_that_hangs_is_killed_and_no_other(three) -> None:
+    """Though both had withdrawals to answer."""
+    for gateway in (1, 2):
+        three.link(11 + gateway, workers=1, gateway=gateway)
+    numbers = [event.worker for event in three.events if isinstance(event, ev.WorkerJoined)]
+    for number in numbers:
+        three.remote.withdraw(number, 5)
+    three.hear(wire.RemoteUp(13, 1, ""), gateway=2)
+    os.kill(three.child(1).pid, signal.SIGSTOP)
+    for _ in range(HANGS_TICKS):
+        three.remote.tick()
+    three.wait(lambda: not three.remote.gateways[1].is_up, "it is killed")
+    assert not three.child(2).has_ended()
+
+
+def test_hosts_move_to_a_gateway_that_listens_again_until_all_have_as_many(believed) -> None:
+    """One with each tick, so that few rows are ordered again at a time."""
+    for number in range(7):
+        believed.link(20 + number, gateway=number % 2)
+    sent = [believed.sent(gateway) for gateway in range(3)]
+    believed.hear(wire.GatewayReady(7074), gateway=2)
+
+    for _ in range(8):
+        believed.remote.tick()
+        for gateway, messages in enumerate(sent):
+            for message in messages:
+                if isinstance(message, wire.CloseLink):
+                    assert not message.is_final
+                    believed.hear(wire.LinkDown(message.link, message.reason), gateway)
+                    believed.link(message.link + 100, gateway=2)
+            messages.clear()
+
+    assert sorted(len(believed.remote._links_of(gateway)) for gateway in believed.remote.gateways) == [2, 2, 3]
+
+
+def test_hosts_stay_where_they_are_while_nothing_begins_to_listen(believed) -> None:
+    """One that cannot reach the other ports would be sent there again and again."""
+    for number in range(7):
+        believed.link(20 + number)
+    sent = believed.sent(0)
+    for _ in range(8):
+        believed.remote.tick()
+    assert not [message for message in sent if isinstance(message, wire.CloseLink)]
+
+
+def test_all_gateways_end_with_the_daemon(three) -> None:
+    """None waits for another."""
+    children = [three.child(gateway) for gateway in range(3)]
+    three.remote.close()
+    assert [child.pidfd for child in children] == [-1, -1, -1]
+
+
+def test_a_port_that_is_taken_is_named_with_the_key_that_asks_for_it() -> None:
+    """And no process is left of the others."""
+    selector = Selector()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoints = ["tcp://127.0.0.1:0", f"tcp://127.0.0.1:{taken.getsockname()[1]}"]
+        remote = RemoteWorkers(
+            selector, deque[Event]().append, endpoints, None, RULES, wanted=WantedCount(0, ("", None))
+        )
+        with pytest.raises(BatchdError, match=r"^daemon\.pool_gateways: tcp://127\.0\.0\.1:.* cannot be listened on"):
+            remote.start()
+    remote.close()
+    selector.close()

@@ -1,0 +1,209 @@
+"""The small parts of a worker host: mapped paths, kept indexes, the memory of rows."""
+
+import errno
+import os
+import time
+from hashlib import sha256
+
+import pytest
+
+from batchd.orders.link import INDEX_PART_BYTES, INDEX_PARTS_AHEAD
+from batchd.worker_host import indexes, scratch
+from batchd.worker_host.indexes import UNUSED_S, IndexDamaged, IndexFolder, ReceivedIndex
+from batchd.worker_host.scratch import OrderMemory
+from batchd.worker_host.streams import PathMap
+from batchd_wire.fields import Field, place_fields
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ("/data", "/mnt/data"),
+        ("/data/train/cat", "/mnt/data/train/cat"),
+        ("/data/val", "/val"),
+        ("/data/val/1.jpg", "/val/1.jpg"),
+        ("/data/valid", "/mnt/data/valid"),
+        ("/database", "/database"),
+        ("data/x", "data/x"),
+        ("s3://bucket/data", "s3://bucket/data"),
+        ("", ""),
+    ],
+)
+def test_paths_are_mapped_by_whole_components(there, here) -> None:
+    """The longest that fits."""
+    assert PathMap([("/data", "/mnt/data"), ("/data/val", "/val")]).here(there) == here
+
+
+def test_all_paths_in_a_value_are_mapped() -> None:
+    """Also names, as of the versions of files, and everything within."""
+    mapped = PathMap([("/a", "/b")]).here({"/a/1": ["/a", 3, None, {"x": "/a/y"}], "root": "/a/", "n": 1.5})
+
+    assert mapped == {"/b/1": ["/b", 3, None, {"x": "/b/y"}], "root": "/b/", "n": 1.5}
+
+
+def test_the_whole_tree_may_be_elsewhere() -> None:
+    """As in a container that has the host's files below a folder."""
+    assert PathMap([("/", "/host")]).here("/data/x") == "/host/data/x"
+    assert PathMap([("/host", "/")]).here(["/host/data", "/host"]) == ["/data", "/"]
+
+
+# --- indexes --------------------------------------------------------------------------------------
+
+CONTENT = bytes(range(256)) * 4096 * 5 + b"the end"
+DIGEST = sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def received():
+    """Makes an index that is received whole; closed in the end."""
+    made = []
+
+    def receive(content=CONTENT, digest=DIGEST):
+        made.append(ReceivedIndex(digest, len(content)))
+        for first in range(0, len(content), INDEX_PART_BYTES):
+            made[-1].add(memoryview(content)[first : first + INDEX_PART_BYTES])
+        return made[-1]
+
+    yield receive
+    for one in made:
+        one.close()
+
+
+def test_an_index_is_asked_for_in_order_with_a_bound(received) -> None:
+    """Each part that arrives allows one more, and none is asked for twice."""
+    index = received(b"")
+    index.size = len(CONTENT)
+
+    assert index.next_offsets() == [part * INDEX_PART_BYTES for part in range(INDEX_PARTS_AHEAD)]
+    assert index.next_offsets() == []
+    index.add(memoryview(CONTENT)[:INDEX_PART_BYTES])
+    assert index.next_offsets() == [INDEX_PARTS_AHEAD * INDEX_PART_BYTES]
+    index.restart()
+    assert index.next_offsets()[0] == INDEX_PART_BYTES
+
+
+def test_an_index_with_another_digest_is_not_sealed(received) -> None:
+    """Nor does it take more than it has."""
+    index = received(CONTENT, "0" * 64)
+    assert index.is_complete
+    with pytest.raises(IndexDamaged, match="digest"):
+        index.seal()
+    with pytest.raises(IndexDamaged, match="more than"):
+        index.add(memoryview(b"x"))
+
+
+def test_a_kept_index_is_loaded_sealed(received, tmp_path) -> None:
+    """It cannot change any more; another digest is not there."""
+    folder = IndexFolder(tmp_path / "kept")
+    index = received()
+    index.seal()
+    folder.keep(index)
+
+    loaded = folder.load(DIGEST, len(CONTENT))
+
+    assert os.pread(loaded.descriptor, len(CONTENT) + 1, 0) == CONTENT
+    with pytest.raises(PermissionError):
+        os.pwrite(loaded.descriptor, b"x", 0)
+    assert folder.load("1" * 64, len(CONTENT)) is None
+    loaded.close()
+
+
+def test_unused_indexes_are_removed(received, tmp_path, monkeypatch) -> None:
+    """After some time, or beyond a size the one that was used least lately; abandoned ones, too."""
+    folder = IndexFolder(tmp_path)
+    old = tmp_path / f"{'a' * 64}.index"
+    half = tmp_path / f"{'b' * 64}.17.unfinished"
+    other = tmp_path / "notes.txt"
+    for file in (old, half, other):
+        file.write_bytes(b"x")
+        os.utime(file, (time.time() - UNUSED_S - 60,) * 2)
+    index = received()
+    index.seal()
+
+    folder.keep(index)
+    assert {file.name for file in tmp_path.iterdir()} == {f"{DIGEST}.index", "notes.txt"}
+    os.utime(tmp_path / f"{DIGEST}.index", (time.time() - 60,) * 2)
+    monkeypatch.setattr(indexes, "FOLDER_BYTES_MAX", len(CONTENT) + 100)
+    second = received(CONTENT[1:], sha256(CONTENT[1:]).hexdigest())
+    second.seal()
+    folder.keep(second)
+    assert {file.name for file in tmp_path.iterdir()} == {f"{second.digest}.index", "notes.txt"}
+
+
+def test_a_folder_that_cannot_be_written_costs_a_transfer(received, tmp_path) -> None:
+    """The index is used all the same."""
+    (tmp_path / "file").write_text("")
+    folder = IndexFolder(tmp_path / "file" / "folder")
+    index = received()
+    index.seal()
+
+    folder.keep(index)
+
+    assert folder.load(DIGEST, len(CONTENT)) is None
+    assert IndexFolder(None).load(DIGEST, len(CONTENT)) is None
+
+
+# --- scratch memory -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory():
+    """Room for 64 rows of two fields, of 3,000 bytes each row."""
+    memory = OrderMemory(1, place_fields([Field("a", "uint8", (2000,)), Field("b", "uint8", (1000,))], 64))
+    yield memory
+    memory.close()
+
+
+def used_bytes(memory):
+    return os.fstat(memory.descriptor).st_blocks * 512
+
+
+def test_only_the_rows_of_an_order_take_memory(memory) -> None:
+    """And fewer rows take no more."""
+    assert used_bytes(memory) == 0
+    memory.take(4)
+    few = used_bytes(memory)
+    memory.take(2)
+    assert used_bytes(memory) == few < memory.layout.slot_bytes / 3
+    memory.take(64)
+    assert used_bytes(memory) >= 64 * 3000
+
+
+def test_an_idle_memory_gives_its_pages_back(memory, monkeypatch) -> None:
+    """They are zeros after that; one that is used keeps them."""
+    monkeypatch.setattr(scratch, "KEPT_IDLE_S", -1.0)
+    memory.take(64)
+    os.pwrite(memory.descriptor, b"former", memory.layout.fields[0].offset)
+    memory.rest()
+    assert used_bytes(memory) > 0
+    memory.release()
+    memory.rest()
+
+    assert used_bytes(memory) == 0
+    assert bytes(memory.memory()) == bytes(memory.layout.slot_bytes)
+
+
+def test_rows_are_cut_as_those_of_a_slot(memory) -> None:
+    """Field after field, from the first row on."""
+    first, second = memory.layout.fields
+    os.pwrite(memory.descriptor, b"\1" * 2000 * 3, first.offset)
+    os.pwrite(memory.descriptor, b"\2" * 1000 * 3, second.offset)
+
+    frames = memory.frames(memory.memory(), 3)
+
+    assert [bytes(frame) for frame in frames] == [b"\1" * 6000, b"\2" * 3000]
+
+
+def test_no_memory_is_an_error_before_the_worker_touches_it(memory, monkeypatch) -> None:
+    """The kernel says so when it is reserved."""
+
+    def refuse(*_arguments):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(scratch.os, "posix_fallocate", refuse)
+
+    with pytest.raises(OSError, match="memory"):
+        memory.take(1)
+    assert memory.is_free
