@@ -106,6 +106,15 @@ class WithdrawOrder(Action):
 
 
 @record
+class ReportServing(Action):
+    """Log that a worker host fills a stream from now on, or cannot because of ``refusal``."""
+
+    link: int
+    stream: int
+    refusal: str
+
+
+@record
 class EndLink(Action):
     """End the link of a worker host. ``is_final``: it need not come again."""
 

@@ -210,6 +210,7 @@ class StreamRefused(Event):
 
     link: int
     stream: int
+    reason: str
 
 
 @record

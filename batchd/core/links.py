@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from batchd.core.actions import Action, EndLink
+from batchd.core.actions import Action, EndLink, ReportServing
 from batchd.core.shares import Shares, host_key
 
 PROOF_ROWS = 16
@@ -122,13 +122,13 @@ class Links:
         if link is not None:
             assert not link.workers, f"link {number} has workers"
 
-    def opened(self, number: int, stream: int, rows: int) -> None:
+    def opened(self, number: int, stream: int, rows: int, actions: list[Action]) -> None:
         """A link can fill a stream of ``rows`` samples; it has to prove that first."""
         link = self.by_number.get(number)
         if link is None or stream in link.serves:
             return
         if self.rules.accepts_any or not rows:
-            self._serve(link, stream)
+            self._serve(link, stream, actions)
         else:
             link.proven[stream] = 0
 
@@ -166,10 +166,11 @@ class Links:
             link.proven[stream] += rows
             if link.proven[stream] >= PROOF_ROWS:
                 del link.proven[stream]
-                self._serve(link, stream)
+                self._serve(link, stream, actions)
 
-    def _serve(self, link: Link, stream: int) -> None:
+    def _serve(self, link: Link, stream: int, actions: list[Action]) -> None:
         link.serves.add(stream)
+        actions.append(ReportServing(link.number, stream, ""))
         self._changed(link)
 
     def filled(self, link: Link, samples: int, busy_us: int) -> None:

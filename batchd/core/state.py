@@ -11,7 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from batchd.core import events as ev
-from batchd.core.actions import Action, AdmitProducer, CreateSlot, OrderChunk, ProveChunk, Refuse, WithdrawOrder
+from batchd.core.actions import (
+    Action,
+    AdmitProducer,
+    CreateSlot,
+    OrderChunk,
+    ProveChunk,
+    Refuse,
+    ReportServing,
+    WithdrawOrder,
+)
 from batchd.core.admission import Refusal, not_live, unknown_stream
 from batchd.core.claims import Want
 from batchd.core.delivery import Delivery
@@ -361,14 +370,15 @@ class DaemonState:
     def _link_begun(self, event: ev.LinkBegun, _actions: list[Action]) -> None:
         self.links.begin(event.link, event.name, event.workers)
 
-    def _link_opened(self, event: ev.StreamOpened, _actions: list[Action]) -> None:
+    def _link_opened(self, event: ev.StreamOpened, actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
         if stream is not None and not stream.spec.decodes_here:
-            self.links.opened(event.link, event.stream, stream.spec.plan.samples)
+            self.links.opened(event.link, event.stream, stream.spec.plan.samples, actions)
 
-    def _link_refused(self, event: ev.StreamRefused, _actions: list[Action]) -> None:
-        if link := self.links.by_number.get(event.link):
+    def _link_refused(self, event: ev.StreamRefused, actions: list[Action]) -> None:
+        if (link := self.links.by_number.get(event.link)) and event.stream in self.streams:
             self.links.lost(link, event.stream)
+            actions.append(ReportServing(event.link, event.stream, event.reason))
 
     def _link_leaving(self, event: ev.HostLeaves, _actions: list[Action]) -> None:
         if link := self.links.by_number.get(event.link):

@@ -109,6 +109,7 @@ class Loop:
             act.OrderChunk: self._order_chunk,
             act.ProveChunk: self._prove_chunk,
             act.WithdrawOrder: self._withdraw_order,
+            act.ReportServing: self._report_serving,
             act.EndLink: self._close_link,
             act.AdmitSubscription: self._admit,
             act.GrantLease: self._grant,
@@ -361,6 +362,10 @@ class Loop:
     def _withdraw_order(self, action: act.WithdrawOrder) -> None:
         assert self.remote is not None, "there are no remote workers without it"
         self.remote.withdraw(action.worker, action.order)
+
+    def _report_serving(self, action: act.ReportServing) -> None:
+        assert self.remote is not None, "there are no links without it"
+        self.remote.report_serving(action.link, self.streams[action.stream].name, action.refusal)
 
     def _close_link(self, action: act.EndLink) -> None:
         assert self.remote is not None, "there are no links without it"

@@ -381,7 +381,7 @@ class Gateway:
     def _cannot_open(self, link: Link, message: hosts.CannotOpen) -> None:
         if message.stream in link.served and link.opened.get(message.stream) is not False:
             link.opened[message.stream] = False
-            reason = printable(message.reason, REASON_CHARACTERS_MAX)
+            reason = printable(message.reason, REASON_CHARACTERS_MAX) or "it gives no reason"
             self.tell(told.LinkRefuses(link.number, message.stream, reason))
 
     def _leaving(self, link: Link, _message: hosts.Leaving) -> None:

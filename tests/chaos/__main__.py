@@ -91,8 +91,9 @@ def _report(run: Run, seed: int, took_s: float) -> int:
     for name, count in {**checked, **run.counts}.items():
         _say(f"  {count:6}  {name}")
     _say(f"{'seconds':48} {'p50':>9} {'p99':>9} {'most':>9} {'times':>6}")
-    for gaps in (run.first_from_new, run.from_new_daemon, run.past_dead_worker, run.slots_free):
-        _say(gaps.row())
+    gaps = run.first_from_new, run.from_new_daemon, run.past_dead_worker, run.past_dead_host, run.slots_free
+    for one in gaps:
+        _say(one.row())
     _say(f"{len(run.errors)} errors" + "".join(f"\n- {error}" for error in run.errors))
     return 1 if run.errors else 0
 

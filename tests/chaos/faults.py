@@ -12,9 +12,10 @@ from contextlib import suppress
 from functools import partial
 
 import batchd_client
+from chaos.gaps import Gaps
 from chaos.member import Member
 from chaos.run import Run
-from support.kernel import fork_servers_of, observers_of, workers_of
+from support.kernel import fork_servers_of, gateways_of, observers_of, workers_of
 
 STOPPED_MAX_S = 2.0
 RANKS_MAX = 3
@@ -43,11 +44,16 @@ class Faults:
             "kill the observer": (2, partial(self._kill, observers_of)),
             "kill the daemon": (6, self._kill_daemon),
             "kill the daemon twice": (1, self._kill_daemon_twice),
+            "kill a worker host": (4, self._kill_host),
+            "kill a worker of a host": (3, self._kill_worker_of_host),
+            "kill the gateway": (3, partial(self._kill, gateways_of)),
             "kill a trainer": (7, self._kill_trainer),
             "kill a starting trainer": (4, self._kill_starting_trainer),
             "stop a worker": (4, partial(self._stop_one, workers_of)),
             "stop the fork server": (2, partial(self._stop_one, fork_servers_of)),
             "stop the observer": (1, partial(self._stop_one, observers_of)),
+            "stop a worker host": (3, self._stop_host),
+            "stop the gateway": (2, partial(self._stop_one, gateways_of)),
             "stop the daemon": (3, self._stop_daemon),
             "stop a trainer": (4, self._stop_trainer),
             "reload": (4, self._reload),
@@ -86,14 +92,34 @@ class Faults:
         found = sorted(pids(run.stage.daemon.pid))
         if not found:
             return False
-        if pids is workers_of:
-            for member in run.running():
-                run.past_dead_worker.begin(member.number, time.monotonic())
+        gaps = {workers_of: run.past_dead_worker, gateways_of: run.past_dead_host}.get(pids)
+        if gaps is not None:
+            self._begin(gaps)
+        _send(self._chance.choice(found), signal.SIGKILL)
+        return True
+
+    def _begin(self, gaps: Gaps) -> None:
+        for member in self._run.running():
+            gaps.begin(member.number, time.monotonic())
+
+    def _kill_host(self) -> bool:
+        if not self._run.hosts:
+            return False
+        self._begin(self._run.past_dead_host)
+        self._run.kill_host(self._chance.choice(self._run.hosts))
+        return True
+
+    def _kill_worker_of_host(self) -> bool:
+        found = sorted(pid for host in self._run.hosts for pid in host.worker_pids())
+        if not found:
+            return False
+        self._begin(self._run.past_dead_worker)
         _send(self._chance.choice(found), signal.SIGKILL)
         return True
 
     def _kill_daemon(self) -> bool:
         self._run.past_dead_worker.forget_all()
+        self._run.past_dead_host.forget_all()
         self._run.restart_daemon()
         return True
 
@@ -149,10 +175,16 @@ class Faults:
         found = sorted(pids(self._run.stage.daemon.pid) - set(self._run.stopped))
         return bool(found) and self._stop(self._chance.choice(found))
 
+    def _stop_host(self) -> bool:
+        """Its workers go on; what it has been sent is given to others."""
+        found = sorted({host.pid for host in self._run.hosts} - set(self._run.stopped))
+        return bool(found) and self._stop(self._chance.choice(found))
+
     def _stop_daemon(self) -> bool:
         self._run.first_from_new.forget_all()
         self._run.from_new_daemon.forget_all()
         self._run.past_dead_worker.forget_all()
+        self._run.past_dead_host.forget_all()
         return self._stop(self._run.stage.daemon.pid)
 
     def _stop_trainer(self) -> bool:

@@ -1,7 +1,7 @@
-"""A chaos run: daemon, trainers, and the loop that watches them while ``faults`` acts.
+"""A chaos run: daemon, trainers, worker hosts, and the loop that watches them.
 
-    Run.run   [ watch, one fault ]* with rests, in which every trainer must progress
-              then all trainers leave, the daemon ends, and nothing is left of them
+    Run.run   [ watch, one of ``faults`` ]* with rests, in which every trainer must progress
+              then trainers and hosts leave, the daemon ends, and nothing is left of them
 
 Everything is done in one thread: lines of trainers, the daemon's restart and what was put off
 (SIGCONT above all) are looked at between faults, by ``watch``.
@@ -30,12 +30,16 @@ from chaos.gaps import Gaps
 from chaos.jobs import Job
 from chaos.member import Member
 from chaos.stage import Stage
+from support.fake_gateway import WorkerHostProcess
 from support.good_trainers import descriptor_count
 from support.kernel import descriptors_of, reloads_of
 from support.waiting import wait_until
 
 JOBS = (("whole", "photos", 1), ("far", "photos", 1), ("ranks", "photos", 2), ("cached", "cached", 2))
 """Name, stream and first world size. ``far`` is over TCP, and of ``ranks`` every second one."""
+HOSTS = 2
+"""Worker hosts, of one worker each."""
+HOST_AWAY_MAX_S = 1.0
 REST_S = 90.0
 """Far above what any trainer waits for a batch when all is well."""
 ERRORS_MAX = 50
@@ -56,6 +60,7 @@ class Run:
         self.stage = Stage(folder, stack, self.chance)
         self.jobs = [self._job(name, stream) for name, stream, _ranks in JOBS]
         self.members: dict[int, Member] = {}
+        self.hosts: list[WorkerHostProcess] = []
         self.stopped: dict[int, Callable[[], None]] = {}
         self.errors: list[str] = []
         self.batches = self.rows = 0
@@ -64,6 +69,7 @@ class Run:
         self.from_new_daemon = Gaps("daemon killed -> batch of the new one, each trainer")
         self.first_from_new = Gaps("daemon killed -> batch of the new one, the first")
         self.past_dead_worker = Gaps("worker killed -> next batch, each trainer")
+        self.past_dead_host = Gaps("worker host or gateway killed -> next batch")
         self.slots_free = Gaps("trainer killed -> its slots are free")
         self.is_up = False
         self._again: dict[int, int] = {}
@@ -72,12 +78,15 @@ class Run:
         self._selector = selectors.DefaultSelector()
         stack.callback(self._selector.close)
         stack.callback(self._kill_members)
+        stack.callback(self._kill_hosts)
 
     # --- the whole --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the daemon, and every job."""
         self.start_daemon()
+        for _ in range(HOSTS):
+            self.start_host()
         for job, (_name, _stream, ranks) in zip(self.jobs, JOBS, strict=True):
             self.start_job(job, ranks)
         self.rest()
@@ -88,11 +97,13 @@ class Run:
             heapq.heappop(self._late)[2]()
         self.stage.free_disk()
         self.rest()
+        self._see_hosts_fill()
         for member in list(self.members.values()):
             member.leave()
         if not self.watch(REST_S, lambda: not self.members):
             self.wrong(f"trainers that do not leave: {[member.job.name for member in self.members.values()]}")
             self._kill_members()
+        self._dismiss_hosts()
         self._check_daemon()
 
     def rest(self) -> None:
@@ -162,6 +173,7 @@ class Run:
             self.first_from_new.end(0, at)
         member.again = told["again"]
         self.past_dead_worker.end(member.number, at)
+        self.past_dead_host.end(member.number, at)
 
     def _bury(self, member: Member) -> None:
         """See how it ended; one that shall go on is started again where it was."""
@@ -211,7 +223,7 @@ class Run:
 
     def forget(self, member: Member) -> None:
         """What it waited for says nothing any more: something was done to it."""
-        for gaps in (self.from_new_daemon, self.past_dead_worker):
+        for gaps in (self.from_new_daemon, self.past_dead_worker, self.past_dead_host):
             gaps.forget(member.number)
 
     def running(self) -> list[Member]:
@@ -235,6 +247,52 @@ class Run:
             del self.members[member.number]
             member.send(signal.SIGKILL)
             member.end()
+
+    # --- worker hosts -----------------------------------------------------------------------------
+
+    def start_host(self) -> None:
+        """Start a worker host, which is there for good."""
+        self.hosts.append(self.stage.start_host())
+        self.counts["worker hosts started"] += 1
+
+    def kill_host(self, host: WorkerHostProcess) -> None:
+        """Kill a worker host, and start another one after a while."""
+        self._bury_host(host)
+        self.later(self.chance.uniform(0, HOST_AWAY_MAX_S), self.start_host)
+
+    def _bury_host(self, host: WorkerHostProcess) -> None:
+        """End it if it has not ended, and see that no process and no error of ours is left of it."""
+        self.hosts.remove(host)
+        try:
+            host.close()
+        except AssertionError as error:
+            self.wrong(f"{error}:\n{host.log[-3000:]}")
+        host.log_file.unlink()
+
+    def _see_hosts_fill(self) -> None:
+        """All of them serve again after all that was done to them, and rows come from them."""
+        with batchd_client.connect(self.stage.daemon.address, connect_timeout_s=60.0) as connection:
+
+            def do_fill() -> bool:
+                links = connection.status()["pool"]["links"]
+                return len(links) == HOSTS and all(link["samples"] for link in links)
+
+            if not self.watch(REST_S, do_fill):
+                self.wrong(f"worker hosts that fill nothing: {connection.status()['pool']}")
+
+    def _dismiss_hosts(self) -> None:
+        """Have them leave, each with success."""
+        for host in self.hosts:
+            host.send(signal.SIGTERM)
+        for host in list(self.hosts):
+            status = host.wait()
+            if status:
+                self.wrong(f"a worker host ended with {status}")
+            self._bury_host(host)
+
+    def _kill_hosts(self) -> None:
+        for host in list(self.hosts):
+            self._bury_host(host)
 
     # --- the daemon -------------------------------------------------------------------------------
 

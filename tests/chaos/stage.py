@@ -1,4 +1,4 @@
-"""The place of a chaos run: photographs, keys, a small disk for caches, daemon, configurations.
+"""The place of a chaos run: photographs, keys, a small disk for caches, daemon, worker hosts.
 
     photos   random crops, read by whole trainers and by ranks, locally and over TCP
     cached   the same files through a cache on a disk that is too small, with checksums
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from batchd.daemon.tcp.keys import KeyDirectory
-from batchd_wire.keys import connection_file_text
+from batchd_wire.keys import Role, connection_file_text
 from support.daemon_process import DaemonProcess
 from support.expected import Expected
+from support.fake_gateway import WorkerHostProcess
 from support.images import write_photos
 from support.mounts import small_file_system
 from support.network import free_port
@@ -49,10 +50,13 @@ class Stage:
             self._disk.mkdir()
         keys = KeyDirectory(folder / "keys")
         keys.make_daemon_key()
-        self.key = folder / "trainer.key"
-        self.key.touch(0o600)
-        self.key.write_text(connection_file_text(keys.new("trainer", None)))
-        options = {"tcp": f"127.0.0.1:{free_port()}", "keys_dir": str(keys.path), "http": "127.0.0.1:0"}
+        self.key, self._worker_key = (
+            self._key_file(folder, keys, Role.TRAINER),
+            self._key_file(folder, keys, Role.WORKER),
+        )
+        trainers_port, self._workers_port = free_port(), free_port()
+        options = {"tcp": f"127.0.0.1:{trainers_port}", "keys_dir": str(keys.path), "http": "127.0.0.1:0"}
+        options["worker_address"] = f"127.0.0.1:{self._workers_port}"
         self._settings = {**options, "cache_dir": str(self._disk), "sample_timeout_s": 10.0}
         self.daemon = DaemonProcess(folder, self._streams(has_extra=True), **self._settings)
         stack.callback(self.daemon.close)
@@ -71,6 +75,11 @@ class Stage:
         if remote:
             return {**options, "address": self.daemon.tcp_address, "key": str(self.key)}
         return {**options, "address": self.daemon.address}
+
+    def start_host(self) -> WorkerHostProcess:
+        """Start a worker host of one worker, which waits for the daemon if there is none now."""
+        address, key = f"tcp://127.0.0.1:{self._workers_port}", str(self._worker_key)
+        return WorkerHostProcess(self.daemon.folder, address, "--workers", "1", "--key", key)
 
     # --- reloads ----------------------------------------------------------------------------------
 
@@ -111,6 +120,12 @@ class Stage:
         if has_extra:
             streams["extra"] = folder_stream(self._photos, batch_size=3, memory="512KiB", seed=9)
         return streams
+
+    def _key_file(self, folder: Path, keys: KeyDirectory, role: Role) -> Path:
+        file = folder / f"{role}.key"
+        file.touch(0o600)
+        file.write_text(connection_file_text(keys.new(str(role), None, role)))
+        return file
 
     # --- the disk ---------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from chaos.gaps import Gaps
 from chaos.jobs import Job
 
 TESTS = Path(__file__).parents[1]
-KINDS = 16
+KINDS = 21
 STEPS = 5
 
 

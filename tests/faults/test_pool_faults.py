@@ -13,7 +13,7 @@ import pytest
 import batchd_client
 from support.expected import Expected
 from support.fake_gateway import WorkerHostProcess
-from support.kernel import children_called, is_alive, workers_of
+from support.kernel import gateways_of, is_alive, workers_of
 from support.network import Proxy
 from support.pools import gateway_of, links, pool_keys, wait_serving, worker_hosts
 from support.seen import see
@@ -222,7 +222,7 @@ class Disorder:
             lambda: self._end_host(signal.SIGKILL),
             lambda: self._end_host(signal.SIGTERM),
             lambda: self._kill_one_of(self._any_host().worker_pids()),
-            lambda: self._kill_one_of(children_called(daemon.pid, b"batchd.gateway")),
+            lambda: self._kill_one_of(gateways_of(daemon.pid)),
             lambda: self._kill_one_of(workers_of(daemon.pid)),
             proxy.drop,
             self._stop_host,
@@ -268,9 +268,7 @@ def _gateway_at(daemon, number: int) -> int:
     host, _colon, port = daemon.status()["pool"]["address"].rpartition(":")
     endpoint = f"{host}:{int(port) + number}".encode()
     (pid,) = (
-        pid
-        for pid in children_called(daemon.pid, b"batchd.gateway")
-        if endpoint in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        pid for pid in gateways_of(daemon.pid) if endpoint in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     )
     return pid
 

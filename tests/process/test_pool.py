@@ -17,7 +17,7 @@ from support.expected import Expected
 from support.images import jpeg, photo
 from support.kernel import is_alive
 from support.network import free_port
-from support.pools import gateways_of, links, pool_keys, wait_serving, worker_hosts
+from support.pools import links, pool_keys, wait_gateways, wait_serving, worker_hosts
 from support.seen import see
 from support.settings import folder_stream
 from support.waiting import wait_until
@@ -245,7 +245,7 @@ def test_worker_hosts_spread_over_the_gateways_and_fill_batches_with_the_same_by
     """Each comes to the one with the fewest, by the address of the first."""
     daemon = start_daemon(**pool_keys(3), chunk_rows=2)
     expected = Expected(daemon.config)
-    gateways_of(daemon, 3)
+    wait_gateways(daemon, 3)
     for name in ("one", "two", "three"):
         start_host(daemon, "--name", name)
     wait_serving(daemon, 3)
@@ -312,6 +312,6 @@ def test_a_gateway_whose_port_another_program_has_is_named_with_its_key(start_da
 
 def test_all_gateways_end_with_the_daemon(start_daemon):
     daemon = start_daemon(**pool_keys(3))
-    gateways = gateways_of(daemon, 3)
+    gateways = wait_gateways(daemon, 3)
     daemon.kill()
     wait_until(lambda: not any(map(is_alive, gateways)), "all gateways have ended")

@@ -442,6 +442,9 @@ class World:
         assert not self.links[action.link].closed, "a link is closed twice"
         self.links[action.link].closed = True
 
+    def _perform_ReportServing(self, action: act.ReportServing) -> None:  # noqa: N802
+        assert action.refusal or action.stream in self.links[action.link].opened
+
     def _check_remote(self, order: act.OrderChunk, worker: ModelWorker) -> None:
         """A remote worker may fill these rows."""
         link, spec = self.links[worker.link], self.specs[order.stream]

@@ -76,6 +76,11 @@ def observers_of(daemon: int) -> set[int]:
     return children_called(daemon, b"batchd.observer")
 
 
+def gateways_of(daemon: int) -> set[int]:
+    """The living gateways of a daemon."""
+    return children_called(daemon, b"batchd.gateway")
+
+
 def reloads_of(daemon: int) -> set[int]:
     """The living process, or none, that reads a daemon's configuration again."""
     return children_called(daemon, b"batchd.daemon.reload.rescan")

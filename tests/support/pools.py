@@ -8,7 +8,7 @@ from typing import Any
 import batchd_client
 from support.daemon_process import DaemonProcess
 from support.fake_gateway import WorkerHostProcess
-from support.kernel import children_called
+from support.kernel import gateways_of
 from support.network import free_port
 from support.seen import see
 from support.waiting import wait_until
@@ -46,14 +46,14 @@ def links(daemon: DaemonProcess) -> list[dict[str, Any]]:
 
 def gateway_of(daemon: DaemonProcess) -> int:
     """The process of its gateway."""
-    (pid,) = wait_until(lambda: children_called(daemon.pid, b"batchd.gateway"), "there is a gateway")
+    (pid,) = wait_until(lambda: gateways_of(daemon.pid), "there is a gateway")
     return pid
 
 
-def gateways_of(daemon: DaemonProcess, number: int) -> set[int]:
-    """The processes of its gateways, when there are so many."""
+def wait_gateways(daemon: DaemonProcess, number: int) -> set[int]:
+    """Wait until there are so many gateways; their processes."""
     return wait_until(
-        lambda: pids if len(pids := children_called(daemon.pid, b"batchd.gateway")) == number else set(),
+        lambda: pids if len(pids := gateways_of(daemon.pid)) == number else set(),
         f"there are {number} gateways",
     )
 

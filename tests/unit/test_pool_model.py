@@ -48,7 +48,7 @@ class PoolMachine(CoreMachine):
             stream = min(link.opened)
             link.opened.discard(stream)
             link.equal_rows[stream] = 0
-            self.world.do(ev.StreamRefused(number, stream))
+            self.world.do(ev.StreamRefused(number, stream, "no such folder"))
 
     @precondition(lambda self: self._remote())
     @rule(moves=st.lists(st.integers(0, 1 << 12), min_size=5, max_size=30))

@@ -170,6 +170,14 @@ class RemoteWorkers:
         if gateway is not None:
             gateway.withdraw(wire.RemoteWithdraw(*self._places[worker], order))
 
+    def report_serving(self, link: int, stream: str, refusal: str) -> None:
+        """Log that a worker host fills a stream from now on, or cannot because of ``refusal``."""
+        host = self._hosts.get(link)
+        if host is not None and refusal:
+            self._warn("worker host cannot fill a stream", host.facts, stream=stream, reason=refusal)
+        elif host is not None:
+            self._tell("worker host fills a stream", host.facts, stream=stream)
+
     def close_link(self, link: int, reason: str, *, is_final: bool) -> None:
         """End a link."""
         host = self._hosts.get(link)
@@ -323,8 +331,7 @@ class RemoteWorkers:
                 self._enqueue(ev.StreamOpened(message.link, message.stream))
             case wire.LinkRefuses():
                 host.refused[message.stream] = message.reason
-                self._warn("worker host cannot fill a stream", host.facts, reason=message.reason)
-                self._enqueue(ev.StreamRefused(message.link, message.stream))
+                self._enqueue(ev.StreamRefused(message.link, message.stream, message.reason))
             case wire.LinkLeaving():
                 self._tell("worker host leaving", host.facts)
                 self._enqueue(ev.HostLeaves(message.link))
