@@ -33,7 +33,7 @@ from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import ConnectionKey
 from batchd_wire.runtime import TcpAddress
-from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.tcp import CONNECTING_OPTIONS, CURVE_BYTES, unpack_monitor_event
 
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 5.0
@@ -210,10 +210,8 @@ class GatewayConnection:
 
     def _connect(self) -> None:
         dealer = self._context.socket(zmq.DEALER)
-        for name, value in SOCKET_OPTIONS.items():
+        for name, value in CONNECTING_OPTIONS.items():
             dealer.setsockopt(getattr(zmq, name), value)
-        dealer.setsockopt(zmq.IMMEDIATE, 1)
-        dealer.setsockopt(zmq.RECONNECT_IVL, -1)
         dealer.setsockopt(zmq.MAXMSGSIZE, max(MESSAGE_BYTES_MAX, INDEX_PART_BYTES) + CURVE_BYTES)
         dealer.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded by the scratch memory
         dealer.setsockopt(zmq.RCVHWM, 0)  # by the orders in flight, and the parts asked for

@@ -42,7 +42,7 @@ from batchd_wire.messages import (
     Welcome,
 )
 from batchd_wire.runtime import TcpAddress
-from batchd_wire.tcp import CURVE_BYTES, PIECE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.tcp import CONNECTING_OPTIONS, CURVE_BYTES, PIECE_BYTES, unpack_monitor_event
 
 PROGRAM_CHARACTERS_MAX = 100
 SECRET_BYTES = 16
@@ -226,10 +226,8 @@ class RemoteLink:
 def remote_socket(sockets: Sockets, key: ConnectionKey | None) -> Socket:
     """Make a socket that connects once: ``Connection`` decides about retries."""
     socket = sockets.open(zmq.DEALER)
-    for name, value in SOCKET_OPTIONS.items():
+    for name, value in CONNECTING_OPTIONS.items():
         socket.setsockopt(getattr(zmq, name), value)
-    socket.setsockopt(zmq.IMMEDIATE, 1)
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
     socket.setsockopt(zmq.MAXMSGSIZE, max(MESSAGE_BYTES_MAX, PIECE_BYTES) + CURVE_BYTES)
     socket.setsockopt(zmq.RCVHWM, 0)  # what may come is bounded by the window
     if key is not None:

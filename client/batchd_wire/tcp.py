@@ -43,6 +43,12 @@ SOCKET_OPTIONS = {
 }
 """Options of both sides' ZeroMQ sockets, by ZeroMQ's names; TCP times are in seconds."""
 
+CONNECTING_OPTIONS = {**SOCKET_OPTIONS, "RECONNECT_IVL": 24 * 3600 * 1000}
+"""Options of a socket that connects once: it is closed after the end of its connection, long before
+ZeroMQ connects again. Without IMMEDIATE: with it, ZeroMQ drops what has arrived when the connection
+ends, and aborts the process if a part of that message has been read (libzmq 4.3.5, fq.cpp).
+"""
+
 _MONITOR_EVENT = Struct("=Hi")
 
 

@@ -1,5 +1,7 @@
 """The daemon goes away and returns: the loop only waits longer, and each position comes once."""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -414,3 +416,32 @@ def test_closing_while_the_daemon_is_away_does_not_wait_for_it(fake) -> None:
     assert batch.step == 0
     with pytest.raises(DaemonNotFound):
         batchd_client.connect(fake.address, connect_timeout_s=0)
+
+
+READ_IN_TWO = """
+import time
+import zmq
+from batchd_client.lifeline import remote_socket
+from batchd_client.sockets import Sockets
+
+router = zmq.Context().socket(zmq.ROUTER)
+port = router.bind_to_random_port("tcp://127.0.0.1")
+sockets = Sockets(1)
+dealer = remote_socket(sockets, None)
+monitor = sockets.monitor(dealer, zmq.EVENT_DISCONNECTED)
+dealer.connect(f"tcp://127.0.0.1:{port}")
+dealer.send(b"hello")
+trainer, _hello = router.recv_multipart()
+router.send_multipart([trainer, *(b"%d" % number for number in range(300))])
+assert dealer.recv() == b"0"
+router.close(linger=0)
+monitor.recv_multipart()
+time.sleep(0.1)  # until ZeroMQ's thread has told the socket, too
+print([int(dealer.recv(zmq.NOBLOCK)) for _ in range(299)] == list(range(1, 300)))
+"""
+
+
+def test_a_daemon_that_dies_while_a_batch_is_read_over_tcp_leaves_the_trainer_alive() -> None:
+    """ZeroMQ would abort the process, which only another process can show."""
+    done = subprocess.run([sys.executable, "-c", READ_IN_TWO], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
