@@ -292,3 +292,17 @@ def test_a_port_that_is_taken_is_named_with_the_key_that_asks_for_it() -> None:
             remote.start()
     remote.close()
     selector.close()
+
+
+def test_a_gateway_that_is_killed_while_the_daemon_starts_is_replaced() -> None:
+    pool = Pool()
+    pool.remote.gateways[0].spawn()
+    first = pool.child()
+    first.kill()
+    try:
+        pool.remote.gateways[0].wait_listening()
+        assert pool.remote.port != 0
+        assert pool.child().pid != first.pid
+    finally:
+        pool.remote.close()
+        pool.selector.close()

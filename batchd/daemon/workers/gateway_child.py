@@ -38,6 +38,9 @@ ALLOCATOR = {
 """So that the gateway's allocator keeps the memory of pieces of rows, and the kernel need not clear
 new pages for each: mallopt(3)."""
 START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 1.0
+STARTS_MAX = 3
+"""Gateways that may be started, at the daemon's start, in the place of killed ones."""
 HANGS_TICKS = 20
 """Half seconds that a gateway may be silent after a withdrawal: without its word nobody else may
 fill the rows. In ticks of the loop: while the daemon itself is stopped, they do not count."""
@@ -108,18 +111,33 @@ class GatewayChild:
         channel.setblocking(False)
 
     def wait_listening(self) -> None:
-        """Wait until it listens. Raises ``BatchdError`` if it cannot; paired with ``spawn``."""
-        self._channel.settimeout(START_TIMEOUT_S)
-        try:
-            while not self.listens:
-                message, _none = receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)
-                if isinstance(message, wire.GatewayFailed):
-                    raise BatchdError(message.reason)
-                self._take(message)
-        except (ChannelClosed, TimeoutError):
-            key = self._arguments[1]
-            raise BatchdError(f"{key}: the gateway for worker hosts did not start; see the log") from None
-        self._channel.setblocking(False)
+        """Wait until it listens; start another one if it is killed. Paired with ``spawn``.
+
+        Raises ``BatchdError`` if it cannot listen.
+        """
+        for _ in range(STARTS_MAX):
+            self._channel.settimeout(START_TIMEOUT_S)
+            try:
+                while not self.listens:
+                    message, _none = receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)
+                    if isinstance(message, wire.GatewayFailed):
+                        raise BatchdError(message.reason)
+                    self._take(message)
+            except TimeoutError:
+                break
+            except ChannelClosed:
+                child = self.let_go()
+                assert child is not None, "it was spawned"
+                status = child.end(END_TIMEOUT_S)
+                if status is None or status >= 0:
+                    break
+                self._events.ended(self)
+                _log.warning("gateway ended", gateway=self.number, pid=child.pid, how=describe(status), again_in_s=0.0)
+                self.spawn()
+            else:
+                self._channel.setblocking(False)
+                return
+        raise BatchdError(f"{self._arguments[1]}: the gateway for worker hosts did not start; see the log")
 
     def tick(self) -> None:
         """Start another process when it is due; end one that hangs."""

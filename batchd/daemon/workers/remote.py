@@ -34,7 +34,7 @@ from batchd.core.links import Link
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import SESSION_LINES_PER_MINUTE
 from batchd.daemon.limits import LinesPerMinute, printable
-from batchd.daemon.workers.gateway_child import GatewayChild
+from batchd.daemon.workers.gateway_child import END_TIMEOUT_S, GatewayChild
 from batchd.daemon.workers.wanted import WantedCount
 from batchd.orders import gateway as wire
 from batchd.orders.link import ORDERS_MAX
@@ -46,7 +46,6 @@ from batchd_wire.status import LinkStatistics, PoolStatistics
 _log = structlog.get_logger()
 
 REMOTE = WorkerKind(orders_max=ORDERS_MAX, start_timeout_s=60.0, note_delay_s=0.0, is_remote=True)
-END_TIMEOUT_S = 1.0
 MOVE_DIFFERENCE = 2
 """Links that a gateway must have more than another, so that moving one of them helps."""
 TIME_MAX_US = 3_600_000_000
