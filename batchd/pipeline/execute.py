@@ -12,7 +12,7 @@ Invariant: the bytes written are a function of (steps, seed, epoch, sample, atte
 values) and the versions of what decodes them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -24,7 +24,7 @@ from batchd.pipeline.kinds import import_families
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.sample_fields import columns_after
-from batchd.pipeline.stages import Row, Stage, make_stage
+from batchd.pipeline.stages import Numbers, Row, Stage, make_rows_stage, make_stage
 from batchd.pipeline.timings import Timings
 from batchd.samples.columns import Column
 from batchd.samples.values import Value, array_of
@@ -56,6 +56,10 @@ class Pipeline:
         self._timings = timings or Timings()
         self._stages = list(_stages(columns, steps, self._timings, has_rows=has_rows))
         self._storing = self._timings.part("store") if has_rows else None
+        self._read = [column for column in columns if column.is_fixed]
+        self._rows_stages = [make_rows_stage(step) for step in steps]
+        self.runs_rows = has_rows and len(self._read) == len(columns) and None not in self._rows_stages
+        """True if ``run_rows`` makes what ``run`` makes."""
 
     def run(self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row) -> None:
         """Make the fields of ``sample`` from the values of its source and write them into ``row``.
@@ -71,6 +75,28 @@ class Pipeline:
                 out[...] = value
             elif value is not out:
                 out[...] = array_of(column, value)
+        self._timings.lap(self._storing)
+
+    def run_rows(self, read: Callable[[Row], None], rows: Row, count: int, reading: int) -> None:
+        """Make ``count`` samples at once, in ``rows`` ``[count, *shape]``. Only if ``runs_rows``.
+
+        ``read`` writes the values of the source, which counts as the part ``reading``. Raises what
+        it raises, and ``SampleUndecodable``.
+        """
+        assert self._storing is not None, "a pipeline with rows"
+        made: dict[str, Numbers] = {}
+        for column in self._read:
+            is_kept = self.columns.get(column.name) is column
+            made[column.name] = rows[column.name] if is_kept else np.empty((count, *column.fixed_shape), column.dtype)
+        read(made)
+        self._timings.lap(reading)
+        for stage, (_stage, part) in zip(self._rows_stages, self._stages, strict=True):
+            assert stage is not None, "it runs rows"
+            stage(made)
+            self._timings.lap(part)
+        for name in self.columns:
+            if made[name] is not rows[name]:
+                rows[name][...] = made[name]
         self._timings.lap(self._storing)
 
     def make(

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from functools import singledispatch
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
 
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.image.opencv import Image
@@ -10,6 +12,7 @@ from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.samples.values import Value
 
+Numbers: TypeAlias = NDArray[Any]
 Row: TypeAlias = Mapping[str, Image]
 """One row of a batch: the memory of each field, by name."""
 Stage: TypeAlias = Callable[[dict[str, Value], SampleRandom, Row], None]
@@ -26,3 +29,15 @@ def make_stage(step: StepOptions, _before: Columns, _after: Columns) -> Stage:
     Steps on images have none: ``execute`` joins them to an ``ImageStage``.
     """
     raise NotImplementedError(f"the step {step.op} has no stage")
+
+
+RowsStage: TypeAlias = Callable[[dict[str, Numbers]], None]
+"""Does to the numbers of several samples, ``[samples, *shape]``, what a stage does to one's.
+
+Raises ``SampleUndecodable`` if one of them is bad: the stage says which, and why."""
+
+
+@singledispatch
+def make_rows_stage(_step: StepOptions) -> RowsStage | None:
+    """Make the stage of a step for several samples; None if it is done sample by sample."""
+    return None

@@ -24,6 +24,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchd.errors import KeyPath, SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.values import Value
@@ -63,6 +66,20 @@ class ReadsAhead(Protocol):
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Announce the samples that are read next, in any order. Data of others may be dropped."""
+
+
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A reader that reads the numbers of several samples at once, in less time than one by one."""
+
+    def reads_rows(self) -> bool:
+        """False if these files must be read sample by sample."""
+
+    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, NDArray[Any]]) -> None:
+        """Write each column of the samples into its array, ``[samples, *shape]`` of its dtype.
+
+        Raises ``SampleUnreadable`` if one of them cannot be read: ``read`` says which, and why.
+        """
 
 
 def read_ahead(reader: Reader, samples: Sequence[int]) -> None:

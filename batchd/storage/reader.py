@@ -27,6 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchd import failpoints
 from batchd.samples.errors import SampleUnreadable
 from batchd.storage.access import Storage
@@ -195,6 +198,18 @@ class BytesReader:
             data = self._read_extent(self._shards.descriptor(path), start, size)
             self._shards.check(path)
             return data
+
+    def read_rows(self, path: bytes, starts: list[int], rows: NDArray[np.uint8], places: Iterable[int]) -> None:
+        """Read ``rows[place]``, as many bytes as it has, from each start in a file of this host."""
+        size = rows.shape[1]
+        self._check_size(size, starts[0])
+        memory = rows.reshape(-1).data
+        with blaming_the_sample():
+            shard = self._shards.descriptor(path)
+            for start, place in zip(starts, places, strict=True):
+                if os.preadv(shard, [memory[place * size : (place + 1) * size]], start) != size:
+                    raise SampleUnreadable(f"the {self._holder} ends before a sample does, or was read in part")
+            self._shards.check(path)
 
     def prefetch(self, extents: Iterable[Extent]) -> None:
         """Request all of these extents of objects at once, before they are read one by one."""

@@ -108,6 +108,7 @@ class WorkerLoop:
 
 
 ROWS_AHEAD = 256
+"""Rows whose samples are planned at once, also of further batches."""
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
 
@@ -179,10 +180,9 @@ class WorkerStream:
         arrays[INDEX][_places(target)] = samples
         if VALID in arrays:
             arrays[VALID][_places(target)] = True
-        self._maker.read_ahead([sample for sample in samples.tolist() if sample not in self.quarantined])
         bad: list[tuple[int, str, str]] = []
         hopeless = ""
-        for row, sample in zip(target, samples.tolist(), strict=True):
+        for row, sample in self._not_filled_at_once(samples, target, arrays, page):
             fields = {name: array[row, ...] for name, array in arrays.items()}
             reason = self._fill_row(order.epoch, row, sample, 0, fields)
             if reason is not None:
@@ -199,6 +199,18 @@ class WorkerStream:
         return orders.ChunkFilled(
             order.order, self._stopwatch.work(), bad, shortened(hopeless, orders.HOPELESS_BYTES_MAX)
         )
+
+    def _not_filled_at_once(
+        self, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+    ) -> list[tuple[int, int]]:
+        """Fill all rows at once if they can be; else return them with their samples."""
+        if self.quarantined.isdisjoint(samples.tolist()) and len(target) == target[-1] + 1 - target[0]:
+            place = slice(target[0], target[-1] + 1)
+            if self._maker.fill_rows(samples, {name: array[place] for name, array in arrays.items()}):
+                self._checksums.write(page, *target)
+                return []
+        self._maker.read_ahead([sample for sample in samples.tolist() if sample not in self.quarantined])
+        return list(zip(target, samples.tolist(), strict=True))
 
     def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
@@ -226,28 +238,28 @@ class WorkerStream:
 
 
 class PlannedRows:
-    """Plans the samples of an order's rows, and of the rows behind them.
+    """Plans the samples of an order's rows, and of the epoch's rows behind them.
 
     The next order is mostly about these, and two hundred cost as much as twenty: a call of NumPy.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._position = Position(-1, -1)
+        self._epoch = -1
         self._first = 0
+        """The row, counted from the epoch's first, that ``_samples`` begin with."""
         self._samples: NDArray[np.int64] = np.empty(0, np.int64)
 
     def samples(self, position: Position, rows: Rows) -> NDArray[np.int64]:
         """As ``Plan.indices_of``; the array is shared, so it must not be written to."""
-        first, count = rows[0], rows[-1] + 1 - rows[0]
+        first, count = position.step * self._plan.batch_size + rows[0], rows[-1] + 1 - rows[0]
         start = first - self._first
-        if position != self._position or start < 0 or start + count > len(self._samples):
-            planned = max(count, min(ROWS_AHEAD, self._plan.rows(position.step) - first))
-            self._position, self._first, start = position, first, 0
-            self._samples = self._plan.indices(position, first, planned)
-        return (
-            self._samples[start : start + count] if len(rows) == count else self._samples[_numbers(rows) - self._first]
-        )
+        if position.epoch != self._epoch or start < 0 or start + count > len(self._samples):
+            planned = max(count, min(ROWS_AHEAD, self._plan.samples - first))
+            self._epoch, self._first, start = position.epoch, first, 0
+            self._samples = self._plan.indices(position, rows[0], planned)
+        samples = self._samples[start : start + count]
+        return samples if len(rows) == count else samples[_numbers(rows) - rows[0]]
 
 
 def _places(rows: Rows) -> slice | NDArray[np.int64]:

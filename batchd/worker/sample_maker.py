@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchd import failpoints
 from batchd.functions.load import FunctionUnusable, expect
 from batchd.orders.worker import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
@@ -27,7 +30,7 @@ from batchd.samples.columns import parse_column
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.cache.reader import CachedReader, open_cache
-from batchd.sources.interface import Reader, ReadsAhead, open_reader, read_ahead
+from batchd.sources.interface import Reader, ReadsAhead, ReadsRows, open_reader, read_ahead
 from batchd.sources.kinds import source_from_plain
 from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
@@ -94,6 +97,9 @@ class SampleMaker:
                     self._first = Pipeline(columns, steps[:cut], recipe.seed, has_rows=False, timings=timings)
                     columns = list(self._first.columns.values())
                 self._pipeline = Pipeline(columns, steps[cut:], recipe.seed, has_rows=has_rows, timings=timings)
+                self._rows_reader = self._reader if isinstance(self._reader, ReadsRows) and not cut else None
+                if self._rows_reader is not None and not (self._pipeline.runs_rows and self._rows_reader.reads_rows()):
+                    self._rows_reader = None
                 self.columns = self._pipeline.columns
                 changed = changed_file(recipe.files)
             except (FunctionUnusable, StepInvalid) as error:
@@ -134,6 +140,24 @@ class SampleMaker:
         if taken_ns is not None:
             self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)
         return None
+
+    def fill_rows(self, samples: NDArray[np.int64], rows: Row) -> bool:
+        """Write the fields of all samples at once; False if they must be made one by one.
+
+        ``rows``: ``[samples, *shape]`` each; undefined after False.
+        """
+        if self._rows_reader is None:
+            return False
+        self._stopwatch.begin_sample()
+        self._storage.begin_sample()
+        try:
+            read = partial(self._rows_reader.read_rows, samples)
+            self._pipeline.run_rows(read, rows, len(samples), self._stopwatch.reading)
+        except BAD:
+            self._stopwatch.waste_sample()
+            return False
+        self._stopwatch.rows_done(len(samples))
+        return True
 
     def keep_known(self, sample: int, row: Row) -> None:
         """Write a bad sample's known fields; all others get zeros, or their padding."""

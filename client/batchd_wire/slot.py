@@ -89,10 +89,11 @@ class RowChecksums:
         self._covered = [(field.offset, field.row_bytes) for field in layout.sample_fields]
         self._sums = next((field.offset for field in layout.fields if field.name == CHECKSUM.name), None)
 
-    def write(self, page: memoryview, row: int) -> None:
-        """Write the checksum of a complete row of the slot mapped by ``page``."""
+    def write(self, page: memoryview, *rows: int) -> None:
+        """Write the checksums of complete rows of the slot mapped by ``page``."""
         if self._sums is not None:
-            _CRC32.pack_into(page, self._sums + row * _CRC32.size, self._of(page, row))
+            for row in rows:
+                _CRC32.pack_into(page, self._sums + row * _CRC32.size, self._of(page, row))
 
     def wrong_rows(self, page: memoryview, first: int, count: int) -> list[int]:
         """List the rows of ``first`` to ``first + count`` that differ from their checksums."""

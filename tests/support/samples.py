@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, open_reader
+from batchd.sources.interface import Reader, ReadsRows, open_reader
 from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
@@ -47,7 +48,10 @@ def read_samples(source: SourceOptions) -> list[Mapping[str, Any]]:
     What is only valid until the next one is copied.
     """
     with opened(source) as (reader, index):
-        return [_copied(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
+        samples = [_copied(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
+        if isinstance(reader, ReadsRows) and reader.reads_rows():
+            _check_rows(reader, samples)
+        return samples
 
 
 def reason(reader: Reader, sample: int = 0) -> str:
@@ -55,6 +59,17 @@ def reason(reader: Reader, sample: int = 0) -> str:
     with pytest.raises(SampleUnreadable) as caught:
         reader.read(sample)
     return str(caught.value)
+
+
+def _check_rows(reader: ReadsRows, samples: list[Mapping[str, Any]]) -> None:
+    """Rows that are read at once, in any order and repeatedly, are those read one by one."""
+    wanted = np.random.default_rng(7).integers(len(samples), size=2 * len(samples))
+    one = {name: np.asarray(value) for name, value in samples[0].items()}
+    rows = {name: np.full((len(wanted), *value.shape), 77, value.dtype) for name, value in one.items()}
+    reader.read_rows(wanted, rows)
+    for row, sample in enumerate(wanted):
+        for name, value in samples[sample].items():
+            np.testing.assert_array_equal(rows[name][row], value)
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from batchd.pipeline.effects import FLOAT_MAX, WHOLE, Columns
 from batchd.pipeline.numbers.options import Cast, Clip, NumberStep, OneHot, Scale
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.stages import Row, Stage, make_stage
+from batchd.pipeline.stages import Numbers, Row, RowsStage, Stage, make_rows_stage, make_stage
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value, array_of
-
-Numbers = NDArray[Any]
 
 
 @make_stage.register
@@ -27,6 +25,16 @@ def _on_numbers(step: NumberStep, before: Columns, _after: Columns) -> Stage:
 
     def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
         values[column.name] = change(step, array_of(column, values[column.name]))
+
+    return run
+
+
+@make_rows_stage.register
+def _on_rows(step: NumberStep) -> RowsStage:
+    change = changed.dispatch(type(step))
+
+    def run(rows: dict[str, Numbers]) -> None:
+        rows[step.field] = change(step, rows[step.field])
 
     return run
 

@@ -95,6 +95,13 @@ class StoredArray:
         numbers = numbers.reshape(self.shape, order="F" if self.fortran else "C")
         return numbers if self.dtype.isnative else numbers.astype(self.dtype.newbyteorder("="))
 
+    def rows(self, name: str, data: NDArray[np.uint8]) -> NDArray[Any]:
+        """As ``numbers``, of several samples: ``data`` has a row of bytes for each."""
+        mine = np.ascontiguousarray(data[:, self.first : self.first + self.size])
+        if self.dtype.kind == "b" and mine.size and mine.max() > 1:
+            raise SampleUnreadable(f"{name} has a byte {mine.max()}, which is not bool: 0 or 1")
+        return mine.view(self.dtype).reshape(len(data), *self.shape)
+
 
 def check_dtype(where: str, dtype: "np.dtype[Any]") -> None:
     """Raise ``SourceInvalid`` for a type that a batch cannot hold; ``where`` names the array."""

@@ -10,8 +10,10 @@ import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
@@ -20,6 +22,7 @@ from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.interface import PlainReader
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
+from batchd.storage.location import is_url
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 
@@ -46,6 +49,30 @@ class ArrayReader(PlainReader):
         runs, place = self._find(sample)
         data = [self._read_run(number, run, place) for number, run in enumerate(runs)]
         return {name: array.numbers(repr(name), data[run]) for name, run, array in self._fields}
+
+    def reads_rows(self) -> bool:
+        """See ``interface.ReadsRows``."""
+        is_whole = all(run.pieces == 1 for runs in self._parts for run in runs)
+        return (
+            is_whole and not any(array.fortran for *_place, array in self._fields) and not any(map(is_url, self._files))
+        )
+
+    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, NDArray[Any]]) -> None:
+        """See ``interface.ReadsRows``."""
+        parts = np.searchsorted(self._firsts, samples, side="right") - 1
+        chosen = [(int(part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
+        for number, reader in enumerate(self._bytes):
+            fields = [(name, array) for name, of, array in self._fields if of == number]
+            size = self._parts[0][number].size
+            data = _whole_rows(rows, fields, size)
+            made = np.empty((len(samples), size), np.uint8) if data is None else data
+            for part, places in chosen:
+                run = self._parts[part][number]
+                starts = run.first + (samples[places] - self._firsts[part]) * run.stride
+                reader.read_rows(self._files[run.file], starts.tolist(), made, places.tolist())
+            if data is None:
+                for name, array in fields:
+                    rows[name][...] = array.rows(repr(name), made)
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request all these samples from servers at once."""
@@ -83,6 +110,18 @@ class ArrayReader(PlainReader):
             return memoryview(b"".join(map(bytes, pieces)))
         except SampleUnreadable as error:
             raise SampleUnreadable(f"{error} ({readable(file)})" if number else str(error)) from None
+
+
+def _whole_rows(
+    rows: Mapping[str, NDArray[Any]], fields: list[tuple[str, StoredArray]], size: int
+) -> NDArray[np.uint8] | None:
+    """The memory of ``rows``, if what a run reads is one field's as it is: none is copied then."""
+    (name, array), *others = fields
+    numbers = rows[name]
+    is_same = numbers.dtype == array.dtype and array.dtype.kind != "b" and array.size == size
+    if others or not is_same or not numbers.flags.c_contiguous:
+        return None
+    return numbers.reshape(-1).view(np.uint8).reshape(len(numbers), size)
 
 
 READERS = dict.fromkeys((NpySource, NpzSource, RawSource), ArrayReader)
