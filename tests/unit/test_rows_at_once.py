@@ -5,7 +5,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from batchd.config.load import load_config
 from batchd.daemon.stream_plan import plan_stream
@@ -199,3 +201,14 @@ def test_any_array_gives_its_rows(worker, tmp_path, array, why):
     _bad, rows = fill(stream)
     np.testing.assert_array_equal(rows["x"], array)
     assert at_once == [why is None]
+
+
+def test_rows_of_numbers_in_a_table_are_made_at_once(worker, tmp_path):
+    """They are in the index."""
+    parquet.write_table(pa.table({"y": values()["y"], "label": values()["label"]}), tmp_path / "a.parquet")
+    fields = "{ y = 'float32', label = 'int64' }"
+    stream, at_once = worker(f"{{ type = 'parquet', root = '{tmp_path}', shards = ['a.parquet'], fields = {fields} }}")
+    _bad, rows = fill(stream, 2, 9)
+    np.testing.assert_array_equal(rows["y"], values()["y"][2:11], strict=True)
+    np.testing.assert_array_equal(rows["label"], np.arange(2, 11))
+    assert at_once == [True]

@@ -20,6 +20,7 @@ from io import BufferedReader
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
@@ -204,6 +205,15 @@ class ParquetReader:
             if column.name not in values:
                 values[column.name] = self._value(sample, place, number)
         return values
+
+    def reads_rows(self) -> bool:
+        """See ``interface.ReadsRows``: single numbers are in the index."""
+        return len(self._numbers) == len(self._columns)
+
+    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, NDArray[Any]]) -> None:
+        """See ``interface.ReadsRows``."""
+        for name, numbers in self._numbers.items():
+            rows[name][...] = numbers[samples]
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request at once all that these samples need: values, and row groups that are not kept."""
