@@ -76,7 +76,7 @@ class Order:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker process. ``noted_s``: when its note last changed."""
+    """One worker process. ``noted_s``: when its note last changed, or it carried out an order."""
 
     number: int
     place: int
@@ -291,6 +291,7 @@ class Fleet:
         order = worker.orders.pop(number)
         worker.withdrawing.discard(number)
         worker.is_late = False
+        worker.noted_s = self._moment.now_s
         worker.chunks += 1
         worker.samples += len(order.rows)
         worker.busy_us += busy_us

@@ -31,7 +31,7 @@ is stuck or dead, to find out the sample.
     0                8               16              24
     +----------------+---------------+---------------+
     | order          | row + 1       | sample        |      row + 1 = 0: between samples
-    +----------------+---------------+---------------+
+    +----------------+---------------+---------------+      row + 1 >= MANY_ROWS: many at once
 """
 
 from struct import Struct
@@ -41,6 +41,8 @@ from batchd_wire.codec import Message, Vocabulary, message
 
 NOTE = Struct("<QQQ")
 NOTE_BYTES = 4096
+MANY_ROWS = 1 << 32
+"""Added to ``row + 1`` while rows from there on are made at once: no sample of them is suspected."""
 assert NOTE.size == 24  # noqa: PLR2004  as drawn above
 
 OUT_OF_MEMORY_STATUS = 12

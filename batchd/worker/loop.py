@@ -109,6 +109,8 @@ class WorkerLoop:
 
 ROWS_AHEAD = 256
 """Rows whose samples are planned at once, also of further batches."""
+ROWS_AT_ONCE = 256
+"""Rows that may be made at once: each time, the daemon sees that the worker goes on."""
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
 
@@ -203,14 +205,24 @@ class WorkerStream:
     def _not_filled_at_once(
         self, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
     ) -> list[tuple[int, int]]:
-        """Fill all rows at once if they can be; else return them with their samples."""
-        if self.quarantined.isdisjoint(samples.tolist()) and len(target) == target[-1] + 1 - target[0]:
-            place = slice(target[0], target[-1] + 1)
-            if self._maker.fill_rows(samples, {name: array[place] for name, array in arrays.items()}):
-                self._checksums.write(page, *target)
-                return []
-        self._maker.read_ahead([sample for sample in samples.tolist() if sample not in self.quarantined])
-        return list(zip(target, samples.tolist(), strict=True))
+        """Fill as many rows at once as can be; return the others with their samples."""
+        left: list[tuple[int, int]] = []
+        step = ROWS_AT_ONCE if self._maker.makes_rows else len(target)
+        for start in range(0, len(target), step):
+            rows, chosen = target[start : start + step], samples[start : start + step]
+            if not self._maker.makes_rows or not self._fill_at_once(chosen, rows, arrays):
+                left += zip(rows, chosen.tolist(), strict=True)
+            else:
+                self._checksums.write(page, *rows)
+        self._maker.read_ahead([sample for _row, sample in left if sample not in self.quarantined])
+        return left
+
+    def _fill_at_once(self, samples: NDArray[np.int64], target: Rows, arrays: Arrays) -> bool:
+        if not self.quarantined.isdisjoint(samples.tolist()) or len(target) != target[-1] + 1 - target[0]:
+            return False
+        self._note.take_many(target[0])
+        place = slice(target[0], target[-1] + 1)
+        return self._maker.fill_rows(samples, {name: array[place] for name, array in arrays.items()})
 
     def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""

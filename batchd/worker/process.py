@@ -16,7 +16,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 
 from batchd.children import die_with_parent
-from batchd.orders.worker import NOTE, NOTE_BYTES
+from batchd.orders.worker import MANY_ROWS, NOTE, NOTE_BYTES
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -63,6 +63,10 @@ class NoteMemory:
     def take(self, row: int, sample: int) -> None:
         """``sample`` is decoded for ``row``."""
         NOTE.pack_into(self._memory, 0, self._order, row + 1, sample)
+
+    def take_many(self, row: int) -> None:
+        """Many rows, from ``row`` on, are made at once."""
+        self.take(MANY_ROWS + row, 0)
 
     def clear(self) -> None:
         """Between samples."""

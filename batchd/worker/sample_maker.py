@@ -108,6 +108,11 @@ class SampleMaker:
                 raise RecipeUnusable(changed)
             self._opened = where_it_fails.pop_all()
 
+    @property
+    def makes_rows(self) -> bool:
+        """True if ``fill_rows`` can be tried."""
+        return self._rows_reader is not None
+
     def close(self) -> None:
         """Close the files."""
         self._opened.close()
@@ -144,10 +149,9 @@ class SampleMaker:
     def fill_rows(self, samples: NDArray[np.int64], rows: Row) -> bool:
         """Write the fields of all samples at once; False if they must be made one by one.
 
-        ``rows``: ``[samples, *shape]`` each; undefined after False.
+        ``rows``: ``[samples, *shape]`` each; undefined after False. Only if ``makes_rows``.
         """
-        if self._rows_reader is None:
-            return False
+        assert self._rows_reader is not None, "it makes rows"
         self._stopwatch.begin_sample()
         self._storage.begin_sample()
         try:

@@ -157,6 +157,18 @@ def test_a_worker_that_goes_on_is_not_stuck():
     assert world.do(ev.WorkerObserved(1, None)) == []
 
 
+def test_a_worker_that_carries_out_orders_is_not_stuck_whatever_its_note_says():
+    """Orders may take so little that each look at the note is between two of them."""
+    world = world_of()
+    world.subscribe()
+    for _ in range(4):
+        world.now += SAMPLE_TIMEOUT_S - 1
+        assert pick(act.KillWorker, world.do(ev.WorkerObserved(1, None))) == []
+        world.fill(1)
+        world.pull(1)
+    assert world.workers[1].orders
+
+
 def test_a_worker_that_never_begins_its_order_is_stuck_too():
     """Its note stays empty although it has had an order for long."""
     world = world_of()
