@@ -13,7 +13,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol
 
 import structlog
@@ -39,8 +39,9 @@ ALLOCATOR = {
 new pages for each: mallopt(3)."""
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 1.0
-STARTS_MAX = 3
-"""Gateways that may be started, at the daemon's start, in the place of killed ones."""
+STARTS_MAX = 10
+START_PAUSE_S = 0.2
+"""A gateway that is killed while the daemon starts is replaced after this time, so many times."""
 HANGS_TICKS = 20
 """Half seconds that a gateway may be silent after a withdrawal: without its word nobody else may
 fill the rows. In ticks of the loop: while the daemon itself is stopped, they do not count."""
@@ -132,7 +133,10 @@ class GatewayChild:
                 if status is None or status >= 0:
                     break
                 self._events.ended(self)
-                _log.warning("gateway ended", gateway=self.number, pid=child.pid, how=describe(status), again_in_s=0.0)
+                _log.warning(
+                    "gateway ended", gateway=self.number, pid=child.pid, how=describe(status), again_in_s=START_PAUSE_S
+                )
+                sleep(START_PAUSE_S)
                 self.spawn()
             else:
                 self._channel.setblocking(False)
