@@ -123,12 +123,12 @@ def test_without_a_trainer_nobody_waits(daemon):
 
 
 def test_a_slow_trainer_is_told_that_it_is_its_own_pace(daemon):
-    """The ring is full whenever it comes."""
+    """The ring is full whenever it comes; a look just then finds one batch less."""
     with reading(daemon.address, between=pause(0.3)):
         verdict = why(daemon.address)
 
     assert verdict["kind"] == "trainer-bound"
-    assert "4 of 4 batches ready ahead" in verdict["proof"]
+    assert re.search(r"\b[34] of 4 batches ready ahead", verdict["proof"])
     assert verdict["wait_share"] < 0.05
 
 
