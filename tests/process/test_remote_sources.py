@@ -5,7 +5,9 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import MemoryStore
 
 import batchd_client
 from batchd_client.errors import BatchTimeout, StreamStopped
@@ -17,6 +19,12 @@ from support.seen import see
 from support.settings import STILL_PIPELINE, folder_stream, write_settings
 from support.shards import photo_shards
 from support.waiting import wait_until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _obstore_runs():
+    """Its threads are the process's for ever: no test leaves them behind by being the first."""
+    obstore.put(MemoryStore(), "x", b"x")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
