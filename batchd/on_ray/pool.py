@@ -69,9 +69,18 @@ def cluster(address: str) -> Iterator[None]:
     except (OSError, ValueError):
         raise BatchdError(f"no Ray cluster answers at {address!r}: {START_RAY}") from None
     try:
-        ray.init(address=found, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
+        # "auto" as it is: only for that does Ray use a token that it finds by itself.
+        ray.init(
+            address=address if address == "auto" else found,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+        )
     except (RayError, RuntimeError, ValueError, OSError) as error:
-        raise BatchdError(f"the Ray cluster at {found} does not let this driver in: {_last_line(error)}") from None
+        raise BatchdError(
+            f"the Ray cluster at {found} does not let this driver in: {_last_line(error)}; if the cluster has a token, "
+            "set RAY_AUTH_MODE=token here, too"
+        ) from None
     try:
         yield
     finally:
