@@ -97,7 +97,7 @@ class Run:
             heapq.heappop(self._late)[2]()
         self.stage.free_disk()
         self.rest()
-        self._see_hosts_fill()
+        self._see_hosts_serve()
         for member in list(self.members.values()):
             member.leave()
         if not self.watch(REST_S, lambda: not self.members):
@@ -269,16 +269,16 @@ class Run:
             self.wrong(f"{error}:\n{host.log[-3000:]}")
         host.log_file.unlink()
 
-    def _see_hosts_fill(self) -> None:
-        """All of them serve again after all that was done to them, and rows come from them."""
+    def _see_hosts_serve(self) -> None:
+        """All of them serve again after all that was done to them; local workers may be enough."""
         with batchd_client.connect(self.stage.daemon.address, connect_timeout_s=60.0) as connection:
 
-            def do_fill() -> bool:
+            def do_serve() -> bool:
                 links = connection.status()["pool"]["links"]
-                return len(links) == HOSTS and all(link["samples"] for link in links)
+                return len(links) == HOSTS and all(link["state"] == "serving" for link in links)
 
-            if not self.watch(REST_S, do_fill):
-                self.wrong(f"worker hosts that fill nothing: {connection.status()['pool']}")
+            if not self.watch(REST_S, do_serve):
+                self.wrong(f"worker hosts that do not serve: {connection.status()['pool']}")
 
     def _dismiss_hosts(self) -> None:
         """Have them leave, each with success."""
