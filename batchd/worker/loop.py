@@ -7,6 +7,8 @@
 
                                          then its checksum, if the stream has them
 
+    rows of numbers in arrays: many at once, straight into the slot; each by itself if one is wrong
+
     a file that a step reads has changed since the daemon read it,
     or a user's function cannot be imported ----------------> zeros; the daemon stops the stream
 

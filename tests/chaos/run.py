@@ -270,12 +270,14 @@ class Run:
         host.log_file.unlink()
 
     def _see_hosts_serve(self) -> None:
-        """All of them serve again after all that was done to them; local workers may be enough."""
+        """All of them serve again after all that was done to them; rows came from each to prove it."""
         with batchd_client.connect(self.stage.daemon.address, connect_timeout_s=60.0) as connection:
 
             def do_serve() -> bool:
                 links = connection.status()["pool"]["links"]
-                return len(links) == HOSTS and all(link["state"] == "serving" for link in links)
+                return len(links) == HOSTS and all(
+                    link["state"] == "serving" and link["received_bytes"] for link in links
+                )
 
             if not self.watch(REST_S, do_serve):
                 self.wrong(f"worker hosts that do not serve: {connection.status()['pool']}")
