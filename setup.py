@@ -13,8 +13,8 @@ setup(
     ext_modules=[
         Extension(
             "batchd.pipeline._jpeg",
-            [f"batchd/pipeline/_jpeg{part}.c" for part in ("", "_cut", "_transcode")],
-            depends=["batchd/pipeline/_jpeg.h"],
+            [f"batchd/pipeline/_jpeg{part}.c" for part in ("", "_cut", "_scan", "_splice", "_transcode", "_walk")],
+            depends=["batchd/pipeline/_jpeg.h", "batchd/pipeline/_jpeg_scan.h"],
             libraries=["jpeg"],
             extra_compile_args=FLAGS,
             py_limited_api=True,

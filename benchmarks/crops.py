@@ -6,6 +6,7 @@ batch, by the same pipeline:
     whole      without the extension
     alone      with it
     seekable   with it, of photographs with restart markers, by `batchd prepare --seekable`
+    points     with it, of the photographs as they are, by their access points
 
 Sides take turns photograph by photograph, and the time is the thread's own on a CPU, so that others
 on the machine hardly count. A round is an epoch, so each has other crops.
@@ -22,10 +23,11 @@ from harness import Bench, Figure, spread
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.decode import decoder_versions
-from batchd.pipeline.image.jpeg_box import seekable
+from batchd.pipeline.image.jpeg_box import found_points, seekable
 from batchd.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
 from batchd.pipeline.image.probe import probe_image
 from batchd.pipeline.options import StepOptions
+from batchd.samples.access_points import AccessPoints
 from batchd.samples.columns import Column
 
 SIZE = (224, 224)
@@ -36,7 +38,8 @@ STEPS: dict[str, list[StepOptions]] = {
 }
 TARGETS = {"random": 1.26, "random-unscaled": 1.26, "center": 1.26}
 SEEKABLE_TARGETS = {"random": 1.4, "random-unscaled": 1.4, "center": 1.4}
-SIDES = ("whole", "alone", "seekable")
+POINTS_TARGETS = {"random": 1.7, "random-unscaled": 1.7, "center": 2.2}
+SIDES = ("whole", "alone", "seekable", "points")
 
 
 def run(bench: Bench) -> None:
@@ -55,14 +58,22 @@ def run(bench: Bench) -> None:
         f"seekable: {len(pairs)} of {len(files)} photographs; {bytes_after / bytes_before:.3f} times the bytes, of a photograph "
         f"{statistics.median(growth):.3f} ({min(growth):.3f} to {max(growth):.3f})"
     )
+    points = [found_points(view, probe_image(view)) for view in (memoryview(file) for file, _ in pairs)]
+    finding_us = [_finding_us([file for file, _ in pairs]) for _ in range(bench.rounds + 1)][1:]
+    print(
+        f"access points: {sum(map(bool, points))} of {len(pairs)}, {statistics.mean(map(len, points)):.0f} bytes each; "
+        f"{spread(finding_us, 0)} us to find them"
+    )
     for name, steps in STEPS.items():
         # The first round warms up.
-        rounds = [_epoch_us(pairs, steps, epoch) for epoch in range(bench.rounds + 1)][1:]
+        rounds = [_epoch_us(pairs, points, steps, epoch) for epoch in range(bench.rounds + 1)][1:]
         for side, spent_us in zip(SIDES, zip(*rounds, strict=True), strict=True):
             print(f"{name}: {side} {spread(list(spent_us), 0)} us for a photograph")
-        _report(bench, f"crops-{name}", [whole / alone for whole, alone, _ in rounds], TARGETS[name])
-        _report(bench, f"crops-{name}-seekable", [whole / cut for whole, _, cut in rounds], SEEKABLE_TARGETS[name])
-        print(f"{name}: alone / seekable {spread([alone / cut for _, alone, cut in rounds])}")
+        _report(bench, f"crops-{name}", [whole / alone for whole, alone, *_ in rounds], TARGETS[name])
+        _report(bench, f"crops-{name}-seekable", [one[0] / one[2] for one in rounds], SEEKABLE_TARGETS[name])
+        _report(bench, f"crops-{name}-points", [one[0] / one[3] for one in rounds], POINTS_TARGETS[name])
+        for place, side in enumerate(SIDES[2:], 2):
+            print(f"{name}: alone / {side} {spread([one[1] / one[place] for one in rounds])}")
 
 
 def _seekable(file: bytes) -> bytes | None:
@@ -70,18 +81,33 @@ def _seekable(file: bytes) -> bytes | None:
     return seekable(view, probe_image(view))
 
 
+def _finding_us(files: list[bytes]) -> float:
+    """CPU for the access points of a photograph."""
+    views = [memoryview(file) for file in files]
+    headers = [probe_image(view) for view in views]
+    begun_ns = thread_time_ns()
+    for view, header in zip(views, headers, strict=True):
+        found_points(view, header)
+    return (thread_time_ns() - begun_ns) / len(files) / 1000
+
+
 def _report(bench: Bench, name: str, ratios: list[float], target: float) -> None:
     print(f"{name}: {spread(ratios)} times as fast as whole")
     bench.report(Figure(name, statistics.median(ratios), ">=", target))
 
 
-def _epoch_us(pairs: list[tuple[bytes, bytes]], steps: list[StepOptions], epoch: int) -> tuple[float, ...]:
+def _epoch_us(
+    pairs: list[tuple[bytes, bytes]], records: list[bytes], steps: list[StepOptions], epoch: int
+) -> tuple[float, ...]:
     """CPU for each photograph, by side."""
-    pipelines = [Pipeline([Column("image", "encoded")], steps, 0) for _ in SIDES]
+    points = AccessPoints(["image"])
+    columns = [Column("image", "encoded")]
+    pipelines = [Pipeline(columns, steps, 0, points=points if side == "points" else None) for side in SIDES]
     rows = [np.full((len(pairs), *SIZE, 3), 1, np.uint8) for _ in SIDES]  # touched, as slots are
     spent_ns = [0] * len(SIDES)
     for sample, (file, with_markers) in enumerate(pairs):
-        values = [{"image": memoryview(one)} for one in (file, file, with_markers)]
+        values = [{"image": memoryview(one)} for one in (file, file, with_markers, file)]
+        points.begin({"image": records[sample]}, is_kept=True)
         for turn in range(len(SIDES)):
             side = (turn + sample + epoch) % len(SIDES)
             with _extension(is_used=side > 0):

@@ -50,14 +50,11 @@ struct color {
 
 static const struct color COLORS[] = {{"rgb", JCS_EXT_RGB, 3}, {"bgr", JCS_EXT_BGR, 3}, {"gray", JCS_GRAYSCALE, 1}};
 
-struct box {
-    int top, left, height, width;
-};
-
 struct job {
     struct jpeg_decompress_struct jpeg;
     struct failure failure;
     Py_buffer data, pixels;
+    Py_buffer record; /* of access points; NULL: there are none */
     const struct color *color;
     int eighths;
     int height, width; /* of the whole picture, as the caller knows it */
@@ -65,6 +62,7 @@ struct job {
     struct cutting cutting;
     unsigned char *cut; /* memory of the smaller file, or NULL */
     int is_cut, is_planned_only;
+    struct splicing splicing; /* by access points; its `made` is NULL where that is not done */
     int is_known; /* the header is read, and of a kind that this libjpeg decodes */
     int columns, before; /* result: how long a row of what was decoded is, and what of it is in front of the box */
 };
@@ -239,8 +237,7 @@ static void read_header(struct job *job, const unsigned char *file, size_t lengt
     jpeg_read_header(&job->jpeg, TRUE);
 }
 
-/* The MCUs, of which each makes `pixels` of the scaled picture, under some of `whole` of its pixels. */
-static struct span mcus_under(int first, int length, int whole, int pixels, int sampling)
+struct span mcus_under(int first, int length, int whole, int pixels, int sampling)
 {
     const int margin = sampling > 1 ? MARGIN : 0;
     const int begin = first > margin ? first - margin : 0, room = whole - first - length;
@@ -295,18 +292,19 @@ static enum verdict read_tiles(struct job *job)
 static enum verdict begin(struct job *job)
 {
     struct jpeg_decompress_struct *jpeg = &job->jpeg;
+    const unsigned char *const spliced = job->splicing.made;
     jpeg_create_decompress(jpeg);
-    read_header(job, job->data.buf, (size_t)job->data.len);
+    read_header(job, spliced ? spliced : job->data.buf, spliced ? job->splicing.made_length : (size_t)job->data.len);
     job->is_known = 1;
     if (!is_usual(jpeg)) return NOT_MINE;
-    if ((int)jpeg->image_height != job->height || (int)jpeg->image_width != job->width) return NOT_MINE;
+    if (!spliced && ((int)jpeg->image_height != job->height || (int)jpeg->image_width != job->width)) return NOT_MINE;
     set_up(job);
     jpeg_calc_output_dimensions(jpeg);
     if (!is_inside(&job->box, jpeg->output_height, jpeg->output_width)) return BAD_BOX;
-    return read_tiles(job);
+    return spliced ? DONE : read_tiles(job);
 }
 
-static enum verdict run(struct job *job)
+static enum verdict decode_box(struct job *job)
 {
     struct jpeg_decompress_struct *jpeg = &job->jpeg;
     enum verdict verdict;
@@ -330,6 +328,43 @@ static void end(struct job *job)
 {
     jpeg_destroy_decompress(&job->jpeg);
     free(job->cut);
+    free(job->splicing.memory);
+}
+
+static int side(int whole, int eighths) { return (whole * eighths + EIGHTHS - 1) / EIGHTHS; }
+
+/* Decodes what the access points cut out. Where that cannot be, `job` is as before. */
+static enum verdict decode_spliced(struct job *job)
+{
+    const struct box box = job->box;
+    struct splicing *const splicing = &job->splicing;
+    enum verdict verdict;
+    if (!is_inside(&box, (JDIMENSION)side(job->height, job->eighths), (JDIMENSION)side(job->width, job->eighths))) return BAD_BOX;
+    *splicing = (struct splicing){.file = job->data.buf, .length = (size_t)job->data.len, .record = job->record.buf,
+                                  .record_length = (size_t)job->record.len, .height = job->height, .width = job->width,
+                                  .eighths = job->eighths, .box = box};
+    verdict = splice_crop(splicing);
+    if (verdict == DONE) {
+        job->box.top -= splicing->top;
+        job->box.left -= splicing->left;
+        job->failure.is_end_ours = 1;
+        verdict = decode_box(job);
+    }
+    if (verdict != DONE) {
+        if (splicing->made) jpeg_destroy_decompress(&job->jpeg);
+        memset(&job->jpeg, 0, sizeof job->jpeg);
+        job->failure.is_end_ours = 0;
+        job->is_known = 0;
+        job->box = box;
+        splicing->made = NULL;
+    }
+    return verdict;
+}
+
+static enum verdict run(struct job *job)
+{
+    if (job->record.buf && decode_spliced(job) == DONE) return DONE;
+    return decode_box(job);
 }
 
 /* --- Python --- */
@@ -385,17 +420,20 @@ static PyObject *decoded(struct job *job, const char *color)
     if (!job->color) return PyErr_Format(PyExc_ValueError, "the color is rgb, bgr or gray, not %s", color);
     verdict = checked_run(job);
     if (verdict == BAD_SCALE) return NULL;
-    if (verdict == DONE) return Py_BuildValue("(ii)", job->columns, job->before);
+    if (verdict == DONE)
+        return Py_BuildValue("(iiN)", job->columns, job->before, PyBool_FromLong(!job->record.buf || job->splicing.fits));
     if (verdict != BAD_BUFFER) return told(&job->failure, verdict);
     return PyErr_Format(PyExc_ValueError, "%d rows of %d columns need more than the buffer's %zd bytes", job->box.height, job->columns,
                         job->pixels.len);
 }
 
 PyDoc_STRVAR(decode_doc,
-"decode(data, pixels, color, eighths, size, box) -> (columns, before) | None\n\n"
+"decode(data, pixels, color, eighths, size, box, points=None) -> (columns, before, fits) | None\n\n"
 "Decode a box (top, left, height, width), in pixels of the scaled picture, into the writable buffer ``pixels``.\n\n"
 "``size`` is (height, width) of the whole picture, unscaled, as its header says. What is written: ``height`` rows of ``columns`` pixels,\n"
 "``before`` of which are in front of the box; at most COLUMNS_BESIDE_MAX are beside it. None: a file for another decoder.\n"
+"``points``: what ``access_points`` returned for the file, which takes less time; ``fits`` is False if it is not of these bytes, and then\n"
+"it was not used. The pixels are the same.\n"
 "Raises JpegError where the file is broken down to the last row of the box, ValueError for a wrong box, color or buffer.");
 
 static PyObject *decode(PyObject *self, PyObject *arguments)
@@ -405,12 +443,13 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
     PyObject *result;
     (void)self;
     memset(&job, 0, sizeof job);
-    if (!PyArg_ParseTuple(arguments, "y*w*si(ii)(iiii):decode", &job.data, &job.pixels, &color, &job.eighths, &job.height,
-                          &job.width, &job.box.top, &job.box.left, &job.box.height, &job.box.width))
+    if (!PyArg_ParseTuple(arguments, "y*w*si(ii)(iiii)|z*:decode", &job.data, &job.pixels, &color, &job.eighths, &job.height,
+                          &job.width, &job.box.top, &job.box.left, &job.box.height, &job.box.width, &job.record))
         return NULL;
     result = decoded(&job, color);
     PyBuffer_Release(&job.data);
     PyBuffer_Release(&job.pixels);
+    if (job.record.obj) PyBuffer_Release(&job.record);
     return result;
 }
 
@@ -469,8 +508,39 @@ static PyObject *transcoded(PyObject *self, PyObject *arguments)
     return result;
 }
 
+PyDoc_STRVAR(points_doc,
+"access_points(data, size, step_pixels) -> bytes | None\n\n"
+"Places in a JPEG from which it can be decoded, about every ``step_pixels`` pixels of each row of blocks, for ``decode``.\n\n"
+"``size`` is (height, width) as its header says. None: a file of another kind (progressive, with restart markers, inks), or one that is\n"
+"broken anywhere. Raises ValueError where ``step_pixels`` is not positive.");
+
+static PyObject *access_points(PyObject *self, PyObject *arguments)
+{
+    struct finding job;
+    Py_buffer data;
+    PyObject *result = NULL;
+    enum verdict verdict;
+    (void)self;
+    memset(&job, 0, sizeof job);
+    if (!PyArg_ParseTuple(arguments, "y*(ii)i:access_points", &data, &job.height, &job.width, &job.step_pixels)) return NULL;
+    if (job.step_pixels <= 0) {
+        PyBuffer_Release(&data);
+        return PyErr_Format(PyExc_ValueError, "points are 1 pixel apart or more, not %d", job.step_pixels);
+    }
+    job.data = data.buf;
+    job.length = (size_t)data.len;
+    Py_BEGIN_ALLOW_THREADS
+    verdict = find_points(&job);
+    Py_END_ALLOW_THREADS
+    result = verdict == DONE ? PyBytes_FromStringAndSize((const char *)job.made, (Py_ssize_t)job.made_length) : told(NULL, verdict);
+    free(job.made);
+    PyBuffer_Release(&data);
+    return result;
+}
+
 static PyMethodDef METHODS[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
+    {"access_points", access_points, METH_VARARGS, points_doc},
     {"tiles", tiles, METH_VARARGS, tiles_doc},
     {"transcode", transcoded, METH_VARARGS, transcode_doc},
     {NULL, NULL, 0, NULL},

@@ -2,6 +2,8 @@
  *
  *     _jpeg.c             decodes a box; what Python sees
  *     _jpeg_cut.c         a smaller JPEG out of the bytes of one with restart markers, without libjpeg
+ *     _jpeg_walk.c        finds the access points of a JPEG (_jpeg_scan.h), without libjpeg
+ *     _jpeg_splice.c      a smaller JPEG out of one with known access points, without libjpeg
  *     _jpeg_transcode.c   restart markers for a JPEG that has none
  *
  * Invariant: Python is known to _jpeg.c alone.
@@ -40,11 +42,19 @@ int is_usual(const struct jpeg_decompress_struct *jpeg);
 /* Is there every bit of every coefficient? Otherwise libjpeg guesses, from blocks around. */
 int is_refined(const struct jpeg_decompress_struct *jpeg);
 
-/* --- _jpeg_cut.c --- */
-
 struct span {
     int first, end;
 };
+
+/* In pixels of the scaled picture. */
+struct box {
+    int top, left, height, width;
+};
+
+/* The MCUs, of which each makes `pixels` of the scaled picture, under some of `whole` of its pixels. */
+struct span mcus_under(int first, int length, int whole, int pixels, int sampling);
+
+/* --- _jpeg_cut.c --- */
 
 /* A picture, and what of it is wanted: `rows` and `columns` are of MCUs, and become those that are taken. */
 struct cutting {
@@ -65,6 +75,39 @@ size_t cut_bytes_max(const struct cutting *cutting);
 
 /* Writes the smaller file, of cut_bytes_max() at most. Returns its bytes, or 0 where the file is not as its header says. */
 size_t cut(struct cutting *cutting, unsigned char *into);
+
+/* --- _jpeg_walk.c --- */
+
+struct finding {
+    const unsigned char *data;
+    size_t length;
+    int height, width; /* pixels, as the caller knows them */
+    int step_pixels; /* about so many between two points */
+    unsigned char *made; /* result: the record, from malloc */
+    size_t made_length;
+};
+
+/* Finds the access points of a file. DONE, NO_MEMORY, or NOT_MINE where it is of another kind, or broken anywhere. */
+enum verdict find_points(struct finding *finding);
+
+/* --- _jpeg_splice.c --- */
+
+struct splicing {
+    const unsigned char *file, *record;
+    size_t length, record_length;
+    int height, width; /* pixels, as the caller knows them */
+    int eighths;
+    struct box box;
+    struct span rows, columns; /* of MCUs, which are taken */
+    int fits; /* result: the record is one of this file, as far as it was looked at */
+    unsigned char *memory; /* result, from malloc, also where it fails */
+    unsigned char *made; /* result: the cut, in there */
+    size_t made_length;
+    int top, left; /* result: of the cut in the picture, in pixels of the scaled one */
+};
+
+/* Writes the smaller file. DONE, NO_MEMORY, or NOT_MINE where the record is not of this file, or too little is left out. */
+enum verdict splice_crop(struct splicing *splicing);
 
 /* --- _jpeg_transcode.c --- */
 

@@ -8,6 +8,7 @@
  * that fills it is compiled with it. Nothing of Python is called: its symbols stay unresolved.
  */
 #include "../../batchd/pipeline/_jpeg.c"
+#include "../../batchd/pipeline/_jpeg_scan.c"
 
 #include <fcntl.h>
 #include <stdint.h>
@@ -98,8 +99,6 @@ static void measure(struct job *job, const unsigned char *file, size_t length)
         }
 }
 
-static int side(int whole, int eighths) { return (whole * eighths + EIGHTHS - 1) / EIGHTHS; }
-
 static void choose(struct job *job)
 {
     static const int scales[] = {1, 2, 4, 8, 8, 8};
@@ -157,18 +156,57 @@ static enum verdict write_anew(const struct job *job, struct transcoding *anew)
     return verdict;
 }
 
+/* Walks a file for its access points, and decodes a box of it by them, or by broken ones with a right checksum, and compares
+ * the pixels with those of the whole where both are there. */
+static enum verdict decode_by_points(const struct job *asked, unsigned char *memory)
+{
+    static unsigned char pixels[PIXELS_BYTES_MAX];
+    struct finding finding = {.data = asked->data.buf, .length = (size_t)asked->data.len, .height = asked->height, .width = asked->width};
+    struct job with = *asked, without = *asked;
+    enum verdict found, plain;
+    finding.step_pixels = 1 + (int)below(100);
+    found = find_points(&finding);
+    if (found == DONE) {
+        const int is_broken = below(2) == 0;
+        const size_t length = finding.made_length - CHECKSUM_BYTES;
+        uint8_t *const record = malloc(finding.made_length);
+        if (!record) abort();
+        memcpy(record, finding.made, finding.made_length);
+        if (is_broken) {
+            for (uint32_t times = 1 + below(6); times > 0; times--) record[below(3) ? below((uint32_t)length) : below(28)] = (uint8_t)below(256);
+            write_number(record + length, checksum(record, length), CHECKSUM_BYTES);
+        }
+        with.record = (Py_buffer){.buf = record, .len = (Py_ssize_t)finding.made_length};
+        with.pixels.buf = memory + PIXELS_BYTES_MAX - with.pixels.len;
+        without.pixels.buf = pixels;
+        plain = run(&without);
+        if (run(&with) != plain && !is_broken && plain != BAD_BUFFER) abort(); /* fewer columns may be beside the box */
+        if (plain == DONE && !is_broken)
+            for (int row = 0; row < asked->box.height; row++) {
+                const int channels = asked->color->channels;
+                const unsigned char *const one = (unsigned char *)with.pixels.buf + (row * with.columns + with.before) * channels;
+                if (memcmp(one, pixels + (row * without.columns + without.before) * channels, (size_t)(asked->box.width * channels))) abort();
+            }
+        end(&with);
+        end(&without);
+        free(record);
+    }
+    free(finding.made);
+    return found;
+}
+
 int main(int count, char **arguments)
 {
     static unsigned char file[2 * FILE_BYTES_MAX];
     unsigned char *const files = guarded(2 * FILE_BYTES_MAX), *const memory = guarded(PIXELS_BYTES_MAX);
     const int last = open("jpeg-last.bin", O_RDWR | O_CREAT | O_TRUNC, 0666);
-    unsigned long verdicts[NO_MEMORY + 1] = {0}, written[NO_MEMORY + 1] = {0}, tries = 0, cuts = 0;
+    unsigned long verdicts[NO_MEMORY + 1] = {0}, written[NO_MEMORY + 1] = {0}, walked[NO_MEMORY + 1] = {0}, tries = 0, cuts = 0;
     time_t until;
     if (count < 4 || last < 0) return 2;
     until = time(NULL) + atoi(arguments[1]);
     state = 0x9e3779b97f4a7c15u + (uint64_t)atoi(arguments[2]);
     for (; tries % 256 || time(NULL) < until; tries++) {
-        struct job job;
+        struct job job, asked;
         size_t length = broken(file, read_file(arguments[3 + below((uint32_t)count - 3)], file)), bytes;
         memset(&job, 0, sizeof job);
         measure(&job, file, length);
@@ -181,9 +219,11 @@ int main(int count, char **arguments)
         job.pixels.buf = memory + PIXELS_BYTES_MAX - bytes;
         job.pixels.len = (Py_ssize_t)bytes;
         note(last, &job);
+        asked = job;
         verdicts[run(&job)]++;
         cuts += (unsigned long)job.is_cut;
         end(&job);
+        if (below(2) == 0) walked[decode_by_points(&asked, memory)]++;
         if (below(8) == 0) {
             struct transcoding anew;
             written[write_anew(&job, &anew)]++;
@@ -193,5 +233,6 @@ int main(int count, char **arguments)
            verdicts[DONE], verdicts[BROKEN], verdicts[NOT_MINE], verdicts[BAD_BOX], verdicts[BAD_BUFFER]);
     printf("of %lu a part was cut out; written anew: %lu, %lu broken, %lu not of a kind that is\n", cuts, written[DONE], written[BROKEN],
            written[NOT_MINE]);
+    printf("with access points: %lu, %lu broken or of another kind\n", walked[DONE], walked[NOT_MINE]);
     return 0;
 }

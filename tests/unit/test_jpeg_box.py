@@ -219,7 +219,7 @@ def test_a_bomb_of_scans_is_stopped():
     """Scans that nothing is wrong with but their number."""
     grey = photo(16, 16)[..., 0]
 
-    assert _jpeg.decode(jpeg_by_component(grey, 190), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16)) == (16, 0)
+    assert _jpeg.decode(jpeg_by_component(grey, 190), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16))[:2] == (16, 0)
     with pytest.raises(_jpeg.JpegError, match="more than 200 scans"):
         _jpeg.decode(jpeg_by_component(grey, 250), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16))
     with pytest.raises(_jpeg.JpegError, match="Inconsistent progression"):
@@ -260,13 +260,13 @@ def test_nothing_is_written_behind_the_buffer():
     """A byte too few is refused, and what lies behind what is needed stays as it was."""
     data, size, box = jpeg_of(TALL), (256, 64), (3, 20, 100, 9)
     enough = bytearray(b"\x55" * 20_000)
-    columns, before = _jpeg.decode(data, enough, "rgb", 8, size, box)
+    columns, before, _fits = _jpeg.decode(data, enough, "rgb", 8, size, box)
     needed = 100 * columns * 3
 
     assert 9 <= columns <= 9 + _jpeg.COLUMNS_BESIDE_MAX
     assert 0 <= before <= columns - 9
     assert enough[needed:] == b"\x55" * (20_000 - needed)
-    assert _jpeg.decode(data, bytearray(needed), "rgb", 8, size, box) == (columns, before)
+    assert _jpeg.decode(data, bytearray(needed), "rgb", 8, size, box) == (columns, before, True)
     with pytest.raises(
         ValueError, match=f"100 rows of {columns} columns need more than the buffer's {needed - 1} bytes"
     ):

@@ -30,6 +30,7 @@ from batchd.pipeline.image.opencv import Pixels, Scratch, cv2
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import ImageHeader
 from batchd.pipeline.image.resample import cut_out
+from batchd.samples.access_points import AccessPoints
 from batchd.samples.errors import SampleUndecodable
 
 try:
@@ -81,10 +82,10 @@ def decoder_versions() -> str:
 class Decoder:
     """Decodes the images of one pipeline, as its ``decode`` step says."""
 
-    def __init__(self, step: Decode, scratch: Scratch) -> None:
+    def __init__(self, step: Decode, scratch: Scratch, points: AccessPoints | None = None) -> None:
         self._step = step
         self._scratch = scratch
-        self._boxes = BoxDecoder(step.color, scratch)
+        self._boxes = BoxDecoder(step.color, scratch, step.field, points)
         self._color = _SIMPLEJPEG_COLORS[step.color]
         self._channels = 1 if step.color == "gray" else 3
         flags = (one | cv2.IMREAD_IGNORE_ORIENTATION for one in _CV2_FLAGS[step.color])

@@ -13,11 +13,14 @@ Invariant: at each of the scales the pixels are those of decoding the whole imag
 bit for bit.
 """
 
+from math import prod
+
 import numpy as np
 
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.opencv import Pixels, Scratch
 from batchd.pipeline.image.probe import ImageHeader, probe_image
+from batchd.samples.access_points import AccessPoints
 from batchd.samples.errors import SampleUndecodable
 
 try:
@@ -28,12 +31,20 @@ else:
     IS_BUILT, VERSION = True, _jpeg.LIBJPEG_TURBO_VERSION
 
 _EIGHTHS = 8
+STEP_PIXELS = 32
+"""Between two access points. Half of it saves 3 % of the time of a crop, and takes 1.9 times the
+memory; twice as much saves 5 % less, and takes half of the memory."""
+PIXELS_MIN = 1 << 14
+"""Smaller images are not walked: there is little to leave out."""
 
 
 class BoxDecoder:
     """Decodes boxes of JPEGs in one ``color``: rgb, bgr or gray."""
 
-    def __init__(self, color: str, scratch: Scratch) -> None:
+    def __init__(self, color: str, scratch: Scratch, field: str = "image", points: AccessPoints | None = None) -> None:
+        """``points``: of the sample's files; that of ``field`` is decoded."""
+        self._field = field
+        self._points = points if points is not None and field in points.fields else None
         self._color = color
         self._channels = 1 if color == "gray" else 3
         self._scratch = scratch
@@ -48,15 +59,29 @@ class BoxDecoder:
         columns_max = min(-(-header.width // factor), box.width + _jpeg.COLUMNS_BESIDE_MAX)
         memory = self._scratch.bytes("decode", box.height * columns_max * self._channels)
         size = header.height, header.width
+        points = self._points_of(data, header)
         try:
-            made = _jpeg.decode(data, memory.data, self._color, _EIGHTHS // factor, size, box)
+            made = _jpeg.decode(data, memory.data, self._color, _EIGHTHS // factor, size, box, points)
         except _jpeg.JpegError as error:
             raise SampleUndecodable(f"a broken JPEG: {error}") from None
         if made is None:
             return None
-        columns, before = made
+        columns, before, fits = made
+        if not fits and self._points is not None and self._points.are_wanted(self._field):
+            self._points.found[self._field] = found_points(data, header)
         shape, strides = (box.height, box.width, self._channels), (columns * self._channels, self._channels, 1)
         return np.ndarray(shape, np.uint8, memory, offset=before * self._channels, strides=strides)
+
+    def _points_of(self, data: memoryview, header: ImageHeader) -> memoryview | bytes | None:
+        """The access points of a file, found now if they are to be kept; None: it has none."""
+        if self._points is None:
+            return None
+        known = self._points.known.get(self._field)
+        if known is None:
+            if not self._points.are_wanted(self._field):
+                return None
+            known = self._points.found[self._field] = found_points(data, header)
+        return known or None
 
     def tiles(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> tuple[int, int] | None:
         """Parts between restart markers that ``decode`` reads, and all; None without markers."""
@@ -64,6 +89,14 @@ class BoxDecoder:
             return _jpeg.tiles(data, _EIGHTHS // factor, (header.height, header.width), box)
         except _jpeg.JpegError:
             return None  # decoding says what is wrong
+
+
+def found_points(data: memoryview, header: ImageHeader) -> bytes:
+    """The record of a JPEG's access points; empty if it has none, or the image is small."""
+    size = header.height, header.width
+    if not IS_BUILT or header.format != "JPEG" or prod(size) < PIXELS_MIN:
+        return b""
+    return _jpeg.access_points(data, size, STEP_PIXELS) or b""
 
 
 TILE_WIDTH_PIXELS = 64

@@ -44,6 +44,7 @@ from batchd.pipeline.image.resample import cut_out, make_moves, turned
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.timings import Timings
+from batchd.samples.access_points import AccessPoints
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
@@ -105,16 +106,18 @@ class ImageStage:
     """Successive steps on one image field, ready to run on one sample after the other.
 
     ``before``, ``after``: the sample's columns. ``writes``: fields that no later step changes, so
-    they are written straight into the row. ``timings`` measures the steps.
+    they are written straight into the row. ``timings`` measures the steps. ``points``: of the
+    sample's files.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  each is one thing that all samples share
         self,
         steps: Sequence[ImageStep],
         before: Mapping[str, Column],
         after: Mapping[str, Column],
         writes: frozenset[str],
         timings: Timings,
+        points: AccessPoints | None = None,
     ) -> None:
         decode = steps[0] if isinstance(steps[0], Decode) else None
         self._timings = timings
@@ -125,7 +128,7 @@ class ImageStage:
         self._channels = _channel_count(made)
         self._channels_first = made.channels_first
         self._scratch = Scratch()
-        self._decoder = Decoder(decode, self._scratch) if decode else None
+        self._decoder = Decoder(decode, self._scratch, points) if decode else None
         self._pixels_max = made.pixels_max or PIXELS_MAX
         self._applies_exif = decode is not None and decode.exif == "apply"
         self._scales_decoding = decode is not None and decode.scale == "auto"

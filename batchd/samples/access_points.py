@@ -1,0 +1,40 @@
+"""The access points of one sample's JPEGs, on their way between a cache and the decoder. Workers.
+
+An access point is a place in a file at which decoding can begin (``pipeline/_jpeg_scan.h``). A
+cache keeps the record of a file's points beside its sample, or without it.
+
+    cache --known--> decoder --found--> cache
+
+Invariant: a record is about the very bytes that it was made of, and the decoder checks that, so it
+does not matter which file the cache has it of.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+_NONE: Mapping[str, memoryview | bytes] = MappingProxyType({})
+
+
+class AccessPoints:
+    """Records of the sample that is made now, by field. Belongs to one stream of one worker.
+
+    ``fields``: those whose files are decoded for a crop. An empty record: the file has no points.
+    """
+
+    def __init__(self, fields: Iterable[str]) -> None:
+        self.fields = frozenset(fields)
+        self.known = _NONE
+        """Records that the cache has."""
+        self.found: dict[str, bytes] = {}
+        """Records that decoding this sample has made."""
+        self._is_kept = False
+
+    def begin(self, known: Mapping[str, memoryview | bytes] = _NONE, *, is_kept: bool) -> None:
+        """Begin a sample. ``is_kept``: the cache has room for what is found."""
+        self.known = known
+        self.found.clear()
+        self._is_kept = is_kept
+
+    def are_wanted(self, field: str) -> bool:
+        """True if a file without a record is to be walked for one."""
+        return self._is_kept and field not in self.found

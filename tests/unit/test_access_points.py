@@ -1,0 +1,323 @@
+"""Crops by access points have the pixels of the whole; what is not such a file is decoded as before."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.opencv import Scratch
+from batchd.pipeline.image.options import Decode
+from batchd.pipeline.image.probe import probe_image
+from batchd.samples.access_points import AccessPoints
+from batchd.samples.errors import SampleUndecodable
+from support.good_trainers import private_bytes
+from support.images import (
+    JPEG_END,
+    arithmetic_jpeg,
+    cmyk_jpeg,
+    encode,
+    jpeg_by_component,
+    jpeg_of,
+    jpeg_with_exif,
+    photo,
+    progressive_jpeg,
+    ycck_jpeg,
+)
+from support.jpeg_boxes import PRIVATE_GROWTH_BYTES_MAX, SUBSAMPLINGS, where_it_is_built
+
+pytestmark = where_it_is_built
+if jpeg_box.IS_BUILT:
+    from batchd.pipeline import _jpeg
+
+STEPS = (1, 16, 32, 64, 10_000)
+WIDE = photo(300, 500)
+CORNER = Cut(200, 300, 60, 90)
+
+
+def size_of(data):
+    header = probe_image(memoryview(data))
+    return header.height, header.width
+
+
+def record_of(data, step=32):
+    return _jpeg.access_points(data, size_of(data), step)
+
+
+def checksum(data):
+    """As its own library makes it."""
+    return xxhash.xxh64_intdigest(data).to_bytes(8, "little")
+
+
+def cropped(data, box, record=None, eighths=8, color="rgb"):
+    """The pixels of a box, and whether the record is one of this file."""
+    height, width = (-(-side * eighths // 8) for side in size_of(data))
+    channels = 1 if color == "gray" else 3
+    memory = bytearray(box.height * min(width, box.width + _jpeg.COLUMNS_BESIDE_MAX) * channels)
+    assert (box.top + box.height, box.left + box.width) <= (height, width)
+    columns, before, fits = _jpeg.decode(data, memory, color, eighths, size_of(data), box, record)
+    strides = (columns * channels, channels, 1)
+    return np.ndarray((box.height, box.width, channels), np.uint8, memory, before * channels, strides).copy(), fits
+
+
+def any_box(draw, height, width):
+    top, left = draw(0, height - 1), draw(0, width - 1)
+    return Cut(top, left, draw(1, height - top), draw(1, width - left))
+
+
+@st.composite
+def jpegs(draw):
+    """A baseline JPEG of any subsampling and quality, with its own Huffman tables or the usual ones."""
+    size = draw(st.integers(1, 200)), draw(st.integers(1, 200))
+    kind = draw(st.sampled_from(["photo", "noise", "flat", "steps"]))
+    image = {
+        "photo": lambda: photo(*size, seed=size[0]),
+        "noise": lambda: np.random.default_rng(size[1]).integers(0, 256, (*size, 3), dtype=np.uint8),
+        "flat": lambda: np.full((*size, 3), 200, np.uint8),
+        "steps": lambda: np.repeat((np.indices(size).sum(0) // 16 % 2 * 255).astype(np.uint8)[..., None], 3, 2),
+    }[kind]()
+    subsampling = draw(st.sampled_from(SUBSAMPLINGS))
+    pixels = image[..., 0] if subsampling == "grey" else image
+    return jpeg_of(pixels, subsampling, quality=draw(st.sampled_from([5, 50, 90, 100])))
+
+
+@given(
+    data=jpegs(),
+    step=st.sampled_from(STEPS),
+    eighths=st.sampled_from([8, 8, 4, 2, 1]),
+    color=st.sampled_from(["rgb", "bgr", "gray"]),
+    more=st.data(),
+)
+def test_a_crop_by_access_points_has_the_pixels_of_the_whole(data, step, eighths, color, more):
+    """Bit for bit, at every scale, wherever it begins and ends."""
+    height, width = (-(-side * eighths // 8) for side in size_of(data))
+    box = any_box(lambda low, high: more.draw(st.integers(low, high)), height, width)
+
+    found, fits = cropped(data, box, record_of(data, step), eighths, color)
+
+    assert fits
+    assert np.array_equal(found, cropped(data, box, None, eighths, color)[0])
+
+
+@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+def test_every_box_around_a_point_is_right(subsampling):
+    """One pixel more and less: chroma is shared across the edges of blocks."""
+    image = photo(70, 200)
+    data = jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling)
+    record = record_of(data, 32)
+    pixels = cropped(data, Cut(0, 0, 70, 200))[0]
+    for left in (0, 1, 31, 32, 33, 63, 64, 65, 199):
+        for right in {left + 1, left + 2, 32, 64, 96, 128, 200} & set(range(left + 1, 201)):
+            for top, bottom in ((0, 1), (7, 9), (8, 16), (15, 17), (16, 32), (31, 33), (69, 70)):
+                found, _fits = cropped(data, Cut(top, left, bottom - top, right - left), record)
+                assert np.array_equal(found, pixels[top:bottom, left:right]), (left, right, top, bottom)
+
+
+def test_less_of_the_file_is_decoded():
+    """Damage above and beside the crop is not even looked at, if the checksums are those of that file."""
+    data = jpeg_of(WIDE)
+    record = record_of(data)
+    above = data.index(b"\xff\xda") + 40
+    damaged = data[:above] + bytes([data[above] ^ 1]) + data[above + 1 :]
+    header = slice(0, data.index(b"\xff\xda") + 14)
+    assert record[20:28] == checksum(data[header])
+    unsigned = record[:28] + b"unlooked" + record[36:-8]
+    assert record[:-8] != unsigned
+    assert record[-8:] == checksum(record[:-8])
+
+    found, fits = cropped(damaged, CORNER, unsigned + checksum(unsigned))
+
+    assert fits
+    assert np.array_equal(found, cropped(data, CORNER)[0])
+
+
+def test_points_of_other_bytes_are_not_used():
+    """The same picture saved again, one bit changed in the crop, a byte more, another header."""
+    data = jpeg_of(WIDE)
+    record = record_of(data)
+    again = jpeg_of(WIDE, quality=89)
+    in_crop = len(data) * 4 // 5
+    changed = data[:in_crop] + bytes([data[in_crop] ^ 2]) + data[in_crop + 1 :]
+
+    assert cropped(data, CORNER, record)[1]
+    for other in (again, data + b"\0", changed):
+        try:
+            expected = cropped(other, CORNER)[0]
+        except _jpeg.JpegError:
+            with pytest.raises(_jpeg.JpegError):
+                cropped(other, CORNER, record)
+            continue
+        found, fits = cropped(other, CORNER, record)
+        assert not fits
+        assert np.array_equal(found, expected)
+
+
+def test_a_damaged_record_is_not_used_or_does_no_harm():
+    """It has a checksum. With one that is right, it may say what it wants: nothing beyond its memory is read."""
+    data = jpeg_of(WIDE)
+    record, expected = record_of(data), cropped(data, CORNER)[0]
+    chance = random.Random(7)
+    for _ in range(3000):
+        made = bytearray(record)
+        for _ in range(chance.randint(1, 4)):
+            made[chance.choice([chance.randrange(32), chance.randrange(len(made))])] = chance.randrange(256)
+        made = bytes(made[: chance.choice([len(made), len(made), chance.randrange(len(made))])])
+        if made == record:
+            continue
+        found, fits = cropped(data, CORNER, made)
+        assert not fits
+        assert np.array_equal(found, expected)
+        cropped(data, CORNER, made[:-8] + checksum(made[:-8]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        progressive_jpeg(WIDE),
+        jpeg_of(WIDE, restart=3),
+        arithmetic_jpeg(),
+        cmyk_jpeg((10, 20, 30, 40)),
+        ycck_jpeg(np.dstack([WIDE, WIDE[..., 0]])),
+        jpeg_by_component(WIDE[..., 0], 2),
+        jpeg_of(WIDE)[:-300] + JPEG_END,
+        jpeg_of(WIDE)[:-2] + b"\0\0" + JPEG_END,
+    ],
+    ids=["progressive", "restart", "arithmetic", "inks", "more-inks", "two-scans", "cut-off", "padded"],
+)
+def test_what_is_unusual_or_broken_has_no_points(data):
+    """It is decoded, or refused, as without."""
+    assert record_of(data) is None
+
+
+def test_a_file_that_is_broken_anywhere_has_no_points_or_other_pixels_nowhere():
+    """What libjpeg warns of in the whole, the walk refuses; what both take is the same by points."""
+    data = jpeg_of(photo(120, 160))
+    begin = data.index(b"\xff\xda") + 14
+    chance = random.Random(3)
+    taken = 0
+    for _ in range(1500):
+        place = chance.randrange(begin, len(data) - 2)
+        changed = data[:place] + bytes([chance.randrange(255)]) + data[place + 1 :]
+        try:
+            expected = cropped(changed, Cut(0, 0, 120, 160))[0]
+        except _jpeg.JpegError:
+            expected = None
+        record = record_of(changed)
+        if record is None:
+            continue
+        assert expected is not None, place
+        taken += 1
+        box = any_box(chance.randint, 120, 160)
+        found, fits = cropped(changed, box, record)
+        assert fits
+        assert np.array_equal(found, expected[box.top : box.top + box.height, box.left : box.left + box.width])
+    assert taken > 300
+
+
+def test_profiles_and_exif_are_left_out_of_what_is_decoded_and_change_nothing():
+    """Large segments in front of the image cost a crop nothing."""
+    plain = jpeg_of(WIDE)
+    data = jpeg_with_exif(plain, 6)
+
+    assert np.array_equal(cropped(data, CORNER, record_of(data))[0], cropped(plain, CORNER)[0])
+
+
+def decoder(points):
+    return Decoder(Decode(), Scratch(), points)
+
+
+def decoded(data, points, box=CORNER):
+    view = memoryview(data)
+    return decoder(points).decode(view, probe_image(view), 1, box).copy()
+
+
+def test_the_first_decode_finds_the_points_and_a_later_one_uses_them():
+    data = jpeg_of(WIDE)
+    points = AccessPoints(["image"])
+    points.begin(is_kept=True)
+    first = decoded(data, points)
+    record = points.found["image"]
+
+    points.begin({"image": record}, is_kept=True)
+    second = decoded(data, points)
+
+    assert record == record_of(data)
+    assert points.found == {}
+    assert np.array_equal(first, second)
+
+
+def test_no_file_is_walked_whose_points_are_not_kept():
+    """For lack of room, for another field, for an image with little to leave out."""
+    small = jpeg_of(photo(100, 100))
+    for data, fields, is_kept in (
+        (jpeg_of(WIDE), ["image"], False),
+        (jpeg_of(WIDE), [], True),
+        (small, ["image"], True),
+    ):
+        points = AccessPoints(fields)
+        points.begin(is_kept=is_kept)
+        decoded(data, points, Cut(3, 4, 50, 60))
+        assert not any(points.found.values())
+
+
+def test_a_file_that_has_changed_is_walked_again():
+    old, new = jpeg_of(WIDE), jpeg_of(WIDE, quality=70)
+    points = AccessPoints(["image"])
+    points.begin({"image": record_of(old)}, is_kept=True)
+
+    found = decoded(new, points)
+
+    assert points.found == {"image": record_of(new)}
+    assert np.array_equal(found, cropped(new, CORNER)[0])
+
+
+def test_a_file_without_points_is_not_walked_twice():
+    data = progressive_jpeg(WIDE)
+    points = AccessPoints(["image"])
+    points.begin(is_kept=True)
+    decoded(data, points)
+    assert points.found == {"image": b""}
+
+    points.begin({"image": b""}, is_kept=True)
+    decoded(data, points)
+
+    assert points.found == {}
+
+
+def test_a_broken_file_stays_a_bad_sample():
+    """Down to the last row of the crop, with and without points."""
+    data = jpeg_of(WIDE)
+    points = AccessPoints(["image"])
+    points.begin({"image": record_of(data)}, is_kept=True)
+    with pytest.raises(SampleUndecodable, match="a broken JPEG"):
+        decoded(data[: len(data) // 3] + JPEG_END, points)
+
+
+def test_arguments_are_checked():
+    data = encode(WIDE, ".jpg")
+    with pytest.raises(ValueError, match="not 0"):
+        _jpeg.access_points(data, size_of(data), 0)
+    assert _jpeg.access_points(data, (1, 1), 32) is None
+    assert _jpeg.access_points(b"", (1, 1), 32) is None
+    with pytest.raises(ValueError, match="reaches out"):
+        _jpeg.decode(data, bytearray(100), "rgb", 8, size_of(data), (299, 0, 2, 1), record_of(data))
+    with pytest.raises(ValueError, match="need more than"):
+        _jpeg.decode(data, bytearray(100), "rgb", 8, size_of(data), CORNER, record_of(data))
+
+
+def test_many_calls_leave_no_memory_behind():
+    data, broken = jpeg_of(WIDE), jpeg_of(WIDE)[:-300] + JPEG_END
+    record, other = record_of(data), record_of(jpeg_of(WIDE, quality=70))
+    for calls in (50, 500):
+        before = private_bytes(os.getpid())
+        for _ in range(calls):
+            cropped(data, CORNER, record)
+            cropped(data, CORNER, other)
+            record_of(broken)
+    assert private_bytes(os.getpid()) - before < PRIVATE_GROWTH_BYTES_MAX
