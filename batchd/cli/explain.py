@@ -18,6 +18,7 @@ from batchd.functions.load import expect
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp
+from batchd.pipeline.image.jpeg_box import found_points
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.stages import ImagePlan
 from batchd.pipeline.options import StepOptions
@@ -56,9 +57,9 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
         yield f"{name}: the cache keeps what {_named(whole[:cut])} make; in each epoch {_named(whole[cut:])}"
         steps = steps[:cut]
     pipeline = Pipeline(plan.columns, steps, stream.seed, has_rows=False)
-    yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     rows: list[Sequence[str]] = [("sample", "name", "file", "decoded", "then")]
     kept_bytes: list[int] = []
+    points_bytes: list[int] = []
     with closing(open_reader(stream.source, index, plan.pipeline.record_bytes_max, storage)) as reader:
         for sample in samples:
             try:
@@ -70,9 +71,18 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
             file = values[decode.field]
             assert image is not None, "there is a decode step"
             assert isinstance(file, memoryview), "it is decoded"
+            points_bytes.append(len(found_points(file, image.header)) if decode.field in plan.pipeline.cropped else 0)
             kept_bytes.append(image.geometry.height * image.geometry.width * (1 if decode.color == "gray" else 3))
             stored = f"{round_bytes(len(file))}, {_stored(image)}"
             rows.append((str(sample), reader.name(sample), stored, _decoded(image), _then(image)))
+    if any(points_bytes):
+        need_bytes = round(sum(points_bytes) / len(points_bytes) * len(index))
+        each = f"{sum(size > 0 for size in points_bytes)} of these {len(points_bytes)}"
+        yield (
+            f"{name}: access points are found in the first epoch, and from the second on crops begin to decode at the nearest "
+            f"one ({each} files); all {len(index):,} samples need some {round_bytes(need_bytes)} for them"
+        )
+    yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     yield from aligned(rows)
     if stream.cache == "decoded" and kept_bytes:
         need_bytes = round(sum(kept_bytes) / len(kept_bytes) * len(index))

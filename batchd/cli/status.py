@@ -125,8 +125,9 @@ def _cache(stream: StreamStatistics, cache: CacheStatistics) -> str:
     sharers = f", shared by {counted(cache.streams, 'stream')}" if cache.streams > 1 else ""
     place = f" on disk ({cache.folder})" if cache.folder else ""
     spoilt = f", {counted(cache.spoilt_samples, 'record')} damaged" if cache.spoilt_samples else ""
+    held = "access points" if cache.kind == "points" else f"{cache.kind} samples"
     return (
-        f"cache of {cache.kind} samples{place} has {cache.held_samples:,} of {stream.samples:,} in "
+        f"cache of {held}{place} has {cache.held_samples:,} of {stream.samples:,} in "
         f"{round_bytes(cache.used_bytes)} of {round_bytes(cache.budget_bytes)}{found}{sharers}{spoilt}"
     )
 

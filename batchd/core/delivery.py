@@ -54,6 +54,11 @@ class Delivery:
         self.mismatched_batches = 0
         self._refilled_s = -REFILL_INTERVAL_S
 
+    @property
+    def is_in_last_epoch(self) -> bool:
+        """True if there are trainers, and none of them will read a sample twice any more."""
+        return bool(self.subscriptions) and all(map(_is_in_last_epoch, self.subscriptions.values()))
+
     # --- what trainers do -------------------------------------------------------------------------
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
@@ -384,3 +389,9 @@ class Delivery:
 
     def _active(self) -> list[Subscription]:
         return [one for one in self.subscriptions.values() if not one.ended]
+
+
+def _is_in_last_epoch(subscription: Subscription) -> bool:
+    course = subscription.course
+    share = course.at(subscription.consumed)
+    return share is None or share.position.epoch + 1 == course.end_epoch

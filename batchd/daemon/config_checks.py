@@ -228,7 +228,7 @@ def _stream(
         return problems, unseen
     try:
         epoch_plan(name, stream, len(trial.whole))
-        if stream.cache != "off":
+        if stream.cache_kind != "off":
             spec = cache_spec(plan_stream(name, stream, ring.columns, python_path), trial.whole)
             text = file_problem(spec) if spec is not None and spec.folder and not is_running else None
             if text is not None:

@@ -200,10 +200,17 @@ class Loop:
                 cache.tell_troubles()
         caches = [cache for cache in every if isinstance(cache, CacheMemory)]
         if caches:
+            known = self.state.streams
+            ending = {number for number, stream in known.items() if stream.delivery.is_in_last_epoch}
+            useful = {id(stream.cache) for number, stream in self.streams.items() if number not in ending}
             rings_bytes = sum(stream.spec.slots_max * stream.layout.slot_bytes for stream in self.streams.values())
             # to find out takes a descriptor: without one, the last limits stay
             with suppress(OSError):
-                allow_caches(caches, available_bytes() - max(0, rings_bytes - self.memory.total_bytes))
+                available = available_bytes() - max(0, rings_bytes - self.memory.total_bytes)
+                allow_caches([cache for cache in caches if id(cache) in useful], available)
+            for cache in caches:
+                if id(cache) not in useful and cache.spec.kind == "points":
+                    cache.allow(0)
 
     # --- queries ----------------------------------------------------------------------------------
 

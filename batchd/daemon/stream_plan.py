@@ -84,7 +84,7 @@ class StreamPlan:
             steps=[step_to_plain(step) for step in self.pipeline.steps],
             cut=self.pipeline.cut,
             record_bytes_max=self.pipeline.record_bytes_max,
-            rewritten=list(self.pipeline.rewritten.items()),
+            cropped=list(self.pipeline.cropped.items()),
             files=[(str(path), digest) for path, digest in self.digests.items()],
             python_path=list(self.code.python_path),
             modules=list(self.code.digests.items()),
@@ -95,7 +95,7 @@ def plan_stream(
     name: str, config: StreamConfig, columns: tuple[Column, ...], python_path: Sequence[Path]
 ) -> StreamPlan:
     """Plan a stream, whose steps fit the ``columns``. Raises ``SourceInvalid``, naming the key."""
-    pipeline = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
+    pipeline = plan_pipeline(config.pipeline, config.cache_kind, config.cache_short_side)
     try:
         code = code_of(config, python_path)
     except SourceInvalid as error:

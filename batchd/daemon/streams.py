@@ -147,10 +147,11 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         bad_fraction_max=config.max_bad_fraction,
         bgr_fields=tuple(bgr_fields),
         decodes_here=decodes_here,
-        shares_caches=config.cache != "off" and whole.daemon.pool_cache == "shared",
+        shares_caches=config.cache_kind != "off" and whole.daemon.pool_cache == "shared",
         live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
         own_source=plan.runs_own_code,
     )
+    wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
     message = ServeStream(
         stream=number,
         name=name,
@@ -161,9 +162,8 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         on_error=config.on_error,
         storage=storage.limits.to_wire(),
         layout=ring.layout.to_wire(),
-        cache=config.cache,
+        cache="off" if wanted_cache is None else wanted_cache.kind,
     )
-    wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
     classes = [name for name in index.class_names if name]
     are_too_many = len(classes) > CLASSES_MAX or sum(map(len, classes)) > CLASSES_CHARACTERS_MAX
     return ServedStream(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from batchd.orders.worker import BAD_PART, READ_PART
 from batchd_wire.status import (
+    CacheStatistics,
     DaemonStatus,
     LinkStatistics,
     PoolStatistics,
@@ -89,6 +90,11 @@ class StreamReading:
     def name(self) -> str:
         """Name of the stream."""
         return self.now.name
+
+    @property
+    def samples_cache(self) -> CacheStatistics | None:
+        """Its cache, if that keeps samples, and not only access points."""
+        return self.now.cache if self.now.cache is not None and self.now.cache.kind != "points" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
 
 def _cache(stream: StreamReading) -> Iterator[str]:
     """What a cache would do, or does, for a stream that waits for its storage."""
-    work, cache, samples = stream.work, stream.now.cache, stream.now.samples
+    work, cache, samples = stream.work, stream.samples_cache, stream.now.samples
     read = work.samples - work.cache_hits
     if stream.now.live is not None or not samples or read <= 0 or not work.read_bytes:
         return
@@ -367,7 +367,7 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
 def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
     """Memory for a cache of decoded samples, if decoding takes most of the time, or ""."""
     now = stream.now
-    if now.live is not None or not now.samples or not slowest_part.startswith("decode") or now.cache is not None:
+    if now.live is not None or not now.samples or not slowest_part.startswith("decode") or stream.samples_cache:
         return ""
     need_bytes = ceil(CACHE_MARGIN * now.samples * DECODED_BYTES)
     keys = f'cache = "decoded", cache_short_side = {DECODED_SIDE}'

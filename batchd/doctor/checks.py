@@ -20,7 +20,8 @@ from batchd.daemon.memory.rings import DescriptorPlan, RingSize
 from batchd.daemon.workers.wanted import interface_of
 from batchd.diagnosis.demand import NETWORK_SHARE
 from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Finding, Machine, Running, note, ok, problem, warning
-from batchd.pipeline.image.options import CropStep, Normalize
+from batchd.pipeline.cache_split import cropped_files
+from batchd.pipeline.image.options import Normalize
 from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
@@ -182,10 +183,10 @@ def _before_hosts(workers: int, cpus: int, stream: StreamConfig) -> Iterator[str
     """What costs less than worker hosts and is not done yet."""
     if cpus > workers:
         yield f"workers = {cpus}, the CPUs of this host"
-    if stream.cache == "off":
-        yield "a cache (cache =)"
-    if stream.cache != "seekable" and any(isinstance(step, CropStep) for step in stream.pipeline):
-        yield "seekable files, if these are JPEGs"
+    if stream.cache_kind in {"off", "points"}:
+        yield "a cache of samples (cache =)"
+    if stream.cache == "off" and cropped_files(stream.pipeline):
+        yield 'access points, if these are JPEGs (cache = "points")'
     if any(isinstance(step, Normalize) for step in stream.pipeline):
         yield "normalize on the GPU: uint8 is a quarter of the bytes"
 

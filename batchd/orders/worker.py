@@ -62,9 +62,9 @@ class SampleRecipe(NamedTuple):
     ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: the columns
     of the source's samples, as (name, type as in the configuration). The first ``cut`` steps make
     the content of a cache of decoded samples, 0 for any other. ``record_bytes_max``: the longest
-    record of the source; a longer one is a bad sample. ``rewritten``: the fields that a cache keeps
-    as seekable files, each with its most bytes. ``files``: the files that steps read, as (path,
-    SHA-256 of the content that the daemon read). ``modules``: the same of the modules of the user's
+    record of the source; a longer one is a bad sample. ``cropped``: the fields of whose files a cache
+    keeps the access points, each with its most bytes. ``files``: the files that steps read, as
+    (path, SHA-256 of the content that the daemon read). ``modules``: the same of the modules of the user's
     functions, by name, and ``python_path``: the folders that are searched for them first.
     """
 
@@ -74,7 +74,7 @@ class SampleRecipe(NamedTuple):
     steps: list[dict[str, object]]
     cut: int
     record_bytes_max: int
-    rewritten: list[tuple[str, int]]
+    cropped: list[tuple[str, int]]
     files: list[tuple[str, str]]
     python_path: list[str]
     modules: list[tuple[str, str]]
@@ -86,8 +86,9 @@ class ServeStream(Message):
 
     For a live stream there is a second descriptor: the mailbox for its samples, read-only. If
     ``cache`` is not "off" there are two more, to read and write: the cache, and its claims; or
-    three, for one on disk: its index, its notes, its file. ``cache`` names its content: "encoded"
-    or "seekable" values of the source, or, "decoded", the result of the first steps.
+    three, for one on disk: its index, its notes, its file. ``cache`` names its content: "points" of
+    JPEGs, "encoded" or "seekable" values of the source, or, "decoded", the result of the first
+    steps.
 
     ``layout`` is a ``SlotLayout``. ``storage``: limits for file servers, as (ms without data,
     number of retries, ms per sample).

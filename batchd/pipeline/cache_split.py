@@ -15,11 +15,15 @@ cannot change a batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from itertools import takewhile
 
 from batchd.pipeline.image.options import CropStep, Decode, Follow, Resize
 from batchd.pipeline.options import StepOptions
 
+KINDS_WITH_POINTS = {"points", "encoded", "seekable"}
+"""Caches whose records have the access points of JPEGs: see ``_jpeg_scan.h``."""
 RECORD_BYTES_MAX = 64 << 20
 """Length of a record, in bytes, above which a sample is bad, where no ``decode`` step says."""
 
@@ -29,15 +33,15 @@ class PipelinePlan:
     """The steps that samples go through, and what follows from them alone.
 
     ``cut``: of a stream with a cache of decoded samples, how many steps make what it keeps; else 0.
-    ``record_bytes_max``: the longest record of the source. ``rewritten``: of a stream with a cache
-    of seekable files, the fields that get restart markers, each with the bytes that a file may
-    have; else empty. ``is_random``: one sample can give different fields.
+    ``record_bytes_max``: the longest record of the source. ``cropped``: the fields of which a cache
+    keeps access points, each with the bytes that a file may have; else empty. ``is_random``: one
+    sample can give different fields.
     """
 
     steps: tuple[StepOptions, ...]
     cut: int
     record_bytes_max: int
-    rewritten: Mapping[str, int]
+    cropped: Mapping[str, int]
     is_random: bool
 
 
@@ -48,7 +52,7 @@ def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_s
         steps,
         cut_of(steps) if cache == "decoded" else 0,
         max((step.max_bytes for step in steps if isinstance(step, Decode)), default=RECORD_BYTES_MAX),
-        cropped_files(steps) if cache == "seekable" else {},
+        cropped_files(steps) if cache in KINDS_WITH_POINTS else {},
         any(step.is_random for step in steps),
     )
 
@@ -95,14 +99,30 @@ def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
     return found
 
 
-def crop_problem(steps: Sequence[StepOptions]) -> str | None:
-    """Why seekable files would be of no use to a pipeline, and what would; None where they are."""
-    if cropped_files(steps):
-        return None
-    return (
-        'files with restart markers are of use where a crop is the first thing behind "decode" (random_resized_crop, '
-        'random_crop, center_crop), and here none is; cache = "encoded" keeps files as they are'
-    )
+def crop_problem(steps: Sequence[StepOptions], cache: str) -> str | None:
+    """Why access points would be of no use to a pipeline, and what would; None where they are."""
+    instead = 'cache = "off"' if cache == "points" else 'cache = "encoded"'
+    if not cropped_files(steps):
+        return (
+            f'cache = "{cache}" is of use where a crop follows "decode" directly (random_resized_crop, random_crop, '
+            f"center_crop), and here none does; take {instead}"
+        )
+    if not has_crop_decoder():
+        return (
+            f'cache = "{cache}" is for the extension that decodes crops, which was not built: install a compiler and the '
+            f"headers of libjpeg-turbo, and batchd again; or take {instead}"
+        )
+    return None
+
+
+@cache
+def has_crop_decoder() -> bool:
+    """True if the extension that decodes crops of JPEGs was built."""
+    try:
+        import_module("batchd.pipeline._jpeg")
+    except ImportError:
+        return False
+    return True
 
 
 def _looks_at(step: StepOptions, field: str) -> bool:

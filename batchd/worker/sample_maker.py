@@ -26,6 +26,7 @@ from batchd.pipeline.image.jpeg_box import made_seekable
 from batchd.pipeline.kinds import step_from_plain
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
+from batchd.samples.access_points import AccessPoints
 from batchd.samples.columns import parse_column
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.values import Value
@@ -78,6 +79,7 @@ class SampleMaker:
         self._first: Pipeline | None = None
         """Makes what a cache of decoded samples keeps, with and without such a cache."""
         timings, cut = stopwatch.timings, recipe.cut
+        points = AccessPoints(name for name, _longest in recipe.cropped)
         with ExitStack() as where_it_fails:
             try:
                 self._reader: Reader = open_reader(source, index, recipe.record_bytes_max, storage)
@@ -89,14 +91,17 @@ class SampleMaker:
                 if cache != "off":
                     kept = open_cache(others)
                     where_it_fails.callback(kept.close)
-                    rewriters = {name: partial(made_seekable, bytes_max=longest) for name, longest in recipe.rewritten}
-                    self._cached = CachedReader(self._reader, kept, keeps_made=cut > 0, rewriters=rewriters)
+                    rewritten = recipe.cropped if cache == "seekable" else []
+                    rewriters = {name: partial(made_seekable, bytes_max=longest) for name, longest in rewritten}
+                    self._cached = CachedReader(self._reader, kept, cache, points=points, rewriters=rewriters)
                     self._reader = self._cached
                     self._keeping = timings.part(KEEP_PART)
                 if cut:
                     self._first = Pipeline(columns, steps[:cut], recipe.seed, has_rows=False, timings=timings)
                     columns = list(self._first.columns.values())
-                self._pipeline = Pipeline(columns, steps[cut:], recipe.seed, has_rows=has_rows, timings=timings)
+                self._pipeline = Pipeline(
+                    columns, steps[cut:], recipe.seed, has_rows=has_rows, timings=timings, points=points
+                )
                 self._rows_reader = self._reader if isinstance(self._reader, ReadsRows) and not cut else None
                 if self._rows_reader is not None and not (self._pipeline.runs_rows and self._rows_reader.reads_rows()):
                     self._rows_reader = None
@@ -179,7 +184,8 @@ class SampleMaker:
         self._stopwatch.begin_sample()
         self._storage.begin_sample()
         values = self._reader.read(sample)
-        self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached is not None else None)
+        keeps_samples = self._cached is not None and self._cached.keeps_samples
+        self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached and keeps_samples else None)
         failpoints.passing("worker.sample.read", sample)
         if self._first is not None and (self._cached is None or not self._cached.is_hit):
             values = self._first.make(values, epoch, sample, attempt)

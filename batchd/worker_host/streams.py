@@ -24,12 +24,21 @@ from typing import Any, NamedTuple
 import structlog
 
 from batchd.daemon.memory.available import RESERVE_BYTES, available_bytes
-from batchd.daemon.memory.cache_file import CacheOnDisk, has_extension
-from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, allow_caches, decoders, different
+from batchd.daemon.memory.cache_file import CacheOnDisk
+from batchd.daemon.memory.cache_memory import (
+    POINTS_VERSION,
+    CacheMemory,
+    CacheSpec,
+    allow_caches,
+    decoders,
+    different,
+    points_budget,
+)
 from batchd.errors import SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module
 from batchd.orders.link import HostServe
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, Work
+from batchd.pipeline.cache_split import has_crop_decoder
 from batchd.samples.sizes import round_bytes
 from batchd.sources.cache.memory import CacheForm
 from batchd.sources.composed.options import sources_in
@@ -193,13 +202,15 @@ class StreamOpener:
         """Join the cache of one of the ``others``, or make one. Without one, the log says why."""
         folder, kind = self._budget.folder, serve.cache
         budget_bytes = self._budget.memory_bytes if folder is None else self._budget.file_bytes
+        if kind == "points" and folder is None:
+            budget_bytes = budget_bytes or points_budget(samples, folder)
         if kind == "off" or not budget_bytes:
             return None
         reason = ""
         if CacheForm(samples, budget_bytes).extents < 1:
             reason = f"{round_bytes(budget_bytes)} have no room for anything but the index of {samples:,} samples"
-        elif kind == "seekable" and not has_extension():
-            reason = "the extension that writes restart markers was not built here"
+        elif kind in {"points", "seekable"} and not has_crop_decoder():
+            reason = "the extension that decodes crops was not built here"
         if reason:
             _log.warning("no cache for a stream", stream=serve.name, reason=reason)
             return None
@@ -224,7 +235,8 @@ class StreamOpener:
                 cache.tell_troubles()
         in_memory = [cache for cache in caches if isinstance(cache, CacheMemory)]
         if in_memory:
-            left_bytes = self._budget.memory_bytes - sum(cache.used_bytes for cache in in_memory)
+            budget_bytes = self._budget.memory_bytes or max(cache.spec.budget_bytes for cache in in_memory)
+            left_bytes = budget_bytes - sum(cache.used_bytes for cache in in_memory)
             # to find out takes a descriptor: without one, the last limits stay
             with suppress(OSError):
                 allow_caches(in_memory, min(available_bytes(), left_bytes + RESERVE_BYTES))
@@ -233,8 +245,8 @@ class StreamOpener:
 def _cache_key(kind: str, recipe: SampleRecipe, digest: str) -> str:
     """Text that differs for streams whose cached samples differ; ``digest``: of the whole index."""
     facts: list[Any] = [kind, recipe.source, recipe.columns, recipe.record_bytes_max, digest, recipe.modules]
-    if kind == "seekable":
-        facts.append(recipe.rewritten)
+    if recipe.cropped:
+        facts += [recipe.cropped, POINTS_VERSION]
     if kind == "decoded":
         facts += [decoders(), recipe.steps[: recipe.cut], recipe.files]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

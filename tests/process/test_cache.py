@@ -1,6 +1,7 @@
 """Streams with a cache: the same bytes as without, and each sample is read once. Real processes."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -147,7 +148,7 @@ def test_a_reload_keeps_the_cache_of_a_source_that_stays(start_daemon, own_photo
     assert read(daemon) == [Expected(daemon.config).epoch(0)]
     assert daemon.stream_status()["work"]["cache_hits"] == PHOTOS
 
-    write_settings(daemon.config, {"photos": folder_stream(own_photos)}, settings)
+    write_settings(daemon.config, {"photos": folder_stream(own_photos, cache="off")}, settings)
     daemon.reload()
     read(daemon)
     assert daemon.stream_status()["cache"] is None
@@ -325,6 +326,31 @@ def test_caches_of_no_stream_are_told_and_not_removed(start_daemon, own_photos, 
     assert finding.advice.endswith(f"rm {old}")
 
 
+def test_access_points_are_kept_by_default_and_change_no_byte(start_daemon, tmp_path):
+    """In memory, for crops of JPEGs, shared by streams over the same files, and found once."""
+    if not jpeg_box.IS_BUILT:
+        pytest.skip("needs the extension that decodes crops")
+    folder = tmp_path / "kinds" / "all"
+    folder.mkdir(parents=True)
+    for number in range(12):
+        image = photo(200, 300, seed=number)
+        (folder / f"a{number:02}.jpg").write_bytes(jpeg(image))
+        (folder / f"c{number:02}.jpg").write_bytes(progressive_jpeg(image))
+    streams = {name: folder_stream(folder.parent, seed=seed) for seed, name in enumerate(("one", "two"))}
+    daemon = start_daemon(streams)
+
+    for name in streams:
+        expected = Expected(daemon.config, name)
+        assert read(daemon, name, epochs=3) == [expected.epoch(number) for number in range(3)]
+
+    statistics = [stream["cache"] for stream in daemon.status()["streams"]]
+    assert [(one["kind"], one["held_samples"], one["streams"]) for one in statistics] == [("points", 24, 2)] * 2
+    assert daemon.stream_status("two")["work"]["cache_misses"] == 0
+    changed = folder / "a03.jpg"
+    changed.write_bytes(jpeg(photo(200, 300, seed=77)))
+    assert read(daemon, "one", epochs=2) == [Expected(daemon.config, "one").epoch(number) for number in range(2)]
+
+
 def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
     """Several kinds of photographs, one broken where few crops look: same pixels, same bad ones."""
     if not jpeg_box.IS_BUILT:
@@ -349,5 +375,24 @@ def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
     stream = daemon.stream_status()
     (file,) = disk.iterdir()
     assert stream["cache"]["held_samples"] >= 49
-    assert file.read_bytes().count(RESTART_INTERVAL) >= 48
+    assert file.read_bytes().count(RESTART_INTERVAL) == 16  # the progressive ones
     assert stream["work"]["cache_hits"] > 0
+
+
+def test_no_points_are_sought_for_a_last_epoch(start_daemon, photos):
+    """Once the daemon has looked, in memory that ends with it; a second epoch is worth them."""
+    if not jpeg_box.IS_BUILT:
+        pytest.skip("needs the extension that decodes crops")
+    daemon = start_daemon({"photos": folder_stream(photos, batch_size=2)})
+
+    def allowed():
+        named = descriptors_of(daemon.pid).items()
+        descriptor = next(number for number, name in named if name.removesuffix(" (deleted)").endswith("batchd-cache"))
+        with Path(f"/proc/{daemon.pid}/fd/{descriptor}").open("rb") as file:
+            return int.from_bytes(file.read(24)[16:], "little")
+
+    with batchd_client.connect(daemon.address) as connection:
+        for epochs, is_closed in ((1, True), (2, False)):
+            with connection.stream("photos", epochs=epochs) as stream:
+                next(iter(stream)).release()
+                wait_until(lambda is_closed=is_closed: (allowed() < 1 << 20) is is_closed, "the daemon to look")

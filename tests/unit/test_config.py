@@ -534,15 +534,22 @@ def test_skew_without_lockstep_is_refused(tmp_path: Path) -> None:
     assert load(tmp_path, WHOLE + 'max_skew = 3\nlag = "lockstep"\n').streams["photos"].max_skew == 3
 
 
+RESIZED = WHOLE.replace(
+    '{ op = "random_resized_crop"', '{ op = "resize", shorter_side = 256 }, { op = "random_resized_crop"'
+)
+
+
 def test_a_cache_has_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
-    """No default takes memory, and an option without effect is refused."""
+    """Samples are kept where that is asked for, and an option without effect is refused."""
     found = problems(tmp_path, WHOLE + 'cache = "encoded"\n')
     assert found["streams.photos.cache"].message.startswith('cache = "encoded" needs cache_memory')
 
-    found = problems(tmp_path, WHOLE + 'cache_memory = "8GiB"\n')
+    found = problems(tmp_path, WHOLE + 'cache = "off"\ncache_memory = "8GiB"\n')
     assert found["streams.photos.cache_memory"].message == (
         'cache_memory counts only with a cache: cache = "encoded", "seekable" or "decoded"'
     )
+    found = problems(tmp_path, RESIZED + 'cache_memory = "8GiB"\n')
+    assert set(found) == {"streams.photos.cache_memory"}
 
     stream = load(tmp_path, WHOLE + 'cache = "encoded"\ncache_memory = "8GiB"\n').streams["photos"]
     assert (stream.cache, stream.cache_memory, stream.cache_bytes) == ("encoded", 8 << 30, 8 << 30)
@@ -563,7 +570,7 @@ def test_a_cache_on_disk_has_a_size_and_no_memory(tmp_path: Path) -> None:
     )
     found = problems(tmp_path, WHOLE + 'cache = "encoded"\ncache_memory = "8GiB"\ncache_size = "8GiB"\n')
     assert found["streams.photos.cache_size"].message == "cache_size counts only with cache_dir"
-    found = problems(tmp_path, WHOLE + 'cache_dir = "/ssd"\ncache_size = "8GiB"\n')
+    found = problems(tmp_path, RESIZED + 'cache_dir = "/ssd"\ncache_size = "8GiB"\n')
     assert set(found) == {"streams.photos.cache_dir", "streams.photos.cache_size"}
 
 

@@ -46,6 +46,19 @@ def test_a_subscription_claims_its_window_and_orders_it_at_once():
     ]
 
 
+@pytest.mark.parametrize(
+    ("ends", "epoch", "is_last"),
+    [([], 0, False), ([1], 0, True), ([None], 0, False), ([2], 0, False), ([2], 1, True), ([1, 3], 0, False)],
+    ids=["no-trainer", "one-epoch", "endless", "first-of-two", "second-of-two", "one-of-two-trainers"],
+)
+def test_samples_are_read_once_more_while_one_trainer_has_another_epoch(ends, epoch, is_last):
+    """What is kept for later epochs depends on it."""
+    world = world_of()
+    for session, end in enumerate(ends, 1):
+        world.subscribe(session=session, epoch=epoch, end_epoch=end)
+    assert world.state.streams[1].delivery.is_in_last_epoch is is_last
+
+
 def test_a_whole_batch_is_committed_and_handed_out():
     """The slot is marked whole before anybody hears of it."""
     world = world_of()

@@ -52,8 +52,11 @@ def test_each_sample_has_its_box_and_what_is_made_of_it(folder, is_built, how, m
     inks = np.dstack([image, image[..., 0]])
     put(folder, a_jpg=jpeg(image), b_png=encode(image, ".png"), c_jpg=ycck_jpeg(inks), d_jpg=jpeg(image)[:2000])
 
-    title, _head, *rows = explain(folder)
+    *points, title, _head, first, second, third, fourth = explain(folder)
+    rows = [first, second, third, fourth]
 
+    assert len(points) == is_built
+    assert all("access points" in line and "(1 of these 3 files); all 4 samples need some" in line for line in points)
     assert title == "s: the first 4 samples of epoch 0"
     assert [row.partition("JPEG ")[2] or row.partition("PNG ")[2] for row in rows[:3]] == [
         f"200 x 160 60 x 100 from 70, 30, {how} as it is",

@@ -78,7 +78,7 @@ def test_every_kind_of_value_comes_back_as_it_was():
     }
     record = pack(values)
 
-    back = unpack(memoryview(record.facts), memoryview(b"".join(record.values)))
+    back, _points = unpack(memoryview(record.facts), memoryview(b"".join(record.values)))
 
     assert list(back) == list(values)
     for name, value in values.items():
@@ -95,9 +95,9 @@ def test_an_array_from_the_cache_is_the_steps_to_write_into(start_worker):
     cache = start_worker()
     cache.keep(3, *pack({"x": np.arange(4)}))
 
-    unpack(*cache.find(3))["x"][:] = 77
+    unpack(*cache.find(3))[0]["x"][:] = 77
 
-    assert unpack(*cache.find(3))["x"].tolist() == [0, 1, 2, 3]
+    assert unpack(*cache.find(3))[0]["x"].tolist() == [0, 1, 2, 3]
 
 
 def test_bytes_from_the_cache_cannot_be_written(start_worker):
@@ -106,7 +106,7 @@ def test_bytes_from_the_cache_cannot_be_written(start_worker):
     cache.keep(3, *pack({"image": memoryview(b"bytes")}))
 
     with pytest.raises(TypeError, match="read-only"):
-        unpack(*cache.find(3))["image"][0] = 1
+        unpack(*cache.find(3))[0]["image"][0] = 1
 
 
 def test_what_one_worker_keeps_all_workers_have(memory, start_worker):
@@ -297,7 +297,7 @@ def test_other_bytes_are_kept_where_a_rewriter_has_some():
     made = rewritten(pack(values), {"image": lambda data: bytes(data) * 2})
     same = rewritten(pack(values), {"image": lambda _data: None})
 
-    back = unpack(memoryview(made.facts), memoryview(b"".join(made.values)))
+    back, _points = unpack(memoryview(made.facts), memoryview(b"".join(made.values)))
     assert {name: bytes(back[name]) for name in ("a", "image", "b")} == {
         "a": b"first",
         "image": b"filefile",

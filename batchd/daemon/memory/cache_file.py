@@ -16,7 +16,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from errno import EIO, ELOOP, ENODATA
-from importlib import import_module
 from pathlib import Path
 from time import sleep
 from typing import NamedTuple
@@ -186,25 +185,7 @@ def _misfit(stream: StreamConfig) -> str | None:
     """Why a pipeline has no use for the kind of cache, or batchd cannot make it."""
     if stream.cache == "decoded":
         return cut_problem(stream.pipeline)
-    if stream.cache != "seekable":
-        return None
-    if (problem := crop_problem(stream.pipeline)) is not None:
-        return problem
-    if not has_extension():
-        return (
-            "restart markers are written by the extension that decodes crops, which is not there: install a compiler and the "
-            'headers of libjpeg-turbo, and batchd again, or take cache = "encoded"'
-        )
-    return None
-
-
-def has_extension() -> bool:
-    """True if the extension that writes restart markers was built."""
-    try:
-        import_module("batchd.pipeline._jpeg")
-    except ImportError:
-        return False
-    return True
+    return crop_problem(stream.pipeline, stream.cache) if stream.cache in {"points", "seekable"} else None
 
 
 def cache_path(spec: CacheSpec) -> Path:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from batchd import __version__
 from batchd.config.tree import StreamConfig
-from batchd.daemon.memory.available import RESERVE_BYTES
+from batchd.daemon.memory.available import RESERVE_BYTES, limit_bytes
 from batchd.daemon.memory.slots import SEALS
 from batchd.daemon.stream_plan import StreamPlan
 from batchd.errors import SourceInvalid
@@ -40,6 +40,12 @@ MEMORY_NAME = "batchd-cache"
 CLAIMS_NAME = "batchd-cache-claims"
 BLOCK_BYTES = 512
 """Unit in which the kernel counts a file's size on disk."""
+
+POINTS_VERSION = 1
+"""Of the records of access points: another layout needs another number (``_jpeg_scan.c``)."""
+POINTS_MEMORY_PART = 16
+POINTS_BYTES_ON_DISK = 1 << 16
+"""For each sample. A photograph of 12 megapixels has as much, one of 500 x 375 some 4 kB."""
 
 AnyCache = TypeVar("AnyCache", bound="SharedCache")
 
@@ -147,23 +153,25 @@ class CacheMemory(SharedCache):
 
 def identity(config: StreamConfig) -> str:
     """Text that differs for two streams whose cached samples differ, known before any scan."""
-    plan = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
-    facts: list[Any] = [config.cache, source_to_plain(config.source), plan.record_bytes_max]
-    if config.cache == "seekable":
-        facts.append(plan.rewritten)
-    if config.cache == "decoded":
+    kind = config.cache_kind
+    plan = plan_pipeline(config.pipeline, kind, config.cache_short_side)
+    facts: list[Any] = [kind, source_to_plain(config.source), plan.record_bytes_max]
+    if plan.cropped:
+        facts += [plan.cropped, POINTS_VERSION]
+    if kind == "decoded":
         facts.append([step_to_plain(step) for step in plan.steps[: plan.cut]])
     return json.dumps(facts, sort_keys=True, default=str)
 
 
 def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
     """The cache that a stream wants, or None. Raises ``SourceInvalid`` if it is too small."""
-    config = plan.config
-    if config.cache == "off":
+    config, kind = plan.config, plan.config.cache_kind
+    if kind == "off":
         return None
-    budget_bytes = config.cache_bytes
-    assert budget_bytes is not None, "a configuration with a cache has a budget for it"
+    budget_bytes = config.cache_bytes or points_budget(len(index), config.cache_dir)
     form = CacheForm(len(index), budget_bytes)
+    if form.extents < 1 and config.cache == "auto" and config.cache_bytes is None:
+        return None
     if form.extents < 1:
         least = round_bytes(form.records_start + form.extent_bytes)
         budget = "cache_memory" if config.cache_dir is None else "cache_size"
@@ -175,12 +183,19 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
     facts: list[Any] = [identity(config), index.digest, index.place, modules]
     if config.cache_dir is None:  # a file may grow: its budget is not part of its name
         facts.append(config.cache_memory)
-    if config.cache == "decoded":
+    if kind == "decoded":
         kept = plan.pipeline.steps[: plan.pipeline.cut]
         facts += [decoders(), [named_by_content(step, plan.digests) for step in kept]]
     key = sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     folder = "" if config.cache_dir is None else os.path.realpath(config.cache_dir)
-    return CacheSpec(config.cache, key, len(index), budget_bytes, folder)
+    return CacheSpec(kind, key, len(index), budget_bytes, folder)
+
+
+def points_budget(samples: int, folder: object | None) -> int:
+    """The default budget of a cache of access points, in bytes: in memory, or in a ``folder``."""
+    if folder is not None:
+        return CacheForm(samples, 0).records_start + samples * POINTS_BYTES_ON_DISK
+    return limit_bytes() // POINTS_MEMORY_PART
 
 
 def decoders() -> list[str]:

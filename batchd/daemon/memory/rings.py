@@ -133,7 +133,7 @@ def budgets_bytes(config: Config) -> int:
     budgets = {
         (identity(stream), stream.cache_memory): stream.cache_memory
         for stream in config.streams.values()
-        if stream.cache_memory is not None
+        if stream.cache_memory is not None and stream.cache_kind != "points"  # these take what is left
     }
     return sum(budgets.values())
 
@@ -254,7 +254,8 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
         + WORKER_DESCRIPTORS * daemon.worker_count()
         + len(config.streams)
         + MAILBOX_DESCRIPTORS * sum(ring.mailbox_bytes > 0 for ring in rings.values())
-        + CACHE_DESCRIPTORS * sum(stream.cache_memory is not None for stream in config.streams.values())
+        + CACHE_DESCRIPTORS
+        * sum(stream.cache_kind != "off" for stream in config.streams.values() if not stream.cache_dir)
         + DISK_CACHE_DESCRIPTORS * sum(stream.cache_dir is not None for stream in config.streams.values()),
         slots=per_slot * sum(ring.slots_max for ring in rings.values()),
         connections=connections,

@@ -148,7 +148,7 @@ def _do(plain: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
     ]
     made_bytes = request.made_bytes + sum(stream.mailbox_bytes for stream in streams.values())
     specs = [stream.cache_spec for stream in streams.values()]
-    caches = {spec.key: spec for spec in specs if spec is not None and not spec.folder}
+    caches = {spec.key: spec for spec in specs if spec is not None and not spec.folder and spec.kind != "points"}
     caches_bytes = sum(spec.budget_bytes - request.cached_bytes.get(key, 0) for key, spec in caches.items())
     kept_bytes = sum(rings[name].ring_bytes for name in same)
     limit_bytes = config.daemon.memory

@@ -10,6 +10,7 @@ and arrays follow behind the facts, in this order:
     array     (name, 1, dtype, shape, bytes)      copied out, as steps may write into it
     scalar    (name, 2, dtype, its bytes)         of numpy
     plain     (name, 3, value)                    a text, or a number of Python
+    points    (name, 4, bytes)                    the access points of the field's file
 
 Invariant: a sample has the same values, in type, order and content, from the cache or not. Only of
 a field with a rewriter the bytes differ, and the steps make the same of them.
@@ -23,13 +24,14 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from batchd.samples.access_points import AccessPoints
 from batchd.samples.values import Value
 from batchd.sources.cache.disk import DiskCache
 from batchd.sources.cache.memory import SampleCache
 from batchd.sources.interface import Reader, read_ahead
 
 DISK_DESCRIPTORS = 3
-_BYTES, _ARRAY, _SCALAR, _PLAIN = range(4)
+_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS = range(5)
 
 
 Rewriter: TypeAlias = Callable[[memoryview], bytes | None]
@@ -43,6 +45,11 @@ class Record(NamedTuple):
     values: list[memoryview | bytes]
 
 
+NO_VALUES = Record(msgpack.packb([]), [])
+POINTS_BYTES = 1 << 14
+"""Of the access points of a sample: if there is room for so many, files are walked for them."""
+
+
 def open_cache(descriptors: Sequence[int]) -> SampleCache | DiskCache:
     """The cache of a worker: two descriptors in memory, three on disk. The caller keeps them."""
     if len(descriptors) == DISK_DESCRIPTORS:
@@ -53,27 +60,31 @@ def open_cache(descriptors: Sequence[int]) -> SampleCache | DiskCache:
 class CachedReader:
     """Reads through a cache; a ``Reader`` itself. Belongs to one worker and one stream.
 
-    With ``keeps_made``, the cache has what steps made of a sample, so ``read`` returns either that
-    or what the source gives, and ``is_hit`` says which.
+    ``kind``: "points" keeps access points alone, and all samples are read from the source. With
+    "decoded", the cache has what steps made of a sample, so ``read`` returns either that or what
+    the source gives, and ``is_hit`` says which.
     """
 
     def __init__(
         self,
         reader: Reader,
         cache: SampleCache | DiskCache,
+        kind: str = "encoded",
         *,
-        keeps_made: bool = False,
+        points: AccessPoints | None = None,
         rewriters: Mapping[str, Rewriter] = MappingProxyType({}),
     ) -> None:
-        """``rewriters``: by the names of fields whose bytes are replaced in the cache."""
+        """``rewriters``: by the names of fields whose bytes are replaced if they have no points."""
         self._reader = reader
         self._cache = cache
-        self._keeps_made = keeps_made
+        self.keeps_samples = kind != "points"
+        self._keeps_made = kind == "decoded"
+        self._points = points or AccessPoints(())
         self._rewriters = rewriters
         self._sample = 0
         self._fresh: tuple[int, Record] | None = None
         self.is_hit = False
-        """True if the last sample was in the cache."""
+        """True if the last sample, or its access points, were in the cache."""
         self.known = reader.known
         self.name = reader.name
         self.close = reader.close
@@ -83,12 +94,17 @@ class CachedReader:
         self._fresh = None
         found = self._cache.find(sample)
         self.is_hit = found is not None
-        if found is not None:
-            return unpack(*found)
+        kept, known = unpack(*found) if found is not None else ({}, {})
+        if self.is_hit and self.keeps_samples:
+            self._points.begin(known, is_kept=False)
+            return kept
         values = self._reader.read(sample)
         self._sample = sample
-        if not self._keeps_made:
+        if not self.keeps_samples:
+            self._points.begin(known, is_kept=self._cache.has_room(POINTS_BYTES))
+        elif not self._keeps_made:
             self.offer(values)
+            self._points.begin(is_kept=self._fresh is not None)
         return values
 
     def offer(self, values: Mapping[str, Value]) -> None:
@@ -97,12 +113,15 @@ class CachedReader:
             self._fresh = self._sample, pack(values)
 
     def keep(self) -> None:
-        """Keep the last sample: it is good. Called before the next ``read``."""
-        if self._fresh is None:
-            return
-        sample, record = self._fresh
-        self._fresh = None
-        self._cache.keep(sample, *(rewritten(record, self._rewriters) if self._rewriters else record))
+        """Keep the last sample, or its points: it is good. Called before the next ``read``."""
+        found = self._points.found
+        if self._fresh is not None:
+            sample, record = self._fresh
+            self._fresh = None
+            rewriters = {name: one for name, one in self._rewriters.items() if not found.get(name)}
+            self._cache.keep(sample, *_with_points(rewritten(record, rewriters) if rewriters else record, found))
+        elif found:
+            self._cache.keep(self._sample, *_with_points(NO_VALUES, {**self._points.known, **found}))
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Announce samples; those that are not in the cache are read next."""
@@ -127,6 +146,14 @@ def pack(values: Mapping[str, Value]) -> Record:
     return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), parts)
 
 
+def _with_points(record: Record, points: Mapping[str, memoryview | bytes]) -> Record:
+    if not points:
+        return record
+    facts = msgpack.unpackb(record.facts, unicode_errors="surrogatepass")
+    facts += [(name, _POINTS, len(one)) for name, one in points.items()]
+    return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), [*record.values, *points.values()])
+
+
 def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
     """The record with the bytes of the rewriters."""
     facts = msgpack.unpackb(record.facts, unicode_errors="surrogatepass")
@@ -143,14 +170,15 @@ def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
     return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), parts)
 
 
-def unpack(facts: memoryview, parts: memoryview) -> dict[str, Value]:
-    """The values of a record."""
+def unpack(facts: memoryview, parts: memoryview) -> tuple[dict[str, Value], dict[str, memoryview]]:
+    """The values of a record, and the access points of its files."""
     values: dict[str, Value] = {}
+    points: dict[str, memoryview] = {}
     start = 0
     for name, kind, *rest in msgpack.unpackb(facts, unicode_errors="surrogatepass"):
-        if kind == _BYTES:
+        if kind in {_BYTES, _POINTS}:
             (size,) = rest
-            values[name] = parts[start : start + size]
+            (values if kind == _BYTES else points)[name] = parts[start : start + size]
             start += size
         elif kind == _ARRAY:
             dtype, shape, size = rest
@@ -162,4 +190,4 @@ def unpack(facts: memoryview, parts: memoryview) -> dict[str, Value]:
             values[name] = np.frombuffer(content, dtype)[0]
         else:
             (values[name],) = rest
-    return values
+    return values, points
