@@ -27,7 +27,7 @@ from batchd.pipeline.image.jpeg_box import found_points, seekable
 from batchd.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
 from batchd.pipeline.image.probe import probe_image
 from batchd.pipeline.options import StepOptions
-from batchd.samples.access_points import AccessPoints
+from batchd.samples.access_points import AccessPoints, has_points
 from batchd.samples.columns import Column
 
 SIZE = (224, 224)
@@ -61,7 +61,7 @@ def run(bench: Bench) -> None:
     points = [found_points(view, probe_image(view)) for view in (memoryview(file) for file, _ in pairs)]
     finding_us = [_finding_us([file for file, _ in pairs]) for _ in range(bench.rounds + 1)][1:]
     print(
-        f"access points: {sum(map(bool, points))} of {len(pairs)}, {statistics.mean(map(len, points)):.0f} bytes each; "
+        f"access points: {sum(map(has_points, points))} of {len(pairs)}, {statistics.mean(map(len, points)):.0f} bytes each; "
         f"{spread(finding_us, 0)} us to find them"
     )
     for name, steps in STEPS.items():

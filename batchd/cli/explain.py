@@ -23,6 +23,7 @@ from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.stages import ImagePlan
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.shapes.options import RoomStep
+from batchd.samples.access_points import has_points
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.sizes import round_bytes
 from batchd.sources.interface import open_reader
@@ -71,7 +72,8 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
             file = values[decode.field]
             assert image is not None, "there is a decode step"
             assert isinstance(file, memoryview), "it is decoded"
-            points_bytes.append(len(found_points(file, image.header)) if decode.field in plan.pipeline.cropped else 0)
+            points = found_points(file, image.header) if decode.field in plan.pipeline.cropped else None
+            points_bytes.append(len(points) if points is not None and has_points(points) else 0)
             kept_bytes.append(image.geometry.height * image.geometry.width * (1 if decode.color == "gray" else 3))
             stored = f"{round_bytes(len(file))}, {_stored(image)}"
             rows.append((str(sample), reader.name(sample), stored, _decoded(image), _then(image)))

@@ -361,6 +361,7 @@ static enum verdict decode_spliced(struct job *job)
     return verdict;
 }
 
+/* Whatever is wrong with a cut, the file decides: it is decoded from its start, and its verdict counts. */
 static enum verdict run(struct job *job)
 {
     if (job->record.buf && decode_spliced(job) == DONE) return DONE;
@@ -432,8 +433,8 @@ PyDoc_STRVAR(decode_doc,
 "Decode a box (top, left, height, width), in pixels of the scaled picture, into the writable buffer ``pixels``.\n\n"
 "``size`` is (height, width) of the whole picture, unscaled, as its header says. What is written: ``height`` rows of ``columns`` pixels,\n"
 "``before`` of which are in front of the box; at most COLUMNS_BESIDE_MAX are beside it. None: a file for another decoder.\n"
-"``points``: what ``access_points`` returned for the file, which takes less time; ``fits`` is False if it is not of these bytes, and then\n"
-"it was not used. The pixels are the same.\n"
+"``points``: what ``access_points`` returned for the file, which takes less time; ``fits`` is False if it is not of the bytes down to\n"
+"the last row of the box, and then it was not used. The pixels are the same.\n"
 "Raises JpegError where the file is broken down to the last row of the box, ValueError for a wrong box, color or buffer.");
 
 static PyObject *decode(PyObject *self, PyObject *arguments)

@@ -27,6 +27,8 @@
 #define CODE_BITS_MAX 16
 #define COEFFICIENTS 64
 #define CATEGORIES 12 /* of DC differences, with 8 bits a sample: ITU T.81, table F.1 */
+#define SIZE_MASK 15 /* of a symbol of AC coefficients; the run is above it */
+#define ALL_ZEROS 15 /* the run of ZRL: 16 zeros, and no coefficient */
 #define MARKER 0xff
 #define SOF0 0xc0
 #define SOF1 0xc1
@@ -131,8 +133,8 @@ struct record {
 int read_record(const struct frame *frame, const uint8_t *bytes, size_t length, struct record *record);
 
 /* Reads the points of all groups with these MCU rows, and the first one behind, into memory that the
- * caller frees. NOT_MINE where the record is broken, or the bytes of the file are others than those
- * that it was made of; NO_MEMORY. */
+ * caller frees. NOT_MINE where the record is broken, or the bytes of the file up to there are others
+ * than those that it was made of; NO_MEMORY. */
 enum verdict unpack_points(const struct frame *frame, const struct record *record, struct span rows, struct points *points);
 
 #endif

@@ -24,11 +24,9 @@
 
 #define ROW_BYTES_MAX (2 * 4 * 2 * COMPONENTS_MAX) /* what the first MCU of a row may grow by: each code and difference, stuffed */
 #define TABLE_BYTES_MAX (2 * MARKER_BYTES + 1 + CODE_BITS_MAX + 256)
-#define MCU_BYTES_MAX (2 * BLOCKS_MAX * 256) /* what is copied of a broken one before that shows: 64 codes of 31 bits a block, stuffed */
+#define CUT_MCU_BYTES_MAX (2 * BLOCKS_MAX * 256) /* what is copied of a broken one before that shows: 64 codes of 31 bits a block, stuffed */
 #define PARTS 16 /* a crop that leaves out less than one of so many parts of what is in front of its end is not cut out */
 #define SYMBOL_BITS_MAX 32 /* a code and what follows it, at most 31 */
-#define SIZE_MASK 15
-#define ALL_ZEROS 15
 
 /* --- the codes of DC differences, with those that the file lacks --- */
 
@@ -64,7 +62,8 @@ static int complete(const struct huffman *table, struct dc_codes *codes)
         }
     if (!lacking) return 1;
     for (length = longest; length <= CODE_BITS_MAX && (1u << length) - 1 - next < (unsigned)lacking; length++) next <<= 1;
-    if (length > CODE_BITS_MAX || codes->table.count + lacking > 256) return 0;
+    /* codes may be repeated, so that there are many of one length, and the segment counts them in a byte */
+    if (length > CODE_BITS_MAX || codes->table.count + lacking > 256 || codes->table.bits[length] + lacking > 255) return 0;
     for (int category = 0; category < CATEGORIES; category++)
         if (codes->added >> category & 1) {
             codes->code[category] = (uint16_t)next++;
@@ -167,7 +166,7 @@ static int copy_bits(struct source *from, uint32_t end, struct sink *to)
     for (; from->count >= 8; from->count -= 8) at -= at <= from->end && is_stuffed(from, at - 1) ? MARKER_BYTES : 1;
     if (from->count && at > last) { /* the end is within the byte that is held */
         const int wanted = from->count - (8 - (int)(end & 7));
-        if (wanted < 0 || at - last > MARKER_BYTES) return 0;
+        if (wanted < 0 || at - last > MARKER_BYTES) return 0; /* 2, where that byte is all ones, and has its zero */
         if (wanted) write_bits(to, from->held >> (64 - wanted), wanted);
         return 1;
     }
@@ -363,7 +362,7 @@ static void run_of(const struct splicing *splicing, const struct splice *splice,
 /* Bytes that the rows take at most; 0 where their runs are none. */
 static size_t rows_bytes_max(const struct splicing *splicing, const struct splice *splice)
 {
-    size_t bytes = MCU_BYTES_MAX;
+    size_t bytes = CUT_MCU_BYTES_MAX;
     for (int row = splicing->rows.first; row < splicing->rows.end; row++) {
         const struct point *begin, *end;
         run_of(splicing, splice, row, &begin, &end);
@@ -434,7 +433,7 @@ enum verdict splice_crop(struct splicing *splicing)
     splice->from.end = record.end;
     verdict = unpack_points(&frame, &record, splicing->rows, &splice->points);
     if (verdict == DONE) verdict = make_codes(splice) ? write_cut(splicing, splice) : NOT_MINE;
-    else splicing->fits = 0;
+    else if (verdict == NOT_MINE) splicing->fits = 0;
     free(splice->points.at);
     free(splice);
     return verdict;

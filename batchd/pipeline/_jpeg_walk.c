@@ -14,8 +14,6 @@
 #include "_jpeg_scan.h"
 
 #define WINDOW_BITS 11
-#define SIZE_MASK 15
-#define ALL_ZEROS 15 /* the run of ZRL: 16 zeros, and no coefficient */
 #define BLOCK_BYTES_MAX 256 /* 64 codes of 31 bits */
 #define MCU_BYTES_MAX (BLOCKS_MAX * BLOCK_BYTES_MAX)
 #define DC_MAX 32767

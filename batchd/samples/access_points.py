@@ -5,20 +5,32 @@ cache keeps the record of a file's points beside its sample, or without it.
 
     cache --known--> decoder --found--> cache
 
-Invariant: a record is about the very bytes that it was made of, and the decoder checks that, so it
-does not matter which file the cache has it of.
+Invariant: a record is about the very bytes that it was made of, as far as a crop reads, and the
+decoder checks that, so it does not matter which file the cache has it of. A file without points has
+a record, too: its length.
 """
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+_LENGTH_BYTES = 8
 _NONE: Mapping[str, memoryview | bytes] = MappingProxyType({})
+
+
+def without_points(data: memoryview) -> bytes:
+    """The record of a file that has no access points."""
+    return len(data).to_bytes(_LENGTH_BYTES, "little")
+
+
+def has_points(record: memoryview | bytes | None) -> bool:
+    """True if there is a record, and it has points."""
+    return record is not None and len(record) > _LENGTH_BYTES
 
 
 class AccessPoints:
     """Records of the sample that is made now, by field. Belongs to one stream of one worker.
 
-    ``fields``: those whose files are decoded for a crop. An empty record: the file has no points.
+    ``fields``: those whose files are decoded for a crop.
     """
 
     def __init__(self, fields: Iterable[str]) -> None:

@@ -207,7 +207,8 @@ int main(int count, char **arguments)
     state = 0x9e3779b97f4a7c15u + (uint64_t)atoi(arguments[2]);
     for (; tries % 256 || time(NULL) < until; tries++) {
         struct job job, asked;
-        size_t length = broken(file, read_file(arguments[3 + below((uint32_t)count - 3)], file)), bytes;
+        size_t length = read_file(arguments[3 + below((uint32_t)count - 3)], file), bytes;
+        if (below(4)) length = broken(file, length);
         memset(&job, 0, sizeof job);
         measure(&job, file, length);
         if (job.height > SIDE_MAX || job.width > SIDE_MAX) continue;

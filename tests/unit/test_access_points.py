@@ -15,7 +15,7 @@ from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.opencv import Scratch
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import probe_image
-from batchd.samples.access_points import AccessPoints
+from batchd.samples.access_points import AccessPoints, has_points
 from batchd.samples.errors import SampleUndecodable
 from support.good_trainers import private_bytes
 from support.images import (
@@ -119,22 +119,54 @@ def test_every_box_around_a_point_is_right(subsampling):
                 assert np.array_equal(found, pixels[top:bottom, left:right]), (left, right, top, bottom)
 
 
+def first_bit(record, group):
+    """Where the points of a group begin in the file."""
+    at = int.from_bytes(record[28 + 12 * group + 8 :][:4], "little")
+    length = next(count for count, byte in enumerate(record[at : at + 5], 1) if byte < 128)
+    return sum((byte & 127) << 7 * place for place, byte in enumerate(record[at : at + length]))
+
+
 def test_less_of_the_file_is_decoded():
-    """Damage above and beside the crop is not even looked at, if the checksums are those of that file."""
+    """If a record says that damage above the crop is what was walked, the crop is that of the whole."""
     data = jpeg_of(WIDE)
     record = record_of(data)
-    above = data.index(b"\xff\xda") + 40
-    damaged = data[:above] + bytes([data[above] ^ 1]) + data[above + 1 :]
-    header = slice(0, data.index(b"\xff\xda") + 14)
-    assert record[20:28] == checksum(data[header])
-    unsigned = record[:28] + b"unlooked" + record[36:-8]
-    assert record[:-8] != unsigned
+    header = data[: data.index(b"\xff\xda") + 14]
+    end_of_group = -(-first_bit(record, 1) // 8)
+    damaged = data[: len(header) + 40] + bytes(100) + data[len(header) + 140 :]
+    assert record[20:28] == checksum(header)
+    assert record[28:36] == checksum(data[len(header) : end_of_group])
     assert record[-8:] == checksum(record[:-8])
 
-    found, fits = cropped(damaged, CORNER, unsigned + checksum(unsigned))
+    made = record[:28] + checksum(damaged[len(header) : end_of_group]) + record[36:-8]
+    found, fits = cropped(damaged, CORNER, made + checksum(made))
 
     assert fits
     assert np.array_equal(found, cropped(data, CORNER)[0])
+
+
+def same_as_without(data, box, record):
+    """Asserts that a record changes nothing; returns whether it is one of this file."""
+    try:
+        expected = cropped(data, box)[0]
+    except _jpeg.JpegError:
+        with pytest.raises(_jpeg.JpegError):
+            cropped(data, box, record)
+        return False
+    found, fits = cropped(data, box, record)
+    assert np.array_equal(found, expected)
+    return fits
+
+
+def test_a_bit_that_has_changed_above_the_crop_is_found():
+    """Without points it moves what is below it, or breaks the file."""
+    data = jpeg_of(WIDE)
+    record = record_of(data)
+    begin = data.index(b"\xff\xda") + 14
+    chance = random.Random(5)
+    for _ in range(200):
+        place = chance.randrange(begin, len(data) // 2)
+        changed = data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
+        assert not same_as_without(changed, CORNER, record)
 
 
 def test_points_of_other_bytes_are_not_used():
@@ -147,15 +179,7 @@ def test_points_of_other_bytes_are_not_used():
 
     assert cropped(data, CORNER, record)[1]
     for other in (again, data + b"\0", changed):
-        try:
-            expected = cropped(other, CORNER)[0]
-        except _jpeg.JpegError:
-            with pytest.raises(_jpeg.JpegError):
-                cropped(other, CORNER, record)
-            continue
-        found, fits = cropped(other, CORNER, record)
-        assert not fits
-        assert np.array_equal(found, expected)
+        assert not same_as_without(other, CORNER, record)
 
 
 def test_a_damaged_record_is_not_used_or_does_no_harm():
@@ -263,7 +287,7 @@ def test_no_file_is_walked_whose_points_are_not_kept():
         points = AccessPoints(fields)
         points.begin(is_kept=is_kept)
         decoded(data, points, Cut(3, 4, 50, 60))
-        assert not any(points.found.values())
+        assert not any(map(has_points, points.found.values()))
 
 
 def test_a_file_that_has_changed_is_walked_again():
@@ -278,16 +302,72 @@ def test_a_file_that_has_changed_is_walked_again():
 
 
 def test_a_file_without_points_is_not_walked_twice():
+    """Unless another file is in its place."""
     data = progressive_jpeg(WIDE)
     points = AccessPoints(["image"])
     points.begin(is_kept=True)
     decoded(data, points)
-    assert points.found == {"image": b""}
+    refusal = points.found["image"]
+    assert not has_points(refusal)
 
-    points.begin({"image": b""}, is_kept=True)
+    points.begin({"image": refusal}, is_kept=True)
     decoded(data, points)
-
     assert points.found == {}
+    decoded(jpeg_of(WIDE), points)
+    assert points.found == {"image": record_of(jpeg_of(WIDE))}
+
+
+def test_without_memory_for_the_walk_the_file_is_decoded(monkeypatch):
+    def no_memory(*_arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(_jpeg, "access_points", no_memory)
+    points = AccessPoints(["image"])
+    points.begin(is_kept=True)
+    data = jpeg_of(WIDE)
+
+    assert np.array_equal(decoded(data, points), cropped(data, CORNER)[0])
+    assert points.found == {}
+
+
+def test_sides_that_libjpeg_refuses_have_no_points():
+    """A crop of them would be decoded with points, and be a bad sample without."""
+    data = bytearray(jpeg_of(photo(64, 2000)[..., 0]))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 7 : frame + 9] = (65_520).to_bytes(2, "big")
+    assert record_of(bytes(data)) is None
+
+
+def grey_with_table(symbols, differences):
+    """A grey JPEG of two rows of blocks of one brightness each, whose DC codes all have 9 bits."""
+    dc_table = b"\0" + bytes([*[0] * 8, len(symbols), *[0] * 7]) + bytes(symbols)
+    ac_table = b"\x10" + bytes([*[1] * 8, *[0] * 8]) + b"\0\x01\xf0\x11\x01\x21\x31\x41"
+    codes = {0: f"{symbols.index(0):09b}", 1: f"{symbols.index(1):09b}1"}
+    bits = "".join(codes[difference] + "0" for difference in differences)
+    bits += "1" * (-len(bits) % 8)
+    scan = bytes(int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)).replace(b"\xff", b"\xff\0")
+    width = (len(differences) // 2 * 8).to_bytes(2, "big")
+    segments = [
+        (0xDB, b"\0" + b"\x10" * 64),
+        (0xC0, b"\x08\0\x10" + width + b"\x01\x01\x11\0"),
+        (0xC4, dc_table),
+        (0xC4, ac_table),
+        (0xDA, b"\x01\x01\0\0\x3f\0"),
+    ]
+    header = b"".join(b"\xff" + bytes([kind]) + (len(one) + 2).to_bytes(2, "big") + one for kind, one in segments)
+    return b"\xff\xd8" + header + scan + JPEG_END
+
+
+def test_a_table_gets_no_more_codes_of_a_length_than_a_byte_counts():
+    """Codes may be repeated, and 256 of them would be read as none, and their symbols as tables."""
+    tables = [0, 1, 1, *[0] * 16, 1, *[15] * 14, 10]
+    symbols = tables + [0] * (247 - len(tables))
+    assert len(set(range(12)) - set(symbols)) == 256 - len(symbols)
+    data = grey_with_table(symbols, [1] * 16 + [0] * 184)
+    record = record_of(data)
+
+    assert has_points(record)
+    assert same_as_without(data, Cut(0, 400, 4, 200), record)
 
 
 def test_a_broken_file_stays_a_bad_sample():

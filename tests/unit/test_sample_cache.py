@@ -9,6 +9,7 @@ import pytest
 
 from batchd.daemon.memory.available import RESERVE_BYTES
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, allow_caches
+from batchd.samples.access_points import AccessPoints
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.cache import memory as sample_cache
 from batchd.sources.cache.memory import CacheForm, SampleCache
@@ -329,3 +330,44 @@ def test_nothing_is_rewritten_that_is_not_kept(start_worker):
     assert asked == [b"read 1"]
     assert not cache.has_room(64 << 10)
     assert held(cache, [4]) == []
+
+
+def points_of_a_sample(reader, points, sample, size):
+    """Read a sample, whose file is walked if that is of use; return whether it was."""
+    reader.read(sample)
+    is_walked = points.are_wanted("image")
+    if is_walked:
+        points.found["image"] = bytes(size)
+    reader.keep()
+    return is_walked
+
+
+def test_samples_with_points_are_still_read_ahead(start_worker):
+    """They are read from their source in each epoch."""
+    source, points = OneReader(), AccessPoints(["image"])
+    reader = CachedReader(source, start_worker(), "points", points=points)
+    points_of_a_sample(reader, points, 2, 100)
+
+    reader.prefetch([1, 2, 3])
+
+    assert source.asked == [1, 2, 3]
+
+
+def test_points_for_which_there_is_no_room_are_not_sought_again(start_worker):
+    """Also where there is room for smaller ones."""
+    cache, points = start_worker(), AccessPoints(["image"])
+    reader = CachedReader(OneReader(), cache, "points", points=points)
+    walked = [points_of_a_sample(reader, points, sample, 60_000) for sample in range(0, 400, 2)]
+    kept = sum(sample in cache for sample in range(0, 400, 2))
+
+    assert 20 < kept < 100
+    assert sum(walked) <= kept + 1
+    assert not any(points_of_a_sample(reader, points, sample, 60_000) for sample in range(300, 400, 2))
+
+
+def test_points_of_a_sample_that_is_never_the_same_are_replaced_once(start_worker):
+    """Each replaced record keeps its room."""
+    cache, points = start_worker(), AccessPoints(["image"])
+    reader = CachedReader(OneReader(), cache, "points", points=points)
+
+    assert [points_of_a_sample(reader, points, 6, 100) for _ in range(4)] == [True, True, False, False]

@@ -20,7 +20,7 @@ import numpy as np
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.opencv import Pixels, Scratch
 from batchd.pipeline.image.probe import ImageHeader, probe_image
-from batchd.samples.access_points import AccessPoints
+from batchd.samples.access_points import AccessPoints, has_points, without_points
 from batchd.samples.errors import SampleUndecodable
 
 try:
@@ -67,8 +67,8 @@ class BoxDecoder:
         if made is None:
             return None
         columns, before, fits = made
-        if not fits and self._points is not None and self._points.are_wanted(self._field):
-            self._points.found[self._field] = found_points(data, header)
+        if not fits and self._points is not None:
+            self._find_points(self._points, data, header)
         shape, strides = (box.height, box.width, self._channels), (columns * self._channels, self._channels, 1)
         return np.ndarray(shape, np.uint8, memory, offset=before * self._channels, strides=strides)
 
@@ -77,11 +77,19 @@ class BoxDecoder:
         if self._points is None:
             return None
         known = self._points.known.get(self._field)
-        if known is None:
-            if not self._points.are_wanted(self._field):
-                return None
-            known = self._points.found[self._field] = found_points(data, header)
-        return known or None
+        if known is None or (not has_points(known) and known != without_points(data)):
+            known = self._find_points(self._points, data, header)
+        return known if has_points(known) else None
+
+    def _find_points(self, points: AccessPoints, data: memoryview, header: ImageHeader) -> bytes | None:
+        """Find the points of a file, if they are to be kept and there is memory for that."""
+        if not points.are_wanted(self._field):
+            return None
+        try:
+            points.found[self._field] = found_points(data, header)
+        except MemoryError:
+            return None
+        return points.found[self._field]
 
     def tiles(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> tuple[int, int] | None:
         """Parts between restart markers that ``decode`` reads, and all; None without markers."""
@@ -92,11 +100,11 @@ class BoxDecoder:
 
 
 def found_points(data: memoryview, header: ImageHeader) -> bytes:
-    """The record of a JPEG's access points; empty if it has none, or the image is small."""
+    """The record of a JPEG's access points. Small images have none. Raises ``MemoryError``."""
     size = header.height, header.width
     if not IS_BUILT or header.format != "JPEG" or prod(size) < PIXELS_MIN:
-        return b""
-    return _jpeg.access_points(data, size, STEP_PIXELS) or b""
+        return without_points(data)
+    return _jpeg.access_points(data, size, STEP_PIXELS) or without_points(data)
 
 
 TILE_WIDTH_PIXELS = 64

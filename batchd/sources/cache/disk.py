@@ -143,12 +143,12 @@ class DiskCache:
         # Where even the index was cut off, a record would lie in it; the next daemon begins anew.
         return self._records_start <= size <= self._header[ALLOWED_AT] - values_bytes
 
-    def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> None:
-        """Keep a sample, if budget and disk have room. ``values`` are contiguous buffers."""
+    def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> bool:
+        """Keep a sample, and return True, if budget and disk have room. ``values`` are contiguous buffers."""
         values_bytes = sum(memoryview(value).nbytes for value in values)
         size = _RECORD_BYTES + len(facts) + values_bytes
         if not self.has_room(size):
-            return
+            return False
         try:
             failpoints.passing("worker.cache.claimed", sample)
             start = self._append(sample, facts, values, size)
@@ -157,9 +157,10 @@ class DiskCache:
         except OSError as error:
             self._full_until_s = monotonic() + FULL_PAUSE_S
             self._note(Trouble(sample, error.errno or EIO))
-            return
+            return False
         self._index[sample] = start  # one aligned store: it is there, or it is not
         failpoints.passing("worker.cache.entered", sample)
+        return True
 
     def _append(self, sample: int, facts: bytes, values: Sequence[Any], size: int) -> int:
         """Write a record; returns its first byte. Raises ``OSError``."""

@@ -168,24 +168,25 @@ class SampleCache:
         size = _rounded_up(_RECORD.size + values_bytes, RECORD_ALIGNMENT_BYTES)
         return self._room_start + size <= self._room_end or self._claimable(-(-size // self._extent_bytes))
 
-    def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> None:
-        """Keep a sample, if there is room and memory. ``values`` are contiguous buffers."""
+    def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> bool:
+        """Keep a sample, and return True, if there is room and memory. ``values`` are contiguous buffers."""
         values_bytes = sum(memoryview(value).nbytes for value in values)
         size = _RECORD.size + len(facts) + values_bytes
         start = self._room(_rounded_up(size, RECORD_ALIGNMENT_BYTES))
         if start is None:
-            return
+            return False
         failpoints.passing("worker.cache.claimed", sample)
         try:
             written = os.pwritev(self._data, [_RECORD.pack(sample, len(facts), values_bytes), facts, *values], start)
         except OSError as error:
             if error.errno not in _NO_MEMORY:
                 raise
-            return
+            return False
         failpoints.passing("worker.cache.written", sample)
         if written == size:
             self._index[sample] = start  # one aligned store: it is there, or it is not
             failpoints.passing("worker.cache.entered", sample)
+        return written == size
 
     def _room(self, size: int) -> int | None:
         """Take bytes of the present extent, or of further ones; None if there is no room."""

@@ -24,7 +24,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from batchd.samples.access_points import AccessPoints
+from batchd.samples.access_points import AccessPoints, has_points
 from batchd.samples.values import Value
 from batchd.sources.cache.disk import DiskCache
 from batchd.sources.cache.memory import SampleCache
@@ -47,7 +47,10 @@ class Record(NamedTuple):
 
 NO_VALUES = Record(msgpack.packb([]), [])
 POINTS_BYTES = 1 << 14
-"""Of the access points of a sample: if there is room for so many, files are walked for them."""
+"""Of the access points of a file: if there is room for so many, files are walked for them."""
+REPLACED_MAX = 10_000
+"""Samples whose points a worker replaces. A source may give other bytes each time, and a replaced
+record still takes its room."""
 
 
 def open_cache(descriptors: Sequence[int]) -> SampleCache | DiskCache:
@@ -81,6 +84,10 @@ class CachedReader:
         self._keeps_made = kind == "decoded"
         self._points = points or AccessPoints(())
         self._rewriters = rewriters
+        self._refused_bytes = 0
+        """The size of the last record for which there was no room."""
+        self._replaced: set[int] = set()
+        """Samples whose points were those of other bytes."""
         self._sample = 0
         self._fresh: tuple[int, Record] | None = None
         self.is_hit = False
@@ -101,7 +108,7 @@ class CachedReader:
         values = self._reader.read(sample)
         self._sample = sample
         if not self.keeps_samples:
-            self._points.begin(known, is_kept=self._cache.has_room(POINTS_BYTES))
+            self._points.begin(known, is_kept=self._may_keep_points(sample))
         elif not self._keeps_made:
             self.offer(values)
             self._points.begin(is_kept=self._fresh is not None)
@@ -109,7 +116,8 @@ class CachedReader:
 
     def offer(self, values: Mapping[str, Value]) -> None:
         """Offer values of the last sample, to be kept if it is good and there is room."""
-        if self._cache.has_room(sum(getattr(value, "nbytes", 0) for value in values.values())):
+        values_bytes = sum(getattr(value, "nbytes", 0) for value in values.values())
+        if self._cache.has_room(values_bytes + POINTS_BYTES * len(self._points.fields)):
             self._fresh = self._sample, pack(values)
 
     def keep(self) -> None:
@@ -118,14 +126,25 @@ class CachedReader:
         if self._fresh is not None:
             sample, record = self._fresh
             self._fresh = None
-            rewriters = {name: one for name, one in self._rewriters.items() if not found.get(name)}
+            rewriters = {name: one for name, one in self._rewriters.items() if not has_points(found.get(name))}
             self._cache.keep(sample, *_with_points(rewritten(record, rewriters) if rewriters else record, found))
         elif found:
-            self._cache.keep(self._sample, *_with_points(NO_VALUES, {**self._points.known, **found}))
+            if self.is_hit:
+                self._replaced.add(self._sample)
+            record = _with_points(NO_VALUES, {**self._points.known, **found})
+            is_kept = self._cache.keep(self._sample, *record)
+            self._refused_bytes = 0 if is_kept else sum(map(len, record.values))
+
+    def _may_keep_points(self, sample: int) -> bool:
+        """True if there is room for points of a sample, and it has not other bytes each time."""
+        if self.is_hit and (sample in self._replaced or len(self._replaced) >= REPLACED_MAX):
+            return False
+        return self._cache.has_room(max(POINTS_BYTES, self._refused_bytes))
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Announce samples; those that are not in the cache are read next."""
-        read_ahead(self._reader, [sample for sample in samples if sample not in self._cache])
+        cached = self._cache if self.keeps_samples else ()
+        read_ahead(self._reader, [sample for sample in samples if sample not in cached])
 
 
 def pack(values: Mapping[str, Value]) -> Record:
