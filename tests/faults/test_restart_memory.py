@@ -89,7 +89,7 @@ def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_t
     assert line["reason"].startswith("need 1.3 GiB of shared memory, have ")
     assert f"(pid {trainer.pid}): " in line["held_by"]
     trainer.go_on()
-    trainer.begin(do="take", batches=1)
+    trainer.begin(do="take", batches=WINDOW + 1)  # more than it has: it waits, and only then lets go of the dead ring
     wait_until(lambda: has_started(daemon), "there is memory for it")
 
     check(seen + trainer.finish()[0])
