@@ -27,6 +27,13 @@ setup(
             py_limited_api=True,
             optional=True,
         ),
+        Extension(
+            "batchd.storage._rows",
+            ["batchd/storage/_rows.c"],
+            extra_compile_args=FLAGS,
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -35,6 +35,7 @@ from batchd.samples.errors import SampleUnreadable
 from batchd.storage.access import Storage
 from batchd.storage.location import is_url
 from batchd.storage.paths import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened, open_within
+from batchd.storage.rows import read_rows
 from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versions_in
 
 KEPT_BYTES_MAX = 8 << 20
@@ -199,16 +200,15 @@ class BytesReader:
             self._shards.check(path)
             return data
 
-    def read_rows(self, path: bytes, starts: list[int], rows: NDArray[np.uint8], places: Iterable[int]) -> None:
+    def read_rows(
+        self, path: bytes, starts: NDArray[np.int64], rows: NDArray[np.uint8], places: NDArray[np.int64]
+    ) -> None:
         """Read ``rows[place]``, as many bytes as it has, from each start in a file of this host."""
         size = rows.shape[1]
-        self._check_size(size, starts[0])
-        memory = rows.reshape(-1).data
+        self._check_size(size, int(starts[0]))
         with blaming_the_sample():
-            shard = self._shards.descriptor(path)
-            for start, place in zip(starts, places, strict=True):
-                if os.preadv(shard, [memory[place * size : (place + 1) * size]], start) != size:
-                    raise SampleUnreadable(f"the {self._holder} ends before a sample does, or was read in part")
+            if read_rows(self._shards.descriptor(path), starts, places, rows.reshape(-1).data, size) != len(starts):
+                raise SampleUnreadable(f"the {self._holder} ends before a sample does, or was read in part")
             self._shards.check(path)
 
     def prefetch(self, extents: Iterable[Extent]) -> None:

@@ -59,8 +59,11 @@ class ArrayReader(PlainReader):
 
     def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, NDArray[Any]]) -> None:
         """See ``interface.ReadsRows``."""
-        parts = np.searchsorted(self._firsts, samples, side="right") - 1
-        chosen = [(int(part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
+        if len(self._parts) == 1:
+            chosen = [(0, np.arange(len(samples)))]
+        else:
+            parts = np.searchsorted(self._firsts, samples, side="right") - 1
+            chosen = [(int(part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
         for number, reader in enumerate(self._bytes):
             fields = [(name, array) for name, of, array in self._fields if of == number]
             size = self._parts[0][number].size
@@ -69,7 +72,7 @@ class ArrayReader(PlainReader):
             for part, places in chosen:
                 run = self._parts[part][number]
                 starts = run.first + (samples[places] - self._firsts[part]) * run.stride
-                reader.read_rows(self._files[run.file], starts.tolist(), made, places.tolist())
+                reader.read_rows(self._files[run.file], starts, made, places)
             if data is None:
                 for name, array in fields:
                     rows[name][...] = array.rows(repr(name), made)

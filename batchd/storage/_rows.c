@@ -1,0 +1,83 @@
+/* Reads rows of a file into an array, without a step of Python's for each. Worker process.
+ *
+ *     file     .....[row]...........[row]...[row]....        from each start, as many bytes as a row of the array has
+ *     array    [row 0][row 1][row 2][row 3] ...              to the place that is named for it
+ *
+ * `reader.py` does the same without this extension, in more time.
+ *
+ * Invariant: nothing is written outside of the array, whatever the arguments are. What another process does to the file
+ * meanwhile shows as fewer bytes, or as an error of the system: the file is not mapped.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#define _FILE_OFFSET_BITS 64
+#include <Python.h>
+
+#include <errno.h>
+#include <stdint.h>
+#include <unistd.h>
+
+PyDoc_STRVAR(read_rows_doc,
+             "read_rows(descriptor, starts, places, rows, size) -> int\n\n"
+             "Read `size` bytes from each of `starts` (int64) of the file into row places[i] (int64) of `rows`, a writable buffer\n"
+             "of rows of `size` bytes. Returns how many rows were read whole: fewer than all where the file ends before one\n"
+             "does, or where it was read in part. Raises OSError, and ValueError for arguments that do not fit.");
+
+static int64_t read_all(int descriptor, const Py_buffer *starts, const Py_buffer *places, const Py_buffer *rows, int64_t size)
+{
+    const int64_t *start = starts->buf, *place = places->buf;
+    int64_t count = starts->len / (int64_t)sizeof(int64_t), whole = 0;
+    for (; whole < count; whole++) {
+        ssize_t got = pread(descriptor, (char *)rows->buf + place[whole] * size, (size_t)size, (off_t)start[whole]);
+        if (got < 0) return -1;
+        if (got != size) break;
+    }
+    return whole;
+}
+
+static int fits(const Py_buffer *starts, const Py_buffer *places, const Py_buffer *rows, int64_t size)
+{
+    if (size <= 0 || starts->len != places->len || starts->len % (Py_ssize_t)sizeof(int64_t)) return 0;
+    const int64_t *place = places->buf;
+    int64_t rows_count = rows->len / size;
+    for (int64_t i = 0; i < starts->len / (int64_t)sizeof(int64_t); i++)
+        if (place[i] < 0 || place[i] >= rows_count) return 0;
+    return 1;
+}
+
+static PyObject *read_rows(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    int descriptor;
+    long long size;
+    Py_buffer starts, places, rows;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(arguments, "iy*y*w*L", &descriptor, &starts, &places, &rows, &size)) return NULL;
+    if (!fits(&starts, &places, &rows, size)) {
+        PyErr_SetString(PyExc_ValueError, "starts and places are as many, and each place is a row of the array");
+    } else {
+        int64_t whole;
+        Py_BEGIN_ALLOW_THREADS
+        whole = read_all(descriptor, &starts, &places, &rows, size);
+        Py_END_ALLOW_THREADS
+        result = whole < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLongLong(whole);
+    }
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&rows);
+    return result;
+}
+
+static PyMethodDef METHODS[] = {
+    {"read_rows", read_rows, METH_VARARGS, read_rows_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_rows", "Rows of a file, read into an array.", -1, METHODS, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__rows(void)
+{
+    return PyModule_Create(&MODULE);
+}

@@ -1,0 +1,6 @@
+import numpy as np
+from numpy.typing import NDArray
+
+def read_rows(
+    descriptor: int, starts: NDArray[np.int64], places: NDArray[np.int64], rows: memoryview, size: int
+) -> int: ...
