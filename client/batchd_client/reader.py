@@ -259,8 +259,9 @@ class StreamReader:
     def _accept(self, session: Session) -> bool:
         subscription = self.subscription
         handles = subscription.handles
-        while not handles:
-            if not session.receive():
+        if not handles:
+            session.receive_handles(subscription)
+            if not handles:
                 if subscription.refusal is not None and subscription.announced_s:
                     self._take_refusal(session, subscription.refusal)
                 return False
@@ -278,7 +279,7 @@ class StreamReader:
         session.is_interrupted = False
         self._mismatches_here = 0
         # Otherwise the daemon counted it as consumed when it granted it.
-        if not subscription.announced_s:
+        if not subscription.announced_s and subscription.is_report_due:
             session.give_back(subscription)
         if session.has_left_overs:
             session.settle()

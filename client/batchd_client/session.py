@@ -198,7 +198,7 @@ class Session:
         pull = subscription.pull(waited_us, waiting=waiting)
         if not self.send(pull):
             return False
-        subscription.wait_reported_us = pull.wait_us
+        subscription.reported, subscription.wait_reported_us = pull.consumed, pull.wait_us
         if pull.released:
             subscription.forget_released(pull)
         return True
@@ -246,6 +246,15 @@ class Session:
             return True
         self.is_interrupted = False
         return False
+
+    def receive_handles(self, subscription: "Subscription") -> None:
+        """Process messages until there is a handle, or none is left; raises as ``receive``.
+
+        On one host, where that copies nothing, all that have arrived.
+        """
+        while self.receive():
+            if subscription.handles and isinstance(self.link, RemoteLink):
+                return
 
     def _sort(self, source: zmq.Socket[bytes], data: bytes) -> None:
         try:

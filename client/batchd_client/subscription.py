@@ -37,6 +37,8 @@ from batchd_wire.slot import RowChecksums
 
 RELEASED_MAX = 1024
 """Most ended leases in one message, well below the daemon's limit on its length."""
+UNREPORTED_PART = 4
+"""Batches taken since the last report: at most this part of those that are here."""
 HANDLES_MAX = 1024
 """Limit on unread handles, above any window; a daemon that sends more is broken."""
 _TERMS = attrgetter("fingerprint", "samples", "batch_size", "steps", "rounds", "classes")
@@ -181,6 +183,8 @@ class Subscription:
         self.refusal: Refused | None = None
         self.taken = 0
         self.leased = 0
+        self.reported = 0
+        """The part of ``leased`` that the daemon knows."""
         self.outstanding: dict[int, LeaseToken] = {}
         """By sequence: leases whose end has not been reported."""
         self.ended: deque[LeaseToken] = deque()
@@ -195,6 +199,14 @@ class Subscription:
     def position(self) -> Position:
         """Position of the next batch that the user's loop gets."""
         return self.counter.position(self.taken)
+
+    @property
+    def is_report_due(self) -> bool:
+        """Whether the daemon must know how far the loop is, to keep its window filled.
+
+        Where many batches are small, a message for each would cost more than the batches.
+        """
+        return UNREPORTED_PART * (self.leased - self.reported) > len(self.handles)
 
     @property
     def held(self) -> int:

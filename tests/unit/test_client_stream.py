@@ -62,6 +62,35 @@ def test_prefetch_runs_across_the_end_of_an_epoch(daemon, fake) -> None:
     assert max(fake.held_sequences()) >= 5
 
 
+def test_many_batches_that_are_here_are_reported_some_at_a_time(daemon, fake) -> None:
+    """The daemon always knows of three quarters of what was taken; the last of an epoch are told at its end."""
+    fake.stream = FakeStream(slots=60)
+    stream = daemon.stream("photos", window=40)
+    fake.wait_until(lambda: len(fake.held_sequences()) == 40)
+    before = len(fake.heard_of(Pull))
+    for epoch in range(6):
+        assert len(positions(stream)) == 5
+        assert epoch == stream.epoch - 1
+    daemon.status()
+    pulls = fake.heard_of(Pull)[before:]
+
+    assert len(pulls) < 20
+    told = [pull.consumed for pull in pulls]
+    assert told == sorted(told)
+    assert max(after - before for before, after in zip([0, *told], told, strict=False)) <= 10
+    assert pulls[-1].consumed == 30
+
+
+def test_few_batches_are_reported_one_by_one(daemon, fake) -> None:
+    """Each is a good part of the window."""
+    stream = daemon.stream("photos", window=3)
+    fake.wait_until(lambda: len(fake.held_sequences()) == 3)
+    for taken in (1, 2, 3):
+        stream.take(0)
+        daemon.status()
+        assert fake.heard_of(Pull)[-1].consumed == taken
+
+
 def test_for_that_was_left_goes_on_where_it_stopped(daemon) -> None:
     """Nothing is lost with a break, nor repeated."""
     stream = daemon.stream("photos")
