@@ -411,7 +411,7 @@ class _Daemon:
         work = NO_WORK._replace(
             busy_us=busy_us, cpu_us=busy_us, parts_us=[busy_us], usual_us=busy_us // len(order.rows)
         )
-        self.do(ev.ChunkDone(worker.number, order.order, work, [], ""))
+        self.do(ev.ChunkDone(worker.number, (order.order,), work, [], ""))
 
     def _take_reference(self, worker: _Worker, proof: act.ProveChunk) -> None:
         if proof.order in worker.given:

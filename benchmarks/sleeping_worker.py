@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 
 from batchd.orders.rows import rows_of
-from batchd.orders.worker import NO_WORK, TO_WORKER, ChunkFilled, FillChunk, Ready, ServeStream, StreamMeasured
+from batchd.orders.worker import NO_WORK, TO_WORKER, Chunk, ChunksFilled, FillChunks, Ready, ServeStream, StreamMeasured
 from batchd.worker.fork_server import serve_forks
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
@@ -33,14 +33,15 @@ def main(channel: socket.socket) -> None:
             os.close(descriptor)
         if isinstance(message, ServeStream):
             send_message(channel, StreamMeasured(message.stream, ["decode"]))
-        elif isinstance(message, FillChunk):
-            busy_s = len(rows_of(message.runs)) * IMAGE_US / 1e6
+        elif isinstance(message, FillChunks):
+            chunks = [Chunk(*one) for one in message.chunks]
+            busy_s = sum(len(rows_of(chunk.runs)) for chunk in chunks) * IMAGE_US / 1e6
             now_s = time.monotonic()
             done_s = max(done_s, now_s - BEHIND_MAX_S) + busy_s
             time.sleep(max(0.0, done_s - now_s))
             busy_us = round(busy_s * 1e6)
             work = NO_WORK._replace(busy_us=busy_us, cpu_us=busy_us, parts_us=[busy_us], usual_us=round(IMAGE_US))
-            send_message(channel, ChunkFilled(message.order, work, [], ""))
+            send_message(channel, ChunksFilled([chunk.order for chunk in chunks], work, [], ""))
 
 
 if __name__ == "__main__":

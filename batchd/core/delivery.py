@@ -173,15 +173,18 @@ class Delivery:
 
     # --- what workers do --------------------------------------------------------------------------
 
-    def filled(self, slot: Slot, actions: list[Action]) -> None:
-        """Every row is in the slot: hand it to the trainers that claimed it."""
-        assert slot.position is not None
-        slot.fill = None
-        self.supply.let_go(slot)
-        self.decoded_batches += 1
-        rows = self.spec.plan.rows(slot.position.step)
-        actions.append(CommitSlot(self.spec.number, slot.number, slot.generation, slot.position, rows))
-        for number in list(slot.claims):
+    def filled(self, slots: list[Slot], actions: list[Action]) -> None:
+        """Every row is in these slots: hand them to the trainers that claimed them."""
+        readers: dict[int, None] = {}
+        for slot in slots:
+            assert slot.position is not None
+            slot.fill = None
+            self.supply.let_go(slot)
+            self.decoded_batches += 1
+            rows = self.spec.plan.rows(slot.position.step)
+            actions.append(CommitSlot(self.spec.number, slot.number, slot.generation, slot.position, rows))
+            readers |= dict.fromkeys(slot.claims)
+        for number in readers:
             self._advance(self.subscriptions[number], actions)
         self.wake(actions)
 

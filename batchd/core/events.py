@@ -144,10 +144,10 @@ class PartsNamed(Event):
 
 @record
 class ChunkDone(Event):
-    """A worker filled the rows of ``order``. See ``orders.ChunkFilled``."""
+    """A worker filled the rows of ``orders``, of one stream. See ``orders.ChunksFilled``."""
 
     worker: int
-    order: int
+    orders: tuple[int, ...]
     work: Work
     bad: list[tuple[int, str, str]]
     hopeless: str

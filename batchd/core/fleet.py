@@ -16,6 +16,7 @@ repeatedly before that is replaced with growing back-off.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 
 from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
 from batchd.core.events import Note
@@ -24,6 +25,7 @@ from batchd.core.ring import Slot
 from batchd.orders.rows import Rows
 from batchd_wire.position import Position
 from batchd_wire.status import WorkerStatistics
+from batchd_wire.wording import counted
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
@@ -34,6 +36,8 @@ REMOTE_NUMBERS = 1 << 32
 NO_PLACE = -1
 SMOOTHING = 0.2
 """Weight of the newest order in a remote worker's usual time and pace."""
+SMALL_ORDERS_S = 0.02
+"""A worker has ``small_orders_max`` orders while it expects less work than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class WorkerKind:
     """Delay of a note on its way: a sample may take so much longer than ``sample_timeout_s``."""
     is_remote: bool = False
     """Its workers are on other machines: worker hosts watch them, and orders can be withdrawn."""
+    small_orders_max: int = 0
+    """Orders in flight if they are small: many travel in one message, and are reported in one."""
 
 
 class WorkerState(Enum):
@@ -68,6 +74,8 @@ class Order:
     position: Position
     rows: Rows
     given_s: float = 0.0
+    expected_s: float = SMALL_ORDERS_S
+    """How long it will take; as long as small orders together, where no time was measured."""
     doubter: int = 0
     """The link that reported these rows bad; 0 for any other order."""
     is_proof: bool = False
@@ -84,6 +92,10 @@ class Worker:
     started_s: float
     state: WorkerState = WorkerState.STARTING
     orders: dict[int, Order] = field(default_factory=dict)
+    expected_s: float = 0.0
+    """How long its orders will take together."""
+    taker_of: int = NO_PLACE
+    """The number of orders under which it is filed as a taker."""
     chunks: int = 0
     samples: int = 0
     busy_us: int = 0
@@ -106,6 +118,35 @@ class Worker:
     """Orders that were withdrawn, and that it may still work on."""
     is_late: bool = False
     """An order was withdrawn from it, and it has not shown since that it works."""
+
+    @property
+    def load(self) -> int:
+        """Its orders, and those that were withdrawn and that it may still work on."""
+        return len(self.orders) + len(self.unsettled)
+
+    @property
+    def takes_one(self) -> bool:
+        """Whether it takes one more order."""
+        if self.state is not WorkerState.READY or self.is_late:
+            return False
+        is_small = self.expected_s < SMALL_ORDERS_S
+        return self.load < max(self.kind.orders_max, self.kind.small_orders_max if is_small else 0)
+
+    def not_reportable(self, numbers: Iterable[int]) -> str | None:
+        """Return why the worker cannot have filled these orders; None where it can."""
+        streams = set()
+        for number in numbers:
+            if number not in self.orders:
+                return f"it reports order {number}, which it does not have"
+            streams.add(self.orders[number].stream)
+        return None if len(streams) == 1 else f"it reports orders of {counted(len(streams), 'stream')} in one message"
+
+    def pop(self, number: int) -> Order | None:
+        """Take an order away, if it has it."""
+        order = self.orders.pop(number, None)
+        if order is not None:
+            self.expected_s = self.expected_s - order.expected_s if self.orders else 0.0
+        return order
 
 
 @dataclass(slots=True)
@@ -160,8 +201,10 @@ class Fleet:
         self.sample_timeout_s = sample_timeout_s
         self._surplus: set[int] = set()
         """Workers that have no place and were not dismissed yet."""
-        self._takers: list[_Takers] = [_Takers() for _ in range(kind.orders_max)]
+        self._takers: list[_Takers] = []
         """By their number of orders."""
+        self._fewest = 0
+        """There are no takers with fewer orders than these."""
         self._last_number = 0
 
     def spawn_due(self, actions: list[Action]) -> None:
@@ -217,6 +260,8 @@ class Fleet:
 
     def idle(self, stream: int) -> int:
         """Workers that have no order, and take one of ``stream``."""
+        if not self._takers:
+            return 0
         takers = self._takers[0]
         return len(takers.local) + sum(len(group) for streams, group in takers.remote.items() if stream in streams)
 
@@ -230,7 +275,7 @@ class Fleet:
 
         Local ones come first.
         """
-        for takers in self._takers:
+        for takers in self._by_orders():
             if takers.local:
                 return next(iter(takers.local.values()))
             for streams, workers in takers.remote.items():
@@ -240,25 +285,30 @@ class Fleet:
 
     def free_local(self) -> Worker | None:
         """The local worker that will be done first, if any takes an order."""
-        return next((next(iter(takers.local.values())) for takers in self._takers if takers.local), None)
+        return next((next(iter(takers.local.values())) for takers in self._by_orders() if takers.local), None)
 
     def free_remote(self, stream: int) -> Iterator[Worker]:
         """The remote workers that take an order of ``stream``; those that will be done first, first."""
-        for takers in self._takers:
+        for takers in self._by_orders():
             for streams, workers in takers.remote.items():
                 if stream in streams:
                     yield from workers.values()
+
+    def _by_orders(self) -> Iterator[_Takers]:
+        """Yield the takers, those with the fewest orders first."""
+        while self._fewest < len(self._takers) and not self._takers[self._fewest]:
+            self._fewest += 1
+        return islice(self._takers, self._fewest, None)
 
     def least_busy(self, numbers: Iterable[int]) -> Worker | None:
         """The worker of these with the fewest orders, even if it takes no more; no late one."""
         workers = map(self.workers.__getitem__, numbers)
         ready = (worker for worker in workers if worker.state is WorkerState.READY and not worker.is_late)
-        return min(ready, key=lambda worker: len(worker.orders) + len(worker.unsettled), default=None)
+        return min(ready, key=lambda worker: worker.load, default=None)
 
     def join(self, number: int, link: int, kind: WorkerKind, streams: Iterable[int]) -> None:
         """A remote worker is ready, and may fill these streams."""
         assert number >= REMOTE_NUMBERS, f"worker {number} has the number of a local one"
-        self._takers += [_Takers() for _ in range(kind.orders_max - len(self._takers))]
         worker = Worker(number, NO_PLACE, kind, self._moment.now_s, WorkerState.READY, link=link)
         worker.streams = frozenset(streams)
         self.workers[number] = worker
@@ -284,26 +334,28 @@ class Fleet:
         if not worker.orders:
             worker.note, worker.noted_s = None, self._moment.now_s
         worker.orders[order.number] = order
+        worker.expected_s += order.expected_s
         self._sort(worker)
 
-    def done(self, worker: Worker, number: int, busy_us: int) -> Order:
-        """The worker has carried out an order."""
-        order = worker.orders.pop(number)
-        worker.withdrawing.discard(number)
+    def done(self, worker: Worker, numbers: Iterable[int], busy_us: int) -> list[Order]:
+        """The worker has carried out some of its orders."""
+        orders = [order for number in numbers if (order := worker.pop(number)) is not None]
+        worker.withdrawing.difference_update(order.number for order in orders)
         worker.is_late = False
         worker.noted_s = self._moment.now_s
-        worker.chunks += 1
-        worker.samples += len(order.rows)
+        worker.chunks += len(orders)
+        worker.samples += sum(len(order.rows) for order in orders)
         worker.busy_us += busy_us
-        if worker.link:
+        for order in orders if worker.link else ():
             taken_s = self._moment.now_s - order.given_s
             worker.usual_s += (taken_s - worker.usual_s) * (SMOOTHING if worker.usual_s else 1.0)
         self._sort(worker)
-        return order
+        return orders
 
     def withdrawn(self, worker: Worker, number: int) -> Order:
         """Nothing more is written for an order; the worker may be busy with it still."""
-        order = worker.orders.pop(number)
+        order = worker.pop(number)
+        assert order is not None, f"worker {worker.number} does not have order {number}"
         worker.withdrawing.discard(number)
         worker.unsettled.add(number)
         worker.is_late = True
@@ -326,19 +378,22 @@ class Fleet:
     def recall(self, number: int) -> None:
         """Drop an order that was never sent to its worker."""
         for worker in self.workers.values():
-            if worker.orders.pop(number, None) is not None:
+            if worker.pop(number) is not None:
                 self._sort(worker)
 
     def _sort(self, worker: Worker) -> None:
         """Update the takers after a change of a worker's state or orders."""
         self._remove(worker)
-        orders = len(worker.orders) + len(worker.unsettled)
-        if worker.state is WorkerState.READY and not worker.is_late and orders < worker.kind.orders_max:
-            self._takers[orders].add(worker)
+        if worker.takes_one:
+            worker.taker_of = worker.load
+            self._takers += [_Takers() for _ in range(worker.load + 1 - len(self._takers))]
+            self._takers[worker.load].add(worker)
+            self._fewest = min(self._fewest, worker.load)
 
     def _remove(self, worker: Worker) -> None:
-        for takers in self._takers:
-            takers.discard(worker)
+        if worker.taker_of != NO_PLACE:
+            self._takers[worker.taker_of].discard(worker)
+            worker.taker_of = NO_PLACE
 
     def gone(self, number: int) -> Worker:
         """The kernel says that the worker is dead; its place is filled again after the back-off."""

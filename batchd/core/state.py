@@ -24,7 +24,7 @@ from batchd.core.actions import (
 from batchd.core.admission import Refusal, not_live, unknown_stream
 from batchd.core.claims import Want
 from batchd.core.delivery import Delivery
-from batchd.core.fleet import SMOOTHING, Fleet, Order, Worker, WorkerKind
+from batchd.core.fleet import SMALL_ORDERS_S, SMOOTHING, Fleet, Order, Worker, WorkerKind
 from batchd.core.links import Link, LinkRules, Links
 from batchd.core.measure import Moment
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
@@ -299,22 +299,28 @@ class DaemonState:
 
     def _chunk_done(self, event: ev.ChunkDone, actions: list[Action]) -> None:
         worker = self.fleet.workers[event.worker]
-        if event.order not in worker.orders:
-            self.fleet.end(worker, f"it reports order {event.order}, which it does not have", actions)
+        problem = worker.not_reportable(event.orders)
+        if problem is not None:
+            self.fleet.end(worker, problem, actions)
             return
-        order = self.fleet.done(worker, event.order, event.work.busy_us)
-        stream = self.streams[order.stream]
+        orders = self.fleet.done(worker, event.orders, event.work.busy_us)
+        stream = self.streams[orders[0].stream]
         if worker.link:
-            self._remote_done(worker, order, event, actions)
+            self._remote_done(worker, orders[0], event, actions)
             return
         if self.links.by_number and not event.hopeless:
-            if not event.bad:  # what cannot be read here may be good there, and the other way round
-                self._prove(order, actions)
-            if order.doubter:
-                bad = {sample for sample, _path, _reason in event.bad}
-                good = sum(sample not in bad for sample in stream.samples_of(order))
-                self.links.disagreed(order.doubter, good, actions)
-        stream.chunk_done(order, event, actions)
+            for order in orders:
+                self._compare_links(stream, order, event, actions)
+        stream.chunks_done(orders, event, actions)
+
+    def _compare_links(self, stream: Stream, order: Order, event: ev.ChunkDone, actions: list[Action]) -> None:
+        """Have links fill what a local worker has filled; count what they were wrong about."""
+        if not event.bad:  # what cannot be read here may be good there, and the other way round
+            self._prove(order, actions)
+        if order.doubter:
+            bad = {sample for sample, _path, _reason in event.bad}
+            good = sum(sample not in bad for sample in stream.samples_of(order))
+            self.links.disagreed(order.doubter, good, actions)
 
     def _remote_done(self, worker: Worker, order: Order, event: ev.ChunkDone, actions: list[Action]) -> None:
         """Count what a remote worker has filled; one that can fill nothing gets no more orders."""
@@ -438,7 +444,7 @@ class DaemonState:
 
     def _chunk_proved(self, event: ev.ChunkProved, actions: list[Action]) -> None:
         worker = self.fleet.workers[event.worker]
-        order = self.fleet.done(worker, event.order, 0)
+        (order,) = self.fleet.done(worker, [event.order], 0)
         link = self._end_proof(worker, order, actions)
         if event.is_hopeless:
             self.links.lost(link, order.stream)
@@ -543,7 +549,8 @@ class DaemonState:
             rows, doubter, places = claims.cut(slot, self._last_order, rows_max, is_remote=is_remote, share=share)
             subscription.served_s = self._served_s + len(rows) * stream.sample_s
             now_s = self._moment.now_s
-            order = Order(self._last_order, stream.spec.number, slot, position, rows, now_s, doubter)
+            expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
+            order = Order(self._last_order, stream.spec.number, slot, position, rows, now_s, expected_s, doubter)
             self.fleet.give(worker, order)
             actions.append(OrderChunk(worker.number, order.number, order.stream, slot.number, position, rows, places))
 
@@ -578,8 +585,7 @@ class DaemonState:
         claims, ring = stream.delivery.claims, stream.delivery.ring
         if not ring.pending_anywhere:
             return None
-        orders = len(worker.orders) + len(worker.unsettled)
-        if not orders:
+        if not worker.load:
             awaited = claims.wanted(self._served_s, ring.pending_anywhere)
             if awaited is not None and not awaited.need[0]:
                 return awaited, self._owner(stream, shares, awaited.slot) or worker
@@ -590,7 +596,7 @@ class DaemonState:
                 tried.add(share)
                 if (want := self._wanted_of(stream, share)) is not None:
                     return want, one
-        first = claims.wanted(self._served_s, ring.pending_anywhere) if orders < FEW_ORDERS else None
+        first = claims.wanted(self._served_s, ring.pending_anywhere) if worker.load < FEW_ORDERS else None
         return None if first is None else (first, worker)
 
     def _wanted_of(self, stream: Stream, share: int) -> Want | None:
@@ -607,7 +613,7 @@ class DaemonState:
         stream.divide(slot)
         pending = stream.delivery.ring.shares_in(slot)
         for one in self.fleet.free_remote(stream.spec.number):
-            if len(one.orders) + len(one.unsettled) >= FEW_ORDERS:
+            if one.load >= FEW_ORDERS:
                 return None
             if ANY_SHARE in pending or shares.of_link[one.link] in pending:
                 return one

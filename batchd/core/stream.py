@@ -61,18 +61,21 @@ class Stream:
             rows = min(rows, -(-pending_rows // idle))
         return max(1, min(rows, self.chunk_rows_max))
 
-    def chunk_done(self, order: Order, done: ChunkDone, actions: list[Action]) -> None:
-        """Note that the rows of ``order`` are in its slot."""
-        fill = order.slot.fill
-        assert fill is not None, f"order {order.number} was for a slot that is not being filled"
-        del fill.under_way[order.number]
-        self.delivery.supply.let_go(order.slot)
+    def chunks_done(self, orders: list[Order], done: ChunkDone, actions: list[Action]) -> None:
+        """Note that the rows of ``orders`` are in their slots."""
+        rows = 0
+        for order in orders:
+            fill = order.slot.fill
+            assert fill is not None, f"order {order.number} was for a slot that is not being filled"
+            del fill.under_way[order.number]
+            self.delivery.supply.let_go(order.slot)
+            rows += len(order.rows)
+            if self.suspects.deaths:
+                self.suspects.acquit(self.samples_of(order))
         self._blank_deaths = 0
-        self._count(len(order.rows), done)
-        measured_s = done.work.busy_us / 1e6 / len(order.rows)
+        self._count(rows, done)
+        measured_s = done.work.busy_us / 1e6 / rows
         self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
-        if self.suspects.deaths:
-            self.suspects.acquit(self.samples_of(order))
         for sample, path, told in done.bad:
             reason = self.suspects.quarantined.get(sample, told)
             if self.bad.record(sample, path, reason):
@@ -82,10 +85,8 @@ class Stream:
         if done.bad:
             self._stop_if(self.bad.excess(), actions)
         self._stop_if(done.hopeless, actions)
-        if fill.is_done and order.slot.fill is fill:
-            self.delivery.filled(order.slot, actions)
-        else:
-            self.delivery.wake(actions)
+        slots = {order.slot.number: order.slot for order in orders}
+        self.delivery.filled([slot for slot in slots.values() if slot.fill is not None and slot.fill.is_done], actions)
 
     def remote_done(self, order: Order, link: int, done: ChunkDone, actions: list[Action]) -> None:
         """Note that a worker host has filled an order; a local worker decides what is bad."""
@@ -100,7 +101,7 @@ class Stream:
         self.delivery.doubt(order.slot, order.number, parts, 0 if done.hopeless else link, actions)
         fill = order.slot.fill
         if fill is not None and fill.is_done:
-            self.delivery.filled(order.slot, actions)
+            self.delivery.filled([order.slot], actions)
 
     def remote_lost(self, order: Order, actions: list[Action], *, in_hand: bool) -> None:
         """Have the rows of a dead or late remote worker filled by others.

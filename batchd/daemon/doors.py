@@ -211,6 +211,9 @@ class Door(ABC):
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
         """Send a batch to a session that is here: its handle; or its bytes, then ``BatchSent``."""
 
+    def flush(self) -> None:  # noqa: B027  ZeroMQ's own threads send over TCP
+        """Send what was kept back to be sent together."""
+
     def share_mailbox(self, session: int, stream: int, mailbox: MailboxMemory) -> None:  # noqa: B027  local only
         """Hand a producer a stream's mailbox, once. Producers use the local door only."""
 

@@ -41,7 +41,16 @@ from batchd.daemon.workers.gateway_child import GatewayChild
 from batchd.daemon.workers.interface import WorkerBook, Workers
 from batchd.daemon.workers.remote import RemoteWorkers
 from batchd.orders.rows import runs_of
-from batchd.orders.worker import QUARANTINED_AT_ONCE, FillChunk, ForgetSlots, ForgetStream, Quarantine, UseSlot
+from batchd.orders.worker import (
+    CHUNKS_AT_ONCE,
+    QUARANTINED_AT_ONCE,
+    Chunk,
+    FillChunks,
+    ForgetSlots,
+    ForgetStream,
+    Quarantine,
+    UseSlot,
+)
 from batchd_wire.codec import Message
 from batchd_wire.messages import (
     AskBad,
@@ -90,6 +99,8 @@ class Loop:
     _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
     _session_log: SessionLog = field(default_factory=SessionLog)
     _book: WorkerBook = field(default_factory=WorkerBook)
+    _fills: dict[int, FillChunks] = field(default_factory=dict)
+    """Orders of this round that were not sent yet, by worker."""
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
     _next_tick_s: float = 0.0
     _deadline_s: float | None = None
@@ -151,6 +162,8 @@ class Loop:
             self._handle_queue()
             more = self.memory.free_some() or any(heard)
             after_round()
+            for door in self.doors:
+                door.flush()
 
     def _handle_queue(self) -> None:
         while self.queue:
@@ -163,6 +176,8 @@ class Loop:
                 self._book.drop_worker(event.worker)
             for action in self.state.handle(event, monotonic()):
                 self._performers[type(action)](action)
+        for worker in list(self._fills):
+            self._send_orders(worker)
 
     def _is_over(self) -> bool:
         return self._deadline_s is not None and (self.state.is_drained or monotonic() >= self._deadline_s)
@@ -322,10 +337,18 @@ class Loop:
         if self._book.enter_slot(worker, action.slot):
             message = UseSlot(action.slot, self.memory.slot_bytes(action.slot))
             self.workers.send(worker, message, self.memory.writable(action.slot))
-        epoch, step = action.position
+        fill = self._fills.get(worker)
+        if fill is not None and (fill.stream != action.stream or len(fill.chunks) == CHUNKS_AT_ONCE):
+            self._send_orders(worker)
+            fill = None
+        if fill is None:
+            fill = self._fills[worker] = FillChunks(action.stream, [], is_packed=False)
         runs, places = runs_of(action.rows), list(action.places)
-        fill = FillChunk(action.order, action.stream, action.slot, epoch, step, runs, is_packed=False, places=places)
-        self.workers.send(worker, fill)
+        fill.chunks.append(Chunk(action.order, action.slot, *action.position, runs, places))
+
+    def _send_orders(self, worker: int) -> None:
+        """Send the orders that a worker was given in this round."""
+        self.workers.send(worker, self._fills.pop(worker))
         failpoints.passing("daemon.order.sent")
 
     def _kill_worker(self, action: act.KillWorker) -> None:

@@ -9,8 +9,8 @@ They travel over private socket pairs:
        |        (with a cache: + its fds, to write)    |
        |  <-----------------------------------------  |   StreamMeasured
        |  -- UseSlot (+ fd, read and write) --------->  |   once per slot, before its first order
-       |  -- FillChunk ------------------------------>  |   at most two at a time
-       |  <-----------------------------------------  |   ChunkFilled
+       |  -- FillChunks ----------------------------->  |   two chunks at a time, or many small ones
+       |  <-----------------------------------------  |   ChunksFilled: all of them, or some at a time
        |  -- Quarantine ----------------------------->  |
        |  -- ForgetSlots, ForgetStream, UseStorage ---> |   after a reload of the configuration
        |                 end of file, either way: the other side is gone
@@ -114,27 +114,35 @@ class UseSlot(Message):
     slot_bytes: int
 
 
-@message(34)
-class FillChunk(Message):
+class Chunk(NamedTuple):
     """Fill the rows of ``runs`` (``orders.rows``) of position (``epoch``, ``step``) into ``slot``.
 
-    ``is_packed``: they go to the first rows of ``slot``, one behind the other; a worker host's
-    memory has only these rows. ``places``: for a live stream, the place in the mailbox of each
-    row's sample; else empty.
+    ``places``: for a live stream, the place in the mailbox of each row's sample; else empty.
     """
 
     order: int
-    stream: int
     slot: int
     epoch: int
     step: int
     runs: list[tuple[int, int]]
-    is_packed: bool
     places: list[int]
 
 
+@message(102)
+class FillChunks(Message):
+    """Fill ``chunks`` of ``stream``, in this order.
+
+    ``is_packed``: rows go to the first ones of their slot, one behind the other; a worker host's
+    memory has only these rows.
+    """
+
+    stream: int
+    chunks: list[Chunk]
+    is_packed: bool
+
+
 class Work(NamedTuple):
-    """Where a worker's time went in one chunk.
+    """Where a worker's time went in one chunk, or in some that it filled one after the other.
 
     ``busy_us``: without the ``waited_us`` for servers of files. ``cpu_us`` of it on a CPU,
     ``read_cpu_us`` of that for reading; ``cpu_wait_us``: ready without a CPU, None where the kernel
@@ -162,15 +170,15 @@ class Work(NamedTuple):
 NO_WORK = Work(0, 0, 0, 0, 0, [], 0, 0, 0, 0, [], 0, 0)
 
 
-@message(35)
-class ChunkFilled(Message):
-    """The rows of ``order`` are in the slot. ``work``: where the time went, see ``Work``.
+@message(103)
+class ChunksFilled(Message):
+    """The rows of ``orders``, of one stream, are in their slots. ``work``: see ``Work``.
 
     ``bad``: (sample index, path, reason) of bad samples. ``hopeless``, unless empty, says why a row
     could not be filled with anything that the stream's policy allows.
     """
 
-    order: int
+    orders: list[int]
     work: Work
     bad: list[tuple[int, str, str]]
     hopeless: str
@@ -216,6 +224,10 @@ class UseStorage(Message):
 REASON_BYTES_MAX = 200
 PATH_BYTES_MAX = 250
 CHUNK_ROWS_MAX = 256
+CHUNKS_AT_ONCE = 32
+"""Chunks in one ``FillChunks``, so that it fits into one message."""
+REPORT_AFTER_S = 0.005
+"""A worker that has worked so long since its last report reports the chunks that are filled."""
 QUARANTINED_AT_ONCE = 1_024
 """Samples in one ``Quarantine``; a stream that has more gets several."""
 READ_PART = "read"
@@ -230,8 +242,8 @@ SLOW_LISTED_MAX = 4
 HOPELESS_BYTES_MAX = 2000
 """So that even a chunk of nothing but bad samples fits into one message."""
 
-TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunk, Quarantine, ForgetStream, ForgetSlots, UseStorage)
-TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunkFilled)
+TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage)
+TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled)
 
 
 @message(57)

@@ -20,12 +20,15 @@ Invariant: every field of every ordered row is written, whatever happens to a sa
 that are there already), so no former content of the slot can reach a trainer. Any other failure
 than a bad sample (a bug, no memory) ends the process, and the daemon bisects: a sample that finds
 no memory even alone then counts as bad. Invariant: an order is answered with exactly one
-``ChunkFilled``, or the process ends. The worker waits only for its channel and its files.
+``ChunksFilled``, or the process ends. The worker waits only for its channel and its files.
 """
 
 import mmap
 import os
+import select
 import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
 import numpy as np
@@ -54,6 +57,10 @@ from batchd_wire.views import slot_arrays
 
 Arrays = dict[str, np.ndarray]
 """The writable fields of a slot, each ``[rows, *shape]``."""
+Slots = Mapping[int, tuple[memoryview, Arrays]]
+"""By number: the memory of a slot and, from the first order on, its fields."""
+Bad = list[tuple[int, str, str]]
+"""Bad samples: (index, path, reason)."""
 
 
 class WorkerLoop:
@@ -63,9 +70,12 @@ class WorkerLoop:
         self._channel = channel
         self._note = note
         self._slots: dict[int, tuple[memoryview, Arrays]] = {}
-        """The mapped slots, by number: the memory and, from the first order on, its fields."""
         self._storage = Storage()
         self._streams: dict[int, WorkerStream] = {}
+        self._heard: deque[tuple[Message, list[int]]] = deque()
+        """Messages that came while an order was in hand, with their descriptors."""
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
 
     def run(self) -> None:
         """Work until the daemon closes the channel or is gone."""
@@ -74,18 +84,14 @@ class WorkerLoop:
             send_message(self._channel, orders.Ready(decoder_versions()))
             while True:
                 failpoints.passing("worker.idle")
-                message, descriptors = receive_message(self._channel, orders.TO_WORKER)
-                self._handle(message, descriptors)
+                self._handle(*(self._heard.popleft() if self._heard else self._receive()))
         except ChannelClosed:
             return
 
     def _handle(self, message: Message, descriptors: list[int]) -> None:
         match message, descriptors:
-            case orders.FillChunk(), []:
-                failpoints.passing("worker.order.received")
-                filled = self._streams[message.stream].fill(message, *self._slots[message.slot])
-                send_message(self._channel, filled)
-                failpoints.passing("worker.done.sent")
+            case orders.FillChunks(), []:
+                self._fill(message)
             case orders.UseSlot(), [descriptor]:
                 memory = mmap.mmap(descriptor, message.slot_bytes)
                 os.close(descriptor)  # the mapping keeps the memory
@@ -107,6 +113,27 @@ class WorkerLoop:
                 self._streams[message.stream].quarantined.update(message.samples)
             case _:
                 raise AssertionError(f"{type(message).__name__} came with {len(descriptors)} descriptors")
+
+    def _receive(self) -> tuple[Message, list[int]]:
+        return receive_message(self._channel, orders.TO_WORKER)
+
+    def _fill(self, message: orders.FillChunks) -> None:
+        failpoints.passing("worker.order.received")
+        for filled in self._streams[message.stream].fill(message, self._slots, self._hear_of_quarantine):
+            send_message(self._channel, filled)
+            failpoints.passing("worker.done.sent")
+
+    def _hear_of_quarantine(self) -> None:
+        """Obey a quarantine that came behind the order in hand; other messages wait for their turn.
+
+        The sample may be in the next chunk.
+        """
+        while self._poll.poll(0):
+            message, descriptors = self._receive()
+            if isinstance(message, orders.Quarantine) and message.stream in self._streams:
+                self._handle(message, descriptors)
+            else:
+                self._heard.append((message, descriptors))
 
 
 ROWS_AHEAD = 256
@@ -151,21 +178,51 @@ class WorkerStream:
         """Close the files of the stream; no order follows."""
         self._opened.close()
 
-    def fill(self, order: orders.FillChunk, page: memoryview, arrays: Arrays) -> orders.ChunkFilled:
-        """Fill rows of a slot: its whole memory as ``page``, its fields as ``arrays``."""
-        if not arrays:  # a slot belongs to one stream, so it has one layout
-            arrays.update(slot_arrays(page, self.layout))
-        rows = rows_of(order.runs)
-        target = range(len(rows)) if order.is_packed else rows
+    def fill(
+        self, message: orders.FillChunks, slots: Slots, before_next: Callable[[], None] = lambda: None
+    ) -> Iterator[orders.ChunksFilled]:
+        """Fill rows of slots; report the chunks that are filled, all together or some at a time.
+
+        ``before_next`` is called before each chunk except the first.
+        """
+        chunks = [orders.Chunk(*chunk) for chunk in message.chunks]
+        planned = [self._rows.samples(Position(chunk.epoch, chunk.step), rows_of(chunk.runs)) for chunk in chunks]
+        self._stopwatch.begin()
+        if self._hopeless is None and not self._maker.makes_rows:
+            try:
+                self._read_ahead([sample for samples in planned for sample in samples.tolist()])
+            except (StepInvalid, FunctionUnusable) as error:
+                self._hopeless = str(error)
+        filled: list[int] = []
+        for chunk, samples in zip(chunks, planned, strict=True):
+            if chunk is not chunks[0]:
+                before_next()
+            page, arrays = slots[chunk.slot]
+            if not arrays:  # a slot belongs to one stream, so it has one layout
+                arrays.update(slot_arrays(page, self.layout))
+            target = range(len(samples)) if message.is_packed else rows_of(chunk.runs)
+            bad, hopeless = self._fill_or_clear(chunk, samples, target, arrays, page)
+            filled.append(chunk.order)
+            is_due = chunk is chunks[-1] or self._stopwatch.elapsed_s >= orders.REPORT_AFTER_S
+            if is_due or bad or hopeless:
+                work = self._stopwatch.work() if self._hopeless is None else orders.NO_WORK
+                yield orders.ChunksFilled(filled, work, bad, shortened(hopeless, orders.HOPELESS_BYTES_MAX))
+                filled = []
+                self._stopwatch.begin()
+
+    def _fill_or_clear(
+        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+    ) -> tuple[Bad, str]:
+        """Fill the rows ``target`` with ``samples``; say which are bad, and why none can be made."""
         if self._hopeless is None:
             try:
-                return self._fill(order, rows, target, arrays, page)
+                return self._fill(chunk, samples, target, arrays, page)
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
                 self._note.clear()
         for array in arrays.values():
             array[_places(target)] = 0
-        return orders.ChunkFilled(order.order, orders.NO_WORK, [], shortened(self._hopeless, orders.HOPELESS_BYTES_MAX))
+        return [], self._hopeless
 
     @property
     def parts(self) -> list[str]:
@@ -173,36 +230,31 @@ class WorkerStream:
         return self._stopwatch.parts
 
     def _fill(
-        self, order: orders.FillChunk, rows: Rows, target: Rows, arrays: Arrays, page: memoryview
-    ) -> orders.ChunkFilled:
-        """Fill ``rows`` of the batch into the rows ``target`` of the slot."""
-        self._stopwatch.begin()
-        self._note.begin(order.order)
-        samples = self._rows.samples(Position(order.epoch, order.step), rows)
+        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+    ) -> tuple[Bad, str]:
+        self._note.begin(chunk.order)
         if self._maker.mailbox is not None:
-            self._maker.mailbox.expect(int(samples[0]), tuple(order.places))
+            self._maker.mailbox.expect(int(samples[0]), tuple(chunk.places))
         arrays[INDEX][_places(target)] = samples
         if VALID in arrays:
             arrays[VALID][_places(target)] = True
-        bad: list[tuple[int, str, str]] = []
+        bad: Bad = []
         hopeless = ""
         for row, sample in self._not_filled_at_once(samples, target, arrays, page):
             fields = {name: array[row, ...] for name, array in arrays.items()}
-            reason = self._fill_row(order.epoch, row, sample, 0, fields)
+            reason = self._fill_row(chunk.epoch, row, sample, 0, fields)
             if reason is not None:
                 bytes_max = (
                     orders.LONG_REASON_BYTES_MAX if len(bad) < orders.LONG_REASONS_MAX else orders.REASON_BYTES_MAX
                 )
                 bad.append((sample, self._maker.shown_name(sample), shortened(reason, bytes_max)))
-                if not self._treat(order.epoch, row, sample, fields):
+                if not self._treat(chunk.epoch, row, sample, fields):
                     name = self._maker.shown_name(sample)
                     hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
             self._checksums.write(page, row)
         self._note.clear()
         failpoints.passing("worker.chunk.written")
-        return orders.ChunkFilled(
-            order.order, self._stopwatch.work(), bad, shortened(hopeless, orders.HOPELESS_BYTES_MAX)
-        )
+        return bad, hopeless
 
     def _not_filled_at_once(
         self, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
@@ -216,8 +268,12 @@ class WorkerStream:
                 left += zip(rows, chosen.tolist(), strict=True)
             else:
                 self._checksums.write(page, *rows)
-        self._maker.read_ahead([sample for _row, sample in left if sample not in self.quarantined])
+        if left and self._maker.makes_rows:
+            self._read_ahead([sample for _row, sample in left])
         return left
+
+    def _read_ahead(self, samples: list[int]) -> None:
+        self._maker.read_ahead([sample for sample in samples if sample not in self.quarantined])
 
     def _fill_at_once(self, samples: NDArray[np.int64], target: Rows, arrays: Arrays) -> bool:
         if not self.quarantined.isdisjoint(samples.tolist()) or len(target) != target[-1] + 1 - target[0]:

@@ -13,6 +13,7 @@ Invariant: a problem of one sample is a reason, and the next sample can be made;
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from time import perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,9 +126,10 @@ class SampleMaker:
     def read_ahead(self, samples: Sequence[int]) -> None:
         """Request all samples that the reader can fetch at once, which saves waiting for each."""
         if self._reads_ahead:
+            begun_ns = perf_counter_ns()
             self._storage.begin_reading_ahead()
             read_ahead(self._reader, samples)
-            self._stopwatch.waited()
+            self._stopwatch.waited(begun_ns)
 
     def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
         """Values of a sample, without a row. Raises ``BAD``, and as ``fill`` does."""

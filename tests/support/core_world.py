@@ -320,13 +320,17 @@ class World:
             self._end(trainer, leases_from=NEVER_SEEN)
         return self.do(ev.SessionCutOff(session))
 
-    def fill(self, number: int, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> list[act.Action]:
-        """A worker carries out its oldest order; samples of ``bad`` are reported as such."""
-        order = self.workers[number].orders.pop(0)
-        rows = order.rows
-        self.slots[order.slot].rows.update((order.position, row) for row in rows)
-        reported = [(sample, f"{sample}.jpg", "is no image") for sample in self.samples(order) if sample in bad]
-        return self.do(ev.ChunkDone(number, order.order, work(busy_us), reported, ""))
+    def fill(self, number: int, busy_us: int = 1000, bad: tuple[int, ...] = (), orders: int = 1) -> list[act.Action]:
+        """A worker carries out its oldest orders; samples of ``bad`` are reported as such."""
+        waiting = self.workers[number].orders
+        done = [waiting.pop(0)]
+        while waiting and len(done) < orders and waiting[0].stream == done[0].stream:
+            done.append(waiting.pop(0))
+        reported = []
+        for order in done:
+            self.slots[order.slot].rows.update((order.position, row) for row in order.rows)
+            reported += [(sample, f"{sample}.jpg", "is no image") for sample in self.samples(order) if sample in bad]
+        return self.do(ev.ChunkDone(number, tuple(order.order for order in done), work(busy_us), reported, ""))
 
     # --- worker hosts -----------------------------------------------------------------------------
 
@@ -382,7 +386,9 @@ class World:
             else:
                 slot.rows.add((order.position, row))
         reported = [(sample, f"{sample}.jpg", "is no image") for sample in samples if sample in bad]
-        return self.do(ev.ChunkDone(number, order.order, work(busy_us), reported, "no such file" if hopeless else ""))
+        return self.do(
+            ev.ChunkDone(number, (order.order,), work(busy_us), reported, "no such file" if hopeless else "")
+        )
 
     def compare(
         self, number: int, difference: str = "", *, bad_rows: int = 0, is_hopeless: bool = False
@@ -580,6 +586,7 @@ class World:
         assert worker.ready, "a worker is ordered before it is ready"
         assert not worker.killed, "a worker is ordered that was told to die"
         orders_max = REMOTE.orders_max if worker.link else self.kind.orders_max
+        orders_max = max(orders_max, 0 if worker.link else self.kind.small_orders_max)
         assert len(worker.orders) + len(worker.unsettled) < orders_max, "a worker has more orders than its kind allows"
         if worker.link:
             self._check_remote(order, worker)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from batchd.core import events as ev
+from batchd.core.actions import OrderChunk
 from support.core_invariants import CheckedWorld, is_too_far_ahead
-from support.core_world import SAMPLE_TIMEOUT_S, Trainer, make_spec
+from support.core_world import SAMPLE_TIMEOUT_S, WORKERS, Trainer, make_spec
 
 FIRST_REMOTE_SESSION = 5
 GOAL_BATCHES = 3
@@ -55,10 +56,12 @@ class CoreMachine(RuleBasedStateMachine):
         workers=st.integers(1, 3),
         chunk_rows_max=st.sampled_from([1, 2, 5, 100]),
         deadly=st.lists(st.sets(st.integers(0, 23), max_size=1), min_size=3, max_size=3),
+        small_orders_max=st.sampled_from([0, 0, 3, 8]),
     )
-    def begin(self, chosen, workers, chunk_rows_max, deadly):
+    def begin(self, chosen, workers, chunk_rows_max, deadly, small_orders_max):
         made = [make_spec(number, **spec, **self.stream_settings) for number, spec in enumerate(chosen, 1)]
-        self.world = CheckedWorld(made, workers, chunk_rows_max)
+        kind = dataclasses.replace(WORKERS, small_orders_max=small_orders_max)
+        self.world = CheckedWorld(made, workers, chunk_rows_max, kind)
         self.deadly = {(number, sample) for number, samples in enumerate(deadly, 1) for sample in samples}
         self.deaths: dict[tuple[int, int], int] = {}
         self.world.start_workers()
@@ -265,11 +268,12 @@ class CoreMachine(RuleBasedStateMachine):
         return [number for number, worker in self.world.workers.items() if worker.orders]
 
     def _work(self, number: int, *, with_note: bool, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> None:
-        """Carry out the oldest order of a worker.
+        """Carry out the oldest order of a worker, or all of them that are of its stream.
 
         A deadly sample ends it, unless it is known not to be touched.
         """
-        order = self.world.workers[number].orders[0]
+        orders = self.world.workers[number].orders
+        order, together = orders[0], len(orders) if with_note else 1
         for row, sample in zip(order.rows, self.world.samples(order), strict=True):
             key = (order.stream, sample)
             if key in self.deadly - self.world.quarantined:
@@ -280,7 +284,11 @@ class CoreMachine(RuleBasedStateMachine):
                 else:
                     self.world.kill(number)
                 return
-        self.world.fill(number, busy_us, bad)
+        together = together if all(self._is_harmless(one) for one in orders[1:]) else 1
+        self.world.fill(number, busy_us, bad, together)
+
+    def _is_harmless(self, order: OrderChunk) -> bool:
+        return not any((order.stream, sample) in self.deadly for sample in self.world.samples(order))
 
     def _let_workers_come_and_go(self) -> None:
         for number in [number for number, worker in self.world.workers.items() if worker.killed]:

@@ -300,7 +300,7 @@ def test_a_hopeless_chunk_stops_its_stream():
     world.subscribe()
     order = world.workers[1].orders.pop(0)
     world.slots[order.slot].rows.update((order.position, row) for row in range(3))
-    actions = world.do(ev.ChunkDone(1, order.order, work(1000), [], "none of 32 samples could stand in for 0.jpg"))
+    actions = world.do(ev.ChunkDone(1, (order.order,), work(1000), [], "none of 32 samples could stand in for 0.jpg"))
     assert pick(act.GrantLease, actions) == []
     assert pick(act.ReportStopped, actions)[0].text == "none of 32 samples could stand in for 0.jpg"
 

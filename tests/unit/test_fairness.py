@@ -66,7 +66,7 @@ class Workplace:
             order = self.orders[self.done]
             self.done += 1
             self.do(
-                ev.ChunkDone(order.worker, order.order, work(len(order.rows) * self.sample_us[order.stream]), [], "")
+                ev.ChunkDone(order.worker, (order.order,), work(len(order.rows) * self.sample_us[order.stream]), [], "")
             )
         return self.orders[before:]
 

@@ -4,7 +4,7 @@ import pytest
 
 from batchd.core import actions as act
 from batchd.core import events as ev
-from batchd.core.fleet import BACKOFF_FIRST_S, BACKOFF_MAX_S, WorkerKind
+from batchd.core.fleet import BACKOFF_FIRST_S, BACKOFF_MAX_S, SMALL_ORDERS_S, WorkerKind
 from batchd.core.state import GAP_S
 from support.core_invariants import CheckedWorld
 from support.core_world import SAMPLE_TIMEOUT_S, WORKERS, make_spec, pick, work
@@ -304,13 +304,67 @@ def test_a_report_that_arrives_from_a_dying_worker_still_counts():
     assert [lease.step for lease in pick(act.GrantLease, world.fill(1))] == [0]
 
 
+SMALL = WorkerKind(2, 60.0, 0.0, small_orders_max=6)
+
+
+@pytest.mark.parametrize(
+    ("order_s", "orders"), [(SMALL_ORDERS_S / 100, 6), (SMALL_ORDERS_S / 4, 4), (SMALL_ORDERS_S, 2)]
+)
+def test_a_worker_has_many_orders_while_they_are_small(order_s, orders):
+    """As long as it expects little work of them together; before a time was measured, as many as of any."""
+    world = CheckedWorld([make_spec(window=20, slots_max=30)], kind=SMALL)
+    world.start_workers()
+    world.subscribe()
+    assert len(world.workers[1].orders) == 2
+    for _ in range(20):
+        world.fill(1, busy_us=int(order_s * 1e6))
+        world.pull(1)
+
+    assert len(world.workers[1].orders) == orders
+
+
+def test_orders_that_are_reported_together_are_handed_out_together():
+    """In order; their time is that of all their samples."""
+    world = CheckedWorld([make_spec(window=5)], kind=SMALL)
+    world.start_workers()
+    world.subscribe()
+    for _ in range(2):
+        world.fill(1, busy_us=30)
+    assert len(world.workers[1].orders) == 3
+    actions = world.fill(1, busy_us=900, orders=2)
+
+    assert [commit.position.step for commit in pick(act.CommitSlot, actions)] == [2, 3]
+    assert world.state.statistics().workers[0].busy_s == pytest.approx(960e-6)
+    assert world.state.statistics().workers[0].chunks == 4
+    assert len(world.workers[1].orders) == 1
+
+
+def test_small_orders_are_spread_over_all_workers():
+    """The one with the fewest gets the next."""
+    world = CheckedWorld([make_spec(samples=60, window=10, slots_max=20)], workers=3, kind=SMALL)
+    world.start_workers()
+    world.subscribe(window=1)
+    world.fill(1, busy_us=30)
+    world.subscribe(session=2, epoch=1, window=9)
+
+    assert [len(worker.orders) for worker in world.workers.values()] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("numbers", [(), (1, 77)], ids=["none", "one that it does not have"])
+def test_a_worker_that_reports_orders_that_cannot_be_done_is_killed(numbers):
+    world = world_of(window=3)
+    world.subscribe()
+    (kill,) = world.do(ev.ChunkDone(1, numbers, work(1000), [], ""))
+    assert isinstance(kill, act.KillWorker)
+
+
 def test_a_worker_that_reports_what_it_was_not_ordered_is_killed():
     """Once, and it is given nothing more."""
     world = world_of(window=3)
     world.subscribe()
-    first = world.do(ev.ChunkDone(1, 77, work(1000), [], ""))
+    first = world.do(ev.ChunkDone(1, (77,), work(1000), [], ""))
     assert first == [act.KillWorker(1, "it reports order 77, which it does not have")]
-    assert world.do(ev.ChunkDone(1, 77, work(1000), [], "")) == []
+    assert world.do(ev.ChunkDone(1, (77,), work(1000), [], "")) == []
     assert pick(act.OrderChunk, world.fill(1)) == []
 
 

@@ -243,7 +243,7 @@ def test_the_workers_time_is_added_up_part_by_part() -> None:
     for _ in range(2):
         order = world.workers[1].orders.pop(0)
         world.slots[order.slot].rows.update((order.position, row) for row in order.rows)
-        world.do(ev.ChunkDone(1, order.order, done, [], ""))
+        world.do(ev.ChunkDone(1, (order.order,), done, [], ""))
 
     work = work_of(world.state)
     assert (work.busy_s, work.waited_s, work.cpu_s, work.read_bytes) == (0.01, 14e-6, 0.008, 180)

@@ -1,6 +1,7 @@
 """Rows that a worker makes at once are those that it makes one by one, whatever is wrong with one."""
 
 import os
+import socket
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from pyarrow import parquet
 
 from batchd.config.load import load_config
 from batchd.daemon.stream_plan import plan_stream
-from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
+from batchd.functions.load import FunctionUnusable
+from batchd.orders import worker as orders
+from batchd.orders.worker import NOTE_BYTES, Chunk, FillChunks, ServeStream
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields.options import Drop, Rename
 from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
@@ -19,11 +22,13 @@ from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.sources.interface import kind_of
+from batchd.storage import rows as stored_rows
 from batchd.storage.access import Storage
 from batchd.worker import loop
 from batchd.worker.loop import WorkerStream
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import SampleMaker
+from batchd_wire.channel import receive_message, send_message
 from batchd_wire.fields import CHECKSUM, place_fields
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
@@ -130,7 +135,8 @@ def worker(tmp_path, monkeypatch):
 def fill(stream: WorkerStream, first: int = 0, count: int = SAMPLES) -> tuple[list[int], dict[str, np.ndarray]]:
     """The bad samples, and the rows of the first batch, whose checksums are right."""
     page = memoryview(bytearray(b"\x4d" * stream.layout.slot_bytes))
-    done = stream.fill(FillChunk(1, 1, 1, 0, 0, [(first, count)], is_packed=False, places=[]), page, {})
+    chunk = Chunk(1, 1, 0, 0, [(first, count)], [])
+    (done,) = stream.fill(FillChunks(1, [chunk], is_packed=False), {1: (page, {})})
     assert done.hopeless == ""
     assert RowChecksums(stream.layout).wrong_rows(page, first, count) == []
     arrays = slot_arrays(page, stream.layout)
@@ -224,3 +230,147 @@ def test_many_rows_are_made_in_portions_and_the_note_tells_each(worker, tmp_path
     bad, rows = fill(stream)
     assert (noted, at_once, bad) == ([0, 5, 10], [True, True, False], [11])
     np.testing.assert_array_equal(rows["x"][:11], values()["x"][:11])
+
+
+# --- rows of a file -------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["built", "not built"])
+def read_rows(request, monkeypatch):
+    """Read rows with the extension, and without."""
+    if request.param == "not built":
+        monkeypatch.setattr(stored_rows, "IS_BUILT", False)
+    elif not stored_rows.IS_BUILT:
+        pytest.skip("the extension is not built")
+    return stored_rows.read_rows
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A descriptor of 100 bytes that count up."""
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def numbers(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def test_rows_are_read_to_their_places(read_rows, file):
+    """From anywhere, one twice; places that are not named stay as they are."""
+    rows = np.full((4, 10), 255, np.uint8)
+    count = read_rows(file, numbers(90, 3, 3), numbers(2, 0, 3), rows.reshape(-1).data, 10)
+    assert count == 3
+    expected = [[*range(3, 13)], [255] * 10, [*range(90, 100)], [*range(3, 13)]]
+    assert rows.tolist() == expected
+
+
+@pytest.mark.parametrize("start", [91, 100, 1 << 40])
+def test_a_row_behind_the_end_of_the_file_ends_the_reading(read_rows, file, start):
+    rows = np.zeros((3, 10), np.uint8)
+    assert read_rows(file, numbers(0, start, 10), numbers(0, 1, 2), rows.reshape(-1).data, 10) == 1
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_the_system(read_rows):
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        read_rows(-1, numbers(0), numbers(0), np.zeros(10, np.uint8).data, 10)
+
+
+@pytest.mark.parametrize(
+    ("starts", "places", "size"),
+    [
+        (numbers(0, 0), numbers(0), 10),
+        (numbers(0), numbers(3), 10),
+        (numbers(0), numbers(-1), 10),
+        (numbers(0), numbers(0), 0),
+        (numbers(0), numbers(0), -10),
+        (numbers(0), numbers(0), 31),
+        (numbers(0), numbers(0), 1 << 62),
+        (numbers(0).view(np.uint8)[:7], numbers(0).view(np.uint8)[:7], 10),
+    ],
+    ids=["fewer places", "beyond the array", "before it", "no byte", "negative", "too long", "far too long", "cut"],
+)
+def test_the_extension_writes_nowhere_else_than_into_the_array(file, starts, places, size):
+    if not stored_rows.IS_BUILT:
+        pytest.skip("the extension is not built")
+    with pytest.raises(ValueError, match="each place is a row"):
+        stored_rows._rows.read_rows(file, starts, places, np.zeros(30, np.uint8), size)
+
+
+# --- several chunks in one message ----------------------------------------------------------------
+
+
+def message_of(*chunks: tuple[int, int]) -> FillChunks:
+    """Chunks of the first batch, by (first row, rows), each with a slot of its own."""
+    made = [Chunk(10 + at, at, 0, 0, [rows], []) for at, rows in enumerate(chunks)]
+    return FillChunks(1, made, is_packed=False)
+
+
+def slots_of(stream: WorkerStream, count: int) -> dict[int, tuple[memoryview, dict[str, np.ndarray]]]:
+    return {at: (memoryview(bytearray(stream.layout.slot_bytes)), {}) for at in range(count)}
+
+
+def test_small_chunks_are_reported_together(worker, tmp_path):
+    """Each in its slot; all of their time is in the report."""
+    stream, _at_once = worker(files(tmp_path))
+    slots = slots_of(stream, 3)
+    (done,) = stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots)
+
+    assert (done.orders, done.bad, done.hopeless) == ([10, 11, 12], [], "")
+    for at in range(3):
+        rows = slice(4 * at, 4 * at + 4)
+        np.testing.assert_array_equal(slot_arrays(slots[at][0], stream.layout)["x"][rows], values()["x"][rows])
+
+
+def test_chunks_are_reported_when_some_time_has_passed(worker, tmp_path, monkeypatch):
+    """A trainer waits for the first of them."""
+    stream, _at_once = worker(files(tmp_path))
+    monkeypatch.setattr(orders, "REPORT_AFTER_S", 0.0)
+    done = list(stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3)))
+    assert [one.orders for one in done] == [[10], [11], [12]]
+
+
+def test_a_chunk_with_a_bad_sample_is_reported_with_those_before_it(worker, tmp_path):
+    """So what is bad always fits into a message."""
+    stream, _at_once = worker(files(tmp_path), "{ op = 'one_hot', field = 'label', classes = 7 }", "mask")
+    done = list(stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3)))
+    assert [(one.orders, len(one.bad)) for one in done] == [([10, 11], 1), ([12], 4)]
+
+
+def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path, monkeypatch):
+    """The reason comes with the first report; every row is zero, and every order is answered."""
+    stream, _at_once = worker(files(tmp_path))
+    monkeypatch.setattr(SampleMaker, "makes_rows", False)
+
+    def refuse(_maker: SampleMaker, _samples: list[int]) -> None:
+        raise FunctionUnusable("not here")
+
+    monkeypatch.setattr(SampleMaker, "read_ahead", refuse)
+    slots = slots_of(stream, 2)
+    done = list(stream.fill(message_of((0, 4), (4, 8)), slots))
+    assert [(one.orders, one.hopeless) for one in done] == [([10], "not here"), ([11], "not here")]
+    assert not any(bytes(page).strip(b"\0") for page, _arrays in slots.values())
+
+
+def test_a_sample_that_is_quarantined_meanwhile_is_not_begun_in_the_next_chunk(worker, tmp_path):
+    """The news is behind the order, in the same channel."""
+    stream, _at_once = worker(files(tmp_path), on_error="mask")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        working = loop.WorkerLoop(theirs, stream._note)
+        working._streams[1] = stream
+        working._slots.update(slots_of(stream, 3))
+        send_message(ours, message_of((0, 4), (4, 4), (8, 4)))
+        send_message(ours, orders.ForgetSlots([1]))
+        send_message(ours, orders.Quarantine(1, [2, 5]))
+        ours.shutdown(socket.SHUT_WR)
+        working.run()
+
+        receive_message(ours, orders.TO_DAEMON_FROM_WORKER)
+        done, _ = receive_message(ours, orders.TO_DAEMON_FROM_WORKER)
+        assert [sample for sample, _path, _reason in done.bad] == [5]
+        assert done.orders == [10, 11]
+        assert receive_message(ours, orders.TO_DAEMON_FROM_WORKER)[0].orders == [12]
+    assert working._slots.keys() == {0, 2}

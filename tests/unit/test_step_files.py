@@ -9,7 +9,7 @@ import pytest
 from batchd.config.load import load_config
 from batchd.config.tree import StreamConfig
 from batchd.daemon.stream_plan import StreamCode, StreamPlan
-from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
+from batchd.orders.worker import NOTE_BYTES, Chunk, FillChunks, ServeStream
 from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.pipeline.step_files import changed_file, digest_of
@@ -172,11 +172,8 @@ def worker(monkeypatch):
 
 def fill(stream):
     arrays = {field.name: np.full((ROWS, *field.shape), 77, field.dtype) for field in stream.layout.fields}
-    done = stream.fill(
-        FillChunk(1, 1, 1, 0, 0, [(0, ROWS)], is_packed=False, places=[]),
-        memoryview(bytearray(stream.layout.slot_bytes)),
-        arrays,
-    )
+    slots = {1: (memoryview(bytearray(stream.layout.slot_bytes)), arrays)}
+    (done,) = stream.fill(FillChunks(1, [Chunk(1, 1, 0, 0, [(0, ROWS)], [])], is_packed=False), slots)
     return done, arrays
 
 

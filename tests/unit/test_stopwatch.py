@@ -63,8 +63,9 @@ def test_times_are_those_of_the_parts(clock: Clock) -> None:
     watch = Stopwatch()
     watch.timings.part("decode")
     watch.begin()
+    begun_ns = clock.wall_ns
     clock.pause(50)
-    watch.waited()
+    watch.waited(begun_ns)
     for _ in range(3):
         sample(watch, clock, read=2, decode=5)
         clock.run(1)

@@ -11,6 +11,7 @@ import pytest
 
 from batchd.orders.worker import (
     CHUNK_ROWS_MAX,
+    CHUNKS_AT_ONCE,
     HOPELESS_BYTES_MAX,
     LONG_REASON_BYTES_MAX,
     LONG_REASONS_MAX,
@@ -18,7 +19,10 @@ from batchd.orders.worker import (
     REASON_BYTES_MAX,
     SLOW_LISTED_MAX,
     TO_DAEMON_FROM_WORKER,
-    ChunkFilled,
+    TO_WORKER,
+    Chunk,
+    ChunksFilled,
+    FillChunks,
     Quarantine,
     Work,
 )
@@ -196,11 +200,23 @@ def test_a_chunk_of_nothing_but_bad_samples_fits_into_a_message(pair) -> None:
     bad = [(1 << 62, "p" * PATH_BYTES_MAX, "r" * reason_bytes) for reason_bytes in reasons]
     slow = [(1 << 62, "p" * PATH_BYTES_MAX, 1 << 62)] * SLOW_LISTED_MAX
     work = Work(*[1 << 62] * 5, [1 << 62] * 64, *[1 << 62] * 4, slow, 1 << 62, 1 << 62)
-    send_message(ours, ChunkFilled(1, work, bad, "h" * HOPELESS_BYTES_MAX))
+    send_message(ours, ChunksFilled([1 << 62] * CHUNKS_AT_ONCE, work, bad, "h" * HOPELESS_BYTES_MAX))
 
     message, _none = receive_message(theirs, TO_DAEMON_FROM_WORKER)
 
     assert len(message.bad) == CHUNK_ROWS_MAX
+
+
+def test_as_many_chunks_as_are_ordered_at_once_fit_into_a_message(pair) -> None:
+    """With scattered rows, each of which has a place in a mailbox."""
+    ours, theirs = pair
+    runs, places = [(1 << 20, 1)] * CHUNK_ROWS_MAX, [1 << 20] * CHUNK_ROWS_MAX
+    chunk = Chunk(1 << 62, 1 << 62, 1 << 62, 1 << 62, runs, places)
+    send_message(ours, FillChunks(1, [chunk] * CHUNKS_AT_ONCE, is_packed=False))
+
+    message, _none = receive_message(theirs, TO_WORKER)
+
+    assert [Chunk(*one)._replace(runs=runs) for one in message.chunks] == [chunk] * CHUNKS_AT_ONCE
 
 
 def test_end_of_file_is_channel_closed(pair) -> None:

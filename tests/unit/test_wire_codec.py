@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.orders import gateway, link, prepare, rescan, worker
-from batchd.orders.worker import NO_WORK, ChunkFilled, FillChunk, Quarantine
+from batchd.orders.worker import NO_WORK, ChunksFilled, FillChunks, Quarantine
 from batchd_wire import OPEN_ENDED_SINCE, messages
 from batchd_wire.codec import (
     ITEMS_MAX,
@@ -401,8 +401,8 @@ def test_a_huge_announced_length_costs_no_memory(prefix) -> None:
 
 
 LIMITS = {
-    "number": (FillChunk, "epoch", NUMBER_MAX, NUMBER_MAX + 1),
-    "text": (ChunkFilled, "hopeless", "x" * TEXT_CHARACTERS_MAX, "x" * (TEXT_CHARACTERS_MAX + 1)),
+    "number": (FillChunks, "stream", NUMBER_MAX, NUMBER_MAX + 1),
+    "text": (ChunksFilled, "hopeless", "x" * TEXT_CHARACTERS_MAX, "x" * (TEXT_CHARACTERS_MAX + 1)),
     "items": (Quarantine, "samples", [1] * ITEMS_MAX, [1] * (ITEMS_MAX + 1)),
     "pairs": (Pull, "released", [[1, 2]] * ITEMS_MAX, [[1, 2]] * (ITEMS_MAX + 1)),
     "keys": (
@@ -434,7 +434,7 @@ def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
 def test_a_message_that_cannot_be_encoded_leaves_nothing_in_the_next_one() -> None:
     """The packer is shared, so a half-packed message must not stay in it."""
     with pytest.raises(UnicodeEncodeError):
-        ChunkFilled(order=1, work=NO_WORK, bad=[(3, "\udcff", "reason")], hopeless="").encode()
+        ChunksFilled(orders=[1], work=NO_WORK, bad=[(3, "\udcff", "reason")], hopeless="").encode()
 
     assert Hello(1, "train.py", 2).encode() == msgpack.packb([1, 1, "train.py", 2])
 

@@ -258,3 +258,37 @@ def test_libzmq_understands_us(tmp_path) -> None:
             connection.send(bytes(3 * size))
             wait_until(lambda: selector.dispatch() or dealer.poll(0), "it is answered")
             assert dealer.recv() == bytes(3 * size)
+
+
+def test_messages_that_are_kept_back_are_sent_together(pair: Pair, monkeypatch) -> None:
+    """In order, by one write; what the kernel does not take follows when it does."""
+    wanted, written = [], []
+    pair.connection._wants_flush = wanted.append
+    write = ZmtpConnection._write_some
+    monkeypatch.setattr(
+        ZmtpConnection,
+        "_write_some",
+        lambda one, data: written.append(len(data)) or write(one, data[: -(-len(data) // 2)]),
+    )
+    messages = [bytes([number]) * 200 for number in range(5)]
+    for message in messages:
+        assert pair.connection.send(message)
+    assert (wanted, written) == ([pair.connection] * 5, [])
+    assert pair.theirs.recv(1 << 20) == BEGINNING
+    pair.connection.flush()
+    pair.selector.dispatch()
+
+    expected = b"".join(map(frame, messages))
+    assert written == [len(expected), len(expected) // 2]
+    while pair.connection._unsent:
+        pair.selector.dispatch()
+    assert pair.theirs.recv(1 << 20) == expected
+
+
+def test_what_was_kept_back_is_sent_before_the_end(pair: Pair) -> None:
+    """A refusal must arrive though the connection ends in the same round."""
+    pair.connection._wants_flush = lambda _connection: None
+    pair.connection.send(b"refused")
+    pair.connection.close()
+
+    assert pair.theirs.recv(1 << 20) == BEGINNING + frame(b"refused")

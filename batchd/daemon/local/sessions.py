@@ -385,6 +385,10 @@ class LocalDoor(Door):
             self._take(*heard)
         return True
 
+    def flush(self) -> None:
+        """See ``Door``."""
+        self._connections.flush()
+
     def _admit_connection(self, wire: socket.socket) -> None:
         user = credentials_of(wire).user
         self._pending_connections.add(self._connections.admit(wire), user)

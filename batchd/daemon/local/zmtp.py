@@ -29,6 +29,8 @@ from batchd.daemon.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
 _log = structlog.get_logger()
 
 READ_BYTES = 16 * 1024
+WRITE_BYTES = 64 * 1024
+"""Small messages are written together up to so many bytes."""
 FRAMES_MAX = 16
 """Frames of one message. A trainer sends one; a few more are answered with an error."""
 COMMANDS_MAX = 16
@@ -68,12 +70,22 @@ class NotUnderstood(Exception):  # noqa: N818  it says what the peer is
 class ZmtpConnection:
     """One connection. ``heard`` is called for a possible message, and at its end (``is_over``)."""
 
-    def __init__(self, selector: Selector, wire: socket.socket, heard: Callable[["ZmtpConnection"], None]) -> None:
-        """Take the socket over. Raises ``OSError``, and then it still is the caller's."""
+    def __init__(
+        self,
+        selector: Selector,
+        wire: socket.socket,
+        heard: Callable[["ZmtpConnection"], None],
+        wants_flush: Callable[["ZmtpConnection"], None] | None = None,
+    ) -> None:
+        """Take the socket over. Raises ``OSError``, and then it still is the caller's.
+
+        ``wants_flush`` is called when there is something to send; by default it is sent at once.
+        """
         self.is_over = False
         self._selector = selector
         self._wire = wire
         self._heard = heard
+        self._wants_flush = wants_flush
         self._said = bytearray()
         self._frames: list[bytes] = []
         self._frames_bytes = 0
@@ -95,12 +107,13 @@ class ZmtpConnection:
     def close(self) -> None:
         """Hang up."""
         if not self.is_closed:
+            self.flush()
             self._selector.remove(self._wire.fileno())
             self._wire.close()
             self._forget_unsent()
 
     def send(self, message: bytes) -> bool:
-        """Send a message of one frame; False, unsent, if the peer leaves too many unread."""
+        """Send a message of one frame, with ``flush``; False if the peer leaves too many unread."""
         if len(message) <= SHORT_BYTES_MAX:
             return self._write(bytes((0, len(message))) + message)
         return self._write(bytes((LONG,)) + len(message).to_bytes(8) + message)
@@ -187,14 +200,44 @@ class ZmtpConnection:
     def _write(self, data: bytes) -> bool:
         if self.is_closed:
             return True
-        if len(self._unsent) >= UNREAD_MAX or (self._unsent and self._unsent_bytes + len(data) > UNSENT_BYTES_MAX):
-            return False
-        rest = data if self._unsent else data[self._write_some(data) :]
-        if rest:
-            self._unsent.append(rest)
-            self._unsent_bytes += len(rest)
-            self._wait_to_write(wanted=True)
+        if self._has_too_much(len(data)):
+            self.flush()
+            if self._has_too_much(len(data)):
+                return False
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        if self._wants_flush is None:
+            self.flush()
+        else:
+            self._wants_flush(self)
         return True
+
+    def _has_too_much(self, more: int) -> bool:
+        return len(self._unsent) >= UNREAD_MAX or bool(self._unsent and self._unsent_bytes + more > UNSENT_BYTES_MAX)
+
+    def flush(self) -> None:
+        """Send what was not sent yet, as far as the kernel takes it."""
+        if self.is_closed:
+            return
+        while self._unsent:
+            together = self._next_bytes()
+            sent = self._write_some(together)
+            self._unsent_bytes -= sent
+            if sent < len(together):
+                self._unsent.appendleft(together[sent:])
+                break
+        self._wait_to_write(wanted=bool(self._unsent))
+
+    def _next_bytes(self) -> bytes:
+        """Take the next messages off the unsent ones: one, or small ones together."""
+        first = self._unsent.popleft()
+        if not self._unsent or len(first) >= WRITE_BYTES:
+            return first
+        together, length = [first], len(first)
+        while self._unsent and length + len(self._unsent[0]) <= WRITE_BYTES:
+            together.append(self._unsent.popleft())
+            length += len(together[-1])
+        return b"".join(together)
 
     def _forget_unsent(self) -> None:
         self._unsent.clear()
@@ -229,15 +272,7 @@ class ZmtpConnection:
 
     def _attend(self) -> None:
         """There is something to read, or room to write what was left."""
-        while self._unsent:
-            sent = self._write_some(self._unsent[0])
-            self._unsent_bytes -= sent
-            if sent < len(self._unsent[0]):
-                self._unsent[0] = self._unsent[0][sent:]
-                break
-            self._unsent.popleft()
-        if not self._unsent:
-            self._wait_to_write(wanted=False)
+        self.flush()
         self._heard(self)
 
 
@@ -250,13 +285,14 @@ class LocalConnections:
         self._all: dict[ZmtpConnection, None] = {}
         self._talking: dict[ZmtpConnection, None] = {}
         """Connections that may have sent a whole message, not taken yet, in turn."""
+        self._to_flush: dict[ZmtpConnection, None] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
     def admit(self, wire: socket.socket) -> ZmtpConnection:
         """Serve the peer of ``wire``. Raises ``OSError`` if the socket cannot be watched."""
-        connection = ZmtpConnection(self._selector, wire, self._listen)
+        connection = ZmtpConnection(self._selector, wire, self._listen, self._flush_later)
         self._all[connection] = None
         return connection
 
@@ -288,6 +324,15 @@ class LocalConnections:
         """Hang up on all, or on these."""
         for connection in list(self._all if connections is None else connections):
             self.close(connection)
+
+    def flush(self) -> None:
+        """Send what connections were given since the last call."""
+        to_flush, self._to_flush = self._to_flush, {}
+        for connection in to_flush:
+            connection.flush()
+
+    def _flush_later(self, connection: ZmtpConnection) -> None:
+        self._to_flush[connection] = None
 
     def _listen(self, connection: ZmtpConnection) -> None:
         if connection in self._talking:

@@ -36,7 +36,7 @@ from batchd.orders.worker import (
     OUT_OF_MEMORY_STATUS,
     TO_DAEMON_FROM_FORKSERVER,
     TO_DAEMON_FROM_WORKER,
-    ChunkFilled,
+    ChunksFilled,
     Fork,
     Forked,
     NotForked,
@@ -88,7 +88,7 @@ class _Process:
 class WorkerProcesses:
     """Starts workers, sends messages, and enqueues events when ``selector`` is dispatched."""
 
-    kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
+    kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0, small_orders_max=32)
 
     def __init__(self, selector: Selector, enqueue: Callable[[Event], None], launched: Linked | None = None) -> None:
         self._selector = selector
@@ -228,9 +228,9 @@ class WorkerProcesses:
             return WorkerReady(process.number)
         if isinstance(message, StreamMeasured):
             return PartsNamed(message.stream, tuple(message.parts))
-        assert isinstance(message, ChunkFilled)
+        assert isinstance(message, ChunksFilled)
         bad = [(sample, path, reason) for sample, path, reason in message.bad]
-        return ChunkDone(process.number, message.order, Work(*message.work), bad, message.hopeless)
+        return ChunkDone(process.number, tuple(message.orders), Work(*message.work), bad, message.hopeless)
 
     def _on_exit(self, process: _Process, grandchild: Grandchild) -> None:
         """The kernel reports that the process has ended. What it reported before still counts."""

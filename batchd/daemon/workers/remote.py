@@ -388,7 +388,7 @@ def _event(number: int, message: Message) -> Event:
     match message:
         case wire.RemoteFilled():
             bad = [(sample, path, reason) for sample, path, reason in message.bad]
-            return ev.ChunkDone(number, message.order, _plausible(Work(*message.work)), bad, message.hopeless)
+            return ev.ChunkDone(number, (message.order,), _plausible(Work(*message.work)), bad, message.hopeless)
         case wire.ReferenceTaken():
             return ev.ReferenceCopied(number, message.order)
         case wire.RemoteProved():
