@@ -319,8 +319,10 @@ class StreamConfig(_Branch):
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05
     """The stream stops above this share of bad samples among those read."""
 
-    window: Annotated[int, Field(ge=1, le=64)] = 4
-    """Number of batches that are prepared ahead of each trainer."""
+    window: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    """Number of batches that are prepared ahead of each trainer. "auto": 16 MiB of them, at least 3,
+    and more if that takes more to keep all workers busy; no more than 64, or than fit into the ring
+    beside the one that is read."""
 
     lag: Lag = "independent"
     """Whether a trainer may run ahead of others that read the same batches: "independent" allows

@@ -18,7 +18,7 @@ from batchd.core.mailbox import LiveSpec
 from batchd.core.spec import StreamSpec
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
-from batchd.daemon.memory.rings import RingSize
+from batchd.daemon.memory.rings import RingSize, window_of
 from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream
 from batchd.errors import SourceInvalid
@@ -139,7 +139,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         fingerprint=fingerprint(plan, index.digest, made_by_any=made_by_any),
         plan=epochs,
         repeats=not (config.shuffle or source.is_live or plan.pipeline.is_random),
-        window=config.window,
+        window=window_of(config, whole.daemon, ring),
         remote_window_max=max(REMOTE_WINDOW_MIN, REMOTE_BYTES_MAX // ring.layout.slot_bytes),
         max_skew=config.max_skew if config.lag == "lockstep" else None,
         slots_max=ring.slots_max,

@@ -12,6 +12,8 @@ PIPELINE = [
 ]
 STILL_PIPELINE = [{"op": "decode"}, {"op": "resize", "size": [SIDE_PIXELS, SIDE_PIXELS]}]
 """The same bytes in every epoch."""
+STREAM = {"batch_size": 8, "pipeline": PIPELINE, "window": 4}
+"""With a few batches ahead: by default, all of such small ones would be ready before the first is read."""
 MEMORY = "64MiB"
 SLOT_BYTES = 32 * 1024
 """A slot of eight samples."""
@@ -19,14 +21,12 @@ SLOT_BYTES = 32 * 1024
 
 def folder_stream(folder: Path, **changes: Any) -> dict[str, Any]:
     """A stream of random crops over a folder; ``changes`` are keys of ``[streams.NAME]``."""
-    source = {"type": "folder", "path": str(folder)}
-    return {"source": source, "batch_size": 8, "pipeline": PIPELINE, **changes}
+    return {"source": {"type": "folder", "path": str(folder)}, **STREAM, **changes}
 
 
 def list_stream(file: Path, root: Path, **changes: Any) -> dict[str, Any]:
     """A stream over the files that a list names, relative to ``root``."""
-    source = {"type": "list", "path": str(file), "root": str(root)}
-    return {"source": source, "batch_size": 8, "pipeline": PIPELINE, **changes}
+    return {"source": {"type": "list", "path": str(file), "root": str(root)}, **STREAM, **changes}
 
 
 def write_settings(file: Path, streams: dict[str, dict[str, Any]], daemon: dict[str, Any]) -> Path:

@@ -57,7 +57,7 @@ def test_a_short_file_gives_a_whole_tree_of_defaults(tmp_path: Path) -> None:
     assert photos.source == FolderSource(path=tmp_path / "photos")
     assert photos.pipeline == (Decode(), RandomResizedCrop(size=(8, 8)))
     assert (photos.seed, photos.shuffle, photos.drop_last, photos.on_error) == (0, True, False, "substitute")
-    assert (photos.window, photos.lag, photos.max_bad_fraction, photos.memory) == (4, "independent", 0.05, None)
+    assert (photos.window, photos.lag, photos.max_bad_fraction, photos.memory) == ("auto", "independent", 0.05, None)
 
 
 def test_the_tree_is_frozen(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.memory.rings import SLOTS_MAX, plan_rings
+from batchd.daemon.memory.rings import SLOTS_MAX, plan_rings, window_of
 from batchd.errors import ConfigInvalid, ExitCode, MemoryTooSmall
 from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop
 from batchd.pipeline.shapes.options import PadBatch
@@ -108,3 +108,25 @@ def test_steps_that_make_no_sense_are_refused_before_memory_is_counted() -> None
 
     assert {problem.path for problem in caught.value.problems} == {"streams.a.pipeline[0]", "streams.b.memory"}
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "workers", "memory", "window"),
+    [
+        (1, 2, 4 << 30, 64),
+        (100, 2, 4 << 30, 13),
+        (4096, 2, 4 << 30, 3),
+        (4096, 64, 16 << 30, 3),
+        (256, 64, 16 << 30, 9),
+        (100, 2, 8 * MEBIBYTE, 5),
+        (256, 2, 8 * MEBIBYTE, 2),
+    ],
+    ids=["small", "medium", "large", "large, many workers", "many workers", "little memory", "very little memory"],
+)
+def test_how_many_batches_are_ahead_is_chosen_by_their_bytes(batch_size, workers, memory, window) -> None:
+    """More where that keeps all workers busy, and no more than the ring has slots beside the one that is read."""
+    stream, daemon = stream_of(batch_size), DaemonConfig(memory=memory, workers=workers)
+    ring = plan_rings(Config(daemon=daemon, streams={"a": stream}), Storage())["a"]
+
+    assert window_of(stream, daemon, ring) == window
+    assert window_of(stream.model_copy(update={"window": 7}), daemon, ring) == 7

@@ -17,7 +17,8 @@ from typing import Literal
 
 from batchd.config.draft import whole_draft
 from batchd.config.schema import problem_at
-from batchd.config.tree import Config, StreamConfig
+from batchd.config.tree import Config, DaemonConfig, StreamConfig
+from batchd.core.admission import WINDOW_MAX
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS, ORDERS_PER_S_MAX
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.memory.cache_file import cache_problems
@@ -61,6 +62,10 @@ SLOTS_MAX = 512
 """Two slots for each of 200 trainers on one stream of small batches, and some more. Each slot costs
 the daemon two descriptors and, on Python before 3.13, one more in each process that maps it (the
 daemon too, for TCP); a process may often have 1024."""
+WINDOW_BYTES = 16 << 20
+WINDOW_MIN = 3
+"""Batches ahead of a trainer by default: few large ones, and so many small ones that messages carry
+some at a time."""
 WORKERS_MAX = 1 << 17
 """More than all those of this host and ``pool_max``."""
 MEBIBYTE = 1 << 20
@@ -121,6 +126,15 @@ def ring_slots(workers: int, batch_size: int, chunk_rows: int | Literal["auto"])
     usual_rows = ceil(FIRST_CHUNK_ROWS * max(1.0, workers / ORDERS_PER_S_MAX / CHUNK_TARGET_S))
     order_rows = min(CHUNK_ROWS_MAX, usual_rows) if chunk_rows == "auto" else min(chunk_rows, usual_rows)
     return ceil(workers * ORDERS_AT_ONCE / ceil(batch_size / order_rows)) + SLOTS_OF_A_TRAINER
+
+
+def window_of(stream: StreamConfig, daemon: DaemonConfig, ring: RingSize) -> int:
+    """Count the batches that are prepared ahead of a trainer; see ``StreamConfig.window``."""
+    if stream.window != "auto":
+        return stream.window
+    busy = ring_slots(daemon.worker_count(), ring.layout.rows, daemon.chunk_rows)
+    window = max(WINDOW_BYTES // ring.layout.slot_bytes, WINDOW_MIN, busy)
+    return max(SLOTS_MIN, min(window, WINDOW_MAX, ring.slots_max - 1))
 
 
 def ring_workers(slots: int, batch_size: int, chunk_rows: int | Literal["auto"]) -> int:
