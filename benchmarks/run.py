@@ -28,6 +28,7 @@ BENCHMARKS = (
     "observe",
     "remote",
     "connections",
+    "speed",
     "verify",
     "sources",
     "cache",

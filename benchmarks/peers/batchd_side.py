@@ -1,8 +1,9 @@
 """batchd: a daemon and its client.
 
-The variants are "files", the folder as it is, and "shards" and "seekable", which ``batchd prepare``
-made beforehand. The configuration is the shortest that there is: what it does not say is as batchd
-has it by default. Several trainers mirror one stream.
+The variants are "files", the folder as it is, "off", the same without a cache of access points, and
+"shards" and "seekable", which ``batchd prepare`` made beforehand. The configuration is the shortest
+that there is: what it does not say is as batchd has it by default. Several trainers mirror one
+stream.
 """
 
 import tempfile
@@ -34,14 +35,15 @@ pipeline = [
 
 def source(data: Path, variant: str) -> str:
     """Where the stream's photographs are; shards lie beside the folder."""
-    if variant == "files":
+    if variant in {"files", "off"}:
         return f'{{ type = "folder", path = "{data}", allow_outside_root = true }}'
     return f'{{ type = "webdataset", root = "{data}-{variant}", shards = ["*.tar"], label = "" }}'
 
 
 def stream(options: common.Options) -> str:
     """The part of the configuration about the photographs."""
-    return STREAM.format(source=source(options.data, options.variant), batch=options.batch, side=common.SIDE)
+    text = STREAM.format(source=source(options.data, options.variant), batch=options.batch, side=common.SIDE)
+    return text + 'cache = "off"\n' if options.variant == "off" else text
 
 
 def configuration(options: common.Options, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""SPDL: cv2 in threads.
+"""SPDL in threads of the trainer, with cv2, or with batchd's decoder of crops ("region").
 
 Chosen: a pipeline whose threads take 16 photographs at a time, as SPDL advises for short tasks (one
 at a time takes a quarter more CPU). SPDL's own decoder, FFmpeg's with a filter for crop and scale,
@@ -28,7 +28,7 @@ def endless(paths: list[str]) -> Iterator[list[str]]:
 
 def batches(options: common.Options) -> Iterator[Any]:
     """Arrays [batch, 224, 224, 3] uint8."""
-    load = common.loader("cv2")
+    load = common.loader(options.variant)
     pipeline = (
         PipelineBuilder()
         .add_source(endless(common.photographs(options.data)))

@@ -1,0 +1,104 @@
+"""Benchmark: small batches, and batches of which nothing is decoded.
+
+Batches/s and the CPU time of daemon, workers and trainer together for rows of arrays; photographs/s
+and CPU time of the workers in batches of one, divided by those in batches of 256.
+
+Each stream has a daemon of its own, which does nothing while the others take their turns. A round's
+first batches, which were ready before it began, are not counted.
+"""
+
+import statistics
+import time
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+
+import numpy as np
+from harness import CROP, Bench, Figure, Player, endless, family_cpu_s, orders, served, spread
+
+import batchd_client
+
+WORKERS = 2
+SECONDS = 3.0
+TOKENS, PIXELS = 2_048, 28
+LARGE = 256
+
+
+def run(bench: Bench) -> None:
+    """Measure in turns, and compare."""
+    made = np.random.default_rng(0)
+    np.save(bench.scratch / "tokens.npy", made.integers(0, 50_000, (20_000, TOKENS), dtype=np.int32))
+    np.save(bench.scratch / "digits.npy", made.integers(0, 256, (60_000, PIXELS, PIXELS), dtype=np.uint8))
+    streams = {
+        "rows": _rows(bench, "tokens", 32),
+        "digits": _rows(bench, "digits", LARGE),
+        "large": bench.stream("photos", pipeline=CROP, batch_size=LARGE),
+        "one": bench.stream("photos", pipeline=CROP, batch_size=1),
+    }
+    with ExitStack() as stack:
+        players = {}
+        for name, stream in streams.items():
+            config = bench.scratch / f"{name}.toml"
+            config.write_text(f'[daemon]\nworkers = {WORKERS}\nmemory = "1GiB"\n{stream}')
+            players[name] = stack.enter_context(Player(_trainer, stack.enter_context(served(config))))
+        for player in players.values():
+            player.ask(SECONDS)  # the first epochs: files are read, access points are found
+        rounds = [{name: player.ask(SECONDS) for name, player in players.items()} for _ in range(bench.rounds)]
+    for name, target_us in (("rows", 150.0), ("digits", 0.0)):
+        batches_s = [round_[name]["batches"] for round_ in rounds]
+        cpu_us = [round_[name]["cpu_us"] for round_ in rounds]
+        parts = {
+            part: statistics.median(round_[name][part] for round_ in rounds)
+            for part in ("daemon", "workers", "trainer")
+        }
+        each = ", ".join(f"{part} {value:.0f}" for part, value in parts.items())
+        print(f"{name}: {spread(batches_s, 0)} batches/s, {spread(cpu_us, 0)} us of CPU for each ({each})")
+        if target_us:
+            bench.report(Figure(f"speed-{name}-cpu-us", statistics.median(cpu_us), "<=", target_us, 0))
+    rates = [round_["one"]["samples"] / round_["large"]["samples"] for round_ in rounds]
+    workers = [round_["one"]["workers"] / (round_["large"]["workers"] / round_["large"]["size"]) for round_ in rounds]
+    one, large = ([round_[name]["samples"] for round_ in rounds] for name in ("one", "large"))
+    print(f"photographs/s: in batches of 1 {spread(one, 0)}, of {LARGE} {spread(large, 0)}")
+    print(f"of 1 / of {LARGE}: photographs/s {spread(rates)}, CPU of workers {spread(workers)}")
+    bench.report(Figure("speed-batch-1", statistics.median(rates), ">=", 0.85))
+    bench.report(Figure("speed-batch-1-workers-cpu", statistics.median(workers), "<=", 1.1))
+
+
+def _rows(bench: Bench, name: str, batch_size: int) -> str:
+    source = f'{{ type = "npy", path = "{bench.scratch / name}.npy" }}'
+    return f"[streams.photos]\nsource = {source}\nbatch_size = {batch_size}\n"
+
+
+def _trainer(pipe: Connection, address: str) -> None:
+    """Batches/s, samples/s and us of CPU for each batch, of all processes and of each kind."""
+    with batchd_client.connect(address) as daemon:
+        stream = daemon.stream("photos")
+        batches = endless(stream)
+        status = daemon.status()
+        pid, workers = status["daemon"]["pid"], [worker["pid"] for worker in status["workers"]]
+        for seconds in orders(pipe):
+            for _ in range(stream.window + 1):
+                next(batches).release()
+            before = _cpu(pid, workers)
+            begun_s = time.perf_counter()
+            count = samples = 0
+            while time.perf_counter() - begun_s < seconds:
+                with next(batches) as batch:
+                    count += 1
+                    samples += batch.samples
+            taken_s = time.perf_counter() - begun_s
+            used = {part: 1e6 * (now - before[part]) / count for part, now in _cpu(pid, workers).items()}
+            pipe.send(
+                {
+                    "batches": count / taken_s,
+                    "samples": samples / taken_s,
+                    "size": samples / count,
+                    "cpu_us": sum(used.values()),
+                    **used,
+                }
+            )
+
+
+def _cpu(daemon: int, workers: list[int]) -> dict[str, float]:
+    """CPU seconds so far, by kind of process."""
+    of_workers = sum(map(family_cpu_s, workers))
+    return {"daemon": family_cpu_s(daemon) - of_workers, "workers": of_workers, "trainer": time.process_time()}
