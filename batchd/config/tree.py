@@ -188,8 +188,8 @@ class DaemonConfig(_Branch):
     """Listening address for /metrics, /healthz, /readyz and /status.json: an address of this
     machine (or a name of it, or "*" for all) and a port (0: any free one), or "off". Plain HTTP
     without authentication: do not expose it on an untrusted network. A daemon inside a script has
-    none unless this is set. If this is not set and the port is taken, the daemon runs without
-    HTTP."""
+    none unless this is set. If this is not set, the process that answers is started by the first
+    request, and where the port is taken, the daemon runs without HTTP."""
 
     http_details: bool = False
     """Whether every client that reaches the HTTP port may see everything: the page, contact sheets

@@ -113,7 +113,10 @@ def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
 
     monkeypatch.setattr(ObserverProcess, "_start", fail)
     listener = socket.socket()
-    with capture_logs(), ObserverProcess(selector, HttpSocket(listener), RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
+    with (
+        capture_logs(),
+        ObserverProcess(selector, HttpSocket(listener, is_asked_for=True), RuntimeDirectory(None)) as process,
+    ):  # type: ignore[arg-type]
         process.start(lambda _lifeline, _pid: None)
         for _ in range(4000):
             now[0] += 0.1
@@ -124,6 +127,48 @@ def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
         now[0] = process._started_s + PAUSE_MAX_S + 1
         process._put_off("observer ended")
         assert process._due_s == now[0] + PAUSE_FIRST_S
+    selector.close()
+
+
+def test_at_the_default_address_the_first_visitor_starts_the_observer(monkeypatch):
+    """Once; the connection waits for it."""
+    starts = []
+
+    def start(process: ObserverProcess) -> None:
+        starts.append(process)
+
+    monkeypatch.setattr(ObserverProcess, "_start", start)
+    selector = Selector()
+    door = open_http(by_default("127.0.0.1:0"), is_embedded=False)
+    assert door.listener is not None
+    with capture_logs() as lines, ObserverProcess(selector, door, RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
+        process.start(lambda _lifeline, _pid: None)
+        selector.dispatch()
+        assert (starts, [line["http"] for line in lines]) == ([], [door.address])
+        with (
+            socket.create_connection(door.listener.getsockname()),
+            socket.create_connection(door.listener.getsockname()),
+        ):
+            selector.dispatch()
+            selector.dispatch()
+            assert starts == [process]
+    assert not selector._callbacks
+    selector.close()
+
+
+def test_a_daemon_that_ends_before_anybody_asked_watches_nothing_any_more():
+    selector = Selector()
+    with (
+        capture_logs(),
+        ObserverProcess(
+            selector,
+            open_http(by_default("127.0.0.1:0"), is_embedded=False),
+            RuntimeDirectory(None),  # type: ignore[arg-type]
+        ) as process,
+    ):
+        process.start(lambda _lifeline, _pid: None)
+        assert selector._callbacks
+    assert not selector._callbacks
     selector.close()
 
 

@@ -1,7 +1,10 @@
 """The process that answers HTTP: its socket, session and restarts. DAEMON process; no HTTP code.
 
     bind, early: an address that was set and cannot be bound is reported before any scan
-    start -> observer -> it ends -> pause, longer each time -> observer -> ... -> close
+    start [-> first visitor] -> observer -> it ends -> pause, longer each time -> observer -> ... -> close
+
+At the default address the observer is started for its first visitor, since most daemons have none
+there; where an address was set, from the beginning.
 
 Invariant: the observer has exactly its listening socket and its lifeline. The daemon keeps the
 socket open, so the next observer answers requests that arrive without one.
@@ -47,6 +50,8 @@ class HttpSocket:
     listener: socket.socket | None = None
     names: tuple[str, ...] = ()
     details_for_all: bool = False
+    is_asked_for: bool = False
+    """Whether the configuration sets the address."""
 
     @property
     def address(self) -> str | None:
@@ -72,7 +77,8 @@ def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
     if place is None:
         return HttpSocket()
     try:
-        return HttpSocket(_bind_soon(*place), (place[0], *(daemon.http_names or ())), daemon.http_details)
+        names = place[0], *(daemon.http_names or ())
+        return HttpSocket(_bind_soon(*place), names, daemon.http_details, is_asked_for)
     except OSError as error:
         reason = f"{daemon.http} cannot be had: {error.strerror or error}"
         advice = 'set http in [daemon] to another address, or to "off"'
@@ -135,6 +141,8 @@ class ObserverProcess:
 
     def __exit__(self, *_error: object) -> None:
         """Close the socket and end the observer, which the end of its lifeline has told to end."""
+        if self._door.listener is not None:
+            self._selector.remove(self._door.listener.fileno())
         self._door.close()
         if self._child is not None:
             self._selector.remove(self._child.pidfd)
@@ -142,12 +150,21 @@ class ObserverProcess:
             self._child = None
 
     def start(self, adopt: Adopt) -> None:
-        """Start the first observer: from now on it answers HTTP."""
+        """Answer HTTP from now on: start the first observer, or wait for its first visitor."""
         if self._door.listener is None:
             return
         self._adopt = adopt
-        self._spawn()
+        if self._door.is_asked_for:
+            self._spawn()
+        else:
+            self._selector.add(self._door.listener.fileno(), self._on_first_visitor)
         _log.info("observing", http=self.address)
+
+    def _on_first_visitor(self) -> None:
+        """Start the observer, which accepts the connection."""
+        assert self._door.listener is not None
+        self._selector.remove(self._door.listener.fileno())
+        self._spawn()
 
     def tick(self) -> None:
         """Start another observer when it is due."""
