@@ -157,6 +157,16 @@ class _Grid:
         return best
 
 
+def _move(line: _Line, old: _LinePlace, new: _LinePlace) -> None:
+    """Replace a place on a line, which stays in order."""
+    at = bisect_left(line, old)
+    if (at == 0 or line[at - 1] <= new) and (at + 1 == len(line) or new <= line[at + 1]):
+        line[at] = new
+    else:
+        del line[at]
+        insort(line, new)
+
+
 def _last_before(line: _Line, turn: int, epoch: int) -> NextUse | None:
     """Return the nearest reader that is not beyond ``turn`` and has that epoch in its course."""
     at = bisect_left(line, (turn + 1,))
@@ -206,20 +216,35 @@ class Readers:
         self._moved[reader] = course
 
     def _stand(self, reader: int, course: Course, sequence: int) -> None:
+        """Put a reader where it stands now; mostly it is on the same lines, and overtakes nobody."""
+        stands = self._places(reader, course, sequence)
+        rank, before = self._stands.get(reader, (course.rank, ()))
+        if rank != course.rank or [grid for grid, _place in before] != [grid for grid, _place in stands]:
+            self._leave(reader)
+            for grid, place in stands:
+                insort(
+                    self._grids.setdefault((grid.world_size, grid.start), grid).lines.setdefault(course.rank, []), place
+                )
+        else:
+            for (grid, old), (_grid, new) in zip(before, stands, strict=True):
+                _move(grid.lines[rank], old, new)
+        if stands:
+            self._stands[reader] = course.rank, stands
+
+    def _places(self, reader: int, course: Course, sequence: int) -> list[tuple[_Grid, _LinePlace]]:
+        """Return where a reader stands on which grids; nowhere behind the end of its course."""
         end_epoch = inf if course.end_epoch is None else course.end_epoch
         start, left = course.base % course.world_size, course.first_rounds - sequence
         next_turn = (course.epoch + 1) * course.rounds
         if next_turn - left >= end_epoch * course.rounds:
-            return
+            return []
         whole = self._grid(course, 0)
         stands = [(whole, whole.place(reader, next_turn - left, course.epoch + (start > 0), end_epoch))]
         if start and left > 0:
             first = self._grid(course, start)
             turn = (course.epoch + 1) * first.rounds - left
             stands.append((first, first.place(reader, turn, course.epoch, course.epoch + 1)))
-        for grid, place in stands:
-            insort(grid.lines.setdefault(course.rank, []), place)
-        self._stands[reader] = course.rank, stands
+        return stands
 
     def forget(self, reader: int) -> None:
         """Forget a reader that wants no more."""
@@ -241,7 +266,6 @@ class Readers:
         """Return the reader that reaches ``key`` first; None if no reader will."""
         while self._moved:
             reader, course = self._moved.popitem()
-            self._leave(reader)
             self._stand(reader, course, self.next_sequence[reader])
         best: NextUse | None = None
         for grid in self._grids.values():
@@ -252,7 +276,4 @@ class Readers:
 
     def _grid(self, course: Course, start: int) -> _Grid:
         key = course.world_size, start
-        grid = self._grids.get(key)
-        if grid is None:
-            grid = self._grids[key] = _Grid(self._plan, *key, repeats=self._repeats)
-        return grid
+        return self._grids.get(key) or _Grid(self._plan, *key, repeats=self._repeats)

@@ -15,20 +15,18 @@ from batchd.core.actions import (
     Action,
     AdmitProducer,
     CreateSlot,
-    OrderChunk,
     ProveChunk,
     Refuse,
     ReportServing,
     WithdrawOrder,
 )
 from batchd.core.admission import Refusal, not_live, unknown_stream
-from batchd.core.claims import Want
 from batchd.core.delivery import Delivery
-from batchd.core.fleet import SMALL_ORDERS_S, SMOOTHING, Fleet, Order, Worker, WorkerKind
+from batchd.core.fleet import SMOOTHING, Fleet, Order, Worker, WorkerKind
 from batchd.core.links import Link, LinkRules, Links
 from batchd.core.measure import Moment
-from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
-from batchd.core.shares import Shares
+from batchd.core.ordering import Ordering
+from batchd.core.ring import Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.stream import Stream
 from batchd_wire.codes import ErrorCode
@@ -45,8 +43,6 @@ LATE_USUAL = 4
 LATE_S = 10.0
 """It is late with any rows after that time."""
 SLOWNESS_MAX = 100.0
-FEW_ORDERS = 2
-"""A remote worker with fewer orders is about to run out of them: there is none behind the first."""
 NO_SLOT = Slot(0)
 """The slot of an order that only compares rows, when these have been copied."""
 
@@ -87,6 +83,7 @@ class DaemonState:
         self._retired: set[int] = set()
         self.fleet = Fleet(workers, kind, sample_timeout_s, self._moment)
         self.links = Links(rules, lambda link: self.fleet.may_fill(link.workers, link.may_fill))
+        self._ordering = Ordering(self.streams, self.fleet, self.links, self._moment)
         self._remote_kind = remote_kind
         self.draining = False
         self.numbers = {spec.name: spec.number for spec in specs}
@@ -94,10 +91,7 @@ class DaemonState:
         self._stream_of: dict[int, Stream] = {}
         """By subscription."""
         self._last_slot = 0
-        self._last_order = 0
         self._last_tick_s: float | None = None
-        self._served_s = 0.0
-        """The worker time that the last served subscription had had before; it never falls."""
         self._handlers: dict[type, Callable[[Any, list[Action]], None]] = {
             ev.SubscriptionAsked: self._subscribe,
             ev.Pulled: self._pulled,
@@ -137,7 +131,8 @@ class DaemonState:
         actions: list[Action] = []
         self._moment.now_s = now
         self._handlers[type(event)](event, actions)
-        self._order_chunks(actions)
+        if not self.draining:
+            self._ordering.order_chunks(actions)
         self.fleet.dismiss_idle(actions)
         for number in sorted(self._retired):
             if self.streams[number].sweep(actions):
@@ -343,8 +338,7 @@ class DaemonState:
             worker = self.fleet.least_busy(link.workers)
             if worker is None:
                 continue
-            self._last_order += 1
-            proof = replace(order, number=self._last_order, given_s=self._moment.now_s, is_proof=True)
+            proof = replace(order, number=self._ordering.next_number(), given_s=self._moment.now_s, is_proof=True)
             order.slot.proofs += 1
             link.proofs += 1
             self.fleet.give(worker, proof)
@@ -518,112 +512,6 @@ class DaemonState:
 
     def _drain(self, _event: ev.DrainAsked, _actions: list[Action]) -> None:
         self.draining = self.fleet.is_ending = True
-
-    def _order_chunks(self, actions: list[Action]) -> None:
-        """Give every worker that takes an order the rows that are needed most."""
-        if self.draining:
-            return
-        while True:
-            wants = [
-                (found[0], stream, found[1])
-                for stream in self.streams.values()
-                if (found := self._next_order(stream)) is not None
-            ]
-            if not wants:
-                return
-            want, stream, worker = min(wants, key=lambda one: one[0].need)
-            ((distance, self._served_s), subscription, slot) = want
-            fill, position = slot.fill, slot.position
-            assert fill is not None
-            assert position is not None
-            self._last_order += 1
-            rows_max = stream.chunk_rows(
-                fill.pending_rows,
-                len(self.fleet.workers),
-                self.fleet.idle(stream.spec.number) if distance == 0 else 0,
-                worker.slowness,
-            )
-            claims, is_remote = stream.delivery.claims, worker.link > 0
-            shares = self._shares(stream) if is_remote else None
-            share = shares.of_link[worker.link] if shares is not None else 0
-            rows, doubter, places = claims.cut(slot, self._last_order, rows_max, is_remote=is_remote, share=share)
-            subscription.served_s = self._served_s + len(rows) * stream.sample_s
-            now_s = self._moment.now_s
-            expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
-            order = Order(self._last_order, stream.spec.number, slot, position, rows, now_s, expected_s, doubter)
-            self.fleet.give(worker, order)
-            actions.append(OrderChunk(worker.number, order.number, order.stream, slot.number, position, rows, places))
-
-    def _next_order(self, stream: Stream) -> tuple[Want, Worker] | None:
-        """Return what is needed most of a stream, and the worker that shall fill it."""
-        worker = self.fleet.free(stream.spec.number)
-        claims = stream.delivery.claims
-        if worker is not None and worker.link:
-            found = self._next_remote(stream, worker)
-            if found is not None or not claims.ring.pending:
-                return found
-            worker = self.fleet.free_local()  # remote ones may not, or shall not, fill what is left
-        if worker is None:
-            return None
-        want = claims.wanted(self._served_s, claims.ring.pending)
-        return None if want is None else (want, worker)
-
-    def _next_remote(self, stream: Stream, worker: Worker) -> tuple[Want, Worker] | None:
-        """Return what remote workers need to fill most; ``worker`` has the fewest orders of them."""
-        shares = self._shares(stream)
-        if shares is not None:
-            return self._next_shared(stream, shares, worker)
-        want = stream.delivery.claims.wanted(self._served_s, stream.delivery.ring.pending_anywhere)
-        return None if want is None else (want, worker)
-
-    def _next_shared(self, stream: Stream, shares: Shares, worker: Worker) -> tuple[Want, Worker] | None:
-        """Return what a remote worker shall fill, of its own share if there is any.
-
-        ``worker`` has the fewest orders. It fills rows of another share only if it is about to run
-        out of orders; before all others, if a trainer waits for them and it has none.
-        """
-        claims, ring = stream.delivery.claims, stream.delivery.ring
-        if not ring.pending_anywhere:
-            return None
-        if not worker.load:
-            awaited = claims.wanted(self._served_s, ring.pending_anywhere)
-            if awaited is not None and not awaited.need[0]:
-                return awaited, self._owner(stream, shares, awaited.slot) or worker
-        tried = set()
-        for one in self.fleet.free_remote(stream.spec.number):
-            share = shares.of_link[one.link]
-            if share not in tried:
-                tried.add(share)
-                if (want := self._wanted_of(stream, share)) is not None:
-                    return want, one
-        first = claims.wanted(self._served_s, ring.pending_anywhere) if worker.load < FEW_ORDERS else None
-        return None if first is None else (first, worker)
-
-    def _wanted_of(self, stream: Stream, share: int) -> Want | None:
-        """Return the most urgent filling with rows of a share, or of none."""
-        ring = stream.delivery.ring
-        while True:
-            own = {slot for one in (share, ANY_SHARE, UNDIVIDED) for slot in ring.pending_in.get(one, ())}
-            want = stream.delivery.claims.wanted(self._served_s, own)
-            if want is None or not stream.divide(want.slot):  # then perhaps none of its rows is in this share
-                return want
-
-    def _owner(self, stream: Stream, shares: Shares, slot: Slot) -> Worker | None:
-        """Return a worker with few orders that has rows of a slot in its share, if there is any."""
-        stream.divide(slot)
-        pending = stream.delivery.ring.shares_in(slot)
-        for one in self.fleet.free_remote(stream.spec.number):
-            if one.load >= FEW_ORDERS:
-                return None
-            if ANY_SHARE in pending or shares.of_link[one.link] in pending:
-                return one
-        return None
-
-    def _shares(self, stream: Stream) -> Shares | None:
-        """Return the shares of worker hosts now; None where each may fill any rows."""
-        if stream.spec.shares_caches:
-            stream.use_shares(self.links.shares(stream.spec.number, stream.spec.plan.batch_size))
-        return stream.shares
 
     def _new_slot(self) -> int:
         self._last_slot += 1

@@ -97,7 +97,7 @@ def sharing_world(hosts: int = 2, workers: int = 2, **changes: object) -> tuple[
 def foreign_rows(world: World) -> int:
     """Rows that hosts are filling and that are in the shares of others."""
     stream = world.state.streams[1]
-    shares = world.state._shares(stream)
+    shares = world.state._ordering._shares(stream)
     assert shares is not None
     found = 0
     for worker in world.state.fleet.workers.values():
@@ -198,10 +198,10 @@ def test_without_sharing_orders_have_no_gaps() -> None:
 
 def test_rows_of_a_host_that_dies_are_filled_by_the_others_and_its_share_moves_to_them() -> None:
     world, (first, second, third) = sharing_world(hosts=3)
-    before = dict(world.state._shares(world.state.streams[1]).of_link)
+    before = dict(world.state._ordering._shares(world.state.streams[1]).of_link)
     world.pull(1)
     world.host_dies(second)
-    after = dict(world.state._shares(world.state.streams[1]).of_link)
+    after = dict(world.state._ordering._shares(world.state.streams[1]).of_link)
     assert after == {link: before[link] for link in (first, third)}
     for _ in range(60):
         for number in (*remote_of(world, first), *remote_of(world, third)):
@@ -215,13 +215,13 @@ def test_rows_of_a_host_that_dies_are_filled_by_the_others_and_its_share_moves_t
 def test_a_host_that_connects_again_while_others_stay_has_its_share_again() -> None:
     """Under another link; also if a host of the same name is there."""
     world, (first, second) = sharing_world()
-    shares = world.state._shares(world.state.streams[1]).of_link
+    shares = world.state._ordering._shares(world.state.streams[1]).of_link
     key = shares[second]
     world.host_dies(second)
     again = world.host_joins(2, "pod-1")
     twin = world.host_joins(2, "pod-1")
     for link in (again, twin):
         prove_one_other(world, link)
-    now = world.state._shares(world.state.streams[1]).of_link
+    now = world.state._ordering._shares(world.state.streams[1]).of_link
     assert now[again] == key
     assert len({now[first], now[again], now[twin]}) == 3

@@ -1,0 +1,143 @@
+"""Which worker fills which rows next. Pure code.
+
+    most needed of each stream -> of all streams -> rows cut for the worker with the fewest orders
+
+Local workers fill any rows; remote ones what their links may fill and, where caches are shared, the
+rows of their own share first.
+"""
+
+from collections.abc import Mapping
+
+from batchd.core.actions import Action, OrderChunk
+from batchd.core.claims import Want
+from batchd.core.fleet import SMALL_ORDERS_S, Fleet, Order, Worker
+from batchd.core.links import Links
+from batchd.core.measure import Moment
+from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
+from batchd.core.shares import Shares
+from batchd.core.stream import Stream
+
+FEW_ORDERS = 2
+"""A remote worker with fewer orders is about to run out of them: there is none behind the first."""
+
+
+class Ordering:
+    """See the module. ``streams``: by number, now and later."""
+
+    def __init__(self, streams: Mapping[int, Stream], fleet: Fleet, links: Links, moment: Moment) -> None:
+        self._streams = streams
+        self._fleet = fleet
+        self._links = links
+        self._moment = moment
+        self._last_order = 0
+        self._served_s = 0.0
+        """The worker time that the last served subscription had had before; it never falls."""
+
+    def next_number(self) -> int:
+        """Return a number for an order that was never used."""
+        self._last_order += 1
+        return self._last_order
+
+    def order_chunks(self, actions: list[Action]) -> None:
+        """Give every worker that takes an order the rows that are needed most."""
+        while True:
+            wants = [
+                (found[0], stream, found[1])
+                for stream in self._streams.values()
+                if (found := self._next_order(stream)) is not None
+            ]
+            if not wants:
+                return
+            want, stream, worker = min(wants, key=lambda one: one[0].need)
+            ((distance, self._served_s), subscription, slot) = want
+            fill, position = slot.fill, slot.position
+            assert fill is not None
+            assert position is not None
+            number = self.next_number()
+            rows_max = stream.chunk_rows(
+                fill.pending_rows,
+                len(self._fleet.workers),
+                self._fleet.idle(stream.spec.number) if distance == 0 else 0,
+                worker.slowness,
+            )
+            claims, is_remote = stream.delivery.claims, worker.link > 0
+            shares = self._shares(stream) if is_remote else None
+            share = shares.of_link[worker.link] if shares is not None else 0
+            rows, doubter, places = claims.cut(slot, number, rows_max, is_remote=is_remote, share=share)
+            subscription.served_s = self._served_s + len(rows) * stream.sample_s
+            now_s = self._moment.now_s
+            expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
+            order = Order(number, stream.spec.number, slot, position, rows, now_s, expected_s, doubter)
+            self._fleet.give(worker, order)
+            actions.append(OrderChunk(worker.number, order.number, order.stream, slot.number, position, rows, places))
+
+    def _next_order(self, stream: Stream) -> tuple[Want, Worker] | None:
+        """Return what is needed most of a stream, and the worker that shall fill it."""
+        worker = self._fleet.free(stream.spec.number)
+        claims = stream.delivery.claims
+        if worker is not None and worker.link:
+            found = self._next_remote(stream, worker)
+            if found is not None or not claims.ring.pending:
+                return found
+            worker = self._fleet.free_local()  # remote ones may not, or shall not, fill what is left
+        if worker is None:
+            return None
+        want = claims.wanted(self._served_s, claims.ring.pending)
+        return None if want is None else (want, worker)
+
+    def _next_remote(self, stream: Stream, worker: Worker) -> tuple[Want, Worker] | None:
+        """Return what remote workers need to fill most; ``worker`` has the fewest orders of them."""
+        shares = self._shares(stream)
+        if shares is not None:
+            return self._next_shared(stream, shares, worker)
+        want = stream.delivery.claims.wanted(self._served_s, stream.delivery.ring.pending_anywhere)
+        return None if want is None else (want, worker)
+
+    def _next_shared(self, stream: Stream, shares: Shares, worker: Worker) -> tuple[Want, Worker] | None:
+        """Return what a remote worker shall fill, of its own share if there is any.
+
+        ``worker`` has the fewest orders. It fills rows of another share only if it is about to run
+        out of orders; before all others, if a trainer waits for them and it has none.
+        """
+        claims, ring = stream.delivery.claims, stream.delivery.ring
+        if not ring.pending_anywhere:
+            return None
+        if not worker.load:
+            awaited = claims.wanted(self._served_s, ring.pending_anywhere)
+            if awaited is not None and not awaited.need[0]:
+                return awaited, self._owner(stream, shares, awaited.slot) or worker
+        tried = set()
+        for one in self._fleet.free_remote(stream.spec.number):
+            share = shares.of_link[one.link]
+            if share not in tried:
+                tried.add(share)
+                if (want := self._wanted_of(stream, share)) is not None:
+                    return want, one
+        first = claims.wanted(self._served_s, ring.pending_anywhere) if worker.load < FEW_ORDERS else None
+        return None if first is None else (first, worker)
+
+    def _wanted_of(self, stream: Stream, share: int) -> Want | None:
+        """Return the most urgent filling with rows of a share, or of none."""
+        ring = stream.delivery.ring
+        while True:
+            own = {slot for one in (share, ANY_SHARE, UNDIVIDED) for slot in ring.pending_in.get(one, ())}
+            want = stream.delivery.claims.wanted(self._served_s, own)
+            if want is None or not stream.divide(want.slot):  # then perhaps none of its rows is in this share
+                return want
+
+    def _owner(self, stream: Stream, shares: Shares, slot: Slot) -> Worker | None:
+        """Return a worker with few orders that has rows of a slot in its share, if there is any."""
+        stream.divide(slot)
+        pending = stream.delivery.ring.shares_in(slot)
+        for one in self._fleet.free_remote(stream.spec.number):
+            if one.load >= FEW_ORDERS:
+                return None
+            if ANY_SHARE in pending or shares.of_link[one.link] in pending:
+                return one
+        return None
+
+    def _shares(self, stream: Stream) -> Shares | None:
+        """Return the shares of worker hosts now; None where each may fill any rows."""
+        if stream.spec.shares_caches:
+            stream.use_shares(self._links.shares(stream.spec.number, stream.spec.plan.batch_size))
+        return stream.shares
