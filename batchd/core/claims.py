@@ -46,7 +46,7 @@ class Claims:
         self._subscriptions = subscriptions
         self._new_slot = new_slot
         self._readers = Readers(spec.plan, repeats=spec.repeats)
-        self.ring = Ring(spec.slots_max, self._readers, is_shared=spec.shares_caches)
+        self.ring = Ring(spec.slots_max, self._readers, is_shared=spec.shares_caches, kept_ahead=spec.kept_ahead)
         self.pace = Pace(spec.max_skew, spec.slots_max)
         self.supply = Supply(spec, self.ring)
         if spec.live is not None:

@@ -161,11 +161,16 @@ class Idle:
                 return slot
         return None
 
-    def needed_last(self) -> int | None:
-        """Return the slot that is read last of all. Call it after ``unneeded`` has found none."""
+    def needed_last(self, beyond: int = -1) -> int | None:
+        """Return the slot that is read last of all, if more than ``beyond`` batches are before it.
+
+        Call it after ``unneeded`` has found none.
+        """
         while self._files:
             stands = self._readers.next_sequence
             batches, slot = max((file[-1][0] - stands[reader], file[-1][1]) for reader, file in self._files.items())
+            if batches <= beyond:
+                return None
             reading = self._look(slot)
             if reading is None or reading.batches == batches:
                 return slot
@@ -199,11 +204,15 @@ class Idle:
 class Ring:
     """The slots of one stream, made one by one up to ``slots_max``, for its ``readers``.
 
-    ``is_shared``: rows are divided among the caches of worker hosts (``shares``).
+    ``is_shared``: rows are divided among the caches of worker hosts (``shares``). ``kept_ahead``:
+    see ``StreamSpec``.
     """
 
-    def __init__(self, slots_max: int, readers: Readers, *, is_shared: bool = False) -> None:
+    def __init__(
+        self, slots_max: int, readers: Readers, *, is_shared: bool = False, kept_ahead: int | None = None
+    ) -> None:
         self.slots_max = slots_max
+        self._kept_ahead = kept_ahead
         self.is_shared = is_shared
         self.slots: dict[int, Slot] = {}
         self.idle = Idle(readers)
@@ -244,11 +253,13 @@ class Ring:
     def choose(self) -> Slot | None:
         """Return the idle slot that is needed last (Bélády's rule), or None without one.
 
-        One that is needed again is evicted only when the ring cannot grow.
+        One that is needed soon again is evicted only when the ring cannot grow.
         """
         number = self.idle.unneeded()
         if number is None and not self.can_grow:
             number = self.idle.needed_last()
+        elif number is None and self._kept_ahead is not None:
+            number = self.idle.needed_last(self._kept_ahead)
         return None if number is None else self.slots[number]
 
     def take(self, slot: Slot, position: Position, rows: int) -> None:

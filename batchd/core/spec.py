@@ -15,7 +15,8 @@ class StreamSpec:
 
     ``max_skew``: how many of its batches a trainer may be ahead of the slowest; None: each has
     its own pace. ``remote_window_max``: batches that may wait in the memory of a trainer on another
-    host. ``bgr_fields``: images in BGR order, for tools that display them.
+    host. ``kept_ahead``: the ring is not enlarged to keep a batch that its next reader reads after
+    more others than these; None: it is. ``bgr_fields``: images in BGR order, for tools that display them.
     """
 
     number: int
@@ -29,6 +30,7 @@ class StreamSpec:
     slots_max: int
     on_error: str
     bad_fraction_max: float
+    kept_ahead: int | None = None
     bgr_fields: tuple[str, ...] = ()
     live: LiveSpec | None = None
     """For a stream whose samples are pushed by producers."""

@@ -18,7 +18,7 @@ from batchd.core.mailbox import LiveSpec
 from batchd.core.spec import StreamSpec
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
-from batchd.daemon.memory.rings import RingSize, window_of
+from batchd.daemon.memory.rings import RingSize, kept_ahead, window_of
 from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream
 from batchd.errors import SourceInvalid
@@ -132,17 +132,19 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     epochs = epoch_plan(name, config, len(index))
     decodes_here = bool(config.why_here)
     made_by_any = not decodes_here and whole.daemon.worker_address is not None and whole.daemon.pool_accept == "any"
+    repeats = not (config.shuffle or source.is_live or plan.pipeline.is_random)
     bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
     spec = StreamSpec(
         number=number,
         name=name,
         fingerprint=fingerprint(plan, index.digest, made_by_any=made_by_any),
         plan=epochs,
-        repeats=not (config.shuffle or source.is_live or plan.pipeline.is_random),
+        repeats=repeats,
         window=window_of(config, whole.daemon, ring),
         remote_window_max=max(REMOTE_WINDOW_MIN, REMOTE_BYTES_MAX // ring.layout.slot_bytes),
         max_skew=config.max_skew if config.lag == "lockstep" else None,
         slots_max=ring.slots_max,
+        kept_ahead=kept_ahead(config, ring, repeats=repeats),
         on_error=config.on_error,
         bad_fraction_max=config.max_bad_fraction,
         bgr_fields=tuple(bgr_fields),

@@ -42,10 +42,11 @@ def next_use_of_slot(delivery: Delivery, slot: Slot) -> float:
 
 
 def check_choice(delivery: Delivery, chosen: Slot | None) -> None:
-    """The chosen slot is not needed, or needed later than all others, and the ring cannot grow."""
+    """The chosen slot is not needed, or needed later than all others, and the ring cannot grow for it."""
     uses = [next_use_of_slot(delivery, slot) for slot in delivery.ring.slots.values() if slot.is_idle]
     latest = max(uses, default=None)
-    if latest is None or (latest != NEVER and delivery.ring.can_grow):
+    kept_ahead = NEVER if delivery.spec.kept_ahead is None else delivery.spec.kept_ahead
+    if latest is None or (latest != NEVER and latest <= kept_ahead and delivery.ring.can_grow):
         assert chosen is None, "a slot is given up that somebody needs, or uses"
     else:
         assert chosen is not None, "no slot is found where there is one"

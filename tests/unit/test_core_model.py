@@ -35,6 +35,7 @@ specs = st.fixed_dictionaries(
         "repeats": st.booleans(),
         "window": st.integers(1, 5),
         "max_skew": st.sampled_from([None, None, 1, 2, 5]),
+        "kept_ahead": st.sampled_from([None, None, 0, 2]),
         "slots_max": st.sampled_from([2, 3, 4, 4, 5, 6, 8, 12]),
         "on_error": st.sampled_from(["substitute", "substitute", "mask", "fail"]),
         "bad_fraction_max": st.sampled_from([1.0, 1.0, 1.0, 0.3]),

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from batchd.core import actions as act
 from batchd.core.course import Course, Readers
 from batchd.core.plan import Plan
@@ -65,6 +67,14 @@ def test_a_batch_that_nobody_needs_gives_way_first():
 def test_a_batch_that_is_needed_stays_while_the_ring_can_grow():
     """However late it is needed."""
     assert ring_of(4, 0, 1, 19, readers_at=(0,)).choose() is None
+
+
+@pytest.mark.parametrize(("kept_ahead", "chosen"), [(18, 3), (19, None)])
+def test_a_batch_that_is_needed_late_gives_way_to_the_growth_of_the_ring(kept_ahead, chosen):
+    """Where a limit is set: a trainer that is far behind does not fill the memory."""
+    ring = ring_of(4, 0, 1, 19, readers_at=(0,))
+    ring._kept_ahead = kept_ahead
+    assert ring.choose() is ring.slots.get(chosen)
 
 
 def test_what_is_read_claimed_or_written_never_gives_way():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.memory.rings import SLOTS_MAX, plan_rings, window_of
+from batchd.daemon.memory.rings import SLOTS_MAX, kept_ahead, plan_rings, window_of
 from batchd.errors import ConfigInvalid, ExitCode, MemoryTooSmall
 from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop
 from batchd.pipeline.shapes.options import PadBatch
@@ -130,3 +130,22 @@ def test_how_many_batches_are_ahead_is_chosen_by_their_bytes(batch_size, workers
 
     assert window_of(stream, daemon, ring) == window
     assert window_of(stream.model_copy(update={"window": 7}), daemon, ring) == 7
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "memory", "repeats", "batches"),
+    [
+        (1, None, False, 13_107),
+        (1024, None, False, 21),
+        (4096, None, False, 8),
+        (1, MEBIBYTE, False, None),
+        (1, None, True, None),
+    ],
+    ids=["small", "medium", "large", "with memory of its own", "with the same bytes in all epochs"],
+)
+def test_how_much_is_kept_for_a_trainer_that_is_behind(batch_size, memory, repeats, batches) -> None:
+    """Some memory, unless it was given for that, or all epochs read it."""
+    stream = stream_of(batch_size, memory)
+    ring = plan_rings(config_of(4 << 30, a=stream), Storage())["a"]
+
+    assert kept_ahead(stream, ring, repeats=repeats) == batches

@@ -66,6 +66,9 @@ WINDOW_BYTES = 16 << 20
 WINDOW_MIN = 3
 """Batches ahead of a trainer by default: few large ones, and so many small ones that messages carry
 some at a time."""
+KEPT_BYTES = 256 << 20
+KEPT_MIN = 8
+"""Batches that are kept for a trainer that is behind."""
 WORKERS_MAX = 1 << 17
 """More than all those of this host and ``pool_max``."""
 MEBIBYTE = 1 << 20
@@ -135,6 +138,18 @@ def window_of(stream: StreamConfig, daemon: DaemonConfig, ring: RingSize) -> int
     busy = ring_slots(daemon.worker_count(), ring.layout.rows, daemon.chunk_rows)
     window = max(WINDOW_BYTES // ring.layout.slot_bytes, WINDOW_MIN, busy)
     return max(SLOTS_MIN, min(window, WINDOW_MAX, ring.slots_max - 1))
+
+
+def kept_ahead(stream: StreamConfig, ring: RingSize, *, repeats: bool) -> int | None:
+    """Return how far ahead of its next reader a batch is kept in new memory; see ``StreamSpec``.
+
+    However far if all epochs have the same bytes, since a set that fits is decoded once, or if the
+    stream was given this memory. Otherwise a trainer that is far behind would fill all memory with
+    batches of which it reads few: those that were decoded last are evicted first.
+    """
+    if repeats or stream.memory is not None:
+        return None
+    return max(KEPT_MIN, KEPT_BYTES // ring.layout.slot_bytes)
 
 
 def ring_workers(slots: int, batch_size: int, chunk_rows: int | Literal["auto"]) -> int:
