@@ -14,7 +14,7 @@ from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
 from batchd.cli.text import aligned, escaped
 from batchd.config.load import read_config
 from batchd.config.tree import Config
-from batchd.daemon.config_checks import check_reading, decoding_places, preview
+from batchd.daemon.config_checks import check_reading, common_samples, decoding_places, preview
 from batchd.daemon.memory.rings import RingSize, budgets_bytes
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall
@@ -55,6 +55,11 @@ def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> N
         if places:
             click.echo(f"\nDecoded on, with worker hosts at {config.daemon.worker_address}:")
         for line in aligned(places):
+            click.echo(f"  {line}")
+        common = common_samples(config)
+        if common:
+            click.echo("\nOver the same source:")
+        for line in aligned(common):
             click.echo(f"  {line}")
         click.echo("\nNot looked at, as only the daemon and its workers do:")
         for line in aligned(found.unseen):

@@ -15,6 +15,7 @@ Invariant: the caller gets all problems, each with its line. Nothing is left cha
 was not checked is reported.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +26,7 @@ from batchd.config.directories import choose_runtime_directory
 from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
 from batchd.config.load import LoadedConfig
 from batchd.config.schema import problem_at
-from batchd.config.tree import Config, DaemonConfig
+from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.cache_file import file_problem
 from batchd.daemon.memory.cache_memory import cache_spec
@@ -44,8 +45,11 @@ from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
 from batchd.daemon.stream_plan import epoch_plan, look_at_stream, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, SourceInvalid, path_text
+from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.call.options import Call
+from batchd.pipeline.kinds import step_to_plain
 from batchd.samples.sizes import format_bytes
+from batchd.sources.kinds import source_to_plain
 from batchd.sources.source_checks import SAMPLES_MAX, try_source
 from batchd.storage.access import Storage
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
@@ -195,6 +199,37 @@ def decoding_places(config: Config, rings: dict[str, RingSize]) -> list[tuple[st
         )
         for name, stream in config.streams.items()
     ]
+
+
+def common_samples(config: Config) -> list[tuple[str, str]]:
+    """Streams that read the same samples, and what they could share: (their names, advice)."""
+    groups: dict[str, list[str]] = {}
+    for name, stream in config.streams.items():
+        if not stream.source.is_live:
+            groups.setdefault(json.dumps(source_to_plain(stream.source), sort_keys=True, default=str), []).append(name)
+    return [
+        (", ".join(names), _to_share([config.streams[name] for name in names]))
+        for names in groups.values()
+        if len(names) > 1
+    ]
+
+
+def _to_share(streams: list[StreamConfig]) -> str:
+    keys = ("pipeline", *keys_marked(Mark.DECIDES_BYTES, StreamConfig))
+    if all(getattr(one, key) == getattr(streams[0], key) for one in streams for key in keys):
+        return f"the same batches: one stream for all their trainers is decoded once, not {len(streams)} times"
+    first_steps = set()
+    for one in streams:
+        plan = plan_pipeline(one.pipeline, "decoded", one.cache_short_side)
+        first_steps.add(json.dumps([step_to_plain(step) for step in plan.steps[: plan.cut]], default=str))
+    if len(first_steps) > 1 or first_steps == {"[]"}:
+        return "the same samples: caches of them are shared, steps are not"
+    if all(one.cache_kind == "decoded" for one in streams):
+        return "the same samples and first steps: a cache with the same budget in all of them keeps each result once"
+    return (
+        'the same samples and first steps: cache = "decoded" with the same budget in all of them keeps the result '
+        "of these steps, and only the others are run for each stream and epoch"
+    )
 
 
 def _room_for_hosts(name: str, daemon: DaemonConfig, ring: RingSize) -> str:

@@ -492,3 +492,51 @@ def test_what_a_source_finds_wrong_in_a_value_of_the_command_line_is_told_so(
     told = check(text, "--set", f"streams.mix.source.{setting}")
 
     assert told[f"streams.mix.source{path}"][1].endswith(words.format(dotted))
+
+
+# --- streams that could share ---------------------------------------------------------------------
+
+FIRST = '{ op = "decode" }, { op = "resize", size = [8, 8] }'
+PHOTOS = '{ type = "folder", path = "photos" }'
+DECODED = 'cache = "decoded"\ncache_memory = "1MiB"'
+OTHERS = '{ type = "npy", path = "x.npy" }'
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "advice"),
+    [
+        ("", "window = 9", "the same batches: one stream for all their trainers is decoded once, not 2 times"),
+        ("seed = 1", "seed = 2", 'the same samples and first steps: cache = "decoded" with the same budget'),
+        (DECODED, f"{DECODED}\nseed = 2", "the same samples and first steps: a cache with the same"),
+        ("", f'pipeline = [{FIRST}, {{ op = "random_flip" }}]', "the same samples and first steps: "),
+        ("", 'pipeline = [{ op = "decode" }, { op = "resize", size = [9, 9] }]', "the same samples: caches of them"),
+    ],
+    ids=["the same batches", "another order", "a cache that is shared", "another last step", "another first step"],
+)
+def test_streams_over_the_same_source_are_told_what_they_can_share(
+    check: Checker, one: str, other: str, advice: str
+) -> None:
+    """A stream over another one is not among them."""
+    streams = {"a": one, "b": other}
+    text = "".join(
+        f"[streams.{name}]\nsource = {PHOTOS}\nbatch_size = 1\n{keys}\n"
+        + ("" if "pipeline" in keys else f"pipeline = [{FIRST}]\n")
+        for name, keys in streams.items()
+    )
+    (check.folder / "batchd.toml").write_text(
+        f'[daemon]\nruntime_dir = "run"\n{text}[streams.c]\nsource = {OTHERS}\nbatch_size = 1\n'
+    )
+    with pytest.raises(SystemExit):
+        main(["check", str(check.folder / "batchd.toml")])
+    printed = check.capsys.readouterr().out
+    assert f"Over the same source:\n  a, b  {advice}" in printed
+
+
+def test_streams_over_different_sources_are_told_nothing(check: Checker) -> None:
+    (check.folder / "batchd.toml").write_text(
+        f'[daemon]\nruntime_dir = "run"\n[streams.a]\nsource = {PHOTOS}\nbatch_size = 1\npipeline = [{FIRST}]\n'
+        f"[streams.c]\nsource = {OTHERS}\nbatch_size = 1\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["check", str(check.folder / "batchd.toml")])
+    assert "Over the same source" not in check.capsys.readouterr().out
