@@ -52,6 +52,8 @@ SLOT_WAIT_S = 10.0
 """Most delay of a slot's memory after the handle that names it."""
 CLOSE_LINGER_MS = 100
 """Wait of ``close`` for the last messages, if leases outlive the connection."""
+HANDLES_AT_ONCE = 64
+"""Handles that are received together, as many as the longest window has."""
 WAIT_MAX_S = 3600.0
 """Longest single wait of a request without a deadline."""
 OPENING = 0
@@ -250,11 +252,11 @@ class Session:
     def receive_handles(self, subscription: "Subscription") -> None:
         """Process messages until there is a handle, or none is left; raises as ``receive``.
 
-        On one host, where that copies nothing, all that have arrived.
+        On one host, where that copies nothing, as many as a daemon writes together.
         """
-        while self.receive():
-            if subscription.handles and isinstance(self.link, RemoteLink):
-                return
+        at_least = 1 if isinstance(self.link, RemoteLink) else HANDLES_AT_ONCE
+        while len(subscription.handles) < at_least and self.receive():
+            pass
 
     def _sort(self, source: zmq.Socket[bytes], data: bytes) -> None:
         try:

@@ -10,7 +10,7 @@ Two sockets in the runtime directory make a session on one host:
        |  <----------------------------------------------  |   Opened            | Refused
        |  -- Subscribe --------------------------------->  |
        |  <-- Subscribed | Refused ----------------------  |
-       |  -- Pull (position, ended leases) ------------->  |   one for each batch taken
+       |  -- Pull (position, ended leases) ------------->  |   for each batch taken, or for some
        |  <== lifeline: SlotShared + file descriptor ====  |   once per slot, before a handle
        |  <-- Handle ------------------------------------  |   when the position is ready, in order
        |  -- Unsubscribe ------------------------------->  |
