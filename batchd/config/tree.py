@@ -334,7 +334,8 @@ class StreamConfig(_Branch):
 
     memory: Memory | None = None
     """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set,
-    streams share the remaining memory equally."""
+    streams share the remaining memory equally, and a ring keeps for a trainer that is behind the
+    others what it reads within the next 256 MiB, or 8 batches; when set, as much as fits."""
 
     decode_at: Literal["anywhere", "here"] = "anywhere"
     """Where the samples are decoded, if worker hosts may come: "here" keeps them on this host, for
