@@ -56,7 +56,7 @@ def daemon(start_shared_daemon, tmp_path_factory):
 
 def stream_of(files, *steps, **changes):
     source = {"type": "plugin", "name": "lines", "options": {"path": str(files["lines"])}}
-    return {"source": source, "batch_size": 7, "pipeline": list(steps), **changes}
+    return {"source": source, "batch_size": 7, "window": 4, "pipeline": list(steps), **changes}
 
 
 def tokens(files, **changes):

@@ -93,6 +93,7 @@ def worker(tmp_path, monkeypatch):
     os.truncate(descriptor, NOTE_BYTES)
     note = NoteMemory(descriptor)
     at_once = []
+    monkeypatch.setattr(orders, "REPORT_AFTER_S", 60.0)
     fill_rows = SampleMaker.fill_rows
     monkeypatch.setattr(
         SampleMaker,
@@ -365,12 +366,12 @@ def test_a_sample_that_is_quarantined_meanwhile_is_not_begun_in_the_next_chunk(w
         send_message(ours, message_of((0, 4), (4, 4), (8, 4)))
         send_message(ours, orders.ForgetSlots([1]))
         send_message(ours, orders.Quarantine(1, [2, 5]))
-        ours.shutdown(socket.SHUT_WR)
-        working.run()
+        working._handle(*working._receive())
 
-        receive_message(ours, orders.TO_DAEMON_FROM_WORKER)
         done, _ = receive_message(ours, orders.TO_DAEMON_FROM_WORKER)
         assert [sample for sample, _path, _reason in done.bad] == [5]
         assert done.orders == [10, 11]
         assert receive_message(ours, orders.TO_DAEMON_FROM_WORKER)[0].orders == [12]
+    assert working._slots.keys() == {0, 1, 2}
+    working._handle(*working._heard.popleft())
     assert working._slots.keys() == {0, 2}
