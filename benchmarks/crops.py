@@ -27,8 +27,9 @@ from batchd.pipeline.image.jpeg_box import found_points, seekable
 from batchd.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
 from batchd.pipeline.image.probe import probe_image
 from batchd.pipeline.options import StepOptions
-from batchd.samples.access_points import AccessPoints, has_points
+from batchd.samples.access_points import has_points
 from batchd.samples.columns import Column
+from batchd.samples.kept_files import KeptFiles
 
 SIZE = (224, 224)
 STEPS: dict[str, list[StepOptions]] = {
@@ -100,14 +101,14 @@ def _epoch_us(
     pairs: list[tuple[bytes, bytes]], records: list[bytes], steps: list[StepOptions], epoch: int
 ) -> tuple[float, ...]:
     """CPU for each photograph, by side."""
-    points = AccessPoints(["image"])
+    kept = KeptFiles(["image"])
     columns = [Column("image", "encoded")]
-    pipelines = [Pipeline(columns, steps, 0, points=points if side == "points" else None) for side in SIDES]
+    pipelines = [Pipeline(columns, steps, 0, kept=kept if side == "points" else None) for side in SIDES]
     rows = [np.full((len(pairs), *SIZE, 3), 1, np.uint8) for _ in SIDES]  # touched, as slots are
     spent_ns = [0] * len(SIDES)
     for sample, (file, with_markers) in enumerate(pairs):
         values = [{"image": memoryview(one)} for one in (file, file, with_markers, file)]
-        points.begin({"image": records[sample]}, is_kept=True)
+        kept.points.begin({"image": records[sample]}, is_kept=True)
         for turn in range(len(SIDES)):
             side = (turn + sample + epoch) % len(SIDES)
             with _extension(is_used=side > 0):

@@ -1,7 +1,9 @@
-"""Benchmark: small batches, and batches of which nothing is decoded.
+"""Benchmark: small batches, batches of which nothing is decoded, and images that are decoded once.
 
 Batches/s and the CPU time of daemon, workers and trainer together for rows of arrays; photographs/s
-and CPU time of the workers in batches of one, divided by those in batches of 256.
+and CPU time of the workers in batches of one, divided by those in batches of 256. Photographs/s of
+four streams with other augmentations over the same files, together, with memory for their pixels,
+divided by those of one stream as it is by default.
 
 Each stream has a daemon of its own, which does nothing while the others take their turns. A round's
 first batches, which were ready before it began, are not counted.
@@ -10,6 +12,7 @@ first batches, which were ready before it began, are not counted.
 import statistics
 import time
 from contextlib import ExitStack
+from itertools import cycle
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -21,6 +24,13 @@ WORKERS = 2
 SECONDS = 3.0
 TOKENS, PIXELS = 2_048, 28
 LARGE = 256
+SWEEP_MEMORY = "1GiB"
+AUGMENTATIONS = (
+    "",
+    '{ op = "gray" }',
+    '{ op = "cutout", size = [56, 56] }',
+    '{ op = "color_jitter", brightness = 0.4 }',
+)
 
 
 def run(bench: Bench) -> None:
@@ -28,11 +38,17 @@ def run(bench: Bench) -> None:
     made = np.random.default_rng(0)
     np.save(bench.scratch / "tokens.npy", made.integers(0, 50_000, (20_000, TOKENS), dtype=np.int32))
     np.save(bench.scratch / "digits.npy", made.integers(0, 256, (60_000, PIXELS, PIXELS), dtype=np.uint8))
+    sweep = [
+        bench.stream(f"photos{number}", pipeline=_augmented(step), batch_size=64, cache_memory=f'"{SWEEP_MEMORY}"')
+        for number, step in enumerate(AUGMENTATIONS)
+    ]
     streams = {
         "rows": _rows(bench, "tokens", 32),
         "digits": _rows(bench, "digits", LARGE),
         "large": bench.stream("photos", pipeline=CROP, batch_size=LARGE),
         "one": bench.stream("photos", pipeline=CROP, batch_size=1),
+        "alone": bench.stream("photos", pipeline=CROP, batch_size=64),
+        "sweep": "".join(sweep),
     }
     with ExitStack() as stack:
         players = {}
@@ -41,7 +57,7 @@ def run(bench: Bench) -> None:
             config.write_text(f'[daemon]\nworkers = {WORKERS}\nmemory = "1GiB"\n{stream}')
             players[name] = stack.enter_context(Player(_trainer, stack.enter_context(served(config))))
         for player in players.values():
-            player.ask(SECONDS)  # the first epochs: files are read, access points are found
+            player.ask(SECONDS)  # the first epochs: files are read, access points are found, pixels are kept
         rounds = [{name: player.ask(SECONDS) for name, player in players.items()} for _ in range(bench.rounds)]
     for name, target_us in (("rows", 150.0), ("digits", 0.0)):
         batches_s = [round_[name]["batches"] for round_ in rounds]
@@ -62,6 +78,18 @@ def run(bench: Bench) -> None:
     bench.report(Figure("speed-batch-1", statistics.median(rates), ">=", 0.85))
     bench.report(Figure("speed-batch-1-workers-cpu", statistics.median(workers), "<=", 1.1))
 
+    together = [round_["sweep"]["samples"] / round_["alone"]["samples"] for round_ in rounds]
+    alone, four = ([round_[name]["samples"] for round_ in rounds] for name in ("alone", "sweep"))
+    print(
+        f"photographs/s: one stream {spread(alone, 0)}, {len(sweep)} with {SWEEP_MEMORY} for pixels {spread(four, 0)}"
+    )
+    print(f"{len(sweep)} streams with other augmentations / one: {spread(together)}")
+    bench.report(Figure("speed-four-augmentations", statistics.median(together), ">=", 4.0))
+
+
+def _augmented(step: str) -> str:
+    return f"{CROP[:-1]}, {step}]" if step else CROP
+
 
 def _rows(bench: Bench, name: str, batch_size: int) -> str:
     source = f'{{ type = "npy", path = "{bench.scratch / name}.npy" }}'
@@ -69,20 +97,23 @@ def _rows(bench: Bench, name: str, batch_size: int) -> str:
 
 
 def _trainer(pipe: Connection, address: str) -> None:
-    """Batches/s, samples/s and us of CPU for each batch, of all processes and of each kind."""
+    """Batches/s, samples/s and us of CPU for each batch, of all processes and of each kind.
+
+    Batches of several streams are read in turn.
+    """
     with batchd_client.connect(address) as daemon:
-        stream = daemon.stream("photos")
-        batches = endless(stream)
         status = daemon.status()
+        streams = [daemon.stream(stream["name"]) for stream in status["streams"]]
+        turns = cycle(map(endless, streams))
         pid, workers = status["daemon"]["pid"], [worker["pid"] for worker in status["workers"]]
         for seconds in orders(pipe):
-            for _ in range(stream.window + 1):
-                next(batches).release()
+            for _ in range(sum(stream.window + 1 for stream in streams)):
+                next(next(turns)).release()
             before = _cpu(pid, workers)
             begun_s = time.perf_counter()
             count = samples = 0
             while time.perf_counter() - begun_s < seconds:
-                with next(batches) as batch:
+                with next(next(turns)) as batch:
                     count += 1
                     samples += batch.samples
             taken_s = time.perf_counter() - begun_s

@@ -56,6 +56,11 @@ def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> N
             click.echo(f"\nDecoded on, with worker hosts at {config.daemon.worker_address}:")
         for line in aligned(places):
             click.echo(f"  {line}")
+        unused = [(name, stream.why_no_cache) for name, stream in config.streams.items() if stream.why_no_cache]
+        if unused:
+            click.echo("\nWithout the cache for which they have a budget:")
+        for line in aligned(unused):
+            click.echo(f"  {line}")
         common = common_samples(config)
         if common:
             click.echo("\nOver the same source:")

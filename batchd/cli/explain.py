@@ -9,6 +9,7 @@ Invariant: no decoder runs, and of the user's functions only those of a source.
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import takewhile
+from typing import NamedTuple
 
 from batchd.cli.text import aligned
 from batchd.config.directories import default_cache_dir
@@ -26,7 +27,7 @@ from batchd.pipeline.shapes.options import RoomStep
 from batchd.samples.access_points import has_points
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.sizes import round_bytes
-from batchd.sources.interface import open_reader
+from batchd.sources.interface import Reader, open_reader
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -54,42 +55,60 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     expect(plan.code.python_path, plan.code.digests)
     epochs = epoch_plan(name, stream, len(index))
     samples = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0))).tolist()
+    if stream.cache_kind == "pixels":
+        yield f"{name}: the cache keeps whole images as decoded, and access points of those without room"
     if stream.cache == "decoded":
         yield f"{name}: the cache keeps what {_named(whole[:cut])} make; in each epoch {_named(whole[cut:])}"
         steps = steps[:cut]
     pipeline = Pipeline(plan.columns, steps, stream.seed, has_rows=False)
-    rows: list[Sequence[str]] = [("sample", "name", "file", "decoded", "then")]
-    kept_bytes: list[int] = []
-    points_bytes: list[int] = []
     with closing(open_reader(stream.source, index, plan.pipeline.record_bytes_max, storage)) as reader:
-        for sample in samples:
-            try:
-                values = reader.read(sample)
-                image = pipeline.plan(values, 0, sample)
-            except (SampleUnreadable, SampleUndecodable) as error:
-                rows.append((str(sample), reader.name(sample), "a bad sample", "", str(error)))
-                continue
-            file = values[decode.field]
-            assert image is not None, "there is a decode step"
-            assert isinstance(file, memoryview), "it is decoded"
-            points = found_points(file, image.header) if decode.field in plan.pipeline.cropped else None
-            points_bytes.append(len(points) if points is not None and has_points(points) else 0)
-            kept_bytes.append(image.geometry.height * image.geometry.width * (1 if decode.color == "gray" else 3))
-            stored = f"{round_bytes(len(file))}, {_stored(image)}"
-            rows.append((str(sample), reader.name(sample), stored, _decoded(image), _then(image)))
-    if any(points_bytes):
-        need_bytes = round(sum(points_bytes) / len(points_bytes) * len(index))
-        each = f"{sum(size > 0 for size in points_bytes)} of these {len(points_bytes)}"
+        looks = [_look(plan, reader, pipeline, decode, sample) for sample in samples]
+    good = [one for one in looks if one.kept_bytes]
+    points_bytes = round(sum(one.points_bytes for one in good) * len(index) / max(1, len(good)))
+    kept_bytes = round(sum(one.kept_bytes for one in good) * len(index) / max(1, len(good)))
+    need = f"all {len(index):,} samples need some {round_bytes(kept_bytes)}"
+    if points_bytes:
         yield (
             f"{name}: access points are found in the first epoch, and from the second on crops begin to decode at the nearest "
-            f"one ({each} files); all {len(index):,} samples need some {round_bytes(need_bytes)} for them"
+            f"one ({sum(one.points_bytes > 0 for one in good)} of these {len(good)} files); all {len(index):,} samples need "
+            f"some {round_bytes(points_bytes)} for them"
         )
+    if good and stream.cache == "auto" and stream.cache_bytes is None and not any(one.is_scaled for one in good):
+        yield f"{name}: with cache_memory each image is decoded once, and batches stay the same; {need}"
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
-    yield from aligned(rows)
-    if stream.cache == "decoded" and kept_bytes:
-        need_bytes = round(sum(kept_bytes) / len(kept_bytes) * len(index))
+    yield from aligned([("sample", "name", "file", "decoded", "then"), *(one.row for one in looks)])
+    if good and stream.cache_kind in {"pixels", "decoded"}:
         budget = "cache_memory" if stream.cache_dir is None else "cache_size"
-        yield f"{name}: all {len(index):,} samples need some {round_bytes(need_bytes)}, if they are like these ({budget} =)"
+        yield f"{name}: {need}, if they are like these ({budget} =)"
+
+
+class _Look(NamedTuple):
+    """One sample: its row of the table, and what caches would keep of it. 0 bytes: it is bad."""
+
+    row: Sequence[str]
+    points_bytes: int = 0
+    kept_bytes: int = 0
+    is_scaled: bool = False
+
+
+def _look(plan: StreamPlan, reader: Reader, pipeline: Pipeline, decode: Decode, sample: int) -> _Look:
+    try:
+        values = reader.read(sample)
+        image = pipeline.plan(values, 0, sample)
+    except (SampleUnreadable, SampleUndecodable) as error:
+        return _Look((str(sample), reader.name(sample), "a bad sample", "", str(error)))
+    file = values[decode.field]
+    assert image is not None, "there is a decode step"
+    assert isinstance(file, memoryview), "it is decoded"
+    points = found_points(file, image.header) if decode.field in plan.pipeline.cropped else None
+    kept = image.geometry if plan.config.cache == "decoded" else image.header
+    stored = f"{round_bytes(len(file))}, {_stored(image)}"
+    return _Look(
+        (str(sample), reader.name(sample), stored, _decoded(image), _then(image)),
+        len(points) if points is not None and has_points(points) else 0,
+        kept.height * kept.width * (1 if decode.color == "gray" else 3),
+        image.decoding.factor > 1,
+    )
 
 
 def _named(steps: Sequence[StepOptions]) -> str:

@@ -117,6 +117,9 @@ def _mailbox(live: LiveStatistics) -> str:
     return ", ".join(str(fact) for fact in facts if fact)
 
 
+_HELD = {"points": "access points", "pixels": "pixels or access points"}
+
+
 def _cache(stream: StreamStatistics, cache: CacheStatistics) -> str:
     """Share of the source in the cache, and of reads that it served."""
     work = stream.work
@@ -125,7 +128,7 @@ def _cache(stream: StreamStatistics, cache: CacheStatistics) -> str:
     sharers = f", shared by {counted(cache.streams, 'stream')}" if cache.streams > 1 else ""
     place = f" on disk ({cache.folder})" if cache.folder else ""
     spoilt = f", {counted(cache.spoilt_samples, 'record')} damaged" if cache.spoilt_samples else ""
-    held = "access points" if cache.kind == "points" else f"{cache.kind} samples"
+    held = _HELD.get(cache.kind, f"{cache.kind} samples")
     return (
         f"cache of {held}{place} has {cache.held_samples:,} of {stream.samples:,} in "
         f"{round_bytes(cache.used_bytes)} of {round_bytes(cache.budget_bytes)}{found}{sharers}{spoilt}"

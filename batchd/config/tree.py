@@ -20,12 +20,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from batchd.config.addresses import HTTP_DEFAULT, PORT_MAX, host_name, parse_http, parse_tcp
 from batchd.config.cpus import available_cpus
-from batchd.pipeline.cache_split import cropped_files, has_crop_decoder
+from batchd.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import Checks, OptionsInvalid
 from batchd.samples.kinds import IS_WHOLE, OneOf
 from batchd.samples.sizes import AMOUNT_PATTERN, parse_bytes
+from batchd.sources.composed.options import sources_in
 from batchd.sources.kinds import SOURCE_KINDS
 from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
@@ -47,7 +48,7 @@ PUSH_DEFAULTS: dict[str, object] = {"lag": "lockstep", "on_error": "mask"}
 
 OnError = Literal["substitute", "mask", "fail"]
 Lag = Literal["independent", "lockstep"]
-CacheKind = Literal["auto", "off", "points", "encoded", "seekable", "decoded"]
+CacheKind = Literal["auto", "off", "points", "pixels", "encoded", "seekable", "decoded"]
 SHORT_SIDE_MAX = 4_096
 
 
@@ -342,18 +343,21 @@ class StreamConfig(_Branch):
     files that no other machine has. Live streams always stay here."""
 
     cache: CacheKind = "auto"
-    """What is kept of a sample in memory after the first read, for all epochs. "points": where in
-    JPEGs decoding can begin, so that crops of them take less time from the second epoch on; some 4
-    kB an image, and half a decode more in the first epoch. "auto": "points" if a crop follows "decode"
-    directly, else "off". "encoded": the
-    source's values, such as the bytes of an image file, so that slow storage is read once, and
-    the points of its JPEGs. "seekable": the same, and progressive JPEGs, which have no such points,
-    are kept as others, which takes as long as some four decodes, once. "decoded": the result of the
-    steps before the first random one, as pixels of 8 bits, so that each image is decoded once;
-    `batchd check --explain` names these steps. Streams with the same source, the same such steps
-    and the same cache_memory share one cache. Later changes on the storage take effect when the
-    daemon is restarted, or a reload finds another source; with cache_dir, when the file of the
-    cache is removed. Points are not used for a file that has changed."""
+    """What is kept of a sample in memory after the first read, for all epochs. "auto": without a
+    budget "points", if a crop follows "decode" directly; with cache_memory "pixels", if images are
+    decoded; with a budget and a source on a server "encoded"; else "off". "points": where in JPEGs
+    decoding can begin, so that crops of them take less time from the second epoch on; some 4 kB an
+    image, and half a decode more in the first epoch. "pixels": each image as decoded whole, 3 bytes
+    a pixel, so that each is decoded once, and points of those that have no room. "encoded": the
+    source's values, such as the bytes of an image file, so that slow storage is read once, and the
+    points of its JPEGs. "seekable": the same, and progressive JPEGs, which have no such points, are
+    kept as others, which takes as long as some four decodes, once. None of these changes a byte of
+    a batch. "decoded" does: it keeps the result of the steps before the first random one, as pixels
+    of 8 bits; `batchd check --explain` names these steps. Streams with the same source and the same
+    cache_memory share one cache (of "decoded", if these steps are the same). Later changes on the
+    storage take effect when the daemon is restarted, or a reload finds another source; with
+    cache_dir, when the file of the cache is removed. Points are not used for a file that has
+    changed."""
 
     cache_memory: Annotated[Memory | None, Mark.OF_CACHE] = None
     """With a cache in memory: its maximum size, in bytes or as "200GiB", in addition to [daemon]
@@ -404,13 +408,16 @@ class StreamConfig(_Branch):
 
     def _check_cache(self, checks: Checks) -> None:
         """Refuse a cache for a live source or without a budget, and a budget without a cache."""
-        if self.cache_kind in {"points", "encoded", "seekable"} and self.cache_short_side is not None:
-            text = f'cache_short_side counts only with cache = "decoded": of "{self.cache}" files keep their size'
+        if self.cache_kind not in {"off", "decoded"} and self.cache_short_side is not None:
+            text = f'cache_short_side counts only with cache = "decoded": of "{self.cache_kind}" images keep their size'
             checks.say(text, "cache_short_side")
-        if self.cache_kind == "off":
+        is_idle = self.cache_kind == "off" and (self.source.is_live or self.cache_bytes is None)
+        if self.cache == "off" or is_idle:
             for key in keys_marked(Mark.OF_CACHE, StreamConfig):
                 if getattr(self, key) is not None:
-                    checks.say(f'{key} counts only with a cache: cache = "encoded", "seekable" or "decoded"', key)
+                    checks.say(
+                        f'{key} counts only with a cache: cache = "pixels", "encoded", "seekable" or "decoded"', key
+                    )
         elif self.source.is_live:
             text = (
                 f'samples of type "{self.source.type}" come once, so there is nothing to keep of them; leave cache out'
@@ -424,7 +431,7 @@ class StreamConfig(_Branch):
     def _check_budget(self, checks: Checks, needed: str, other: str, why_not: str) -> None:
         if getattr(self, other) is not None:
             checks.say(f"{why_not}, not {other}" if other == "cache_memory" else why_not, other)
-        if getattr(self, needed) is None and self.cache_kind != "points":
+        if getattr(self, needed) is None and self.cache_kind not in {"off", "points"}:
             checks.say(f'cache = "{self.cache}" needs {needed}, the most that it may take, such as "8GiB"', "cache")
 
     @property
@@ -432,8 +439,22 @@ class StreamConfig(_Branch):
         """The kind of the cache, where "auto" is decided."""
         if self.cache != "auto":
             return self.cache
-        gains = not self.source.is_live and cropped_files(self.pipeline) and has_crop_decoder()
-        return "points" if gains else "off"
+        if self.source.is_live:
+            return "off"
+        if self.cache_bytes is not None and any(source.reads_urls for _key, source in sources_in(self.source)):
+            return "encoded"
+        if self.cache_bytes is not None and self.cache_dir is None and decoded_files(self.pipeline):
+            return "pixels"
+        return "points" if cropped_files(self.pipeline) and has_crop_decoder() else "off"
+
+    @property
+    def why_no_cache(self) -> str:
+        """Why a budget of a cache is not used; "" if it is, or if there is none."""
+        if self.cache_kind != "off" or self.cache_bytes is None:
+            return ""
+        if self.cache_dir is not None:
+            return 'cache = "auto" keeps nothing of files on this host in a folder; say which cache you want'
+        return 'no image is decoded from a file on this host; cache = "encoded" keeps what the source gives'
 
     @property
     def cache_bytes(self) -> int | None:

@@ -45,9 +45,8 @@ from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
 from batchd.daemon.stream_plan import epoch_plan, look_at_stream, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, SourceInvalid, path_text
-from batchd.pipeline.cache_split import plan_pipeline
+from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.call.options import Call
-from batchd.pipeline.kinds import step_to_plain
 from batchd.samples.sizes import format_bytes
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.source_checks import SAMPLES_MAX, try_source
@@ -218,17 +217,15 @@ def _to_share(streams: list[StreamConfig]) -> str:
     keys = ("pipeline", *keys_marked(Mark.DECIDES_BYTES, StreamConfig))
     if all(getattr(one, key) == getattr(streams[0], key) for one in streams for key in keys):
         return f"the same batches: one stream for all their trainers is decoded once, not {len(streams)} times"
-    first_steps = set()
-    for one in streams:
-        plan = plan_pipeline(one.pipeline, "decoded", one.cache_short_side)
-        first_steps.add(json.dumps([step_to_plain(step) for step in plan.steps[: plan.cut]], default=str))
-    if len(first_steps) > 1 or first_steps == {"[]"}:
+    kinds, budgets = {one.cache_kind for one in streams}, {(one.cache_dir, one.cache_bytes) for one in streams}
+    if kinds <= {"pixels", "decoded"} and len(kinds) == len(budgets) == 1:
+        return f'the same samples: cache = "{kinds.pop()}" keeps each image once for all with the same first steps'
+    decoded = {json.dumps(decoded_files(one.pipeline)) for one in streams}
+    if decoded == {"{}"} or len(decoded) > 1:
         return "the same samples: caches of them are shared, steps are not"
-    if all(one.cache_kind == "decoded" for one in streams):
-        return "the same samples and first steps: a cache with the same budget in all of them keeps each result once"
     return (
-        'the same samples and first steps: cache = "decoded" with the same budget in all of them keeps the result '
-        "of these steps, and only the others are run for each stream and epoch"
+        "the same samples: with the same cache_memory in all of them each image is decoded once for all, "
+        "as far as that is enough; batchd check --explain says how much all images need"
     )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+import structlog
+
 from batchd.config.tree import Config, Mark, StreamConfig, keys_marked
 from batchd.core.mailbox import LiveSpec
 from batchd.core.spec import StreamSpec
@@ -32,6 +34,8 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd_wire.fields import SlotLayout
+
+_log = structlog.get_logger()
 
 FINGERPRINT_DIGITS = 32
 REMOTE_BYTES_MAX = 1 << 30
@@ -154,6 +158,8 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         own_source=plan.runs_own_code,
     )
     wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
+    if config.why_no_cache:
+        _log.warning("budget of a cache not used", stream=name, reason=config.why_no_cache)
     message = ServeStream(
         stream=number,
         name=name,

@@ -111,9 +111,8 @@ Finding = tuple[Kind, str, str]
 """Kind, proof and remedy."""
 MORE_CORES = "more cores"
 """A remedy whose number depends on all trainers together, see ``_cores``."""
-DECODED_SIDE = 256
-DECODED_BYTES = 3 * DECODED_SIDE * DECODED_SIDE * 4 // 3
-"""Of a photograph of 4:3 with a shorter side of ``DECODED_SIDE`` pixels."""
+PIXEL_BYTES_PER_FILE_BYTE = 6
+"""Of photographs as JPEGs, between 4 and 8; ``batchd check --explain`` looks at the user's."""
 
 
 def judge(reading: Reading) -> list[Verdict]:
@@ -365,13 +364,18 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
 
 
 def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
-    """Memory for a cache of decoded samples, if decoding takes most of the time, or ""."""
-    now = stream.now
+    """Memory for a cache of pixels, if decoding takes most of the time, or ""."""
+    now, work = stream.now, stream.work
     if now.live is not None or not now.samples or not slowest_part.startswith("decode") or stream.samples_cache:
         return ""
-    need_bytes = ceil(CACHE_MARGIN * now.samples * DECODED_BYTES)
-    keys = f'cache = "decoded", cache_short_side = {DECODED_SIDE}'
-    return f"; a cache of decoded photographs ({keys}) would need some {round_bytes(need_bytes)}"
+    file_bytes = work.read_bytes / work.samples
+    need_bytes = ceil(CACHE_MARGIN * now.samples * file_bytes * PIXEL_BYTES_PER_FILE_BYTE)
+    return (
+        f"; with cache_memory each image is decoded once, and batches keep their bytes: photographs need some "
+        f"{round_bytes(need_bytes)} (batchd check --explain looks at yours)"
+        if need_bytes
+        else ""
+    )
 
 
 _INSIDE: tuple[Callable[[TrainerReading, Reading], Finding | None], ...] = (

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import takewhile
+from typing import Any
 
 from batchd.pipeline.image.options import CropStep, Decode, Follow, Resize
 from batchd.pipeline.options import StepOptions
 
-KINDS_WITH_POINTS = {"points", "encoded", "seekable"}
+KINDS_WITH_POINTS = {"points", "pixels", "encoded", "seekable"}
 """Caches whose records have the access points of JPEGs: see ``_jpeg_scan.h``."""
 RECORD_BYTES_MAX = 64 << 20
 """Length of a record, in bytes, above which a sample is bad, where no ``decode`` step says."""
@@ -97,6 +98,15 @@ def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
             if isinstance(next((later for later in behind if not isinstance(later, Follow)), None), CropStep):
                 found[step.field] = step.max_bytes
     return found
+
+
+def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[Any]]:
+    """The fields that only a ``decode`` step reads, and what decides their pixels and bad files."""
+    return {
+        step.field: [step.color, step.max_bytes, step.max_pixels]
+        for place, step in enumerate(steps)
+        if isinstance(step, Decode) and not any(_looks_at(before, step.field) for before in steps[:place])
+    }
 
 
 def crop_problem(steps: Sequence[StepOptions], cache: str) -> str | None:

@@ -26,8 +26,8 @@ from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.stages import Numbers, Row, Stage, make_rows_stage, make_stage
 from batchd.pipeline.timings import Timings
-from batchd.samples.access_points import AccessPoints
 from batchd.samples.columns import Column
+from batchd.samples.kept_files import KeptFiles
 from batchd.samples.values import Value, array_of
 
 import_families("stages")
@@ -44,11 +44,11 @@ class Pipeline:
         *,
         has_rows: bool = True,
         timings: Timings | None = None,
-        points: AccessPoints | None = None,
+        kept: KeptFiles | None = None,
     ) -> None:
         """``timings`` measures each step; the caller of ``run`` starts it.
 
-        ``points`` are those of the sample that is made; without them no file is walked.
+        ``kept``: of the files of the sample that is made; without it no file is walked.
         """
         self.columns = columns_after(columns, steps)
         """What a sample consists of afterwards, by name."""
@@ -59,7 +59,7 @@ class Pipeline:
         """The type of the values that fit into the field as they are, where it is one number."""
         self._random = SampleRandom(seed)
         self._timings = timings or Timings()
-        self._stages = list(_stages(columns, steps, self._timings, points, has_rows=has_rows))
+        self._stages = list(_stages(columns, steps, self._timings, kept, has_rows=has_rows))
         self._storing = self._timings.part("store") if has_rows else None
         self._read = [column for column in columns if column.is_fixed]
         self._rows_stages = [make_rows_stage(step) for step in steps]
@@ -133,7 +133,7 @@ def _stages(
     columns: Sequence[Column],
     steps: Sequence[StepOptions],
     timings: Timings,
-    points: AccessPoints | None,
+    kept: KeptFiles | None,
     *,
     has_rows: bool,
 ) -> Iterator[tuple[Stage, int]]:
@@ -150,7 +150,7 @@ def _stages(
             continue
         rest = [step for later in runs[place + 1 :] for step in later]
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
-        stage = ImageStage(on_image, before, made, writes, timings, points)
+        stage = ImageStage(on_image, before, made, writes, timings, kept)
         yield stage, stage.last_part
 
 

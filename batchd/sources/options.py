@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from batchd.samples.columns import Column, parse_column
-from batchd.storage.location import as_location, check_written
+from batchd.storage.location import Url, as_location, check_written
 
 PATH_BYTES_MAX = 4096
 
@@ -41,6 +41,11 @@ class SourceOptions:
             return str(path)
         below = next(getattr(self, name) for name in ("shards", "files", "patterns") if hasattr(self, name))
         return f"{getattr(self, 'root', None)}: {' '.join(below)}"
+
+    @property
+    def reads_urls(self) -> bool:
+        """True if its samples are on a server; of a source with parts, ask these."""
+        return any(isinstance(getattr(self, field.name), Url) for field in fields(self))
 
     def settle_paths(self) -> None:
         """Check all paths, and make ``Url`` of URLs; each source does. Raises ``ValueError``."""

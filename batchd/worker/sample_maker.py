@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from batchd import failpoints
 from batchd.functions.load import FunctionUnusable, expect
 from batchd.orders.worker import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
+from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.jpeg_box import made_seekable
 from batchd.pipeline.kinds import step_from_plain
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
-from batchd.samples.access_points import AccessPoints
 from batchd.samples.columns import parse_column
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.samples.kept_files import KeptFiles
 from batchd.samples.values import Value
 from batchd.sources.cache.reader import CachedReader, open_cache
 from batchd.sources.interface import Reader, ReadsAhead, ReadsRows, open_reader, read_ahead
@@ -80,7 +81,8 @@ class SampleMaker:
         self._first: Pipeline | None = None
         """Makes what a cache of decoded samples keeps, with and without such a cache."""
         timings, cut = stopwatch.timings, recipe.cut
-        points = AccessPoints(name for name, _longest in recipe.cropped)
+        cropped = [name for name, _longest in recipe.cropped]
+        kept_files = KeptFiles(cropped, decoded_files(steps) if cache == "pixels" else ())
         with ExitStack() as where_it_fails:
             try:
                 self._reader: Reader = open_reader(source, index, recipe.record_bytes_max, storage)
@@ -94,14 +96,14 @@ class SampleMaker:
                     where_it_fails.callback(kept.close)
                     rewritten = recipe.cropped if cache == "seekable" else []
                     rewriters = {name: partial(made_seekable, bytes_max=longest) for name, longest in rewritten}
-                    self._cached = CachedReader(self._reader, kept, cache, points=points, rewriters=rewriters)
+                    self._cached = CachedReader(self._reader, kept, cache, files=kept_files, rewriters=rewriters)
                     self._reader = self._cached
                     self._keeping = timings.part(KEEP_PART)
                 if cut:
                     self._first = Pipeline(columns, steps[:cut], recipe.seed, has_rows=False, timings=timings)
                     columns = list(self._first.columns.values())
                 self._pipeline = Pipeline(
-                    columns, steps[cut:], recipe.seed, has_rows=has_rows, timings=timings, points=points
+                    columns, steps[cut:], recipe.seed, has_rows=has_rows, timings=timings, kept=kept_files
                 )
                 self._rows_reader = self._reader if isinstance(self._reader, ReadsRows) and not cut else None
                 if self._rows_reader is not None and not (self._pipeline.runs_rows and self._rows_reader.reads_rows()):

@@ -38,7 +38,8 @@ from batchd.errors import SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module
 from batchd.orders.link import HostServe
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, Work
-from batchd.pipeline.cache_split import has_crop_decoder
+from batchd.pipeline.cache_split import decoded_files, has_crop_decoder
+from batchd.pipeline.kinds import step_from_plain
 from batchd.samples.sizes import round_bytes
 from batchd.sources.cache.memory import CacheForm
 from batchd.sources.composed.options import sources_in
@@ -245,7 +246,9 @@ class StreamOpener:
 def _cache_key(kind: str, recipe: SampleRecipe, digest: str) -> str:
     """Text that differs for streams whose cached samples differ; ``digest``: of the whole index."""
     facts: list[Any] = [kind, recipe.source, recipe.columns, recipe.record_bytes_max, digest, recipe.modules]
-    if recipe.cropped:
+    if kind == "pixels":
+        facts += [decoders(), decoded_files([step_from_plain(step) for step in recipe.steps]), POINTS_VERSION]
+    elif recipe.cropped:
         facts += [recipe.cropped, POINTS_VERSION]
     if kind == "decoded":
         facts += [decoders(), recipe.steps[: recipe.cut], recipe.files]

@@ -351,6 +351,82 @@ def test_access_points_are_kept_by_default_and_change_no_byte(start_daemon, tmp_
     assert read(daemon, "one", epochs=2) == [Expected(daemon.config, "one").epoch(number) for number in range(2)]
 
 
+PIXELS = {"cache": "pixels", "max_bad_fraction": 1.0}
+
+
+def many_kinds(folder):
+    """Photographs of several formats and sizes, one broken where few crops look."""
+    folder.mkdir(parents=True)
+    for number in range(8):
+        image = photo(150, 200, seed=number)
+        (folder / f"a{number}.jpg").write_bytes(jpeg_with_exif(jpeg(image), 1 + number))
+        (folder / f"b{number}.jpg").write_bytes(progressive_jpeg(image))
+        (folder / f"c{number}.png").write_bytes(encode(image, ".png"))
+        (folder / f"d{number}.jpg").write_bytes(jpeg(photo(480, 640, seed=number)))
+    hole = bytearray(jpeg(photo(200, 300)))
+    hole[-2000:-200] = bytes(1800)
+    (folder / "e.jpg").write_bytes(hole)
+    (folder / "f.jpg").write_bytes(b"no photograph")
+    return folder.parent
+
+
+@pytest.mark.parametrize("place", ["memory", "too little memory", "disk"])
+def test_kept_pixels_change_no_byte(start_daemon, tmp_path, disk, place):
+    """Streams with other steps and seeds share them. Large images are decoded smaller from files."""
+    folder = many_kinds(tmp_path / "kinds" / "all")
+    in_memory = {"cache_memory": "16MiB" if place == "memory" else "2MiB"}
+    keys = {**PIXELS, **(on_disk(disk, cache="pixels") if place == "disk" else in_memory)}
+    crop = {"op": "random_resized_crop", "size": [32, 48], "field": "image"}
+    pipelines = {
+        "crops": [{"op": "decode"}, crop, {"op": "random_flip"}],
+        "whole": [{"op": "decode"}, {"op": "rotate", "degrees": [-20, 20]}, {"op": "resize", "size": [64, 64]}],
+        "darker": [
+            {"op": "decode"},
+            {"op": "random_crop", "size": [120, 120]},
+            {"op": "color_jitter", "brightness": 0.4},
+        ],
+    }
+    streams = {name: folder_stream(folder, **keys, pipeline=steps, seed=7) for name, steps in pipelines.items()}
+    daemon = start_daemon(streams)
+
+    for name in streams:
+        expected = Expected(daemon.config, name)
+        assert read(daemon, name, epochs=3) == [expected.epoch(number) for number in range(3)]
+
+    caches = [stream["cache"] for stream in daemon.status()["streams"]]
+    works = [stream["work"] for stream in daemon.status()["streams"]]
+    assert [(cache["kind"], cache["streams"]) for cache in caches] == [("pixels", 3)] * 3
+    hits = [work["cache_hits"] / (work["cache_hits"] + work["cache_misses"]) for work in works]
+    if place == "too little memory":
+        assert all(0 < part < 0.8 for part in hits)
+    else:
+        assert hits[2] > 0.9
+
+
+def test_a_file_that_was_replaced_after_its_pixels_were_kept_is_not_mixed_with_them(start_daemon, tmp_path):
+    """Where a crop is decoded smaller, the file is read again."""
+    folder = tmp_path / "kinds" / "all"
+    folder.mkdir(parents=True)
+    (folder / "a.jpg").write_bytes(jpeg(photo(300, 300)))
+    source = {"type": "folder", "path": str(folder.parent)}
+    near, far = {"op": "center_crop", "size": [50, 50]}, {"op": "resize", "size": [50, 50]}
+    keys = {"source": source, "batch_size": 1, "cache_memory": "1MiB", "max_bad_fraction": 1.0, "on_error": "mask"}
+    streams = {
+        "near": {**keys, "pipeline": [{"op": "decode"}, near]},
+        "far": {**keys, "pipeline": [{"op": "decode"}, far]},
+    }
+    daemon = start_daemon(streams)
+    expected = Expected(daemon.config, "near")
+    old = [expected.epoch(number) for number in range(8)]
+    assert read(daemon, "near") == old[:1]
+    (folder / "a.jpg").write_bytes(jpeg(photo(300, 300, seed=8), quality=50))
+
+    assert read(daemon, "near", epochs=8) == old
+    with batchd_client.connect(daemon.address) as connection, connection.stream("far", epochs=1) as batches:
+        assert [batch["valid"].tolist() for batch in batches] == [[False]]
+    assert "when its pixels were cached" in command("bad", "far", address=daemon.address).stdout
+
+
 def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
     """Several kinds of photographs, one broken where few crops look: same pixels, same bad ones."""
     if not jpeg_box.IS_BUILT:

@@ -26,6 +26,27 @@ def test_each_golden_stream_gives_the_bytes_that_it_always_gave(start_daemon, tm
     assert found.keys() == known.keys()
 
 
+def test_a_cache_of_pixels_changes_no_golden_stream(start_daemon, tmp_path):
+    """Each image is decoded once; later epochs take it from the cache, whatever follows."""
+    data = tmp_path / "data"
+    write_data(data)
+    streams = {name: stream for name, stream in golden_streams(data).items() if "cache" not in stream}
+    streams = {name: {**stream, "cache_memory": "8MiB"} for name, stream in streams.items() if _decodes(stream)}
+    daemon = start_daemon(streams, python_path=[str(data)])
+
+    found = digests(daemon, list(streams))
+
+    known = json.loads(FILE.read_text())
+    assert {name for name in found if found[name] != known[name]} == set()
+    kept = [stream for stream in daemon.status()["streams"] if stream["cache"] and stream["cache"]["kind"] == "pixels"]
+    assert len(kept) > len(streams) // 2
+    assert sum(stream["work"]["cache_hits"] for stream in kept) > sum(stream["work"]["cache_misses"] for stream in kept)
+
+
+def _decodes(stream):
+    return any(step["op"] == "decode" for step in stream.get("pipeline", ()))
+
+
 def test_every_source_and_every_step_is_in_a_golden_stream(tmp_path):
     """So that none is forgotten when it is added."""
     streams = golden_streams(tmp_path).values()

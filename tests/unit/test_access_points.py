@@ -17,6 +17,7 @@ from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import probe_image
 from batchd.samples.access_points import AccessPoints, has_points
 from batchd.samples.errors import SampleUndecodable
+from batchd.samples.kept_files import KeptFiles
 from support.good_trainers import private_bytes
 from support.images import (
     JPEG_END,
@@ -253,7 +254,9 @@ def test_profiles_and_exif_are_left_out_of_what_is_decoded_and_change_nothing():
 
 
 def decoder(points):
-    return Decoder(Decode(), Scratch(), points)
+    kept = KeptFiles()
+    kept.points = points
+    return Decoder(Decode(), Scratch(), kept)
 
 
 def decoded(data, points, box=CORNER):

@@ -498,6 +498,7 @@ def test_what_a_source_finds_wrong_in_a_value_of_the_command_line_is_told_so(
 
 FIRST = '{ op = "decode" }, { op = "resize", size = [8, 8] }'
 PHOTOS = '{ type = "folder", path = "photos" }'
+PIXELS = 'cache_memory = "1MiB"'
 DECODED = 'cache = "decoded"\ncache_memory = "1MiB"'
 OTHERS = '{ type = "npy", path = "x.npy" }'
 
@@ -506,12 +507,34 @@ OTHERS = '{ type = "npy", path = "x.npy" }'
     ("one", "other", "advice"),
     [
         ("", "window = 9", "the same batches: one stream for all their trainers is decoded once, not 2 times"),
-        ("seed = 1", "seed = 2", 'the same samples and first steps: cache = "decoded" with the same budget'),
-        (DECODED, f"{DECODED}\nseed = 2", "the same samples and first steps: a cache with the same"),
-        ("", f'pipeline = [{FIRST}, {{ op = "random_flip" }}]', "the same samples and first steps: "),
-        ("", 'pipeline = [{ op = "decode" }, { op = "resize", size = [9, 9] }]', "the same samples: caches of them"),
+        (
+            "seed = 1",
+            "seed = 2",
+            "the same samples: with the same cache_memory in all of them each image is decoded once",
+        ),
+        (DECODED, f"{DECODED}\nseed = 2", 'the same samples: cache = "decoded" keeps each image once'),
+        (
+            PIXELS,
+            f'{PIXELS}\npipeline = [{FIRST}, {{ op = "random_flip" }}]',
+            'the same samples: cache = "pixels" keeps each image once',
+        ),
+        (PIXELS, f'{PIXELS[:-5]}2MiB"\nseed = 2', "the same samples: with the same cache_memory"),
+        ("", f'pipeline = [{FIRST}, {{ op = "random_flip" }}]', "the same samples: with the same cache_memory"),
+        (
+            "",
+            'pipeline = [{ op = "decode", color = "gray" }, { op = "pad", size = [8, 8] }]',
+            "the same samples: caches of them",
+        ),
     ],
-    ids=["the same batches", "another order", "a cache that is shared", "another last step", "another first step"],
+    ids=[
+        "the same batches",
+        "another order",
+        "decoded",
+        "pixels",
+        "another budget",
+        "another last step",
+        "another decode",
+    ],
 )
 def test_streams_over_the_same_source_are_told_what_they_can_share(
     check: Checker, one: str, other: str, advice: str
@@ -530,6 +553,18 @@ def test_streams_over_the_same_source_are_told_what_they_can_share(
         main(["check", str(check.folder / "batchd.toml")])
     printed = check.capsys.readouterr().out
     assert f"Over the same source:\n  a, b  {advice}" in printed
+
+
+def test_a_budget_that_is_not_used_is_named(check: Checker) -> None:
+    (check.folder / "batchd.toml").write_text(
+        f'[daemon]\nruntime_dir = "run"\n[streams.c]\nsource = {OTHERS}\nbatch_size = 1\n{PIXELS}\n'
+    )
+    with pytest.raises(SystemExit):
+        main(["check", str(check.folder / "batchd.toml")])
+    printed = check.capsys.readouterr().out
+    assert (
+        "Without the cache for which they have a budget:\n  c  no image is decoded from a file on this host" in printed
+    )
 
 
 def test_streams_over_different_sources_are_told_nothing(check: Checker) -> None:

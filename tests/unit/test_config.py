@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from batchd.config.load import load_config
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
+from batchd.pipeline.cache_split import has_crop_decoder
 from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop, Resize
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
@@ -546,10 +547,8 @@ def test_a_cache_has_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
 
     found = problems(tmp_path, WHOLE + 'cache = "off"\ncache_memory = "8GiB"\n')
     assert found["streams.photos.cache_memory"].message == (
-        'cache_memory counts only with a cache: cache = "encoded", "seekable" or "decoded"'
+        'cache_memory counts only with a cache: cache = "pixels", "encoded", "seekable" or "decoded"'
     )
-    found = problems(tmp_path, RESIZED + 'cache_memory = "8GiB"\n')
-    assert set(found) == {"streams.photos.cache_memory"}
 
     stream = load(tmp_path, WHOLE + 'cache = "encoded"\ncache_memory = "8GiB"\n').streams["photos"]
     assert (stream.cache, stream.cache_memory, stream.cache_bytes) == ("encoded", 8 << 30, 8 << 30)
@@ -570,8 +569,37 @@ def test_a_cache_on_disk_has_a_size_and_no_memory(tmp_path: Path) -> None:
     )
     found = problems(tmp_path, WHOLE + 'cache = "encoded"\ncache_memory = "8GiB"\ncache_size = "8GiB"\n')
     assert found["streams.photos.cache_size"].message == "cache_size counts only with cache_dir"
-    found = problems(tmp_path, RESIZED + 'cache_dir = "/ssd"\ncache_size = "8GiB"\n')
+    found = problems(tmp_path, WHOLE + 'cache = "off"\ncache_dir = "/ssd"\ncache_size = "8GiB"\n')
     assert set(found) == {"streams.photos.cache_dir", "streams.photos.cache_size"}
+
+
+TOKENS = """
+[streams.photos]
+source = { type = "npy", path = "/data/x.npy", field = "x" }
+batch_size = 8
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "kind"),
+    [
+        (WHOLE, "", "points" if has_crop_decoder() else "off"),
+        (RESIZED, "", "off"),
+        (WHOLE, 'cache_memory = "8GiB"', "pixels"),
+        (RESIZED, 'cache_memory = "8GiB"', "pixels"),
+        (WHOLE, 'cache_dir = "/ssd"\ncache_size = "8GiB"', "points" if has_crop_decoder() else "off"),
+        (RESIZED, 'cache_dir = "/ssd"\ncache_size = "8GiB"', "off"),
+        (TOKENS, 'cache_memory = "8GiB"', "off"),
+        (TOKENS.replace("/data", "s3://bucket"), 'cache_memory = "8GiB"', "encoded"),
+        (TOKENS.replace("/data", "s3://bucket"), 'cache_dir = "/ssd"\ncache_size = "8GiB"', "encoded"),
+        (TOKENS.replace("/data", "s3://bucket"), "", "off"),
+    ],
+)
+def test_what_is_kept_follows_from_the_budget_the_steps_and_the_place(
+    tmp_path: Path, text: str, keys: str, kind: str
+) -> None:
+    """``cache = "auto"`` refuses no budget, and keeps nothing that gains nothing."""
+    assert load(tmp_path, f"{text}{keys}\n").streams["photos"].cache_kind == kind
 
 
 def test_a_short_side_is_for_what_is_decoded(tmp_path: Path) -> None:

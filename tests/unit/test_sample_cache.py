@@ -9,8 +9,8 @@ import pytest
 
 from batchd.daemon.memory.available import RESERVE_BYTES
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, allow_caches
-from batchd.samples.access_points import AccessPoints
 from batchd.samples.errors import SampleUnreadable
+from batchd.samples.kept_files import KeptFiles
 from batchd.sources.cache import memory as sample_cache
 from batchd.sources.cache.memory import CacheForm, SampleCache
 from batchd.sources.cache.reader import CachedReader, pack, rewritten, unpack
@@ -344,9 +344,9 @@ def points_of_a_sample(reader, points, sample, size):
 
 def test_samples_with_points_are_still_read_ahead(start_worker):
     """They are read from their source in each epoch."""
-    source, points = OneReader(), AccessPoints(["image"])
-    reader = CachedReader(source, start_worker(), "points", points=points)
-    points_of_a_sample(reader, points, 2, 100)
+    source, files = OneReader(), KeptFiles(["image"])
+    reader = CachedReader(source, start_worker(), "points", files=files)
+    points_of_a_sample(reader, files.points, 2, 100)
 
     reader.prefetch([1, 2, 3])
 
@@ -355,19 +355,19 @@ def test_samples_with_points_are_still_read_ahead(start_worker):
 
 def test_points_for_which_there_is_no_room_are_not_sought_again(start_worker):
     """Also where there is room for smaller ones."""
-    cache, points = start_worker(), AccessPoints(["image"])
-    reader = CachedReader(OneReader(), cache, "points", points=points)
-    walked = [points_of_a_sample(reader, points, sample, 60_000) for sample in range(0, 400, 2)]
+    cache, files = start_worker(), KeptFiles(["image"])
+    reader = CachedReader(OneReader(), cache, "points", files=files)
+    walked = [points_of_a_sample(reader, files.points, sample, 60_000) for sample in range(0, 400, 2)]
     kept = sum(sample in cache for sample in range(0, 400, 2))
 
     assert 20 < kept < 100
     assert sum(walked) <= kept + 1
-    assert not any(points_of_a_sample(reader, points, sample, 60_000) for sample in range(300, 400, 2))
+    assert not any(points_of_a_sample(reader, files.points, sample, 60_000) for sample in range(300, 400, 2))
 
 
 def test_points_of_a_sample_that_is_never_the_same_are_replaced_once(start_worker):
     """Each replaced record keeps its room."""
-    cache, points = start_worker(), AccessPoints(["image"])
-    reader = CachedReader(OneReader(), cache, "points", points=points)
+    cache, files = start_worker(), KeptFiles(["image"])
+    reader = CachedReader(OneReader(), cache, "points", files=files)
 
-    assert [points_of_a_sample(reader, points, 6, 100) for _ in range(4)] == [True, True, False, False]
+    assert [points_of_a_sample(reader, files.points, 6, 100) for _ in range(4)] == [True, True, False, False]

@@ -29,7 +29,7 @@ from batchd.config.tree import Config, StreamConfig
 from batchd.daemon.limits import OncePerMinute
 from batchd.daemon.memory.cache_memory import BLOCK_BYTES, CacheSpec, SharedCache, identity
 from batchd.errors import Problem
-from batchd.pipeline.cache_split import crop_problem, cut_problem
+from batchd.pipeline.cache_split import crop_problem, cut_problem, decoded_files
 from batchd.sources.cache.disk import FILE_HEADER, FILE_MAGIC, key_seed, records_start, troubles
 from batchd.sources.cache.memory import ENTRY, ENTRY_BYTES, HEADER_BYTES
 from batchd.storage.paths import unreachable
@@ -185,6 +185,8 @@ def _misfit(stream: StreamConfig) -> str | None:
     """Why a pipeline has no use for the kind of cache, or batchd cannot make it."""
     if stream.cache == "decoded":
         return cut_problem(stream.pipeline)
+    if stream.cache == "pixels" and not decoded_files(stream.pipeline):
+        return 'cache = "pixels" keeps images that only a "decode" step reads, and here is none; cache = "encoded" keeps values'
     return crop_problem(stream.pipeline, stream.cache) if stream.cache in {"points", "seekable"} else None
 
 

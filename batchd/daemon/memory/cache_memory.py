@@ -27,7 +27,7 @@ from batchd.daemon.memory.available import RESERVE_BYTES, limit_bytes
 from batchd.daemon.memory.slots import SEALS
 from batchd.daemon.stream_plan import StreamPlan
 from batchd.errors import SourceInvalid
-from batchd.pipeline.cache_split import plan_pipeline
+from batchd.pipeline.cache_split import decoded_files, plan_pipeline
 from batchd.pipeline.kinds import CONTENT_VERSION, step_to_plain
 from batchd.pipeline.step_files import named_by_content
 from batchd.samples.sizes import round_bytes
@@ -156,7 +156,9 @@ def identity(config: StreamConfig) -> str:
     kind = config.cache_kind
     plan = plan_pipeline(config.pipeline, kind, config.cache_short_side)
     facts: list[Any] = [kind, source_to_plain(config.source), plan.record_bytes_max]
-    if plan.cropped:
+    if kind == "pixels":
+        facts += [decoded_files(plan.steps), POINTS_VERSION]
+    elif plan.cropped:
         facts += [plan.cropped, POINTS_VERSION]
     if kind == "decoded":
         facts.append([step_to_plain(step) for step in plan.steps[: plan.cut]])
@@ -183,9 +185,11 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
     facts: list[Any] = [identity(config), index.digest, index.place, modules]
     if config.cache_dir is None:  # a file may grow: its budget is not part of its name
         facts.append(config.cache_memory)
+    if kind in {"pixels", "decoded"}:
+        facts.append(decoders())
     if kind == "decoded":
         kept = plan.pipeline.steps[: plan.pipeline.cut]
-        facts += [decoders(), [named_by_content(step, plan.digests) for step in kept]]
+        facts.append([named_by_content(step, plan.digests) for step in kept])
     key = sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     folder = "" if config.cache_dir is None else os.path.realpath(config.cache_dir)
     return CacheSpec(kind, key, len(index), budget_bytes, folder)

@@ -162,7 +162,7 @@ def budgets_bytes(config: Config) -> int:
     budgets = {
         (identity(stream), stream.cache_memory): stream.cache_memory
         for stream in config.streams.values()
-        if stream.cache_memory is not None and stream.cache_kind != "points"  # these take what is left
+        if stream.cache_memory is not None and stream.cache_kind not in {"off", "points"}  # points take what is left
     }
     return sum(budgets.values())
 

@@ -48,7 +48,7 @@ class CallStage:
         """Replace the fields that the function makes or changes."""
         given = {name: self._given(name, values[name]) for name in self._fields}
         kept = dict(given)
-        sizes = {name: np.shape(given[name])[:2] for name in self._followed}
+        sizes = {name: _size(given[name]) for name in self._followed}
         try:
             made = call(self._function, given, random.generator if self._is_random else None)
             values.update(self._checked(made, kept))
@@ -57,7 +57,7 @@ class CallStage:
         except NotAsDeclared as error:
             raise SampleUndecodable(f"{self._name} gives another type than is declared: {error}") from None
         for name, size in sizes.items():
-            if np.shape(values[name])[:2] != size:
+            if _size(values[name]) != size:
                 raise SampleUndecodable(
                     f"{self._name} changed the size of {name!r}, and nobody moves what follows it: mask, boxes or points"
                 )
@@ -108,3 +108,8 @@ class CallStage:
 
 def _listed(names: Any) -> str:
     return ", ".join(sorted(repr(name) for name in names))
+
+
+def _size(image: Any) -> tuple[int, ...]:
+    size: tuple[int, ...] = np.shape(image)[:2]
+    return size

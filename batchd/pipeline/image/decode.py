@@ -30,8 +30,8 @@ from batchd.pipeline.image.opencv import Pixels, Scratch, cv2
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import ImageHeader
 from batchd.pipeline.image.resample import cut_out
-from batchd.samples.access_points import AccessPoints
 from batchd.samples.errors import SampleUndecodable
+from batchd.samples.kept_files import DecodedFile, KeptFiles
 
 try:
     import simplejpeg
@@ -82,10 +82,13 @@ def decoder_versions() -> str:
 class Decoder:
     """Decodes the images of one pipeline, as its ``decode`` step says."""
 
-    def __init__(self, step: Decode, scratch: Scratch, points: AccessPoints | None = None) -> None:
+    def __init__(self, step: Decode, scratch: Scratch, kept: KeptFiles | None = None) -> None:
+        """``kept``: what a cache keeps of the sample's files; without one, all is decoded anew."""
+        kept = kept or KeptFiles()
         self._step = step
         self._scratch = scratch
-        self._boxes = BoxDecoder(step.color, scratch, step.field, points)
+        self._boxes = BoxDecoder(step.color, scratch, step.field, kept.points)
+        self._decoded = kept.decoded
         self._color = _SIMPLEJPEG_COLORS[step.color]
         self._channels = 1 if step.color == "gray" else 3
         flags = (one | cv2.IMREAD_IGNORE_ORIENTATION for one in _CV2_FLAGS[step.color])
@@ -116,13 +119,36 @@ class Decoder:
         """Parts between restart markers that a box needs, and all of them; None without markers."""
         return self._boxes.tiles(data, header, factor, box) if self.decodes_boxes(header) else None
 
-    def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels:
+    def decode(self, value: memoryview | DecodedFile, header: ImageHeader, factor: int, box: Cut) -> Pixels:
         """Decode a box of a file with this ``header``, as stored, at 1/``factor``.
 
         ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``,
         whose sides are rounded up; it has pixels, and all are the image's. Returns [box.height,
-        box.width, channels], valid until the next call. Raises ``SampleUndecodable``.
+        box.width, channels], valid until the next call; not writable if a cache has them. Raises
+        ``SampleUndecodable``, and, of a ``DecodedFile``, ``SampleUnreadable``.
         """
+        if factor == 1:
+            kept = value if isinstance(value, DecodedFile) else self._decoded_to_keep(value, header)
+            if kept is not None:
+                return cut_out(kept.pixels, box)
+        data = value.file() if isinstance(value, DecodedFile) else value
+        return self._decode_box(data, header, factor, box)
+
+    def _decoded_to_keep(self, data: memoryview, header: ImageHeader) -> DecodedFile | None:
+        """Decode all of a file if the cache keeps it; None if not, or if only boxes of it are good."""
+        height, width = header.height, header.width
+        if not self._decoded.are_wanted(self._step.field, height * width * self._channels):
+            return None
+        try:
+            pixels = self._decode_box(data, header, 1, Cut(0, 0, height, width))
+        except SampleUndecodable:
+            return None
+        lasting = np.frombuffer(pixels.tobytes(), np.uint8).reshape(pixels.shape)
+        made = DecodedFile(tuple(header), len(data), lasting, lambda: data)
+        self._decoded.found[self._step.field] = made
+        return made
+
+    def _decode_box(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels:
         if self.decodes_boxes(header):
             self._check_memory(header, box.height * box.width)
             pixels = self._boxes.decode(data, header, factor, box)

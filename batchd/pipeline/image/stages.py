@@ -44,9 +44,9 @@ from batchd.pipeline.image.resample import cut_out, make_moves, turned
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.timings import Timings
-from batchd.samples.access_points import AccessPoints
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
+from batchd.samples.kept_files import DecodedFile, KeptFiles
 from batchd.samples.values import Value
 
 _GRAY_DIMENSIONS = 2
@@ -106,8 +106,8 @@ class ImageStage:
     """Successive steps on one image field, ready to run on one sample after the other.
 
     ``before``, ``after``: the sample's columns. ``writes``: fields that no later step changes, so
-    they are written straight into the row. ``timings`` measures the steps. ``points``: of the
-    sample's files.
+    they are written straight into the row. ``timings`` measures the steps. ``kept``: what
+    a cache keeps of the sample's files.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  each is one thing that all samples share
@@ -117,7 +117,7 @@ class ImageStage:
         after: Mapping[str, Column],
         writes: frozenset[str],
         timings: Timings,
-        points: AccessPoints | None = None,
+        kept: KeptFiles | None = None,
     ) -> None:
         decode = steps[0] if isinstance(steps[0], Decode) else None
         self._timings = timings
@@ -128,7 +128,7 @@ class ImageStage:
         self._channels = _channel_count(made)
         self._channels_first = made.channels_first
         self._scratch = Scratch()
-        self._decoder = Decoder(decode, self._scratch, points) if decode else None
+        self._decoder = Decoder(decode, self._scratch, kept) if decode else None
         self._pixels_max = made.pixels_max or PIXELS_MAX
         self._applies_exif = decode is not None and decode.exif == "apply"
         self._scales_decoding = decode is not None and decode.scale == "auto"
@@ -203,6 +203,8 @@ class ImageStage:
             if not value.size:
                 raise SampleUndecodable(f"an image without pixels: {value.shape[1]} x {value.shape[0]}")
             return ImageHeader("pixels", value.shape[0], value.shape[1], 1, 0)
+        if isinstance(value, DecodedFile):
+            return ImageHeader(*value.header)
         assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
         header = probe_image(value)
         self._decoder.check_limits(value, header)
@@ -213,12 +215,13 @@ class ImageStage:
             assert isinstance(value, np.ndarray)
             pixels = value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value
             return cut_out(pixels, plan.decoding.box)
-        assert isinstance(value, memoryview)
+        assert isinstance(value, memoryview | DecodedFile)
         return self._decoder.decode(value, plan.header, plan.decoding.factor, plan.decoding.box)
 
     def _own(self, pixels: Pixels, value: Value, into: Pixels | None) -> Pixels:
-        """Return the pixels in writable memory: ``into`` if given, and never the source's."""
-        if into is None and not (isinstance(value, np.ndarray) and np.may_share_memory(pixels, value)):
+        """Return the pixels in writable memory: ``into`` if given, and never the source's or a cache's."""
+        is_value = isinstance(value, np.ndarray) and np.may_share_memory(pixels, value)
+        if into is None and pixels.flags.writeable and not is_value:
             return pixels
         own = self._scratch.image("own", pixels.shape) if into is None else into
         if pixels is not own:

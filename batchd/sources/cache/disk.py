@@ -115,6 +115,10 @@ class DiskCache:
             if descriptor >= 0:
                 os.close(descriptor)
 
+    def __len__(self) -> int:
+        """The number of samples of the source."""
+        return len(self._index)
+
     def __contains__(self, sample: int) -> bool:
         return self._index[sample] != 0
 

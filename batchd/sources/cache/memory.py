@@ -148,6 +148,10 @@ class SampleCache:
         os.close(self._data)
         os.close(self._claims)
 
+    def __len__(self) -> int:
+        """The number of samples of the source."""
+        return len(self._index)
+
     def __contains__(self, sample: int) -> bool:
         return self._index[sample] != 0
 

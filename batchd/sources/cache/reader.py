@@ -11,12 +11,14 @@ and arrays follow behind the facts, in this order:
     scalar    (name, 2, dtype, its bytes)         of numpy
     plain     (name, 3, value)                    a text, or a number of Python
     points    (name, 4, bytes)                    the access points of the field's file
+    pixels    (name, 5, header, length of the file, shape, bytes)    instead of the file's bytes
 
 Invariant: a sample has the same values, in type, order and content, from the cache or not. Only of
 a field with a rewriter the bytes differ, and the steps make the same of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,14 +26,15 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from batchd.samples.access_points import AccessPoints, has_points
+from batchd.samples.access_points import has_points
+from batchd.samples.kept_files import DecodedFile, KeptFiles
 from batchd.samples.values import Value
 from batchd.sources.cache.disk import DiskCache
 from batchd.sources.cache.memory import SampleCache
 from batchd.sources.interface import Reader, read_ahead
 
 DISK_DESCRIPTORS = 3
-_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS = range(5)
+_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS = range(6)
 
 
 Rewriter: TypeAlias = Callable[[memoryview], bytes | None]
@@ -48,6 +51,8 @@ class Record(NamedTuple):
 NO_VALUES = Record(msgpack.packb([]), [])
 POINTS_BYTES = 1 << 14
 """Of the access points of a file: if there is room for so many, files are walked for them."""
+POINTS_PART = 100
+"""A file's points take some 1/130 of what its pixels take, or less."""
 REPLACED_MAX = 10_000
 """Samples whose points a worker replaces. A source may give other bytes each time, and a replaced
 record still takes its room."""
@@ -63,9 +68,10 @@ def open_cache(descriptors: Sequence[int]) -> SampleCache | DiskCache:
 class CachedReader:
     """Reads through a cache; a ``Reader`` itself. Belongs to one worker and one stream.
 
-    ``kind``: "points" keeps access points alone, and all samples are read from the source. With
-    "decoded", the cache has what steps made of a sample, so ``read`` returns either that or what
-    the source gives, and ``is_hit`` says which.
+    ``kind``: "points" keeps access points alone, and all samples are read from the source. "pixels"
+    keeps samples with the pixels of their files, as long as that leaves room for the points of all
+    others. With "decoded", the cache has what steps made of a sample, so ``read`` returns either
+    that or what the source gives, and ``is_hit`` says which.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class CachedReader:
         cache: SampleCache | DiskCache,
         kind: str = "encoded",
         *,
-        points: AccessPoints | None = None,
+        files: KeptFiles | None = None,
         rewriters: Mapping[str, Rewriter] = MappingProxyType({}),
     ) -> None:
         """``rewriters``: by the names of fields whose bytes are replaced if they have no points."""
@@ -82,7 +88,9 @@ class CachedReader:
         self._cache = cache
         self.keeps_samples = kind != "points"
         self._keeps_made = kind == "decoded"
-        self._points = points or AccessPoints(())
+        self._keeps_pixels = kind == "pixels"
+        files = files or KeptFiles()
+        self._points, self._decoded = files.points, files.decoded
         self._rewriters = rewriters
         self._refused_bytes = 0
         """The size of the last record for which there was no room."""
@@ -91,7 +99,10 @@ class CachedReader:
         self._sample = 0
         self._fresh: tuple[int, Record] | None = None
         self.is_hit = False
+        """True if the last sample was in the cache."""
+        self._has_record = False
         """True if the last sample, or its access points, were in the cache."""
+        self._values: Mapping[str, Value] = {}
         self.known = reader.known
         self.name = reader.name
         self.close = reader.close
@@ -100,15 +111,20 @@ class CachedReader:
         """See ``interface.Reader``."""
         self._fresh = None
         found = self._cache.find(sample)
-        self.is_hit = found is not None
-        kept, known = unpack(*found) if found is not None else ({}, {})
-        if self.is_hit and self.keeps_samples:
+        self._has_record = found is not None
+        kept, known = unpack(*found, partial(self._file, sample)) if found is not None else ({}, {})
+        self.is_hit = bool(kept)
+        self._decoded.begin()
+        if self.is_hit:
             self._points.begin(known, is_kept=False)
             return kept
         values = self._reader.read(sample)
         self._sample = sample
-        if not self.keeps_samples:
+        if self._keeps_pixels or not self.keeps_samples:
             self._points.begin(known, is_kept=self._may_keep_points(sample))
+            if self._keeps_pixels:
+                self._values = values
+                self._decoded.begin(self._has_room_for_pixels)
         elif not self._keeps_made:
             self.offer(values)
             self._points.begin(is_kept=self._fresh is not None)
@@ -128,8 +144,11 @@ class CachedReader:
             self._fresh = None
             rewriters = {name: one for name, one in self._rewriters.items() if not has_points(found.get(name))}
             self._cache.keep(sample, *_with_points(rewritten(record, rewriters) if rewriters else record, found))
+        elif self._decoded.found:
+            record = pack({**self._values, **self._decoded.found})
+            self._cache.keep(self._sample, *_with_points(record, {**self._points.known, **found}))
         elif found:
-            if self.is_hit:
+            if self._has_record:
                 self._replaced.add(self._sample)
             record = _with_points(NO_VALUES, {**self._points.known, **found})
             is_kept = self._cache.keep(self._sample, *record)
@@ -137,14 +156,29 @@ class CachedReader:
 
     def _may_keep_points(self, sample: int) -> bool:
         """True if there is room for points of a sample, and it has not other bytes each time."""
-        if self.is_hit and (sample in self._replaced or len(self._replaced) >= REPLACED_MAX):
+        if self._has_record and (sample in self._replaced or len(self._replaced) >= REPLACED_MAX):
             return False
         return self._cache.has_room(max(POINTS_BYTES, self._refused_bytes))
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Announce samples; those that are not in the cache are read next."""
-        cached = self._cache if self.keeps_samples else ()
-        read_ahead(self._reader, [sample for sample in samples if sample not in cached])
+        read_ahead(self._reader, [sample for sample in samples if not self._has_values(sample)])
+
+    def _has_values(self, sample: int) -> bool:
+        if not self._keeps_pixels:
+            return self.keeps_samples and sample in self._cache
+        found = self._cache.find(sample)  # a record may have access points alone
+        return found is not None and any(kind != _POINTS for _name, kind, *_rest in _facts(found[0]))
+
+    def _file(self, sample: int, name: str) -> memoryview:
+        """Read a file whose pixels are kept."""
+        value = self._reader.read(sample)[name]
+        assert isinstance(value, memoryview), "a file was decoded"
+        return value
+
+    def _has_room_for_pixels(self, size: int) -> bool:
+        """True if there is room for ``size`` bytes of pixels, and then for the points of all samples."""
+        return self._cache.has_room(size + len(self._cache) * (size // POINTS_PART))
 
 
 def pack(values: Mapping[str, Value]) -> Record:
@@ -158,6 +192,10 @@ def pack(values: Mapping[str, Value]) -> Record:
         elif isinstance(value, np.ndarray):
             facts.append((name, _ARRAY, value.dtype.str, value.shape, value.nbytes))
             parts.append(value.tobytes())
+        elif isinstance(value, DecodedFile):
+            pixels = value.pixels
+            facts.append((name, _PIXELS, value.header, value.file_bytes, pixels.shape, pixels.nbytes))
+            parts.append(pixels.data.cast("B"))
         elif isinstance(value, np.generic):
             facts.append((name, _SCALAR, value.dtype.str, value.tobytes()))
         else:
@@ -168,18 +206,18 @@ def pack(values: Mapping[str, Value]) -> Record:
 def _with_points(record: Record, points: Mapping[str, memoryview | bytes]) -> Record:
     if not points:
         return record
-    facts = msgpack.unpackb(record.facts, unicode_errors="surrogatepass")
+    facts = _facts(record.facts)
     facts += [(name, _POINTS, len(one)) for name, one in points.items()]
     return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), [*record.values, *points.values()])
 
 
 def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
     """The record with the bytes of the rewriters."""
-    facts = msgpack.unpackb(record.facts, unicode_errors="surrogatepass")
+    facts = _facts(record.facts)
     parts: list[memoryview | bytes] = []
     old_parts = iter(record.values)
     for fact in facts:
-        if fact[1] not in {_BYTES, _ARRAY}:
+        if fact[1] not in {_BYTES, _ARRAY, _PIXELS}:
             continue
         part = next(old_parts)
         if fact[1] == _BYTES and fact[0] in rewriters:
@@ -189,12 +227,17 @@ def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
     return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), parts)
 
 
-def unpack(facts: memoryview, parts: memoryview) -> tuple[dict[str, Value], dict[str, memoryview]]:
-    """The values of a record, and the access points of its files."""
+def unpack(
+    facts: memoryview, parts: memoryview, file: Callable[[str], memoryview] | None = None
+) -> tuple[dict[str, Value], dict[str, memoryview]]:
+    """The values of a record, and the access points of its files.
+
+    ``file`` reads the file of a field whose pixels the record has.
+    """
     values: dict[str, Value] = {}
     points: dict[str, memoryview] = {}
     start = 0
-    for name, kind, *rest in msgpack.unpackb(facts, unicode_errors="surrogatepass"):
+    for name, kind, *rest in _facts(facts):
         if kind in {_BYTES, _POINTS}:
             (size,) = rest
             (values if kind == _BYTES else points)[name] = parts[start : start + size]
@@ -204,9 +247,20 @@ def unpack(facts: memoryview, parts: memoryview) -> tuple[dict[str, Value], dict
             array: npt.NDArray[Any] = np.frombuffer(parts[start : start + size], dtype)
             values[name] = array.reshape(shape).copy()
             start += size
+        elif kind == _PIXELS:
+            header, file_bytes, shape, size = rest
+            assert file is not None, "the reader of samples whose pixels are kept"
+            pixels = np.frombuffer(parts[start : start + size], np.uint8).reshape(shape)
+            values[name] = DecodedFile(tuple(header), file_bytes, pixels, partial(file, name))
+            start += size
         elif kind == _SCALAR:
             dtype, content = rest
             values[name] = np.frombuffer(content, dtype)[0]
         else:
             (values[name],) = rest
     return values, points
+
+
+def _facts(facts: memoryview | bytes) -> list[Any]:
+    made: list[Any] = msgpack.unpackb(facts, unicode_errors="surrogatepass")
+    return made

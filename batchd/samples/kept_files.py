@@ -1,0 +1,70 @@
+"""What a cache keeps of one sample's files, on its way between the cache and the decoder. Workers.
+
+Of a file that is decoded it keeps all pixels, or access points (``samples.access_points``).
+
+    first   cache --is there room?--> decoder --found--> cache
+    later   cache --a ``DecodedFile`` instead of the bytes--> decoder
+
+Invariant: a box of the kept pixels is what decoding that box of the file at 1/1 gives, bit for bit.
+So a position has the same bytes whether a file is kept or not.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.samples.access_points import AccessPoints
+from batchd.samples.errors import SampleUnreadable
+
+
+class DecodedFile(NamedTuple):
+    """The value of an ``encoded`` column whose file was decoded before.
+
+    ``header``: of the file, as its decoder has read it. ``pixels``: all of them, as stored, uint8
+    [height, width, channels], not writable. ``reread``: reads the file from its source.
+    """
+
+    header: tuple[Any, ...]
+    file_bytes: int
+    pixels: NDArray[np.uint8]
+    reread: Callable[[], memoryview]
+
+    def file(self) -> memoryview:
+        """The bytes of the file. Raises ``SampleUnreadable`` if it is another one by now."""
+        data = self.reread()
+        if len(data) != self.file_bytes:
+            raise SampleUnreadable(
+                f"the file has {len(data)} bytes, and had {self.file_bytes} when its pixels were cached; restart the daemon"
+            )
+        return data
+
+
+class DecodedFiles:
+    """Which files of the sample that is made now are kept as pixels. Of one stream of one worker."""
+
+    def __init__(self, fields: Iterable[str]) -> None:
+        """``fields``: those that only a ``decode`` step reads."""
+        self.fields = frozenset(fields)
+        self.found: dict[str, DecodedFile] = {}
+        """Files that were decoded for the cache."""
+        self._has_room: Callable[[int], bool] | None = None
+
+    def begin(self, has_room: Callable[[int], bool] | None = None) -> None:
+        """Begin a sample. ``has_room``: whether the cache takes so many bytes; None: it has it."""
+        self.found.clear()
+        self._has_room = has_room
+
+    def are_wanted(self, field: str, size: int) -> bool:
+        """True if a file of ``size`` bytes of pixels is to be decoded whole."""
+        return field in self.fields and self._has_room is not None and self._has_room(size)
+
+
+class KeptFiles:
+    """What is known and found of the sample that is made now. Belongs to one stream of one worker."""
+
+    def __init__(self, points: Iterable[str] = (), decoded: Iterable[str] = ()) -> None:
+        """The fields of whose files a cache keeps access points, or pixels."""
+        self.points = AccessPoints(points)
+        self.decoded = DecodedFiles(decoded)
