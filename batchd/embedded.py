@@ -31,20 +31,23 @@ def serve(
     """Run a daemon as a child of this process; gives the address for ``batchd_client.connect``.
 
     ``config`` is a TOML file; ``overrides`` are dotted keys with values, as for ``--set`` of
-    ``batchd serve`` (``{"daemon.workers": "2"}``). The daemon logs to this process's stderr.
-    ``start_timeout_s`` bounds the scan of the sources, in seconds. Raises ``BatchdError`` with the
-    daemon's reason if it does not start.
+    ``batchd serve`` (``{"daemon.workers": "2"}``). The daemon logs warnings and errors to this
+    process's stderr, one line of text each. ``start_timeout_s`` bounds the scan of the sources, in
+    seconds. Raises ``BatchdError`` with the daemon's reason if it does not start.
 
     The daemon ends when the context is left, and also when this process dies in any other way.
     """
     import shutil  # noqa: PLC0415  workers import this package too, and need neither
     import tempfile  # noqa: PLC0415  the same
 
+    for key in overrides or {}:
+        if not key.strip() or "=" in key:
+            raise BatchdError(f"overrides: {key!r} is no path of keys, such as streams.photos.batch_size")
     with ExitStack() as stack:
         directory = tempfile.mkdtemp(prefix="batchd-", dir=os.environ.get("XDG_RUNTIME_DIR"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         settings = {**(overrides or {}), "daemon.runtime_dir": directory}
-        arguments = ["serve", "--config", os.fspath(config), "--log-level", "warning"]
+        arguments = ["serve", "--config", os.fspath(config), "--log-level", "warning", "--log-format", "text"]
         arguments += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         child, lifeline = start_linked("batchd", *arguments, "--lifeline", stdout=PIPE, own_session=True)
         stack.callback(child.end, END_TIMEOUT_S)  # its workers end with it, by their lifelines

@@ -69,9 +69,10 @@ def command(
             faulthandler.enable()  # if the daemon hangs and is aborted, the log says where
         serve(config, options)
     except BatchdError as error:
-        if lifeline is not None:
-            click.echo(str(error))
-        raise
+        if lifeline is None:
+            raise
+        click.echo(str(error))
+        sys.exit(error.exit_code)
     finally:
         if fork_server is not None:
             fork_server.child.end()

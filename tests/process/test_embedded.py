@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from batchd.errors import BatchdError
 from support.commands import batchd as run_batchd
 from support.daemon_process import clean_environment
 from support.expected import Expected
+from support.images import jpeg, photo
 from support.kernel import RUN_VARIABLE, carriers, children_of, descriptors_of, workers_of
 from support.seen import look_at, see
 from support.settings import folder_stream, write_settings
@@ -115,20 +118,47 @@ def test_two_at_once_do_not_meet(config):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "overrides", "status", "reason"),
     [
-        ("[streams.photos]\nbatch_size = 0\n", "batch_size: must be greater than or equal to 1, not 0"),
-        ('[streams.a]\nbatch_size = 1\nsource = { type = "npy", path = "none.npy" }\n', "none.npy cannot be read"),
+        ("batch_size = 0", {}, 2, "batch_size: must be greater than or equal to 1, not 0"),
+        ('batch_size = 1\nsource = { type = "npy", path = "none.npy" }', {}, 2, "none.npy cannot be read"),
+        (None, {"daemon.http": "127.0.0.1:{port}"}, 2, "Address already in use"),
+        (None, {"daemon.memory": "64KiB", "streams.photos.batch_size": "64"}, 5, "need .* have 64.0 KiB"),
+        (None, {"daemon.worker": "1"}, 2, "unknown key; did you mean workers"),
     ],
 )
-def test_a_daemon_that_does_not_start_is_an_exception_with_its_reason(config, text, reason, capfd):
-    """It stands on standard error, too, as from ``batchd serve``; nothing is left."""
-    config.write_text(text)
-    ended = rf"ended with exit status 2 before it was ready: [\s\S]*{reason}"
-    with pytest.raises(BatchdError, match=ended), batchd.serve(config):
+def test_a_daemon_that_does_not_start_is_an_exception_with_its_reason(config, text, overrides, status, reason, capfd):
+    """It is said once: standard error, where a notebook may not show it, has nothing of it."""
+    if text is not None:
+        config.write_text(f"[streams.a]\n{text}\n")
+    ended = rf"ended with exit status {status} before it was ready: [\s\S]*{reason}"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = {key: value.format(port=taken.getsockname()[1]) for key, value in overrides.items()}
+        with pytest.raises(BatchdError, match=ended), batchd.serve(config, overrides=given):
+            pytest.fail("there is no daemon to use")
+
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("key", ["", "daemon.workers=1"])
+def test_an_override_that_names_no_key_is_refused(config, key):
+    """Before a daemon is started, whose command line would be wrong."""
+    with pytest.raises(BatchdError, match="no path of keys"), batchd.serve(config, overrides={key: "1"}):
         pytest.fail("there is no daemon to use")
 
-    assert reason in capfd.readouterr().err
+
+def test_what_an_embedded_daemon_logs_is_lines_of_text(config, tmp_path, capfd):
+    """A bad sample is one: a script's standard error is read by people, also where it is a file."""
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "broken.jpg").write_bytes(b"no image")
+    (tmp_path / "more" / "good.jpg").write_bytes(jpeg(photo()))
+    source = f'{{ type = "glob", root = "{tmp_path}/more", patterns = ["*.jpg"] }}'
+    overrides = {"streams.photos.source": source, "streams.photos.max_bad_fraction": "1.0"}
+    with batchd.serve(config, overrides=overrides) as address, batchd_client.connect(address) as connection:
+        assert [batch.samples for batch in connection.stream("photos", epochs=1)] == [2]
+
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d warning bad sample: .*path=\S*broken\.jpg.*", line)
 
 
 def test_the_death_of_the_script_ends_its_daemon(script, daemons_folder):
