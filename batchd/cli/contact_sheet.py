@@ -2,13 +2,10 @@
 
 Draws the pipeline's output: uint8 as it is, floating-point numbers as 0 to 1, or from the smallest
 to the largest of the sheet (normalising cannot be undone without knowing it), channels first or
-last, colour or grey, each image in its own shape.
-
-A field has images if its samples have three dimensions, and one or three channels in the first or
-the last, or two dimensions of 8 bits.
+last, colour or grey, each image in its own shape. ``batchd_client.showing`` says which fields have
+images.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -16,6 +13,7 @@ import numpy as np
 
 from batchd.cli.peek import PeekedBatch
 from batchd.errors import BatchdError
+from batchd_client.showing import as_bytes, as_rgb, has_channels_first, is_image, label_text, range_of
 
 IMAGES_MAX = 64
 COLUMNS = 8
@@ -27,15 +25,12 @@ CHARACTER_PIXELS = 8.2
 """Mean width of a character of the caption's font."""
 FONT_SCALE = 0.42
 
-CHANNELS = {1, 3}
-GREY_DIMENSIONS, COLOUR_DIMENSIONS = 2, 3
-
 Image = np.ndarray
 
 
 def image_fields(batch: PeekedBatch) -> list[str]:
     """The fields with images; "image" is first if it is one of them."""
-    found = [name for name, array in batch.arrays.items() if _is_image(array)]
+    found = [name for name, array in batch.arrays.items() if is_image(array.dtype, array.shape[1:])]
     return sorted(found, key=lambda name: name != "image")
 
 
@@ -51,9 +46,8 @@ def write_sheet(batch: PeekedBatch, path: Path, field: str = "image", *, is_bgr:
 def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Image:
     """The sheet as a BGR image: uint8 [height, width, 3]."""
     images = batch.samples(field)[:IMAGES_MAX]
-    low, high = _range_of(images)
-    shape = batch.arrays[field].shape[1:]
-    channels_first = len(shape) == COLOUR_DIMENSIONS and shape[0] in CHANNELS and shape[2] not in CHANNELS
+    low, high = range_of(images)
+    channels_first = has_channels_first(batch.arrays[field].shape[1:])
     columns = min(COLUMNS, max(1, len(images)))
     rows = max(1, -(-len(images) // columns))
     step_x, step_y = TILE_PIXELS + MARGIN_PIXELS, TILE_PIXELS + CAPTION_PIXELS + MARGIN_PIXELS
@@ -62,51 +56,13 @@ def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Ima
         top = MARGIN_PIXELS + index // columns * step_y
         left = MARGIN_PIXELS + index % columns * step_x
         if image.size:  # a masked sample may have no pixels at all
-            sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS] = _tile(
-                _as_bgr(_as_bytes(image, low, high), channels_first=channels_first, is_bgr=is_bgr)
-            )
+            picture = as_rgb(as_bytes(image, low, high), channels_first=channels_first)
+            tile = _tile(picture if is_bgr else picture[:, :, ::-1])
+            sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS] = tile
         caption = _caption(batch, index)
         baseline = (left, top + TILE_PIXELS + CAPTION_PIXELS - 7)
         cv2.putText(sheet, caption, baseline, cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, INK, 1, cv2.LINE_AA)
     return sheet
-
-
-def _is_image(array: Image) -> bool:
-    """True if a field ``[samples, ...]`` has the shape of images."""
-    match array.shape[1:]:
-        case (_, _):
-            return array.dtype == np.uint8
-        case (first, _, last):
-            return (first in CHANNELS or last in CHANNELS) and array.dtype.kind in "uf"
-        case _:
-            return False
-
-
-def _range_of(images: Sequence[Image]) -> tuple[float, float]:
-    """The values of black and white for all images; 0 and 1 if all values are between them."""
-    numbers = [image for image in images if image.size]
-    low = min((float(np.nan_to_num(image).min()) for image in numbers), default=0.0)
-    high = max((float(np.nan_to_num(image).max()) for image in numbers), default=1.0)
-    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
-
-
-def _as_bytes(image: Image, low: float, high: float) -> Image:
-    """The image as uint8: other numbers are stretched from ``low`` (black) to ``high`` (white)."""
-    if image.dtype == np.uint8:
-        return image
-    stretched = (image.astype(np.float32) - low) * (255 / (high - low or 1))
-    return np.asarray(np.nan_to_num(stretched).clip(0, 255).round(), np.uint8)
-
-
-def _as_bgr(image: Image, *, channels_first: bool, is_bgr: bool) -> Image:
-    """One image as uint8 [height, width, 3] in OpenCV's order."""
-    if image.ndim == GREY_DIMENSIONS:
-        image = image[:, :, np.newaxis]
-    if channels_first:
-        image = image.transpose(1, 2, 0)
-    if image.shape[2] == 1:
-        return np.repeat(image, 3, axis=2)
-    return image if is_bgr else image[:, :, ::-1]
 
 
 def _tile(image: Image) -> Image:
@@ -122,21 +78,7 @@ def _tile(image: Image) -> Image:
 
 
 def _caption(batch: PeekedBatch, index: int) -> str:
-    text = _label(batch, index)
-    if "valid" in batch.arrays and not batch.arrays["valid"][index]:
-        text = f"bad, masked: {text}"
+    text = label_text(batch.arrays, batch.classes, index)
     room = int(TILE_PIXELS / CHARACTER_PIXELS)
     plain = text.encode("ascii", "replace").decode()
     return plain if len(plain) <= room else plain[: room - 2] + ".."
-
-
-def _label(batch: PeekedBatch, index: int) -> str:
-    """The label with its name; the sample's index if there is no label of one number."""
-    labels = batch.arrays.get("label")
-    if labels is None or labels.ndim != 1:
-        return f"#{batch.arrays['index'][index]}"
-    if labels.dtype.kind not in "iu":
-        return f"{labels[index]:.6g}" if labels.dtype.kind == "f" else str(labels[index])
-    label = int(labels[index])
-    name = batch.classes[label] if 0 <= label < len(batch.classes) else ""
-    return f"{label} {name}".strip()

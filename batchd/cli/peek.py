@@ -22,6 +22,7 @@ from batchd.cli.text import aligned
 from batchd.errors import BatchdError
 from batchd_client.asking import ask_status
 from batchd_client.batch import Room
+from batchd_client.showing import cell_text
 from batchd_wire.fields import length_texts
 from batchd_wire.views import row_views
 from batchd_wire.wording import counted
@@ -30,9 +31,6 @@ BATCH_TIMEOUT_S = 120.0
 POSITION = re.compile(r"\d{1,9}:\d{1,9}")
 ROWS_MAX = 8
 """Samples in the table of a batch."""
-VALUES_MAX = 6
-"""Numbers of one field of one sample that the table shows."""
-TEXT_CHARACTERS_MAX = 40
 
 
 def _position(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -146,32 +144,5 @@ def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch
 
 def batch_table(batch: PeekedBatch) -> list[str]:
     """The fields of a batch with their types, and the values of its first samples."""
-    columns = [[name, batch.type_text(name), *map(_cell, batch.samples(name)[:ROWS_MAX])] for name in batch.arrays]
+    columns = [[name, batch.type_text(name), *map(cell_text, batch.samples(name)[:ROWS_MAX])] for name in batch.arrays]
     return aligned(list(zip(*columns, strict=True)))
-
-
-def _cell(value: np.ndarray) -> str:
-    """A sample's value in some forty characters: a number, a text, or the first numbers."""
-    if value.ndim == 0:
-        return _number(value)
-    if (text := _text(value)) is not None:
-        short = text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 2] + ".."
-        return f'"{short}"'
-    shape = f"{list(value.shape)} " if value.ndim > 1 else ""
-    more = f" .. ({value.size})" if value.size > VALUES_MAX else ""
-    return f"{shape}{' '.join(_number(one) for one in value.reshape(-1)[:VALUES_MAX])}{more}" or "(empty)"
-
-
-def _text(value: np.ndarray) -> str | None:
-    """The text of a field of bytes, without zeros at its end; None if it is no text."""
-    if value.dtype != np.uint8 or value.ndim != 1:
-        return None
-    try:
-        text = value.tobytes().rstrip(b"\0").decode()
-    except UnicodeDecodeError:
-        return None
-    return text if text and text.isprintable() else None
-
-
-def _number(value: np.ndarray) -> str:
-    return f"{value:.6g}" if value.dtype.kind == "f" else str(value)

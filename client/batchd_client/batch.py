@@ -25,7 +25,7 @@ Invariant: while a lease has not ended, the daemon writes nothing to its slot.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, Self
 from weakref import ref
@@ -189,10 +189,18 @@ class Batch(NotCopyable, Mapping[str, Any]):
     """
 
     COPY_ADVICE = 'to release one would let the daemon write under the other; copy its arrays, batch["image"].copy()'
-    __slots__ = ("_arrays", "_fields", "_first", "_lease", "_stream", "epoch", "samples", "step", "wait_s")
+    __slots__ = ("_arrays", "_classes", "_fields", "_first", "_lease", "_stream", "epoch", "samples", "step", "wait_s")
 
-    def __init__(self, stream: str, fields: dict[str, FieldView], lease: Lease, handle: Handle | Parcel) -> None:
+    def __init__(
+        self,
+        stream: str,
+        fields: dict[str, FieldView],
+        lease: Lease,
+        handle: Handle | Parcel,
+        classes: Sequence[str] = (),
+    ) -> None:
         self._stream = stream
+        self._classes = classes
         self._fields = fields
         self._lease: Lease | None = lease
         self._first = handle.first
@@ -325,6 +333,14 @@ class Batch(NotCopyable, Mapping[str, Any]):
             for field in self._fields.values()
         )
         return f"{where} samples={self.samples} {shapes}>"
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: pictures with labels, and the first values of other fields."""
+        if self._lease is None:
+            return None  # the notebook shows the repr
+        from batchd_client.notebook import batch_html  # noqa: PLC0415  notebooks only
+
+        return batch_html(self, self._stream, self._classes)
 
 
 def text(array: npt.NDArray[np.uint8]) -> list[str]:

@@ -3,7 +3,9 @@
 Invariant: one ``Daemon`` is one connection: one session at a time, and no threads but ZeroMQ's.
 """
 
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import index
@@ -11,12 +13,16 @@ from typing import NamedTuple, Self, TypedDict
 
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
-from batchd_client.errors import NotCopyable, PositionInvalid, RankInvalid, WindowInvalid
+from batchd_client.errors import BatchdClientError, NotCopyable, PositionInvalid, RankInvalid, WindowInvalid
 from batchd_client.opening import Target
 from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
 from batchd_client.subscription import SubscriptionRequest, checked_position
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
+from batchd_wire.status import DaemonStatus, read_status
+
+SHOWN_WITHIN_S = 2.0
+"""How long a notebook that shows a connection waits for the daemon."""
 
 
 class BadSample(NamedTuple):
@@ -175,3 +181,15 @@ class Daemon(NotCopyable):
     def __repr__(self) -> str:
         session = self._connection.session
         return f"<Daemon {self.address} {f'version {session.daemon_version}' if session else '[closed]'}>"
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the streams and their trainers, if the daemon answers soon."""
+        from batchd_client.notebook import daemon_html  # noqa: PLC0415  notebooks only
+
+        found: list[DaemonStatus] = []
+        deadline = time.monotonic() + min(SHOWN_WITHIN_S, self._connection.deadlines.connect_timeout_s)
+        with suppress(BatchdClientError):
+            self._connection.run_if_usable(
+                lambda session: found.append(read_status(session.request(AskStatus, Status, deadline).status))
+            )
+        return daemon_html(repr(self), found[0]) if found else None

@@ -275,7 +275,7 @@ class StreamReader:
             return False
         lease = Lease(memory, None if type(handle) is Parcel else session.link, subscription.ended, handle)
         subscription.add_lease(lease)
-        self._ready = Batch(self.claim.stream, subscription.fields, lease, handle)
+        self._ready = Batch(self.claim.stream, subscription.fields, lease, handle, subscription.admitted.classes)
         session.is_interrupted = False
         self._mismatches_here = 0
         # Otherwise the daemon counted it as consumed when it granted it.

@@ -244,6 +244,14 @@ class Stream(NotCopyable):
         where = f"<Stream {self.name} rank={self.rank}/{self.world_size}"
         return f"{where} [closed]>" if self._closed else f"{where} epoch={self.epoch} step={self.step}>"
 
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the position, and a table of the fields."""
+        if self._closed:
+            return None  # the notebook shows the repr
+        from batchd_client.notebook import stream_html  # noqa: PLC0415  notebooks only
+
+        return stream_html(self)
+
     @property
     def _admitted(self) -> Subscribed:
         return self._reader.subscription.admitted

@@ -83,6 +83,7 @@ def test_a_script_serves_itself_and_leaves_nothing(config, daemons_folder):
         assert children_of(os.getpid()) - before == {status["daemon"]["pid"]}
         with batchd_client.connect(address) as connection:
             assert see(connection.stream("photos", epochs=1)) == expected.epoch(0)
+            assert "<td>photos</td>" in connection._repr_html_()
             batch = next(iter(connection.stream("photos")))
 
     assert look_at(batch) == expected.batch(0, 0)

@@ -1,0 +1,216 @@
+"""HTML of batches, streams and connections for notebooks. Runs in the user's program.
+
+    batch    up to 16 pictures of at most 96 pixels, as PNGs in the text; a table of other fields
+    stream   position and sizes; a table of the fields
+    daemon   its streams, and their trainers
+
+Imported when a notebook shows one of them. Pictures and cells are those of `batchd peek`
+(``batchd_client.showing``); three channels are drawn as red, green, blue.
+
+Invariant: every name and value goes through ``escape``, and the length of the text has a limit:
+some 1 MiB, most of it pictures.
+"""
+
+import zlib
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from html import escape
+from struct import pack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from batchd_client.showing import (
+    GREY_DIMENSIONS,
+    Picture,
+    as_bytes,
+    as_rgb,
+    cell_text,
+    has_channels_first,
+    is_image,
+    label_text,
+    range_of,
+)
+from batchd_wire.fields import length_texts
+from batchd_wire.status import DaemonStatus
+from batchd_wire.views import Array, row_views
+from batchd_wire.wording import counted
+
+if TYPE_CHECKING:
+    from batchd_client.batch import Batch
+    from batchd_client.stream import FieldSchema, Stream
+
+PICTURES_MAX = 16
+PICTURE_PIXELS = 96
+PICTURE_FIELDS_MAX = 4
+SAMPLES_MAX = 4
+"""Samples in the table of a batch."""
+ROWS_MAX = 40
+"""Rows of a table."""
+CHARACTERS_MAX = 60
+"""Length of a cell."""
+MASK_MAX = 63
+"""Grey images of bytes up to this value are masks, which would be black."""
+_FIGURE = "display:inline-block;margin:0 8px 8px 0;vertical-align:top;text-align:center"
+
+
+def batch_html(batch: "Batch", stream: str, classes: Sequence[str]) -> str:
+    """Pictures of the first samples with their labels, and the first values of other fields."""
+    samples = {name: _samples(batch, name) for name in batch}
+    pictured = [name for name in samples if is_image(batch.room(name).array.dtype, batch.room(name).array.shape[1:])]
+    pictured = pictured[:PICTURE_FIELDS_MAX]
+    shown = [_drawn(name, batch, samples[name][: PICTURES_MAX // len(pictured)]) for name in pictured]
+    figures = [
+        f'<figure style="{_FIGURE}">{"".join(images)}'
+        f"<figcaption>{_cell(label_text(batch, classes, row))}</figcaption></figure>"
+        for row, images in enumerate(zip(*(images for images, _note in shown), strict=True))
+    ]
+    kept = next((len(images) for images, _note in shown), 0)
+    more = f"; the first {kept} are shown" if 0 < kept < batch.samples else ""
+    title = f"{stream}: epoch {batch.epoch}, step {batch.step}, {counted(batch.samples, 'sample')}{more}"
+    rows = [
+        [name, _type_text(batch, name), *(cell_text(value) for value in samples[name][:SAMPLES_MAX])]
+        for name in samples
+        if name not in pictured
+    ]
+    header = ["field", "type", *(f"sample {row}" for row in range(min(SAMPLES_MAX, batch.samples)))]
+    notes = [f"<div>{escape(note)}</div>" for _images, note in shown]
+    return f"<div><p>{escape(title)}</p>{''.join(notes)}<div>{''.join(figures)}</div>{_table(header, rows)}</div>"
+
+
+def stream_html(stream: "Stream") -> str:
+    """The position and the sizes of a stream, and its fields."""
+    facts = [
+        f"epoch {stream.epoch}, step {stream.step} of {stream.steps:,}",
+        counted(stream.samples, "sample"),
+        f"batch size {stream.batch_size}",
+        f"rank {stream.rank} of {stream.world_size}",
+    ]
+    if stream.classes:
+        facts.append(f"{len(stream.classes)} classes: {_shortened(', '.join(stream.classes[:PICTURES_MAX]))}")
+    rows = [[name, str(field.dtype), _shape_text(field)] for name, field in stream.schema.items()]
+    title = f"stream {stream.name}: {'; '.join(facts)}"
+    return f"<div><p>{escape(title)}</p>{_table(['field', 'dtype', 'shape of a sample'], rows)}</div>"
+
+
+def daemon_html(title: str, status: DaemonStatus) -> str:
+    """The streams of a daemon, and the trainers that read them."""
+    names = {trainer.session: trainer.name for trainer in status.trainers}
+    streams = [
+        [
+            one.name,
+            "live" if one.live else f"{one.samples:,}",
+            f"{one.batch_size}",
+            f"{one.decoded_batches:,}",
+            f"{one.delivered_batches:,}",
+            f"{one.bad_samples:,}",
+            one.stopped or "",
+        ]
+        for one in status.streams
+    ]
+    trainers = [
+        [
+            names.get(claim.session, "?"),
+            one.name,
+            f"{claim.rank} of {claim.world_size}",
+            "at its end" if claim.epoch is None else f"epoch {claim.epoch}, step {claim.step}",
+            f"{claim.ready_ahead} of {claim.window}",
+            f"{claim.wait_s:.1f} s",
+        ]
+        for one in status.streams
+        for claim in one.subscriptions
+    ]
+    first = ["stream", "samples", "batch size", "decoded batches", "delivered", "bad samples", "stopped"]
+    second = ["trainer", "stream", "rank", "next batch", "ready ahead", "waited"]
+    tables = _table(first, streams) + _table(second, trainers)
+    return f"<div><p>{escape(title)}</p>{tables}{'' if trainers else '<p>no trainers connected</p>'}</div>"
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def png(picture: Picture) -> bytes:
+    """Write uint8 [height, width, 3], red first, as a PNG file."""
+    height, width = picture.shape[:2]
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row begins with its filter: 0, none
+    rows[:, 1:] = picture.reshape(height, 3 * width)
+    header = pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB, no interlacing
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")]
+    chunks = [pack(">I", len(data)) + kind + data + pack(">I", zlib.crc32(kind + data)) for kind, data in parts]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def shrunk(picture: Picture) -> Picture:
+    """Reduce a picture to at most 96 pixels by the means of square cells."""
+    height, width = picture.shape[:2]
+    cell = -(-max(height, width) // PICTURE_PIXELS)
+    if cell == 1:
+        return picture
+    down, right = np.arange(0, height, cell), np.arange(0, width, cell)
+    sums = np.add.reduceat(np.add.reduceat(picture, down, axis=0, dtype=np.uint32), right, axis=1)
+    heights, widths = np.diff(down, append=height), np.diff(right, append=width)
+    return np.asarray(sums // (heights[:, None, None] * widths[None, :, None]), np.uint8)
+
+
+def _drawn(name: str, batch: "Batch", images: Sequence[Array]) -> tuple[list[str], str]:
+    """The images of a field as HTML, and a line about it."""
+    shape = batch.room(name).array.shape[1:]
+    channels_first = has_channels_first(shape)
+    note = f"{name}: {_type_text(batch, name)}"
+    low, high = range_of(images)
+    if images and (images[0].dtype != np.uint8 or (_is_grey(shape) and high <= MASK_MAX)):
+        images = [image.astype(np.float32) for image in images]
+        note += f", drawn from {low:.4g} (black) to {high:.4g} (white)"
+    drawn = []
+    for image in images:
+        if not image.size:
+            drawn.append("(no pixels)")
+            continue
+        data = b64encode(png(shrunk(as_rgb(as_bytes(image, low, high), channels_first=channels_first)))).decode()
+        drawn.append(f'<img alt="{_cell(name)}" src="data:image/png;base64,{data}">')
+    return drawn, note
+
+
+def _is_grey(shape: Sequence[int]) -> bool:
+    return len(shape) == GREY_DIMENSIONS or 1 in {shape[0], shape[2]}
+
+
+def _samples(batch: "Batch", name: str) -> list[Array]:
+    """The first values of a field, one array for each sample, in its own shape."""
+    room = batch.room(name)
+    array, sizes = room.array[:PICTURES_MAX], room.sizes
+    if room.varying is None or sizes is None:
+        return [array[row, ...] for row in range(len(array))]
+    return row_views(array, sizes[:PICTURES_MAX], room.varying)
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def _table(header: Sequence[str], rows: Sequence[Iterable[str]]) -> str:
+    """A table of escaped cells; "" without rows."""
+    if not rows:
+        return ""
+    lines = [f"<tr>{''.join(f'<th>{_cell(text)}</th>' for text in header)}</tr>"]
+    lines += [f"<tr>{''.join(f'<td>{_cell(text)}</td>' for text in row)}</tr>" for row in rows[:ROWS_MAX]]
+    more = f"<p>and {len(rows) - ROWS_MAX} more</p>" if len(rows) > ROWS_MAX else ""
+    return f"<table>{''.join(lines)}</table>{more}"
+
+
+def _cell(text: str) -> str:
+    return escape(_shortened(text))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= CHARACTERS_MAX else text[: CHARACTERS_MAX - 2] + ".."
+
+
+def _type_text(batch: "Batch", name: str) -> str:
+    room = batch.room(name)
+    lengths = [str(batch.samples), *length_texts(room.array.shape[1:], room.varying)]
+    return f"{room.array.dtype}[{', '.join(lengths)}]"
+
+
+def _shape_text(field: "FieldSchema") -> str:
+    kind = f" {field.varying.kind}" if field.varying else ""
+    return f"[{', '.join(length_texts(field.shape, field.varying))}]{kind}"

@@ -1,0 +1,191 @@
+"""What a notebook shows of batches, streams and connections: HTML, looked at with its pictures."""
+
+import re
+from base64 import b64decode
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import cv2
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd_client.notebook import CHARACTERS_MAX, PICTURE_PIXELS, PICTURES_MAX, daemon_html, png, shrunk
+from batchd_wire.fields import Field, Varying
+from batchd_wire.views import slot_arrays
+from support.fake_daemon import FakeDaemon
+from support.fake_stream import FakeStream
+from support.statuses import two_looks
+
+NASTY = '<script>alert("1")</script>&\''
+
+
+class Page(HTMLParser):
+    """Tags, texts and pictures of a piece of HTML."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.texts: list[str] = []
+        self.pictures: list[np.ndarray] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        if tag == "img":
+            kind, data = dict(attributes)["src"].split(",")
+            assert kind == "data:image/png;base64"
+            self.pictures.append(cv2.imdecode(np.frombuffer(b64decode(data), np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1])
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+class FilledStream(FakeStream):
+    """A stream whose slots hold the ``values`` of its fields."""
+
+    values: dict[str, object]
+
+    def page(self, _epoch, _step):
+        page = bytearray(self.layout.slot_bytes)
+        for name, array in slot_arrays(page, self.layout).items():
+            array[:] = self.values.get(name, 0)
+        return page
+
+
+def shown(tmp_path, fields, values, rows=2):
+    """The first batch of a stream of these fields, as a notebook shows it."""
+    stream = FilledStream(fields=fields, rows=rows)
+    stream.values = values
+    with FakeDaemon(tmp_path / "run", stream) as fake, batchd_client.connect(fake.address) as daemon:
+        return Page(next(iter(daemon.stream("photos")))._repr_html_())
+
+
+RED = np.array([200, 10, 30], np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "value"),
+    [((6, 8, 3), RED), ((3, 6, 8), RED[:, None, None])],
+    ids=["channels last", "channels first"],
+)
+def test_a_batch_shows_its_images_with_the_names_of_their_classes(tmp_path, shape, value) -> None:
+    """In their colours, whatever the layout; and the other fields in a table."""
+    fields = (Field("image", "uint8", shape), Field("label", "int64", ()))
+    page = shown(tmp_path, fields, {"image": value, "label": [0, 1]})
+
+    assert [picture.shape for picture in page.pictures] == [(6, 8, 3)] * 2
+    assert (page.pictures[0] == RED).all()
+    assert "photos: epoch 0, step 0, 2 samples" in page.texts
+    assert f"image: uint8[2, {', '.join(map(str, shape))}]" in page.texts
+    assert [text for text in page.texts if text in {"0 cat", "1 dog"}] == ["0 cat", "1 dog"]
+    assert page.texts[page.texts.index("label") :] == ["label", "int64[2]", "0", "1"]
+
+
+def test_normalised_images_are_stretched_and_that_is_said(tmp_path) -> None:
+    """From the smallest to the largest value of the pictures."""
+    image = np.linspace(-2, 2.5, 2 * 4 * 4 * 3, dtype=np.float32).reshape(2, 4, 4, 3)
+    page = shown(tmp_path, (Field("image", "float32", (4, 4, 3)),), {"image": image})
+
+    assert page.pictures[0][0, 0, 0] == 0
+    assert page.pictures[1][-1, -1, -1] == 255
+    assert "image: float32[2, 4, 4, 3], drawn from -2 (black) to 2.5 (white)" in page.texts
+
+
+def test_a_mask_of_class_numbers_is_not_black(tmp_path) -> None:
+    """It stands beside its image; a grey photograph keeps its values."""
+    fields = (Field("image", "uint8", (4, 4, 1)), Field("mask", "uint8", (4, 4)))
+    page = shown(tmp_path, fields, {"image": 90, "mask": np.array([[0, 1, 2, 2]] * 4)})
+
+    image, mask = page.pictures[:2]
+    assert (image == 90).all()
+    assert mask[0, :, 0].tolist() == [0, 128, 255, 255]
+    assert "mask: uint8[2, 4, 4], drawn from 0 (black) to 2 (white)" in page.texts
+
+
+def test_images_of_different_sizes_are_shown_in_their_own(tmp_path) -> None:
+    """Also one without any pixels, which a masked sample may be."""
+    fields = (
+        Field("image", "uint8", (8, 8, 3), Varying("ragged", (0, 1))),
+        Field("image_shape", "int32", (2,)),
+        Field("valid", "bool", ()),
+    )
+    page = shown(tmp_path, fields, {"image": 7, "image_shape": [[3, 5], [0, 0]], "valid": [True, False]})
+
+    assert [picture.shape for picture in page.pictures] == [(3, 5, 3)]
+    assert "(no pixels)" in page.texts
+    assert "bad, masked: row 1" in page.texts
+
+
+def test_what_a_notebook_keeps_is_bounded(tmp_path) -> None:
+    """Few and small pictures, few samples, short texts."""
+    fields = (Field("image", "uint8", (500, 300, 3)), Field("text", "uint8", (500,)))
+    noise = np.random.default_rng(1).integers(0, 256, (40, 500, 300, 3), np.uint8)
+    page = shown(tmp_path, fields, {"image": noise, "text": ord("x")}, rows=40)
+
+    assert len(page.pictures) == PICTURES_MAX
+    assert page.pictures[0].shape[0] <= PICTURE_PIXELS
+    assert max(map(len, page.texts)) <= 2 * CHARACTERS_MAX
+    assert "photos: epoch 0, step 0, 40 samples; the first 16 are shown" in page.texts
+
+
+def test_names_from_elsewhere_are_text_and_no_tags(tmp_path) -> None:
+    """Of streams, fields and classes, and texts of samples."""
+    stream = FilledStream(name=NASTY, fields=(Field(NASTY, "uint8", (4, 4, 3)), Field("t", "uint8", (40,))), rows=1)
+    stream.values = {"t": np.frombuffer(NASTY.encode().ljust(40, b"\0"), np.uint8)}
+    with FakeDaemon(tmp_path / "run", stream) as fake, batchd_client.connect(fake.address) as daemon:
+        claim = daemon.stream(NASTY)
+        pages = [Page(next(iter(claim))._repr_html_()), Page(claim._repr_html_())]
+
+    for page in pages:
+        assert "script" not in page.tags
+        assert any(NASTY in text for text in page.texts)
+
+
+def test_a_stream_shows_its_position_and_its_fields(tmp_path) -> None:
+    """A closed stream and a released batch have no more than their repr."""
+    with FakeDaemon(tmp_path / "run", FakeStream()) as fake, batchd_client.connect(fake.address) as daemon:
+        stream = daemon.stream("photos")
+        batch = next(iter(stream))
+        texts = Page(stream._repr_html_()).texts
+        batch.release()
+        stream.close()
+
+        assert batch._repr_html_() is None
+        assert stream._repr_html_() is None
+    assert texts[0] == "stream photos: epoch 0, step 1 of 5; 20 samples; batch size 4; rank 0 of 1; 2 classes: cat, dog"
+    assert texts[-6:] == ["image", "uint8", "[2, 2, 3]", "label", "int64", "[]"]
+
+
+def test_a_connection_shows_its_streams_and_their_trainers() -> None:
+    """From one answer of the daemon; a program's name is text."""
+    _before, status = two_looks()
+    status.trainers = tuple(replace(one, name=NASTY) for one in status.trainers)
+    page = Page(daemon_html("<Daemon ipc:///run/batchd>", status))
+
+    assert page.texts[0] == "<Daemon ipc:///run/batchd>"
+    assert "script" not in page.tags
+    (stream,) = status.streams
+    assert page.texts.count(stream.name) == 1 + len(stream.subscriptions)
+    assert page.texts.count(NASTY) == len(stream.subscriptions) > 0
+
+
+def test_a_connection_that_cannot_be_asked_is_shown_as_its_repr(tmp_path) -> None:
+    """A notebook's cell does not fail, nor wait for a daemon that is gone."""
+    with FakeDaemon(tmp_path / "run", FakeStream()) as fake:
+        daemon = batchd_client.connect(fake.address)
+    assert daemon._repr_html_() is None
+    daemon.close()
+    assert daemon._repr_html_() is None
+    assert re.fullmatch(r"<Daemon .* \[closed\]>", repr(daemon))
+
+
+def test_pictures_are_shrunk_by_means_of_their_cells() -> None:
+    """A picture of 200 pixels by cells of 3, the last of which are smaller."""
+    picture = np.arange(200 * 150 * 3, dtype=np.uint32).reshape(200, 150, 3) % 251
+    small = shrunk(picture.astype(np.uint8))
+
+    assert small.shape == (67, 50, 3)
+    assert small[0, 0, 1] == picture[:3, :3, 1].sum() // 9
+    assert small[-1, -1, 2] == picture[198:, 147:, 2].sum() // 6
+    assert (cv2.imdecode(np.frombuffer(png(small), np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1] == small).all()
