@@ -27,7 +27,7 @@ Invariant: while a lease has not ended, the daemon writes nothing to its slot.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import ref
 
 import numpy as np
@@ -38,6 +38,9 @@ from batchd_client.memory import BatchMemory
 from batchd_wire.fields import RAGGED, SlotLayout, Varying, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
 from batchd_wire.views import Array, checked_sizes, cut_to_largest, row_views
+
+if TYPE_CHECKING:
+    from batchd_client.torch.tensors import Tensors
 
 
 class CompactRagged(NamedTuple):
@@ -251,6 +254,22 @@ class Batch(NotCopyable, Mapping[str, Any]):
             )
         exported: Array = array
         return exported
+
+    def to_torch(self, *, copy: bool = False) -> "dict[str, Tensors]":
+        """Return the fields as tensors on the CPU, by name, with the shapes and dtypes of ``[name]``.
+
+        A ragged field is a list of tensors. Without ``copy`` they are views of shared memory: they
+        keep the batch alive, must not be read after ``release()`` or the end of ``with batch:``, and
+        a write into one (``tensor.div_(255)``) crashes the program, as torch has no read-only
+        tensors. With ``copy`` they are yours, and the batch can be released.
+
+        For layouts, normalisation and GPUs use ``batchd_client.torch.BatchdLoader``. Raises what
+        access by name raises, ``TensorsInvalid`` if torch lacks a dtype, and ``ImportError`` without
+        torch.
+        """
+        from batchd_client.torch.tensors import tensors_of  # noqa: PLC0415  torch takes seconds to import
+
+        return tensors_of(self, copy=copy)
 
     def room(self, name: str) -> Room:
         """A field with its whole room, to be copied in one piece. Raises what ``[name]`` raises."""

@@ -4,6 +4,7 @@ Leases follow the lifetime of Python's objects.
 """
 
 import gc
+import sys
 import threading
 
 import numpy as np
@@ -100,6 +101,18 @@ def test_an_export_by_dlpack_is_read_only_and_not_copied(batches) -> None:
     batch.release()
     with pytest.raises(BatchReleased):
         batch.dlpack("image")
+
+
+def test_tensors_without_torch_are_refused_with_what_to_install(batches, monkeypatch) -> None:
+    """The batch stays usable."""
+    for name in ("batchd_client.torch", "batchd_client.torch.tensors"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    batch = next(batches)
+
+    with pytest.raises(ImportError, match="pip install torch"):
+        batch.to_torch()
+    assert batch["image"].shape == (4, 2, 2, 3)
 
 
 def test_batch_that_nobody_keeps_goes_back_with_the_next_pull(batches, held) -> None:

@@ -1,12 +1,20 @@
 """How fields become tensors: dense and as the schema says, from any slot, on any device."""
 
+import gc
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
+import batchd_client  # noqa: E402
+from batchd_client.errors import BatchReleased  # noqa: E402
 from batchd_client.stream import FieldSchema  # noqa: E402
 from batchd_client.torch.tensors import ImageLayout, Recipe, cut, over  # noqa: E402
+from batchd_wire.fields import Field, Varying  # noqa: E402
+from batchd_wire.views import slot_arrays  # noqa: E402
+from support.fake_daemon import FakeDaemon  # noqa: E402
+from support.fake_stream import FakeStream  # noqa: E402
 
 CPU = torch.device("cpu")
 SHAPES = {
@@ -86,3 +94,76 @@ def test_what_comes_from_the_slot_is_a_copy():
         tensor = recipe.tensor(over(array), owned=False)
         array[...] = 0
         assert bool((tensor.to(torch.float64) == 1).all())
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """A stream of images and labels from a fake daemon."""
+    with FakeDaemon(tmp_path / "run", FakeStream()) as fake, batchd_client.connect(fake.address) as daemon:
+        yield daemon.stream("photos")
+
+
+def test_tensors_of_a_batch_are_views_that_keep_it_alive(stream):
+    """As its arrays are; after the last of them its memory returns."""
+    batch = next(iter(stream))
+    tensors = batch.to_torch()
+
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} == {
+        "image": (torch.uint8, (4, 2, 2, 3)),
+        "label": (torch.int64, (4,)),
+    }
+    assert tensors["image"].data_ptr() == batch["image"].ctypes.data
+    assert tensors["label"].tolist() == batch["label"].tolist()
+    del batch
+    gc.collect()
+    assert stream.statistics().batches_held == 1
+    del tensors
+    gc.collect()
+    assert stream.statistics().batches_held == 0
+
+
+def test_copied_tensors_outlive_their_batch(stream):
+    """They may be written, and a released batch gives none."""
+    with next(iter(stream)) as batch:
+        tensors = batch.to_torch(copy=True)
+        labels = batch["label"].tolist()
+
+    assert tensors["image"].add_(1).shape == (4, 2, 2, 3)
+    assert tensors["label"].tolist() == labels
+    assert stream.statistics().batches_held == 0
+    with pytest.raises(BatchReleased):
+        batch.to_torch()
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_samples_of_different_shapes_are_tensors_of_their_own(tmp_path, copy):
+    """Of a ragged field a list; a padded one is cut to its largest sample."""
+    fields = (
+        Field("image", "uint8", (4, 5, 3), Varying("ragged", (0, 1))),
+        Field("image_shape", "int32", (2,)),
+        Field("label", "int64", (6,), Varying("padded", (0,))),
+        Field("label_length", "int32", ()),
+    )
+    fake_stream = FakeStream(fields=fields, rows=2)
+    fake_stream.page = _page_of_sizes(fake_stream)
+    with FakeDaemon(tmp_path / "run", fake_stream) as fake, batchd_client.connect(fake.address) as daemon:
+        tensors = next(iter(daemon.stream("photos"))).to_torch(copy=copy)
+
+        assert [tuple(image.shape) for image in tensors["image"]] == [(2, 3, 3), (4, 1, 3)]
+        assert all((image == 7).all() for image in tensors["image"])
+        assert tensors["label"].tolist() == [[0, 1, 2, 3], [6, 7, 8, 9]]
+
+
+def _page_of_sizes(stream):
+    """Slots with two images, and labels of one and four numbers."""
+
+    def page(_epoch, _step):
+        content = bytearray(stream.layout.slot_bytes)
+        arrays = slot_arrays(content, stream.layout)
+        arrays["image"][:] = 7
+        arrays["image_shape"][:] = [[2, 3], [4, 1]]
+        arrays["label"][:] = np.arange(12).reshape(2, 6)
+        arrays["label_length"][:] = [1, 4]
+        return content
+
+    return page

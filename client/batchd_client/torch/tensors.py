@@ -6,8 +6,9 @@
     other fields        -->  unchanged     ----> unchanged
 
 Invariants: a tensor that the loop gets has memory of its own. Views into a slot stay in this
-package: torch has no read-only tensors, and a write into the mapping would crash the program. The
-host placement releases a batch as soon as its tensors are made, also after an error.
+package, except where the program asks for them (``Batch.to_torch``): torch has no read-only
+tensors, and a write into the mapping would crash the program. The host placement releases a batch
+as soon as its tensors are made, also after an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -163,6 +164,21 @@ def recipes_for(
 def over(array: Array) -> torch.Tensor:
     """View a read-only array as a tensor, to copy from. Keeps the array and its batch alive."""
     return torch.from_numpy(np.asarray(_WritableView(array)))
+
+
+def tensors_of(batch: Batch, *, copy: bool) -> dict[str, Tensors]:
+    """The fields of a batch as they are in the slot: see ``Batch.to_torch``."""
+
+    def tensor(name: str, array: Array) -> torch.Tensor:
+        _torch_dtype(name, array.dtype)
+        view = over(array)
+        return fill(view, fresh(view.shape, view.dtype)) if copy else view
+
+    fields = {name: batch[name] for name in batch}
+    return {
+        name: [tensor(name, row) for row in field] if isinstance(field, list) else tensor(name, field)
+        for name, field in fields.items()
+    }
 
 
 def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
