@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from batchd_client.daemon import BadReport, BadSample, Daemon, connect
     from batchd_client.errors import BatchdClientError
     from batchd_client.producer import Producer, ProducerStatistics, push
-    from batchd_client.stream import FieldSchema, Stream, StreamStatistics
+    from batchd_client.stream import FieldSchema, Stream, StreamProgress, StreamStatistics
     from batchd_client.subscription import StreamState
 
 __version__ = "0.1.0"
@@ -39,6 +39,7 @@ __all__ = [
     "ProducerStatistics",
     "Ragged",
     "Stream",
+    "StreamProgress",
     "StreamState",
     "StreamStatistics",
     "connect",

@@ -31,6 +31,7 @@ from batchd_client.showing import (
     label_text,
     range_of,
 )
+from batchd_client.stream import ENDLESS_STEPS, FieldSchema, Stream, position_text
 from batchd_wire.fields import length_texts
 from batchd_wire.status import DaemonStatus
 from batchd_wire.views import Array, row_views
@@ -38,7 +39,6 @@ from batchd_wire.wording import counted
 
 if TYPE_CHECKING:
     from batchd_client.batch import Batch
-    from batchd_client.stream import FieldSchema, Stream
 
 PICTURES_MAX = 16
 PICTURE_PIXELS = 96
@@ -78,11 +78,11 @@ def batch_html(batch: "Batch", stream: str, classes: Sequence[str]) -> str:
     return f"<div><p>{escape(title)}</p>{''.join(notes)}<div>{''.join(figures)}</div>{_table(header, rows)}</div>"
 
 
-def stream_html(stream: "Stream") -> str:
+def stream_html(stream: Stream) -> str:
     """The position and the sizes of a stream, and its fields."""
     facts = [
-        f"epoch {stream.epoch}, step {stream.step} of {stream.steps:,}",
-        counted(stream.samples, "sample"),
+        position_text(stream.epoch, stream.step, stream.steps),
+        "endless" if stream.steps >= ENDLESS_STEPS else counted(stream.samples, "sample"),
         f"batch size {stream.batch_size}",
         f"rank {stream.rank} of {stream.world_size}",
     ]
@@ -211,6 +211,6 @@ def _type_text(batch: "Batch", name: str) -> str:
     return f"{room.array.dtype}[{', '.join(lengths)}]"
 
 
-def _shape_text(field: "FieldSchema") -> str:
+def _shape_text(field: FieldSchema) -> str:
     kind = f" {field.varying.kind}" if field.varying else ""
     return f"[{', '.join(length_texts(field.shape, field.varying))}]{kind}"

@@ -68,6 +68,8 @@ class StreamReader:
         self.batches = 0
         self.samples = 0
         self.wait_s = 0.0
+        self.first_take_s: float | None = None
+        """When the first batch was asked for, by ``time.monotonic``."""
         self.moves = 0
         self.mismatches = 0
         self._mismatched_at: Position | None = None
@@ -97,6 +99,8 @@ class StreamReader:
         if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
             self.connection.run_if_usable(self._report_end)
             return None
+        if self.first_take_s is None:
+            self.first_take_s = time.monotonic()
         if self._ready is None:
             if wait:
                 self._fetch()

@@ -4,6 +4,7 @@ Runs in the trainer. Invariant: after every method, the stream is at a position 
 name: that of the next batch.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,10 @@ from batchd_wire.messages import Subscribed
 from batchd_wire.position import Position
 
 T = TypeVar("T")
+
+
+ENDLESS_STEPS = 1 << 30
+"""A live stream has more steps than this, which have no meaning; other epochs have fewer."""
 
 
 class FieldSchema(NamedTuple):
@@ -54,6 +59,34 @@ class StreamStatistics:
     batches_held: int
     resubscribed: int
     mismatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProgress:
+    """How far a loop is, and how fast; ``str`` of it is one line.
+
+    ``step`` of ``steps``: batches of all ranks that are done in ``epoch``; after an epoch's last
+    batch it is ``steps`` until the next epoch's first. ``samples_per_s`` of this rank, and
+    ``wait_share``, the part of the time that the loop waited for batches, 0 to 1: both over the
+    last ``seconds``. ``samples`` and ``wait_s``: totals, as in ``StreamStatistics``.
+    """
+
+    epoch: int
+    step: int
+    steps: int
+    samples_per_s: float
+    wait_share: float
+    seconds: float
+    samples: int
+    wait_s: float
+    measured_s: float
+    """When this was measured, by ``time.monotonic``."""
+
+    def __str__(self) -> str:
+        return (
+            f"{position_text(self.epoch, self.step, self.steps)}, {self.samples_per_s:,.0f} samples/s, "
+            f"{self.wait_share:.0%} waiting"
+        )
 
 
 class Stream(NotCopyable):
@@ -196,6 +229,23 @@ class Stream(NotCopyable):
             reader.batches, reader.samples, reader.wait_s, reader.subscription.held, reader.moves, reader.mismatches
         )
 
+    def progress(self, since: StreamProgress | None = None) -> StreamProgress:
+        """Return the position and the rates, over the time since an earlier progress.
+
+        Default: since this stream asked for its first batch.
+        """
+        reader, now_s = self._reader, time.monotonic()
+        epoch, step = reader.position
+        if step == 0 and reader.subscription.taken:
+            epoch, step = epoch - 1, self.steps
+        began_s = now_s if reader.first_take_s is None else reader.first_take_s
+        samples, wait_s = reader.samples, reader.wait_s
+        if since is not None:
+            began_s, samples, wait_s = since.measured_s, samples - since.samples, wait_s - since.wait_s
+        seconds = now_s - began_s
+        rate, share = (samples / seconds, min(1.0, wait_s / seconds)) if seconds > 0 else (0.0, 0.0)
+        return StreamProgress(epoch, step, self.steps, rate, share, seconds, reader.samples, reader.wait_s, now_s)
+
     # --- taking batches ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
@@ -259,6 +309,11 @@ class Stream(NotCopyable):
     def _check_open(self) -> None:
         if self._closed:
             raise StreamClosed(f"stream {self.name!r} has been closed")
+
+
+def position_text(epoch: int, step: int, steps: int) -> str:
+    """A position for people; ``steps``: those of an epoch."""
+    return f"epoch {epoch}, step {step:,}" + (f" of {steps:,}" if steps < ENDLESS_STEPS else "")
 
 
 class EpochIterator(Iterator[T]):

@@ -52,6 +52,49 @@ def test_each_for_is_one_epoch(daemon) -> None:
     assert [positions(stream) for _ in range(3)] == [[(epoch, step) for step in range(5)] for epoch in range(3)]
 
 
+def test_progress_counts_the_batches_that_the_loop_got(daemon) -> None:
+    """The last batch of an epoch completes it, until the next epoch begins."""
+    stream = daemon.stream("photos")
+    found = [stream.progress()]
+    for _epoch in range(2):
+        found += [stream.progress() for _batch in stream]
+
+    assert [(one.epoch, one.step) for one in found] == [(0, 0), *[(e, s) for e in (0, 1) for s in range(1, 6)]]
+    assert {one.steps for one in found} == {5}
+    assert (found[0].samples_per_s, found[0].wait_share, found[0].seconds) == (0, 0, 0)
+    assert found[-1].samples == 40
+    stream.seek(1)
+    assert (stream.progress().epoch, stream.progress().step) == (1, 0)
+
+
+def test_rates_of_a_progress_are_those_since_another_one(daemon) -> None:
+    """By default since the first batch was asked for."""
+    stream = daemon.stream("photos")
+    batches = iter(stream)
+    next(batches)
+    first = stream.progress()
+    next(batches)
+    second = stream.progress(first)
+
+    assert first.samples_per_s == pytest.approx(4 / first.seconds)
+    assert first.wait_share == pytest.approx(first.wait_s / first.seconds)
+    assert second.seconds == second.measured_s - first.measured_s > 0
+    assert second.samples_per_s == pytest.approx(4 / second.seconds)
+    assert second.wait_share == pytest.approx((second.wait_s - first.wait_s) / second.seconds)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (5005, "epoch 2, step 1,200 of 5,005, 3,121 samples/s, 4% waiting"),
+        (1 << 40, "epoch 2, step 1,200, 3,121 samples/s, 4% waiting"),
+    ],
+)
+def test_progress_is_one_line(steps, text) -> None:
+    """A live stream's number of steps is left out."""
+    assert str(batchd_client.StreamProgress(2, 1200, steps, 3120.7, 0.041, 10.0, 0, 0.0, 0.0)) == text
+
+
 def test_prefetch_runs_across_the_end_of_an_epoch(daemon, fake) -> None:
     """The next epoch's first batches are asked for while the last of this one are in use."""
     batches = iter(daemon.stream("photos"))
