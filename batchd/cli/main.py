@@ -18,6 +18,7 @@ from batchd.errors import EXIT_CODE_MEANINGS, BatchdError
 from batchd.suggestions import suggestion
 
 COMMANDS = {
+    "init": "Look at your data, and write a batchd.toml for it.",
     "serve": "Serve the streams of a configuration until SIGTERM or Ctrl-C.",
     "worker": "Run workers on this machine for a daemon on another one.",
     "ray": "Run worker hosts on a Ray cluster, as many as the daemon wants.",
@@ -81,9 +82,9 @@ class _LazyGroup(click.Group):
 def cli() -> None:
     """Decode training batches once, into shared memory, for every trainer on the machine.
 
-    Start with `batchd config > batchd.toml`, change what you need, try it with `batchd check
-    batchd.toml`, and run `batchd serve -c batchd.toml`. `batchd COMMAND --help` tells more of each
-    command.
+    Start with `batchd init /path/to/data`, which writes batchd.toml, and run `batchd serve`.
+    `batchd config` prints all keys, and `batchd check` finds what is wrong with a file. `batchd
+    COMMAND --help` tells more of each command.
     """
 
 

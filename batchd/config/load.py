@@ -119,7 +119,7 @@ def _read_text(file: Path) -> str:
         with file.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        hint = "; write one with `batchd config > batchd.toml`" if isinstance(error, FileNotFoundError) else ""
+        hint = "; `batchd init /path/to/data` writes one" if isinstance(error, FileNotFoundError) else ""
         raise _unusable(file, f"cannot be read: {error.strerror}{hint}") from None
     if len(content) > FILE_BYTES_MAX:
         raise _unusable(file, f"is longer than {FILE_BYTES_MAX} bytes, so it is no configuration")
