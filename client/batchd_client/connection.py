@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 from weakref import WeakMethod, WeakValueDictionary
 
@@ -37,6 +38,7 @@ from batchd_client.errors import (
     ReconnectTimeout,
     ReentrantCall,
 )
+from batchd_client.hints import log_absence, log_return
 from batchd_client.lifeline import DaemonBusy, SessionLost
 from batchd_client.opening import Target, open_session
 from batchd_client.session import M, Session
@@ -84,6 +86,8 @@ class Connection:
         self._target = target
         self.deadlines = deadlines
         self.reconnects = 0
+        self._lost_s: float | None = None
+        """When the loss of the daemon was noticed, by ``time.monotonic``; None while it is there."""
         self._session: Session | None = session
         self._is_closed = False
         self._turn = target.sockets.turn
@@ -94,6 +98,7 @@ class Connection:
         self._process = os.getpid()
         self._callbacks: list[WeakMethod[Callable[[], None]]] = []
         _connections[id(self)] = self
+        log_return(self.place.address)  # another connection may have missed it
 
     def run(self, operation: Callable[[Session], T]) -> T:
         """Run an operation on the session; repeat it on a new session if the daemon goes away.
@@ -227,14 +232,19 @@ class Connection:
 
     def _reopen(self, session: Session, give_up: float) -> Session:
         self._let_go(session)
+        address = self.place.address
+        since_s = self._lost_s = self._lost_s or time.monotonic()
+        missed = partial(log_absence, address, since_s, self.deadlines.reconnect_timeout_s)
         try:
-            self._session = patiently_open(self._target, give_up, self.deadlines.connect_timeout_s)
+            self._session = patiently_open(self._target, give_up, self.deadlines.connect_timeout_s, when_missed=missed)
         except _WORTH_WAITING as error:
             raise ReconnectTimeout(
-                f"the daemon at {self.place.address} went away and did not come back within "
+                f"the daemon at {address} went away and did not come back within "
                 f"{self.deadlines.reconnect_timeout_s:g} s; the last try ended with: {first_line(error)}"
             ) from error
         self.reconnects += 1
+        self._lost_s = None
+        log_return(address)
         return self._session
 
     def _close(self, _: None) -> None:
@@ -252,11 +262,13 @@ def patiently_open(
     give_up: float,
     attempt_s: float,
     may_pass: Callable[[Exception], bool] = lambda error: isinstance(error, _WORTH_WAITING),
+    when_missed: Callable[[], None] = lambda: None,
 ) -> Session:
     """Retry until a session opens or ``give_up`` (``time.monotonic``) is near.
 
-    Pauses grow, and are random. ``may_pass`` tells whether a retry may help after an error. Raises
-    the error of the last try that ``give_up`` did not cut off.
+    Pauses grow, and are random. ``may_pass`` tells whether a retry may help after an error;
+    ``when_missed`` is called before each pause. Raises the error of the last try that ``give_up``
+    did not cut off.
     """
     began_s, pause = time.monotonic(), PAUSE_S
     reason: Exception | None = None
@@ -273,6 +285,7 @@ def patiently_open(
         for found in _connections.valuerefs():
             if (connection := found()) is not None:
                 connection.drop_dead_session()
+        when_missed()
         time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  so that a thousand trainers do not come back at once
         is_near = isinstance(target.place, RuntimeDirectory)
         longer = (time.monotonic() - began_s) / PAUSES_PER_WAIT if is_near else 2 * pause

@@ -1,20 +1,45 @@
-"""Hints in the user's log, each once per program. Runs in the trainer."""
+"""Lines in the user's log, each once per program, or once per event. Runs in the trainer."""
 
 import logging
 import os
+import time
 from functools import cache
 
 from batchd_wire.runtime import RuntimeDirectory, parse_address
 from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
+ABSENCE_S = 2.0
+"""A daemon that is away for less is not mentioned."""
+
 _log = logging.getLogger("batchd_client")
+_away: dict[str, float] = {}
+"""Since when daemons are away whose absence has been logged, by address; ``time.monotonic``.
+
+All connections of the program share it, and any thread may use it: each line is written by the one
+that changes it, by one call.
+"""
 
 
 @cache
 def log_once(text: str, level: int = logging.INFO) -> None:
     """Log a text, unless this program has logged it before."""
     _log.log(level, text)
+
+
+def log_absence(address: str, since_s: float, reconnect_timeout_s: float) -> None:
+    """Log that a daemon is away, once it has been for 2 s. Paired with ``log_return``."""
+    away_s = time.monotonic() - since_s
+    if away_s >= ABSENCE_S and address not in _away and _away.setdefault(address, since_s) is since_s:
+        text = "the daemon at %s has been away for %.0f s; waiting up to %g s for it"
+        _log.info(text, address, away_s, reconnect_timeout_s)
+
+
+def log_return(address: str) -> None:
+    """Log that a daemon is back, if its absence was logged."""
+    since_s = _away.pop(address, None)
+    if since_s is not None:
+        _log.info("the daemon at %s is back after %.1f s", address, time.monotonic() - since_s)
 
 
 def shared_batches_hint(stream: str, ranks: int, batches: int, samples: int) -> str | None:

@@ -1,8 +1,11 @@
 """The daemon goes away and returns: the loop only waits longer, and each position comes once."""
 
+import logging
+import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd_client import connection
+from batchd_client import connection, hints
 from batchd_client.errors import BatchTimeout, DaemonNotFound, ReconnectTimeout, StreamChanged, VersionMismatch
 from batchd_wire.channel import send_message
 from batchd_wire.codes import ErrorCode
@@ -91,6 +94,51 @@ def test_daemon_that_comes_back_late_is_waited_for(fake, daemon) -> None:
     assert steps == [1, 2, 3, 4]
 
 
+def absences(caplog) -> list[str]:
+    """The lines about a daemon that is away, without times."""
+    lines = [record.getMessage() for record in caplog.records if record.name == "batchd_client"]
+    return [re.sub(r"[0-9.]+ s", "N s", line) for line in lines if "the daemon at" in line]
+
+
+@pytest.mark.parametrize("mentioned", [True, False])
+def test_an_absence_is_one_line_and_the_return_another(fake, daemon, caplog, monkeypatch, mentioned) -> None:
+    """For all streams and connections of the program together; a short one is not mentioned."""
+    caplog.set_level(logging.INFO, "batchd_client")
+    monkeypatch.setattr(hints, "ABSENCE_S", 0.0 if mentioned else 3600.0)
+    with batchd_client.connect(fake.address, reconnect_timeout_s=20) as other:
+        loops = [iter(one.stream("photos")) for one in (daemon, daemon, other)]
+        for batches in loops:
+            next(batches)
+        fake.kill()
+        timer = threading.Timer(0.3, fake.start)
+        timer.start()
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(steps_of, loops)) == [[1, 2, 3, 4]] * 3
+        timer.join()
+
+    away = f"the daemon at {fake.address}"
+    lines = [f"{away} has been away for N s; waiting up to N s for it", f"{away} is back after N s"]
+    assert absences(caplog) == (lines if mentioned else [])
+
+
+def test_an_absence_ends_with_a_new_connection_too(fake, caplog, monkeypatch) -> None:
+    """A program may give the old one up; repeated attempts of it write no further line."""
+    caplog.set_level(logging.INFO, "batchd_client")
+    monkeypatch.setattr(hints, "ABSENCE_S", 0.0)
+    with batchd_client.connect(fake.address, reconnect_timeout_s=0.1) as daemon:
+        fake.kill()
+        for _attempt in range(2):
+            with pytest.raises(ReconnectTimeout):
+                daemon.status()
+    fake.start()
+    batchd_client.connect(fake.address).close()
+
+    assert [line.partition(" s")[0].rpartition(" ")[0] for line in absences(caplog)] == [
+        f"the daemon at {fake.address} has been away for",
+        f"the daemon at {fake.address} is back after",
+    ]
+
+
 def test_batches_that_were_held_stay_readable_and_are_not_given_back_to_the_new_daemon(fake, daemon) -> None:
     """Leases belong to the session in which they were granted."""
     fake.grants_at_most = 2
@@ -129,7 +177,7 @@ def test_old_memory_is_kept_only_for_what_is_still_read(fake, daemon) -> None:
     assert mappings() <= len(fake.slots)
 
 
-def steps_of(stream: batchd_client.Stream) -> list[int]:
+def steps_of(stream: Iterable[batchd_client.Batch]) -> list[int]:
     """Read an epoch and keep nothing of it."""
     steps = []
     for batch in stream:
