@@ -44,7 +44,9 @@ class BatchdClientError(Exception):
 
     def __init__(self, facts: str | None = None) -> None:
         happened, _, remedy = cleandoc(type(self).__doc__ or "").partition("\n\n")
-        super().__init__("\n".join(filter(None, (facts or " ".join(happened.split()), " ".join(remedy.split())))))
+        text, helps = facts or " ".join(happened.split()), " ".join(remedy.split())
+        # an unpickled error, or one that a DataLoader makes again, has its remedy already
+        super().__init__(text if not helps or text.endswith(helps) else f"{text}\n{helps}")
 
 
 # --- you closed it --------------------------------------------------------------------------------
@@ -222,8 +224,9 @@ class ReentrantCall(Misused):
 class CopyRefused(Misused, TypeError):
     """Batches, streams and connections cannot be copied or pickled.
 
-    Copy the arrays of a batch (``batch["image"].copy()``); give another process the address and
-    ``state_dict()``, and let it open its own connection.
+    Copy the arrays of a batch (``batch["image"].copy()``). Give another process the address and
+    ``state_dict()``, and let it open its own connection and stream. A DataLoader with worker
+    processes pickles its data set: use num_workers=0, as the daemon's workers do that work already.
     """
 
 

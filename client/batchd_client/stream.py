@@ -100,7 +100,10 @@ class Stream(NotCopyable):
     One thread at a time may take batches from a stream; any thread may read and release batches.
     """
 
-    COPY_ADVICE = "both would take the same batches; open another with daemon.stream(..., state=stream.state_dict())"
+    COPY_ADVICE = (
+        "both would take the same batches; open a stream in each process: "
+        "batchd_client.connect(address).stream(name, rank, world_size, state=stream.state_dict())"
+    )
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ def test_a_copy_is_refused_with_what_to_do(tmp_path, make) -> None:
         with batchd_client.push("live", fake.address) as producer:
             for one, advice in (
                 (batch, r"copy its arrays, batch\["),
-                (stream, r"daemon\.stream\(\.\.\., state="),
+                (stream, r"open a stream in each process: batchd_client\.connect\(address\)\.stream\("),
                 (daemon, r"batchd_client\.connect\(daemon\.address\)"),
                 (producer, r"batchd_client\.push"),
                 ({"nested": [batch]}, "copy its arrays"),
@@ -35,6 +35,7 @@ def test_a_copy_is_refused_with_what_to_do(tmp_path, make) -> None:
                 with pytest.raises(CopyRefused, match=rf"cannot be copied or pickled: .*{advice}") as caught:
                     make(one)
                 assert isinstance(caught.value, TypeError)
+                assert "num_workers=0" in str(caught.value)
         live.close()
 
         assert dict(batch)["label"][0] == batch["label"][0] == 0

@@ -1,6 +1,7 @@
 """What a trainer is told when something is wrong: facts first, then what helps."""
 
 import os
+import pickle
 import re
 import socket
 from collections.abc import Callable
@@ -53,6 +54,15 @@ def refuse_hello(fake: FakeDaemon, error: ErrorCode, text: str) -> None:
         return isinstance(message, Hello)
 
     fake.answer = answer
+
+
+def test_an_error_from_another_process_has_its_remedy_once() -> None:
+    """Pools pickle errors, and a DataLoader makes them again from their text."""
+    error = errors.RingExhausted("this trainer holds 4 batches")
+
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(errors.ForkedConnection(str(errors.ForkedConnection()))) == str(errors.ForkedConnection())
+    assert str(error).count("Release batches") == 1
 
 
 # --- no daemon ------------------------------------------------------------------------------------
