@@ -24,6 +24,8 @@ from batchd_wire.wording import counted
 
 KeyPath = tuple[str | int, ...]
 """Where a value is in the configuration: names of keys, and numbers of items of lists."""
+REMEDY = "; "
+"""Stands in a message between the problem and what helps."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
@@ -77,6 +79,22 @@ class Problem:
     """Explains the key."""
     line: int | None = None
     """From 1; None if the file does not have the key."""
+    column: int | None = None
+    """Where the key begins, from 1; None if it is not known."""
+    length: int = 1
+    """Characters of the key."""
+    source: str = ""
+    """The line of the file."""
+
+    @property
+    def what(self) -> str:
+        """The message without its remedy."""
+        return self.message.partition(REMEDY)[0]
+
+    @property
+    def remedy(self) -> str:
+        """What helps; "" if the message does not say it."""
+        return self.message.partition(REMEDY)[2]
 
 
 class ConfigInvalid(BatchdError):  # noqa: N818  the tree names things by what is wrong with them
@@ -85,7 +103,7 @@ class ConfigInvalid(BatchdError):  # noqa: N818  the tree names things by what i
     exit_code = ExitCode.USAGE
 
     def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
-        self.problems = tuple(problems)
+        self.problems, self.file = tuple(problems), file
         super().__init__(_problems_text(self.problems, file))
 
 
@@ -95,7 +113,7 @@ class MemoryTooSmall(BatchdError):  # noqa: N818  as above
     exit_code = ExitCode.NOT_ENOUGH_MEMORY
 
     def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
-        self.problems = tuple(problems)
+        self.problems, self.file = tuple(problems), file
         super().__init__(_problems_text(self.problems, file))
 
 

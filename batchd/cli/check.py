@@ -6,18 +6,21 @@ fast for any number of files; ``--explain`` scans all.
 Invariant: a daemon starts with what passes here, except for what the last lines list.
 """
 
+import json
+import sys
 from pathlib import Path
 
 import click
 
 from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
+from batchd.cli.problems import plain_problems
 from batchd.cli.text import aligned, escaped
 from batchd.config.load import read_config
 from batchd.config.tree import Config
-from batchd.daemon.config_checks import check_reading, common_samples, decoding_places, preview
+from batchd.daemon.config_checks import Preview, check_reading, common_samples, decoding_places, preview
 from batchd.daemon.memory.rings import RingSize, budgets_bytes
 from batchd.daemon.stream_plan import plan_stream
-from batchd.errors import ConfigInvalid, MemoryTooSmall
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
 from batchd.samples.sizes import round_bytes
 from batchd.storage.access import Storage
 from batchd.storage.values import CHECK_LIMITS
@@ -33,21 +36,53 @@ from batchd_wire.wording import counted
     is_flag=True,
     help="Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is done to it.",
 )
-def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> None:
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: for editors and CI, only the problems, each with path, line, column, key, problem, help and meaning.",
+)
+def command(config_file: Path, overrides: dict[str, str], *, explain: bool, output_format: str) -> None:
     """Validate FILE (batchd.toml) and print every problem with its line and the meaning of the key.
 
     Without problems, print a summary of the streams, and what was not checked: the rest of a large
     source, servers, your own code; and memory, descriptors and addresses, if a daemon runs already.
     Exit code 2 if something must be corrected, 5 if only the memory is too small.
     """
+    if output_format == "text":
+        _check(config_file, overrides, explain=explain)
+        return
+    if explain:
+        raise click.UsageError("--explain prints text; leave out --format json")
+    try:
+        with Storage(CHECK_LIMITS) as storage:
+            _checked(config_file, overrides, storage)
+    except BatchdError as error:
+        click.echo(json.dumps({"problems": plain_problems(error, str(config_file))}, indent=2))
+        sys.exit(error.exit_code)
+    click.echo(json.dumps({"problems": []}, indent=2))
+
+
+def _checked(
+    config_file: Path, overrides: dict[str, str], storage: Storage
+) -> tuple[Config, dict[str, RingSize], Preview]:
+    """Check a configuration. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems."""
+    reading = read_config(config_file, overrides)
+    config, rings = check_reading(reading, config_file, storage)
+    found = preview(config, rings, storage)
+    problems = found.problems + ([found.shortage] if found.shortage is not None else [])
+    if problems:
+        kind = ConfigInvalid if found.problems else MemoryTooSmall
+        raise kind(reading.located(problems), str(config_file))
+    return config, rings, found
+
+
+def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> None:
+    """Print a summary of a valid configuration."""
     with Storage(CHECK_LIMITS) as storage:
-        reading = read_config(config_file, overrides)
-        config, rings = check_reading(reading, config_file, storage)
-        found = preview(config, rings, storage)
-        problems = found.problems + ([found.shortage] if found.shortage is not None else [])
-        if problems:
-            kind = ConfigInvalid if found.problems else MemoryTooSmall
-            raise kind(reading.located(problems), str(config_file))
+        config, rings, found = _checked(config_file, overrides, storage)
         workers = counted(config.daemon.worker_count(), "worker")
         click.echo(f"{config_file} is fine: {workers}, {_memory(config, rings)}\n")
         click.echo("\n".join(_table(config, rings)))

@@ -93,5 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         cli.main(args=arguments, prog_name="batchd")
     except BatchdError as error:
-        click.echo(f"batchd: {error}", err=True)
+        from batchd.cli.problems import echo_error  # noqa: PLC0415  errors only
+
+        echo_error(error)
         sys.exit(error.exit_code)

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from batchd.config.problems import key_lines, problems_from
+from batchd.config.problems import Place, key_places, problems_from
 from batchd.config.schema import change_paths, item_at, path_keys
 from batchd.config.tree import Config, DaemonConfig
-from batchd.errors import ConfigInvalid, KeyPath, Problem, path_text
+from batchd.errors import REMEDY, ConfigInvalid, KeyPath, Problem, path_text
 from batchd.storage.location import looks_like_url
 from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
@@ -71,26 +71,28 @@ class LoadedConfig:
     problems: tuple[Problem, ...]
     """Without lines yet."""
     changes: tuple[_Change, ...]
-    lines: Mapping[KeyPath, int]
+    text: str
+    """The file."""
 
     def located(self, problems: Sequence[Problem]) -> list[Problem]:
         """Problems in the order of the file, with their lines, or origins outside of it.
 
         The line is that of the key, or of the nearest table around it.
         """
-        lines = {path_text(path): line for path, line in self.lines.items()}
+        places = {path_text(path): place for path, place in key_places(self.text).items()}
         changes = [(path_text(change.path), change.origin) for change in self.changes]
         located = []
         for problem in problems:
             origins = [origin for path, origin in changes if _is_within(problem.path, path)]
             if origins:
-                located.append(replace(problem, message=f"{problem.message} (set by {origins[-1]})"))
+                located.append(replace(problem, message=_noted(problem.message, f" (set by {origins[-1]})")))
                 continue
             is_part = problem.path not in _TOPMOST
             parts = [origin for path, origin in changes if is_part and _is_within(path, problem.path)]
             words = f" (in part set by {' and '.join(parts)})" if parts else ""
-            around = max((path for path in lines if _is_within(problem.path, path)), key=len, default="")
-            located.append(replace(problem, message=problem.message + words, line=problem.line or lines.get(around)))
+            around = max((path for path in places if _is_within(problem.path, path)), key=len, default="")
+            found = _placed(problem, places[around], self.text) if around and problem.line is None else problem
+            located.append(replace(found, message=_noted(found.message, words)))
         return sorted(located, key=lambda problem: problem.line or 0)
 
 
@@ -111,7 +113,20 @@ def read_config(
         config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         problems += problems_from(error, data)
-    return LoadedConfig(config, data, tuple(problems), tuple(changes), key_lines(text))
+    return LoadedConfig(config, data, tuple(problems), tuple(changes), text)
+
+
+def _placed(problem: Problem, place: Place, text: str) -> Problem:
+    """The problem with its place, and the line of ``text`` that is there."""
+    lines = text.split("\n")
+    source = lines[place.line - 1] if place.line <= len(lines) else ""
+    return replace(problem, line=place.line, column=place.column, length=place.length, source=source)
+
+
+def _noted(message: str, words: str) -> str:
+    """A message with more words behind the problem, and before its remedy."""
+    problem, semicolon, remedy = message.partition(REMEDY)
+    return f"{problem}{words}{semicolon}{remedy}"
 
 
 def _read_text(file: Path) -> str:
@@ -127,11 +142,13 @@ def _read_text(file: Path) -> str:
         return content.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise _unusable(file, f"is not UTF-8: byte 0x{content[error.start]:02x}", line) from None
+        place, text = Place(line, 1, 1), content.decode(errors="replace")
+        raise _unusable(file, f"is not UTF-8: byte 0x{content[error.start]:02x}", place, text) from None
 
 
-def _unusable(file: Path, message: str, line: int | None = None) -> ConfigInvalid:
-    return ConfigInvalid([Problem("", message, line=line)], str(file))
+def _unusable(file: Path, message: str, place: Place | None = None, text: str = "") -> ConfigInvalid:
+    problem = Problem("", message)
+    return ConfigInvalid([problem if place is None else _placed(problem, place, text)], str(file))
 
 
 def _parse(text: str, file: Path) -> dict[str, object]:
@@ -145,16 +162,19 @@ def _parse(text: str, file: Path) -> dict[str, object]:
 
 def _syntax_error(message: str, text: str, file: Path) -> ConfigInvalid:
     """Word the error of tomllib for users, with its line. A repeated key is the usual mistake."""
-    place = _TOML_PLACE.search(message)
-    what = message[: place.start()] if place else message
-    line = int(place[1]) if place and place[1] else text.count("\n") + 1
+    found = _TOML_PLACE.search(message)
+    what = message[: found.start()] if found else message
+    line, column = (int(found[1]), int(found[2])) if found and found[1] else (text.count("\n") + 1, 1)
+    place = Place(line, column, 1)
     twice = _TOML_TWICE.search(what)
     if twice:
         names = tuple(re.findall(r"'([^']*)'", twice[1]))
-        return ConfigInvalid([Problem(path_text(names), "this table stands twice in the file", line=line)], str(file))
+        problem = Problem(path_text(names), "this table stands twice in the file")
+        return ConfigInvalid([_placed(problem, place, text)], str(file))
     if what in ("Cannot overwrite a value", "Cannot mutate immutable namespace") or what.startswith("Duplicate"):
-        return _unusable(file, f"a key or table stands twice in the file ({what})", line)
-    return _unusable(file, f"is not TOML: {what}" + (f", column {place[2]}" if place and place[2] else ""), line)
+        return _unusable(file, f"a key or table stands twice in the file ({what})", place, text)
+    where = f", column {column}" if found and found[1] else ""
+    return _unusable(file, f"is not TOML: {what}{where}", place, text)
 
 
 def _change(

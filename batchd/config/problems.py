@@ -3,11 +3,11 @@
     pydantic: ('streams', 'photos', 'pipeline', 1, 'resize', 'sise')  unexpected_keyword_argument
     user:     streams.photos.pipeline[1].sise: unknown key; did you mean size?
 
-``tomllib`` reads values but not their lines. ``key_lines`` walks over text that ``tomllib`` has
+``tomllib`` reads values but not their places. ``key_places`` walks over text that ``tomllib`` has
 accepted, so it only tells strings, brackets and commas apart, and validates nothing.
 
 Invariant: each error becomes a part of exactly one problem, and no path has two problems.
-Invariant: ``key_lines(text)`` has the paths of ``tomllib.loads(text)``: tables, keys and items.
+Invariant: ``key_places(text)`` has the paths of ``tomllib.loads(text)``: tables, keys and items.
 """
 
 import json
@@ -159,17 +159,25 @@ def _join(messages: Sequence[str], value: str) -> str:
     return f"{text}, not {value}" if value and first.startswith(_MUST_BE) else text
 
 
+class Place(NamedTuple):
+    """Where a key, or an item of an array, begins: line and column, from 1; ``length`` of a key."""
+
+    line: int
+    column: int
+    length: int
+
+
 class _TomlToken(NamedTuple):
     kind: str
     text: str
-    line: int
+    place: Place
 
 
 class _Walk:
-    """One walk over the text; ``lines`` grows with each key."""
+    """One walk over the text; ``places`` grows with each key."""
 
     def __init__(self, text: str) -> None:
-        self.lines: dict[KeyPath, int] = {}
+        self.places: dict[KeyPath, Place] = {}
         self._tokens = list(_tokens(text + "\n"))
         self._at = 0
         self._arrays: dict[KeyPath, int] = {}
@@ -190,34 +198,34 @@ class _Walk:
         doubled = self._skip("[") == 2  # noqa: PLR2004  the two brackets of an array of tables
         names = self._key()
         path: KeyPath = ()
-        for position, (name, line) in enumerate(names, 1):
+        for position, (name, place) in enumerate(names, 1):
             path += (name,)
-            self.lines.setdefault(path, line)
+            self.places.setdefault(path, place)
             if doubled and position == len(names):
                 self._arrays[path] = self._arrays.get(path, -1) + 1
             if path in self._arrays:
                 path += (self._arrays[path],)
-                self.lines.setdefault(path, line)
+                self.places.setdefault(path, place)
         self._skip("]")
         return path
 
     def _assignment(self, path: KeyPath) -> None:
-        for name, line in self._key():
+        for name, place in self._key():
             path += (name,)
-            self.lines.setdefault(path, line)
+            self.places.setdefault(path, place)
         self._skip("=")
         self._value(path)
 
-    def _key(self) -> list[tuple[str, int]]:
+    def _key(self) -> list[tuple[str, Place]]:
         """Read the names of a dotted key; ``tomllib`` reads quoted ones, because of escapes."""
         names = []
         while not self._next_is("=", "]"):
-            kind, text, line = self._tokens[self._at]
+            kind, text, place = self._tokens[self._at]
             self._at += 1
             if kind == "text":
-                names.append((next(iter(tomllib.loads(f"{text} = 0"))), line))
+                names.append((next(iter(tomllib.loads(f"{text} = 0"))), place))
             elif kind == "bare":
-                names.append((text, line))
+                names.append((text, place))
         return names
 
     def _value(self, path: KeyPath) -> None:
@@ -240,7 +248,7 @@ class _Walk:
                 self._assignment(path)
             else:
                 item = (*path, position)
-                self.lines[item] = self._tokens[self._at].line
+                self.places[item] = self._tokens[self._at].place._replace(length=1)
                 self._value(item)
                 position += 1
         self._at += 1
@@ -256,19 +264,22 @@ class _Walk:
         return self._at - start
 
 
-def key_lines(text: str) -> dict[KeyPath, int]:
-    """The line, from 1, of each table, key and item: ``("streams", "photos", "pipeline", 0)``.
+def key_places(text: str) -> dict[KeyPath, Place]:
+    """The place of each table, key and item: ``("streams", "photos", "pipeline", 0)``.
 
     ``text`` must be TOML that ``tomllib`` reads.
     """
     walk = _Walk(text)
     walk.run()
-    return walk.lines
+    return walk.places
 
 
 def _tokens(text: str) -> Iterator[_TomlToken]:
-    line = 1
+    line, begins = 1, 0
     for match in _TOKEN.finditer(text):
         if match.lastgroup != "blank":
-            yield _TomlToken(str(match.lastgroup), match[0], line)
-        line += match[0].count("\n")
+            place = Place(line, match.start() - begins + 1, len(match[0]))
+            yield _TomlToken(str(match.lastgroup), match[0], place)
+        if "\n" in match[0]:
+            line += match[0].count("\n")
+            begins = match.start() + match[0].rindex("\n") + 1

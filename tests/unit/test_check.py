@@ -3,6 +3,7 @@
 All that is wrong, each at its own line, and nothing that only follows from something else.
 """
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,6 @@ from batchd.cli.main import main
 from support.images import write_photos
 
 Told = dict[str, tuple[int | None, str]]
-_PROBLEM = re.compile(r"  (?:\S+\.toml:(\d+): )?([^ :]+): (.*)")
 
 
 class Checker(NamedTuple):
@@ -29,9 +29,11 @@ class Checker(NamedTuple):
         file = self.folder / "batchd.toml"
         file.write_text(f'[daemon]\nruntime_dir = "run"\n{text}')
         with pytest.raises(SystemExit) as ended:
-            main(["check", str(file), *arguments])
-        found = filter(None, map(_PROBLEM.fullmatch, self.capsys.readouterr().err.splitlines()))
-        told = {one[2]: (int(one[1]) if one[1] else None, one[3]) for one in found}
+            main(["check", str(file), "--format", "json", *arguments])
+        problems = json.loads(self.capsys.readouterr().out)["problems"]
+        told = {
+            one["key"]: (one["line"], one["problem"] + (f"; {one['help']}" if one["help"] else "")) for one in problems
+        }
         assert bool(told) == (ended.value.code not in (0, None))
         return told
 
@@ -462,7 +464,7 @@ def test_a_stream_that_the_file_has_not_is_told_as_the_command_line_names_it(che
 
     origin = "(set by --set streams.photo.batch_size)"
     assert told == {
-        "streams.photo.batch_size": (None, f"the file has no stream 'photo'; did you mean photos? {origin}")
+        "streams.photo.batch_size": (None, f"the file has no stream 'photo' {origin}; did you mean photos?")
     }
     made = [
         "streams.more.batch_size=4",
@@ -476,8 +478,8 @@ def test_a_stream_that_the_file_has_not_is_told_as_the_command_line_names_it(che
     ("setting", "path", "words"),
     [
         ("weights.1=-3", ".weights[1]", "weights must be more than 0, not -3 (set by --set {})"),
-        ("weights=[1]", ".weights", "2 sources and 1 weight; give each source one (set by --set {})"),
-        ("sources.0.fields.l=int46", ".sources[0].fields.l", " (set by --set {})"),
+        ("weights=[1]", ".weights", "2 sources and 1 weight (set by --set {}); give each source one"),
+        ("sources.0.fields.l=int46", ".sources[0].fields.l", ' (set by --set {}); did you mean "int64"?'),
         ("sources.0.shards.0=''", ".sources[0].shards", "shards must not be empty (in part set by --set {})"),
     ],
 )
@@ -492,6 +494,104 @@ def test_what_a_source_finds_wrong_in_a_value_of_the_command_line_is_told_so(
     told = check(text, "--set", f"streams.mix.source.{setting}")
 
     assert told[f"streams.mix.source{path}"][1].endswith(words.format(dotted))
+
+
+# --- what people and programs read ----------------------------------------------------------------
+
+WRONG = """[daemon]
+worker = 1
+[streams.a]
+batch_size = 4
+source = { type = "folder", path = "photos" }
+\tpipeline = [{ op = "decode" }, { op = "resize", sise = [64, 64] }, { op = "random_flip", direction = "up" }]
+"""
+
+
+def told_by(check: Checker, text: str, *arguments: str) -> tuple[str, str]:
+    """The lines on both outputs."""
+    file = check.folder / "batchd.toml"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(file), *arguments])
+    assert ended.value.code == 2
+    captured = check.capsys.readouterr()
+    return captured.out, captured.err.replace(str(file), "batchd.toml")
+
+
+def test_a_problem_is_shown_with_its_line(check: Checker) -> None:
+    """The key is under the carets, also in a long line with tabs; without colours in a file."""
+    out, told = told_by(check, WRONG)
+
+    assert not out
+    assert "\x1b" not in told
+    assert told.startswith(
+        "batchd: batchd.toml has 3 problems:\n\n"
+        "batchd.toml:2: daemon.worker: unknown key\n"
+        "  |\n2 | worker = 1\n  | ^^^^^^\n  = help: did you mean workers?\n\n"
+        "batchd.toml:6: streams.a.pipeline[1].sise: unknown key\n"
+    )
+    lines = told.splitlines()
+    carets = [number for number, line in enumerate(lines) if set(line) == set(" |^")]
+    marked = [lines[number - 1][lines[number].index("^") : lines[number].rindex("^") + 1] for number in carets]
+    assert marked == ["worker", "sise", "direction"]
+    assert all(len(lines[number - 1]) <= 80 for number in carets)
+
+
+def test_a_file_that_is_no_toml_is_shown_where_reading_ended(check: Checker) -> None:
+    """Control characters of the file do not reach the terminal."""
+    _out, told = told_by(check, "[daemon]\nworkers = 1 \x7f\x1b[2J\n")
+
+    assert "\x1b" not in told
+    assert "batchd.toml:2: is not TOML: " in told
+    assert "2 | workers = 1 \\x7f" in told
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_colours_are_for_terminals_and_can_be_refused(check: Checker, monkeypatch, no_color: str) -> None:
+    """NO_COLOR with any value."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("click._compat.isatty", lambda _stream: True)
+
+    _out, told = told_by(check, WRONG)
+
+    assert ("\x1b[" in told) == (not no_color)
+
+
+def test_programs_read_each_problem_with_its_place(check: Checker) -> None:
+    """Key and column, and what helps apart; nothing on standard error."""
+    out, told = told_by(check, WRONG, "--format", "json")
+
+    assert not told
+    worker, sise, _direction = json.loads(out)["problems"]
+    assert worker == {
+        "path": str(check.folder / "batchd.toml"),
+        "line": 2,
+        "column": 1,
+        "key": "daemon.worker",
+        "problem": "unknown key",
+        "help": "did you mean workers?",
+        "meaning": "",
+    }
+    assert (sise["line"], sise["column"]) == (6, WRONG.splitlines()[5].index("sise") + 1)
+
+
+def test_programs_read_that_there_is_no_problem_or_no_file(check: Checker) -> None:
+    """In the same form; an option that prints text is refused."""
+    good = check.folder / "good.toml"
+    good.write_text('[streams.a]\nbatch_size = 1\nsource = { type = "npy", path = "x.npy" }\n')
+    found = []
+    for file in (good, check.folder / "none.toml"):
+        with pytest.raises(SystemExit) as ended:
+            main(["check", str(file), "--format", "json"])
+        found.append((ended.value.code, json.loads(check.capsys.readouterr().out)["problems"]))
+    _out, told = told_by(check, WRONG, "--format", "json", "--explain")
+
+    assert found[0] == (0, [])
+    code, (problem,) = found[1]
+    assert (code, problem["line"], problem["key"]) == (2, None, "")
+    assert problem["problem"] == "cannot be read: No such file or directory"
+    assert "leave out --format json" in told
 
 
 # --- streams that could share ---------------------------------------------------------------------

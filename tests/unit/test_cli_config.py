@@ -264,7 +264,7 @@ def test_check_says_everything_that_is_wrong_with_a_valid_tree(
     assert f"{config_file}:16: streams.list.source.path: there is no file {config_file.parent}/list.txt" in text
     assert f"{config_file}:19: streams.list.pipeline[4]: " in text
     assert f"{config_file}:6: streams.photos.memory: need 1.6 MiB for 2 slots of 64 samples, have 1.0 MiB" in text
-    assert "(The folder. Each sub-folder is a class;" in text
+    assert "= note: The folder. Each sub-folder is a class;" in text
 
 
 def test_check_has_an_exit_code_for_memory_alone(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +272,7 @@ def test_check_has_an_exit_code_for_memory_alone(config_file: Path, capsys: pyte
     code, text = fail(capsys, "check", str(config_file), "--set", "streams.list.memory=64KiB")
 
     assert code == 5
-    assert "  streams.list.memory: need 304.0 KiB for 2 slots of 8 samples, have 64.0 KiB;" in text
+    assert "\nstreams.list.memory: need 304.0 KiB for 2 slots of 8 samples, have 64.0 KiB" in text
     assert "(set by --set streams.list.memory)" in text
     assert 'set memory = "1MiB" in [streams.list]' in text
 
@@ -285,7 +285,7 @@ def test_check_of_a_broken_file_names_the_line(config_file: Path, capsys: pytest
 
     assert code == 2
     assert f"{config_file}:8: streams.photos.batch_size: must be greater than or equal to 1, not 0" in text
-    assert "(Samples per batch, per rank." in text
+    assert "= note: Samples per batch, per rank." in text
 
 
 @pytest.mark.parametrize("setting", ["nonsense", "=3", ""])

@@ -746,7 +746,7 @@ def test_values_from_outside_the_file_name_where_they_came_from(tmp_path: Path) 
 
     assert found["daemon.workers"].message.endswith('not "many" (set by BATCHD_WORKERS)')
     assert found["streams.photos.window"].message.endswith("(set by --set streams.photos.window)")
-    assert found["streams.photos.sed"].message.startswith("unknown key; did you mean seed?")
+    assert found["streams.photos.sed"].message == "unknown key (set by --set streams.photos.sed); did you mean seed?"
     assert [problem.line for problem in found.values()] == [None, None, None]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from batchd.config.cpus import available_cpus
 from batchd.config.directories import choose_runtime_directory
-from batchd.config.problems import key_lines
+from batchd.config.problems import Place, key_places
 from batchd.config.tree import DaemonConfig
 from batchd.errors import ConfigInvalid, KeyPath
 from batchd.samples.sizes import format_bytes, parse_bytes, round_bytes
@@ -37,14 +37,14 @@ def test_every_key_that_tomllib_reads_has_a_line(tree: dict[str, Any], separator
         text += f"[ {json.dumps(key)} ] # [x]\n"
         text += "".join(f"{json.dumps(name)}.it = {written(value, separator)}\n" for name, value in table.items())
 
-    assert set(key_lines(text)) == paths_of(tomllib.loads(text)) - {()}
+    assert set(key_places(text)) == paths_of(tomllib.loads(text)) - {()}
 
 
 def test_lines_are_those_where_the_keys_stand() -> None:
     """Over multi-line strings, arrays of tables and dotted keys."""
     text = "a = \"\"\"\n[x]\n\"\"\"\nb.c = 1\n[[d]]\ne = [\n1,\n{ f = 2 }]\n[[d]]\n[d.g]\nh = '''\n'''\ni = 1979-05-27 07:32:00\n"
 
-    assert key_lines(text) == {
+    assert {path: place.line for path, place in key_places(text).items()} == {
         ("a",): 1,
         ("b",): 4,
         ("b", "c"): 4,
@@ -58,6 +58,21 @@ def test_lines_are_those_where_the_keys_stand() -> None:
         ("d", 1, "g"): 10,
         ("d", 1, "g", "h"): 11,
         ("d", 1, "g", "i"): 13,
+    }
+
+
+def test_places_are_columns_and_lengths_too() -> None:
+    """Of keys as they are written, with quotes, and of the first character of items."""
+    text = '[a]\n"b c".d = 1\n  e = [\n1, """x\n""", { f = 2 }]\n'
+
+    assert {path: place for path, place in key_places(text).items() if len(path) > 1} == {
+        ("a", "b c"): Place(2, 1, 5),
+        ("a", "b c", "d"): Place(2, 7, 1),
+        ("a", "e"): Place(3, 3, 1),
+        ("a", "e", 0): Place(4, 1, 1),
+        ("a", "e", 1): Place(4, 4, 1),
+        ("a", "e", 2): Place(5, 6, 1),
+        ("a", "e", 2, "f"): Place(5, 8, 1),
     }
 
 
