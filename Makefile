@@ -43,7 +43,7 @@ bytecode: setup # as an installation has it, also where PYTHONDONTWRITEBYTECODE 
 	@$(BIN)/python -m compileall -q batchd client/batchd_client client/batchd_wire tests/support
 
 demo: bytecode ## Serve photographs to two trainers and draw a batch (DATA=/path/to/images)
-	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
+	@$(BIN)/batchd demo $(if $(DATA),--data '$(DATA)')
 
 demo-cluster: bytecode ## Let two nodes (of a Ray cluster, after make test-ray) help a slow daemon, kill one, and compare all bytes (DATA=/path/to/images)
 	@$(if $(wildcard $(RAY)/.ready),$(RAY)/bin/python,$(BIN)/python) examples/demo_cluster.py $(if $(DATA),--data '$(DATA)')

@@ -80,7 +80,8 @@ def _taken(option: click.Option, context: click.Context) -> str:
         return "*" + " or ".join(str(choice) for choice in option.type.choices) + "*"
     if isinstance(option.type, (click.IntRange, click.FloatRange)):
         kind = "whole number" if isinstance(option.type, click.IntRange) else "number"
-        return f"*{kind}, {option.type.min:,} to {option.type.max:,}*"
+        limits = f"to {option.type.max:,}" if option.type.max is not None else "or more"
+        return f"*{kind}, {option.type.min:,} {limits}*"
     return f"*{option.make_metavar(context)}*"
 
 

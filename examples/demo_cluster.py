@@ -30,13 +30,13 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-from demo import TRAINERS, photographs
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 import batchd
 import batchd_client
+from batchd.cli.demo import FOLDER, TRAINERS, photographs
 from batchd.errors import BatchdError
 from batchd_wire.status import LinkStatistics, read_status
 
@@ -284,7 +284,7 @@ def longest_pause_s(running: list[Trainer], since_s: float) -> float:
 def run(options: argparse.Namespace) -> None:
     """The whole demo, inside its namespaces."""
     console = Console(highlight=False)
-    source = photographs(options.data, console)
+    source = photographs(options.data, FOLDER, console)
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     (folder / "demo_function.py").write_text(FUNCTION)
     config = folder / "batchd.toml"

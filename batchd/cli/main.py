@@ -19,6 +19,7 @@ from batchd.suggestions import suggestion
 
 COMMANDS = {
     "init": "Look at your data, and write a batchd.toml for it.",
+    "demo": "Serve photographs to two trainers, and draw a batch.",
     "serve": "Serve the streams of a configuration until SIGTERM or Ctrl-C.",
     "worker": "Run workers on this machine for a daemon on another one.",
     "ray": "Run worker hosts on a Ray cluster, as many as the daemon wants.",

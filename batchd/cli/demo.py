@@ -1,26 +1,23 @@
-"""Two trainers, one daemon: every photograph is decoded once and read twice.
+"""``batchd demo``: two trainers, one daemon. Runs in the user's shell.
 
-Run it with ``make demo``.
+Serves a folder of photographs (made ones, if none is given) as a child of this process, attaches
+two trainers as processes of their own, shows what they get, and draws a contact sheet of a batch.
 
-Serves a folder of photographs (made ones, if none is given) as a child of this script, attaches two
-trainers as processes of their own, shows what they get, draws a contact sheet of a batch, and
-leaves nothing running.
-
-    python examples/demo.py [--data /path/to/images] [--epochs 3]
+Invariant: each photograph of an epoch is decoded once, and nothing is left running.
 """
 
-import argparse
 import json
 import selectors
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 from rich.console import Console
 from rich.live import Live
@@ -38,7 +35,7 @@ TRAINERS = ("trainer A", "trainer B")
 SHOWN_EVERY_S = 0.25
 FOLDER = Path("demo")
 CONFIG = """\
-# Written by `make demo`; `batchd serve --config {path}` serves the same.
+# Written by `batchd demo`; `batchd serve --config {path}` serves the same.
 [streams.photos]
 source = {{ type = "folder", path = {source} }}
 batch_size = {batch_size}
@@ -50,14 +47,35 @@ pipeline = [
 """
 
 
+@click.command("demo")
+@click.option(
+    "--data", metavar="FOLDER", help="Your images, with or without a sub-folder for each class. [default: made ones]"
+)
+@click.option(
+    "--epochs", type=click.IntRange(1), default=3, show_default=True, help="How often each trainer reads them."
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=FOLDER,
+    show_default=True,
+    help="Where made images, the configuration and the picture of a batch go.",
+)
+@click.option("--trainer", metavar="ADDRESS", hidden=True, help="Be one of its trainers.")
+def command(data: str | None, epochs: int, folder: Path, trainer: str | None) -> None:
+    """Serve photographs to two trainers, show what they get, and draw a batch."""
+    if trainer is not None:
+        with suppress(KeyboardInterrupt):  # the demo says it
+            train(trainer, epochs)
+    else:
+        run(data, folder, epochs)
+
+
 # --- what a trainer is: the whole of it -----------------------------------------------------------
 
 
 def train(address: str, epochs: int) -> None:
-    """Read every batch of ``epochs`` epochs and look at every pixel.
-
-    Tell the demo how it goes, a line of JSON at a time.
-    """
+    """Read every batch of ``epochs`` epochs and every pixel; tell the demo of it in lines of JSON."""
     with batchd_client.connect(address) as daemon:
         photos = daemon.stream("photos", epochs=epochs)
         tell(batches=0, samples=0, of=len(photos) * epochs, wait_s=0.0, seconds=0.0)
@@ -76,8 +94,8 @@ def train(address: str, epochs: int) -> None:
 
 
 def tell(**numbers: float) -> None:
-    """One line for the demo."""
-    print(json.dumps(numbers), flush=True)
+    """Write one line for the demo."""
+    click.echo(json.dumps(numbers))
 
 
 # --- what the demo does around it -----------------------------------------------------------------
@@ -85,17 +103,17 @@ def tell(**numbers: float) -> None:
 
 @dataclass(slots=True)
 class Trainer:
-    """A trainer process and the last that it told."""
+    """A trainer process, and its last line."""
 
     name: str
     process: subprocess.Popen[str]
-    told: dict[str, float] | None = None
+    told: dict[str, float] = field(default_factory=dict)
 
 
 @contextmanager
 def trainers(address: str, epochs: int) -> Iterator[list[Trainer]]:
-    """Start the trainers; whatever happens, none is left behind."""
-    command = [sys.executable, __file__, "--trainer", address, "--epochs", str(epochs)]
+    """Start the trainers; none outlives the context."""
+    command = [sys.executable, "-m", "batchd", "demo", "--trainer", address, "--epochs", str(epochs)]
     with ExitStack() as stack:
         started = []
         for name in TRAINERS:
@@ -110,10 +128,12 @@ def trainers(address: str, epochs: int) -> Iterator[list[Trainer]]:
 def watch(running: list[Trainer], console: Console) -> None:
     """Begin together, and show what the trainers tell until both are done."""
     for trainer in running:
-        trainer.told = json.loads(trainer.process.stdout.readline() or "null")
-        if trainer.told is None:
-            raise BatchdError(f"{trainer.name} did not start; its message stands above")
+        assert trainer.process.stdout is not None, "a pipe"
+        trainer.told = json.loads(trainer.process.stdout.readline() or "{}")
+        if not trainer.told:
+            raise BatchdError(f"{trainer.name} did not start; its message is above")
     for trainer in running:
+        assert trainer.process.stdin is not None, "a pipe"
         trainer.process.stdin.write("go\n")
         trainer.process.stdin.flush()
     with Live(table(running), console=console, auto_refresh=False) as live:
@@ -132,10 +152,11 @@ def lines(running: list[Trainer]) -> Iterator[None]:
     """Take in what the trainers tell, line by line, until all have ended."""
     with selectors.DefaultSelector() as selector:
         for trainer in running:
+            assert trainer.process.stdout is not None, "a pipe"
             selector.register(trainer.process.stdout, selectors.EVENT_READ, trainer)
         while selector.get_map():
             for key, _events in selector.select():
-                line = key.fileobj.readline()
+                line = key.data.process.stdout.readline()
                 if not line:
                     selector.unregister(key.fileobj)
                     continue
@@ -161,29 +182,32 @@ def table(running: list[Trainer]) -> Table:
     return drawn
 
 
-def photographs(data: str | None, console: Console) -> Path:
-    """The folder to serve: the one that was given, or made photographs."""
+def photographs(data: str | None, folder: Path, console: Console) -> Path:
+    """The folder to serve: ``data``, or made photographs in ``folder``."""
     if data:
         return Path(data).expanduser().resolve()
-    folder = (FOLDER / "photos").resolve()
+    folder = (folder / "photos").resolve()
     if sum(1 for _ in folder.glob("*/*.jpg")) == PHOTOS:
         return folder
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"making {PHOTOS} photographs", total=PHOTOS)
         make_photos(folder, PHOTOS, 0, lambda made: progress.update(task, completed=made))
-    console.print(f"made {PHOTOS} photographs in {folder}")
+    console.print(f"made {PHOTOS} photographs in {folder}", soft_wrap=True)
     return folder
 
 
-def run(data: str | None, epochs: int) -> None:
-    """The whole demo."""
+def run(data: str | None, folder: Path, epochs: int) -> None:
+    """Serve, train, and draw."""
     console = Console(highlight=False)
-    FOLDER.mkdir(exist_ok=True)
-    source = photographs(data, console)
-    config, sheet = FOLDER / "batchd.toml", FOLDER / "sheet.png"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        source = photographs(data, folder, console)
+    except OSError as error:
+        raise BatchdError(f"{error.filename}: {error.strerror}; --folder names another place") from None
+    config, sheet = folder / "batchd.toml", folder / "sheet.png"
     config.write_text(CONFIG.format(path=config, source=json.dumps(str(source)), batch_size=BATCH_SIZE))
     with batchd.serve(config) as address:
-        console.print(f"serving {source} at {address}\n")
+        console.print(f"serving {source} at {address}\n", soft_wrap=True)
         with trainers(address, epochs) as running:
             watch(running, console)
         with batchd_client.connect(address) as daemon:
@@ -198,28 +222,4 @@ def run(data: str | None, epochs: int) -> None:
     )
     if photos["bad_samples"]:
         console.print(f"{photos['bad_samples']} samples were bad and had another in their place.")
-    console.print(f"A batch as a picture: {sheet.resolve()}")
-
-
-def main() -> int:
-    """Run the demo, or one of its trainers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="a folder of images, with or without one sub-folder for each class")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--trainer", metavar="ADDRESS", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    try:
-        if options.trainer:
-            train(options.trainer, options.epochs)
-        else:
-            run(options.data, options.epochs)
-    except BatchdError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    console.print(f"A batch as a picture: {sheet.resolve()}", soft_wrap=True)
