@@ -29,6 +29,7 @@ COMMANDS = {
     "status": "Show what the daemon, its workers and its trainers are doing.",
     "top": "Watch streams, trainers and workers, live.",
     "reload": "Have the daemon read its configuration again.",
+    "stop": "Stop the daemon of this host, when its work in progress is done.",
     "why": "Show what each trainer waits for, and what helps.",
     "peek": "Draw a batch of a stream, with labels.",
     "prepare": "Run a pipeline once over a whole source, into shards on the disk.",

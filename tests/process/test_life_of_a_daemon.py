@@ -38,6 +38,35 @@ def test_a_second_daemon_is_refused_until_the_first_is_drained(start_daemon):
     assert seen == Expected(daemon.config).epoch(0)
 
 
+def test_stop_ends_the_daemon_and_waits_until_it_is_gone(start_daemon):
+    """A trainer that holds a batch keeps it draining, unless that is not waited for."""
+    daemon = start_daemon()
+    with batchd_client.connect(daemon.address) as connection:
+        with next(iter(connection.stream("photos", epochs=1))):
+            waited = batchd("stop", "--timeout", "0", address=daemon.address, status=1).stderr
+        assert daemon.wait() == 0
+        daemon.start()
+        with next(iter(connection.stream("photos", epochs=1))):
+            said = batchd("stop", "--now", address=daemon.address).stdout
+
+    assert "has not ended within 0 s, and still drains" in waited
+    assert said == f"stopped the daemon at {daemon.address} (pid {daemon.pid})\n"
+    gone = batchd("stop", address=daemon.address, status=3).stderr
+    assert "start one with `batchd serve`" in gone
+
+
+def test_a_daemon_of_a_service_is_not_stopped_behind_its_manager(start_daemon, monkeypatch):
+    """It would be started again, or be missing without a word."""
+    daemon = start_daemon()
+    monkeypatch.setattr("batchd.cli.stop._unit_of", lambda _pid: "batchd.service")
+
+    said = batchd("stop", address=daemon.address, status=1).stderr
+
+    assert (
+        f"the daemon (pid {daemon.pid}) is a service, which may be started again: systemctl stop batchd.service" in said
+    )
+
+
 def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
     """Stale sockets and other files: the next daemon replaces them and serves."""
     daemon = start_daemon()
