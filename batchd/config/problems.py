@@ -14,15 +14,18 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from batchd.config.schema import EXAMPLES, default_text, example_of, item_at, kinds_at, known_keys, problem_at
-from batchd.errors import KeyPath, Problem
+from batchd.config.synonyms import key_meant, kind_meant
+from batchd.errors import KeyPath, Problem, path_text
+from batchd.pipeline.kinds import STEP_KINDS
 from batchd.samples.checks import OptionsInvalid
-from batchd.suggestions import known_here, suggestion
+from batchd.suggestions import known_here, nearest, suggestion
 
 VALUE_CHARACTERS_MAX = 60
 _MUST_BE = "must be "
@@ -43,6 +46,8 @@ _TYPES = {
 }
 """TOML's names of the types whose absence pydantic reports."""
 _TEXTS = ("string_type", "path_type")
+_KIND_WORDS = ("type", "op", "kind", "name", "transform", "step", "class", "_target_")
+"""Keys by which other tools tell kinds apart."""
 _STEP_EXAMPLE = '{ op = "decode" }'
 _TOKEN = re.compile(
     r"""
@@ -85,14 +90,16 @@ def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, s
             need = ": the daemon needs at least one table [streams.NAME]" if path == ("streams",) else ""
             return path, f"missing{need}"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return path, f"unknown key; {suggestion(str(path[-1]), known_keys(path[:-1], data))}"
+            return path, f"unknown key; {_key_help(path, data)}"
         case "union_tag_invalid":
             key = context["discriminator"].strip("'")
             known = context["expected_tags"].replace("'", "").split(", ")
-            return (*path, key), f'"{context["tag"]}" is unknown; {suggestion(str(context["tag"]), known)}'
+            meant = kind_meant(str(context["tag"]), known)
+            helps = f"did you mean {meant}?" if meant is not None else suggestion(str(context["tag"]), known)
+            return (*path, key), f'"{context["tag"]}" is unknown; {helps}'
         case "union_tag_not_found":
             key = context["discriminator"].strip("'")
-            return (*path, key), f"missing; {known_here(kinds_at(path, data))}"
+            return (*path, key), f"missing; {_kind_help(key, details['input'], kinds_at(path, data))}"
         case "string_pattern_mismatch" if details["loc"][-1:] == ("[key]",):
             return path, 'a stream\'s name is made of letters, digits, "_", "." and "-", at most 64 of them'
         case "value_error":
@@ -103,6 +110,32 @@ def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, s
             return path, f"must have {context['max_length']} or fewer items, not {context['actual_length']}"
         case kind:
             return path, _must_be(kind, path, data) or details["msg"].replace("Input should be ", _MUST_BE)
+
+
+def _key_help(path: KeyPath, data: Mapping[str, object]) -> str:
+    """What helps with an unknown key: the key that was meant, here or in another table."""
+    name, known = str(path[-1]), known_keys(path[:-1], data)
+    stream = path[:2] if len(path) > 2 and path[0] == "streams" else ("streams", "NAME")  # noqa: PLR2004  a key in it
+    tables: list[KeyPath] = [("daemon",), stream]
+    elsewhere = {f"[{path_text(table)}]": known_keys(table, data) for table in tables}
+    is_stream = "pipeline" in known
+    if is_stream:
+        elsewhere["a step of pipeline"] = list({option.name for kind in STEP_KINDS.values() for option in fields(kind)})
+    meant = key_meant(name, known, elsewhere)
+    step = name if name in STEP_KINDS else kind_meant(name, list(STEP_KINDS))
+    if not meant and step and is_stream:
+        return f'that is a step: write {{ op = "{step}" }} into pipeline'
+    return meant or suggestion(name, known)
+
+
+def _kind_help(key: str, table: object, kinds: Sequence[str]) -> str:
+    """What helps where ``op`` or ``type`` is missing: often it stands there by another name."""
+    for name in _KIND_WORDS:
+        word = item_at(table, name)
+        kind = kind_meant(word, kinds) or nearest(word, kinds) if isinstance(word, str) else None
+        if kind is not None:
+            return f'write {key} = "{kind}" instead of {name} = {json.dumps(word, ensure_ascii=False)}'
+    return known_here(kinds)
 
 
 def _must_be(kind: str, path: KeyPath, data: Mapping[str, object]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from batchd.config import synonyms
 from batchd.config.load import load_config
-from batchd.config.tree import Config, DaemonConfig
+from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
 from batchd.pipeline.cache_split import has_crop_decoder
 from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop, Resize
@@ -22,7 +24,7 @@ from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSou
 from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.sources.kinds import SOURCE_KINDS, source_from_plain, source_to_plain
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
@@ -507,6 +509,62 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert found["streams.photos.pipeline[2].sise"].message == "unknown key; did you mean size?"
     assert found["streams.photos.pipeline[3].op"].message.startswith("missing; known here: call, cast, center_crop, ")
     assert found["speling"].message == "unknown key; known here: daemon, streams"
+
+
+@pytest.mark.parametrize(
+    ("table", "words", "remedy"),
+    [
+        ("step", 'op = "random_flip", p = 0.5', "did you mean probability?"),
+        ("step", 'op = "to", outputDtype = "float16"', "did you mean dtype?"),
+        ("step", 'op = "resize", img_size = 224, size = [8, 8]', "did you mean size?"),
+        ("step", 'op = "resize", shortest-edge = 224', "did you mean shorter_side?"),
+        ("step", 'op = "ToTensor"', "did you mean to?"),
+        ("step", 'op = "to_tensor"', "did you mean to?"),
+        ("step", 'op = "horizontal_flip"', "did you mean random_flip?"),
+        ("step", 'op = "RandomResizedCrop", size = [8, 8]', "did you mean random_resized_crop?"),
+        ("step", 'type = "Resize", size = [8, 8]', 'write op = "resize" instead of type = "Resize"'),
+        ("source", 'type = "ImageFolder", path = "x"', "did you mean folder?"),
+        ("source", 'type = "folder", root = "x"', "did you mean path?"),
+        ("source", 'type = "webdataset", urls = ["x"]', "did you mean shards?"),
+        ("source", 'kind = "wds", shards = ["x"]', 'write type = "webdataset" instead of kind = "wds"'),
+        ("stream", "num_workers = 4", "did you mean workers in [daemon]?"),
+        ("stream", "prefetch_factor = 4", "did you mean window?"),
+        ("stream", "drop_remainder = true", "did you mean drop_last?"),
+        ("stream", "transforms = []", "did you mean pipeline?"),
+        ("stream", "img_size = 224", "did you mean size in a step of pipeline?"),
+        ("stream", "horizontal_flip = true", 'that is a step: write { op = "random_flip" } into pipeline'),
+        ("stream", "normalize = true", 'that is a step: write { op = "normalize" } into pipeline'),
+        ("stream", "shuffle_buffer = 1000", "not needed: shuffle = true mixes the whole source in every epoch, without a buffer"),
+        ("stream", "epochs = 3", "the trainer decides it: daemon.stream(name, epochs=3)"),
+        ("daemon", "prefetch = 3", "did you mean window in [streams.NAME]?"),
+        ("daemon", "num-workers = 3", "did you mean workers?"),
+    ],
+)  # fmt: skip
+def test_words_of_other_tools_lead_to_the_right_key(tmp_path: Path, table: str, words: str, remedy: str) -> None:
+    """Here, in another table, or nowhere."""
+    text = {
+        "daemon": f"[daemon]\n{words}\n[streams.photos]{STREAM}",
+        "stream": f"[streams.photos]{STREAM}\n{words}\n",
+        "step": f'[streams.photos]\nbatch_size = 1\nsource = {{ type = "folder", path = "x" }}\npipeline = [{{ {words} }}]\n',
+        "source": f"[streams.photos]\nbatch_size = 1\nsource = {{ {words} }}\n",
+    }[table]
+    assert remedy in [problem.remedy for problem in problems(tmp_path, text).values()]
+
+
+def test_every_word_of_another_tool_leads_to_something_that_there_is() -> None:
+    """To a key, a step or a source; none of them to itself, nor to ``op`` or ``type``."""
+    kinds = {*STEP_KINDS, *SOURCE_KINDS}
+    tables = [Config, DaemonConfig, StreamConfig]
+    keys = {key for table in tables for key in table.model_fields}
+    keys |= {one.name for kind in [*STEP_KINDS.values(), *SOURCE_KINDS.values()] for one in fields(kind)} - {
+        "op",
+        "type",
+    }
+
+    assert set(synonyms._KINDS) <= kinds
+    assert set(synonyms._KEYS) <= keys
+    for words in (synonyms._KINDS, synonyms._KEYS):
+        assert not [name for name, others in words.items() if name in others.split()]
 
 
 def test_the_text_of_an_error_names_the_file_the_line_and_the_key(tmp_path: Path) -> None:
