@@ -10,6 +10,7 @@ ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning
 FRAMEWORK_EXAMPLES := $(wildcard examples/torch_*.py examples/jax_*.py examples/keras_*.py examples/tensorflow_*.py)
 FRAMEWORK_TESTS := $(filter-out tests/with_browser tests/with_ray,$(wildcard tests/with_*))
 TESTS := tests/faults tests/with_torch tests/process tests/unit # the longest files first
+SMOKE := $(addprefix tests/process/test_,init.py killed_runs.py positions.py demo.py)
 LANES ?= 4
 SECONDS ?= 60
 SEED ?= 1
@@ -22,7 +23,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo demo-cluster classics test test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers wheels clean
+.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers wheels clean
 .PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
@@ -33,10 +34,13 @@ setup: $(STAMP) ## Make .venv with both distributions and the tools installed
 $(STAMP): pyproject.toml client/pyproject.toml setup.py $(wildcard batchd/pipeline/_*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "1 of 3: an environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "making $(VENV) (a minute or so)"
 	@$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install -qq --editable ./client --editable . --group dev
+	@echo "2 of 3: batchd, with its extensions compiled where libjpeg-turbo is installed"
+	@$(BIN)/python -m pip install -qq --editable ./client --editable .
+	@echo "3 of 3: the tools for tests and docs (a minute or so in all)"
+	@$(BIN)/python -m pip install -qq --group dev
 	@touch $@
 
 bytecode: setup # as an installation has it, also where PYTHONDONTWRITEBYTECODE is set: a daemon starts in two thirds of the time
@@ -53,6 +57,9 @@ classics: setup ## Measure six old ways of feeding data against batchd (DATA=/pa
 
 test: bytecode ## Run the tests (some ten minutes on 2 cores; ARGS for pytest, which then runs in one process)
 	$(BIN)/python -m pytest -m 'not slow and not jobs' $(or $(ARGS),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20)
+
+smoke: bytecode ## Try the parts together: first configuration, demo, positions after kills (half a minute)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' $(SMOKE)
 
 test-slow: bytecode ## Run the long tests too (soak, big fuzz)
 	$(BIN)/python -m pytest -m slow $(ARGS)
