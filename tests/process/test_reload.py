@@ -1,5 +1,6 @@
 """Reloads while trainers read: kept streams are untouched, removed ones tell, nothing is left."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_streams_are_added_removed_and_left_alone(reloading):
 
 
 def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading):
-    """With the words of ``batchd check``; a file that is no TOML at all is no exception.
+    """The problems of ``batchd check``, a line each; a file that is no TOML at all is no exception.
 
     Nor is a stream that does not fit beside those that stay: no ring is made smaller for it.
     """
@@ -103,7 +104,9 @@ def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading
     assert "[daemon]" in said
     for streams in ({"photos": it.stream(batch_size=0, seed=-1)}, {"photos": it.stream() | {"window": 99}}):
         said = it.reload(streams, exit_code=2)
-        assert f"batchd: {said}\n" == command("check", it.daemon.config, status=2).stderr
+        checked = json.loads(command("check", it.daemon.config, "--format", "json", status=2).stdout)["problems"]
+        for one in checked:
+            assert f"  {it.daemon.config}:{one['line']}: {one['key']}: {one['problem']}" in said
         assert it.daemon.status()["daemon"]["reload"]["text"] in said
     it.daemon.config.write_text("[daemon\n")
     assert "is not TOML" in command("reload", address=it.daemon.address, status=2).stderr
