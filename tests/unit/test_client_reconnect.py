@@ -21,6 +21,7 @@ from batchd_wire.channel import send_message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import AskStatus, Hello, Open, Pull, Refused, Subscribe
 from support.fake_daemon import FakeDaemon
+from support.fake_stream import FakeStream
 from support.waiting import PATIENCE_S, wait_until
 
 
@@ -101,11 +102,15 @@ def absences(caplog) -> list[str]:
 
 
 @pytest.mark.parametrize("mentioned", [True, False])
-def test_an_absence_is_one_line_and_the_return_another(fake, daemon, caplog, monkeypatch, mentioned) -> None:
+def test_an_absence_is_one_line_and_the_return_another(tmp_path, caplog, monkeypatch, mentioned) -> None:
     """For all streams and connections of the program together; a short one is not mentioned."""
     caplog.set_level(logging.INFO, "batchd_client")
     monkeypatch.setattr(hints, "ABSENCE_S", 0.0 if mentioned else 3600.0)
-    with batchd_client.connect(fake.address, reconnect_timeout_s=20) as other:
+    with (
+        FakeDaemon(tmp_path / "run", FakeStream(slots=32)) as fake,  # enough for three loops at once
+        batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon,
+        batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as other,
+    ):
         loops = [iter(one.stream("photos")) for one in (daemon, daemon, other)]
         for batches in loops:
             next(batches)
