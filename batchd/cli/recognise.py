@@ -15,7 +15,8 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -307,16 +308,29 @@ def _npy(root: Path, names: Sequence[str]) -> Found:
 
 
 def _npy_header(file: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    with file.open("rb") as stream:
+        return _header(stream, file)
+
+
+def _header(stream: IO[bytes], file: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
+        shape, _is_fortran, dtype = read(stream)
     except ValueError as error:
         raise SourceInvalid(f"{file} cannot be read: {error}") from None
-    return array.shape, array.dtype
+    return shape, dtype
 
 
 def _npz(root: Path, names: Sequence[str]) -> Found:
-    with np.load(root / names[0], allow_pickle=False) as file:
-        shapes = {name: (file[name].shape, file[name].dtype) for name in file.files}
+    shapes = {}
+    try:
+        with ZipFile(root / names[0]) as archive:
+            for member in archive.namelist():
+                with archive.open(member) as stream:
+                    shapes[member.removesuffix(".npy")] = _header(stream, root / names[0])
+    except BadZipFile as error:
+        raise SourceInvalid(f"{root / names[0]} cannot be read: {error}") from None
     found = _arrays({"type": "npz", "path": str(root / names[0])}, {name: name for name in shapes}, shapes)
     return found._replace(left_out=[*found.left_out, *([_some(names[1:])] if len(names) > 1 else [])])
 

@@ -88,7 +88,7 @@ def press_tab(shell: str, words: list[str], environment: dict[str, str], folder:
 @pytest.mark.parametrize("shell", TAB)
 def test_a_shell_completes_commands_and_options(shell, batchd_on_path, tmp_path) -> None:
     """With the very scripts that `make install` and the package put in place."""
-    assert press_tab(shell, ["batchd", "st"], batchd_on_path, tmp_path) == ["status"]
+    assert press_tab(shell, ["batchd", "sta"], batchd_on_path, tmp_path) == ["status"]
     assert press_tab(shell, ["batchd", "peek", "--out"], batchd_on_path, tmp_path) == ["--output"]
 
 
