@@ -2,9 +2,9 @@
 
 import bz2
 import gzip
+import json
 import lzma
 import os
-import re
 import resource
 import socket
 import zlib
@@ -40,7 +40,6 @@ SHARDS = 'source = { type = "webdataset", root = "shards", shards = ["*.tar"] }'
 RECORDS = 'source = { type = "tfrecord", root = "shards", shards = ["a.tar"], fields = { l = "int64" } }'
 ARRAY = 'source = { type = "npy", path = "x.npy" }'
 SAMPLE = [("1.jpg", b"image"), ("1.cls", b"3")]
-_PROBLEM = re.compile(r"  (?:\S+\.toml:\d+: )?([^ :]+): (.*)")
 
 Pack = Callable[[bytes], bytes]
 PACKED: dict[str, Pack] = {
@@ -186,9 +185,13 @@ class Both:
         """The exit code, each problem's path and text, and standard output."""
         with pytest.raises(SystemExit) as ended:
             main(["check", str(self._file)])
-        captured = self._capsys.readouterr()
-        found = filter(None, map(_PROBLEM.fullmatch, captured.err.splitlines()))
-        return int(ended.value.code or 0), [(one[1], one[2]) for one in found], captured.out
+        printed = self._capsys.readouterr().out
+        with pytest.raises(SystemExit):
+            main(["check", "--format", "json", str(self._file)])
+        found = json.loads(self._capsys.readouterr().out)
+        problems = found["problems"] if isinstance(found, dict) else found
+        texts = [(one["key"], "; ".join(filter(None, [one["problem"], one["help"]]))) for one in problems]
+        return int(ended.value.code or 0), texts, printed
 
     def serve(self) -> tuple[int, str]:
         """The refusal's exit code and text; None where it serves: a fault ends it there."""
