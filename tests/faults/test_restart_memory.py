@@ -18,8 +18,9 @@ RING_BYTES = 1280 * MEBIBYTE
 GROUP_BYTES = RING_BYTES * 6 // 5
 ROWS = 8
 WINDOW = 64
-BATCHES = 24
-"""Of 16 MiB each: what the trainer then has mapped is more than the group has besides the ring."""
+BATCHES = WINDOW + 1
+"""Of 16 MiB each: what the trainer then has mapped is more than the group has besides the ring. One
+more than can be ready when a daemon is killed: so the trainer waits, and lets go of the dead ring."""
 MANY_KILLS = 100
 NO_MEMORY_STATUS = 5
 
@@ -89,7 +90,7 @@ def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_t
     assert line["reason"].startswith("need 1.3 GiB of shared memory, have ")
     assert f"(pid {trainer.pid}): " in line["held_by"]
     trainer.go_on()
-    trainer.begin(do="take", batches=WINDOW + 1)  # more than it has: it waits, and only then lets go of the dead ring
+    trainer.begin(do="take", batches=BATCHES)
     wait_until(lambda: has_started(daemon), "there is memory for it")
 
     check(seen + trainer.finish()[0])
