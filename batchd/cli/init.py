@@ -1,137 +1,232 @@
-"""``batchd init``: write a batchd.toml for the data at a path. Runs in the user's shell.
+"""``batchd init``: look at data, write the configuration that serves it, and show a batch.
 
-    path --recognise--> options --> a file beside the target --a daemon serves a batch of it--> renamed
+Runs in the user's shell. The kinds of sources recognise their files (``sources.recognise``), the
+daemon's scan counts the samples and leaves its index in the cache, and a daemon of its own decodes
+the batch.
 
-Invariant: what is written has been served; after Ctrl-C or an error nothing is there.
+Invariant: what is written passes ``batchd check``. Before the file is complete, nothing is left.
 """
 
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import click
 
-import batchd
-from batchd.cli.options import DEFAULT_CONFIG_FILE
-from batchd.cli.recognise import Found, recognise
-from batchd.errors import BatchdError
-from batchd_wire.wording import counted
-
-BATCH_SIZE = 64
-SAMPLES_SHOWN = 4
-_PICTURES = (
-    '{ op = "decode" }',
-    '{ op = "random_resized_crop", size = [224, 224] }',
-    '{ op = "random_flip" }',
+from batchd.cli.first_config import (
+    Facts,
+    comments_on,
+    config_text,
+    first_batch_size,
+    look_at,
+    stream_name,
+    stream_table,
 )
-_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
+from batchd.cli.options import DEFAULT_CONFIG_FILE
+from batchd.config.directories import default_cache_dir
+from batchd.config.load import parse_config
+from batchd.config.tree import Config
+from batchd.config.written import toml_value
+from batchd.daemon.config_checks import check_reading, preview
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
+from batchd.sources.recognise import Finding, recognise
+from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index import readable
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.location import Url, as_location
+from batchd.storage.survey import ReportProgress, Survey
+
+STANDARD_OUTPUT = Path("-")
+LEFT_OUT_MAX = 1000
+"""Names of files that are left out in the JSON."""
+
+
+class Draft(NamedTuple):
+    """A configuration that passes ``batchd check``, and what it was made of."""
+
+    name: str
+    table: dict[str, object]
+    text: str
+    config: Config
+    finding: Finding
+    facts: Facts
 
 
 @click.command("init")
-@click.argument("place", metavar="PATH")
+@click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path), default=Path())
 @click.option(
     "-o",
     "--output",
-    "file",
-    type=click.Path(path_type=Path),
+    metavar="FILE",
+    type=click.Path(path_type=Path, allow_dash=True),
     default=DEFAULT_CONFIG_FILE,
     show_default=True,
-    help="The file to write; - writes nothing, and prints it.",
+    help="The configuration to write; - prints it.",
 )
-@click.option("--name", help="The name of the stream. [default: the name of the folder or file]")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
-@click.option("--sheet", type=click.Path(path_type=Path), help="Draw the first batch as a PNG, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found and written as JSON.")
-def command(place: str, file: Path, name: str | None, sheet: Path | None, *, force: bool, as_json: bool) -> None:
-    """Look at the data at PATH, serve a batch of it for a try, and write a configuration.
+@click.option("--allow-outside-root", is_flag=True, help="Follow links that lead out of the folder.")
+@click.option("--force", is_flag=True, help="Overwrite the file.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the configuration, and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as a JSON object, for programs.")
+@click.option(
+    "--sheet", metavar="FILE", type=click.Path(path_type=Path), help="Draw the batch into a PNG file instead."
+)
+def command(  # noqa: PLR0917  one for each option
+    path: Path, output: Path, allow_outside_root: bool, force: bool, dry_run: bool, as_json: bool, sheet: Path | None
+) -> None:
+    """Look at the data at PATH, write batchd.toml for it, and show a batch.
 
-    PATH is a folder of images, with or without a folder for each class; tar shards, Parquet files,
-    TFRecords, tables, arrays, videos, or a folder of these; or the URL of tar shards or an array.
+    PATH is a folder or a file: images (a folder for each class, or none), tar shards, Parquet,
+    TFRecords, CSV, npy, npz, videos, LMDB; or a pattern such as 'train-{000..123}.tar'; or a URL of
+    these, such as s3://bucket/train. Default: the current folder. What it finds is in the comments
+    of the file, with what is left out.
     """
-    is_written = str(file) != "-"
-    if is_written and file.exists() and not force:
-        raise BatchdError(f"{file} exists; `batchd init --force` replaces it, `-o OTHER.toml` writes another file")
-    click.echo(f"looking at {place} ...", err=True)
-    found = recognise(place)
-    stream = name or _name_of(place)
-    text = configuration(found, stream, place)
-    click.echo("trying it ...", err=True)
-    try:
-        lines = _try(text, file if is_written else DEFAULT_CONFIG_FILE, stream, sheet, is_kept=is_written)
-    except BatchdError as error:
-        raise BatchdError(f"{error} ({'; '.join(found.facts)})") from None
+    prints = dry_run or output == STANDARD_OUTPUT
+    if sheet is not None and (prints or as_json):
+        raise click.UsageError("--sheet is for a batch, and --dry-run, -o - and --json show none")
+    if not prints:
+        _check_output(output, force=force)
+    drafted = _draft(path, output, allow_outside_root=allow_outside_root)
+    if not prints:
+        _write(output, drafted.text)
     if as_json:
-        click.echo(json.dumps({"file": str(file) if is_written else None, "stream": stream} | found._asdict()))
-        return
-    click.echo(
-        "\n".join([text if not is_written else f"{file}: {'; '.join(found.facts)}", *_left_out(found), "", *lines])
-    )
-    if is_written:
-        click.echo("\n".join(["", *_next_steps(file, stream)]))
+        click.echo(json.dumps(_found(drafted, None if prints else output), indent=2))
+    elif prints:
+        click.echo(drafted.text, nl=False)
+    else:
+        click.echo(f"{drafted.text}\n{output} is written; the first batch:")
+        _show_batch(output, drafted.name, sheet)
+        click.echo(_next_steps(output, drafted))
 
 
-def configuration(found: Found, stream: str, place: str) -> str:
-    """The text of a batchd.toml with one stream."""
-    lines = [f"# {place}: {'; '.join(found.facts)}"]
-    lines += [f"# {line}" for line in _left_out(found)]
-    lines += ["", f"[streams.{stream}]", f"source = {_toml(found.source)}", f"batch_size = {BATCH_SIZE}"]
-    if found.decodes:
-        lines += ["pipeline = [", *(f"    {step}," for step in _PICTURES), "]"]
-    return "\n".join(["".join(letter if letter.isprintable() else "?" for letter in line) for line in lines]) + "\n"
-
-
-def _left_out(found: Found) -> list[str]:
-    return [f"left out: {one}" for one in found.left_out]
-
-
-def _name_of(place: str) -> str:
-    """A name of a stream, from the last part of a path."""
-    last = place.rstrip("/").rpartition("/")[2] if "://" in place else Path(place).expanduser().resolve().name
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", last.partition(".")[0]).strip("-")[:64]
-    return name or "data"
-
-
-def _toml(value: Any) -> str:
-    """A value in TOML, on one line. Strings are written as in JSON, which TOML reads."""
-    if isinstance(value, Mapping):
-        keys = ((key if _PLAIN_KEY.fullmatch(key) else json.dumps(key), one) for key, one in value.items())
-        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in keys)} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _try(text: str, file: Path, stream: str, sheet: Path | None, *, is_kept: bool) -> list[str]:
-    """Serve a batch of it, and keep the file if that works; lines about the batch."""
-    from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes long to load
-    from batchd.cli.peek import batch_table, peek  # noqa: PLC0415  it loads the client
-
-    trial = file.with_name(f".{file.name}.{os.getpid()}")
+def _draft(path: Path, output: Path, *, allow_outside_root: bool) -> Draft:
+    """Look at the data and configure a stream. Raises ``BatchdError``."""
     try:
-        trial.write_text(text)
+        place = as_location("PATH", path)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if not isinstance(place, Url):
+        place = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links
+    with Storage() as storage, _progress() as progress:
+        finding = recognise(place, Survey(progress("files"), storage=storage))
+        source = finding.recognised.source
+        if allow_outside_root and hasattr(source, "allow_outside_root"):
+            source = replace(source, allow_outside_root=True)
+        index = scan_source(source, progress("samples"), IndexCache(default_cache_dir()), storage)
+        facts = look_at(source, index, storage)
+        name, batch_size = stream_name(str(place)), first_batch_size(len(index))
+        comments = comments_on(finding, facts)
+        while True:
+            table = stream_table(source, facts, batch_size)
+            text = config_text(name, table, comments)
+            try:
+                return Draft(name, table, text, _checked(text, output, storage), finding, facts)
+            except MemoryTooSmall:
+                if batch_size == 1:
+                    raise
+                batch_size //= 2
+
+
+def _checked(text: str, file: Path, storage: Storage) -> Config:
+    """The configuration, checked as ``batchd check`` does. Raises ``BatchdError``."""
+    reading = parse_config(text, file)
+    config, rings = check_reading(reading, file, storage)
+    found = preview(config, rings, storage)
+    if found.problems:
+        raise ConfigInvalid(reading.located(found.problems), str(file))
+    if found.shortage is not None:
+        raise MemoryTooSmall(reading.located([found.shortage]), str(file))
+    return config
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], ReportProgress]]:
+    """Show on a terminal how much was found so far."""
+    from rich.console import Console  # noqa: PLC0415  it takes longer to load than the rest
+    from rich.progress import Progress, SpinnerColumn, TextColumn  # noqa: PLC0415  the same
+
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,} {task.description}"))
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def counter(noun: str) -> ReportProgress:
+            task = bar.add_task(noun, total=None)
+            return lambda found: bar.update(task, completed=found)
+
+        yield counter
+
+
+def _check_output(file: Path, *, force: bool) -> None:
+    """Raise ``BatchdError`` before the data is looked at, if the file could not be written."""
+    if file.exists() and not force:
+        raise BatchdError(f"{file} exists; add --force to overwrite it, or -o FILE to write another file")
+    if not file.parent.is_dir():
+        raise BatchdError(f"{file} cannot be written: there is no folder {file.parent}")
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise BatchdError(f"{file} cannot be written: this user may not write to {file.parent.absolute()}; use -o FILE")
+
+
+def _write(file: Path, text: str) -> None:
+    """Write the whole file, or nothing. Raises ``BatchdError``."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(file)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise BatchdError(f"{file} cannot be written: {error.strerror}") from None
-    try:
-        with batchd.serve(trial, overrides={"daemon.workers": "1"}) as address:
-            batch = peek(address, stream, 0, 0)
-            if sheet is not None and image_fields(batch):
-                write_sheet(batch, sheet, image_fields(batch)[0], is_bgr=False)
-        if is_kept:
-            trial.replace(file)
-    finally:
-        trial.unlink(missing_ok=True)
-    shown = batch_table(batch)[: 1 + 1 + SAMPLES_SHOWN]
-    drawn = [f"{sheet}: a picture of it"] if sheet is not None and image_fields(batch) else []
-    return [f"a batch of {counted(batch.rows, 'sample')}, the first of them:", *shown, *drawn]
 
 
-def _next_steps(file: Path, stream: str) -> Iterator[str]:
-    where = "" if file == DEFAULT_CONFIG_FILE else f" -c {file}"
-    yield f"Next: batchd serve{where}"
-    yield "and in your program:"
-    yield "    import batchd_client"
-    yield "    with batchd_client.connect() as daemon:"
-    yield f'        for batch in daemon.stream("{stream}"): ...'
+def _found(draft: Draft, written: Path | None) -> dict[str, object]:
+    """What was found, for programs."""
+    finding, facts = draft.finding, draft.facts
+    return {
+        "stream": draft.name,
+        "written": None if written is None else str(written.absolute()),
+        "samples": facts.samples,
+        "fields": {column.name: column.text for column in facts.columns},
+        "classes": facts.classes,
+        "images": {name: asdict(images) for name, images in facts.images.items()},
+        "files": len(finding.files.names),
+        "left_out": [readable(name) for name in finding.left_out[:LEFT_OUT_MAX]],
+        "left_out_files": len(finding.left_out),
+        "notes": list(finding.recognised.notes),
+        "unreadable": list(facts.unreadable),
+        **draft.table,
+        "toml": draft.text,
+    }
+
+
+def _show_batch(file: Path, stream: str, sheet: Path | None) -> None:
+    """Have a daemon of its own make the first batch, and show it. Raises ``BatchdError``."""
+    from batchd.cli.peek import batch_table, peek, show  # noqa: PLC0415  numpy and the client take a while
+    from batchd.embedded import serve  # noqa: PLC0415  the same
+
+    with serve(file) as address:
+        batch = peek(address, stream, 0, 0)
+    if sheet is not None:
+        show(batch, stream, sheet)
+    else:
+        click.echo("\n".join(batch_table(batch)))
+
+
+def _next_steps(file: Path, draft: Draft) -> str:
+    config = "" if file == DEFAULT_CONFIG_FILE else f" -c {file}"
+    names = sorted((column.name for column in draft.facts.columns), key=lambda name: name not in ("image", "label"))
+    shown = ", ".join(f"batch[{toml_value(name)}]" for name in names[:2])
+    return "\n".join(
+        [
+            f"\nNext: batchd serve{config}",
+            "and in a trainer:",
+            "  import batchd_client",
+            f"  for batch in batchd_client.connect().stream({toml_value(draft.name)}):",
+            f"      {shown}  # arrays in shared memory",
+        ]
+    )

@@ -18,7 +18,7 @@ from batchd.errors import EXIT_CODE_MEANINGS, BatchdError
 from batchd.suggestions import suggestion
 
 COMMANDS = {
-    "init": "Look at your data, and write a batchd.toml for it.",
+    "init": "Look at data, and write the configuration that serves it.",
     "demo": "Serve photographs to two trainers, and draw a batch.",
     "serve": "Serve the streams of a configuration until SIGTERM or Ctrl-C.",
     "worker": "Run workers on this machine for a daemon on another one.",
@@ -84,9 +84,9 @@ class _LazyGroup(click.Group):
 def cli() -> None:
     """Decode training batches once, into shared memory, for every trainer on the machine.
 
-    Start with `batchd init /path/to/data`, which writes batchd.toml, and run `batchd serve`.
-    `batchd config` prints all keys, and `batchd check` finds what is wrong with a file. `batchd
-    COMMAND --help` tells more of each command.
+    Start with `batchd init PATH`: it looks at your data, writes batchd.toml and shows a batch. Then
+    run `batchd serve`. `batchd config` explains all keys, and `batchd COMMAND --help` tells more of
+    each command.
     """
 
 

@@ -39,7 +39,7 @@ def config_options(command: Command) -> Command:
         type=click.Path(path_type=Path),
         default=DEFAULT_CONFIG_FILE,
         show_default=True,
-        help="The configuration, as `batchd config` prints it.",
+        help="The configuration, as `batchd init` writes it and `batchd config` explains it.",
     )(set_option(command))
 
 

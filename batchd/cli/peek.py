@@ -62,9 +62,13 @@ def command(  # noqa: PLR0917  one for each option
     stream: str, address: str | None, output: Path, position: tuple[int, int], field: str | None, bgr: bool
 ) -> None:
     """Draw a batch of STREAM with its labels; without images, print fields and samples."""
+    show(peek(address, stream, *position), stream, output, field, is_bgr=bgr)
+
+
+def show(batch: "PeekedBatch", stream: str, output: Path, field: str | None = None, *, is_bgr: bool = False) -> None:
+    """Draw a batch into a file, or print it if it has no images. Raises ``BatchdError``."""
     from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
-    batch = peek(address, stream, *position)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     images = image_fields(batch)
     if field is not None and field not in images:
@@ -76,7 +80,7 @@ def command(  # noqa: PLR0917  one for each option
         click.echo("\n".join(batch_table(batch)))
         return
     drawn = field or images[0]
-    write_sheet(batch, output, drawn, is_bgr=bgr or drawn in batch.bgr_fields)
+    write_sheet(batch, output, drawn, is_bgr=is_bgr or drawn in batch.bgr_fields)
     click.echo(f"{output}: {where}")
 
 

@@ -100,7 +100,13 @@ def read_config(
     file: Path, overrides: Mapping[str, str] = _NOTHING, environment: Mapping[str, str] | None = None
 ) -> LoadedConfig:
     """Read a configuration like ``load_config``. Raises ``ConfigInvalid`` if it is not TOML."""
-    text = _read_text(file)
+    return parse_config(_read_text(file), file, overrides, environment)
+
+
+def parse_config(
+    text: str, file: Path, overrides: Mapping[str, str] = _NOTHING, environment: Mapping[str, str] | None = None
+) -> LoadedConfig:
+    """Read a text as if it were in ``file``, like ``read_config``."""
     data = _parse(text, file)
     _make_paths_absolute(data, file.absolute().parent)
     if isinstance(daemon := data.setdefault("daemon", {}), dict):
@@ -134,7 +140,7 @@ def _read_text(file: Path) -> str:
         with file.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        hint = "; `batchd init /path/to/data` writes one" if isinstance(error, FileNotFoundError) else ""
+        hint = "; `batchd init PATH` writes one for your data" if isinstance(error, FileNotFoundError) else ""
         raise _unusable(file, f"cannot be read: {error.strerror}{hint}") from None
     if len(content) > FILE_BYTES_MAX:
         raise _unusable(file, f"is longer than {FILE_BYTES_MAX} bytes, so it is no configuration")

@@ -79,7 +79,7 @@ def _rings(target: DoctorTarget) -> tuple[dict[str, RingSize], Finding]:
     if target.is_broken:
         return {}, problem(subject, target.why_none, f"batchd check {file}")
     if target.config is None:
-        advice = "batchd init /path/to/data, then: batchd doctor -c batchd.toml"
+        advice = "batchd init /path/to/data, then: batchd doctor"
         return {}, note(subject, target.why_none, advice)
     try:
         with Storage(target.config.daemon.storage_limits()) as storage:

@@ -12,13 +12,13 @@ again.
 
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from batchd.config.written import toml_value
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.jpeg_box import seekable
 from batchd.pipeline.image.opencv import Scratch, cv2
@@ -46,7 +46,6 @@ try:
 except ImportError:  # cv2 encodes JPEG too
     simplejpeg = None
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _PAIR = {"image": "image", "label": "int64"}
 """The fields of a source that names none."""
 _IMAGE_CHANNELS = (1, 3)
@@ -172,32 +171,20 @@ def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
     members = stored(columns)
     fields = {name: column.text for name, (column, _member) in members.items()}
     names = {name: member.text for name, (column, member) in members.items() if member != usual_member(column)}
-    options = [
-        'type = "webdataset"',
-        f"root = {_text(str(root))}",
-        f"shards = [{_text(shards)}]",
-        *([f"fields = {_table(fields)}"] if list(fields.items()) != list(_PAIR.items()) else []),
-        *([f"names = {_table(names)}"] if names else []),
-    ]
-    return f"{{ {', '.join(options)} }}"
+    table: dict[str, object] = {"type": "webdataset", "root": str(root), "shards": [shards]}
+    if list(fields.items()) != list(_PAIR.items()):
+        table["fields"] = fields
+    if names:
+        table["names"] = names
+    return toml_value(table)
 
 
 def files_table(source: FolderSource | ListSource | GlobSource, files: FileSet) -> str:
     """The table of a source that reads ``files``: a folder, if it was one with all its classes."""
     if isinstance(source, FolderSource) and files.has_all_classes:
-        options = ['type = "folder"', f"path = {_text(str(files.root.absolute()))}"]
+        table: dict[str, object] = {"type": "folder", "path": str(files.root.absolute())}
     else:
-        places = {"path": files.list_file, "root": files.root}
-        options = ['type = "list"', *(f"{key} = {_text(str(path.absolute()))}" for key, path in places.items())]
+        table = {"type": "list", "path": str(files.list_file.absolute()), "root": str(files.root.absolute())}
     if source.path_bytes:
-        options.append(f"path_bytes = {max(source.path_bytes, files.path_bytes)}")
-    return f"{{ {', '.join(options)} }}"
-
-
-def _table(texts: Mapping[str, str]) -> str:
-    pairs = (f"{key if _BARE_KEY.fullmatch(key) else _text(key)} = {_text(value)}" for key, value in texts.items())
-    return f"{{ {', '.join(pairs)} }}"
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        table["path_bytes"] = max(source.path_bytes, files.path_bytes)
+    return toml_value(table)

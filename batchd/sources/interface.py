@@ -9,6 +9,8 @@ A kind is a folder. Each of its modules belongs to a process:
                            scan       all samples, once -> SourceIndex, shared by all workers
     reader.py    worker    READERS = {options: function}
                            any sample by its number -> values of its columns
+    recognise.py command   RECOGNISE = {options: function}, of a kind with ``endings``
+                           the files of a place -> options that read them (`batchd init`)
     others       both      such as index.py: the layout of the index
 
 Scan and reader are imported when a stream needs them, so a library costs only the streams that
@@ -18,9 +20,10 @@ Invariant: code that depends on the kind of a source calls it here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -112,37 +115,67 @@ class BuiltInKind:
     """The number of samples, if headers tell it. Raises ``SourceInvalid`` as ``columns`` does."""
 
 
+class FoundFiles(NamedTuple):
+    """The files of a place: paths below ``root``, in order, without hidden ones."""
+
+    root: Path
+    names: Sequence[bytes]
+    folders: frozenset[bytes] = frozenset()
+    """The folders below the root."""
+    patterns: tuple[str, ...] = ()
+    """What selects the files, if the user did: a pattern, or the name of one file."""
+
+
+class Recognised(NamedTuple):
+    """A source that reads some of the files."""
+
+    source: SourceOptions
+    names: Sequence[bytes]
+    """The files that it reads."""
+    notes: tuple[str, ...] = ()
+    """What it leaves out of their content, and what was assumed."""
+
+
+Recognise: TypeAlias = Callable[[FoundFiles, Survey], Recognised]
+"""Raises ``SourceInvalid`` if the kind cannot read the files, or ``ValueError``, from options."""
+
 OpenReader: TypeAlias = Callable[[Any, SourceIndex, int, Storage], Reader]
 """Makes a reader from options, index, the longest record in bytes, and storage."""
 
 
 def kind_of(source: SourceOptions) -> BuiltInKind:
     """The daemon's side of a source. Raises ``SourceInvalid`` if a library is not installed."""
-    kind = _module_of(source, "scan").KINDS[type(source)]
+    kind = _module_of(type(source), "scan").KINDS[type(source)]
     assert isinstance(kind, BuiltInKind)
     return kind
 
 
 def open_reader(source: SourceOptions, index: SourceIndex, max_bytes: int, storage: Storage) -> Reader:
     """Make a reader, as ``kind_of``. A record of more than ``max_bytes`` bytes is a bad sample."""
-    reader: Reader = _module_of(source, "reader").READERS[type(source)](source, index, max_bytes, storage)
+    reader: Reader = _module_of(type(source), "reader").READERS[type(source)](source, index, max_bytes, storage)
     return reader
 
 
-def check_installed(source: SourceOptions) -> None:
-    """Raise ``SourceInvalid`` if a library that a source needs is not installed."""
-    missing = next((module for module in source.requires if not _is_installed(module)), None)
+def recogniser_of(kind: type[SourceOptions]) -> Recognise:
+    """The function that makes options of files. Raises ``SourceInvalid`` as ``kind_of``."""
+    recogniser: Recognise = _module_of(kind, "recognise").RECOGNISE[kind]
+    return recogniser
+
+
+def check_installed(kind: type[SourceOptions]) -> None:
+    """Raise ``SourceInvalid`` if a library that a kind needs is not installed."""
+    missing = next((module for module in kind.requires if not _is_installed(module)), None)
     if missing is not None:
+        name = {field.name: field.default for field in fields(kind)}["type"]
         raise SourceInvalid(
-            f'a source of type "{source.type}" needs {missing}, which is not installed: '
-            f"pip install 'batchd[{source.extra}]'"
+            f"a source of type \"{name}\" needs {missing}, which is not installed: pip install 'batchd[{kind.extra}]'"
         )
 
 
-def _module_of(source: SourceOptions, name: str) -> ModuleType:
-    """A module of the folder in which the source's class is defined."""
-    check_installed(source)
-    return import_module(f"{type(source).__module__.rpartition('.')[0]}.{name}")
+def _module_of(kind: type[SourceOptions], name: str) -> ModuleType:
+    """A module of the folder in which a source's class is defined."""
+    check_installed(kind)
+    return import_module(f"{kind.__module__.rpartition('.')[0]}.{name}")
 
 
 def _is_installed(module: str) -> bool:

@@ -29,6 +29,8 @@ class SourceOptions:
     """Modules that its scan and its reader need beyond batchd's own dependencies."""
     extra: ClassVar[str] = ""
     """The extra of the distribution that installs them."""
+    endings: ClassVar[tuple[str, ...]] = ()
+    """Endings of the names of its files, in lower case: `batchd init` knows them by these."""
 
     type: str
     """The name of the kind."""

@@ -259,7 +259,7 @@ def _check(recipe: SampleRecipe, place: Mapping[str, Any]) -> None:
     """Raise ``StreamUnusable`` if what the workers need is not on this host."""
     try:
         for _key, source in sources_in(source_from_plain(recipe.source)):
-            check_installed(source)
+            check_installed(type(source))
     except (ValueError, TypeError, SourceInvalid) as error:
         raise StreamUnusable(str(error)) from None
     _check_place(place)

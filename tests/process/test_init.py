@@ -1,175 +1,525 @@
-"""`batchd init`: what it finds at a path, what it writes, and that a daemon serves it."""
+"""`batchd init`: what it recognises, what it writes, and what it refuses.
 
-import csv
-import io
+Every configuration passes the checks of `batchd check` before it is written; those of some kinds
+are also served.
+"""
+
 import json
-import tarfile
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
-from batchd.config.load import load_config
+from batchd.cli import init
+from batchd.config.load import parse_config
+from batchd.sources import interface
+from batchd.sources.kinds import SOURCE_KINDS
 from support.commands import batchd
-from support.images import encode, jpeg, photo, write_photos
+from support.daemon_process import clean_environment
+from support.http_files import serving
+from support.images import jpeg, photo, write_photos
+from support.lmdb_files import write_lmdb
+from support.parquet_files import class_labels, hugging_face, write_parquet
+from support.shards import write_shard
+from support.tfrecords import example, write_records
+from support.videos import write_video
+from support.waiting import PATIENCE_S, wait_until
 
-CROPPED = ["decode", "random_resized_crop", "random_flip"]
-
-
-def classes(folder):
-    write_photos(folder, {"cat": 6, "dog": 5})
-    (folder / "cat" / "notes.txt").write_text("no image")
-    return "folder", {"image", "label", "index"}
-
-
-def flat(folder):
-    (folder / "one.jpg").write_bytes(jpeg(photo(60, 80)))
-    return "folder", {"image", "label", "index"}
+PICTURES = [jpeg(photo(seed=seed)) for seed in range(4)]
+AUGMENTED = ["decode", "random_resized_crop", "random_flip"]
 
 
-def tree(folder):
-    """Images beside folders, and a folder without any: neither flat nor one class for each."""
-    write_photos(folder, {"cat": 3, "dog": 3})
-    (folder / "more.png").write_bytes(encode(photo(60, 80), ".png"))
-    (folder / "empty").mkdir()
-    return "glob", {"image", "label", "index"}
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes of the data of a test are of no use to others."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
-def shards(folder):
-    for number in range(6):
-        with tarfile.open(folder / f"train-{number}.tar", "w") as tar:
-            for ending, data in (("jpg", jpeg(photo(60, 80))), ("cls", b"3"), ("json", b"{}")):
-                member = tarfile.TarInfo(f"{number:04}.{ending}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-    return "webdataset", {"image", "label", "index"}
-
-
-def table(folder):
-    (folder / "pictures").mkdir()
-    (folder / "pictures" / "one.jpg").write_bytes(jpeg(photo(60, 80)))
-    with (folder / "table.csv").open("w", newline="") as stream:
-        csv.writer(stream).writerows([["file", "Age", "name"], ["pictures/one.jpg", "7.5", "Ann"]])
-    return "csv", {"image", "age", "index"}  # of the file: a folder is one of images
-
-
-def array(folder):
-    np.save(folder / "digits.npy", np.zeros((70, 28, 28), np.uint8))
-    return "npy", {"image", "index"}
-
-
-def arrays(folder):
-    names = {"x_train": (70, 8), "y_train": (70,), "x_test": (9, 8)}
-    np.savez(folder / "all.npz", **{name: np.zeros(shape, np.float32) for name, shape in names.items()})
-    return "npz", {"x_train", "y_train", "index"}
-
-
-def parquet(folder):
-    """As Hugging Face's `to_parquet` writes images and classes."""
-    arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    images = [{"bytes": jpeg(photo(60, 80)), "path": None}] * 4
-    rows = arrow.table({"image": images, "label": [0, 1, 0, 1], "caption": ["a", "b", "c", "d"]})
-    features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
-    rows = rows.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    writer.write_table(rows, folder / "train.parquet")
-    return "parquet", {"image", "label", "index"}
-
-
-def records(folder):
-    reader = pytest.importorskip("batchd.sources.tfrecord.reader")
-    from batchd.sources.tfrecord.frames import FOOTER, HEADER, masked_crc  # noqa: PLC0415  beside what it needs
-
-    example = reader.Example()
-    example.features.feature["image/encoded"].bytes_list.value.append(jpeg(photo(60, 80)))
-    example.features.feature["image/class/label"].int64_list.value.append(7)
-    example.features.feature["image/class/text"].bytes_list.value.append(b"cat")
-    data = example.SerializeToString()
-    length = HEADER.pack(len(data), 0)[:8]
-    frame = HEADER.pack(len(data), masked_crc(length)) + data + FOOTER.pack(masked_crc(data))
-    for number in range(6):
-        (folder / f"train.tfrecord-{number:05}-of-00006").write_bytes(frame)
-    return "tfrecord", {"image", "image_class_label", "index"}
-
-
-@pytest.mark.parametrize("make", [classes, flat, tree, shards, table, array, arrays, parquet, records])
-def test_what_is_written_is_served(tmp_path, make):
-    """For each kind of data, and with the fields that need no further steps."""
-    folder = tmp_path / "my data"
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The folder of the data; the configuration goes beside it."""
+    folder = tmp_path / "things"
     folder.mkdir()
-    kind, fields = make(folder)
-
-    place = folder / "table.csv" if make is table else folder
-    said = batchd("init", place, folder=tmp_path).stdout
-
-    ((name, stream),) = load_config(tmp_path / "batchd.toml").streams.items()
-    assert name == ("table" if make is table else "my-data")
-    assert stream.source.type == kind
-    assert [step.op for step in stream.pipeline] == (CROPPED if "image" in fields and kind != "npy" else [])
-    header = next(
-        line for line in said.splitlines() if line.startswith(("image", "x_train", "age")) and "index" in line
-    )
-    assert set(header.split()) == fields
-    assert said.endswith('for batch in daemon.stream("NAME"): ...\n'.replace("NAME", name))
-    assert "fine" in batchd("check", folder=tmp_path).stdout
+    return folder
 
 
-def test_what_is_left_out_is_named_in_the_file_and_on_the_terminal(tmp_path):
-    (tmp_path / "photos").mkdir()
-    classes(tmp_path / "photos")
-
-    said = batchd("init", "photos", "--sheet", "sheet.png", folder=tmp_path).stdout
-
-    line = "left out: 1 of 12 files: cat/notes.txt"
-    assert line in said
-    written = (tmp_path / "batchd.toml").read_text()
-    assert "# photos: 11 images in 2 classes: cat (6), dog (5); for example JPEG" in written
-    assert f"# {line}" in written
-    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+def found(path: Path | str, *options: str, status: int = 0) -> dict[str, Any]:
+    """What `batchd init --json` prints; nothing is written."""
+    done = batchd("init", path, "--json", "--dry-run", *options, status=status)
+    assert done.stderr == ""
+    whole = json.loads(done.stdout)
+    assert tomllib.loads(whole["toml"])["streams"][whole["stream"]]["source"] == whole["source"]
+    return dict(whole)
 
 
-def test_a_file_is_replaced_only_where_that_is_asked_for(tmp_path):
-    (tmp_path / "photos").mkdir()
-    flat(tmp_path / "photos")
-    (tmp_path / "batchd.toml").write_text("mine")
-
-    refused = batchd("init", "photos", folder=tmp_path, status=1).stderr
-    found = json.loads(batchd("init", "photos", "--json", "-o", "-", folder=tmp_path).stdout)
-
-    assert "batchd.toml exists; `batchd init --force` replaces it" in refused
-    assert (tmp_path / "batchd.toml").read_text() == "mine"
-    assert found["file"] is None
-    assert found["source"] == {"type": "folder", "path": str(tmp_path / "photos")}
-    batchd("init", "photos", "--force", "--name", "cats", folder=tmp_path)
-    assert list(load_config(tmp_path / "batchd.toml").streams) == ["cats"]
+def refused(path: Path | str, status: int = 2) -> str:
+    return batchd("init", path, "--dry-run", status=status).stderr
 
 
+# --- images ---------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_classes_is_written_checked_and_served(data: Path) -> None:
+    """The first own configuration: eight lines, a batch, and the next steps."""
+    write_photos(data, {"cat": 5, "dog": 7})
+
+    text = batchd("init", data, folder=data.parent).stdout
+
+    written = (data.parent / "batchd.toml").read_text()
+    assert text.startswith(written)
+    assert written.splitlines() == [
+        f"# 12 samples in {data}: image (image file), label (int64)",
+        "# 2 classes: cat (5), dog (7)",
+        "# image: JPEG, 64 x 48 pixels (12 files looked at)",
+        "[streams.things]",
+        f'source = {{ type = "folder", path = "{data}" }}',
+        "batch_size = 8",
+        'pipeline = [{ op = "decode" }, { op = "random_resized_crop", size = [48, 48] }, { op = "random_flip" }]',
+    ]
+    assert "uint8[48, 48, 3] " in text
+    assert "\nNext: batchd serve\n" in text
+    assert 'batchd_client.connect().stream("things")' in text
+    assert "is fine" in batchd("check", folder=data.parent).stdout
+
+
+def test_a_flat_folder_has_no_classes(data: Path) -> None:
+    """As it is, and the current folder needs no name."""
+    write_photos(data, {"": 3})
+
+    done = batchd("init", "--dry-run", folder=data)
+
+    assert done.stdout.startswith(f"# 3 samples in {data}: image (image file), label (int64)\n# image: JPEG")
+    assert "[streams.things]" in done.stdout
+    assert not (data / "batchd.toml").exists()
+
+
+def test_the_training_part_is_taken_and_others_are_named(data: Path) -> None:
+    """A test set does not become a class, nor a part of the training."""
+    for part in ("train", "val", "test"):
+        write_photos(data / part, {"cat": 2, "dog": 2})
+
+    whole = found(data)
+
+    assert whole["source"] == {"type": "folder", "path": str(data / "train")}
+    assert whole["classes"] == {"cat": 2, "dog": 2}
+    assert whole["notes"] == ["the part train; make streams of their own of test, val"]
+
+
+def test_a_mixture_is_used_as_far_as_it_goes(data: Path) -> None:
+    """Files of no kind, images beside class folders, an empty class folder, a file that is bad."""
+    write_photos(data, {"cat": 3, "dog": 3, "": 1})
+    (data / "empty").mkdir()
+    (data / "notes.md").write_text("hello")
+    (data / "cat" / "Thumbs.db").write_bytes(b"x")
+    (data / "dog" / "a.jpg").write_bytes(b"no image")
+
+    whole = found(data)
+
+    assert whole["source"] == {"type": "glob", "root": str(data), "patterns": ["*/**/*.jpg"], "classes": "folder"}
+    assert whole["samples"] == 7
+    assert whole["classes"] == {"cat": 3, "dog": 4}
+    assert sorted(whole["left_out"]) == ["00000.jpg", "cat/Thumbs.db", "notes.md"]
+    assert "# 3 of 10 files left out: 1 .jpg (00000.jpg), " in whole["toml"]
+    assert "# 1 of 7 samples that were read cannot be used: " in whole["toml"]
+
+
+def test_more_images_at_the_top_than_below_are_a_flat_folder(data: Path) -> None:
+    """The larger part counts, and the other one is named."""
+    write_photos(data, {"": 3, "more": 2})
+
+    whole = found(data)
+
+    assert (whole["source"]["patterns"], whole["samples"]) == (["*.jpg"], 3)
+    assert whole["notes"][0].startswith("2 images in folders left out: more/")
+
+
+def test_a_list_of_images_has_the_labels(data: Path) -> None:
+    """`path label` lines, whose images are there."""
+    (data / "a b.jpg").write_bytes(PICTURES[0])
+    (data / "c.jpg").write_bytes(PICTURES[1])
+    (data / "labels.txt").write_text("a b.jpg 3\nc.jpg 4\n")
+
+    assert found(data)["source"] == {"type": "list", "path": str(data / "labels.txt")}
+    assert found(data / "labels.txt")["samples"] == 2
+
+
+def test_links_out_of_the_folder_are_followed_on_request(data: Path) -> None:
+    """As in every source; the message has the name of the option."""
+    (data / "cat").mkdir()
+    for path in write_photos(data.parent / "elsewhere", {"": 2}):
+        (data / "cat" / path.name).symlink_to(path)
+
+    assert "set allow_outside_root = true if you mean it" in refused(data)
+    source = found(data, "--allow-outside-root")["source"]
+    assert source == {"type": "folder", "path": str(data), "allow_outside_root": True}
+
+
+# --- tables, shards, records ----------------------------------------------------------------------
+
+
+def test_a_table_names_images_and_their_labels(data: Path) -> None:
+    """The column of paths is found, also where the images are in another folder; text has room."""
+    write_photos(data / "images", {"": 4})
+    names = sorted(path.name for path in (data / "images").iterdir())
+    rows = [f"{name};{number};some words;0.5;" for number, name in enumerate(names)]
+    (data / "train.csv").write_text("\n".join(["file;Class;What is it;weight;odd", *rows]))
+
+    whole = found(data)
+
+    source = whole["source"]
+    assert (source["image"], source["image_root"], source["delimiter"]) == ("file", str(data / "images"), ";")
+    assert source["fields"] == {"label": "int64", "What_is_it": "text", "weight": "float32"}
+    assert source["names"] == {"label": "Class", "What_is_it": "What is it"}
+    assert whole["notes"] == ["1 column left out: odd"]
+    assert [step["op"] for step in whole["pipeline"]] == [*AUGMENTED, "text_bytes"]
+    assert whole["pipeline"][-1]["length"] == 16
+
+
+def test_a_table_of_numbers_needs_no_steps(data: Path) -> None:
+    """Several files with the same titles are one table; tabs are delimiters as well."""
+    for number in range(2):
+        (data / f"part-{number}.tsv").write_text("box\ty\n" + "1 2 3 4\t7\n" * 3)
+
+    whole = found(data)
+
+    assert whole["source"]["files"] == ["*.tsv"]
+    assert whole["source"]["fields"] == {"box": "int64[4]", "label": "int64"}
+    assert (whole["samples"], whole["batch_size"], "pipeline" in whole) == (6, 4, False)
+
+
+def test_shards_are_recognised_by_their_members(data: Path) -> None:
+    """An image with a class needs no fields; test shards are left out."""
+    members = [("a.jpg", PICTURES[0]), ("a.cls", b"1"), ("b.jpg", PICTURES[1]), ("b.cls", b"0")]
+    for name in ("train-0000.tar", "train-0001.tar", "test-0000.tar"):
+        write_shard(data / name, members)
+
+    whole = found(data)
+
+    assert whole["source"] == {"type": "webdataset", "root": str(data), "shards": ["train-*.tar"]}
+    assert whole["samples"] == 4
+    assert whole["left_out"] == ["test-0000.tar"]
+
+
+def test_shards_with_captions_masks_and_json_have_fields(data: Path) -> None:
+    """Each member has its type; one that not all samples have is left out."""
+    members = []
+    for number in range(3):
+        described = json.dumps({"width": 3, "id": "x", "none": None}).encode()
+        members += [(f"{number}.jpg", PICTURES[number]), (f"{number}.seg.png", PICTURES[number])]
+        members += [(f"{number}.txt", b"a cat"), (f"{number}.json", described)]
+    write_shard(data / "a.tar", [*members, ("2.bin", b"\0")])
+
+    whole = found(data / "a.tar")
+
+    assert whole["source"]["fields"] == {
+        "image": "image",
+        "seg": "image",
+        "text": "text",
+        "width": "int64",
+        "id": "text",
+    }
+    assert whole["source"]["names"] == {"seg": "seg.png", "text": "txt", "id": "json:id"}
+    assert whole["notes"] == ["1 member left out: .bin"]
+    assert [step["op"] for step in whole["pipeline"]] == [
+        "decode",
+        "resize",
+        "decode",
+        "resize",
+        "text_bytes",
+        "text_bytes",
+    ]
+
+
+def test_parquet_with_hugging_faces_metadata_has_images_and_classes(data: Path) -> None:
+    """The class label becomes the label; columns of other types are left out."""
+    rows = {"picture": hugging_face(PICTURES), "animal": [0, 1, 0, 1], "odd": [{"a": 1}] * 4}
+    write_parquet(data / "train.parquet", rows, class_labels(animal=["cat", "dog"]))
+
+    whole = found(data)
+
+    assert whole["source"]["fields"] == {"image": "image", "label": "int64"}
+    assert whole["source"]["names"] == {"image": "picture", "label": "animal"}
+    assert whole["classes"] == {"cat": 2, "dog": 2}
+    assert whole["notes"] == ["1 column left out: odd"]
+
+
+def test_parquet_of_tokens_gets_room_for_the_longest(data: Path) -> None:
+    """Lists of numbers, text and bytes that are no image."""
+    write_parquet(data / "a.parquet", {"ids": [[1, 2, 3], [4]], "text": ["abc", "é"], "raw": [b"\xff", b"\0\1"]})
+
+    whole = found(data)
+
+    assert whole["source"]["fields"] == {"ids": "int64[?]", "text": "text", "raw": "uint8[?]"}
+    rooms = {step["field"]: step.get("length", step.get("max_shape")) for step in whole["pipeline"]}
+    assert rooms == {"ids": [4], "text": 4, "raw": [2]}
+
+
+def test_tfrecords_are_recognised_by_their_features(data: Path) -> None:
+    """Also where names have no ending but their numbers."""
+    records = [
+        example(image__encoded=data_, image__class__label=[number], box=[0.0, 1.0], image__format=b"JPEG")
+        for number, data_ in enumerate(PICTURES)
+    ]
+    write_records(data / "train-00000-of-00001", records)
+
+    whole = found(data)
+
+    assert (whole["source"]["type"], whole["source"]["shards"]) == ("tfrecord", ["train-*"])
+    assert whole["source"]["fields"] == {
+        "box": "float32[2]",
+        "label": "int64",
+        "image": "image",
+        "image_format": "text",
+    }
+    assert whole["source"]["names"]["image"] == "image/encoded"
+    assert whole["samples"] == 4
+
+
+def test_arrays_of_one_length_belong_together(data: Path) -> None:
+    """Test arrays are left out; images and labels get their names."""
+    for part, count in (("train", 6), ("test", 3)):
+        np.save(data / f"x_{part}.npy", np.zeros((count, 8, 8, 3), np.uint8))
+        np.save(data / f"y_{part}.npy", np.arange(count))
+
+    whole = found(data)
+
+    assert whole["source"]["arrays"] == {"image": "x_train.npy", "label": "y_train.npy"}
+    assert "pipeline" not in whole
+    assert found(data / "y_test.npy")["source"] == {"type": "npy", "path": str(data / "y_test.npy"), "field": "label"}
+
+
+def test_an_archive_of_arrays_has_a_training_part_as_well(data: Path) -> None:
+    """As Keras' data sets are saved."""
+    arrays = {"x_train": np.zeros((5, 4)), "y_train": np.arange(5), "x_test": np.zeros((2, 4)), "y_test": np.arange(2)}
+    np.savez(data / "all.npz", **arrays)
+
+    whole = found(data)
+
+    assert whole["source"]["arrays"] == {"x": "x_train", "label": "y_train"}
+    assert whole["samples"] == 5
+
+
+@pytest.mark.usefixtures("forked_scans")
+def test_videos_give_frames(data: Path) -> None:
+    """Folders are classes."""
+    write_video(data / "run" / "a.mp4", 5)
+    write_video(data / "jump" / "b.mkv", 5)
+
+    whole = found(data)
+
+    assert whole["source"] == {"type": "video", "root": str(data), "files": ["**/*.{mkv,mp4}"], "classes": "folder"}
+    assert whole["samples"] == 10
+    assert [step["op"] for step in whole["pipeline"]] == AUGMENTED[1:]
+
+
+@pytest.mark.usefixtures("forked_scans")
 @pytest.mark.parametrize(
-    ("files", "reason"),
+    ("records", "options"),
     [
-        ({}, "has no files that batchd reads: it is empty; it reads images"),
-        ({"a.doc": b"x", "b.doc": b"x"}, "has no files that batchd reads: 2 x .doc; it reads images"),
-        ({"a.tar": b"x" * 2000}, "a.tar is no plain tar file"),
-        ({"x.npy": b"x" * 200}, "x.npy cannot be read"),
-        ({"a.csv": b"name\nAnn\n"}, "has no image and no column of single numbers, only name"),
-        ({"data.mdb": b""}, "is an LMDB database"),
         (
-            {"a.jpg": b"no image"},
-            "1 of 1 samples are bad, more than max_bad_fraction = 0.05 (1 image, without classes; for",
+            {b"%d" % number: msgpack.packb({"img": one, "label": number}) for number, one in enumerate(PICTURES)},
+            {"fields": {"image": "image", "label": "int64"}, "names": {"image": "img"}, "format": "msgpack"},
         ),
+        (
+            {
+                **{b"image-%09d" % number: one for number, one in enumerate(PICTURES)},
+                **{b"label-%09d" % number: b"word" for number in range(4)},
+                b"num-samples": b"4",
+            },
+            {"fields": {"image": "image", "label": "text"}, "key": "{field}-*"},
+        ),
+        ({b"%d" % number: one for number, one in enumerate(PICTURES)}, {"fields": {"image": "image"}}),
     ],
+    ids=["msgpack", "a record for each field", "images"],
 )
-def test_what_cannot_be_served_is_said_and_nothing_is_written(tmp_path, files, reason):
-    (tmp_path / "data").mkdir()
-    for name, data in files.items():
-        (tmp_path / "data" / name).write_bytes(data)
+def test_databases_are_recognised_by_their_records(
+    data: Path, records: dict[bytes, bytes], options: dict[str, Any]
+) -> None:
+    """Three of the layouts that people use."""
+    write_lmdb(data, records)
 
-    status = 1 if "samples are bad" in reason else 2
-    assert reason in batchd("init", "data", folder=tmp_path, status=status).stderr
-    assert [one.name for one in tmp_path.iterdir()] == ["data"]
+    whole = found(data)
+
+    assert whole["source"] == {"type": "lmdb", "path": str(data), **options}
+    assert whole["samples"] == 4
+    assert whole["left_out"] == []
 
 
-@pytest.mark.parametrize(
-    ("place", "reason"),
-    [("nowhere", "there is no "), ("s3://bucket/images/", "of URLs, only those of tar shards and arrays")],
-)
-def test_a_place_that_is_not_there_or_not_known_is_named(tmp_path, place, reason):
-    assert reason in batchd("init", place, folder=tmp_path, status=2).stderr
+def test_a_pattern_selects_the_files(data: Path) -> None:
+    """In quotes, so that the shell leaves it alone."""
+    for number in range(3):
+        write_shard(data / f"part-{number}.tar", [("a.jpg", PICTURES[0])])
+
+    whole = found(data / "part-{0..1}.tar")
+
+    assert whole["source"] == {
+        "type": "webdataset",
+        "root": str(data),
+        "shards": ["part-{0..1}.tar"],
+        "label": "",
+    }
+    assert whole["stream"] == "part"
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+def test_a_bucket_is_listed(bucket: Any) -> None:
+    """As a folder of this machine."""
+    bucket.put({f"photos/{name}/{number}.jpg": PICTURES[number] for name in ("cat", "dog") for number in range(2)})
+
+    whole = found("s3://bucket/photos")
+
+    assert whole["source"] == {"type": "folder", "path": "s3://bucket/photos"}
+    assert whole["classes"] == {"cat": 2, "dog": 2}
+
+
+@pytest.mark.usefixtures("_network_library")
+def test_a_web_server_needs_the_names(data: Path) -> None:
+    """It cannot list, so the message says how to name the files; then they are looked at."""
+    shard = write_shard(data / "a.tar", [("a.jpg", PICTURES[0]), ("a.cls", b"1")]).read_bytes()
+    with serving({"train-0.tar": shard, "train-1.tar": shard}) as server:
+        whole = found(f"{server.url}/train-{{0..1}}.tar")
+        text = refused(server.url)
+
+    assert whole["source"] == {"type": "webdataset", "root": server.url, "shards": ["train-{0..1}.tar"]}
+    assert whole["samples"] == 2
+    assert f"batchd init '{server.url}/train-{{000..123}}.tar'" in text
+
+
+# --- what it writes, and does not -----------------------------------------------------------------
+
+
+def test_an_existing_configuration_stays(data: Path) -> None:
+    """Until --force is given; -o names another file, and - prints."""
+    np.save(data / "x.npy", np.zeros((4, 3), np.float32))
+    file = data.parent / "batchd.toml"
+    file.write_text("# mine\n")
+
+    text = batchd("init", data, folder=data.parent, status=1).stderr
+    printed = batchd("init", data, "-o", "-", folder=data.parent).stdout
+    batchd("init", data, "--json", "-o", "other.toml", folder=data.parent)
+
+    assert text == "batchd: batchd.toml exists; add --force to overwrite it, or -o FILE to write another file\n"
+    assert file.read_text() == "# mine\n"
+    assert (data.parent / "other.toml").read_text() == printed
+
+    written = json.loads(batchd("init", data, "--force", "--json", folder=data.parent).stdout)
+    assert file.read_text() == printed == written["toml"]
+    assert written["written"] == str(file)
+
+
+def test_a_batch_of_text_and_tokens_is_shown(data: Path) -> None:
+    """What `batchd peek` prints; the next steps name the file."""
+    write_parquet(data / "a.parquet", {"ids": [[1, 2, 3], [4]], "text": ["abc", "é"]})
+
+    text = batchd("init", data, "-o", "my.toml", folder=data.parent).stdout
+
+    assert '"abc"' in text
+    assert "1 2 3" in text
+    assert "\nNext: batchd serve -c my.toml\n" in text
+
+
+def test_a_batch_of_pictures_is_drawn(data: Path) -> None:
+    """With --sheet; which needs a batch."""
+    write_photos(data, {"": 2})
+
+    text = batchd("init", data, "--sheet", "sheet.png", folder=data.parent).stdout
+
+    assert "sheet.png: epoch 0, step 0, 2 samples" in text
+    assert (data.parent / "sheet.png").read_bytes().startswith(b"\x89PNG")
+    assert "--sheet is for a batch" in batchd("init", data, "--sheet", "a.png", "--dry-run", status=2).stderr
+
+
+def test_a_batch_is_smaller_where_memory_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written passes the check of this machine."""
+    np.save(data / "x.npy", np.zeros((64, 1 << 18), np.uint8))
+    monkeypatch.setattr(init, "parse_config", lambda text, file: parse_config(text, file, {"daemon.memory": "8MiB"}))
+
+    assert found(data)["batch_size"] < 64
+
+
+def test_what_cannot_be_served_is_said(data: Path) -> None:
+    """Nothing there, nothing in it, nothing known, nothing readable."""
+    assert refused(data / "absent") == f"batchd: there is no file or folder {data / 'absent'}\n"
+    assert refused(data) == f"batchd: {data} holds no files\n"
+
+    (data / "a.xyz").write_text("x")
+    (data / "b.zip").write_text("x")
+    text = refused(data)
+    assert "holds nothing that batchd recognises, but 1 .xyz (a.xyz), 1 .zip (b.zip)" in text
+    assert "unpack it first: unzip FILE" in text
+    assert "  folder: .bmp .gif .jpeg .jpg .png .webp\n" in text
+
+    (data / "c.jpg").write_text("no image")
+    assert "none of 1 sample that were read can be used, such as" in refused(data)
+    assert "ftp" in batchd("init", "ftp://host/a", status=2).stderr
+    assert batchd("init", data, "-o", data / "no" / "a.toml", status=1).stderr.endswith(f"no folder {data / 'no'}\n")
+
+
+@pytest.mark.usefixtures("forked_scans")
+@pytest.mark.parametrize("content", [b"", b"garbage\n", b"\xff\xd8\0garbage" * 400], ids=["empty", "text", "bytes"])
+def test_broken_files_of_every_kind_are_refused(data: Path, content: bytes) -> None:
+    """With the file's name, and no traceback."""
+    for ending in (ending for kind in SOURCE_KINDS.values() for ending in kind.endings):
+        file = data / f"broken{ending}"
+        file.write_bytes(content)
+        text = refused(file)
+        assert text.startswith("batchd: ")
+        assert str(data) in text
+
+
+def test_two_lists_and_two_tables_are_not_guessed_at(data: Path) -> None:
+    """The message says to name one."""
+    (data / "a.csv").write_text("x\n1\n")
+    (data / "b.csv").write_text("y\n1\n")
+
+    assert "have different titles, so they are not one table; name one of them" in refused(data)
+    assert found(data / "b.csv")["source"]["path"] == str(data / "b.csv")
+
+
+def test_a_library_that_is_missing_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    write_parquet(data / "a.parquet", {"x": [1]})
+    monkeypatch.setattr(interface, "find_spec", lambda _module: None)
+
+    assert "needs pyarrow, which is not installed: pip install 'batchd[arrow]'" in refused(data)
+
+
+def test_an_interrupt_leaves_nothing(data: Path, tmp_path: Path) -> None:
+    """While a scan hangs: no file, no process, no traceback."""
+    write_lmdb(data, {b"1": PICTURES[0]})
+    ledger = tmp_path / "ledger"
+    ledger.mkdir()
+    environment = {"BATCHD_FAILPOINTS": "scan.apart=hang", "BATCHD_FAILPOINTS_LEDGER": str(ledger)}
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "batchd", "init", str(data)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment() | environment,
+        cwd=tmp_path,
+    ) as process:
+        wait_until(lambda: list(ledger.iterdir()), "the scan hangs")
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode == 1
+    assert (output, errors.strip()) == ("", "Aborted!")
+    assert {path.name for path in tmp_path.iterdir()} == {"things", "ledger"}
+
+
+def test_every_kind_with_endings_is_recognised() -> None:
+    """A kind that names its files has a recogniser, and no two name the same."""
+    kinds = [kind for kind in SOURCE_KINDS.values() if kind.endings]
+    endings = [ending for kind in kinds for ending in kind.endings]
+
+    assert all(callable(interface.recogniser_of(kind)) for kind in kinds)
+    assert len(endings) == len(set(endings))

@@ -76,7 +76,7 @@ def test_help_has_every_command_and_every_exit_code() -> None:
 
     assert all(name in text and help_line in text for name, help_line in COMMANDS.items())
     assert all(f"{int(code)}  {meaning}" in text for code, meaning in EXIT_CODE_MEANINGS.items())
-    assert "batchd init /path/to/data" in text
+    assert "Start with `batchd init PATH`" in text
     assert run("-h").output == text
 
 

@@ -783,7 +783,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """Missing, a directory, not text, endless: each is one sentence."""
     (tmp_path / "latin1.toml").write_bytes(b"# good\n# caf\xe9\n")
     expected = {
-        tmp_path / "none.toml": "No such file or directory; `batchd init /path/to/data` writes one",
+        tmp_path / "none.toml": "No such file or directory; `batchd init PATH` writes one for your data",
         tmp_path: "Is a directory",
         tmp_path / "latin1.toml": "not UTF-8: byte 0xe9",
         Path("/dev/zero"): "no configuration",

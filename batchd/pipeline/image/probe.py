@@ -26,7 +26,7 @@ everything else is ``SampleUndecodable``. The budget refuses no JPEG with Huffma
 bits or of more than ``SMALL_FILE_BYTES``, no GIF whose first frame fills its screen.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
 from struct import unpack_from
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from typing import NamedTuple
 from batchd.pipeline.image.containers import ANIMATION, JPEG_SEGMENTS_MAX, png_chunks, scan_markers
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.samples.errors import SampleUndecodable
+from batchd.samples.formats import MAGIC_BYTES, image_format
 
 JPEG_FILL_BYTES_MAX = 4_096
 """Bytes between segments that belong to nothing; libjpeg skips them, and so do we."""
@@ -86,30 +87,16 @@ def probe_image(data: memoryview) -> ImageHeader:
     """
     if not data:
         raise SampleUndecodable("the file is empty")
-    probe = _probe_for(bytes(data[:16]))
-    if probe is None:
+    name = image_format(bytes(data[:MAGIC_BYTES]))
+    if name is None:
         raise SampleUndecodable(f"not a JPEG, PNG, WebP, BMP or GIF file: it starts with {bytes(data[:8]).hex(' ')}")
     try:
-        header = probe(data)
+        header = _PROBES[name](data)
     except (IndexError, StructError):
         raise SampleUndecodable(f"truncated: it ends inside its header, after {len(data)} bytes") from None
     if header.height <= 0 or header.width <= 0:
         raise SampleUndecodable(f"its {header.format} header announces {header.width} x {header.height} pixels")
     return header
-
-
-def _probe_for(magic: bytes) -> Callable[[memoryview], ImageHeader] | None:
-    if magic.startswith(b"\xff\xd8\xff"):
-        return _probe_jpeg
-    if magic.startswith(b"\x89PNG\r\n\x1a\n"):
-        return _probe_png
-    if magic.startswith(b"RIFF") and magic[8:12] == b"WEBP":
-        return _probe_webp
-    if magic.startswith(b"BM"):
-        return _probe_bmp
-    if magic.startswith((b"GIF87a", b"GIF89a")):
-        return _probe_gif
-    return None
 
 
 def _probe_jpeg(data: memoryview) -> ImageHeader:
@@ -292,6 +279,14 @@ def _probe_gif(data: memoryview) -> ImageHeader:
 def _color_table_bytes(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
+
+_PROBES: Mapping[str, Callable[[memoryview], ImageHeader]] = {
+    "JPEG": _probe_jpeg,
+    "PNG": _probe_png,
+    "WebP": _probe_webp,
+    "BMP": _probe_bmp,
+    "GIF": _probe_gif,
+}
 
 SMALL_FILE_BYTES = 4096
 PIXELS_PER_BYTE = 1_040

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from dataclasses import field as option
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import Column, check_field_names, check_types, parse_column
@@ -19,6 +19,8 @@ class NpySource(SourceOptions):
 
     They are never loaded whole.
     """
+
+    endings: ClassVar[tuple[str, ...]] = (".npy",)
 
     type: Literal["npy"] = "npy"
     """Kind of source."""
@@ -67,6 +69,8 @@ class NpzSource(SourceOptions):
 
     They are never loaded whole.
     """
+
+    endings: ClassVar[tuple[str, ...]] = (".npz",)
 
     type: Literal["npz"] = "npz"
     """Kind of source."""

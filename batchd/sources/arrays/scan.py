@@ -100,7 +100,8 @@ def _npy_opened(source: NpySource, survey: Survey) -> Iterator[tuple[str, Stored
             yield name, array, stream
 
 
-def _npy_arrays(source: NpySource, storage: Storage) -> dict[str, StoredArray]:
+def npy_arrays(source: NpySource, storage: Storage) -> dict[str, StoredArray]:
+    """The arrays of a source by their fields; reads headers. Raises ``SourceInvalid``."""
     return {name: array for name, array, _stream in _npy_opened(source, quick_look(storage))}
 
 
@@ -185,7 +186,8 @@ def _check_member(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo, 
         )
 
 
-def _npz_arrays(source: NpzSource, storage: Storage) -> dict[str, StoredArray]:
+def npz_arrays(source: NpzSource, storage: Storage) -> dict[str, StoredArray]:
+    """As ``npy_arrays``, of an archive."""
     return {name: array for name, array, _stream, _member in _npz_opened(source, quick_look(storage))}
 
 
@@ -254,15 +256,15 @@ def _raw_samples(source: RawSource, storage: Storage) -> int | None:
 KINDS = {
     NpySource: BuiltInKind(
         problems=_npy_problems,
-        columns=lambda source, storage: _columns_of(_npy_arrays(source, storage)),
+        columns=lambda source, storage: _columns_of(npy_arrays(source, storage)),
         scan=_npy_scan,
-        samples=lambda source, storage: _samples_of(_npy_arrays(source, storage)),
+        samples=lambda source, storage: _samples_of(npy_arrays(source, storage)),
     ),
     NpzSource: BuiltInKind(
         problems=lambda source, storage: storage.at(source.path).file_problems(source.path, "the archive"),
-        columns=lambda source, storage: _columns_of(_npz_arrays(source, storage)),
+        columns=lambda source, storage: _columns_of(npz_arrays(source, storage)),
         scan=_npz_scan,
-        samples=lambda source, storage: _samples_of(_npz_arrays(source, storage)),
+        samples=lambda source, storage: _samples_of(npz_arrays(source, storage)),
     ),
     RawSource: BuiltInKind(problems=_raw_problems, scan=_raw_scan, samples=_raw_samples),
 }

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import check_known, check_types
@@ -12,6 +12,8 @@ from batchd.sources.options import DeclaredOptions, check_files
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvSource(DeclaredOptions):
     """Tables in CSV format, in UTF-8: titles on the first line, one sample on each further one."""
+
+    endings: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
 
     type: Literal["csv"] = "csv"
     """Kind of source."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from batchd.sources.options import SourceOptions, check_path_bytes
 
@@ -10,6 +10,8 @@ from batchd.sources.options import SourceOptions, check_path_bytes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderSource(SourceOptions):
     """A folder of images: one sub-folder for each class, or a flat folder without classes."""
+
+    endings: ClassVar[tuple[str, ...]] = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
     type: Literal["folder"] = "folder"
     """Kind of source."""
@@ -34,6 +36,8 @@ class FolderSource(SourceOptions):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSource(SourceOptions):
     """A text file with one sample on each line: path, white space, label (a whole number)."""
+
+    endings: ClassVar[tuple[str, ...]] = (".txt", ".lst")
 
     type: Literal["list"] = "list"
     """Kind of source."""

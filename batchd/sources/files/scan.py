@@ -75,9 +75,9 @@ def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
 def _scan_list(source: ListSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
     root = source.path.absolute().parent if source.root is None else source.root
-    for number, line in _lines_of(source.path, survey):
+    for number, line in lines_of(source.path, survey):
         try:
-            path, label = _read_line(line, allow_outside_root=source.allow_outside_root)
+            path, label = read_line(line, allow_outside_root=source.allow_outside_root)
         except ValueError as error:
             shown = readable(line[:80]) + ("…" if len(line) > 80 else "")  # noqa: PLR2004  a line of a terminal
             raise SourceInvalid(f"{source.path}:{number}: {error}: {shown}") from None
@@ -87,7 +87,7 @@ def _scan_list(source: ListSource, survey: Survey) -> SourceIndex:
     return growing.finish(root, [], survey)
 
 
-def _lines_of(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
+def lines_of(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
     """The lines that name samples, with their numbers, from 1."""
     with survey.open(file) as stream:
         number = 0
@@ -100,7 +100,7 @@ def _lines_of(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
                 yield number, stripped
 
 
-def _read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:
+def read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:
     """Split a line into path and label. Raises ``ValueError`` with the reason."""
     path, *label = line.rsplit(maxsplit=1)
     if len(path) > PATH_BYTES_MAX:

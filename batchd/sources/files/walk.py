@@ -12,6 +12,7 @@ from typing import NamedTuple
 from batchd.errors import SourceInvalid
 from batchd.sources.arrays.options import RawSource
 from batchd.sources.csv.options import CsvSource
+from batchd.sources.files.options import FolderSource
 from batchd.storage.access import Storage, WantedNames
 from batchd.storage.index import readable
 from batchd.storage.location import Url
@@ -19,7 +20,7 @@ from batchd.storage.paths import bound_of, check_bound
 from batchd.storage.patterns import Pattern, absence_problems, first_file, no_file, no_match, resolve_braces
 from batchd.storage.survey import Survey
 
-IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
+IMAGE_SUFFIXES = tuple(map(str.encode, FolderSource.endings))
 """Endings of the files that a folder source takes, in any case."""
 
 ListFolder = Callable[[bytes], tuple[list[bytes], list[bytes]]]

@@ -24,6 +24,7 @@ class LmdbSource(DeclaredOptions):
 
     requires: ClassVar[tuple[str, ...]] = ("lmdb",)
     extra: ClassVar[str] = "lmdb"
+    endings: ClassVar[tuple[str, ...]] = (".mdb", ".lmdb")
 
     type: Literal["lmdb"] = "lmdb"
     """Kind of source."""

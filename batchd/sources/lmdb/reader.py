@@ -51,7 +51,7 @@ class LmdbReader(PlainReader):
         """See ``interface.Reader``."""
         part = self._part(sample)
         if self._source.format == "msgpack":
-            record = _unpack(self._record(part, *self._parts[0]), self._max_bytes)
+            record = unpacked(self._record(part, *self._parts[0]), self._max_bytes)
             return {
                 column.name: _from_msgpack(column, record, self._source.name_of(column.name), self._max_bytes)
                 for column in self._columns
@@ -106,8 +106,8 @@ def _number(column: Column, digits: bytes) -> Value:
     return converted(column, number)
 
 
-def _unpack(raw: memoryview, max_bytes: int) -> dict[Any, Any]:
-    """A record in msgpack, of nothing but its own types."""
+def unpacked(raw: memoryview, max_bytes: int) -> dict[Any, Any]:
+    """A record in msgpack, of nothing but its own types. Raises ``SampleUnreadable``."""
     if raw.nbytes > max_bytes:
         raise SampleUnreadable(f"has {raw.nbytes} bytes, more than max_bytes = {max_bytes}")
     try:

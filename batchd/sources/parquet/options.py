@@ -15,6 +15,7 @@ class ParquetSource(DeclaredOptions):
 
     requires: ClassVar[tuple[str, ...]] = ("pyarrow",)
     extra: ClassVar[str] = "arrow"
+    endings: ClassVar[tuple[str, ...]] = (".parquet",)
 
     type: Literal["parquet"] = "parquet"
     """Kind of source."""

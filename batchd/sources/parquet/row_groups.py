@@ -228,9 +228,9 @@ def problem_of(column: Column, kind: ArrowType) -> str:
     elif column.kind == "text":
         good = _is_text(kind)
     elif column.shape:
-        good = is_bytes(kind) or (_is_list(kind) and _is_number(kind.value_type))
+        good = is_bytes(kind) or (is_list(kind) and is_number(kind.value_type))
     else:
-        good = _is_number(kind)
+        good = is_number(kind)
     if not good:
         text = str(kind)
         shown = text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004  as much as a line holds
@@ -286,11 +286,13 @@ def _is_text(kind: ArrowType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _is_list(kind: ArrowType) -> bool:
+def is_list(kind: ArrowType) -> bool:
+    """True for lists of values, of one length or of several."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _is_number(kind: ArrowType) -> bool:
+def is_number(kind: ArrowType) -> bool:
+    """True for whole numbers, floating-point numbers and booleans."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
@@ -299,8 +301,8 @@ def _advice(column: Column, kind: ArrowType) -> str:
         return 'declare it as "image", or as "uint8[?]"' if is_bytes(kind) else 'declare it as "image"'
     if _is_text(kind):
         return 'declare it as "text"'
-    if _is_number(kind):
+    if is_number(kind):
         return f'declare it as "{kind.to_pandas_dtype().__name__.removesuffix("_")}"'
-    if _is_list(kind) and _is_number(kind.value_type):
+    if is_list(kind) and is_number(kind.value_type):
         return f'declare it as "{kind.value_type.to_pandas_dtype().__name__.removesuffix("_")}[?]"'
     return f"write {column.name} as a number, a string, binary, or a list of numbers"

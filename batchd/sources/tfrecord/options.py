@@ -18,6 +18,7 @@ class TFRecordSource(DeclaredOptions):
 
     requires: ClassVar[tuple[str, ...]] = ("google_crc32c", "google.protobuf")
     extra: ClassVar[str] = "tfrecord"
+    endings: ClassVar[tuple[str, ...]] = (".tfrecord", ".tfrecords", ".tfrec", "-00000-of-00001")
 
     type: Literal["tfrecord"] = "tfrecord"
     """Kind of source."""

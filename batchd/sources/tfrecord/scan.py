@@ -48,7 +48,7 @@ def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
         path = source.root / os.fsdecode(shard)
         with survey.open(path) as stream:
             sizes.append(size_of(stream))
-            for start, checksum in _records_in(path, stream, sizes[-1], survey.looked):
+            for start, checksum in records_in(path, stream, sizes[-1], survey.looked):
                 starts.append(start)
                 checksums.append(checksum)
                 if len(starts) % PROGRESS_EVERY == 0:
@@ -67,7 +67,7 @@ def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
     return SourceIndex.build(len(starts), facts, arrays, place)
 
 
-def _records_in(path: Path, stream: BinaryIO, size: int, looked: Callable[[], None]) -> Iterator[tuple[int, int]]:
+def records_in(path: Path, stream: BinaryIO, size: int, looked: Callable[[], None]) -> Iterator[tuple[int, int]]:
     """The first byte and the checksum of each record of a file. Raises ``SourceInvalid``."""
     if size == 0:
         raise SourceInvalid(f"{path} is empty; leave it out of the shards")

@@ -23,6 +23,7 @@ class VideoSource(SourceOptions):
 
     requires: ClassVar[tuple[str, ...]] = ("av",)
     extra: ClassVar[str] = "video"
+    endings: ClassVar[tuple[str, ...]] = (".mp4", ".mov", ".mkv", ".webm", ".avi")
 
     type: Literal["video"] = "video"
     """Kind of source."""

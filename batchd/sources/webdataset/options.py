@@ -18,7 +18,7 @@ Invariant: all members that may hold a field are read in the same way.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import Column, Default, check_declared, check_defaults, check_names
@@ -147,6 +147,8 @@ def _coding_of(column: Column, member: Member, ending: str) -> Coding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebDatasetSource(DeclaredOptions):
     """Shards in tar format; members with the same name but for their endings are one sample."""
+
+    endings: ClassVar[tuple[str, ...]] = (".tar",)
 
     type: Literal["webdataset"] = "webdataset"
     """Kind of source."""

@@ -237,7 +237,7 @@ class _FoundMembers:
             self._seen[slot] = True
             self._extents.extend((blocks, min(member.size, MEMBER_BYTES_MAX)))
             if slot not in self._images and member.size <= CONTENT_BYTES_MAX:
-                content = _content(stream, member)
+                content = content_of(stream, member)
                 self._content.update(b"%d:%b" % (len(content), content))
 
     def _fact(self, part: MemberField) -> list[Any]:
@@ -248,7 +248,7 @@ class _FoundMembers:
         return [part.column.text, part.member.text, default]
 
 
-def _content(stream: BinaryIO, member: TarMember) -> bytes:
+def content_of(stream: BinaryIO, member: TarMember) -> bytes:
     """The bytes of a member; ``stream`` stays where it is."""
     place = stream.tell()
     stream.seek(member.start)
@@ -288,7 +288,7 @@ def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict
     shown = readable(os.fsencode(member.name))
     if member.size > LABEL_BYTES_MAX:
         raise SourceInvalid(f"{path}: {shown} has {member.size} bytes, too many for a label")
-    text = _content(stream, member)
+    text = content_of(stream, member)
     try:
         found = json.loads(text)[key] if key else int(text.decode("ascii"))
     except (ValueError, KeyError, TypeError, RecursionError):

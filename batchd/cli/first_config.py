@@ -1,0 +1,266 @@
+"""The first configuration for data that was recognised: its facts, stream and text. Pure but reads.
+
+Runs in the user's shell. The pipeline follows from the columns of a sample and from a few samples:
+
+    one image file         decode, random_resized_crop, random_flip
+    several image files    decode and resize each: random crops would not fit each other
+    frames of a video      random_resized_crop, random_flip
+    text                   text_bytes, with room for the longest of the samples
+    arrays, lengths vary   pad_batch, with room for the largest of the samples
+    other arrays           nothing
+
+Invariant: comments say what was found, and no more was assumed than they say.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+
+from batchd.cli.text import escaped
+from batchd.config.written import toml_value
+from batchd.errors import SourceInvalid
+from batchd.pipeline.image.probe import probe_image
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.samples.values import Value
+from batchd.sources.interface import kind_of, open_reader
+from batchd.sources.kinds import source_to_plain
+from batchd.sources.options import SourceOptions
+from batchd.sources.recognise import Finding, endings_text
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd_wire.wording import counted
+
+LOOKED_AT = 32
+"""Samples that are read."""
+BATCH_SIZE = 64
+SIDE_PIXELS = 224
+"""Of a crop, if images are that large."""
+RECORD_BYTES_MAX = 1 << 28
+CLASSES_SHOWN, FIELDS_SHOWN = 5, 12
+COMMENT_CHARACTERS = 118
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_PIXEL_DIMENSIONS = 3
+_CHANNELS = (1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """What the headers of a few image files say."""
+
+    looked_at: int
+    formats: list[str]
+    widths: tuple[int, int]
+    """The smallest and the largest, in pixels."""
+    heights: tuple[int, int]
+    shorter_side: int
+    """The median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was found of a source."""
+
+    samples: int
+    columns: tuple[Column, ...]
+    classes: dict[str, int | None]
+    """By name; how many samples each has, if the index tells."""
+    images: dict[str, ImageFacts]
+    """By field."""
+    longest: dict[str, tuple[int, ...]]
+    """The largest shape of the samples that were read, of fields whose length varies."""
+    unreadable: tuple[str, ...]
+    """Why samples that were read are bad."""
+
+
+def look_at(source: SourceOptions, index: SourceIndex, storage: Storage) -> Facts:
+    """Read a few samples, evenly spread. Raises ``SourceInvalid``."""
+    columns = kind_of(source).columns(source, storage)
+    values: dict[str, list[Value]] = {column.name: [] for column in columns}
+    unreadable = []
+    images: dict[str, list[tuple[str, int, int]]] = {}
+    count = min(LOOKED_AT, len(index))
+    with closing(open_reader(source, index, RECORD_BYTES_MAX, storage)) as reader:
+        for number in range(count):
+            sample = number * len(index) // count
+            try:
+                found = reader.read(sample)
+                for column in columns:
+                    value = found[column.name]
+                    if isinstance(value, memoryview):
+                        header = probe_image(value)
+                        images.setdefault(column.name, []).append((header.format, header.width, header.height))
+                    elif not column.is_fixed:
+                        values[column.name].append(value)
+            except (SampleUnreadable, SampleUndecodable) as error:
+                unreadable.append(f"{reader.name(sample)}: {error}")
+    if len(unreadable) == count:
+        raise SourceInvalid(
+            f"{source.place}: none of {counted(count, 'sample')} that were read can be used, such as {unreadable[0]}"
+        )
+    longest = {name: _largest(those) for name, those in values.items() if those}
+    facts = {name: _image_facts(headers) for name, headers in images.items()}
+    return Facts(len(index), columns, _classes(index), facts, longest, tuple(unreadable))
+
+
+def _largest(values: Sequence[Value]) -> tuple[int, ...]:
+    shapes = [(len(value.encode()),) if isinstance(value, str) else np.asarray(value).shape for value in values]
+    return tuple(max(lengths) for lengths in zip(*shapes, strict=True))
+
+
+def _image_facts(headers: Sequence[tuple[str, int, int]]) -> ImageFacts:
+    formats, widths, heights = zip(*headers, strict=True)
+    sides = [min(width, height) for width, height in zip(widths, heights, strict=True)]
+    return ImageFacts(
+        len(headers),
+        list(dict.fromkeys(formats)),
+        (min(widths), max(widths)),
+        (min(heights), max(heights)),
+        median_low(sides),
+    )
+
+
+def _classes(index: SourceIndex) -> dict[str, int | None]:
+    names = [name for name in index.class_names if name]
+    labels = index.arrays.get("labels", index.arrays.get("numbers.label"))
+    if labels is None or len(labels) != len(index) or not names:
+        return dict.fromkeys(names)
+    counts = np.bincount(np.clip(labels.astype(np.int64), 0, len(names)), minlength=len(names)).tolist()
+    return dict(zip(names, counts[: len(names)], strict=True))
+
+
+# --- the stream -----------------------------------------------------------------------------------
+
+
+def stream_name(place: str) -> str:
+    """A name for the stream of the data at a path or URL: that of its last folder, or file."""
+    last = re.split(r"[/\\]", re.split(r"[*?\[{]", place)[0].rstrip("/"))[-1]
+    stem = last.split(".")[0] or last.strip(".")
+    return _NOT_IN_NAMES.sub("-", stem).strip("-_")[:64] or "data"
+
+
+def stream_table(source: SourceOptions, facts: Facts, batch_size: int) -> dict[str, object]:
+    """The keys of the stream."""
+    plain, kind = source_to_plain(source), type(source)
+    table = {
+        field.name: plain[field.name]
+        for field in fields(kind)
+        if field.name == "type" or not _is_default(source, field)
+    }
+    pipeline = steps_for(facts)
+    return {"source": table, "batch_size": batch_size, **({"pipeline": pipeline} if pipeline else {})}
+
+
+def _is_default(source: SourceOptions, field: Any) -> bool:
+    value = getattr(source, field.name)
+    return bool(value == (field.default_factory() if callable(field.default_factory) else field.default))
+
+
+def first_batch_size(samples: int) -> int:
+    """64, or the largest power of two that a small source fills."""
+    return min(BATCH_SIZE, 1 << max(0, samples.bit_length() - 1))
+
+
+def steps_for(facts: Facts) -> list[dict[str, object]]:
+    """The steps that give each field one shape."""
+    encoded = [column.name for column in facts.columns if column.kind == "encoded"]
+    steps: list[dict[str, object]] = []
+    for name in encoded:
+        side = min(SIDE_PIXELS, facts.images[name].shorter_side) if name in facts.images else SIDE_PIXELS
+        steps.append(_step("decode", name))
+        if len(encoded) == 1:
+            steps += _augment(name, side)
+        else:
+            steps.append(_step("resize", name, size=[side, side]))
+    for column in facts.columns:
+        if column.kind == "text":
+            length = _room(facts.longest.get(column.name, (1,))[0])
+            steps.append({"op": "text_bytes", "field": column.name, "length": length})
+        elif column.kind == "array" and not column.is_fixed:
+            steps += _steps_for_array(column, facts.longest.get(column.name))
+    return steps
+
+
+def _steps_for_array(column: Column, largest: tuple[int, ...] | None) -> list[dict[str, object]]:
+    largest = largest or tuple(length or 1 for length in column.shape)
+    if len(largest) == _PIXEL_DIMENSIONS and column.dtype == "uint8" and largest[2] in _CHANNELS:
+        return _augment(column.name, min(SIDE_PIXELS, *largest[:2]))
+    shape = [length or _room(most) for length, most in zip(column.shape, largest, strict=True)]
+    return [{"op": "pad_batch", "field": column.name, "max_shape": shape, "too_large": "crop"}]
+
+
+def _augment(field: str, side: int) -> list[dict[str, object]]:
+    return [_step("random_resized_crop", field, size=[side, side]), _step("random_flip", field)]
+
+
+def _step(op: str, field: str, **options: object) -> dict[str, object]:
+    return {"op": op, **({"field": field} if field != "image" else {}), **options}
+
+
+def _room(length: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, length - 1).bit_length()
+
+
+# --- the text -------------------------------------------------------------------------------------
+
+
+def config_text(name: str, table: Mapping[str, object], comments: Sequence[str]) -> str:
+    """The whole batchd.toml. ``comments`` say what was found, one on each line."""
+    lines = [f"# {_short(escaped(comment))}" for comment in comments]
+    lines += [f"[streams.{name}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= COMMENT_CHARACTERS else text[: COMMENT_CHARACTERS - 1] + "…"
+
+
+def comments_on(finding: Finding, facts: Facts) -> list[str]:
+    """What was found, and what is left out."""
+    source = finding.recognised.source
+    shown = [
+        f"{column.name} ({'image file' if column.kind == 'encoded' else column.text})"
+        for column in facts.columns[:FIELDS_SHOWN]
+    ]
+    more = ["…"] if len(facts.columns) > FIELDS_SHOWN else []
+    lines = [f"{counted(facts.samples, 'sample')} in {source.place}: {', '.join(shown + more)}"]
+    if facts.classes:
+        lines.append(f"{_classes_text(facts.classes)}")
+    lines += [_images_text(name, images) for name, images in facts.images.items()]
+    for name, shape in facts.longest.items():
+        unit = " bytes" if len(shape) == 1 and _is_text(facts, name) else ""
+        lines.append(f"{name}: up to {' x '.join(map(str, shape))}{unit} in {_looked_at(facts)}")
+    lines += finding.recognised.notes
+    if finding.left_out:
+        share = f"{len(finding.left_out):,} of {counted(len(finding.files.names), 'file')} left out"
+        lines.append(f"{share}: {endings_text(finding.left_out)}")
+    if facts.unreadable:
+        bad = f"{len(facts.unreadable)} of {_looked_at(facts)}"
+        lines.append(f"{bad} cannot be used: {facts.unreadable[0]}")
+    return lines
+
+
+def _is_text(facts: Facts, name: str) -> bool:
+    return any(column.name == name and column.kind == "text" for column in facts.columns)
+
+
+def _looked_at(facts: Facts) -> str:
+    return f"{counted(min(LOOKED_AT, facts.samples), 'sample')} that {'was' if facts.samples == 1 else 'were'} read"
+
+
+def _classes_text(classes: Mapping[str, int | None]) -> str:
+    shown = [name if count is None else f"{name} ({count:,})" for name, count in list(classes.items())[:CLASSES_SHOWN]]
+    plural = "classes" if len(classes) != 1 else "class"
+    return f"{len(classes):,} {plural}: {', '.join(shown)}{', …' if len(classes) > CLASSES_SHOWN else ''}"
+
+
+def _images_text(name: str, images: ImageFacts) -> str:
+    (narrow, wide), (low, high) = images.widths, images.heights
+    sizes = f"{narrow} x {low}" if (narrow, low) == (wide, high) else f"{narrow}..{wide} x {low}..{high}"
+    return f"{name}: {' and '.join(images.formats)}, {sizes} pixels ({counted(images.looked_at, 'file')} looked at)"

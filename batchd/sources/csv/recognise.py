@@ -1,0 +1,128 @@
+"""Recognise tables: their delimiter, the types of their columns, and a column of images. CLI.
+
+Types are those of the first records. A column of paths becomes the image if its first file is
+there: beside the table, or in a folder that was found.
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from batchd.errors import SourceInvalid
+from batchd.samples.columns import parse_column
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.csv.scan import RecordFinder
+from batchd.sources.csv.values import IMAGE, cell_reader, split_record
+from batchd.sources.files.options import FolderSource
+from batchd.sources.interface import FoundFiles, Recognised
+from batchd.sources.recognise import (
+    LOOKED_AT,
+    ending_of,
+    field_name,
+    left_out_note,
+    named_fields,
+    of_kind,
+    patterns_of,
+    training_part,
+)
+from batchd.storage.index import readable
+from batchd.storage.survey import Survey
+
+_DELIMITERS = ",\t;|"
+
+
+def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
+    names, notes = training_part(of_kind(files, CsvSource))
+    path = files.root / os.fsdecode(names[0])
+    first = _first_line(path, survey)
+    delimiter = max(_DELIMITERS, key=first.count)
+    titles, records = _records(path, delimiter, survey)
+    for name in names[1:]:
+        other = files.root / os.fsdecode(name)
+        if _first_line(other, survey) != first:
+            raise SourceInvalid(
+                f"{path} and {other} have different titles, so they are not one table; name one of them"
+            )
+    image = next((title for number, title in enumerate(titles) if _is_image(records, number)), None)
+    image_root = None
+    if image is not None:
+        image_root = _image_root(files, path, records[0][titles.index(image)], survey)
+        image = None if image_root is None else image
+    cells = {title: [record[number] for record in records] for number, title in enumerate(titles) if title != image}
+    found = {title: _type(values) for title, values in cells.items() if titles.count(title) == 1}
+    types = {title: text for title, text in found.items() if text is not None}
+    left_out = [title for title in dict.fromkeys(titles) if title not in types and title != image]
+    fields = named_fields({**types, **({IMAGE: "image"} if image is not None else {})})
+    fields.fields.pop(IMAGE if image is not None else "", None)
+    images = [name for name in files.names if ending_of(name) in FolderSource.endings] if image is not None else []
+    is_one = len(names) == 1
+    source = CsvSource(
+        path=path if is_one else None,
+        root=None if is_one else files.root,
+        files=() if is_one else patterns_of(files, names),
+        fields=fields.fields,
+        names=fields.names,
+        image=image or "",
+        image_root=None if image_root in (None, path.parent) else image_root,
+        delimiter=delimiter,
+    )
+    return Recognised(source, [*names, *images], (*notes, *left_out_note("column", left_out)))
+
+
+def _first_line(path: Path, survey: Survey) -> str:
+    with survey.open(path) as stream:
+        return stream.readline(1 << 16).decode("utf-8", "replace").strip()
+
+
+def _records(path: Path, delimiter: str, survey: Survey) -> tuple[list[str], list[list[str]]]:
+    """The titles and the first records of a table. Raises ``SourceInvalid``."""
+    with survey.open(path) as stream:
+        run = next(RecordFinder(path, delimiter).pieces(stream), None)
+    if run is None:
+        raise SourceInvalid(f"{path} is empty")
+    ends = [*run.starts[1:].tolist(), run.end]
+    spans = islice(zip(run.starts.tolist(), ends, strict=True), LOOKED_AT + 1)
+    try:
+        titles, *records = (
+            split_record(run.data[start - run.first_byte : end - run.first_byte], delimiter) for start, end in spans
+        )
+    except ValueError as error:
+        raise SourceInvalid(f"{path}: a record {error}") from None
+    good = [record for record in records if len(record) == len(titles)]
+    if not good:
+        raise SourceInvalid(f"{path} holds no record behind its titles")
+    return titles, good
+
+
+def _is_image(records: Sequence[Sequence[str]], number: int) -> bool:
+    return all(ending_of(os.fsencode(record[number])) in FolderSource.endings for record in records)
+
+
+def _image_root(files: FoundFiles, path: Path, value: str, survey: Survey) -> Path | None:
+    """The folder that the paths of a table are relative to; None if the first is nowhere."""
+    if not survey.storage.at(path).file_problems(path.parent / value, "the image"):
+        return path.parent
+    end = b"/" + os.fsencode(value)
+    found = next((name for name in files.names if name.endswith(end)), None)
+    return None if found is None else files.root / readable(found[: -len(end)])
+
+
+def _type(cells: Sequence[str]) -> str | None:
+    """The type of a column by its first cells; None if some are empty."""
+    if not all(cells):
+        return None
+    counts = {len(cell.split()) for cell in cells}
+    shape = f"[{counts.pop()}]" if len(counts) == 1 and counts != {1} else ""
+    for text in (f"int64{shape}", f"float32{shape}"):
+        read = cell_reader(parse_column(field_name("cell"), text))
+        try:
+            for cell in cells:
+                read(cell)
+        except ValueError:
+            continue
+        return text
+    return "text"
+
+
+RECOGNISE = {CsvSource: _recognise}

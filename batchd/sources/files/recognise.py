@@ -1,0 +1,73 @@
+"""Recognise folders of images, and lists of them. CLI.
+
+cat/1.jpg  dog/2.jpg                   a folder with classes
+1.jpg  2.jpg                           a flat folder
+train/cat/1.jpg  test/cat/2.jpg        the folder of the training part
+1.jpg  cat/2.jpg                       patterns, of the larger part
+labels.txt: "cat/1.jpg 0"              a list, if its first file is there
+"""
+
+import os
+from itertools import islice
+
+from batchd.errors import SourceInvalid
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.files.scan import lines_of, read_line
+from batchd.sources.interface import FoundFiles, Recognised
+from batchd.sources.recognise import LOOKED_AT, ending_of, of_kind, patterns_of, training_folder
+from batchd.storage.index import readable
+from batchd.storage.paths import may_lead_out
+from batchd.storage.survey import Survey
+from batchd_wire.wording import counted
+
+
+def _recognise_images(files: FoundFiles, _survey: Survey) -> Recognised:
+    names = of_kind(files, FolderSource)
+    if files.patterns:
+        return Recognised(GlobSource(root=files.root, patterns=patterns_of(files, names)), names)
+    part, note = training_folder(names)
+    notes = [note] if note else []
+    root, before = (files.root / os.fsdecode(part), part + b"/") if part else (files.root, b"")
+    names = [name for name in names if name.startswith(before)]
+    deep = [name for name in names if b"/" in name[len(before) :]]
+    flat = [name for name in names if b"/" not in name[len(before) :]]
+    folders = {name[len(before) :].partition(b"/")[0] for name in files.folders if name.startswith(before)}
+    classes = {name[len(before) :].partition(b"/")[0] for name in deep}
+    if (deep and not flat and folders == classes) or (flat and not folders):
+        return Recognised(FolderSource(path=root), names, tuple(notes))
+    endings = sorted({readable(name.rpartition(b".")[2]) for name in names})
+    end = endings[0] if len(endings) == 1 else f"{{{','.join(endings)}}}"
+    if len(deep) >= len(flat):
+        if flat:
+            notes.append(f"{counted(len(flat), 'image')} outside of the class folders left out: {readable(flat[0])}, …")
+        return Recognised(GlobSource(root=root, patterns=(f"*/**/*.{end}",), classes="folder"), deep, tuple(notes))
+    if deep:
+        notes.append(f"{counted(len(deep), 'image')} in folders left out: {readable(deep[0])}, …")
+    return Recognised(GlobSource(root=root, patterns=(f"*.{end}",)), flat, tuple(notes))
+
+
+def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:
+    lists = [name for name in of_kind(files, ListSource) if _is_list(files, name, survey)]
+    if len(lists) != 1:
+        many = f": {', '.join(map(readable, lists[:3]))}; name one of them" if lists else ""
+        raise SourceInvalid(f"{files.root} holds {counted(len(lists), 'list')} of images{many}")
+    path = files.root / os.fsdecode(lists[0])
+    lines = [line for _number, line in islice(lines_of(path, survey), LOOKED_AT)]
+    is_outside = any(may_lead_out(read_line(line, allow_outside_root=True)[0]) for line in lines)
+    images = [name for name in files.names if ending_of(name) in FolderSource.endings]
+    return Recognised(ListSource(path=path, allow_outside_root=is_outside), [*lists, *images])
+
+
+def _is_list(files: FoundFiles, name: bytes, survey: Survey) -> bool:
+    """True if the first lines of a text name images with labels, and the first image is there."""
+    path = files.root / os.fsdecode(name)
+    try:
+        lines = list(islice(lines_of(path, survey), 4))
+        first, *_others = [read_line(line, allow_outside_root=True)[0] for _number, line in lines]
+    except (ValueError, SourceInvalid):
+        return False
+    image = path.parent / os.fsdecode(first)
+    return not survey.storage.at(image).file_problems(image, "the image")
+
+
+RECOGNISE = {FolderSource: _recognise_images, ListSource: _recognise_list}

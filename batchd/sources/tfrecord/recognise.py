@@ -1,0 +1,80 @@
+"""Recognise TFRecord files, by the features of the first examples. CLI."""
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from google.protobuf.message import DecodeError
+
+from batchd.errors import SourceInvalid
+from batchd.sources.interface import FoundFiles, Recognised
+from batchd.sources.recognise import (
+    LOOKED_AT,
+    left_out_note,
+    named_fields,
+    of_kind,
+    patterns_of,
+    training_part,
+    type_of,
+)
+from batchd.sources.tfrecord.frames import FOOTER, HEADER
+from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.tfrecord.reader import Example, Feature
+from batchd.sources.tfrecord.scan import records_in
+from batchd.storage.paths import size_of
+from batchd.storage.survey import Survey
+
+
+def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
+    names, notes = training_part(of_kind(files, TFRecordSource))
+    path = files.root / os.fsdecode(names[0])
+    with survey.open(path) as stream:
+        examples = list(islice(_examples(path, stream), LOOKED_AT))
+    values: dict[str, list[object]] = {}
+    for features in examples:
+        for name, value in features.items():
+            values.setdefault(name, []).append(value)
+    found = {name: type_of(_alike(those)) for name, those in sorted(values.items()) if len(those) == len(examples)}
+    types = {name: text for name, text in found.items() if text is not None}
+    if not types:
+        raise SourceInvalid(f"{path}: the first records have no feature in common; are they examples of TensorFlow?")
+    fields = named_fields(types)
+    source = TFRecordSource(root=files.root, shards=patterns_of(files, names), fields=fields.fields, names=fields.names)
+    left_out = [name for name in sorted(values) if name not in types]
+    return Recognised(source, names, (*notes, *left_out_note("feature", left_out)))
+
+
+def _examples(path: Path, stream: BinaryIO) -> Iterator[dict[str, object]]:
+    """The features of each example of a file, by name: bytes, or a list of numbers."""
+    size = size_of(stream)
+    for start, _checksum in records_in(path, stream, size, lambda: None):
+        place = stream.tell()
+        stream.seek(start)
+        (length, _crc) = HEADER.unpack(stream.read(HEADER.size))
+        data = stream.read(length + FOOTER.size)[:length]
+        stream.seek(place)
+        try:
+            features = Example.FromString(data).features.feature
+        except DecodeError:
+            raise SourceInvalid(f"{path}: the record at byte {start} is no example of TensorFlow") from None
+        yield {name: _value(feature) for name, feature in features.items()}
+
+
+def _value(feature: Feature) -> object:
+    kind = feature.WhichOneof("kind")
+    values = list(getattr(feature, kind).value) if kind else []
+    return values[0] if kind == "bytes_list" and len(values) == 1 else values
+
+
+def _alike(values: list[object]) -> list[object]:
+    """Single numbers, where every list has one."""
+    return (
+        [value[0] if isinstance(value, list) else value for value in values]
+        if all(not isinstance(value, list) or len(value) == 1 for value in values)
+        else values
+    )
+
+
+RECOGNISE = {TFRecordSource: _recognise}

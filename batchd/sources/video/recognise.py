@@ -1,0 +1,28 @@
+"""Recognise video files; folders around them are classes. CLI."""
+
+import os
+
+from batchd.sources.interface import FoundFiles, Recognised
+from batchd.sources.recognise import of_kind, patterns_of, training_folder
+from batchd.sources.video.options import VideoSource
+from batchd.storage.survey import Survey
+
+
+def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
+    names = of_kind(files, VideoSource)
+    part, note = training_folder(names)
+    names = [name for name in names if not part or name.startswith(part + b"/")]
+    root, before = (files.root / os.fsdecode(part), len(part) + 1) if part else (files.root, 0)
+    below = [name[before:] for name in names]
+    has_classes = len({name.rpartition(b"/")[0] for name in below}) > 1 and all(b"/" in name for name in below)
+    source = VideoSource(
+        root=root,
+        files=patterns_of(
+            files._replace(names=[name[before:] for name in files.names if not part or name in names]), below
+        ),
+        classes="folder" if has_classes else "none",
+    )
+    return Recognised(source, names, (note,) if note else ())
+
+
+RECOGNISE = {VideoSource: _recognise}

@@ -1,0 +1,114 @@
+"""Recognise shards in tar format, by the members of the first samples. CLI.
+
+A field is declared if all of the first samples have its member: an image, a number or text in
+``cls``, a text in ``txt``, an array in ``npy``, the numbers and texts in ``json``.
+"""
+
+import io
+import json
+import os
+from itertools import islice
+from typing import Any, BinaryIO
+
+from batchd.errors import SourceInvalid
+from batchd.samples.columns import parse_column
+from batchd.sources.arrays.index import read_header
+from batchd.sources.interface import FoundFiles, Recognised
+from batchd.sources.recognise import LOOKED_AT, field_name, left_out_note, of_kind, patterns_of, training_part, type_of
+from batchd.sources.webdataset.options import (
+    ARRAY_ENDING,
+    IMAGE_ENDINGS,
+    JSON_ENDING,
+    LABEL,
+    LABEL_ENDING,
+    TEXT_ENDING,
+    WebDatasetSource,
+    usual_member,
+)
+from batchd.sources.webdataset.scan import LABEL_BYTES_MAX, TarMember, TarSample, content_of, samples_in
+from batchd.storage.survey import Survey
+
+
+def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
+    names, notes = training_part(of_kind(files, WebDatasetSource))
+    path = files.root / os.fsdecode(names[0])
+    with survey.open(path) as stream:
+        samples = list(islice(samples_in(path, stream), LOOKED_AT))
+        if not samples:
+            raise SourceInvalid(f"{path} holds no sample")
+        found, left_out = _members(samples, stream)
+    shards = patterns_of(files, names)
+    notes = (*notes, *left_out_note("member", left_out))
+    types = {name: text for name, (text, _member) in found.items()}
+    if not types:
+        raise SourceInvalid(f"{path}: no member that batchd reads is in all of the first samples")
+    usual = {name: usual_member(parse_column(name, text)).text for name, text in types.items()}
+    members = {name: member for name, (_text, member) in found.items() if member != usual[name]}
+    source = WebDatasetSource(root=files.root, shards=shards, fields=types, names=members)
+    if not members and types == {"image": "image", LABEL: "int64"}:
+        source = WebDatasetSource(root=files.root, shards=shards)
+    elif not members and list(types) == ["image"]:
+        source = WebDatasetSource(root=files.root, shards=shards, label="")
+    return Recognised(source, names, notes)
+
+
+def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """The type and the member of each field, and the endings of other members."""
+    found: dict[str, tuple[str, str]] = {}
+    left_out = []
+    if all(any(ending in sample.members for ending in IMAGE_ENDINGS) for sample in samples):
+        found["image"] = "image", ";".join(IMAGE_ENDINGS)
+    for ending in dict.fromkeys(ending for sample in samples for ending in sample.members):
+        if ending in IMAGE_ENDINGS and "image" in found:
+            continue
+        members = [sample.members[ending] for sample in samples if ending in sample.members]
+        whole = len(members) == len(samples) and all(member.size <= LABEL_BYTES_MAX for member in members)
+        fields = _fields(ending, members, stream) if whole or ending.endswith(IMAGE_ENDINGS) else {}
+        if not fields or len(members) < len(samples):
+            left_out.append(f".{ending}")
+            continue
+        found |= fields
+    return found, left_out
+
+
+def _fields(ending: str, members: list[TarMember], stream: BinaryIO) -> dict[str, tuple[str, str]]:
+    """The fields that a member holds: type and member by name; none if batchd reads none of it."""
+    name, _dot, last = ending.rpartition(".")
+    if last in IMAGE_ENDINGS:
+        return {field_name(name or last): ("image", ending)}
+    contents = [content_of(stream, member) for member in members]
+    try:
+        if last == JSON_ENDING:
+            return _json_fields(ending, [json.loads(content) for content in contents])
+        if last == LABEL_ENDING and all(content.strip().lstrip(b"-").isdigit() for content in contents):
+            return {LABEL if not name else field_name(name): ("int64", ending)}
+        if last in (LABEL_ENDING, TEXT_ENDING):
+            all(content.decode() for content in contents)
+            return {field_name(name or ("text" if last == TEXT_ENDING else LABEL)): ("text", ending)}
+        if last == ARRAY_ENDING:
+            return {field_name(name or "array"): (_array_type(ending, contents), ending)}
+    except (ValueError, RecursionError, SourceInvalid):
+        pass
+    return {}
+
+
+def _array_type(ending: str, contents: list[bytes]) -> str:
+    """The type of arrays in .npy files. Raises ``SourceInvalid`` or ``ValueError``."""
+    arrays = [read_header(ending, io.BytesIO(content)) for content in contents]
+    (dtype,) = {array.dtype.newbyteorder("=").name for array in arrays}
+    lengths = zip(*(array.shape for array in arrays), strict=True)
+    shape = ",".join(str(those[0]) if len(set(those)) == 1 else "?" for those in lengths)
+    return f"{dtype}[{shape}]" if shape else dtype
+
+
+def _json_fields(ending: str, objects: list[Any]) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    if all(isinstance(one, dict) for one in objects):
+        for key in objects[0]:
+            text = type_of([one.get(key) for one in objects])
+            if text is not None:
+                found[field_name(key)] = text, f"{ending}:{key}"
+    return found
+
+
+RECOGNISE = {WebDatasetSource: _recognise}
