@@ -3,7 +3,7 @@
 Batches/s and the CPU time of daemon, workers and trainer together for rows of arrays; photographs/s
 and CPU time of the workers in batches of one, divided by those in batches of 256. Photographs/s of
 four streams with other augmentations over the same files, together, with memory for their pixels,
-divided by those of one stream as it is by default.
+divided by those of one stream with the default cache.
 
 Each stream has a daemon of its own, which does nothing while the others take their turns. A round's
 first batches, which were ready before it began, are not counted.

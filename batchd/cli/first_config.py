@@ -223,13 +223,12 @@ def _short(text: str) -> str:
 
 def comments_on(finding: Finding, facts: Facts) -> list[str]:
     """What was found, and what is left out."""
-    source = finding.recognised.source
     shown = [
         f"{column.name} ({'image file' if column.kind == 'encoded' else column.text})"
         for column in facts.columns[:FIELDS_SHOWN]
     ]
     more = ["…"] if len(facts.columns) > FIELDS_SHOWN else []
-    lines = [f"{counted(facts.samples, 'sample')} in {source.place}: {', '.join(shown + more)}"]
+    lines = [f"{counted(facts.samples, 'sample')}: {', '.join(shown + more)}"]
     if facts.classes:
         lines.append(f"{_classes_text(facts.classes)}")
     lines += [_images_text(name, images) for name, images in facts.images.items()]

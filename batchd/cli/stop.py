@@ -73,7 +73,7 @@ def _unit_of(pid: int) -> str:
     """The unit of systemd whose main process this is; "" if it is none."""
     with suppress(OSError):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        # what a shell of a service starts inherits the variables, but not as the main process
+        # a program that a service starts inherits the variable, with the number of the main process
         if f"SYSTEMD_EXEC_PID={pid}".encode() in environment:
             last = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
             return last if last.endswith(".service") else "batchd"

@@ -48,7 +48,7 @@ class Pipeline:
     ) -> None:
         """``timings`` measures each step; the caller of ``run`` starts it.
 
-        ``kept``: of the files of the sample that is made; without it no file is walked.
+        ``kept``: what a cache keeps of the files of the sample that is made.
         """
         self.columns = columns_after(columns, steps)
         """What a sample consists of afterwards, by name."""

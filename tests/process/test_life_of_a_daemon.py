@@ -3,10 +3,13 @@
 import os
 import shutil
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 
 import batchd_client
+from batchd.cli.stop import _unit_of
 from support.commands import batchd
 from support.expected import Expected
 from support.kernel import is_alive, is_stopped
@@ -65,6 +68,19 @@ def test_a_daemon_of_a_service_is_not_stopped_behind_its_manager(start_daemon, m
     assert (
         f"the daemon (pid {daemon.pid}) is a service, which may be started again: systemctl stop batchd.service" in said
     )
+
+
+@pytest.mark.parametrize(("number", "is_main"), [("$$", True), ("1", False)])
+def test_the_main_process_of_a_service_is_known_by_its_own_number(number, is_main):
+    """A program that a service starts inherits the number of the main process."""
+    script = f"SYSTEMD_EXEC_PID={number} exec sleep 60"
+    with subprocess.Popen(["sh", "-c", script]) as process:
+        try:
+            environment = Path(f"/proc/{process.pid}/environ")
+            wait_until(lambda: b"SYSTEMD_EXEC_PID=" in environment.read_bytes(), "it runs")
+            assert bool(_unit_of(process.pid)) is is_main
+        finally:
+            process.kill()
 
 
 def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):

@@ -83,7 +83,7 @@ class Decoder:
     """Decodes the images of one pipeline, as its ``decode`` step says."""
 
     def __init__(self, step: Decode, scratch: Scratch, kept: KeptFiles | None = None) -> None:
-        """``kept``: what a cache keeps of the sample's files; without one, all is decoded anew."""
+        """``kept``: what a cache keeps of the sample's files. Without it each file is decoded."""
         kept = kept or KeptFiles()
         self._step = step
         self._scratch = scratch
