@@ -58,6 +58,7 @@ from batchd.daemon.workers.local import WorkerProcesses
 from batchd.daemon.workers.remote import REMOTE, RemoteWorkers
 from batchd.daemon.workers.wanted import WantedCount, interface_of
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem
+from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders import gateway
 from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.storage.access import Storage
@@ -187,6 +188,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         _log.info("serving", address=names.address, streams=", ".join(config.streams), workers=daemon.worker_count())
         options.ready(names.address)
         observer.start(local.adopt)
+        unmap_loaded_pages()  # while the first trainer begins to connect
         reservation = Reservation(state, queue.append, is_wanted=daemon.reserve == "start")
         if hangups:
             reloader.ask()

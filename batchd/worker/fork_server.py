@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from batchd import children, failpoints
 from batchd.functions.load import Here
+from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders.worker import TO_FORKSERVER, Fork, Forked, NotForked, Reap
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
@@ -37,6 +38,7 @@ def serve_forks(channel: socket.socket) -> ForkedWorker | None:
         )
     gc.collect()
     gc.freeze()  # the collector would write to the shared pages of imported objects
+    unmap_loaded_pages()
     try:
         while True:
             message, descriptors = receive_message(channel, TO_FORKSERVER)
