@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from batchd.pipeline.options import StepOptions
-from batchd.samples.kinds import kinds_in
+from batchd.samples.kinds import Kinds
 
 CONTENT_VERSION = 3
 """Grows when the same steps, or the same plan, begin to give other bytes."""
 
-STEP_KINDS = kinds_in("batchd.pipeline", StepOptions, "op", first="image")
+STEP_KINDS = Kinds("batchd.pipeline", StepOptions, "op", first="image")
 """Every step by its ``op``."""
 
 

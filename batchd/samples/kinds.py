@@ -1,6 +1,6 @@
 """Kinds of tables, identified by a key: sources by ``type``, steps by ``op``. Daemon, workers, CLI.
 
-A kind is a dataclass in the module ``options`` of a folder of a package. ``kinds_in`` finds all of
+A kind is a dataclass in the module ``options`` of a folder of a package. ``Kinds`` finds all of
 them, so no list names them.
 
 ``OneOf`` validates a table of any kind, in the daemon and the CLI: workers have no pydantic. For
@@ -14,7 +14,7 @@ key in the table.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
@@ -37,31 +37,58 @@ T = TypeVar("T", bound=Options)
 IS_WHOLE = False
 
 
-def kinds_in(package: str, base: type[T], key: str, first: str) -> dict[str, type[T]]:
+class Kinds(Mapping[str, type[T]]):
     """The dataclasses below ``package`` that derive from ``base``, by their default of ``key``.
 
-    In the order of the folders' names, the ``first`` one first, and of their definition.
+    In the order of the folders' names, the ``first`` one first, and of their definition. Folders
+    are imported in this order until a kind is found: a process with the usual kinds does not load
+    the others.
     """
-    (path,) = import_module(package).__path__
-    folders = (file.parent.name for file in Path(path).glob("*/options.py"))
-    kinds: dict[str, type[T]] = {}
-    for folder in sorted(folders, key=lambda name: (name != first, name)):
-        module = import_module(f"{package}.{folder}.options")
+
+    def __init__(self, package: str, base: type[T], key: str, first: str) -> None:
+        (path,) = import_module(package).__path__
+        folders = (file.parent.name for file in Path(path).glob("*/options.py"))
+        self.base = base
+        self._key = key
+        self._known: dict[str, type[T]] = {}
+        self._unread = [
+            f"{package}.{folder}.options" for folder in sorted(folders, key=lambda name: (name != first, name))
+        ]
+        self._read_next()  # in the fork server, so that no worker has to
+
+    def __getitem__(self, name: str) -> type[T]:
+        while name not in self._known and self._unread:
+            self._read_next()
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, type[T]]:
+        while self._unread:
+            self._read_next()
+        return self._known
+
+    def _read_next(self) -> None:
+        module = import_module(self._unread[0])
         for kind in vars(module).values():
             if not isinstance(kind, type) or kind.__module__ != module.__name__ or not is_dataclass(kind):
                 continue
-            if issubclass(kind, base):
-                name = {field.name: field.default for field in fields(kind)}[key]
+            if issubclass(kind, self.base):
+                name = {field.name: field.default for field in fields(kind)}[self._key]
                 if isinstance(name, str):  # else it is a base of several kinds
-                    kinds[name] = kind
-    return kinds
+                    self._known[name] = kind
+        del self._unread[0]
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
     """Declares that a field is one of ``kinds``, which are dataclasses, by the value of ``key``."""
 
-    kinds: Mapping[str, type]
+    kinds: Kinds[Any]
     key: str
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
@@ -77,7 +104,7 @@ class OneOf:
         """The table as an instance of its kind. Raises the errors that pydantic expects."""
         from pydantic_core import PydanticKnownError  # noqa: PLC0415  workers have no pydantic
 
-        if isinstance(value, tuple(self.kinds.values())):
+        if isinstance(value, self.kinds.base):
             return value
         if not isinstance(value, dict):
             raise PydanticKnownError("model_attributes_type")
@@ -85,7 +112,7 @@ class OneOf:
         if self.key not in value:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": discriminator})
         tag = value[self.key]
-        kind = self.kinds.get(tag) if isinstance(tag, str) else None
+        kind: type | None = self.kinds.get(tag) if isinstance(tag, str) else None
         if kind is None:
             expected = ", ".join(map(repr, self.kinds))
             raise PydanticKnownError(

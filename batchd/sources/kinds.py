@@ -10,10 +10,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from batchd.samples.kinds import kinds_in
+from batchd.samples.kinds import Kinds
 from batchd.sources.options import SourceOptions
 
-SOURCE_KINDS = kinds_in("batchd.sources", SourceOptions, "type", first="files")
+SOURCE_KINDS = Kinds("batchd.sources", SourceOptions, "type", first="files")
 """The options class of each kind, by its ``type``."""
 
 

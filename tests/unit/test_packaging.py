@@ -28,12 +28,16 @@ def needed(distribution: str) -> set[str]:
     return {re.match(r"[A-Za-z0-9_.-]+", line)[0].lower() for line in always}
 
 
-def loaded_by(*modules: str) -> set[str]:
-    """Import modules in a new interpreter, and tell which top-level modules that loaded."""
-    program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
-    program += "print(*{name.partition('.')[0] for name in sys.modules})"
+def all_loaded_by(*modules: str) -> set[str]:
+    """Import modules in a new interpreter, and tell which modules that loaded."""
+    program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program, *modules], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """The same, and only the top-level modules."""
+    return {name.partition(".")[0] for name in all_loaded_by(*modules)}
 
 
 def modules_of(package: object) -> list[str]:
@@ -118,6 +122,16 @@ def test_the_observer_brings_along_no_more_than_it_needs() -> None:
 
     assert {"zmq", "msgpack", "prometheus_client"} <= loaded
     assert not loaded & {"numpy", "cv2", "pydantic", "click", "structlog", "rich"}
+
+
+KINDS = {"arrays", "csv", "lmdb", "parquet", "tfrecord", "video", "webdataset"}
+"""Folders of sources that only a stream with such a source needs."""
+
+
+@pytest.mark.parametrize("process", ["batchd.worker.loop", "batchd.daemon.serve", "batchd.worker_host.host"])
+def test_kinds_of_sources_are_loaded_for_a_stream_that_has_them(process) -> None:
+    """Files are most usual, and loaded by all."""
+    assert not all_loaded_by(process) & {f"batchd.sources.{kind}.options" for kind in KINDS}
 
 
 def _names(node: ast.AST) -> list[str]:
