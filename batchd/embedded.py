@@ -52,6 +52,8 @@ def serve(
         child, lifeline = start_linked("batchd", *arguments, "--lifeline", stdout=PIPE, own_session=True)
         stack.callback(child.end, END_TIMEOUT_S)  # its workers end with it, by their lifelines
         stack.callback(lifeline.close)
+        import batchd_client.daemon  # noqa: F401, PLC0415  a script connects next: load it meanwhile
+
         yield _address(child, start_timeout_s)
 
 
