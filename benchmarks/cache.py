@@ -119,7 +119,7 @@ def _ratios(bench: Bench, source: str, with_cache: str = _CACHE, without: str = 
             side.epoch_s()
         ratios = []
         for number in range(bench.rounds):
-            seconds = {side: side.epoch_s() for side in (sides if number % 2 else sides[::-1])}
+            seconds = {side: bench.measure("an epoch", side.epoch_s) for side in (sides if number % 2 else sides[::-1])}
             ratios.append(seconds[sides[0]] / seconds[sides[1]])
         return ratios
 
@@ -133,7 +133,9 @@ def _restarted(bench: Bench, source: str) -> list[float]:
     ratios = []
     for number in range(bench.rounds):
         caches = (_OFF, on_disk) if number % 2 else (on_disk, _OFF)
-        seconds = {cache: _first_epoch_s(bench, source, cache) for cache in caches}
+        seconds = {
+            cache: bench.measure("a first epoch", partial(_first_epoch_s, bench, source, cache)) for cache in caches
+        }
         ratios.append(seconds[_OFF] / seconds[on_disk])
     return ratios
 

@@ -11,6 +11,7 @@ as long and vary by more than what is measured.
 import statistics
 import sys
 from collections.abc import Mapping
+from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
@@ -50,7 +51,8 @@ def run(bench: Bench) -> None:
     ):
         for what, call in STEPS.items():
             values = [{"image": image, "label": row} for row, image in enumerate(images)]
-            us = [_difference_us((column, LABEL), steps, call, values) for _ in range(bench.rounds)]
+            difference_us = partial(_difference_us, (column, LABEL), steps, call, values)
+            us = [bench.measure(name, difference_us) for _ in range(bench.rounds)]
             print(f"{name}, {what}: {statistics.median(us):.1f} us ({min(us):.1f} to {max(us):.1f}, {len(us)} rounds)")
             bench.report(Figure(f"call-{what.partition(' ')[0]}-{name}-us", statistics.median(us), "<=", 20.0, 1))
     sys.path.remove(str(bench.scratch))

@@ -46,7 +46,10 @@ def run(bench: Bench) -> None:
                 }
                 for side in sides.values():
                     side()
-                rates = [{number: side() for number, side in sides.items()} for _ in range(bench.rounds)]
+                rates = [
+                    {number: bench.measure(f"{name}, {number}", side) for number, side in sides.items()}
+                    for _ in range(bench.rounds)
+                ]
             print(f"{name}: one {spread([rate[1] / 1e9 for rate in rates])} GB/s")
             ratios = [rate[SEVERAL] / rate[1] for rate in rates]
             print(f"{name}: {SEVERAL} connections / one {spread(ratios)}")

@@ -15,6 +15,7 @@ on the machine hardly count. A round is an epoch, so each has other crops.
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import thread_time_ns
 
 import numpy as np
@@ -67,7 +68,8 @@ def run(bench: Bench) -> None:
     )
     for name, steps in STEPS.items():
         # The first round warms up.
-        rounds = [_epoch_us(pairs, points, steps, epoch) for epoch in range(bench.rounds + 1)][1:]
+        epochs = range(bench.rounds + 1)
+        rounds = [bench.measure(name, partial(_epoch_us, pairs, points, steps, epoch)) for epoch in epochs][1:]
         for side, spent_us in zip(SIDES, zip(*rounds, strict=True), strict=True):
             print(f"{name}: {side} {spread(list(spent_us), 0)} us for a photograph")
         _report(bench, f"crops-{name}", [whole / alone for whole, alone, *_ in rounds], TARGETS[name])

@@ -12,9 +12,10 @@ import statistics
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
+from harness import CROP, Bench, Figure, Player, endless, family_cpu_s, orders, served, spread
 
 import batchd_client
 from batchd.config.load import load_config
@@ -45,14 +46,29 @@ def run(bench: Bench) -> None:
     ):
         trainer.ask(1)
         for _ in range(bench.rounds):
-            delivered.append(trainer.ask(BATCHES))
+            delivered.append(bench.measure("delivered", lambda: trainer.ask(BATCHES)))
             _wait_until_idle(daemon)
-            for player in (one, two):
-                player.tell(BATCHES // WORKERS)
-            bare.append(one.hear() + two.hear())
-    ratios = [mine / theirs for mine, theirs in zip(delivered, bare, strict=True)]
-    print(f"delivered {spread(delivered, 0)} images/s, bare {spread(bare, 0)} images/s, ratio {spread(ratios, 3)}")
+            bare.append(bench.measure("bare", lambda: _both(one, two)))
+    ratios = [mine.rate / theirs.rate for mine, theirs in zip(delivered, bare, strict=True)]
+    for name, turns in (("delivered", delivered), ("bare", bare)):
+        rates, cpu_s = [turn.rate for turn in turns], [turn.cpu_s for turn in turns]
+        print(f"{name} {spread(rates, 0)} images/s, {spread(cpu_s)} CPU s for 1,000")
+    print(f"ratio {spread(ratios, 3)}")
     bench.report(Figure("efficiency", statistics.median(ratios), ">=", 0.95))
+
+
+class Turn(NamedTuple):
+    """Images/s, and CPU seconds of all processes of the side for 1,000 of them."""
+
+    rate: float
+    cpu_s: float
+
+
+def _both(one: Player, two: Player) -> Turn:
+    for player in (one, two):
+        player.tell(BATCHES // WORKERS)
+    turns = [one.hear(), two.hear()]
+    return Turn(sum(turn.rate for turn in turns), statistics.mean(turn.cpu_s for turn in turns))
 
 
 def _wait_until_idle(daemon: batchd_client.Daemon) -> None:
@@ -62,16 +78,18 @@ def _wait_until_idle(daemon: batchd_client.Daemon) -> None:
 
 
 def _trainer(pipe: Connection, address: str) -> None:
-    """Images/s while reading the ordered number of batches, after those that were ready before."""
+    """A turn of the ordered number of batches, after those that were ready before."""
     with batchd_client.connect(address) as daemon:
+        pid = daemon.status()["daemon"]["pid"]
         stream = daemon.stream("photos")
         batches = endless(stream)
         for count in orders(pipe):
             for _ in range(stream.window + 1):
                 _touch(next(batches))
-            begun_s = time.perf_counter()
+            begun_s, cpu_s = time.perf_counter(), family_cpu_s(pid) + time.process_time()
             images = sum(_touch(next(batches)) for _ in range(count))
-            pipe.send(images / (time.perf_counter() - begun_s))
+            taken_s = time.perf_counter() - begun_s
+            pipe.send(Turn(images / taken_s, 1000 * (family_cpu_s(pid) + time.process_time() - cpu_s) / images))
 
 
 def _touch(batch: batchd_client.Batch) -> int:
@@ -93,11 +111,12 @@ def _bare(pipe: Connection, config_file: Path, which: int) -> None:
     }
     step = which
     for count in orders(pipe):
-        begun_s = time.perf_counter()
+        begun_s, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(count):
             samples = plan.indices(Position(0, step % plan.steps), 0, config.batch_size)
             step += WORKERS
             for row, sample in enumerate(samples.tolist()):
                 fields = {name: array[row, ...] for name, array in batch.items()}
                 pipeline.run(reader.read(sample), 0, sample, 0, fields)
-        pipe.send(count * config.batch_size / (time.perf_counter() - begun_s))
+        images, taken_s = count * config.batch_size, time.perf_counter() - begun_s
+        pipe.send(Turn(images / taken_s, 1000 * (time.process_time() - cpu_s) / images))

@@ -34,8 +34,8 @@ def run(bench: Bench) -> None:
         trainer.ask(("rate", BATCHES // 10))
         rates, medians, tails = [], [], []
         for _ in range(bench.rounds):
-            rates.append(trainer.ask(("rate", BATCHES)))
-            median_s, tail_s = trainer.ask(("paced", PACED))
+            rates.append(bench.measure("rate", lambda: trainer.ask(("rate", BATCHES))))
+            median_s, tail_s = bench.measure("paced", lambda: trainer.ask(("paced", PACED)))
             medians.append(median_s * 1e6)
             tails.append(tail_s * 1e3)
         print(f"{spread(rates, 0)} batches/s; next() p50 {spread(medians, 1)} us, p99 {spread(tails, 3)} ms")

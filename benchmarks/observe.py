@@ -20,6 +20,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -42,9 +43,9 @@ def run(bench: Bench) -> None:
     """Rounds by turns, then many scrapes for the memory."""
     plain, hurried, own = [], [], []
     for _ in range(min(bench.rounds, 3)):
-        plain.append(_round(bench, "off", 1.0).daemon_s)
-        hurried.append(_round(bench, "127.0.0.1:0", 0.0))
-        own.append(_round(bench, "127.0.0.1:0", 1.0).observer_s)
+        plain.append(bench.measure("alone", partial(_round, bench, "off", 1.0)).daemon_s)
+        hurried.append(bench.measure("scrapes at once", partial(_round, bench, "127.0.0.1:0", 0.0)))
+        own.append(bench.measure("scrapes", partial(_round, bench, "127.0.0.1:0", 1.0)).observer_s)
     each = [(one.daemon_s - alone_s) / one.scrapes for one, alone_s in zip(hurried, plain, strict=True)]
     print(f"daemon alone, CPU ms a second: {spread([1000 * one for one in plain])}")
     print(f"for each question more, CPU ms: {spread([1000 * one for one in each], 3)}")
@@ -63,9 +64,9 @@ def _watchers(bench: Bench) -> None:
     """
     alone, pages, tops = [], [], []
     for _ in range(min(bench.rounds, 3)):
-        alone.append(_watched(bench, _nobody))
-        pages.append(_watched(bench, _page))
-        tops.append(_watched(bench, _top))
+        alone.append(bench.measure("nobody", partial(_watched, bench, _nobody)))
+        pages.append(bench.measure("page", partial(_watched, bench, _page)))
+        tops.append(bench.measure("top", partial(_watched, bench, _top)))
     base = median(one.observer_s for one in alone)
     print(f"observer that nobody asks, CPU ms a second: {spread([1000 * one.observer_s for one in alone])}")
     print(f"observer with a page open, CPU ms a second: {spread([1000 * one.observer_s for one in pages])}")

@@ -120,7 +120,7 @@ def _rounds(bench: Bench, sides: dict[str, Callable[[], _Turn]]) -> dict[str, li
     turns: dict[str, list[_Turn]] = {name: [] for name in sides}
     for number in range(bench.rounds):
         for name in list(sides) if number % 2 else reversed(sides):
-            turns[name].append(sides[name]())
+            turns[name].append(bench.measure(name, sides[name]))
     return turns
 
 

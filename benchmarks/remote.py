@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def _throughput(bench: Bench) -> None:
         rates: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(bench.rounds):
             for name, side in sides.items():
-                rates[name].append(side() / 1e9)
+                rates[name].append(bench.measure(name, side) / 1e9)
     print(", ".join(f"{name} {spread(values, 2)} GB/s" for name, values in rates.items()))
     ratios = {
         name: [one / bare for one, bare in zip(values, rates["bare"], strict=True)] for name, values in rates.items()
@@ -108,7 +109,8 @@ def _beside_a_stopped_one(bench: Bench) -> None:
         for number in range(bench.rounds + 1):
             rates = {}
             for is_beside in (False, True) if number % 2 else (True, False):
-                rates[is_beside] = _while_stopped(address, local) if is_beside else local.ask(LONG)
+                side = partial(_while_stopped, address, local) if is_beside else partial(local.ask, LONG)
+                rates[is_beside] = bench.measure("beside a stopped one" if is_beside else "alone", side)
             ratios.append(rates[True] / rates[False])
     print(f"a local trainer beside a stopped remote one / alone: {spread(ratios, 3)}")
     bench.report(Figure("remote-stopped-cost", statistics.median(ratios), ">=", 0.95))
@@ -167,7 +169,7 @@ def _ratios(bench: Bench, good: Player, other: Player, per_s: float) -> list[flo
         for is_beside in (False, True) if number % 2 else (True, False):
             if is_beside:
                 other.tell(per_s)
-            rates[is_beside] = good.ask(TURN)
+            rates[is_beside] = bench.measure("beside another" if is_beside else "alone", partial(good.ask, TURN))
             if is_beside:
                 assert other.ask("enough"), "it did nothing"
         ratios.append(rates[True] / rates[False])

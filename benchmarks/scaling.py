@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -38,9 +39,11 @@ def run(bench: Bench) -> None:
     """All trainers read every batch ("mirror"), or share an epoch ("ranks")."""
     for workers in WORKERS:
         for way in ("mirror", "ranks"):
-            shares = [_round(bench, workers, way) for _ in range(min(bench.rounds, 3))]
+            name = f"{workers} workers, {way}"
+            rounds = range(min(bench.rounds, 3))
+            shares = [bench.measure(name, partial(_round, bench, workers, way)) for _ in rounds]
             each_us = [1e6 * share / IMAGES_PER_S for share in shares]
-            print(f"{workers} workers, {way}: CPU of the daemon for each image, us: {spread(each_us)}")
+            print(f"{name}: CPU of the daemon for each image, us: {spread(each_us)}")
             bench.report(Figure(f"scaling-{workers}-workers-{way}-percent-of-a-core", 100 * min(shares), "<=", 50, 1))
 
 

@@ -1,6 +1,7 @@
 """Benchmark: CPU time of all workers for one, two and four mirror trainers of the same epochs."""
 
 import statistics
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,9 +18,12 @@ def run(bench: Bench) -> None:
     config = bench.config(repeats=2, batch_size=128)
     ratios: dict[int, list[float]] = {2: [], 4: []}
     for _ in range(max(3, bench.rounds // 2)):
-        alone = _decode_cpu_s(config, 1)
+        cpu_s = {
+            trainers: bench.measure(f"{trainers} trainers", partial(_decode_cpu_s, config, trainers))
+            for trainers in (1, *ratios)
+        }
         for trainers, found in ratios.items():
-            found.append(_decode_cpu_s(config, trainers) / alone)
+            found.append(cpu_s[trainers] / cpu_s[1])
     for trainers, found in ratios.items():
         print(f"decode CPU with {trainers} trainers / with one: {spread(found, 3)}")
         bench.report(Figure(f"sharing-{trainers}", statistics.median(found), "<=", 1.10))

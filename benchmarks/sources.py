@@ -8,13 +8,14 @@ epoch of its own, of which nothing is in the ring yet.
 import statistics
 import time
 from contextlib import ExitStack
-from itertools import islice
+from itertools import count, islice
 from multiprocessing.connection import Connection
 
 from harness import CROP, Bench, Figure, Player, orders, served, spread
 from source_sides import SIDES, Side
 
 import batchd_client
+from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -42,7 +43,14 @@ def run(bench: Bench) -> None:
         players = {name: stack.enter_context(Player(_trainer, address, name)) for name in (FILES, *SIDES)}
         for player in players.values():
             player.ask(0)
-        rounds = [{name: player.ask(epoch) for name, player in players.items()} for epoch in range(1, bench.rounds + 1)]
+        epochs = count(1)  # nothing of a new one is in the ring
+        rounds = [
+            {
+                name: bench.measure(name, lambda player=player: player.ask(next(epochs)))
+                for name, player in players.items()
+            }
+            for _ in range(bench.rounds)
+        ]
     for name, side in SIDES.items():
         ratios = [rates[name] / rates[FILES] for rates in rounds]
         print(f"{name} / files {spread(ratios, 3)}; files {spread([rates[FILES] for rates in rounds], 0)} images/s")
@@ -54,13 +62,15 @@ def _scan(bench: Bench, name: str, side: Side) -> None:
     folder = bench.scratch / f"scan-{name}"
     folder.mkdir()
     source = side.write_small(folder, SCANNED)
-    times = []
-    for _ in range(bench.rounds):
-        started_s = time.perf_counter()
-        scan_source(source, lambda _found: None, IndexCache(None), Storage())
-        times.append((time.perf_counter() - started_s) / SCANNED * 1e6)
+    times = [bench.measure(f"scanning {name}", lambda: _scan_us(source)) for _ in range(bench.rounds)]
     print(f"scanning {name}: {spread(times, 1)} us for each sample")
     bench.report(Figure(f"source-{name}-scan-us", statistics.median(times), "<=", side.scan_us_max, 1))
+
+
+def _scan_us(source: SourceOptions) -> float:
+    started_s = time.perf_counter()
+    scan_source(source, lambda _found: None, IndexCache(None), Storage())
+    return (time.perf_counter() - started_s) / SCANNED * 1e6
 
 
 def _trainer(pipe: Connection, address: str, name: str) -> None:

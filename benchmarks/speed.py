@@ -12,6 +12,7 @@ first batches, which were ready before it began, are not counted.
 import statistics
 import time
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection
 
@@ -58,7 +59,10 @@ def run(bench: Bench) -> None:
             players[name] = stack.enter_context(Player(_trainer, stack.enter_context(served(config))))
         for player in players.values():
             player.ask(SECONDS)  # the first epochs: files are read, access points are found, pixels are kept
-        rounds = [{name: player.ask(SECONDS) for name, player in players.items()} for _ in range(bench.rounds)]
+        rounds = [
+            {name: bench.measure(name, partial(player.ask, SECONDS)) for name, player in players.items()}
+            for _ in range(bench.rounds)
+        ]
     for name, target_us in (("rows", 150.0), ("digits", 0.0)):
         batches_s = [round_[name]["batches"] for round_ in rounds]
         cpu_us = [round_[name]["cpu_us"] for round_ in rounds]
@@ -74,6 +78,9 @@ def run(bench: Bench) -> None:
     workers = [round_["one"]["workers"] / (round_["large"]["workers"] / round_["large"]["size"]) for round_ in rounds]
     one, large = ([round_[name]["samples"] for round_ in rounds] for name in ("one", "large"))
     print(f"photographs/s: in batches of 1 {spread(one, 0)}, of {LARGE} {spread(large, 0)}")
+    cpu_s = {name: [round_[name]["cpu_us"] / round_[name]["size"] / 1000 for round_ in rounds] for name in streams}
+    each = ", ".join(f"{name} {spread(cpu_s[name])}" for name in ("one", "large", "alone", "sweep"))
+    print(f"CPU s for 1,000 photographs: {each}")
     print(f"of 1 / of {LARGE}: photographs/s {spread(rates)}, CPU of workers {spread(workers)}")
     bench.report(Figure("speed-batch-1", statistics.median(rates), ">=", 0.85))
     bench.report(Figure("speed-batch-1-workers-cpu", statistics.median(workers), "<=", 1.1))

@@ -49,8 +49,15 @@ def run(bench: Bench) -> None:
         epochs = count()
         for player in players.values():
             player.ask(next(epochs))
-        rounds = [{name: player.ask(next(epochs)) for name, player in players.items()} for _ in range(bench.rounds)]
-        waits = [stack.enter_context(Player(_step_loop, address)).ask(None) for _ in range(min(3, bench.rounds))]
+        rounds = [
+            {
+                name: bench.measure(name, lambda player=player: player.ask(next(epochs)))
+                for name, player in players.items()
+            }
+            for _ in range(bench.rounds)
+        ]
+        loops = [stack.enter_context(Player(_step_loop, address)) for _ in range(min(3, bench.rounds))]
+        waits = [bench.measure("steps", lambda loop=loop: loop.ask(None)) for loop in loops]
     for name in LOADERS:
         ratios = [rates[name] / rates["bare"] for rates in rounds]
         print(f"{name} / bare {spread(ratios, 3)}; bare {spread([rates['bare'] for rates in rounds], 0)} images/s")

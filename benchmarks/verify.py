@@ -6,6 +6,7 @@ Two streams of one daemon take turns, so that both sides have the same workers a
 import statistics
 import time
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 
 from harness import CROP, RESIZE, Bench, Figure, Player, endless, orders, served, spread
@@ -32,7 +33,10 @@ def run(bench: Bench) -> None:
             sides = {one: stack.enter_context(Player(_trainer, address, one)) for one, _ in STREAMS}
             for side in sides.values():
                 side.ask(batches)
-            rounds = [{one: side.ask(batches) for one, side in sides.items()} for _ in range(bench.rounds)]
+            rounds = [
+                {one: bench.measure(f"{name}, {one}", partial(side.ask, batches)) for one, side in sides.items()}
+                for _ in range(bench.rounds)
+            ]
         ratios = [seconds["bare"] / seconds["checked"] for seconds in rounds]
         more_ms = [1000 * (seconds["checked"] - seconds["bare"]) / batches for seconds in rounds]
         print(f"{name}: batches/s with checksums / without {spread(ratios, 3)}, {spread(more_ms, 1)} ms more for each")

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import common
-import foreign
 from environments import ROOT, command
+from foreign import Foreign, Window, quiet
 from sides import Side
 from tables import Measurement
 
 FIRST_BATCH_TIMEOUT_S = 120
 ROUND_TIMEOUT_S = 60
-TRIES = 4
 END_S = 3.0
 HERE = Path(__file__).parent
 
@@ -38,19 +37,11 @@ class Stage(NamedTuple):
 
 def measure(side: Side, data: Path, log: Path, stage: Stage) -> Measurement:
     """One round of a side, repeated if others use the CPUs meanwhile. Raises ``SideFailed``."""
-    for _ in range(TRIES - 1):
-        found, others, stolen = _measure_once(side, data, log, stage)
-        if others + stolen <= foreign.CORES_MAX:
-            return found
-        print(f"  {side.name}: rejected, others used {others:.2f} cores, the host took {stolen:.2f}", flush=True)
-    found, others, stolen = _measure_once(side, data, log, stage)
-    if others + stolen > foreign.CORES_MAX:
-        print(f"  {side.name}: kept after {TRIES} tries, others used {others + stolen:.2f} cores", flush=True)
-    return found
+    return quiet(side.name, lambda: _measure_once(side, data, log, stage)).found
 
 
-def _measure_once(side: Side, data: Path, log: Path, stage: Stage) -> tuple[Measurement, float, float]:
-    """A round, with the cores that others used in it."""
+def _measure_once(side: Side, data: Path, log: Path, stage: Stage) -> Window[Measurement]:
+    """A round, with what others used in it."""
     options = ["--data", str(data), "--variant", side.variant, "--trainers", str(side.trainers)]
     words = [*command(side.environment), str(HERE / side.script), *options, "--batch", str(stage.batch)]
     path = f"{ROOT}:{ROOT / 'client'}" if side.variant == "region" else ""
@@ -69,13 +60,13 @@ def _measure_once(side: Side, data: Path, log: Path, stage: Stage) -> tuple[Meas
     ):
         try:
             first = _hear(process, FIRST_BATCH_TIMEOUT_S)
-            beside = foreign.Foreign(process.pid)
+            foreign = Foreign(process.pid)
             _tell(process, f"{stage.warm_up_s} {stage.seconds}\n")
             heard = _hear(process, ROUND_TIMEOUT_S)
-            others, stolen = beside.cores()
+            beside = foreign.beside()
         finally:
             _end(process)
-    return Measurement(**heard, **first), others, stolen
+    return Window(Measurement(**heard, **first), beside)
 
 
 def _tell(process: subprocess.Popen[bytes], line: str) -> None:

@@ -4,6 +4,7 @@ Ratios by round, tables in order, numbers to reach.
 """
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("common", "environments", "sides", "tables", "harness", "pool_peers")
+MODULES = ("common", "environments", "sides", "tables", "foreign", "harness", "pool_peers")
 
 
 @pytest.fixture
@@ -23,6 +24,9 @@ def peers(monkeypatch):
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
     for name in MODULES:
         sys.modules.pop(name, None)
+
+
+PID_OF_NO_PROCESS = 1 << 30
 
 
 def rounds(peers, *rates, cpu_s=2.0, pss_mb=100, first_batch_s=1.0):
@@ -145,6 +149,60 @@ def test_ray_has_a_network_of_its_own(peers):
     """It listens on every address, so it gets a loopback alone, and ends with its namespaces."""
     assert {"--net", "--pid", "--kill-child"} <= set(peers.environments.command("ray"))
     assert peers.environments.command("torch") == [peers.environments.python("torch")]
+
+
+def windows(peers, *others):
+    """A measurement that numbers its windows; others use so many cores beside each."""
+    numbered = iter(enumerate(others, 1))
+
+    def measure():
+        number, cores = next(numbered)
+        return peers.foreign.Window(number, peers.foreign.Beside(cores, 0.0, 1.0))
+
+    return measure
+
+
+def test_a_window_beside_other_programs_is_measured_again(peers, capsys):
+    """It says by how much; the host's own time counts as well."""
+    assert peers.foreign.quiet("one", windows(peers, 0.0, 2.0)).found == 1
+    assert capsys.readouterr().out == ""
+
+    assert peers.foreign.quiet("side", windows(peers, 1.5, 0.11, 0.09, 0.0)).found == 3
+    assert capsys.readouterr().out.splitlines() == [
+        "  side: rejected, others used 1.50 cores, the host took 0.00",
+        "  side: rejected, others used 0.11 cores, the host took 0.00",
+    ]
+    assert not peers.foreign.Beside(0.06, 0.06, 1.0).is_quiet
+
+
+def test_a_machine_that_is_never_quiet_gives_figures_that_say_so(peers, monkeypatch, capsys, tmp_path):
+    """The last of some tries is kept; figures of later, quiet windows are not marked."""
+    bench = peers.harness.Bench(tmp_path, tmp_path, rounds=1)
+    beside = iter([2.0] * peers.foreign.TRIES + [0.0])
+    monkeypatch.setattr(
+        peers.harness, "_beside", lambda measure: windows(peers, next(beside))()._replace(found=measure())
+    )
+    figure = peers.harness.Figure("rate", 3.0, ">=", 2)
+
+    for answer in ("loud", "quiet"):
+        assert bench.measure("side", lambda answer=answer: answer) == answer
+        bench.report(figure)
+        bench.report(figure)
+
+    assert "side: kept after 4 tries, others used 2.00 cores" in capsys.readouterr().out
+    marked = "BENCH rate 3.00 >= 2 ok (1 window beside other programs)"
+    assert [one.line for one in bench.figures] == [marked, marked, "BENCH rate 3.00 >= 2 ok", "BENCH rate 3.00 >= 2 ok"]
+
+
+def test_what_a_child_computes_is_ours_and_what_others_do_is_not(peers):
+    """For a tree without processes, all CPU time of the machine is that of other programs."""
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    ours, theirs = peers.foreign.Foreign(os.getpid()), peers.foreign.Foreign(PID_OF_NO_PROCESS)
+    subprocess.run([sys.executable, "-c", burn], check=True)
+
+    assert ours.beside().own_s >= 0.25
+    assert theirs.beside().own_s == 0.0
+    assert theirs.beside().others > 0
 
 
 def test_a_tree_has_the_children_of_children(peers):
