@@ -23,7 +23,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers wheels clean
+.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels clean
 .PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
@@ -158,6 +158,11 @@ bench-peers: bytecode ## Measure batchd beside its peers (DATA=/path/to/photogra
 
 bench-pool-peers: bytecode ## Measure worker hosts beside tf.data service, Ray Data and Ray's object store (DATA=, ONLY=workers, ROUNDS=3)
 	@PYTHONPATH=benchmarks/peers $(BIN)/python benchmarks/pool_peers.py --rounds '$(ROUNDS)' --only '$(ONLY)' $(if $(DATA),--data '$(DATA)')
+
+profile: bytecode ## Draw where the CPU time of a worker goes: docs/pictures/worker.svg (DATA=/path/to/photographs; perf, gcc, libjpeg.a)
+	@test -n '$(DATA)' || { echo "profile wants photographs: make profile DATA=/path/to/photographs"; exit 1; }
+	@$(BIN)/python -m pip install -qq --group peers
+	@$(BIN)/python tools/profile_worker.py --data '$(DATA)'
 
 wheels: setup ## Build the wheels of both distributions into dist/, with libjpeg-turbo where it is installed
 	rm -rf dist build/wheel build/lib build/lib.* build/temp.*
