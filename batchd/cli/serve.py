@@ -12,6 +12,7 @@ standard error.
 
 import faulthandler
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +44,7 @@ def command(
     second one exits immediately. SIGHUP, or `batchd reload`, reads the configuration again.
     """
     fill_standard_streams()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's: threads that have no work take 10 ms to start
     fork_server = None
     with suppress(OSError):  # the daemon tries again for the first worker
         fork_server = start_linked("batchd.worker")
