@@ -124,6 +124,15 @@ def test_the_observer_brings_along_no_more_than_it_needs() -> None:
     assert not loaded & {"numpy", "cv2", "pydantic", "click", "structlog", "rich"}
 
 
+@pytest.mark.parametrize("command", ["bad", "config", "main", "reload", "status", "stop", "top", "why", "worker"])
+def test_a_command_that_asks_a_daemon_starts_with_little(command) -> None:
+    """NumPy and pydantic take longer to load than the daemon takes to answer."""
+    loaded = loaded_by(f"batchd.cli.{command}")
+
+    assert "click" in loaded
+    assert not loaded & {"numpy", "pydantic", "cv2", "simplejpeg", "structlog", "asyncio"}
+
+
 KINDS = {"arrays", "csv", "lmdb", "parquet", "tfrecord", "video", "webdataset"}
 """Folders of sources that only a stream with such a source needs."""
 
