@@ -17,11 +17,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
+from math import ceil
 
 from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
 from batchd.core.events import Note
 from batchd.core.measure import Moment
 from batchd.core.ring import Slot
+from batchd.core.windows import Window, Windows
 from batchd.orders.rows import Rows
 from batchd_wire.position import Position
 from batchd_wire.status import WorkerStatistics
@@ -110,6 +112,12 @@ class Worker:
     """The streams that a remote worker may fill; a local one may fill all."""
     usual_s: float = 0.0
     """How long its orders take, with their way; of a remote worker."""
+    done_s: float = 0.0
+    """When it was done with its last order, by what it says of its work; of a remote worker."""
+    window: Window | None = None
+    """The window of its link; None for a local worker."""
+    counted: int = 0
+    """Its part of the orders that ``window`` counts."""
     slowness: float = 1.0
     """Time of a sample, compared with the mean of all workers; of a remote worker."""
     withdrawing: set[int] = field(default_factory=set)
@@ -128,6 +136,8 @@ class Worker:
     def takes_one(self) -> bool:
         """Whether it takes one more order."""
         if self.state is not WorkerState.READY or self.is_late:
+            return False
+        if self.window is not None and self.window.is_full:
             return False
         is_small = self.expected_s < SMALL_ORDERS_S
         return self.load < max(self.kind.orders_max, self.kind.small_orders_max if is_small else 0)
@@ -199,6 +209,7 @@ class Fleet:
         self._places = [_Place(respawn_s=0.0) for _ in range(places)]
         self._kind = kind
         self.sample_timeout_s = sample_timeout_s
+        self.windows = Windows()
         self._surplus: set[int] = set()
         """Workers that have no place and were not dismissed yet."""
         self._takers: list[_Takers] = []
@@ -263,7 +274,14 @@ class Fleet:
         if not self._takers:
             return 0
         takers = self._takers[0]
-        return len(takers.local) + sum(len(group) for streams, group in takers.remote.items() if stream in streams)
+        remote = sum(len(group) for streams, group in takers.remote.items() if stream in streams)
+        return len(takers.local) + min(remote, self.windows.left)
+
+    @property
+    def at_work(self) -> int:
+        """How many workers can have an order at a time."""
+        remote = self.windows.workers
+        return len(self.workers) - remote + min(remote, ceil(self.windows.limit))
 
     @property
     def has_orders(self) -> bool:
@@ -275,10 +293,11 @@ class Fleet:
 
         Local ones come first.
         """
+        has_left = self.windows.left > 0
         for takers in self._by_orders():
             if takers.local:
                 return next(iter(takers.local.values()))
-            for streams, workers in takers.remote.items():
+            for streams, workers in takers.remote.items() if has_left else ():
                 if stream in streams:
                     return next(iter(workers.values()))
         return None
@@ -311,6 +330,7 @@ class Fleet:
         assert number >= REMOTE_NUMBERS, f"worker {number} has the number of a local one"
         worker = Worker(number, NO_PLACE, kind, self._moment.now_s, WorkerState.READY, link=link)
         worker.streams = frozenset(streams)
+        worker.window = self.windows.join(link, number, kind.orders_max)
         self.workers[number] = worker
         self._sort(worker)
 
@@ -337,6 +357,13 @@ class Fleet:
         worker.expected_s += order.expected_s
         self._sort(worker)
 
+    def arrived(self, worker: Worker, order: Order, work_s: float) -> None:
+        """The rows of a remote worker's order are here; it worked ``work_s`` on them. ``done`` follows."""
+        assert worker.window is not None, f"worker {worker.number} is a local one"
+        now_s = self._moment.now_s
+        worker.done_s = min(now_s, max(order.given_s, worker.done_s) + work_s)
+        self.windows.arrived(worker.window, len(order.rows), now_s - worker.done_s, order.given_s, now_s)
+
     def done(self, worker: Worker, numbers: Iterable[int], busy_us: int) -> list[Order]:
         """The worker has carried out some of its orders."""
         orders = [order for number in numbers if (order := worker.pop(number)) is not None]
@@ -349,8 +376,15 @@ class Fleet:
         for order in orders if worker.link else ():
             taken_s = self._moment.now_s - order.given_s
             worker.usual_s += (taken_s - worker.usual_s) * (SMOOTHING if worker.usual_s else 1.0)
+            if order.is_proof:
+                worker.done_s = self._moment.now_s
         self._sort(worker)
         return orders
+
+    def usual_s(self, worker: Worker) -> float:
+        """How long an order of a remote worker takes, by its former ones; not less than the way to it now."""
+        assert worker.window is not None, f"worker {worker.number} is a local one"
+        return max(worker.usual_s, worker.window.way_s)
 
     def withdrawn(self, worker: Worker, number: int) -> Order:
         """Nothing more is written for an order; the worker may be busy with it still."""
@@ -359,12 +393,15 @@ class Fleet:
         worker.withdrawing.discard(number)
         worker.unsettled.add(number)
         worker.is_late = True
+        assert worker.window is not None, f"worker {worker.number} is a local one"
+        self.windows.late(worker.window, order.given_s, self._moment.now_s)
         self._sort(worker)
         return order
 
     def settled(self, worker: Worker, number: int) -> None:
         """A remote worker is done with an order that was withdrawn."""
         worker.unsettled.discard(number)
+        worker.done_s = self._moment.now_s
         worker.is_late = bool(worker.orders or worker.unsettled)
         self._sort(worker)
 
@@ -382,7 +419,23 @@ class Fleet:
                 self._sort(worker)
 
     def _sort(self, worker: Worker) -> None:
-        """Update the takers after a change of a worker's state or orders."""
+        """Update the takers after a change of a worker's state or orders, or of its link's window."""
+        window = worker.window
+        if window is None:
+            self._file(worker)
+            return
+        was_full = window.was_full
+        self.windows.count(window, worker.load - worker.counted)
+        worker.counted = worker.load
+        window.was_full = window.is_full
+        if was_full == window.was_full:
+            self._file(worker)
+        else:
+            for number in window.workers:
+                self._file(self.workers[number])
+
+    def _file(self, worker: Worker) -> None:
+        """Put a worker where it belongs among the takers, if it is one."""
         self._remove(worker)
         if worker.takes_one:
             worker.taker_of = worker.load
@@ -400,6 +453,11 @@ class Fleet:
         worker = self.workers.pop(number)
         self._surplus.discard(number)
         self._remove(worker)
+        if worker.window is not None:
+            self.windows.leave(worker.link, number, worker.kind.orders_max, worker.counted)
+            for other in worker.window.workers:
+                self._file(self.workers[other])
+            worker.window.was_full = worker.window.is_full
         if self.is_ending or worker.link:
             return worker
         if worker.dismissed_s is not None and worker.state is WorkerState.LEAVING:

@@ -56,7 +56,7 @@ class Ordering:
             number = self.next_number()
             rows_max = stream.chunk_rows(
                 fill.pending_rows,
-                len(self._fleet.workers),
+                self._fleet.at_work,
                 self._fleet.idle(stream.spec.number) if distance == 0 else 0,
                 worker.slowness,
             )

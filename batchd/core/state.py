@@ -298,6 +298,9 @@ class DaemonState:
         if problem is not None:
             self.fleet.end(worker, problem, actions)
             return
+        if worker.link:
+            work_s = (event.work.busy_us + event.work.waited_us) / 1e6
+            self.fleet.arrived(worker, worker.orders[event.orders[0]], work_s)
         orders = self.fleet.done(worker, event.orders, event.work.busy_us)
         stream = self.streams[orders[0].stream]
         if worker.link:
@@ -411,7 +414,7 @@ class DaemonState:
         awaited = {slot for stream in self.streams.values() for slot in stream.delivery.awaited_slots()}
         for link in self.links.by_number.values():
             for worker in map(self.fleet.workers.__getitem__, link.workers):
-                patience_s = max(self.links.rules.withdraw_after_s, LATE_USUAL * worker.usual_s)
+                patience_s = max(self.links.rules.withdraw_after_s, LATE_USUAL * self.fleet.usual_s(worker))
                 for order in worker.orders.values():
                     late_s = min(LATE_S, patience_s) if order.slot.number in awaited else LATE_S
                     if self._moment.now_s - order.given_s >= late_s and order.number not in worker.withdrawing:

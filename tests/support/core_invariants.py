@@ -300,7 +300,24 @@ def _check_workers(world: World) -> None:
     for link in world.state.links.by_number.values():
         assert link.workers == {number for number, worker in world.workers.items() if worker.link == link.number}
         assert link.proofs == sum(len(world.workers[number].proofs) for number in link.workers)
+    _check_windows(world)
     _check_nobody_idles(world)
+
+
+def _check_windows(world: World) -> None:
+    """The orders of each link, and the sums of all, are kept as a count finds them."""
+    fleet = world.state.fleet
+    windows = fleet.windows
+    assert set(windows.by_link) == {link.number for link in world.state.links.by_number.values() if link.workers}
+    for number, window in windows.by_link.items():
+        workers = [fleet.workers[one] for one in world.state.links.by_number[number].workers]
+        assert set(window.workers) == {worker.number for worker in workers}
+        assert all(worker.window is window for worker in workers)
+        assert window.orders == sum(len(worker.orders) + len(worker.unsettled) for worker in workers)
+        assert 0 < window.limit <= window.orders_max == sum(worker.kind.orders_max for worker in workers)
+    assert windows.workers == sum(len(window.workers) for window in windows.by_link.values())
+    assert windows.orders == sum(window.orders for window in windows.by_link.values())
+    assert windows.limit == pytest.approx(sum(window.limit for window in windows.by_link.values()))
 
 
 def _check_nobody_idles(world: World) -> None:
@@ -312,6 +329,8 @@ def _check_nobody_idles(world: World) -> None:
     for stream in world.state.streams.values():
         links = world.state.links.by_number
         remote = [one for one in have_time if one.link and stream.spec.number in links[one.link].may_fill]
+        if world.state.fleet.windows.orders >= world.state.fleet.windows.limit:
+            remote = []
         shares = stream.shares
         for one in stream.delivery.subscriptions.values():
             for claim in one.claims:
@@ -325,11 +344,12 @@ def _check_nobody_idles(world: World) -> None:
 
 
 def _takes_one(worker: Worker) -> bool:
-    """Whether a worker takes one more order, by the limits of its kind."""
+    """Whether a worker takes one more order, by the limits of its kind and the window of its link."""
     orders, kind = len(worker.orders) + len(worker.unsettled), worker.kind
     has_little = sum(order.expected_s for order in worker.orders.values()) < SMALL_ORDERS_S
     takes = orders < kind.orders_max or (has_little and orders < kind.small_orders_max)
-    return takes and worker.state is WorkerState.READY and not worker.is_late
+    has_window = worker.window is None or worker.window.orders < worker.window.limit
+    return takes and has_window and worker.state is WorkerState.READY and not worker.is_late
 
 
 def _should_fill(worker: Worker, shares: Shares, found: set[int]) -> bool:

@@ -334,8 +334,11 @@ class World:
 
     # --- worker hosts -----------------------------------------------------------------------------
 
-    def host_joins(self, workers: int, name: str = "") -> int:
-        """A worker host comes that can fill all streams; returns its link."""
+    def host_joins(self, workers: int, name: str = "", *, at_first: bool = False) -> int:
+        """A worker host comes that can fill all streams; returns its link.
+
+        Its window is as wide as can be, unless it shall be as it is ``at_first``.
+        """
         link = len(self._links_seen) + 1
         self._links_seen.add(link)
         self.links[link] = ModelLink()
@@ -343,7 +346,7 @@ class World:
         for stream in list(self.serving):
             self.opens(link, stream)
         for _ in range(workers):
-            self.joins(link)
+            self.joins(link, at_first=at_first)
         return link
 
     def opens(self, link: int, stream: int) -> None:
@@ -351,12 +354,19 @@ class World:
         self.links[link].opened.add(stream)
         self.do(ev.StreamOpened(link, stream))
 
-    def joins(self, link: int) -> int:
-        """A worker of a worker host is ready."""
+    def joins(self, link: int, *, at_first: bool = False) -> int:
+        """A worker of a worker host is ready. See ``host_joins``."""
         number = REMOTE_NUMBERS + len(self._workers_seen)
         self._workers_seen.add(number)
         self.workers[number] = ModelWorker(ready=True, link=link)
         self.do(ev.WorkerJoined(number, link))
+        if not at_first:
+            fleet = self.state.fleet
+            window = fleet.windows.by_link[link]
+            fleet.windows.set_limit(window, window.orders_max)
+            for one in window.workers:
+                fleet._sort(fleet.workers[one])
+            self.do(ev.Ticked())
         return number
 
     def host_leaves(self, link: int) -> None:

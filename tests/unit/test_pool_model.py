@@ -27,10 +27,10 @@ class PoolMachine(CoreMachine):
     """The same with worker hosts."""
 
     @precondition(lambda self: len(self.world.links) < HOSTS_MAX)
-    @rule(workers=st.integers(0, 3))
-    def host_joins(self, workers):
-        """A worker host comes."""
-        self.world.host_joins(workers)
+    @rule(workers=st.integers(0, 3), at_first=st.booleans())
+    def host_joins(self, workers, at_first):
+        """A worker host comes; perhaps it has to find out how fast the network is."""
+        self.world.host_joins(workers, at_first=at_first)
 
     @precondition(lambda self: self.world.links)
     @rule(who=st.integers(0, 9), how=st.sampled_from(["dies", "leaves", "one more worker", "cannot open"]))
