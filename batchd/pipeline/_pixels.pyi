@@ -5,8 +5,18 @@ from numpy.typing import NDArray
 _Taps: TypeAlias = tuple[NDArray[Any], NDArray[Any], int]
 _Place: TypeAlias = tuple[int, int, int]
 
-def resample(source: NDArray[Any], target: NDArray[Any], rows: _Taps, columns: _Taps, kept_bits: int, /) -> None: ...
+def resample(
+    source: NDArray[Any],
+    target: NDArray[Any],
+    rows: _Taps,
+    columns: _Taps,
+    kept_bits: int,
+    is_upside_down: bool = False,
+    is_mirrored: bool = False,
+    /,
+) -> None: ...
 def shift_hue(pixels: NDArray[Any], shift: int, is_bgr: bool, /) -> None: ...
+def use_avx2(is_used: bool, /) -> bool: ...
 def warp(
     source: NDArray[Any], target: NDArray[Any], across: _Place, down: _Place, is_linear: bool, fill: bytes, /
 ) -> None: ...

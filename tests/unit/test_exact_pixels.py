@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from batchd.pipeline.image import recolor, resample
-from batchd.pipeline.image.geometry import Warp
+from batchd.pipeline.image.geometry import Orientation, Warp
 from batchd.pipeline.image.resample import sine_and_cosine, warp
 
 METHODS = ("nearest", "linear", "area", "cubic")
@@ -32,29 +34,87 @@ def both(monkeypatch, make):
     return made
 
 
+SIDES = st.integers(1, 90)
+KINDS = ("AVX2", "no AVX2", "numpy")
+FLIPS = [Orientation(False, *flips) for flips in ((True, False), (False, True), (True, True))]
+
+
+def of_each_kind(make):
+    """What the extension makes with AVX2, if the processor has it, and without; and what numpy makes."""
+    from batchd.pipeline import _pixels  # noqa: PLC0415  not there where it was not built
+
+    made = []
+    try:
+        for kind in KINDS:
+            resample.IS_BUILT = kind != "numpy"
+            _pixels.use_avx2(kind == "AVX2")
+            made.append(make())
+    finally:
+        resample.IS_BUILT = True
+        _pixels.use_avx2(True)
+    return made
+
+
+@needs_extension
+@settings(max_examples=400, deadline=None)
+@given(
+    source=st.tuples(SIDES, st.one_of(SIDES, st.integers(1, 700))),
+    target=st.tuples(SIDES, st.one_of(SIDES, st.integers(1, 300))),
+    channels=st.integers(1, 4),
+    method=st.sampled_from(METHODS),
+    flips=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    place=st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+    is_reversed=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_extension_resamples_as_numpy_does(source, target, channels, method, flips, place, is_reversed, seed):
+    """Boxes of any size and place in images with any number of channels, flipped, into part of a larger array."""
+    random = np.random.default_rng(seed)
+    levels = np.arange(256) if seed % 2 else np.array([0, 255])
+    top, left, above, before = place
+    (height, width), (rows, columns) = source, target
+    whole = random.choice(levels, (height + top, width + left, channels)).astype(np.uint8)
+    pixels = whole[top:, left:][:, :: -1 if is_reversed else 1]
+    mirrored, turn = flips[:2], Orientation(False, *flips[2:])
+
+    def make():
+        around = np.full((rows + above + 1, columns + before + 1, channels), 7, np.uint8)
+        into = around[above : above + rows, before : before + columns]
+        resample.resample(pixels, into, method, mirrored, turn)
+        made = into.copy()
+        into[...] = 7
+        assert (around == 7).all(), "it wrote beside the target"
+        return made
+
+    with_avx2, without, by_numpy = of_each_kind(make)
+    assert np.array_equal(by_numpy, with_avx2)
+    assert np.array_equal(by_numpy, without)
+
+
 @needs_extension
 @pytest.mark.parametrize("method", METHODS)
-def test_the_extension_resamples_as_numpy_does(monkeypatch, method) -> None:
-    """Images of any size and number of channels, in rows at any distance, seen from either side."""
-    for _ in range(60):
-        height, width, channels = (int(number) for number in RANDOM.integers(1, (70, 70, 5)))
-        target = [int(number) for number in RANDOM.integers(1, 90, 2)]
-        whole = image(height + 3, width + 3, channels)
-        mirrored = bool(RANDOM.random() < 0.5), bool(RANDOM.random() < 0.5)
-        for pixels in (whole[1:-2, 2:-1], whole[:-3, :-3][:, ::-1]):
+def test_a_flip_while_resampling_is_a_flip_afterwards(method) -> None:
+    """Also of an image that has the new size already."""
+    for size in ((30, 40), (20, 50)):
+        pixels = image(*size, 3)
+        upright = np.zeros((30, 40, 3), np.uint8)
+        resample.resample(pixels, upright, method)
+        for turn in FLIPS:
 
-            def make(pixels=pixels, target=target, mirrored=mirrored):
-                into = np.full((*target, pixels.shape[2]), 7, np.uint8)
-                resample.resample(pixels, into, method, mirrored)
+            def make(pixels=pixels, turn=turn):
+                into = np.zeros((30, 40, 3), np.uint8)
+                resample.resample(pixels, into, method, turn=turn)
                 return into
 
-            assert np.array_equal(*both(monkeypatch, make))
+            flipped = np.flip(upright, [axis for axis, is_flipped in enumerate(turn[1:]) if is_flipped])
+            for made in of_each_kind(make):
+                assert np.array_equal(made, flipped)
 
 
 @needs_extension
 @pytest.mark.parametrize("sides", [(5000, 1), (5000, 3), (9, 4000), (70_000, 2)])
 @pytest.mark.parametrize("method", METHODS)
-def test_sums_stay_within_their_bits(monkeypatch, method, sides) -> None:
+def test_sums_stay_within_their_bits(method, sides) -> None:
     """White stays white, however many pixels become one."""
     source, target = sides
     for shape, new in (((source, 2), (target, 2)), ((2, source), (2, target))):
@@ -64,9 +124,8 @@ def test_sums_stay_within_their_bits(monkeypatch, method, sides) -> None:
             resample.resample(np.full((*shape, 3), 255, np.uint8), into, method)
             return into
 
-        made, by_numpy = both(monkeypatch, make)
-        assert (made == 255).all()
-        assert (by_numpy == 255).all()
+        for made in of_each_kind(make):
+            assert (made == 255).all()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -4,15 +4,15 @@
     scale    see ``image.stages`` for the conventions of each interpolation
     pad      copies the image into its frame
     warp     rotated by an angle; within 1 of the same in float64
-    turn     transposed first, then flipped
+    turn     transposed first, then flipped; a flip right after a scaling is made by it
 
 Everything but a cut writes into memory that it is given or that is used again for the next sample.
 Every cv2 call with a destination is checked to have written there.
 
 Scale and warp compute in whole numbers. The extension ``_pixels`` does it; where it was not built,
-numpy makes the same bytes in ten times the time. cv2 is not used: the results of its ``resize`` and
-``warpAffine`` depend on its version, on IPP, and on the processor (on ARM "linear" and "area" are
-different from x86), and the last bit of a sine may depend on the C library.
+numpy makes the same bytes in ten times the time or more. cv2 is not used: the results of its
+``resize`` and ``warpAffine`` depend on its version, on IPP, and on the processor (on ARM "linear"
+and "area" are different from x86), and the last bit of a sine may depend on the C library.
 
 Another size: each new pixel is a weighted sum of source pixels, first of each column, then of each
 row. The weights are whole numbers that add up to a power of two, made of the sizes alone.
@@ -57,23 +57,27 @@ def cut_out(pixels: Pixels, box: Cut) -> Pixels:
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
-def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pixels | None) -> Pixels:
-    """Make the moves; the last one, unless it is a cut, writes into ``out``, if given."""
+def make_moves(
+    pixels: Pixels, moves: Sequence[Move], turn: Orientation, scratch: Scratch, out: Pixels | None
+) -> Pixels:
+    """Make the moves, then the turn; what is last writes into ``out``, if given, unless it is a cut."""
     last = len(moves) - 1
     for place, move in enumerate(moves):
         if isinstance(move, Cut):
             pixels = cut_out(pixels, move)
             continue
-        shape = (move.height, move.width, pixels.shape[2])
-        into = out if out is not None and place == last else scratch.image(place, shape)
+        is_last = place == last and not turn.transpose
+        into = out if out is not None and is_last else scratch.image(place, (move.height, move.width, pixels.shape[2]))
         if isinstance(move, Resampling):
-            _scale(pixels, move, into)
+            _scale(pixels, move, into, turn if is_last else UPRIGHT)
+            if is_last:
+                return into
         elif isinstance(move, Padding):
             _pad(pixels, move, into)
         else:
             warp(pixels, move, into)
         pixels = into
-    return pixels
+    return turned(pixels, turn, scratch, out)
 
 
 def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scratch, fill: int) -> Pixels:
@@ -114,13 +118,13 @@ def turned(
     return into
 
 
-def _scale(pixels: Pixels, move: Resampling, into: Pixels) -> None:
+def _scale(pixels: Pixels, move: Resampling, into: Pixels, turn: Orientation) -> None:
     method = move.interpolation
     if method == "auto":
         height, width = pixels.shape[:2]
         shrinks = height >= AREA_FROM_REDUCTION * move.height or width >= AREA_FROM_REDUCTION * move.width
         method = "area" if shrinks else "linear"
-    resample(pixels, into, method, move.mirrored)
+    resample(pixels, into, method, move.mirrored, turn)
 
 
 def _pad(pixels: Pixels, move: Padding, into: Pixels) -> None:
@@ -141,7 +145,7 @@ _SHIFT_MAX = 22
 _KEPT_BITS = 7
 _BITS_BEHIND_THE_PIXEL = 23
 _PORTION_NUMBERS = 40_000
-_CACHED_SIDES = 512
+_CACHED_SIDES = 1024
 """A random crop has as many sizes as a side has pixels; weights take as long as their use."""
 _CUBIC = -0.75
 
@@ -158,12 +162,24 @@ class Taps(NamedTuple):
     """The weights of each new pixel add up to ``1 << shift``."""
 
 
-def resample(pixels: Pixels, into: Pixels, method: Interpolation, mirrored: Mirrored = (False, False)) -> None:
-    """Resample an image into one of another size."""
+def resample(
+    pixels: Pixels,
+    into: Pixels,
+    method: Interpolation,
+    mirrored: Mirrored = (False, False),
+    turn: Orientation = UPRIGHT,
+) -> None:
+    """Resample an image into one of another size, uint8 [height, width, channels], and flip that."""
     assert method != "auto", "a method that was chosen"
+    assert not turn.transpose, "a flip at most"
     if pixels.shape == into.shape:
-        into[...] = pixels
+        if turn == UPRIGHT:
+            into[...] = pixels
+        else:
+            written(cv2.flip(pixels, _FLIP_CODES[turn.vertical, turn.horizontal], dst=into), into)
         return
+    if not IS_BUILT:
+        into = into[:: -1 if turn.vertical else 1, :: -1 if turn.horizontal else 1]
     sides = zip(pixels.shape[:2], into.shape[:2], mirrored, strict=True)
     if method == "nearest" and not IS_BUILT:
         rows, columns = (_nearest(source, target, is_mirrored=is_mirrored) for source, target, is_mirrored in sides)
@@ -172,7 +188,7 @@ def resample(pixels: Pixels, into: Pixels, method: Interpolation, mirrored: Mirr
     down, across = (taps(source, target, method, is_mirrored=is_mirrored) for source, target, is_mirrored in sides)
     kept_bits = min(_KEPT_BITS - (method == "cubic"), _BITS_BEHIND_THE_PIXEL - across.shift)
     if IS_BUILT:
-        _pixels.resample(side_by_side(pixels), into, down, across, kept_bits)
+        _pixels.resample(side_by_side(pixels), into, down, across, kept_bits, turn.vertical, turn.horizontal)
     else:
         _resample(pixels, into, down, across, kept_bits)
 

@@ -40,7 +40,7 @@ from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
 from batchd.pipeline.image.probe import ImageHeader, probe_image
 from batchd.pipeline.image.recolor import recolor_for
-from batchd.pipeline.image.resample import cut_out, make_moves, turned
+from batchd.pipeline.image.resample import cut_out, make_moves
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.timings import Timings
@@ -158,9 +158,7 @@ class ImageStage:
         out = row[self._field] if self._row_shape is not None else None
         assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
         into = out if self._writes_pixels and self._moves_channels == self._channels else None
-        turn = plan.geometry.turn
-        pixels = make_moves(pixels, plan.decoding.moves, self._scratch, None if turn.transpose else into)
-        pixels = turned(pixels, turn, self._scratch, into)
+        pixels = make_moves(pixels, plan.decoding.moves, plan.geometry.turn, self._scratch, into)
         self._timings.lap(self._moving)
         if self._recolors:
             pixels = self._own(pixels, value, into)
