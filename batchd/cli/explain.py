@@ -9,6 +9,7 @@ Invariant: no decoder runs, and of the user's functions only those of a source.
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import takewhile
+from math import prod
 from typing import NamedTuple
 
 from batchd.cli.text import aligned
@@ -18,7 +19,7 @@ from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp
+from batchd.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp, kept_sizes
 from batchd.pipeline.image.jpeg_box import found_points
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.stages import ImagePlan
@@ -101,13 +102,17 @@ def _look(plan: StreamPlan, reader: Reader, pipeline: Pipeline, decode: Decode, 
     assert image is not None, "there is a decode step"
     assert isinstance(file, memoryview), "it is decoded"
     points = found_points(file, image.header) if decode.field in plan.pipeline.cropped else None
-    kept = image.geometry if plan.config.cache == "decoded" else image.header
+    size = image.header.height, image.header.width
+    is_scaled = decode.scale == "auto" and image.header.format == "JPEG"
+    kept = kept_sizes(image.decoding.moves, *size, is_scaled=is_scaled)
+    if plan.config.cache == "decoded":
+        kept = {1: (image.geometry.height, image.geometry.width)}
     stored = f"{round_bytes(len(file))}, {_stored(image)}"
     return _Look(
         (str(sample), reader.name(sample), stored, _decoded(image), _then(image)),
         len(points) if points is not None and has_points(points) else 0,
-        kept.height * kept.width * (1 if decode.color == "gray" else 3),
-        image.decoding.factor > 1,
+        sum(map(prod, kept.values())) * (1 if decode.color == "gray" else 3),
+        image.decoding.factor not in kept,
     )
 
 

@@ -5,11 +5,11 @@ Of a file that is decoded it keeps all pixels, or access points (``samples.acces
     first   cache --is there room?--> decoder --found--> cache
     later   cache --a ``DecodedFile`` instead of the bytes--> decoder
 
-Invariant: a box of the kept pixels is what decoding that box of the file at 1/1 gives, bit for bit.
-So a position has the same bytes whether a file is kept or not.
+Invariant: a box of the kept pixels is what decoding that box of the file at the same scale gives,
+bit for bit. So a position has the same bytes whether a file is kept or not.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,13 +22,14 @@ from batchd.samples.errors import SampleUnreadable
 class DecodedFile(NamedTuple):
     """The value of an ``encoded`` column whose file was decoded before.
 
-    ``header``: of the file, as its decoder has read it. ``pixels``: all of them, as stored, uint8
-    [height, width, channels], not writable. ``reread``: reads the file from its source.
+    ``header``: of the file, as its decoder has read it. ``pixels``: all of them, as decoded at
+    1/factor, by the factor: uint8 [height, width, channels], as stored, not writable. ``reread``:
+    reads the file from its source.
     """
 
     header: tuple[Any, ...]
     file_bytes: int
-    pixels: NDArray[np.uint8]
+    pixels: Mapping[int, NDArray[np.uint8]]
     reread: Callable[[], memoryview]
 
     def file(self) -> memoryview:

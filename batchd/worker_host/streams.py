@@ -28,6 +28,7 @@ from batchd.core.state import TICK_S
 from batchd.daemon.memory.available import RESERVE_BYTES, available_bytes
 from batchd.daemon.memory.cache_file import CacheOnDisk
 from batchd.daemon.memory.cache_memory import (
+    PIXELS_VERSION,
     POINTS_VERSION,
     CacheMemory,
     CacheSpec,
@@ -258,7 +259,8 @@ def _cache_key(kind: str, recipe: SampleRecipe, digest: str) -> str:
     """Text that differs for streams whose cached samples differ; ``digest``: of the whole index."""
     facts: list[Any] = [kind, recipe.source, recipe.columns, recipe.record_bytes_max, digest, recipe.modules]
     if kind == "pixels":
-        facts += [decoders(), decoded_files([step_from_plain(step) for step in recipe.steps]), POINTS_VERSION]
+        files = decoded_files([step_from_plain(step) for step in recipe.steps])
+        facts += [decoders(), files, POINTS_VERSION, PIXELS_VERSION]
     elif recipe.cropped:
         facts += [recipe.cropped, POINTS_VERSION]
     if kind == "decoded":

@@ -375,10 +375,11 @@ def test_kept_pixels_change_no_byte(start_daemon, tmp_path, disk, place):
     """Streams with other steps and seeds share them. Large images are decoded smaller from files."""
     folder = many_kinds(tmp_path / "kinds" / "all")
     in_memory = {"cache_memory": "16MiB" if place == "memory" else "2MiB"}
-    keys = {**PIXELS, **(on_disk(disk, cache="pixels") if place == "disk" else in_memory)}
+    keys = {**PIXELS, **(on_disk(disk, cache="pixels") if place == "disk" else in_memory), "memory": "4MiB"}
     crop = {"op": "random_resized_crop", "size": [32, 48], "field": "image"}
     pipelines = {
         "crops": [{"op": "decode"}, crop, {"op": "random_flip"}],
+        "large": [{"op": "decode"}, {**crop, "size": [220, 230]}],
         "whole": [{"op": "decode"}, {"op": "rotate", "degrees": [-20, 20]}, {"op": "resize", "size": [64, 64]}],
         "darker": [
             {"op": "decode"},
@@ -395,12 +396,12 @@ def test_kept_pixels_change_no_byte(start_daemon, tmp_path, disk, place):
 
     caches = [stream["cache"] for stream in daemon.status()["streams"]]
     works = [stream["work"] for stream in daemon.status()["streams"]]
-    assert [(cache["kind"], cache["streams"]) for cache in caches] == [("pixels", 3)] * 3
+    assert [(cache["kind"], cache["streams"]) for cache in caches] == [("pixels", 4)] * 4
     hits = [work["cache_hits"] / (work["cache_hits"] + work["cache_misses"]) for work in works]
     if place == "too little memory":
         assert all(0 < part < 0.8 for part in hits)
     else:
-        assert hits[2] > 0.9
+        assert hits[3] > 0.9
 
 
 def test_a_file_that_was_replaced_after_its_pixels_were_kept_is_not_mixed_with_them(start_daemon, tmp_path):

@@ -10,10 +10,12 @@ import pytest
 
 from batchd.pipeline.image import decode, jpeg_box
 from batchd.pipeline.image.decode import Decoder
-from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.geometry import Cut, Padding, Resampling
 from batchd.pipeline.image.opencv import Scratch
 from batchd.pipeline.image.options import Decode, Resize
 from batchd.pipeline.image.probe import exif_orientation, probe_image
+from batchd.samples.kept_files import KeptFiles
+from batchd.sources.cache.reader import pack, unpack
 from support.images import (
     animation,
     cmyk_jpeg,
@@ -246,3 +248,52 @@ def test_cv2_is_set_up_whatever_the_environment_says():
 
     assert done.stdout.split(maxsplit=1) == ["1", "(64, 96, 3) None\n"]
     assert "ERROR" not in done.stderr
+
+
+LARGE = jpeg(photo(480, 640))
+SCALES = [
+    (LARGE, Resampling(250, 260, "auto"), {}, [1]),
+    (LARGE, Resampling(220, 230, "auto"), {}, [1, 2]),
+    (LARGE, Resampling(220, 230, "auto"), {"scale": "off"}, [1]),
+    (LARGE, Resampling(120, 160, "auto"), {}, [1]),
+    (LARGE, Padding(0, 0, 700, 700), {}, [1]),
+    (encode(photo(480, 640), ".png"), Resampling(220, 230, "auto"), {}, [1]),
+]
+
+
+@pytest.mark.parametrize(("data", "move", "options", "factors"), SCALES)
+def test_an_image_is_kept_at_the_scales_at_which_its_crops_are_decoded(data, move, options, factors):
+    """Whole, and at 1/2 if none is decoded even smaller; the file is not read again for these."""
+    kept = KeptFiles(decoded=["image"])
+    decoder = Decoder(Decode(**options), Scratch(), kept)
+    header = probe_image(memoryview(data))
+    box = Cut(11, 20, 201, 170)
+    for factor in factors:
+        kept.decoded.begin(lambda _size: True)
+        first = decoder.decode(memoryview(data), header, factor, box, [move]).copy()
+        file = kept.decoded.found["image"]
+        record = pack({"image": file})
+        values, _points = unpack(memoryview(record.facts), memoryview(b"".join(record.values)).toreadonly(), stopped)
+
+        assert list(file.pixels) == factors
+        assert np.array_equal(first, decoded(data, factor, box, **options))
+        assert np.array_equal(first, decoder.decode(values["image"], header, factor, box, [move]))
+
+
+def stopped(name):
+    raise AssertionError(f"{name} is read again")
+
+
+def test_an_image_is_kept_only_with_room_for_all_of_its_scales():
+    """Else it is decoded for its crop alone."""
+    kept = KeptFiles(decoded=["image"])
+    decoder = Decoder(Decode(), Scratch(), kept)
+    asked = []
+    kept.decoded.begin(asked.append)
+
+    decoder.decode(
+        memoryview(LARGE), probe_image(memoryview(LARGE)), 2, Cut(0, 0, 9, 9), [Resampling(220, 230, "auto")]
+    )
+
+    assert asked == [(480 * 640 + 240 * 320) * 3]
+    assert kept.decoded.found == {}

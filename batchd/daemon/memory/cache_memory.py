@@ -43,6 +43,8 @@ BLOCK_BYTES = 512
 
 POINTS_VERSION = 1
 """Of the records of access points: another layout needs another number (``_jpeg_scan.c``)."""
+PIXELS_VERSION = 2
+"""Of the records of pixels (``sources.cache.reader``): another layout needs another number."""
 POINTS_MEMORY_PART = 16
 POINTS_BYTES_ON_DISK = 1 << 16
 """For each sample. A photograph of 12 megapixels has as much, one of 500 x 375 some 4 kB."""
@@ -157,7 +159,7 @@ def identity(config: StreamConfig) -> str:
     plan = plan_pipeline(config.pipeline, kind, config.cache_short_side)
     facts: list[Any] = [kind, source_to_plain(config.source), plan.record_bytes_max]
     if kind == "pixels":
-        facts += [decoded_files(plan.steps), POINTS_VERSION]
+        facts += [decoded_files(plan.steps), POINTS_VERSION, PIXELS_VERSION]
     elif plan.cropped:
         facts += [plan.cropped, POINTS_VERSION]
     if kind == "decoded":

@@ -17,6 +17,7 @@ looked at (in a progressive file: everything), so only samples that reach a hole
 """
 
 import re
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.containers import without_animation, without_padding
-from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.geometry import Cut, Move, kept_sizes
 from batchd.pipeline.image.jpeg_box import BoxDecoder
 from batchd.pipeline.image.opencv import Pixels, Scratch, cv2
 from batchd.pipeline.image.options import Decode
@@ -119,34 +120,49 @@ class Decoder:
         """Parts between restart markers that a box needs, and all of them; None without markers."""
         return self._boxes.tiles(data, header, factor, box) if self.decodes_boxes(header) else None
 
-    def decode(self, value: memoryview | DecodedFile, header: ImageHeader, factor: int, box: Cut) -> Pixels:
+    def decode(
+        self,
+        value: memoryview | DecodedFile,
+        header: ImageHeader,
+        factor: int,
+        box: Cut,
+        moves: Sequence[Move] = (),
+    ) -> Pixels:
         """Decode a box of a file with this ``header``, as stored, at 1/``factor``.
 
         ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``,
-        whose sides are rounded up; it has pixels, and all are the image's. Returns [box.height,
-        box.width, channels], valid until the next call; not writable if a cache has them. Raises
-        ``SampleUndecodable``, and, of a ``DecodedFile``, ``SampleUnreadable``.
+        whose sides are rounded up; it has pixels, and all are the image's. ``moves``: those after it.
+        Returns [box.height, box.width, channels], valid until the next call; not writable if a cache
+        has them. Raises ``SampleUndecodable``, and, of a ``DecodedFile``, ``SampleUnreadable``.
         """
-        if factor == 1:
-            kept = value if isinstance(value, DecodedFile) else self._decoded_to_keep(value, header)
-            if kept is not None:
-                return cut_out(kept.pixels, box)
+        kept = value if isinstance(value, DecodedFile) else self._decoded_to_keep(value, header, factor, moves)
+        if kept is not None and factor in kept.pixels:
+            return cut_out(kept.pixels[factor], box)
         data = value.file() if isinstance(value, DecodedFile) else value
         return self._decode_box(data, header, factor, box)
 
-    def _decoded_to_keep(self, data: memoryview, header: ImageHeader) -> DecodedFile | None:
+    def _decoded_to_keep(
+        self, data: memoryview, header: ImageHeader, factor: int, moves: Sequence[Move]
+    ) -> DecodedFile | None:
         """Decode all of a file if the cache keeps it; None if not, or if only boxes of it are good."""
-        height, width = header.height, header.width
-        if not self._decoded.are_wanted(self._step.field, height * width * self._channels):
+        field = self._step.field
+        if field not in self._decoded.fields:
+            return None
+        is_scaled = self._step.scale == "auto" and header.format == "JPEG"
+        sizes = kept_sizes(moves, header.height, header.width, is_scaled=is_scaled)
+        if factor not in sizes or not self._decoded.are_wanted(field, sum(map(prod, sizes.values())) * self._channels):
             return None
         try:
-            pixels = self._decode_box(data, header, 1, Cut(0, 0, height, width))
+            images = {scale: self._lasting(data, header, scale, size) for scale, size in sizes.items()}
         except SampleUndecodable:
             return None
-        lasting = np.frombuffer(pixels.tobytes(), np.uint8).reshape(pixels.shape)
-        made = DecodedFile(tuple(header), len(data), lasting, lambda: data)
-        self._decoded.found[self._step.field] = made
+        made = DecodedFile(tuple(header), len(data), images, lambda: data)
+        self._decoded.found[field] = made
         return made
+
+    def _lasting(self, data: memoryview, header: ImageHeader, factor: int, size: tuple[int, int]) -> Pixels:
+        pixels = self._decode_box(data, header, factor, Cut(0, 0, *size))
+        return np.frombuffer(pixels.tobytes(), np.uint8).reshape(pixels.shape)
 
     def _decode_box(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels:
         if self.decodes_boxes(header):

@@ -18,7 +18,7 @@ upright image would.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import singledispatch
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -37,6 +37,9 @@ from batchd.samples.errors import SampleUndecodable
 
 DECODE_FACTORS = (8, 4, 2)
 """3/8, 5/8, 6/8 and 7/8 have no vector code, so they take longer than decoding a JPEG whole."""
+
+HALF = 2
+"""The one smaller scale at which a cache keeps an image, too: see ``kept_sizes``."""
 
 DECODE_SIDE_PIXELS_MIN = 64
 """Below this nothing is gained, and the sizes of different scales round to the same number."""
@@ -235,7 +238,7 @@ def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool
     return DecodePlan(factor, scaled_cut(cut, (height, width), decoded) if factor > 1 else cut, moves[1:])
 
 
-def decode_factor(moves: list[Move], height: int, width: int) -> int:
+def decode_factor(moves: Sequence[Move], height: int, width: int) -> int:
     """Choose 1, 2, 4 or 8: how far a stored image may shrink in decoding.
 
     The first scaling then starts from no less than its result, so it never enlarges needlessly.
@@ -250,6 +253,18 @@ def decode_factor(moves: list[Move], height: int, width: int) -> int:
         if height >= first.height * factor and width >= first.width * factor:
             return factor
     return 1
+
+
+def kept_sizes(moves: Sequence[Move], height: int, width: int, *, is_scaled: bool) -> dict[int, Size]:
+    """The sizes in which a cache keeps a stored image as decoded, by the factor: whole, and at 1/2.
+
+    ``moves``: those after its crop. At 1/2 it is kept if its largest crops are decoded so. If some
+    are decoded even smaller, few are decoded whole, so three scales would take memory for nothing.
+    """
+    sizes = {1: (height, width)}
+    if is_scaled and decode_factor(moves, height, width) == HALF:
+        sizes[HALF] = -(-height // HALF), -(-width // HALF)
+    return sizes
 
 
 def scaled_cut(cut: Cut, whole: Size, decoded: Size) -> Cut:

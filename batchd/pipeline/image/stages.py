@@ -214,7 +214,8 @@ class ImageStage:
             pixels = value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value
             return cut_out(pixels, plan.decoding.box)
         assert isinstance(value, memoryview | DecodedFile)
-        return self._decoder.decode(value, plan.header, plan.decoding.factor, plan.decoding.box)
+        decoding = plan.decoding
+        return self._decoder.decode(value, plan.header, decoding.factor, decoding.box, decoding.moves)
 
     def _own(self, pixels: Pixels, value: Value, into: Pixels | None) -> Pixels:
         """Return the pixels in writable memory: ``into`` if given, and never the source's or a cache's."""

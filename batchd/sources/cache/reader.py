@@ -11,7 +11,8 @@ and arrays follow behind the facts, in this order:
     scalar    (name, 2, dtype, its bytes)         of numpy
     plain     (name, 3, value)                    a text, or a number of Python
     points    (name, 4, bytes)                    the access points of the field's file
-    pixels    (name, 5, header, length of the file, shape, bytes)    instead of the file's bytes
+    pixels    (name, 5, header, length of the file, ((factor, shape), ...))    instead of the
+              file's bytes: all of them as decoded at 1/factor, one factor after the other
 
 Invariant: a sample has the same values, in type, order and content, from the cache or not. Only of
 a field with a rewriter the bytes differ, and the steps make the same of them.
@@ -19,6 +20,7 @@ a field with a rewriter the bytes differ, and the steps make the same of them.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -193,9 +195,9 @@ def pack(values: Mapping[str, Value]) -> Record:
             facts.append((name, _ARRAY, value.dtype.str, value.shape, value.nbytes))
             parts.append(value.tobytes())
         elif isinstance(value, DecodedFile):
-            pixels = value.pixels
-            facts.append((name, _PIXELS, value.header, value.file_bytes, pixels.shape, pixels.nbytes))
-            parts.append(pixels.data.cast("B"))
+            shapes = [(factor, image.shape) for factor, image in value.pixels.items()]
+            facts.append((name, _PIXELS, value.header, value.file_bytes, shapes))
+            parts += [image.data.cast("B") for image in value.pixels.values()]
         elif isinstance(value, np.generic):
             facts.append((name, _SCALAR, value.dtype.str, value.tobytes()))
         else:
@@ -217,7 +219,9 @@ def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
     parts: list[memoryview | bytes] = []
     old_parts = iter(record.values)
     for fact in facts:
-        if fact[1] not in {_BYTES, _ARRAY, _PIXELS}:
+        if fact[1] == _PIXELS:
+            parts += islice(old_parts, len(fact[-1]))
+        if fact[1] not in {_BYTES, _ARRAY}:
             continue
         part = next(old_parts)
         if fact[1] == _BYTES and fact[0] in rewriters:
@@ -248,11 +252,13 @@ def unpack(
             values[name] = array.reshape(shape).copy()
             start += size
         elif kind == _PIXELS:
-            header, file_bytes, shape, size = rest
+            header, file_bytes, shapes = rest
             assert file is not None, "the reader of samples whose pixels are kept"
-            pixels = np.frombuffer(parts[start : start + size], np.uint8).reshape(shape)
+            pixels = {}
+            for factor, shape in shapes:
+                pixels[factor] = np.ndarray(shape, np.uint8, parts, start)
+                start += pixels[factor].size
             values[name] = DecodedFile(tuple(header), file_bytes, pixels, partial(file, name))
-            start += size
         elif kind == _SCALAR:
             dtype, content = rest
             values[name] = np.frombuffer(content, dtype)[0]
