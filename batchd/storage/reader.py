@@ -166,6 +166,8 @@ class BytesReader:
 
     def __init__(self, remote: RemoteBytes, max_bytes: int, holder: str = "shard", bound: bytes | None = None) -> None:
         self._remote = remote
+        self.reads_ahead = remote.reads_ahead
+        """True if ``prefetch`` does something: the root is a URL."""
         self._max_bytes = max_bytes
         self._holder = holder
         self._buffer = bytearray()

@@ -180,12 +180,14 @@ def resample(
         return
     if not IS_BUILT:
         into = into[:: -1 if turn.vertical else 1, :: -1 if turn.horizontal else 1]
-    sides = zip(pixels.shape[:2], into.shape[:2], mirrored, strict=True)
+    height, width, _ = pixels.shape
     if method == "nearest" and not IS_BUILT:
-        rows, columns = (_nearest(source, target, is_mirrored=is_mirrored) for source, target, is_mirrored in sides)
+        rows = _nearest(height, into.shape[0], is_mirrored=mirrored[0])
+        columns = _nearest(width, into.shape[1], is_mirrored=mirrored[1])
         np.take(pixels[rows], columns, axis=1, out=into, mode="clip")
         return
-    down, across = (taps(source, target, method, is_mirrored=is_mirrored) for source, target, is_mirrored in sides)
+    down = taps(height, into.shape[0], method, is_mirrored=mirrored[0])
+    across = taps(width, into.shape[1], method, is_mirrored=mirrored[1])
     kept_bits = min(_KEPT_BITS - (method == "cubic"), _BITS_BEHIND_THE_PIXEL - across.shift)
     if IS_BUILT:
         _pixels.resample(side_by_side(pixels), into, down, across, kept_bits, turn.vertical, turn.horizontal)

@@ -33,7 +33,7 @@ from batchd.samples.kept_files import DecodedFile, KeptFiles
 from batchd.samples.values import Value
 from batchd.sources.cache.disk import DiskCache
 from batchd.sources.cache.memory import SampleCache
-from batchd.sources.interface import Reader, read_ahead
+from batchd.sources.interface import Reader, ReadsAhead
 
 DISK_DESCRIPTORS = 3
 _BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS = range(6)
@@ -87,6 +87,7 @@ class CachedReader:
     ) -> None:
         """``rewriters``: by the names of fields whose bytes are replaced if they have no points."""
         self._reader = reader
+        self._ahead = reader if isinstance(reader, ReadsAhead) else None
         self._cache = cache
         self.keeps_samples = kind != "points"
         self._keeps_made = kind == "decoded"
@@ -164,7 +165,8 @@ class CachedReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Announce samples; those that are not in the cache are read next."""
-        read_ahead(self._reader, [sample for sample in samples if not self._has_values(sample)])
+        if self._ahead is not None:
+            self._ahead.prefetch([sample for sample in samples if not self._has_values(sample)])
 
     def _has_values(self, sample: int) -> bool:
         if not self._keeps_pixels:

@@ -49,7 +49,8 @@ class FilesReader:
         self._bytes = SampleReader(self._index, max_bytes, storage, bound)
         self._path_bytes = source.path_bytes
         self.name = self._index.path
-        self.prefetch = self._bytes.read_ahead
+        if self._bytes.reads_ahead:
+            self.prefetch = self._bytes.read_ahead
         self.close = self._bytes.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
