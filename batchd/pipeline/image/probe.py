@@ -27,6 +27,7 @@ bits or of more than ``SMALL_FILE_BYTES``, no GIF whose first frame fills its sc
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
 from struct import unpack_from
 from typing import NamedTuple
@@ -38,6 +39,7 @@ from batchd.samples.formats import MAGIC_BYTES, image_format
 
 JPEG_FILL_BYTES_MAX = 4_096
 """Bytes between segments that belong to nothing; libjpeg skips them, and so do we."""
+SIZES_KEPT = 1024
 JPEG_SCANS_MAX = 200
 """An ordinary progressive file has 10; thousands of empty ones would keep a processor busy."""
 CHUNKS_MAX = 1_000_000
@@ -148,9 +150,16 @@ def _read_frame(data: memoryview, position: int) -> Frame:
     bits, height, width, channels = unpack_from(">BHHB", data, position + 4)
     if bits != _JPEG_BITS:
         raise SampleUndecodable(f"a JPEG with {bits} bits per channel; {_JPEG_BITS} are supported")
-    factors = (data[position + 11 + 3 * component] for component in range(channels))
-    blocks = jpeg_blocks(height, width, [(factor >> 4, factor & 0xF) for factor in factors])
-    return Frame(data[position + 1], height, width, channels, blocks)
+    factors = bytes(data[position + 11 : position + 11 + 3 * channels : 3])
+    if len(factors) < channels:
+        raise IndexError
+    return Frame(data[position + 1], height, width, channels, _blocks(height, width, factors))
+
+
+@lru_cache(maxsize=SIZES_KEPT)
+def _blocks(height: int, width: int, factors: bytes) -> int:
+    """See ``jpeg_blocks``; most photographs of a data set have one of some hundred sizes."""
+    return jpeg_blocks(height, width, [(factor >> 4, factor & 0xF) for factor in factors])
 
 
 def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) -> ImageHeader:
