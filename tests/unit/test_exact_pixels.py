@@ -40,7 +40,7 @@ FLIPS = [Orientation(False, *flips) for flips in ((True, False), (False, True), 
 
 
 def of_each_kind(make):
-    """What the extension makes with AVX2, if the processor has it, and without; and what numpy makes."""
+    """What the extension makes with AVX2, where the processor has it, and without; and numpy."""
     from batchd.pipeline import _pixels  # noqa: PLC0415  not there where it was not built
 
     made = []
@@ -68,7 +68,7 @@ def of_each_kind(make):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_the_extension_resamples_as_numpy_does(source, target, channels, method, flips, place, is_reversed, seed):
-    """Boxes of any size and place in images with any number of channels, flipped, into part of a larger array."""
+    """Boxes of any size, place and number of channels, flipped, into part of a larger array."""
     random = np.random.default_rng(seed)
     levels = np.arange(256) if seed % 2 else np.array([0, 255])
     top, left, above, before = place

@@ -131,9 +131,10 @@ class Decoder:
         """Decode a box of a file with this ``header``, as stored, at 1/``factor``.
 
         ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``,
-        whose sides are rounded up; it has pixels, and all are the image's. ``moves``: those after it.
-        Returns [box.height, box.width, channels], valid until the next call; not writable if a cache
-        has them. Raises ``SampleUndecodable``, and, of a ``DecodedFile``, ``SampleUnreadable``.
+        whose sides are rounded up; it has pixels, and all are the image's. ``moves``: those behind
+        the crop. Returns uint8 [box.height, box.width, channels], valid until the next call; not
+        writable if a cache has them. Raises ``SampleUndecodable``, and, of a ``DecodedFile``,
+        ``SampleUnreadable``.
         """
         kept = value if isinstance(value, DecodedFile) else self._decoded_to_keep(value, header, factor, moves)
         if kept is not None and factor in kept.pixels:

@@ -60,7 +60,7 @@ def cut_out(pixels: Pixels, box: Cut) -> Pixels:
 def make_moves(
     pixels: Pixels, moves: Sequence[Move], turn: Orientation, scratch: Scratch, out: Pixels | None
 ) -> Pixels:
-    """Make the moves, then the turn; what is last writes into ``out``, if given, unless it is a cut."""
+    """Make the moves, then the turn; the last one, but no cut, writes into ``out``, if given."""
     last = len(moves) - 1
     for place, move in enumerate(moves):
         if isinstance(move, Cut):
@@ -169,7 +169,7 @@ def resample(
     mirrored: Mirrored = (False, False),
     turn: Orientation = UPRIGHT,
 ) -> None:
-    """Resample an image into one of another size, uint8 [height, width, channels], and flip that."""
+    """Resample an image, uint8 [height, width, channels], into one of another size, flipped."""
     assert method != "auto", "a method that was chosen"
     assert not turn.transpose, "a flip at most"
     if pixels.shape == into.shape:
