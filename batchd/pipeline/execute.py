@@ -24,7 +24,7 @@ from batchd.pipeline.kinds import import_families
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.sample_fields import columns_after
-from batchd.pipeline.stages import Numbers, Row, Stage, make_rows_stage, make_stage
+from batchd.pipeline.stages import Numbers, Row, RowsStage, Stage, make_rows_stage, make_stage
 from batchd.pipeline.timings import Timings
 from batchd.samples.columns import Column
 from batchd.samples.kept_files import KeptFiles
@@ -59,10 +59,11 @@ class Pipeline:
         """The type of the values that fit into the field as they are, where it is one number."""
         self._random = SampleRandom(seed)
         self._timings = timings or Timings()
-        self._stages = list(_stages(columns, steps, self._timings, kept, has_rows=has_rows))
+        stages = list(_stages(columns, steps, self._timings, kept, has_rows=has_rows))
+        self._stages = [(stage, part) for stage, _on_rows, part in stages]
         self._storing = self._timings.part("store") if has_rows else None
         self._read = [column for column in columns if column.is_fixed]
-        self._rows_stages = [make_rows_stage(step) for step in steps]
+        self._rows_stages = [on_rows for _stage, on_rows, _part in stages]
         self.runs_rows = has_rows and len(self._read) == len(columns) and None not in self._rows_stages
         """True if ``run_rows`` makes what ``run`` makes."""
 
@@ -97,7 +98,7 @@ class Pipeline:
         self._timings.lap(reading)
         for stage, (_stage, part) in zip(self._rows_stages, self._stages, strict=True):
             assert stage is not None, "it runs rows"
-            stage(made)
+            stage(made, rows)
             self._timings.lap(part)
         for name in self.columns:
             if made[name] is not rows[name]:
@@ -136,8 +137,8 @@ def _stages(
     kept: KeptFiles | None,
     *,
     has_rows: bool,
-) -> Iterator[tuple[Stage, int]]:
-    """The stages, each with the part of the time that its last lap counts for."""
+) -> Iterator[tuple[Stage, RowsStage | None, int]]:
+    """The stages, for one sample and for many, with the part of the time that the last lap is of."""
     made: Columns = {column.name: column for column in columns}
     runs = _runs(steps)
     for place, run in enumerate(runs):
@@ -146,12 +147,12 @@ def _stages(
             made = effect(step, made)
         on_image = [step for step in run if isinstance(step, ImageStep)]
         if not on_image:
-            yield make_stage(run[0], before, made), timings.part(run[0].op)
+            yield make_stage(run[0], before, made), make_rows_stage(run[0]), timings.part(run[0].op)
             continue
         rest = [step for later in runs[place + 1 :] for step in later]
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
         stage = ImageStage(on_image, before, made, writes, timings, kept)
-        yield stage, stage.last_part
+        yield stage, stage.on_rows, stage.last_part
 
 
 def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:

@@ -31,7 +31,7 @@ def make_stage(step: StepOptions, _before: Columns, _after: Columns) -> Stage:
     raise NotImplementedError(f"the step {step.op} has no stage")
 
 
-RowsStage: TypeAlias = Callable[[dict[str, Numbers]], None]
+RowsStage: TypeAlias = Callable[[dict[str, Numbers], Row], None]
 """Does to the numbers of several samples, ``[samples, *shape]``, what a stage does to one's.
 
 Raises ``SampleUndecodable`` if one of them is bad: the stage says which, and why."""

@@ -7,7 +7,8 @@
 
                                          then its checksum, if the stream has them
 
-    rows of numbers in arrays: many at once, straight into the slot; each by itself if one is wrong
+    rows of numbers in arrays, and of samples that are all in a cache and need no random step:
+    many at once, straight into the slot; each by itself if one is wrong
 
     a file that a step reads has changed since the daemon read it,
     or a user's function cannot be imported ----------------> zeros; the daemon stops the stream
@@ -188,9 +189,9 @@ class WorkerStream:
         chunks = [orders.Chunk(*chunk) for chunk in message.chunks]
         planned = [self._rows.samples(Position(chunk.epoch, chunk.step), rows_of(chunk.runs)) for chunk in chunks]
         self._stopwatch.begin()
-        if self._hopeless is None and not self._maker.makes_rows:
+        if self._hopeless is None:
             try:
-                self._read_ahead([sample for samples in planned for sample in samples.tolist()])
+                self._read_ahead(planned)
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
         filled: list[int] = []
@@ -268,12 +269,12 @@ class WorkerStream:
                 left += zip(rows, chosen.tolist(), strict=True)
             else:
                 self._checksums.write(page, *rows)
-        if left and self._maker.makes_rows:
-            self._read_ahead([sample for _row, sample in left])
         return left
 
-    def _read_ahead(self, samples: list[int]) -> None:
-        self._maker.read_ahead([sample for sample in samples if sample not in self.quarantined])
+    def _read_ahead(self, planned: list[NDArray[np.int64]]) -> None:
+        if self._maker.reads_ahead:
+            wanted = (sample for samples in planned for sample in samples.tolist())
+            self._maker.read_ahead([sample for sample in wanted if sample not in self.quarantined])
 
     def _fill_at_once(self, samples: NDArray[np.int64], target: Rows, arrays: Arrays) -> bool:
         if not self.quarantined.isdisjoint(samples.tolist()) or len(target) != target[-1] + 1 - target[0]:

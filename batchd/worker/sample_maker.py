@@ -87,7 +87,7 @@ class SampleMaker:
             try:
                 self._reader: Reader = open_reader(source, index, recipe.record_bytes_max, storage)
                 where_it_fails.callback(self._reader.close)
-                self._reads_ahead = isinstance(self._reader, ReadsAhead)
+                reads_ahead = isinstance(self._reader, ReadsAhead)
                 self.mailbox = self._reader if isinstance(self._reader, PushReader) else None
                 if self.mailbox is not None:
                     self.mailbox.attach(*others)
@@ -105,9 +105,12 @@ class SampleMaker:
                 self._pipeline = Pipeline(
                     columns, steps[cut:], recipe.seed, has_rows=has_rows, timings=timings, kept=kept_files
                 )
-                self._rows_reader = self._reader if isinstance(self._reader, ReadsRows) and not cut else None
+                makes_no_values = not cut or self._cached is not None
+                self._rows_reader = self._reader if isinstance(self._reader, ReadsRows) and makes_no_values else None
                 if self._rows_reader is not None and not (self._pipeline.runs_rows and self._rows_reader.reads_rows()):
                     self._rows_reader = None
+                self.reads_ahead = reads_ahead and (self._rows_reader is None or self._cached is not None)
+                """True if ``read_ahead`` saves time: rows of files are local, but a cache may lack some."""
                 self.columns = self._pipeline.columns
                 changed = changed_file(recipe.files)
             except (FunctionUnusable, StepInvalid) as error:
@@ -127,7 +130,7 @@ class SampleMaker:
 
     def read_ahead(self, samples: Sequence[int]) -> None:
         """Request all samples that the reader can fetch at once, which saves waiting for each."""
-        if self._reads_ahead:
+        if self.reads_ahead:
             begun_ns = perf_counter_ns()
             self._storage.begin_reading_ahead()
             read_ahead(self._reader, samples)
@@ -161,6 +164,8 @@ class SampleMaker:
         ``rows``: ``[samples, *shape]`` each; undefined after False. Only if ``makes_rows``.
         """
         assert self._rows_reader is not None, "it makes rows"
+        if self._cached is not None and not self._cached.has_all(samples):
+            return False
         self._stopwatch.begin_sample()
         self._storage.begin_sample()
         try:
@@ -169,7 +174,7 @@ class SampleMaker:
         except BAD:
             self._stopwatch.waste_sample()
             return False
-        self._stopwatch.rows_done(len(samples))
+        self._stopwatch.rows_done(len(samples), from_cache=self._cached is not None)
         return True
 
     def keep_known(self, sample: int, row: Row) -> None:

@@ -111,12 +111,13 @@ class Stopwatch:
         self._read_cpu_ns += min(cpu_ns - self._cpu_before_ns, self.timings.since_start_ns(self.reading))
         self._cpu_before_ns = cpu_ns
 
-    def rows_done(self, count: int) -> None:
+    def rows_done(self, count: int, *, from_cache: bool = False) -> None:
         """So many samples were made at once, since ``begin_sample``; none of them is called slow.
 
         Their time on a CPU is looked at by ``work``: the look takes as long as some samples.
         """
         self._rows_at_once += count
+        self._cache_hits += count * from_cache
         self._rows_read_ns += self.timings.since_start_ns(self.reading)
 
     def end_sample(self) -> int | None:

@@ -11,10 +11,12 @@ import pytest
 from pyarrow import parquet
 
 from batchd.config.load import load_config
+from batchd.daemon.memory.cache_file import CacheOnDisk
+from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
 from batchd.daemon.stream_plan import plan_stream
 from batchd.functions.load import FunctionUnusable
 from batchd.orders import worker as orders
-from batchd.orders.worker import NOTE_BYTES, Chunk, FillChunks, ServeStream
+from batchd.orders.worker import NOTE_BYTES, Chunk, FillChunks, ServeStream, Work
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields.options import Drop, Rename
 from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
@@ -32,6 +34,7 @@ from batchd_wire.channel import receive_message, send_message
 from batchd_wire.fields import CHECKSUM, place_fields
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
+from support.images import encode, photo
 from support.samples import scan
 
 COLUMNS = (Column("label", dtype="int64"), Column("x", dtype="uint8", shape=(3, 2)), Column("y", dtype="float32"))
@@ -101,9 +104,13 @@ def worker(tmp_path, monkeypatch):
         lambda maker, samples, rows: at_once.append(fill_rows(maker, samples, rows)) or at_once[-1],
     )
 
-    def start(source: str, steps: str = "", on_error: str = "fail") -> tuple[WorkerStream, list[bool]]:
+    def start(
+        source: str, steps: str = "", on_error: str = "fail", cache: str = "off", cache_dir: str = ""
+    ) -> tuple[WorkerStream, list[bool]]:
+        keys = "" if cache == "off" else "cache_memory = '4MiB'"
         (tmp_path / "batchd.toml").write_text(
             f"[streams.rows]\nbatch_size = {SAMPLES}\non_error = '{on_error}'\nsource = {source}\npipeline = [{steps}]\n"
+            f"cache = '{cache}'\n{keys}\n"
         )
         config = load_config(tmp_path / "batchd.toml", {}, {}).streams["rows"]
         columns = kind_of(config.source).columns(config.source, Storage())
@@ -120,11 +127,18 @@ def worker(tmp_path, monkeypatch):
             on_error=config.on_error,
             storage=(5000, 3, 24000),
             layout=place_fields(fields, SAMPLES).to_wire(),
-            cache="off",
+            cache=cache,
         )
         memory = index.to_memfd()
+        others = []
+        if cache != "off":
+            spec = CacheSpec(cache, "5e" * 32, SAMPLES, 4 << 20, cache_dir)
+            kept: CacheMemory | CacheOnDisk = CacheOnDisk(spec) if cache_dir else CacheMemory(spec)
+            others = list(stack.enter_context(closing(kept)).descriptors)
+            if isinstance(kept, CacheMemory):
+                kept.allow(4 << 20)
         try:
-            return stack.enter_context(closing(WorkerStream(told, memory, [], note, Storage()))), at_once
+            return stack.enter_context(closing(WorkerStream(told, memory, others, note, Storage()))), at_once
         finally:
             os.close(memory)
 
@@ -231,6 +245,125 @@ def test_many_rows_are_made_in_portions_and_the_note_tells_each(worker, tmp_path
     bad, rows = fill(stream)
     assert (noted, at_once, bad) == ([0, 5, 10], [True, True, False], [11])
     np.testing.assert_array_equal(rows["x"][:11], values()["x"][:11])
+
+
+# --- a cache --------------------------------------------------------------------------------------
+
+IMAGES = {
+    "pixels": "{ op = 'decode' }, { op = 'resize', size = [9, 7] }",
+    "few grey pixels": "{ op = 'decode', color = 'gray' }, { op = 'resize', size = [3, 3] }",
+    "many pixels": "{ op = 'decode' }, { op = 'resize', size = [60, 50] }",
+    "planes": "{ op = 'decode' }, { op = 'resize', size = [9, 7] }, { op = 'layout' }",
+    "floating-point numbers": "{ op = 'decode' }, { op = 'resize', size = [9, 7] }, { op = 'normalize' }",
+    "and planes of them": "{ op = 'decode' }, { op = 'resize', size = [9, 7] }, { op = 'normalize', dtype = 'float16' }, "
+    "{ op = 'layout' }",
+    "steps on numbers": "{ op = 'decode' }, { op = 'resize', size = [9, 7] }, { op = 'to', dtype = 'float32' }, "
+    "{ op = 'scale', field = 'label', factor = 0.5, dtype = 'float32' }, { op = 'rename', field = 'label', to = 'half' }",
+}
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A table of images; the records of their labels differ in length."""
+    for sample in range(SAMPLES):
+        (tmp_path / f"{sample}.png").write_bytes(encode(photo(20 + sample, 24, seed=sample), ".png"))
+    lines = [f"{sample}.png,{29 * sample}" for sample in range(SAMPLES)]
+    (tmp_path / "images.csv").write_text("\n".join(["file,label", *lines, ""]))
+    return f"{{ type = 'csv', path = '{tmp_path}/images.csv', image = 'file', fields = {{ label = 'int64' }} }}"
+
+
+@pytest.fixture(params=["memory", "disk"])
+def cached(request, worker, tmp_path):
+    """Make a worker's stream with a cache of decoded samples."""
+    cache_dir = str(tmp_path) if request.param == "disk" else ""
+    return lambda source, steps, on_error="fail": worker(source, steps, on_error, cache="decoded", cache_dir=cache_dir)
+
+
+@pytest.mark.parametrize("steps", IMAGES.values(), ids=IMAGES)
+def test_cached_samples_are_made_at_once(cached, images, steps):
+    """They have the bytes of those that were decoded, and count as found in the cache."""
+    stream, at_once = cached(images, steps)
+    _bad, decoded = fill(stream)
+    kept = {name: array.copy() for name, array in decoded.items()}
+    for _ in range(2):  # the second time it is known what a record consists of
+        bad, rows = fill(stream)
+        assert bad == []
+        for name, array in kept.items():
+            np.testing.assert_array_equal(rows[name], array, strict=True)
+    fill(stream, 3, 5)
+    assert at_once == [False, True, True, True]
+    assert rows["index"].tolist() == [*range(SAMPLES)]
+
+
+def test_cached_samples_that_are_made_at_once_are_hits(cached, images):
+    stream, _at_once = cached(images, IMAGES["pixels"])
+    hits = []
+    for _ in range(2):
+        page = memoryview(bytearray(stream.layout.slot_bytes))
+        (done,) = stream.fill(FillChunks(1, [Chunk(1, 1, 0, 0, [(0, SAMPLES)], [])], is_packed=False), {1: (page, {})})
+        work = Work(*done.work)
+        hits.append((work.cache_hits, work.cache_misses, work.read_bytes > 0))
+    assert hits == [(0, SAMPLES, True), (SAMPLES, 0, False)]
+
+
+def test_a_sample_that_the_cache_lacks_costs_no_other_one(cached, images, tmp_path):
+    """It is read, and all are made one by one; it may be a bad one."""
+    stream, at_once = cached(images, IMAGES["pixels"], "mask")
+    (tmp_path / "4.png").write_bytes(b"no image")
+    assert (fill(stream)[0], fill(stream)[0], at_once) == ([4], [4], [False, False])
+    (tmp_path / "4.png").write_bytes((tmp_path / "5.png").read_bytes())
+    assert fill(stream)[0] == []
+    bad, rows = fill(stream)
+    assert (bad, at_once[2:]) == ([], [False, True])
+    np.testing.assert_array_equal(rows["image"][4], rows["image"][5])
+
+
+def test_a_quarantined_sample_of_a_cache_is_not_made(cached, images):
+    stream, at_once = cached(images, IMAGES["pixels"], "mask")
+    fill(stream)
+    stream.quarantined.add(4)
+    assert (fill(stream)[0], at_once) == ([4], [False])
+
+
+def test_numbers_that_are_bad_after_the_cut_are_found_one_by_one(cached, images):
+    """The step is done to all samples, and then to each: its error is that of the sample."""
+    steps = f"{IMAGES['floating-point numbers']}, {{ op = 'one_hot', field = 'label', classes = 300 }}"
+    stream, at_once = cached(images, steps, "mask")
+    assert (fill(stream)[0], fill(stream)[0], at_once) == ([11], [11], [False, False])
+    assert (fill(stream, 0, 11)[0], at_once[2:]) == ([], [True])
+
+
+@pytest.mark.parametrize("at", ["sample", "facts", "values"])
+def test_a_record_that_is_damaged_on_disk_is_made_from_its_file_again(worker, images, tmp_path, at):
+    """Its checksum says so, whatever is damaged; then it is in the cache once more."""
+    stream, at_once = worker(images, IMAGES["pixels"], cache="decoded", cache_dir=str(tmp_path))
+    _bad, decoded = fill(stream)
+    kept = decoded["image"].copy()
+    (path,) = tmp_path.glob("*.cache")
+    content = bytearray(path.read_bytes())
+    start = int.from_bytes(content[4096 + 8 * 5 :][:8], "little")
+    content[start + {"sample": 0, "facts": 30, "values": 80}[at]] ^= 4
+    with path.open("r+b") as file:
+        file.write(content)
+
+    for _ in range(2):
+        bad, rows = fill(stream)
+        assert bad == []
+        np.testing.assert_array_equal(rows["image"], kept)
+    assert at_once == [False, False, True]
+
+
+def test_numbers_that_a_cache_keeps_as_they_are_come_at_once_too(worker, tmp_path):
+    """Of several arrays, which lie one after the other in a record."""
+    stream, at_once = worker(
+        files(tmp_path), "{ op = 'scale', field = 'x', factor = 0.5, dtype = 'float32' }", cache="encoded"
+    )
+    for _ in range(2):
+        _bad, rows = fill(stream)
+        np.testing.assert_array_equal(rows["x"], values()["x"] * np.float32(0.5), strict=True)
+        np.testing.assert_array_equal(rows["y"], values()["y"], strict=True)
+        np.testing.assert_array_equal(rows["label"], values()["label"], strict=True)
+    assert at_once == [False, True]
 
 
 # --- rows of a file -------------------------------------------------------------------------------
@@ -343,7 +476,7 @@ def test_a_chunk_with_a_bad_sample_is_reported_with_those_before_it(worker, tmp_
 def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path, monkeypatch):
     """The reason comes with the first report; every row is zero, and every order is answered."""
     stream, _at_once = worker(files(tmp_path))
-    monkeypatch.setattr(SampleMaker, "makes_rows", False)
+    stream._maker.reads_ahead = True
 
     def refuse(_maker: SampleMaker, _samples: list[int]) -> None:
         raise FunctionUnusable("not here")

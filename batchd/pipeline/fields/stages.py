@@ -1,6 +1,5 @@
 """Dropping and renaming, run. Worker process."""
 
-from functools import partial
 from typing import TypeVar
 
 from batchd.pipeline.effects import Columns
@@ -17,7 +16,7 @@ def _drop(step: Drop, _before: Columns, _after: Columns) -> Stage:
 
 @make_rows_stage.register
 def _drop_rows(step: Drop) -> RowsStage:
-    return partial(_remove, step)
+    return lambda made, _rows: _remove(step, made)
 
 
 def _remove(step: Drop, values: dict[str, V]) -> None:
@@ -32,7 +31,7 @@ def _rename(step: Rename, _before: Columns, _after: Columns) -> Stage:
 
 @make_rows_stage.register
 def _rename_rows(step: Rename) -> RowsStage:
-    return partial(_move, step)
+    return lambda made, _rows: _move(step, made)
 
 
 def _move(step: Rename, values: dict[str, V]) -> None:

@@ -43,6 +43,7 @@ from batchd.pipeline.image.recolor import recolor_for
 from batchd.pipeline.image.resample import cut_out, make_moves
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.stages import Numbers, Row, RowsStage
 from batchd.pipeline.timings import Timings
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
@@ -172,6 +173,12 @@ class ImageStage:
             self._timings.lap(self._converting)
             self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
 
+    @property
+    def on_rows(self) -> RowsStage | None:
+        """Does the same to the images of many samples; None if the steps do more than convert them."""
+        is_more = self._decoder or self._planners or self._recolors or self._followers
+        return None if is_more else self._convert_rows
+
     def plan(self, values: Mapping[str, Value], random: SampleRandom) -> ImagePlan | None:
         """Plan a call, with ``tiles``; None without ``decode``. Raises ``SampleUndecodable``."""
         if self._decoder is None:
@@ -242,6 +249,21 @@ class ImageStage:
         else:
             np.copyto(out, pixels)
         return out
+
+    def _convert_rows(self, made: dict[str, Numbers], rows: Row) -> None:
+        if self._writes_pixels:
+            return
+        images = made[self._field]
+        count, height, width = images.shape[:3]
+        size = (self._channels, height, width) if self._channels_first else (height, width, self._channels)
+        out = np.empty((count, *size), self._dtype) if self._row_shape is None else rows[self._field]
+        pixels = images.reshape(count, height, width, self._channels)
+        if self._channels_first:
+            for image, planes in zip(pixels, out, strict=True):
+                self._write_planes(image, planes)
+        else:
+            self._converted(pixels.reshape(-1, width, self._channels), out.reshape(-1, width, self._channels))
+        made[self._field] = out
 
     def _write_planes(self, pixels: Pixels, out: Image) -> None:
         for channel in range(self._channels):

@@ -33,8 +33,8 @@ def _on_numbers(step: NumberStep, before: Columns, _after: Columns) -> Stage:
 def _on_rows(step: NumberStep) -> RowsStage:
     change = changed.dispatch(type(step))
 
-    def run(rows: dict[str, Numbers]) -> None:
-        rows[step.field] = change(step, rows[step.field])
+    def run(made: dict[str, Numbers], _rows: Row) -> None:
+        made[step.field] = change(step, made[step.field])
 
     return run
 

@@ -37,9 +37,13 @@ from time import monotonic
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+
 from batchd import failpoints
 from batchd.sources.cache.memory import (
     ALLOWED_AT,
+    ENTRY,
     ENTRY_BYTES,
     HEADER_BYTES,
     PAGE_BYTES,
@@ -49,6 +53,8 @@ from batchd.sources.cache.memory import (
     check_header,
     open_to_append,
 )
+from batchd.sources.cache.rows import Bytes, CacheRows, Starts
+from batchd.storage.rows import read_rows
 
 FILE_MAGIC = b"BATCHDD1"
 """Names the format and its version; another layout needs another magic."""
@@ -60,6 +66,10 @@ _ENTRY = Struct("<Q")
 _FACTS = Struct("<QIQI")
 _OWN_CRC = Struct("<I")
 _RECORD_BYTES = _FACTS.size + _OWN_CRC.size
+_HEAD = np.dtype(
+    [("sample", "<u8"), ("facts_bytes", "<u4"), ("values_bytes", "<u8"), ("crc", "<u4"), ("own_crc", "<u4")]
+)
+"""As ``_FACTS`` and ``_OWN_CRC``."""
 
 
 class Trouble(NamedTuple):
@@ -89,8 +99,10 @@ def troubles(notes: int, first: int) -> list[Trouble]:
     return [Trouble(*one) for one in _TROUBLE.iter_unpack(content)]
 
 
-class DiskCache:
+class DiskCache(CacheRows):
     """A worker's side of a cache on disk, for one stream. The caller keeps the descriptors."""
+
+    _head = _HEAD
 
     def __init__(self, memory: int, notes: int, file: int) -> None:
         self._notes = open_to_append(notes)
@@ -99,6 +111,7 @@ class DiskCache:
         view = memoryview(mapped)
         self._header = check_header(view)
         self._index = view[HEADER_BYTES : HEADER_BYTES + ENTRY_BYTES * self._header[SAMPLES_AT]].cast("Q")
+        self._entries = np.frombuffer(self._index, ENTRY)
         self._seed = self._header[SEED_AT]
         self._records_start = records_start(self._header[SAMPLES_AT])
         self._buffer = bytearray(1 << 16)
@@ -135,6 +148,23 @@ class DiskCache:
         if found is None:
             self._forget(sample, start)
         return found
+
+    def _copy(self, starts: Starts, rows: Bytes) -> bool:
+        count, size = rows.shape
+        try:
+            return not size or read_rows(self._reading, starts, np.arange(count), rows.reshape(-1).data, size) == count
+        except OSError:  # ``find`` notes it
+            return False
+
+    def _are_heads_whole(self, heads: npt.NDArray[Any]) -> bool:
+        known = heads.tobytes()
+        starts = range(0, len(known), _RECORD_BYTES)
+        crcs = [crc32(known[start : start + _FACTS.size], self._seed) for start in starts]
+        return bool((heads["own_crc"] == crcs).all())
+
+    def _are_whole(self, heads: npt.NDArray[Any], facts: list[bytes], values: Bytes) -> bool:
+        crcs = [crc32(row, crc32(one, self._seed)) for one, row in zip(facts, values, strict=True)]
+        return bool((heads["crc"] == crcs).all())
 
     def has_room(self, values_bytes: int) -> bool:
         """True if a sample of so many bytes would be kept, as far as this worker knows."""

@@ -38,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd import failpoints
+from batchd.sources.cache.rows import Bytes, CacheRows, Starts
 
 MAGIC = int.from_bytes(b"BATCHDC1", "little")
 HEADER_BYTES = 4096
@@ -51,6 +52,10 @@ RECORD_ALIGNMENT_BYTES = 64
 MAGIC_AT, SAMPLES_AT, ALLOWED_AT, USED_AT, SEED_AT = range(5)
 """The places of the header's numbers. The last two are of caches on disk: see ``cache.disk``."""
 _RECORD = Struct("<QIQ")
+_HEAD = np.dtype([("sample", "<u8"), ("facts_bytes", "<u4"), ("values_bytes", "<u8")])
+"""As ``_RECORD``."""
+COPIED_TWICE_BYTES_MAX = 4096
+"""Rows up to this size are copied all together by numpy, by way of an array of its own."""
 _NO_MEMORY = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG}
 
 
@@ -126,8 +131,10 @@ def open_to_append(descriptor: int) -> int:
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
 
 
-class SampleCache:
+class SampleCache(CacheRows):
     """A worker's side of a cache, for one stream. The caller keeps the descriptors."""
+
+    _head = _HEAD
 
     def __init__(self, data: int, claims: int) -> None:
         self._data = os.dup(data)
@@ -139,6 +146,7 @@ class SampleCache:
         self._header = check_header(memory)
         self._form = CacheForm(self._header[SAMPLES_AT], size)
         self._index = memory[HEADER_BYTES : HEADER_BYTES + ENTRY_BYTES * self._form.samples].cast("Q")
+        self._entries = np.frombuffer(self._index, ENTRY)
         self._records = memory.toreadonly()
         self._extent_bytes, self._records_start = self._form.extent_bytes, self._form.records_start
         self._room_start = self._room_end = 0
@@ -166,6 +174,18 @@ class SampleCache:
         if known != sample:  # where stores are not seen in order, the entry may be seen first
             return None
         return self._records[facts_start:values_start], self._records[values_start : values_start + values_bytes]
+
+    def _copy(self, starts: Starts, rows: Bytes) -> bool:
+        size = rows.shape[1]
+        if size > COPIED_TWICE_BYTES_MAX:
+            into = rows.reshape(-1).data
+            for place, start in enumerate(starts.tolist()):
+                into[place * size : place * size + size] = self._records[start : start + size]
+        elif size:
+            # One element for each byte of the memory: those at the starts are the rows.
+            every = np.ndarray((len(self._records) - size + 1,), f"V{size}", self._records, strides=(1,))
+            rows.view(every.dtype)[:, 0] = every[starts]
+        return True
 
     def has_room(self, values_bytes: int) -> bool:
         """True if a sample of so many bytes would be kept, as far as this worker knows."""

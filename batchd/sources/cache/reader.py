@@ -2,6 +2,7 @@
 
     read -> in the cache?  yes -> its values, in place
                            no  -> read -> (the caller makes a row of it) -> keep
+    read_rows -> the values of many samples that are all in the cache, straight into their rows
 
 Each value of a sample is a fact of its record, as msgpack: (name, kind, ...). The bytes of images
 and arrays follow behind the facts, in this order:
@@ -29,8 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.samples.access_points import has_points
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUnreadable
 from batchd.samples.kept_files import DecodedFile, KeptFiles
-from batchd.samples.values import Value
+from batchd.samples.values import Value, array_of
 from batchd.sources.cache.disk import DiskCache
 from batchd.sources.cache.memory import SampleCache
 from batchd.sources.interface import Reader, ReadsAhead
@@ -55,6 +58,7 @@ POINTS_BYTES = 1 << 14
 """Of the access points of a file: if there is room for so many, files are walked for them."""
 POINTS_PART = 100
 """A file's points take some 1/130 of what its pixels take, or less."""
+FORMS_MAX = 4096
 REPLACED_MAX = 10_000
 """Samples whose points a worker replaces. A source may give other bytes each time, and a replaced
 record still takes its room."""
@@ -106,6 +110,10 @@ class CachedReader:
         self._has_record = False
         """True if the last sample, or its access points, were in the cache."""
         self._values: Mapping[str, Value] = {}
+        self._forms: dict[bytes, RecordForm] = {}
+        """By the facts of samples that were read at once: few, if only labels differ."""
+        self._whole: str | None = None
+        """The column that was all values of the samples last read at once."""
         self.known = reader.known
         self.name = reader.name
         self.close = reader.close
@@ -132,6 +140,56 @@ class CachedReader:
             self.offer(values)
             self._points.begin(is_kept=self._fresh is not None)
         return values
+
+    def reads_rows(self) -> bool:
+        """See ``interface.ReadsRows``: records have all values of a sample."""
+        return self.keeps_samples and not self._keeps_pixels
+
+    def has_all(self, samples: npt.NDArray[np.int64]) -> bool:
+        """True if all samples are in the cache, as far as its index tells."""
+        return self._cache.has_all(samples)
+
+    def read_rows(self, samples: npt.NDArray[np.int64], rows: Mapping[str, npt.NDArray[Any]]) -> None:
+        """See ``interface.ReadsRows``, of samples that are all in the cache.
+
+        Values that are one column alone are read straight into its rows.
+        """
+        whole, self._whole = self._whole, None
+        values = np.empty((0, 0), np.uint8)
+
+        def memory(length: int) -> npt.NDArray[np.uint8]:
+            nonlocal values
+            if whole is None or rows[whole].nbytes != len(samples) * length or not rows[whole].flags.c_contiguous:
+                values = np.empty((len(samples), length), np.uint8)
+            else:
+                values = rows[whole].reshape(-1).view(np.uint8).reshape(len(samples), length)
+            return values
+
+        facts = self._cache.read_rows(samples, memory)
+        if facts is None:
+            raise SampleUnreadable("a sample is damaged in the cache, or they differ in length")
+        forms = {one: self._form(one, rows) for one in set(facts)}
+        arrays = forms[facts[0]].arrays
+        if any(form.arrays != arrays for form in forms.values()):
+            raise SampleUnreadable("the arrays of the samples differ in shape")
+        is_there = whole is not None and np.may_share_memory(values, rows[whole])
+        if is_there and list(arrays) != [whole]:
+            raise SampleUnreadable(f"{whole!r} is not all that the samples have in the cache")
+        for name, out in rows.items():
+            if name not in arrays:
+                out[...] = np.array([forms[one].numbers[name] for one in facts], out.dtype)
+            elif not is_there:
+                start, size = arrays[name]
+                out[...] = values[:, start : start + size].copy().view(out.dtype).reshape(out.shape)
+        (self._whole,) = arrays if len(arrays) == 1 else [None]
+
+    def _form(self, facts: bytes, rows: Mapping[str, npt.NDArray[Any]]) -> "RecordForm":
+        """The form of records with these facts. Raises as ``record_form``."""
+        if facts not in self._forms:
+            if len(self._forms) >= FORMS_MAX:
+                self._forms.clear()
+            self._forms[facts] = record_form(facts, rows)
+        return self._forms[facts]
 
     def offer(self, values: Mapping[str, Value]) -> None:
         """Offer values of the last sample, to be kept if it is good and there is room."""
@@ -166,7 +224,8 @@ class CachedReader:
     def prefetch(self, samples: Sequence[int]) -> None:
         """Announce samples; those that are not in the cache are read next."""
         if self._ahead is not None:
-            self._ahead.prefetch([sample for sample in samples if not self._has_values(sample)])
+            is_kept = self.reads_rows() and self.has_all(np.asarray(samples, np.int64))
+            self._ahead.prefetch([] if is_kept else [sample for sample in samples if not self._has_values(sample)])
 
     def _has_values(self, sample: int) -> bool:
         if not self._keeps_pixels:
@@ -267,6 +326,39 @@ def unpack(
         else:
             (values[name],) = rest
     return values, points
+
+
+class RecordForm(NamedTuple):
+    """What the facts of a record say about some columns.
+
+    ``arrays``: the first byte and the length of each array in the values. ``numbers``: all others.
+    """
+
+    arrays: Mapping[str, tuple[int, int]]
+    numbers: Mapping[str, Any]
+
+
+def record_form(facts: bytes, rows: Mapping[str, npt.NDArray[Any]]) -> RecordForm:
+    """The form of a record, for the columns of ``rows``, ``[samples, *shape]`` of its dtype each.
+
+    Raises ``SampleUnreadable`` or ``SampleUndecodable`` if a column is not one of these numbers.
+    """
+    arrays: dict[str, tuple[int, int]] = {}
+    numbers: dict[str, Any] = {}
+    start = 0
+    for name, kind, *rest in _facts(facts):
+        if name in rows:
+            dtype, shape = rows[name].dtype, rows[name].shape[1:]
+            if kind == _ARRAY and (np.dtype(rest[0]), tuple(rest[1])) == (dtype, shape):
+                arrays[name] = start, rest[2]
+            elif kind in {_SCALAR, _PLAIN}:
+                value = rest[0] if kind == _PLAIN else np.frombuffer(rest[1], rest[0])[0]
+                numbers[name] = array_of(Column(name, dtype=dtype.name, shape=shape), value).item()
+        start += rest[-1] if kind in {_BYTES, _POINTS, _ARRAY, _PIXELS} else 0
+    missing = rows.keys() - arrays.keys() - numbers.keys()
+    if missing:
+        raise SampleUnreadable(f"{min(missing)!r} has another shape in the cache")
+    return RecordForm(arrays, numbers)
 
 
 def _facts(facts: memoryview | bytes) -> list[Any]:
