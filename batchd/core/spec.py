@@ -40,3 +40,5 @@ class StreamSpec:
     """Whether worker hosts fill the rows whose samples their caches have; see ``shares``."""
     own_source: bool = False
     """Whether its source is the user's own code."""
+    source: str = ""
+    """Digest of the samples and their places; "" of a live source."""

@@ -225,6 +225,7 @@ class Stream:
             number=self.spec.number,
             name=self.spec.name,
             own_source=self.spec.own_source,
+            source=self.spec.source,
             fingerprint=self.spec.fingerprint,
             samples=plan.samples,
             batch_size=plan.batch_size,

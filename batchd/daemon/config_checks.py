@@ -16,8 +16,9 @@ was not checked is reported.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,12 +48,16 @@ from batchd.daemon.stream_plan import epoch_plan, look_at_stream, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, SourceInvalid, path_text
 from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.call.options import Call
+from batchd.pipeline.options import StepOptions
 from batchd.samples.sizes import format_bytes
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.source_checks import SAMPLES_MAX, try_source
 from batchd.storage.access import Storage
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 from batchd_wire.wording import counted
+
+PIXELS_GAIN = "photographs of 500 x 375 took 0.36 of the CPU time"
+"""Of two streams with a crop of 224 x 224, both with and without their pixels in memory."""
 
 
 def check_reading(reading: LoadedConfig, config_file: Path, storage: Storage) -> tuple[Config, dict[str, RingSize]]:
@@ -217,16 +222,27 @@ def _to_share(streams: list[StreamConfig]) -> str:
     keys = ("pipeline", *keys_marked(Mark.DECIDES_BYTES, StreamConfig))
     if all(getattr(one, key) == getattr(streams[0], key) for one in streams for key in keys):
         return f"the same batches: one stream for all their trainers is decoded once, not {len(streams)} times"
+    common = "the same samples"
+    first = same_first_steps([one.pipeline for one in streams])
+    if first and all(getattr(one, key) == getattr(streams[0], key) for one in streams for key in keys[1:]):
+        common += f" in the same order, and the same first steps ({', '.join(step.op for step in first)})"
     kinds, budgets = {one.cache_kind for one in streams}, {(one.cache_dir, one.cache_bytes) for one in streams}
     if kinds <= {"pixels", "decoded"} and len(kinds) == len(budgets) == 1:
-        return f'the same samples: cache = "{kinds.pop()}" keeps each image once for all with the same first steps'
+        return f'{common}: cache = "{kinds.pop()}" keeps each image once for all with the same first steps'
     decoded = {json.dumps(decoded_files(one.pipeline)) for one in streams}
     if decoded == {"{}"} or len(decoded) > 1:
-        return "the same samples: caches of them are shared, steps are not"
+        return f"{common}: caches of them are shared, steps are not"
     return (
-        "the same samples: with the same cache_memory in all of them each image is decoded once for all, "
-        "as far as that is enough; batchd check --explain says how much all images need"
+        f"{common}: each stream decodes them itself; with the same cache_memory in all of them each image is decoded "
+        f"once for all, as far as that is enough: from the second epoch on {PIXELS_GAIN}; batchd check --explain says "
+        "how much all images need"
     )
+
+
+def same_first_steps(pipelines: Sequence[Sequence[StepOptions]]) -> list[StepOptions]:
+    """The steps that all pipelines begin with."""
+    same = takewhile(lambda steps: all(step == steps[0] for step in steps), zip(*pipelines, strict=False))
+    return [steps[0] for steps in same]
 
 
 def _room_for_hosts(name: str, daemon: DaemonConfig, ring: RingSize) -> str:

@@ -156,6 +156,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         shares_caches=config.cache_kind != "off" and whole.daemon.pool_cache == "shared",
         live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
         own_source=plan.runs_own_code,
+        source="" if source.is_live else source_digest(index),
     )
     wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
     if config.why_no_cache:
@@ -185,6 +186,13 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
         cache_spec=wanted_cache,
     )
+
+
+def source_digest(index: SourceIndex) -> str:
+    """Digest of the samples of a source and of their places."""
+    return sha256(json.dumps([index.digest, index.place], sort_keys=True, default=str).encode()).hexdigest()[
+        :FINGERPRINT_DIGITS
+    ]
 
 
 def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: SampleRecipe) -> str:

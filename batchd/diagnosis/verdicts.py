@@ -360,6 +360,7 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
     name, spent_s = max(work.parts, key=lambda part: part[1], default=("decode", work.busy_s))
     proof = f"{_waits(trainer)}; {name} takes {_ms(spent_s, work)} of {_ms(work.busy_s, work)} a sample"
     proof += f", workers busy {reading.utilisation:.0%}{_decoded_cache(trainer.stream, name)}"
+    proof += _decoded_by_others(trainer.stream, reading)
     return Kind.DECODE_BOUND, proof, MORE_CORES
 
 
@@ -375,6 +376,32 @@ def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
         f"{round_bytes(need_bytes)} (batchd check --explain looks at yours)"
         if need_bytes
         else ""
+    )
+
+
+def _decoded_by_others(stream: StreamReading, reading: Reading) -> str:
+    """Which streams make the same, and what one decoding for all would save, or ""."""
+    source, content = stream.now.source, stream.now.fingerprint
+    group = [one for one in reading.streams if one.now.source == source and one.work.samples]
+    others = [one for one in group if one is not stream]
+    if not source or not others:
+        return ""
+    same = [one for one in others if one.now.fingerprint == content]
+    if same:
+        work_s = stream.work.total_s + sum(one.work.total_s for one in same)
+        names = f"{', '.join(one.name for one in same)} {'has' if len(same) == 1 else 'have'}"
+        saved = 1 - max(stream.work.total_s, *(one.work.total_s for one in same)) / (work_s or 1.0)
+        return (
+            f"; {names} the same batches: one stream for all their trainers would save up to {saved:.0%} of this work"
+        )
+    decode_s = sum(spent_s for one in group for name, spent_s in one.work.parts if name.startswith("decode"))
+    if any(one.samples_cache and one.samples_cache.kind in {"pixels", "decoded"} for one in group) or not decode_s:
+        return ""
+    names = ", ".join(one.name for one in others)
+    return (
+        f"; {names} {'reads' if len(others) == 1 else 'read'} the same samples: decoding them for each stream takes "
+        f"{decode_s / (reading.work_s or 1.0):.0%} of the workers' time, which the same cache_memory in all of them "
+        "takes once for all epochs"
     )
 
 

@@ -179,6 +179,7 @@ class StreamStatistics:
     match their checksums in a trainer. ``live``: the mailbox of a live stream, which has no end, so
     its ``samples`` and ``steps`` have no meaning. ``own_source``: the source is the user's code.
     ``bgr_fields``: images with blue as their first channel. ``cache``: None without a cache.
+    ``source``: equal for streams that read the same samples; "" if it is live, or not known.
     """
 
     number: int
@@ -208,6 +209,7 @@ class StreamStatistics:
     live: LiveStatistics | None
     subscriptions: tuple[SubscriptionStatistics, ...]
     cache: CacheStatistics | None = None
+    source: str = ""
 
 
 @record

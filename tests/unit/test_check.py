@@ -610,16 +610,20 @@ OTHERS = '{ type = "npy", path = "x.npy" }'
         (
             "seed = 1",
             "seed = 2",
-            "the same samples: with the same cache_memory in all of them each image is decoded once",
+            "the same samples: each stream decodes them itself; with the same cache_memory in all of them each image",
         ),
         (DECODED, f"{DECODED}\nseed = 2", 'the same samples: cache = "decoded" keeps each image once'),
         (
             PIXELS,
             f'{PIXELS}\npipeline = [{FIRST}, {{ op = "random_flip" }}]',
-            'the same samples: cache = "pixels" keeps each image once',
+            'the same samples in the same order, and the same first steps (decode, resize): cache = "pixels" keeps each',
         ),
-        (PIXELS, f'{PIXELS[:-5]}2MiB"\nseed = 2', "the same samples: with the same cache_memory"),
-        ("", f'pipeline = [{FIRST}, {{ op = "random_flip" }}]', "the same samples: with the same cache_memory"),
+        (PIXELS, f'{PIXELS[:-5]}2MiB"\nseed = 2', "the same samples: each stream decodes them itself"),
+        (
+            "",
+            f'pipeline = [{FIRST}, {{ op = "random_flip" }}]',
+            "the same samples in the same order, and the same first steps (decode, resize): each stream decodes them itself",
+        ),
         (
             "",
             'pipeline = [{ op = "decode", color = "gray" }, { op = "pad", size = [8, 8] }]',

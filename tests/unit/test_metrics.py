@@ -42,6 +42,7 @@ NO_METRIC = {
         "number",
         "name",
         "own_source",
+        "source",
         "bgr_fields",
         "fingerprint",
         "live",

@@ -553,6 +553,39 @@ def test_who_waits_for_decoding_is_told_what_a_cache_of_pixels_would_need() -> N
     )
 
 
+PIXELS = CacheStatistics("pixels", 0, 0, 1 << 20, 2)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({}, "; again has the same batches: one stream for all their trainers would save up to 50% of this work"),
+        (
+            {"fingerprint": "e"},
+            "; again reads the same samples: decoding them for each stream takes 95% of the workers' time, which the same ",
+        ),
+        ({"fingerprint": "e", "source": "5" * 32}, ""),
+        ({"fingerprint": "e", "cache": PIXELS}, ""),
+        ({"fingerprint": "e", "decoded_samples": 0}, ""),
+    ],
+    ids=["the same batches", "another order", "other samples", "with a cache of pixels", "read by no trainer"],
+)
+def test_a_stream_whose_samples_another_one_decodes_as_well_is_told_so(other: dict[str, Any], text: str) -> None:
+    """With the part of the work that would be done once."""
+    work, parts = {"busy_s": 9.5, "cpu_s": 9.0}, {"read": 0.5, "decode": 9.0}
+    before, after = two_looks(work=work, parts=parts, waits=WAITING, stream={"source": "4" * 32})
+    for status in (before, after):
+        one = status.streams[0]
+        more = {"number": 2, "name": "again", "subscriptions": (), **(other if status is after else {})}
+        status.streams = (one, replace(one, **more))
+    reading = compare(before, after)
+    assert reading is not None
+    (found,) = judge(reading)
+    assert found.kind is Kind.DECODE_BOUND
+    assert text in found.proof
+    assert ("; again" in found.proof) == bool(text)
+
+
 # --- worker hosts ---------------------------------------------------------------------------------
 
 
