@@ -62,6 +62,7 @@ struct job {
     struct cutting cutting;
     unsigned char *cut; /* memory of the smaller file, or NULL */
     int is_cut, is_planned_only;
+    int is_part; /* only a part of the file is there */
     struct splicing splicing; /* by access points; its `made` is NULL where that is not done */
     int is_known; /* the header is read, and of a kind that this libjpeg decodes */
     int columns, before; /* result: how long a row of what was decoded is, and what of it is in front of the box */
@@ -342,7 +343,7 @@ static enum verdict decode_spliced(struct job *job)
     if (!is_inside(&box, (JDIMENSION)side(job->height, job->eighths), (JDIMENSION)side(job->width, job->eighths))) return BAD_BOX;
     *splicing = (struct splicing){.file = job->data.buf, .length = (size_t)job->data.len, .record = job->record.buf,
                                   .record_length = (size_t)job->record.len, .height = job->height, .width = job->width,
-                                  .eighths = job->eighths, .box = box};
+                                  .eighths = job->eighths, .box = box, .is_part = job->is_part};
     verdict = splice_crop(splicing);
     if (verdict == DONE) {
         job->box.top -= splicing->top;
@@ -361,11 +362,12 @@ static enum verdict decode_spliced(struct job *job)
     return verdict;
 }
 
-/* Whatever is wrong with a cut, the file decides: it is decoded from its start, and its verdict counts. */
+/* Whatever is wrong with a cut, the file decides: it is decoded from its start, and its verdict counts. A part
+ * of a file decides nothing. */
 static enum verdict run(struct job *job)
 {
     if (job->record.buf && decode_spliced(job) == DONE) return DONE;
-    return decode_box(job);
+    return job->is_part ? NOT_MINE : decode_box(job);
 }
 
 /* --- Python --- */
@@ -429,12 +431,13 @@ static PyObject *decoded(struct job *job, const char *color)
 }
 
 PyDoc_STRVAR(decode_doc,
-"decode(data, pixels, color, eighths, size, box, points=None) -> (columns, before, fits) | None\n\n"
+"decode(data, pixels, color, eighths, size, box, points=None, is_part=False) -> (columns, before, fits) | None\n\n"
 "Decode a box (top, left, height, width), in pixels of the scaled picture, into the writable buffer ``pixels``.\n\n"
 "``size`` is (height, width) of the whole picture, unscaled, as its header says. What is written: ``height`` rows of ``columns`` pixels,\n"
 "``before`` of which are in front of the box; at most COLUMNS_BESIDE_MAX are beside it. None: a file for another decoder.\n"
 "``points``: what ``access_points`` returned for the file, which takes less time; ``fits`` is False if it is not of the bytes down to\n"
 "the last row of the box, and then it was not used. The pixels are the same.\n"
+"``is_part``: of the file, its header is there, and what ``part`` returned; other bytes are not read. None also where more is needed.\n"
 "Raises JpegError where the file is broken down to the last row of the box, ValueError for a wrong box, color or buffer.");
 
 static PyObject *decode(PyObject *self, PyObject *arguments)
@@ -444,13 +447,46 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
     PyObject *result;
     (void)self;
     memset(&job, 0, sizeof job);
-    if (!PyArg_ParseTuple(arguments, "y*w*si(ii)(iiii)|z*:decode", &job.data, &job.pixels, &color, &job.eighths, &job.height,
-                          &job.width, &job.box.top, &job.box.left, &job.box.height, &job.box.width, &job.record))
+    if (!PyArg_ParseTuple(arguments, "y*w*si(ii)(iiii)|z*p:decode", &job.data, &job.pixels, &color, &job.eighths, &job.height,
+                          &job.width, &job.box.top, &job.box.left, &job.box.height, &job.box.width, &job.record, &job.is_part))
         return NULL;
     result = decoded(&job, color);
     PyBuffer_Release(&job.data);
     PyBuffer_Release(&job.pixels);
     if (job.record.obj) PyBuffer_Release(&job.record);
+    return result;
+}
+
+PyDoc_STRVAR(part_doc,
+"part(header, eighths, size, box, points) -> (first, end) | None\n\n"
+"The bytes of a file that ``decode`` reads for a box if it has the file's ``points``, beside its header: all in front of its image data.\n\n"
+"None: all of the file, or the points are those of another one. Raises ValueError for a wrong box.");
+
+static PyObject *part(PyObject *self, PyObject *arguments)
+{
+    struct splicing job;
+    Py_buffer header, record;
+    size_t first = 0, end = 0;
+    PyObject *result = NULL;
+    (void)self;
+    memset(&job, 0, sizeof job);
+    if (!PyArg_ParseTuple(arguments, "y*i(ii)(iiii)y*:part", &header, &job.eighths, &job.height, &job.width, &job.box.top,
+                          &job.box.left, &job.box.height, &job.box.width, &record))
+        return NULL;
+    job.file = header.buf;
+    job.length = (size_t)header.len;
+    job.record = record.buf;
+    job.record_length = (size_t)record.len;
+    if ((job.eighths != 1 && job.eighths != 2 && job.eighths != 4 && job.eighths != 8) || job.height <= 0 || job.width <= 0
+        || job.height > JPEG_MAX_DIMENSION || job.width > JPEG_MAX_DIMENSION
+        || !is_inside(&job.box, (JDIMENSION)side(job.height, job.eighths), (JDIMENSION)side(job.width, job.eighths)))
+        PyErr_SetString(PyExc_ValueError, "the box is empty, or reaches out of the picture, or the scale is none");
+    else if (part_of_crop(&job, &first, &end) == DONE)
+        result = Py_BuildValue("(nn)", (Py_ssize_t)first, (Py_ssize_t)end);
+    else
+        result = Py_NewRef(Py_None);
+    PyBuffer_Release(&header);
+    PyBuffer_Release(&record);
     return result;
 }
 
@@ -541,6 +577,7 @@ static PyObject *access_points(PyObject *self, PyObject *arguments)
 
 static PyMethodDef METHODS[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
+    {"part", part, METH_VARARGS, part_doc},
     {"access_points", access_points, METH_VARARGS, points_doc},
     {"tiles", tiles, METH_VARARGS, tiles_doc},
     {"transcode", transcoded, METH_VARARGS, transcode_doc},

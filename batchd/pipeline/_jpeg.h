@@ -99,6 +99,7 @@ struct splicing {
     int eighths;
     struct box box;
     struct span rows, columns; /* of MCUs, which are taken */
+    int is_part; /* of the file, its header is there, and what `part_of_crop` says */
     int fits; /* result: the record is one of this file, as far as it was looked at */
     unsigned char *memory; /* result, from malloc, also where it fails */
     unsigned char *made; /* result: the cut, in there */
@@ -108,6 +109,9 @@ struct splicing {
 
 /* Writes the smaller file. DONE, NO_MEMORY, or NOT_MINE where the record is not of this file, or too little is left out. */
 enum verdict splice_crop(struct splicing *splicing);
+
+/* The bytes of the file that are needed, beside its header, which ``file`` is. DONE or NOT_MINE. */
+enum verdict part_of_crop(struct splicing *splicing, size_t *first, size_t *end);
 
 /* --- _jpeg_transcode.c --- */
 

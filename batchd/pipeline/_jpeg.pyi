@@ -13,8 +13,12 @@ def decode(
     size: tuple[int, int],
     box: tuple[int, int, int, int],
     points: Buffer | None = None,
+    is_part: bool = False,
     /,
 ) -> tuple[int, int, bool] | None: ...
+def part(
+    header: Buffer, eighths: int, size: tuple[int, int], box: tuple[int, int, int, int], points: Buffer, /
+) -> tuple[int, int] | None: ...
 def access_points(data: Buffer, size: tuple[int, int], step_pixels: int, /) -> bytes | None: ...
 def tiles(
     data: Buffer, eighths: int, size: tuple[int, int], box: tuple[int, int, int, int], /

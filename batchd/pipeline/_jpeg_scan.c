@@ -321,6 +321,8 @@ size_t pack_points(const struct frame *frame, const struct points *points, size_
     return (size_t)(at - into);
 }
 
+size_t file_bytes_of(const uint8_t *record, size_t length) { return length < HEAD_BYTES ? 0 : read_u32(record + 4); }
+
 int read_record(const struct frame *frame, const uint8_t *bytes, size_t length, struct record *record)
 {
     if (length < HEAD_BYTES + CHECKSUM_BYTES) return 0;
@@ -328,6 +330,7 @@ int read_record(const struct frame *frame, const uint8_t *bytes, size_t length, 
     if (read_u64(bytes + length) != checksum(bytes, length)) return 0;
     record->bytes = bytes;
     record->length = length;
+    record->is_part = 0;
     if (bytes[0] != VERSION || bytes[1] != frame->components || !bytes[2]) return 0;
     if (bytes[3] != GROUP_ROWS || read_u32(bytes + 4) != frame->length) return 0;
     if ((bytes[8] | bytes[9] << 8) != frame->height || (bytes[10] | bytes[11] << 8) != frame->width) return 0;
@@ -360,12 +363,12 @@ static int unpack_group(const struct frame *frame, const struct record *record, 
     return 1;
 }
 
-/* Are the bytes of the first groups those of the record? */
-static int is_unchanged(const struct frame *frame, const struct record *record, int groups)
+/* Are the bytes of some groups those of the record? */
+static int is_unchanged(const struct frame *frame, const struct record *record, int first, int groups_end)
 {
     struct point begin, end;
-    if (!unpack_group(frame, record, 0, 1, &begin)) return 0;
-    for (int group = 0; group < groups; group++, begin = end) {
+    if (!unpack_group(frame, record, first, 1, &begin)) return 0;
+    for (int group = first; group < groups_end; group++, begin = end) {
         if (!unpack_group(frame, record, group + 1, 1, &end) || end.bit < begin.bit) return 0;
         if (read_u64(directory_of(record, group)) != group_checksum(frame, begin.bit, end.bit)) return 0;
     }
@@ -391,5 +394,15 @@ enum verdict unpack_points(const struct frame *frame, const struct record *recor
         at += count;
     }
     if (!unpack_group(frame, record, end, 1, at)) return NOT_MINE;
-    return is_unchanged(frame, record, end) ? DONE : NOT_MINE;
+    return is_unchanged(frame, record, record->is_part ? first : 0, end) ? DONE : NOT_MINE;
+}
+
+int bytes_of_rows(const struct frame *frame, const struct record *record, struct span rows, size_t *first, size_t *end)
+{
+    struct point begin, behind;
+    if (!unpack_group(frame, record, rows.first / GROUP_ROWS, 1, &begin)) return 0;
+    if (!unpack_group(frame, record, (rows.end + GROUP_ROWS - 1) / GROUP_ROWS, 1, &behind) || behind.bit < begin.bit) return 0;
+    *first = begin.bit >> 3;
+    *end = ((size_t)behind.bit + 7) / 8;
+    return 1;
 }

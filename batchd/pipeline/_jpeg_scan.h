@@ -127,14 +127,21 @@ struct record {
     const uint8_t *bytes;
     size_t length, end; /* bytes; of the file: where the image data end */
     int step, across;
+    int is_part; /* of the file, only the bytes of some groups are there */
 };
+
+/* The length of the file that a record is about, in bytes; 0 where it does not say. */
+size_t file_bytes_of(const uint8_t *record, size_t length);
 
 /* Returns 0 where the record is not one of this file, as far as its header tells. */
 int read_record(const struct frame *frame, const uint8_t *bytes, size_t length, struct record *record);
 
+/* The bytes of the file that the groups with these MCU rows are in. Returns 0 where the record is broken. */
+int bytes_of_rows(const struct frame *frame, const struct record *record, struct span rows, size_t *first, size_t *end);
+
 /* Reads the points of all groups with these MCU rows, and the first one behind, into memory that the
- * caller frees. NOT_MINE where the record is broken, or the bytes of the file up to there are others
- * than those that it was made of; NO_MEMORY. */
+ * caller frees. NOT_MINE where the record is broken, or the bytes of the file up to there (of a part:
+ * the bytes of these groups) are others than those that it was made of; NO_MEMORY. */
 enum verdict unpack_points(const struct frame *frame, const struct record *record, struct span rows, struct points *points);
 
 #endif

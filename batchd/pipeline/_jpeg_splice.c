@@ -425,6 +425,7 @@ enum verdict splice_crop(struct splicing *splicing)
         return NOT_MINE;
     if (!read_record(&frame, splicing->record, splicing->record_length, &record)) return NOT_MINE;
     splicing->fits = 1;
+    record.is_part = splicing->is_part;
     if (!choose_spans(splicing, &frame, record.step)) return NOT_MINE;
     splice = calloc(1, sizeof *splice);
     if (!splice) return NO_MEMORY;
@@ -437,4 +438,17 @@ enum verdict splice_crop(struct splicing *splicing)
     free(splice->points.at);
     free(splice);
     return verdict;
+}
+
+enum verdict part_of_crop(struct splicing *splicing, size_t *first, size_t *end)
+{
+    struct frame frame;
+    struct record record;
+    /* Of the file, its header is there. */
+    if (!read_frame(splicing->file, splicing->length, &frame) || frame.height != splicing->height || frame.width != splicing->width)
+        return NOT_MINE;
+    frame.length = file_bytes_of(splicing->record, splicing->record_length);
+    if (!read_record(&frame, splicing->record, splicing->record_length, &record)) return NOT_MINE;
+    if (!choose_spans(splicing, &frame, record.step)) return NOT_MINE;
+    return bytes_of_rows(&frame, &record, splicing->rows, first, end) ? DONE : NOT_MINE;
 }

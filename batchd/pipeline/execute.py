@@ -26,6 +26,7 @@ from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.stages import Numbers, Row, RowsStage, Stage, make_rows_stage, make_stage
 from batchd.pipeline.timings import Timings
+from batchd.samples.access_points import FileHead
 from batchd.samples.columns import Column
 from batchd.samples.kept_files import KeptFiles
 from batchd.samples.values import Value, array_of
@@ -121,6 +122,16 @@ class Pipeline:
         self._random.start(epoch, sample, 0)
         stages = (stage for stage, _ in self._stages if isinstance(stage, ImageStage))
         return next((stage.plan(values, self._random) for stage in stages), None)
+
+    def part(
+        self, epoch: int, sample: int, field: str, head: FileHead, points: memoryview | bytes
+    ) -> tuple[int, int] | None:
+        """The bytes of the file in ``field`` that ``make`` reads for a sample; None: all of them."""
+        stage = self._stages[0][0] if self._stages else None
+        if not isinstance(stage, ImageStage):
+            return None
+        self._random.start(epoch, sample, 0)
+        return stage.part(field, head, points, self._random)
 
     def keep(self, values: Mapping[str, Value], row: Row) -> None:
         """Write the fields of a bad sample that no step changes, and its filling elsewhere."""

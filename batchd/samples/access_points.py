@@ -12,6 +12,7 @@ a record, too: its length.
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 _LENGTH_BYTES = 8
 _NONE: Mapping[str, memoryview | bytes] = MappingProxyType({})
@@ -27,6 +28,18 @@ def has_points(record: memoryview | bytes | None) -> bool:
     return record is not None and len(record) > _LENGTH_BYTES
 
 
+class FileHead(NamedTuple):
+    """The beginning of a file with points, so that a part of the file can be read without it.
+
+    ``header``: as its decoder has read it. ``file_bytes``: the length of the file. ``data``: all in
+    front of its image data.
+    """
+
+    header: tuple[Any, ...]
+    file_bytes: int
+    data: memoryview | bytes
+
+
 class AccessPoints:
     """Records of the sample that is made now, by field. Belongs to one stream of one worker.
 
@@ -39,12 +52,17 @@ class AccessPoints:
         """Records that the cache has."""
         self.found: dict[str, bytes] = {}
         """Records that decoding this sample has made."""
+        self.heads: dict[str, FileHead] = {}
+        """The heads of these files, if ``wants_heads``."""
+        self.wants_heads = False
+        """True if parts of files can be read."""
         self._is_kept = False
 
     def begin(self, known: Mapping[str, memoryview | bytes] = _NONE, *, is_kept: bool) -> None:
         """Begin a sample. ``is_kept``: the cache has room for what is found."""
         self.known = known
         self.found.clear()
+        self.heads.clear()
         self._is_kept = is_kept
 
     def are_wanted(self, field: str) -> bool:

@@ -4,6 +4,7 @@ Of a file that is decoded it keeps all pixels, or access points (``samples.acces
 
     first   cache --is there room?--> decoder --found--> cache
     later   cache --a ``DecodedFile`` instead of the bytes--> decoder
+    or      cache --plans by the points what a crop needs--> source --a ``FilePart``--> decoder
 
 Invariant: a box of the kept pixels is what decoding that box of the file at the same scale gives,
 bit for bit. So a position has the same bytes whether a file is kept or not.
@@ -40,6 +41,22 @@ class DecodedFile(NamedTuple):
                 f"the file has {len(data)} bytes, and had {self.file_bytes} when its pixels were cached; restart the daemon"
             )
         return data
+
+
+class FilePart(NamedTuple):
+    """The value of an ``encoded`` column of which only what one crop needs was read.
+
+    ``header``: of the file, as its decoder has read it. ``data``: as long as the file, zeros where
+    nothing was read. ``read_bytes``: how many bytes of it were read now.
+    """
+
+    header: tuple[Any, ...]
+    data: memoryview
+    read_bytes: int
+
+
+class PartUnfit(Exception):  # noqa: N818  names what is wrong
+    """A part is of another file by now, or of another crop: all of the file has to be read."""
 
 
 class DecodedFiles:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from batchd.samples.columns import Column, Default
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.samples.kept_files import DecodedFile
+from batchd.samples.kept_files import DecodedFile, FilePart
 from batchd_wire.wording import counted
 
-Value: TypeAlias = memoryview | DecodedFile | str | npt.NDArray[Any] | np.generic | int | float | bool
+Value: TypeAlias = memoryview | DecodedFile | FilePart | str | npt.NDArray[Any] | np.generic | int | float | bool
 """The bytes of an ``encoded`` column, or their pixels; a ``text``, or an ``array``; a number for one
 of shape []."""
 

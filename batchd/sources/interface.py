@@ -85,6 +85,20 @@ class ReadsRows(Protocol):
         """
 
 
+@runtime_checkable
+class ReadsParts(Protocol):
+    """A reader that reads parts of the files of its column ``image``, in less time than all."""
+
+    def reads_parts(self) -> bool:
+        """False if files are to be read whole."""
+
+    def prefetch_with(self, samples: Sequence[int], parts: Mapping[int, tuple[int, int]]) -> None:
+        """As ``prefetch``; of samples in ``parts`` only the bytes from a first one to an end."""
+
+    def read_part(self, sample: int, first: int, end: int) -> Mapping[str, Value]:
+        """All columns of a sample, as ``read``, with these bytes of its file."""
+
+
 def read_ahead(reader: Reader, samples: Sequence[int]) -> None:
     """Announce the next samples to a reader that can use it."""
     if isinstance(reader, ReadsAhead):

@@ -191,7 +191,7 @@ class WorkerStream:
         self._stopwatch.begin()
         if self._hopeless is None:
             try:
-                self._read_ahead(planned)
+                self._read_ahead(planned, {chunk.epoch for chunk in chunks})
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
         filled: list[int] = []
@@ -271,10 +271,10 @@ class WorkerStream:
                 self._checksums.write(page, *rows)
         return left
 
-    def _read_ahead(self, planned: list[NDArray[np.int64]]) -> None:
+    def _read_ahead(self, planned: list[NDArray[np.int64]], epochs: set[int]) -> None:
         if self._maker.reads_ahead:
-            wanted = (sample for samples in planned for sample in samples.tolist())
-            self._maker.read_ahead([sample for sample in wanted if sample not in self.quarantined])
+            wanted = [sample for samples in planned for sample in samples.tolist() if sample not in self.quarantined]
+            self._maker.read_ahead(wanted, min(epochs) if len(epochs) == 1 else None)
 
     def _fill_at_once(self, samples: NDArray[np.int64], target: Rows, arrays: Arrays) -> bool:
         if not self.quarantined.isdisjoint(samples.tolist()) or len(target) != target[-1] + 1 - target[0]:

@@ -30,7 +30,7 @@ from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
 from batchd.samples.columns import parse_column
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.samples.kept_files import KeptFiles
+from batchd.samples.kept_files import KeptFiles, PartUnfit
 from batchd.samples.values import Value
 from batchd.sources.cache.reader import CachedReader, open_cache
 from batchd.sources.interface import Reader, ReadsAhead, ReadsRows, open_reader, read_ahead
@@ -128,9 +128,14 @@ class SampleMaker:
         """Close the files."""
         self._opened.close()
 
-    def read_ahead(self, samples: Sequence[int]) -> None:
-        """Request all samples that the reader can fetch at once, which saves waiting for each."""
+    def read_ahead(self, samples: Sequence[int], epoch: int | None = None) -> None:
+        """Request all samples that the reader can fetch at once, which saves waiting for each.
+
+        ``epoch``: of all of them, so that parts of files suffice; None if it differs.
+        """
         if self.reads_ahead:
+            if self._cached is not None:
+                self._cached.plan_part = None if epoch is None else partial(self._pipeline.part, epoch)
             begun_ns = perf_counter_ns()
             self._storage.begin_reading_ahead()
             read_ahead(self._reader, samples)
@@ -146,7 +151,12 @@ class SampleMaker:
         Raises ``StepInvalid`` and ``FunctionUnusable`` if no other sample can be made either.
         """
         try:
-            self._pipeline.run(self._read(epoch, sample, attempt), epoch, sample, attempt, row)
+            try:
+                self._pipeline.run(self._read(epoch, sample, attempt), epoch, sample, attempt, row)
+            except PartUnfit:
+                assert self._cached is not None, "it has read a part"
+                self._cached.forget_part(sample)
+                self._pipeline.run(self._read(epoch, sample, attempt), epoch, sample, attempt, row)
             if self._cached is not None:
                 self._cached.keep()  # not before: a repaired file is to be read again
                 self._stopwatch.timings.lap(self._keeping)

@@ -12,6 +12,7 @@ from time import perf_counter_ns, thread_time_ns
 
 from batchd.orders.worker import BAD_PART, READ_PART, SLOW_LISTED_MAX, Work
 from batchd.pipeline.timings import Timings
+from batchd.samples.kept_files import FilePart
 from batchd.samples.values import Value
 
 SLOW_FACTOR = 4
@@ -105,7 +106,11 @@ class Stopwatch:
         self._cache_hits += from_cache is True
         self._cache_misses += from_cache is False
         if not from_cache:
-            self._read_bytes += sum(value.nbytes for value in values.values() if isinstance(value, memoryview))
+            self._read_bytes += sum(
+                value.read_bytes if isinstance(value, FilePart) else value.nbytes
+                for value in values.values()
+                if isinstance(value, memoryview | FilePart)
+            )
         self.timings.lap(self.reading)
         cpu_ns = thread_time_ns()  # since the sample before this one: what is between two is little
         self._read_cpu_ns += min(cpu_ns - self._cpu_before_ns, self.timings.since_start_ns(self.reading))

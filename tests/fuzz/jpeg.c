@@ -156,6 +156,53 @@ static enum verdict write_anew(const struct job *job, struct transcoding *anew)
     return verdict;
 }
 
+static int has_same_pixels(const struct job *one, const struct job *other)
+{
+    const int channels = one->color->channels;
+    for (int row = 0; row < one->box.height; row++) {
+        const unsigned char *const left = (unsigned char *)one->pixels.buf + (row * one->columns + one->before) * channels;
+        const unsigned char *const right = (unsigned char *)other->pixels.buf + (row * other->columns + other->before) * channels;
+        if (memcmp(left, right, (size_t)(one->box.width * channels))) return 0;
+    }
+    return 1;
+}
+
+/* Decodes the same box of a file of which only the part is there that the box needs; the rest is noise. Compares the pixels
+ * with those of the whole, where `whole` is not NULL. */
+static void decode_by_part(const struct job *with, const struct box *box, const struct job *whole)
+{
+    struct splicing planned = {.record = with->record.buf, .record_length = (size_t)with->record.len, .height = with->height,
+                               .width = with->width, .eighths = with->eighths, .box = *box};
+    struct job part = *with;
+    struct frame frame;
+    size_t first, part_end, length = (size_t)with->data.len;
+    uint8_t *header, *file;
+    if (!read_frame(with->data.buf, length, &frame)) return;
+    if (!is_inside(box, (JDIMENSION)side(with->height, with->eighths), (JDIMENSION)side(with->width, with->eighths))) return;
+    header = malloc(frame.scan);
+    file = malloc(length);
+    if (!header || !file) abort();
+    memcpy(header, with->data.buf, frame.scan);
+    planned.file = header;
+    planned.length = frame.scan;
+    if (part_of_crop(&planned, &first, &part_end) == DONE) {
+        if (first > part_end || part_end > length) abort();
+        for (size_t at = 0; at < length; at++) file[at] = (uint8_t)below(256);
+        memcpy(file, header, frame.scan);
+        memcpy(file + first, (uint8_t *)with->data.buf + first, part_end - first);
+        memset(&part.jpeg, 0, sizeof part.jpeg);
+        memset(&part.splicing, 0, sizeof part.splicing);
+        part.data.buf = file;
+        part.box = *box;
+        part.is_part = 1;
+        if (run(&part) == DONE && whole && !has_same_pixels(&part, whole)) abort();
+        else if (whole && !part.splicing.made) abort();
+        end(&part);
+    }
+    free(header);
+    free(file);
+}
+
 /* Walks a file for its access points, and decodes a box of it by them, or by broken ones with a right checksum, and compares
  * the pixels with those of the whole where both are there. */
 static enum verdict decode_by_points(const struct job *asked, unsigned char *memory)
@@ -181,13 +228,12 @@ static enum verdict decode_by_points(const struct job *asked, unsigned char *mem
         without.pixels.buf = pixels;
         plain = run(&without);
         if (run(&with) != plain && !is_broken && plain != BAD_BUFFER) abort(); /* fewer columns may be beside the box */
-        if (plain == DONE && !is_broken)
-            for (int row = 0; row < asked->box.height; row++) {
-                const int channels = asked->color->channels;
-                const unsigned char *const one = (unsigned char *)with.pixels.buf + (row * with.columns + with.before) * channels;
-                if (memcmp(one, pixels + (row * without.columns + without.before) * channels, (size_t)(asked->box.width * channels))) abort();
-            }
+        if (plain == DONE && !is_broken && !has_same_pixels(&with, &without)) abort();
         end(&with);
+        with = *asked;
+        with.record = (Py_buffer){.buf = record, .len = (Py_ssize_t)finding.made_length};
+        with.pixels.buf = memory + PIXELS_BYTES_MAX - with.pixels.len;
+        decode_by_part(&with, &asked->box, plain == DONE && !is_broken ? &without : NULL);
         end(&without);
         free(record);
     }

@@ -478,7 +478,7 @@ def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path
     stream, _at_once = worker(files(tmp_path))
     stream._maker.reads_ahead = True
 
-    def refuse(_maker: SampleMaker, _samples: list[int]) -> None:
+    def refuse(_maker: SampleMaker, _samples: list[int], _epoch: int | None) -> None:
         raise FunctionUnusable("not here")
 
     monkeypatch.setattr(SampleMaker, "read_ahead", refuse)

@@ -32,7 +32,7 @@ from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import ImageHeader
 from batchd.pipeline.image.resample import cut_out
 from batchd.samples.errors import SampleUndecodable
-from batchd.samples.kept_files import DecodedFile, KeptFiles
+from batchd.samples.kept_files import DecodedFile, FilePart, KeptFiles
 
 try:
     import simplejpeg
@@ -122,7 +122,7 @@ class Decoder:
 
     def decode(
         self,
-        value: memoryview | DecodedFile,
+        value: memoryview | DecodedFile | FilePart,
         header: ImageHeader,
         factor: int,
         box: Cut,
@@ -133,9 +133,12 @@ class Decoder:
         ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``,
         whose sides are rounded up; it has pixels, and all are the image's. ``moves``: those behind
         the crop. Returns uint8 [box.height, box.width, channels], valid until the next call; not
-        writable if a cache has them. Raises ``SampleUndecodable``, and, of a ``DecodedFile``,
-        ``SampleUnreadable``.
+        writable if a cache has them. Raises ``SampleUndecodable``; of a ``DecodedFile``
+        ``SampleUnreadable``, of a part ``PartUnfit``.
         """
+        if isinstance(value, FilePart):
+            self._check_memory(header, box.height * box.width)
+            return self._boxes.decode_part(value, header, factor, box)
         kept = value if isinstance(value, DecodedFile) else self._decoded_to_keep(value, header, factor, moves)
         if kept is not None and factor in kept.pixels:
             return cut_out(kept.pixels[factor], box)

@@ -36,6 +36,7 @@ from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
 from batchd.pipeline.image.geometry import DecodePlan, Geometry, plan_decoding, planner_for
+from batchd.pipeline.image.jpeg_box import part_of
 from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
 from batchd.pipeline.image.probe import ImageHeader, probe_image
@@ -45,9 +46,10 @@ from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import Numbers, Row, RowsStage
 from batchd.pipeline.timings import Timings
+from batchd.samples.access_points import FileHead
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
-from batchd.samples.kept_files import DecodedFile, KeptFiles
+from batchd.samples.kept_files import DecodedFile, FilePart, KeptFiles
 from batchd.samples.values import Value
 
 _GRAY_DIMENSIONS = 2
@@ -188,6 +190,18 @@ class ImageStage:
         plan = self._plan(value, random)
         return plan._replace(tiles=self._decoder.tiles(value, plan.header, plan.decoding.factor, plan.decoding.box))
 
+    def part(
+        self, field: str, head: FileHead, points: memoryview | bytes, random: SampleRandom
+    ) -> tuple[int, int] | None:
+        """The bytes of a file with these points that a call would read, as ``part_of``."""
+        if self._decoder is None or field != self._field:
+            return None
+        try:
+            decoding = self._plan(FilePart(head.header, memoryview(b""), 0), random).decoding
+        except SampleUndecodable:
+            return None
+        return part_of(head, points, decoding.factor, decoding.box)
+
     def _plan(self, value: Value, random: SampleRandom) -> ImagePlan:
         header = self._look(value)
         orientation = header.orientation if self._applies_exif else 1
@@ -210,6 +224,10 @@ class ImageStage:
             return ImageHeader("pixels", value.shape[0], value.shape[1], 1, 0)
         if isinstance(value, DecodedFile):
             return ImageHeader(*value.header)
+        if isinstance(value, FilePart):
+            header = ImageHeader(*value.header)
+            self._decoder.check_limits(value.data, header)  # streams with other limits have the same points
+            return header
         assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
         header = probe_image(value)
         self._decoder.check_limits(value, header)
@@ -220,7 +238,7 @@ class ImageStage:
             assert isinstance(value, np.ndarray)
             pixels = value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value
             return cut_out(pixels, plan.decoding.box)
-        assert isinstance(value, memoryview | DecodedFile)
+        assert isinstance(value, memoryview | DecodedFile | FilePart)
         decoding = plan.decoding
         return self._decoder.decode(value, plan.header, decoding.factor, decoding.box, decoding.moves)
 

@@ -12,8 +12,9 @@ and arrays follow behind the facts, in this order:
     scalar    (name, 2, dtype, its bytes)         of numpy
     plain     (name, 3, value)                    a text, or a number of Python
     points    (name, 4, bytes)                    the access points of the field's file
-    pixels    (name, 5, header, length of the file, ((factor, shape), ...))    instead of the
+    pixels    (name, 5, header, length of the file, ((factor, shape), ...), bytes)    instead of the
               file's bytes: all of them as decoded at 1/factor, one factor after the other
+    head      (name, 6, header, length of the file, bytes)    what is in front of its image data
 
 Invariant: a sample has the same values, in type, order and content, from the cache or not. Only of
 a field with a rewriter the bytes differ, and the steps make the same of them.
@@ -29,21 +30,27 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from batchd.samples.access_points import has_points
+from batchd.samples.access_points import FileHead, has_points
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.samples.kept_files import DecodedFile, KeptFiles
+from batchd.samples.kept_files import DecodedFile, FilePart, KeptFiles
 from batchd.samples.values import Value, array_of
 from batchd.sources.cache.disk import DiskCache
 from batchd.sources.cache.memory import SampleCache
-from batchd.sources.interface import Reader, ReadsAhead
+from batchd.sources.interface import Reader, ReadsAhead, ReadsParts
 
 DISK_DESCRIPTORS = 3
-_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS = range(6)
+_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD = range(7)
+WITH_VALUES = frozenset({_BYTES, _ARRAY, _POINTS, _PIXELS, _HEAD})
+"""Kinds of facts whose last number says how many bytes they have behind the facts."""
 
 
 Rewriter: TypeAlias = Callable[[memoryview], bytes | None]
 """Makes other bytes of a field, with the same meaning for all readers; None: the same bytes."""
+
+
+PlanPart: TypeAlias = Callable[[int, str, FileHead, memoryview], tuple[int, int] | None]
+"""The bytes that a sample needs of the file in a field, from a first one to an end; None: all."""
 
 
 class Record(NamedTuple):
@@ -59,6 +66,13 @@ POINTS_BYTES = 1 << 14
 POINTS_PART = 100
 """A file's points take some 1/130 of what its pixels take, or less."""
 FORMS_MAX = 4096
+HEAD_BYTES_MAX = 1 << 14
+"""Longer heads of files are not kept."""
+FILE_WITH_PARTS_BYTES_MIN = 1 << 18
+"""Shorter files are read whole: few crops leave out enough of them."""
+PART_SAVES_BYTES_MIN = 1 << 17
+"""A part of a file is read if it leaves out so much: some 60 us of a worker's CPU time and 1 ms at 1
+Gbit/s, and to plan the part takes some 30 us."""
 REPLACED_MAX = 10_000
 """Samples whose points a worker replaces. A source may give other bytes each time, and a replaced
 record still takes its room."""
@@ -99,6 +113,15 @@ class CachedReader:
         files = files or KeptFiles()
         self._points, self._decoded = files.points, files.decoded
         self._rewriters = rewriters
+        self._parts_reader = (
+            reader if kind == "points" and isinstance(reader, ReadsParts) and reader.reads_parts() else None
+        )
+        self._points.wants_heads = self._parts_reader is not None
+        self.plan_part: PlanPart | None = None
+        """Plans parts of the files that are read next."""
+        self._parts: dict[int, tuple[int, int]] = {}
+        self._unfit: set[int] = set()
+        """Samples of whose files a part was not enough: they are others by now."""
         self._refused_bytes = 0
         """The size of the last record for which there was no room."""
         self._replaced: set[int] = set()
@@ -129,7 +152,9 @@ class CachedReader:
         if self.is_hit:
             self._points.begin(known, is_kept=False)
             return kept
-        values = self._reader.read(sample)
+        values = self._read_part(sample, *found) if found is not None and sample in self._parts else None
+        if values is None:
+            values = self._reader.read(sample)
         self._sample = sample
         if self._keeps_pixels or not self.keeps_samples:
             self._points.begin(known, is_kept=self._may_keep_points(sample))
@@ -140,6 +165,48 @@ class CachedReader:
             self.offer(values)
             self._points.begin(is_kept=self._fresh is not None)
         return values
+
+    def forget_part(self, sample: int) -> None:
+        """Read all of this sample from now on."""
+        self._parts.pop(sample, None)
+        self._unfit.add(sample)
+
+    def _read_part(self, sample: int, facts: memoryview, parts: memoryview) -> Mapping[str, Value] | None:
+        """The values of a sample, with a part of its file; None if that part cannot be read."""
+        assert self._parts_reader is not None, "the part was planned for it"
+        head = heads_of(facts, parts).get("image")
+        if head is None:
+            return None
+        first, end = self._parts[sample]
+        try:
+            values = dict(self._parts_reader.read_part(sample, first, end))
+        except SampleUnreadable:
+            return None
+        # Zeros that are never written take no memory.
+        data = np.zeros(head.file_bytes, np.uint8).data
+        data[: len(head.data)] = head.data
+        read = values["image"]
+        assert isinstance(read, memoryview), "bytes of a file"
+        data[first:end] = read
+        values["image"] = FilePart(head.header, data, end - first)
+        return values
+
+    def _planned_parts(self, samples: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """The parts of files that save enough."""
+        planned: dict[int, tuple[int, int]] = {}
+        if self._parts_reader is None or self.plan_part is None or len(self._unfit) >= REPLACED_MAX:
+            return planned
+        for sample in samples:
+            if sample in self._unfit:
+                continue
+            found = self._cache.find(sample)
+            head = heads_of(*found).get("image") if found is not None else None
+            if found is None or head is None:
+                continue
+            part = self.plan_part(sample, "image", head, unpack(*found)[1]["image"])
+            if part is not None and head.file_bytes - (part[1] - part[0]) >= PART_SAVES_BYTES_MIN:
+                planned[sample] = part
+        return planned
 
     def reads_rows(self) -> bool:
         """See ``interface.ReadsRows``: records have all values of a sample."""
@@ -211,7 +278,7 @@ class CachedReader:
         elif found:
             if self._has_record:
                 self._replaced.add(self._sample)
-            record = _with_points(NO_VALUES, {**self._points.known, **found})
+            record = _with_heads(_with_points(NO_VALUES, {**self._points.known, **found}), self._points.heads)
             is_kept = self._cache.keep(self._sample, *record)
             self._refused_bytes = 0 if is_kept else sum(map(len, record.values))
 
@@ -223,15 +290,21 @@ class CachedReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Announce samples; those that are not in the cache are read next."""
-        if self._ahead is not None:
-            is_kept = self.reads_rows() and self.has_all(np.asarray(samples, np.int64))
-            self._ahead.prefetch([] if is_kept else [sample for sample in samples if not self._has_values(sample)])
+        if self._ahead is None:
+            return
+        self._parts = self._planned_parts(samples)
+        if self._parts:
+            assert self._parts_reader is not None, "parts are planned for it"
+            self._parts_reader.prefetch_with(samples, self._parts)
+            return
+        is_kept = self.reads_rows() and self.has_all(np.asarray(samples, np.int64))
+        self._ahead.prefetch([] if is_kept else [sample for sample in samples if not self._has_values(sample)])
 
     def _has_values(self, sample: int) -> bool:
         if not self._keeps_pixels:
             return self.keeps_samples and sample in self._cache
         found = self._cache.find(sample)  # a record may have access points alone
-        return found is not None and any(kind != _POINTS for _name, kind, *_rest in _facts(found[0]))
+        return found is not None and any(kind not in {_POINTS, _HEAD} for _name, kind, *_rest in _facts(found[0]))
 
     def _file(self, sample: int, name: str) -> memoryview:
         """Read a file whose pixels are kept."""
@@ -257,7 +330,8 @@ def pack(values: Mapping[str, Value]) -> Record:
             parts.append(value.tobytes())
         elif isinstance(value, DecodedFile):
             shapes = [(factor, image.shape) for factor, image in value.pixels.items()]
-            facts.append((name, _PIXELS, value.header, value.file_bytes, shapes))
+            size = sum(image.nbytes for image in value.pixels.values())
+            facts.append((name, _PIXELS, value.header, value.file_bytes, shapes, size))
             parts += [image.data.cast("B") for image in value.pixels.values()]
         elif isinstance(value, np.generic):
             facts.append((name, _SCALAR, value.dtype.str, value.tobytes()))
@@ -274,6 +348,33 @@ def _with_points(record: Record, points: Mapping[str, memoryview | bytes]) -> Re
     return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), [*record.values, *points.values()])
 
 
+def _with_heads(record: Record, heads: Mapping[str, FileHead]) -> Record:
+    kept = {
+        name: head
+        for name, head in heads.items()
+        if len(head.data) <= HEAD_BYTES_MAX and head.file_bytes >= FILE_WITH_PARTS_BYTES_MIN
+    }
+    if not kept:
+        return record
+    facts = _facts(record.facts)
+    facts += [(name, _HEAD, head.header, head.file_bytes, len(head.data)) for name, head in kept.items()]
+    return Record(
+        msgpack.packb(facts, unicode_errors="surrogatepass"), [*record.values, *(head.data for head in kept.values())]
+    )
+
+
+def heads_of(facts: memoryview, parts: memoryview) -> dict[str, FileHead]:
+    """The heads of the files of a record."""
+    heads: dict[str, FileHead] = {}
+    start = 0
+    for name, kind, *rest in _facts(facts):
+        if kind == _HEAD:
+            header, file_bytes, size = rest
+            heads[name] = FileHead(tuple(header), file_bytes, parts[start : start + size])
+        start += rest[-1] if kind in WITH_VALUES else 0
+    return heads
+
+
 def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
     """The record with the bytes of the rewriters."""
     facts = _facts(record.facts)
@@ -281,8 +382,9 @@ def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
     old_parts = iter(record.values)
     for fact in facts:
         if fact[1] == _PIXELS:
-            parts += islice(old_parts, len(fact[-1]))
-        if fact[1] not in {_BYTES, _ARRAY}:
+            parts += islice(old_parts, len(fact[-2]))
+            continue
+        if fact[1] not in WITH_VALUES:
             continue
         part = next(old_parts)
         if fact[1] == _BYTES and fact[0] in rewriters:
@@ -313,13 +415,15 @@ def unpack(
             values[name] = array.reshape(shape).copy()
             start += size
         elif kind == _PIXELS:
-            header, file_bytes, shapes = rest
+            header, file_bytes, shapes, _size = rest
             assert file is not None, "the reader of samples whose pixels are kept"
             pixels = {}
             for factor, shape in shapes:
                 pixels[factor] = np.ndarray(shape, np.uint8, parts, start)
                 start += pixels[factor].size
             values[name] = DecodedFile(tuple(header), file_bytes, pixels, partial(file, name))
+        elif kind == _HEAD:
+            start += rest[-1]
         elif kind == _SCALAR:
             dtype, content = rest
             values[name] = np.frombuffer(content, dtype)[0]
@@ -354,7 +458,7 @@ def record_form(facts: bytes, rows: Mapping[str, npt.NDArray[Any]]) -> RecordFor
             elif kind in {_SCALAR, _PLAIN}:
                 value = rest[0] if kind == _PLAIN else np.frombuffer(rest[1], rest[0])[0]
                 numbers[name] = array_of(Column(name, dtype=dtype.name, shape=shape), value).item()
-        start += rest[-1] if kind in {_BYTES, _POINTS, _ARRAY, _PIXELS} else 0
+        start += rest[-1] if kind in WITH_VALUES else 0
     missing = rows.keys() - arrays.keys() - numbers.keys()
     if missing:
         raise SampleUnreadable(f"{min(missing)!r} has another shape in the cache")

@@ -1,6 +1,7 @@
 """Read samples that are files, or records in files. Workers only."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
+from batchd.storage.location import is_url
 from batchd.storage.paths import bound_of
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
@@ -27,11 +29,23 @@ class SampleReader(BytesReader):
         extent, file = self._index.extent(sample), self._index.file(sample)
         return self.read_file(file, sample) if extent is None else self.read_extent(file, *extent)
 
-    def read_ahead(self, samples: Sequence[int]) -> None:
-        """Request the bytes of all these samples from servers at once."""
+    def read_part(self, sample: int, first: int, end: int) -> memoryview:
+        """Some bytes of a sample, as ``read``."""
+        part = self._part(sample, first, end)
+        return self.read_extent(part.path, part.start, end - first)
+
+    def read_ahead(self, samples: Sequence[int], parts: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> None:
+        """Request the bytes of all these samples, or ``parts`` of them, from servers at once."""
         self.prefetch(
-            Extent(self._index.file(sample), *(self._index.extent(sample) or (0, None))) for sample in samples
+            self._part(sample, *parts[sample])
+            if sample in parts
+            else Extent(self._index.file(sample), *(self._index.extent(sample) or (0, None)))
+            for sample in samples
         )
+
+    def _part(self, sample: int, first: int, end: int) -> Extent:
+        start, _size = self._index.extent(sample) or (0, None)
+        return Extent(self._index.file(sample), start + first, end - first)
 
 
 class FilesReader:
@@ -50,12 +64,20 @@ class FilesReader:
         self._path_bytes = source.path_bytes
         self.name = self._index.path
         if self._bytes.reads_ahead:
-            self.prefetch = self._bytes.read_ahead
+            self.prefetch = self.prefetch_with = self._bytes.read_ahead
         self.close = self._bytes.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
         return {"image": self._bytes.read(sample), **self.known(sample)}
+
+    def reads_parts(self) -> bool:
+        """See ``interface.ReadsParts``: a part of a local file saves nothing."""
+        return is_url(self._index.root)
+
+    def read_part(self, sample: int, first: int, end: int) -> Mapping[str, Value]:
+        """See ``interface.ReadsParts``."""
+        return {"image": self._bytes.read_part(sample, first, end), **self.known(sample)}
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """Label and path, from the index."""

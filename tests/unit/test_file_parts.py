@@ -1,0 +1,243 @@
+"""Of a large JPEG on a server, only what a crop needs is read, with the same pixels; if in doubt, all of it."""
+
+from contextlib import ExitStack, closing
+from functools import cache
+
+import numpy as np
+import pytest
+
+from batchd.config.load import load_config
+from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
+from batchd.daemon.stream_plan import plan_stream
+from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.probe import probe_image
+from batchd.samples.access_points import FileHead
+from batchd.sources.cache.reader import FILE_WITH_PARTS_BYTES_MIN
+from batchd.sources.interface import kind_of
+from batchd.sources.scan import scan_source
+from batchd.storage.index_cache import IndexCache
+from batchd.worker.sample_maker import SampleMaker
+from batchd.worker.stopwatch import Stopwatch
+from support.http_files import FileServer, IgnoreRange, Status
+from support.images import encode, jpeg, jpeg_of, photo, progressive_jpeg
+from support.jpeg_boxes import SUBSAMPLINGS, where_it_is_built
+from support.source_files import nothing
+
+pytestmark = where_it_is_built
+if jpeg_box.IS_BUILT:
+    from batchd.pipeline import _jpeg
+
+SIZE = 1200, 900
+CROPS = {
+    "anywhere": "{ op = 'random_crop', size = [64, 64] }, { op = 'random_flip' }",
+    "scaled": "{ op = 'random_resized_crop', size = [32, 32], scale = [0.01, 1.0] }, { op = 'random_flip' }",
+    "in the middle": "{ op = 'center_crop', size = [100, 80] }",
+}
+
+
+def noisy(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
+    """A photograph whose file is long."""
+    noise = np.random.default_rng(seed).integers(0, 60, (*size, 3), np.uint8)
+    return photo(*size, seed=seed) // 2 + noise
+
+
+@cache
+def files() -> dict[str, bytes]:
+    """Three files by name."""
+    return {f"{seed}.jpg": jpeg_of(noisy(seed), quality=85) for seed in range(3)}
+
+
+@pytest.fixture
+def server(web: FileServer) -> FileServer:
+    web.files.update(files())
+    return web
+
+
+@pytest.fixture
+def make(server, storage, tmp_path):
+    """Make the samples of one epoch, as a worker with a cache of access points or without."""
+    stack = ExitStack()
+    memory = stack.enter_context(closing(CacheMemory(CacheSpec("points", "key", len(files()), 4 << 20))))
+    memory.allow(4 << 20)
+
+    def start(crop: str, kind: str = "points", color: str = "rgb", source: str = "", limits: str = ""):
+        source = source or f"{{ type = 'list', path = '{tmp_path}/list.txt', root = '{server.url}' }}"
+        (tmp_path / "list.txt").write_text("".join(f"{name} 7\n" for name in server.files))
+        pipeline = f"[{{ op = 'decode', color = '{color}'{limits} }}, {CROPS[crop]}]"
+        (tmp_path / "batchd.toml").write_text(
+            f"[streams.a]\nsource = {source}\nbatch_size = 3\npipeline = {pipeline}\ncache = '{kind}'\n"
+        )
+        config = load_config(tmp_path / "batchd.toml", {}, {}).streams["a"]
+        plan = plan_stream("a", config, kind_of(config.source).columns(config.source, storage), ())
+        index = scan_source(config.source, nothing, IndexCache(None), storage)
+        others = list(memory.descriptors) if kind == "points" else []
+        watch = Stopwatch()
+        maker = SampleMaker(plan.recipe(), index, watch, storage, cache=kind, others=others)
+        stack.enter_context(closing(maker))
+
+        def epoch(number: int, planned_for: int | None = None) -> tuple[list[np.ndarray | str], int]:
+            made: list[np.ndarray | str] = []
+            watch.begin()
+            maker.read_ahead(range(len(index)), number if planned_for is None else planned_for)
+            for sample in range(len(index)):
+                row = {name: np.zeros(one.fixed_shape, one.dtype) for name, one in maker.columns.items()}
+                reason = maker.fill(number, sample, 0, row)
+                made.append(row["image"] if reason is None else reason)
+            return made, watch.work().read_bytes
+
+        return epoch
+
+    with stack:
+        yield start
+
+
+def same(one: list[np.ndarray | str], other: list[np.ndarray | str]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def asked(server: FileServer) -> list[tuple[str, int | None]]:
+    """The files that were asked for since the last call, each with how many bytes; None: all."""
+    found = [(one.name, one.span) for one in server.asked if one.method == "GET" and one.name in server.files]
+    server.asked.clear()
+    ends = [(name, span.removeprefix("bytes=").split("-") if span else None) for name, span in found]
+    return sorted((name, None if end is None else int(end[1]) + 1 - int(end[0])) for name, end in ends)
+
+
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_parts_have_the_pixels_of_whole_files(make, server, crop, color):
+    """In many epochs, with one request for each file, as before."""
+    by_parts, whole = make(crop, color=color), make(crop, "off", color)
+    all_bytes = sum(map(len, files().values()))
+    assert same(by_parts(0)[0], whole(0)[0])
+    asked(server)
+    saved = 0
+    for number in range(1, 6):
+        made, read_bytes = by_parts(number)
+        requests = asked(server)
+        assert [name for name, _size in requests] == sorted(files())
+        assert read_bytes == sum(len(files()[name]) if size is None else size for name, size in requests)
+        saved += all_bytes - read_bytes
+        assert same(made, whole(number)[0])
+        asked(server)
+    assert saved > (0.1 if crop == "scaled" else 0.6) * 5 * all_bytes
+
+
+def test_objects_of_a_bucket_are_read_in_parts(make, bucket):
+    """A folder of them, as any other."""
+    bucket.put({f"photos/cat/{name}": data for name, data in files().items()})
+    source = "{ type = 'folder', path = 's3://bucket/photos' }"
+    by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
+    all_bytes = sum(map(len, files().values()))
+    assert by_parts(0)[1] == all_bytes
+    for number in (1, 2):
+        made, read_bytes = by_parts(number)
+        assert read_bytes < 0.5 * all_bytes
+        assert same(made, whole(number)[0])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda _data: jpeg_of(noisy(9), quality=85),
+        lambda data: data[: len(data) // 2] + bytes(40) + data[len(data) // 2 + 40 :],
+        lambda _data: jpeg_of(noisy(9, (300, 1200)), quality=95),
+        lambda data: data[: len(data) // 2],
+        lambda _data: encode(photo(120, 130), ".png"),
+        lambda _data: b"no image",
+        lambda _data: progressive_jpeg(photo(300, 400)),
+    ],
+    ids=["as large", "damaged", "of another size", "shorter", "a PNG", "no image", "progressive"],
+)
+def test_a_file_that_is_another_one_by_now_is_read_whole(make, server, other):
+    """It gives what it gives without access points, or is as bad."""
+    by_parts = make("in the middle")
+    by_parts(0)
+    server.files["1.jpg"] = other(files()["1.jpg"])
+    whole = make("in the middle", "off")
+    for number in range(1, 4):
+        assert same(by_parts(number)[0], whole(number)[0])
+
+
+def test_a_crop_that_was_not_planned_is_read_whole(make):
+    """Requests for one epoch are of no use for another one."""
+    by_parts, whole = make("anywhere"), make("anywhere", "off")
+    by_parts(0)
+    assert same(by_parts(2, planned_for=7)[0], whole(2)[0])
+
+
+@pytest.mark.parametrize("fault", [IgnoreRange(), Status(404)])
+def test_a_server_that_sends_no_part_is_asked_for_the_whole_file(make, server, fault):
+    """The part is refused, or more than it is sent."""
+    by_parts, whole = make("in the middle"), make("in the middle", "off")
+    by_parts(0)
+    expected = whole(1)[0]
+    server.faults["1.jpg"] = [fault]
+    assert same(by_parts(1)[0], expected)
+
+
+def test_streams_with_other_limits_share_points_and_not_limits(make):
+    """An image is too large for one of them, whatever the other one has found."""
+    by_parts = make("in the middle")
+    by_parts(0)
+    limited = [make("in the middle", kind, limits=", max_pixels = 1_000_000") for kind in ("points", "off")]
+    reasons, expected = (epoch(1)[0] for epoch in limited)
+    assert reasons == expected
+    assert "= 1080000 pixels, more than max_pixels = 1000000" in str(reasons[0])
+
+
+def test_a_short_file_is_read_whole(make, server):
+    """And so is one that has no access points."""
+    server.files |= {"0.jpg": jpeg(photo(200, 300)), "1.jpg": encode(noisy(1), ".png")}
+    by_parts = make("in the middle")
+    by_parts(0)
+    asked(server)
+    by_parts(1)
+    assert [size is None for _name, size in asked(server)] == [True, True, False]
+    assert len(server.files["0.jpg"]) < FILE_WITH_PARTS_BYTES_MIN < len(server.files["1.jpg"])
+
+
+# --- the extension --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+def test_nothing_but_the_part_is_read(subsampling):
+    """Other bytes are noise, and the pixels are right; with less than the part there are none."""
+    image = noisy(4, (400, 330))
+    data = jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling)
+    header = probe_image(memoryview(data))
+    points = jpeg_box.found_points(memoryview(data), header)
+    draw = np.random.default_rng(5)
+    scan_end = header.scan + 2 + int.from_bytes(data[header.scan + 2 :][:2], "big")
+    head = FileHead(tuple(header), len(data), data[:scan_end])
+    parts = 0
+    for factor in (1, 2, 4, 8) * 10:
+        height, width = -(-400 // factor), -(-330 // factor)
+        top, left = int(draw.integers(height)), int(draw.integers(width))
+        box = Cut(top, left, int(draw.integers(1, height - top + 1)), int(draw.integers(1, width - left + 1)))
+        part = jpeg_box.part_of(head, points, factor, box)
+        if part is None:
+            continue
+        parts += 1
+        first, end = part
+        noise = bytearray(draw.integers(0, 256, len(data), np.uint8).tobytes())
+        noise[:scan_end], noise[first:end] = data[:scan_end], data[first:end]
+        memory, right = (bytearray(box.height * (box.width + _jpeg.COLUMNS_BESIDE_MAX) * 3) for _ in range(2))
+        given = 8 // factor, (400, 330), box, points
+        made = _jpeg.decode(bytes(noise), memory, "rgb", *given, True)
+        assert made == _jpeg.decode(data, right, "rgb", *given)
+        assert memory == right
+        noise[end - 9] ^= 1
+        assert _jpeg.decode(bytes(noise), memory, "rgb", *given, True) is None
+    assert parts > 10
+
+
+@pytest.mark.parametrize("points", [b"", b"no points", bytes(100)])
+def test_a_record_of_no_file_plans_no_part(points):
+    data = files()["0.jpg"]
+    assert _jpeg.part(data[:5000], 8, SIZE, (0, 0, 10, 10), points) is None
+    assert _jpeg.part(b"", 8, SIZE, (0, 0, 10, 10), points) is None
+    for eighths, box in ((3, (0, 0, 10, 10)), (8, (0, 0, 1201, 10)), (8, (-1, 0, 10, 10)), (8, (0, 0, 0, 10))):
+        with pytest.raises(ValueError, match="the box is empty, or reaches out of the picture, or the scale is none"):
+            _jpeg.part(data, eighths, SIZE, box, points)
