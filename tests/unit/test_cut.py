@@ -27,7 +27,7 @@ from batchd.pipeline.image.options import (
 )
 from batchd.pipeline.numbers.options import OneHot
 from batchd.samples.columns import Column
-from batchd.sources.cache.reader import pack, unpack
+from batchd.sources.cache.record import pack, unpack
 from support.images import encode, jpeg, jpeg_with_exif, photo
 
 CROP = RandomResizedCrop(size=(48, 40))

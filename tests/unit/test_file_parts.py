@@ -13,7 +13,7 @@ from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.probe import probe_image
 from batchd.samples.access_points import FileHead
-from batchd.sources.cache.reader import FILE_WITH_PARTS_BYTES_MIN
+from batchd.sources.cache.record import FILE_WITH_PARTS_BYTES_MIN
 from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
 from batchd.storage.index_cache import IndexCache

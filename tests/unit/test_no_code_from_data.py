@@ -45,7 +45,7 @@ ALLOWED = {
     ("batchd.doctor.examine", "importlib.util.find_spec"): "of one extension of ours, which is not loaded",
 }
 """What may stand in which module, and why."""
-READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb.reader", "batchd.sources.cache.reader"}
+READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb.reader", "batchd.sources.cache.record"}
 """Messages, checked; database records of numbers, text and bytes; and what workers write
 for each other, in memory that only they have."""
 

@@ -13,7 +13,8 @@ from batchd.samples.errors import SampleUnreadable
 from batchd.samples.kept_files import KeptFiles
 from batchd.sources.cache import memory as sample_cache
 from batchd.sources.cache.memory import CacheForm, SampleCache
-from batchd.sources.cache.reader import CachedReader, pack, rewritten, unpack
+from batchd.sources.cache.reader import CachedReader
+from batchd.sources.cache.record import pack, rewritten, unpack
 from support.kernel import descriptors_of
 
 SAMPLES = 1000

@@ -7,7 +7,7 @@
 
     index[sample]    0: absent; else the first byte of its record
     record           | sample | facts bytes, uint32 | values bytes, uint64 | facts | values |
-                     ``cache.reader`` has facts and values
+                     ``cache.record`` has facts and values
     claims           a second memory: a worker that appends byte n to it owns extent n for ever
 
 ``magic``, ``samples`` and ``allowed`` (how many bytes may be in use now) have one writer, the
