@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 
-from batchd_client.discovery import find_daemon
+from batchd_client.discovery import find_daemon, program
 from batchd_client.errors import AddressInvalid
 from batchd_client.opening import Target, open_session
 from batchd_client.session import Session
@@ -29,7 +29,7 @@ def asking(address: str | None = None, timeout_s: float = ANSWER_TIMEOUT_S) -> A
     """Open a session with a running local daemon. Raises as ``connect``, and ``AddressInvalid``."""
 
     def find(sockets: Sockets) -> Session:
-        target_at = partial(Target, sockets)
+        target_at = partial(Target, sockets, program())
         return find_daemon(target_at, address, timeout_s, is_patient=False, not_local=AddressInvalid)[1]
 
     return _open(find)
@@ -39,7 +39,11 @@ def asking_parent(
     place: RuntimeDirectory, lifeline: socket.socket, timeout_s: float
 ) -> AbstractContextManager[Session]:
     """Open a session with the parent daemon over its ``lifeline``. Raises as ``asking``."""
-    return _open(lambda sockets: open_session(Target(sockets, place, lifeline=lifeline), time.monotonic() + timeout_s))
+
+    def open_given(sockets: Sockets) -> Session:
+        return open_session(Target(sockets, program(), place, lifeline=lifeline), time.monotonic() + timeout_s)
+
+    return _open(open_given)
 
 
 @contextmanager

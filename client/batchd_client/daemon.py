@@ -3,6 +3,7 @@
 Invariant: one ``Daemon`` is one connection: one session at a time, and no threads but ZeroMQ's.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ from operator import index
 from typing import NamedTuple, Self, TypedDict
 
 from batchd_client.connection import Connection, Deadlines
-from batchd_client.discovery import find_connections, find_daemon, find_key
+from batchd_client.discovery import find_connections, find_daemon, find_key, find_name
 from batchd_client.errors import BatchdClientError, NotCopyable, PositionInvalid, RankInvalid, WindowInvalid
 from batchd_client.opening import Target
 from batchd_client.sockets import Sockets
@@ -45,6 +46,7 @@ class BadReport:
 class Connecting(TypedDict, total=False):
     """Arguments of ``connect`` besides the address, for functions that pass them on."""
 
+    name: str | None
     key: str | None
     connections: int | None
     connect_timeout_s: float
@@ -55,6 +57,7 @@ class Connecting(TypedDict, total=False):
 def connect(  # noqa: PLR0913  options of a connection, each by name
     address: str | None = None,
     *,
+    name: str | None = None,
     key: str | None = None,
     connections: int | None = None,
     connect_timeout_s: float = 10.0,
@@ -66,11 +69,13 @@ def connect(  # noqa: PLR0913  options of a connection, each by name
 
     ``address``: its runtime directory on this machine, as in ``ipc:///run/batchd``, or its network
     address, as in ``tcp://bigbox:7070``. Default: ``$BATCHD_ADDRESS``, else the first of
-    ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd`` where a daemon answers. ``key``: the connection
-    file for a daemon in the network; default: ``$BATCHD_KEY``. ``connections``: the number of TCP
-    connections that carry batches; default: ``$BATCHD_CONNECTIONS``, else 1. More help where one
-    connection is the limit: encryption on one core, a long distance, or a network that limits each
-    connection.
+    ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd`` where a daemon answers. ``name``: what the daemon
+    shows for this run, 1 to 64 printable characters; default: ``$BATCHD_NAME``, else the job's name
+    and number (Slurm, torchrun, Kubernetes), else the program and its process number. ``key``: the
+    connection file for a daemon in the network; default: ``$BATCHD_KEY``. ``connections``: the
+    number of TCP connections that carry batches; default: ``$BATCHD_CONNECTIONS``, else 1. More
+    help where one connection is the limit: encryption on one core, a long distance, or a network
+    that limits each connection.
 
     If an address is given, here or in the environment, the daemon may still be starting: this waits
     for it up to ``connect_timeout_s``. Without an address, this fails at once if no daemon answers.
@@ -84,15 +89,16 @@ def connect(  # noqa: PLR0913  options of a connection, each by name
     Arrays stay read-only; never write into the mapping.
 
     Raises ``DaemonNotFound``, ``PermissionDenied``, ``DaemonFull``, ``ConnectTimeout``,
-    ``VersionMismatch``, ``AddressInvalid``, ``KeyInvalid``, ``ConnectionsInvalid`` or
-    ``ProtocolError``.
+    ``VersionMismatch``, ``AddressInvalid``, ``NameInvalid``, ``KeyInvalid``, ``ConnectionsInvalid``
+    or ``ProtocolError``.
     """
     deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, batch_timeout_s)
     count = find_connections(connections)
     sockets = Sockets(count)
     connection = None
     try:
-        target_at = partial(Target, sockets, key=find_key(key), connections=count, writable_slots=writable_slots)
+        run, its_key = find_name(name, os.environ), find_key(key)
+        target_at = partial(Target, sockets, run, key=its_key, connections=count, writable_slots=writable_slots)
         target, session = find_daemon(target_at, address, connect_timeout_s)
         connection = Connection(target, session, deadlines)
     finally:

@@ -7,8 +7,9 @@ connection.
 
 import grp
 import os
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from batchd_client.errors import (
     DaemonNotFound,
     KeyInvalid,
     Misused,
+    NameInvalid,
     PermissionDenied,
 )
 from batchd_client.lifeline import DaemonBusy
@@ -29,6 +31,7 @@ from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
 from batchd_wire.runtime import (
     ADDRESS_VARIABLE,
     CONNECTIONS_VARIABLE,
+    NAME_VARIABLE,
     TcpAddress,
     candidate_directories,
     parse_address,
@@ -38,6 +41,8 @@ from batchd_wire.runtime import (
 from batchd_wire.tcp import PARTS_MAX
 
 CONNECTIONS = 1
+NAME_CHARACTERS_MAX = 64
+"""The daemon cuts longer names (``batchd.daemon.limits``)."""
 _ROOT = 0
 
 
@@ -102,6 +107,57 @@ def find_connections(given: int | None) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= PARTS_MAX:
         raise ConnectionsInvalid(f"{origin} is {text!r}, and has to be a number from 1 to {PARTS_MAX}")
     return int(text)
+
+
+def find_name(given: str | None, environment: Mapping[str, str]) -> str:
+    """Name of this run for status, log and metrics: ``given``, else the first of these.
+
+        BATCHD_NAME
+        SLURM_JOB_NAME-SLURM_JOB_ID     in an array the array's number, _ and the task's
+        PROGRAM-TORCHELASTIC_RUN_ID     torchrun --rdzv-id=NUMBER; "none" if it has none
+        HOSTNAME                        in Kubernetes: the name of the pod
+        PROGRAM-PID
+
+    Raises ``NameInvalid`` if the name that the user chose is empty, long or not printable.
+    """
+    chosen = given if given is not None else environment.get(NAME_VARIABLE) or None
+    if chosen is not None:
+        if not 0 < len(chosen) <= NAME_CHARACTERS_MAX or not chosen.isprintable():
+            origin = f"${NAME_VARIABLE}" if given is None else "connect(name=)"
+            shown = chosen if len(chosen) <= NAME_CHARACTERS_MAX else chosen[:NAME_CHARACTERS_MAX] + "..."
+            raise NameInvalid(
+                f"{origin} is {shown!r}, of {len(chosen)} characters, and has to be 1 to {NAME_CHARACTERS_MAX} printable ones"
+            )
+        return chosen
+    return _fitted(*_job(environment))
+
+
+def _job(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Name and number of the job, as ``find_name`` has them; the program's without a job."""
+    known = environment.get
+    if number := known("SLURM_JOB_ID"):
+        array, task = known("SLURM_ARRAY_JOB_ID"), known("SLURM_ARRAY_TASK_ID")
+        return known("SLURM_JOB_NAME") or "slurm", f"{array}_{task}" if array and task else number
+    run = known("TORCHELASTIC_RUN_ID")
+    if run and run != "none":
+        return program(), run
+    if known("KUBERNETES_SERVICE_HOST") and (pod := known("HOSTNAME")):
+        return pod, ""
+    return program(), str(os.getpid())
+
+
+def _fitted(name: str, number: str) -> str:
+    """NAME-NUMBER within the limits: the beginning of a long name, "?" for control characters."""
+    end = f"-{number}"[:NAME_CHARACTERS_MAX] if number else ""
+    fitted = name[: NAME_CHARACTERS_MAX - len(end)] + end
+    return "".join(one if one.isprintable() else "?" for one in fitted)
+
+
+def program() -> str:
+    """Name of this program: its script, or the package run by `python -m`."""
+    script = Path(sys.argv[0] if sys.argv else "")
+    name = script.parent.name if script.name == "__main__.py" else script.name
+    return name[:NAME_CHARACTERS_MAX] or "python"
 
 
 def _places(address: str | None, not_local: type[Misused] | None) -> tuple[Sequence[Place], bool]:

@@ -12,7 +12,7 @@
     |   +-- ConnectTimeout       ReconnectTimeout      BatchTimeout          PushTimeout
     |   +-- DaemonFull           ThreadsExhausted
     +-- Misused                  the request is impossible: change the program or the configuration
-    |   +-- AddressInvalid       KeyInvalid            ConnectionsInvalid
+    |   +-- AddressInvalid       NameInvalid           KeyInvalid            ConnectionsInvalid
     |   +-- ForkedConnection      ReentrantCall         CopyRefused
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
     |   +-- TooFewBatches        RingExhausted
@@ -196,6 +196,13 @@ class KeyInvalid(Misused):
     """The connection file holds no trainer's key, or is open to others.
 
     Use the file that `batchd keys new` printed on the daemon's host, readable only by its owner.
+    """
+
+
+class NameInvalid(Misused):
+    """Invalid name of a run.
+
+    Use 1 to 64 printable characters in ``connect(name=)`` or ``BATCHD_NAME``, or leave both out.
     """
 
 

@@ -15,7 +15,6 @@ From another host, ``RemoteLink`` watches the TCP connection instead.
 import os
 import select
 import socket
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +43,6 @@ from batchd_wire.messages import (
 from batchd_wire.runtime import TcpAddress
 from batchd_wire.tcp import CONNECTING_OPTIONS, CURVE_BYTES, PIECE_BYTES, unpack_monitor_event
 
-PROGRAM_CHARACTERS_MAX = 100
 SECRET_BYTES = 16
 PUT_OFF_STATUS = 500
 """Status of the daemon's authenticator if a retry may help (RFC 27)."""
@@ -116,12 +114,12 @@ class Lifeline:
                         f"on the lifeline: {type(message).__name__} with {len(descriptors)} descriptors"
                     )
 
-    def introduce(self, deadline: float) -> bytes:
+    def introduce(self, name: str, deadline: float) -> bytes:
         """Send ``Hello`` and return the secret that opens the session; see ``open_lifeline``."""
         try:
             # If the daemon has already refused us, its last message has the reason.
             with suppress(ChannelClosed):
-                send_message(self._socket, Hello(PROTOCOL_VERSION, program(), os.getpid()))
+                send_message(self._socket, Hello(PROTOCOL_VERSION, name, os.getpid()))
             if not self.wait(deadline):
                 raise ConnectTimeout(f"{self.path} took the connection, but the daemon did not say a word")
             message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
@@ -146,8 +144,8 @@ class Lifeline:
         self._end.detach()
 
 
-def open_lifeline(
-    path: Path, deadline: float, turn: Turn, *, writable_slots: bool, given: socket.socket | None
+def open_lifeline(  # noqa: PLR0913  facts of one session
+    path: Path, deadline: float, turn: Turn, *, name: str, writable_slots: bool, given: socket.socket | None
 ) -> tuple[Lifeline, bytes]:
     """Connect, or use the socket ``given`` by the daemon; return the lifeline and the secret.
 
@@ -162,7 +160,7 @@ def open_lifeline(
     try:
         if given is None:
             connecting.connect(os.fspath(path))
-        secret = lifeline.introduce(deadline)
+        secret = lifeline.introduce(name, deadline)
         if writable_slots:
             send_message(connecting, AskWritable())
     except BlockingIOError:
@@ -184,13 +182,6 @@ def _close_at_last(connected: socket.socket, user: ref[Lifeline], turn: Turn) ->
 def _close(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def program() -> str:
-    """Name of this program for `batchd status`: its script, or the package run by `python -m`."""
-    script = Path(sys.argv[0] if sys.argv else "")
-    name = script.parent.name if script.name == "__main__.py" else script.name
-    return name[:PROGRAM_CHARACTERS_MAX] or "python"
 
 
 class RemoteLink:

@@ -66,12 +66,14 @@ Place = RuntimeDirectory | TcpAddress
 class Target(NamedTuple):
     """A daemon and the options of a session with it, whose sockets ``sockets`` makes.
 
+    ``name``: what the daemon shows for this program (``discovery.find_name``).
     ``key`` and ``connections`` apply over TCP only, ``writable_slots`` on this host only (see
     ``AskWritable``). ``lifeline``: a connected socket that the daemon gave to a child process, for
     one session.
     """
 
     sockets: Sockets
+    name: str
     place: Place
     key: ConnectionKey | None = None
     connections: int = 1
@@ -96,6 +98,7 @@ def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) ->
         directory.lifeline_path,
         deadline,
         target.sockets.turn,
+        name=target.name,
         writable_slots=target.writable_slots,
         given=target.lifeline,
     )
@@ -123,7 +126,7 @@ def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Sessio
         on_failure.callback(session.close)
         try:
             dealer.connect(address.endpoint)
-            greeted = session.greet(deadline)
+            greeted = session.greet(target.name, deadline)
             for _ in range(target.connections - 1):
                 session.join(*_remote_connection(target, address), greeted.secret, deadline)
         except (SessionLost, ConnectTimeout, zmq.ZMQError) as failure:

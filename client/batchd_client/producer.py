@@ -9,6 +9,7 @@ The daemon never reads a sample: it lends places to producers, and workers read 
 Invariant: this writes into a place only between the daemon's ``PlaceLent`` and its own ``Pushed``.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from batchd_client.connection import Connection, Deadlines
-from batchd_client.discovery import find_daemon
+from batchd_client.discovery import find_daemon, find_name
 from batchd_client.errors import (
     ConnectTimeout,
     NotCopyable,
@@ -70,18 +71,19 @@ class _MailboxTerms(NamedTuple):
     layout: PlaceLayout
 
 
-def push(
+def push(  # noqa: PLR0913  options of a connection, each by name
     stream: str,
     address: str | None = None,
     *,
     connect_timeout_s: float = 10.0,
     reconnect_timeout_s: float = 60.0,
     put_timeout_s: float = 300.0,
+    name: str | None = None,
 ) -> "Producer":
     """Connect to the daemon on this host, to push samples into ``stream``: one of type "push".
 
     ``address``: the daemon's runtime directory, as in ``ipc:///run/batchd``; default: as for
-    ``connect``. ``put_timeout_s``: how long ``put`` waits for room. ``reconnect_timeout_s``: how
+    ``connect``, which has ``name``, too. ``put_timeout_s``: how long ``put`` waits for room. ``reconnect_timeout_s``: how
     long a daemon may be away meanwhile. All in seconds.
 
     Raises ``StreamUnknown``, ``StreamNotLive``, ``PushNotLocal``, and what ``connect`` raises.
@@ -90,7 +92,8 @@ def push(
     sockets = Sockets(1)
     connection = None
     try:
-        target, session = find_daemon(partial(Target, sockets), address, connect_timeout_s, not_local=PushNotLocal)
+        target_at = partial(Target, sockets, find_name(name, os.environ))
+        target, session = find_daemon(target_at, address, connect_timeout_s, not_local=PushNotLocal)
         connection = Connection(target, session, deadlines)
     finally:
         if connection is None:

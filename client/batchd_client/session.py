@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import zmq
 
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
-from batchd_client.lifeline import DaemonBusy, Lifeline, RemoteLink, SessionLost, program
+from batchd_client.lifeline import DaemonBusy, Lifeline, RemoteLink, SessionLost
 from batchd_client.memory import Mailbox, SlotMemory
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import MalformedMessage, Message
@@ -325,9 +325,9 @@ class Session:
         """Tie the ZeroMQ connection to the lifeline: first exchange of a local session."""
         self.daemon_version = self._exchange(OPENING, Open(PROTOCOL_VERSION, secret), Opened, deadline).daemon
 
-    def greet(self, deadline: float) -> Greeted:
-        """Begin a session over TCP: its first exchange."""
-        greet = Greet(PROTOCOL_VERSION, program(), os.getpid(), host_id())
+    def greet(self, name: str, deadline: float) -> Greeted:
+        """Begin a session over TCP, of the run called ``name``: its first exchange."""
+        greet = Greet(PROTOCOL_VERSION, name, os.getpid(), host_id())
         greeted = self._exchange(OPENING, greet, Greeted, deadline)
         self.daemon_version = greeted.daemon
         return greeted

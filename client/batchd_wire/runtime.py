@@ -19,6 +19,7 @@ from typing import Literal
 SYSTEM_DIRECTORY = Path("/run/batchd")
 ADDRESS_VARIABLE = "BATCHD_ADDRESS"
 CONNECTIONS_VARIABLE = "BATCHD_CONNECTIONS"
+NAME_VARIABLE = "BATCHD_NAME"
 PORTS = 1 << 16
 SOCKET_PATH_BYTES_MAX = 107
 """``sun_path`` of unix(7) holds 108 bytes with the closing zero."""

@@ -87,6 +87,7 @@ def say(**what: Any) -> None:
 def main() -> None:
     """Do as told until the end of the input."""
     options = json.loads(sys.argv[1])
+    os.environ.setdefault("BATCHD_NAME", "trainer_program.py")  # without a process number, for tests
     epochs = options["stream"]["epochs"]
     try:
         with batchd_client.connect(**options["connect"]) as connection:
