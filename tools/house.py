@@ -24,7 +24,7 @@ PROSE_COLUMNS = 100
 SOURCES = ("batchd", "client")
 READ = (*SOURCES, "tests", "benchmarks", "examples", "docs", "deploy", "tools")
 IMPORTS = (
-    "import sys, batchd.cli.main, batchd.cli.serve, batchd.cli.logs, batchd.config.load, batchd.daemon.serve\n"
+    "import sys, batchd.cli.main, batchd.cli.serve, batchd.cli.log_lines, batchd.config.load, batchd.daemon.serve\n"
     "print(*sorted(sys.modules))"
 )
 

@@ -14,6 +14,7 @@ import click
 
 from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
 from batchd.cli.problems import plain_problems
+from batchd.cli.tables import facts, own_console
 from batchd.cli.text import aligned, escaped
 from batchd.config.load import read_config
 from batchd.config.tree import Config
@@ -24,7 +25,6 @@ from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
 from batchd.samples.sizes import round_bytes
 from batchd.storage.access import Storage
 from batchd.storage.values import CHECK_LIMITS
-from batchd_wire.fields import PlacedField, length_texts
 from batchd_wire.wording import counted
 
 
@@ -83,27 +83,28 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
     """Print a summary of a valid configuration."""
     with Storage(CHECK_LIMITS) as storage:
         config, rings, found = _checked(config_file, overrides, storage)
+        width = own_console().width
         workers = counted(config.daemon.worker_count(), "worker")
         click.echo(f"{config_file} is fine: {workers}, {_memory(config, rings)}\n")
-        click.echo("\n".join(_table(config, rings)))
+        click.echo("\n".join(described(config, rings, width)))
         places = decoding_places(config, rings)
         if places:
             click.echo(f"\nDecoded on, with worker hosts at {config.daemon.worker_address}:")
-        for line in aligned(places):
-            click.echo(f"  {line}")
+        for line in facts(places, width):
+            click.echo(line)
         unused = [(name, stream.why_no_cache) for name, stream in config.streams.items() if stream.why_no_cache]
         if unused:
             click.echo("\nWithout the cache for which they have a budget:")
-        for line in aligned(unused):
-            click.echo(f"  {line}")
+        for line in facts(unused, width):
+            click.echo(line)
         common = common_samples(config)
         if common:
             click.echo("\nOver the same source:")
-        for line in aligned(common):
-            click.echo(f"  {line}")
+        for line in facts(common, width):
+            click.echo(line)
         click.echo("\nNot looked at, as only the daemon and its workers do:")
-        for line in aligned(found.unseen):
-            click.echo(f"  {line}")
+        for line in facts(found.unseen, width):
+            click.echo(line)
         if explain:
             _explain(config, rings, storage)
 
@@ -126,15 +127,16 @@ def _memory(config: Config, rings: dict[str, RingSize]) -> str:
     return f"up to {round_bytes(used)} of {round_bytes(config.daemon.memory)} shared memory{beside}"
 
 
-def _table(config: Config, rings: dict[str, RingSize]) -> list[str]:
-    rows = [("stream", "source", "fields of a batch", "slot", "slots in the ring")]
+def described(config: Config, rings: dict[str, RingSize], width: int) -> list[str]:
+    """The streams: a table, or, where that is wider than ``width``, a paragraph for each."""
+    titles = ("stream", "source", "fields of a batch", "slot", "slots in the ring")
+    rows = [titles]
     for name, stream in config.streams.items():
         layout, source = rings[name].layout, f"{stream.source.type} {stream.source.place}"
-        fields = ", ".join(_field(field, layout.rows) for field in layout.sample_fields)
+        fields = ", ".join(layout.field_texts)
         rows.append((name, source, fields, round_bytes(layout.slot_bytes), str(rings[name].slots_max)))
-    return aligned(rows)
-
-
-def _field(field: PlacedField, rows: int) -> str:
-    kind = f" {field.varying.kind}" if field.varying else ""
-    return f"{field.name} {field.dtype}[{', '.join([str(rows), *length_texts(field.shape, field.varying)])}]{kind}"
+    lines = aligned(rows)
+    if max(map(len, lines)) <= width:
+        return lines
+    paragraphs = [[row[0], *facts(list(zip(titles[1:], row[1:], strict=True)), width)] for row in rows[1:]]
+    return [line for lines in paragraphs for line in lines]

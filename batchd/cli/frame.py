@@ -7,43 +7,103 @@ Invariant: foreign names are printed without anything that a terminal would obey
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from batchd.cli.tables import MIDDLE, NAME_CHARACTERS_MAX, WIDE, TableColumn, name, table
 from batchd.cli.text import duration, escaped
 from batchd.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
 from batchd.diagnosis.pool import HostView, PoolView, summary
 from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
-WIDE, MIDDLE = 118, 76
-"""Width of a terminal with room for everything, and for most."""
 RING_CELLS, PARTS_CELLS = 24, 40
 LEASED, READY, FILLING, FREE = ("█", "bright_blue"), ("▓", "cyan"), ("░", "yellow"), ("·", "bright_black")
 PART_STYLES = ("bright_blue", "yellow", "cyan", "magenta", "green", "bright_black")
 PART_SHADES = "█▓▒░"
-FRAME_LINES = 10
-"""Lines besides the rows: headline, headings, empty lines."""
-NAME_CHARACTERS_MAX = 24
+FRAME_LINES = 11
+"""Lines besides the rows: headline, headings, empty lines, keys."""
+SORTS = ("", "name", "waits", "batches/s", "ahead")
+"""Orders of the trainers: the daemon's own, by name, the most waiting, the fastest, the shortest of batches."""
+KEY_LINE = "q quit  s sort  / filter  p pause"
 
 
-_TEXT_COLUMNS = {"stream", "trainer", "worker", "worker host", "ring", "", "verdict", "state", "from"}
-_Row = TypeVar("_Row")
+class TopView(NamedTuple):
+    """What of the overview is shown. ``is_typing``: keys go into ``text_filter``."""
+
+    sort: str = ""
+    text_filter: str = ""
+    is_typing: bool = False
+    is_paused: bool = False
+
+    def streams(self, streams: Sequence[StreamView], trainers: Sequence[TrainerView]) -> list[StreamView]:
+        """The streams that the filter names, and those of the ``trainers`` that it leaves."""
+        read = {one.stream for one in trainers}
+        return [one for one in streams if one.name in read or self._names(one.name)]
+
+    def trainers(self, trainers: Sequence[TrainerView]) -> list[TrainerView]:
+        """The trainers that the filter names, by their stream or host too, in the chosen order."""
+        left = [one for one in trainers if self._names(one.name, one.stream, one.host or one.transport)]
+        return sorted(left, key=_ORDERS[self.sort]) if self.sort else left
+
+    def pressed(self, key: str) -> "TopView | None":
+        """The view after a key; None to quit."""
+        if self.is_typing and key.isprintable():
+            return self._replace(text_filter=(self.text_filter + key)[:NAME_CHARACTERS_MAX])
+        if self.is_typing and key in BACKSPACES:
+            return self._replace(text_filter=self.text_filter[:-1])
+        if key in QUIT_KEYS:
+            return None
+        if key == ESCAPE:
+            return self._replace(text_filter="", is_typing=False)
+        if self.is_typing:
+            return self._replace(is_typing=key not in "\r\n")
+        if key == "s":
+            return self._replace(sort=SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)])
+        if key == "/":
+            return self._replace(is_typing=True)
+        return self._replace(is_paused=not self.is_paused) if key in "p " else self
+
+    def line(self) -> Text:
+        """The keys, and what they have chosen."""
+        chosen = [
+            f"sorted by {self.sort}" if self.sort else "",
+            f"filter: {self.text_filter}{'_' if self.is_typing else ''}" if self.text_filter or self.is_typing else "",
+            "paused" if self.is_paused else "",
+        ]
+        text = Text(KEY_LINE, "dim")
+        for one in filter(None, chosen):
+            text.append("  ").append(one, "not dim bold yellow")
+        return text
+
+    def _names(self, *names: str) -> bool:
+        return any(self.text_filter.casefold() in one.casefold() for one in names)
 
 
-class TableColumn(NamedTuple, Generic[_Row]):
-    """A column of a table, omitted if the terminal is narrower than ``from_width``."""
+EVERYTHING = TopView()
+QUIT_KEYS = "qQ\x03\x04"
+"""q, Ctrl-C as a character, and Ctrl-D."""
+ESCAPE, BACKSPACES = "\x1b", "\x7f\x08"
+_ORDERS: dict[str, Callable[[TrainerView], tuple[float, str, int]]] = {
+    "name": lambda one: (0.0, one.name.casefold(), one.rank),
+    "waits": lambda one: (-(one.wait_share or 0.0), one.name, one.rank),
+    "batches/s": lambda one: (-(one.batches_per_s or 0.0), one.name, one.rank),
+    "ahead": lambda one: (one.ready_ahead / max(1, one.window), one.name, one.rank),
+}
 
-    title: str
-    from_width: int
-    cell: Callable[[_Row], RenderableType]
 
+def frame(
+    overview: Overview, width: int, height: int | None = None, *, notice: str = "", view: TopView = EVERYTHING
+) -> RenderableType:
+    """The whole frame, of what ``view`` chooses: ``notice`` first, and the keys last.
 
-def frame(overview: Overview, width: int, height: int | None = None, *, notice: str = "") -> RenderableType:
-    """The whole frame: ``notice`` first; long lists are cut to ``height`` lines."""
+    Long lists are cut to ``height`` lines; None: all of them, and no keys.
+    """
+    trainers = view.trainers(overview.trainers)
+    overview = replace(overview, streams=tuple(view.streams(overview.streams, trainers)), trainers=tuple(trainers))
     lines: list[RenderableType] = [Text(notice, "bold reverse yellow")] if notice else []
     lines += [headline(overview), Text(), *_streams(overview.streams, width)]
     room = None if height is None else max(4, height - FRAME_LINES - 2 * len(overview.streams) - bool(notice))
@@ -56,6 +116,7 @@ def frame(overview: Overview, width: int, height: int | None = None, *, notice: 
     lines += [Text(), *_trainers(overview.trainers, width, trainers_max)]
     lines += [Text(), *_workers(overview.workers, width, workers_max)]
     lines += [Text(), *pool] if pool else []
+    lines += [view.line()] if height is not None else []
     return Group(*lines)
 
 
@@ -63,7 +124,8 @@ def headline(overview: Overview) -> Text:
     """The daemon, and the share of its workers' time that is used."""
     busy = "" if overview.busy_share is None else f", {overview.busy_share:.0%} busy"
     remote = "" if overview.pool is None else f" and {overview.pool.workers:,} remote"
-    text = Text(f"batchd {overview.version}", "bold")
+    host = f" on {escaped(overview.host)}" if overview.host else ""
+    text = Text(f"batchd {overview.version}{host}", "bold")
     text.append(
         f"  pid {overview.pid}  up {duration(overview.uptime_s)}  {round_bytes(overview.memory_bytes)} in slots  "
         f"{counted(len(overview.workers), 'worker')}{remote}{busy}",
@@ -101,8 +163,8 @@ def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
         return bar(slots, one.slots_max, cells)
 
     columns: list[TableColumn[StreamView]] = [
-        TableColumn("stream", 0, lambda one: Text(_name(one.name))),
-        TableColumn("ring", 0, ring),
+        TableColumn("stream", 0, lambda one: Text(name(one.name)), is_text=True),
+        TableColumn("ring", 0, ring, is_text=True),
         TableColumn("leased", MIDDLE, lambda one: str(one.leased_slots)),
         TableColumn("ready", MIDDLE, lambda one: str(one.ready_slots)),
         TableColumn("filling", WIDE, lambda one: str(one.filling_slots)),
@@ -111,24 +173,24 @@ def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
         TableColumn("delivered/s", 0, lambda one: _number(one.delivered_per_s)),
         TableColumn("bad", MIDDLE, lambda one: f"{one.bad_samples:,}"),
     ]
-    table = _table(columns, streams, width)
+    shown = table(columns, streams, width)
     legend = Text("  ring: ", "dim")
     for (character, style), meaning in ((LEASED, "leased"), (READY, "ready"), (FILLING, "filling"), (FREE, "free")):
         legend.append(character, f"not dim {style}").append(f" {meaning}  ")
-    return [table, legend, *(line for one in streams for line in _about(one, width))]
+    return [shown, legend, *(line for one in streams for line in _about(one, width))]
 
 
 def _about(stream: StreamView, width: int) -> list[RenderableType]:
     """The parts of a sample's time, or that there are no new samples."""
     if stream.stopped is not None:
-        return [Text(f"  {_name(stream.name)} has stopped: {escaped(stream.stopped)}", "bold red")]
+        return [Text(f"  {name(stream.name)} has stopped: {escaped(stream.stopped)}", "bold red")]
     if not stream.parts or stream.sample_ms is None:
         return []
     looks = [
         (ms, PART_SHADES[index % len(PART_SHADES)], PART_STYLES[index % len(PART_STYLES)])
         for index, (_part, ms) in enumerate(stream.parts)
     ]
-    text = Text(f"  {_name(stream.name)} {stream.sample_ms:.2f} ms/sample  ", overflow="ellipsis", no_wrap=True)
+    text = Text(f"  {name(stream.name)} {stream.sample_ms:.2f} ms/sample  ", overflow="ellipsis", no_wrap=True)
     cells = PARTS_CELLS if width >= WIDE else PARTS_CELLS // 3
     text.append_text(bar(looks, max(stream.sample_ms, sum(ms for ms, _, _ in looks)), cells))
     for (part, ms), (_, character, style) in zip(stream.parts, looks, strict=True):
@@ -143,22 +205,25 @@ def _trainers(trainers: Sequence[TrainerView], width: int, rows_max: int | None)
     if not trainers:
         return [Text("no trainer reads any stream", "dim")]
     columns: list[TableColumn[TrainerView]] = [
-        TableColumn("trainer", 0, lambda one: Text(_name(one.name))),
-        TableColumn("stream", MIDDLE, lambda one: Text(_name(one.stream))),
+        TableColumn("trainer", 0, lambda one: Text(name(one.name)), is_text=True),
+        TableColumn("stream", MIDDLE, lambda one: Text(name(one.stream)), is_text=True),
         TableColumn("rank", WIDE, lambda one: f"{one.rank} of {one.world_size}"),
         TableColumn(
             "epoch:step", MIDDLE, lambda one: "at its end" if one.epoch is None else f"{one.epoch}:{one.step:,}"
         ),
         TableColumn("waits", 0, lambda one: _share(one.wait_share)),
         TableColumn("ahead", 0, lambda one: f"{one.ready_ahead} of {one.window}"),
-        TableColumn("from", WIDE, lambda one: Text(escaped(one.host or one.transport))),
+        TableColumn("from", WIDE, lambda one: Text(escaped(one.host or one.transport)), is_text=True),
         TableColumn(
             "MB/s", WIDE, lambda one: "-" if one.sent_bytes_per_s is None else f"{one.sent_bytes_per_s / 1e6:.1f}"
         ),
-        TableColumn("verdict", 0, _state),
+        TableColumn("verdict", 0, _state, is_text=True),
     ]
-    table = _table(columns, trainers[:rows_max], width)
-    return [table, *_more(len(trainers), rows_max, "trainer"), *_remedies(trainers[:rows_max])]
+    return [
+        table(columns, trainers[:rows_max], width),
+        *_more(len(trainers), rows_max, "trainer"),
+        *_remedies(trainers[:rows_max]),
+    ]
 
 
 def _state(one: TrainerView) -> Text:
@@ -171,7 +236,7 @@ def _state(one: TrainerView) -> Text:
 
 def _remedies(trainers: Sequence[TrainerView]) -> list[RenderableType]:
     return [
-        Text(f"  {_name(one.name)}: {one.verdict.kind}: {escaped('; '.join(filter(None, said)))}", "yellow")
+        Text(f"  {name(one.name)}: {one.verdict.kind}: {escaped('; '.join(filter(None, said)))}", "yellow")
         for one in trainers
         if one.verdict is not None and not one.verdict.is_healthy
         for said in [(one.verdict.proof, one.verdict.remedy)]
@@ -185,17 +250,19 @@ def _workers(workers: Sequence[WorkerView], width: int, rows_max: int | None) ->
     if not workers:
         return [Text("no worker runs", "bold red")]
     columns: list[TableColumn[WorkerView]] = [
-        TableColumn("worker", 0, lambda one: str(one.place)),
+        TableColumn("worker", 0, lambda one: str(one.place), is_text=True),
         TableColumn("pid", 0, lambda one: str(one.pid or "-")),
-        TableColumn("state", 0, lambda one: Text(one.state, "" if one.state == "ready" else "yellow")),
+        TableColumn("state", 0, lambda one: Text(one.state, "" if one.state == "ready" else "yellow"), is_text=True),
         TableColumn("busy", 0, lambda one: _share(one.busy_share)),
-        TableColumn("", MIDDLE, lambda one: bar([(one.busy_share or 0.0, *LEASED)], 1.0, RING_CELLS // 2)),
+        TableColumn(
+            "", MIDDLE, lambda one: bar([(one.busy_share or 0.0, *LEASED)], 1.0, RING_CELLS // 2), is_text=True
+        ),
         TableColumn("samples/s", MIDDLE, lambda one: _number(one.samples_per_s)),
         TableColumn("ms/sample", 0, lambda one: _number(one.sample_ms, ".2f")),
         TableColumn("orders", WIDE, lambda one: str(one.orders)),
         TableColumn("replaced", MIDDLE, lambda one: str(one.replaced)),
     ]
-    return [_table(columns, workers[:rows_max], width), *_more(len(workers), rows_max, "worker")]
+    return [table(columns, workers[:rows_max], width), *_more(len(workers), rows_max, "worker")]
 
 
 # --- worker hosts ---------------------------------------------------------------------------------
@@ -207,9 +274,14 @@ def _pool(pool: PoolView, width: int, rows_max: int | None) -> list[RenderableTy
     if not pool.hosts:
         return lines
     columns: list[TableColumn[HostView]] = [
-        TableColumn("worker host", 0, lambda one: Text(_name(one.name))),
-        TableColumn("from", WIDE, lambda one: Text(escaped(one.host))),
-        TableColumn("state", 0, lambda one: Text(one.state, "yellow" if one.note or one.state != "serving" else "")),
+        TableColumn("worker host", 0, lambda one: Text(name(one.name)), is_text=True),
+        TableColumn("from", WIDE, lambda one: Text(escaped(one.host)), is_text=True),
+        TableColumn(
+            "state",
+            0,
+            lambda one: Text(one.state, "yellow" if one.note or one.state != "serving" else ""),
+            is_text=True,
+        ),
         TableColumn("workers", 0, lambda one: str(one.workers)),
         TableColumn("busy", MIDDLE, lambda one: _share(one.busy_share)),
         TableColumn("samples/s", 0, lambda one: _number(one.samples_per_s)),
@@ -218,30 +290,15 @@ def _pool(pool: PoolView, width: int, rows_max: int | None) -> list[RenderableTy
         TableColumn("late rows", WIDE, lambda one: f"{one.late_rows:,}"),
         TableColumn("disagreed", WIDE, lambda one: f"{one.disagreements:,}"),
     ]
-    return [*lines, _table(columns, pool.hosts[:rows_max], width), *_more(pool.hosts_count, rows_max, "worker host")]
+    return [*lines, table(columns, pool.hosts[:rows_max], width), *_more(pool.hosts_count, rows_max, "worker host")]
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _table(columns: Sequence[TableColumn[_Row]], rows: Sequence[_Row], width: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    shown = [column for column in columns if width >= column.from_width]
-    for column in shown:
-        table.add_column(column.title, justify="left" if column.title in _TEXT_COLUMNS else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(column.cell(row) for column in shown))
-    return table
-
-
 def _more(count: int, rows_max: int | None, noun: str) -> list[RenderableType]:
     left_out = count - rows_max if rows_max is not None else 0
     return [Text(f"  and {counted(left_out, noun)} more", "dim")] if left_out > 0 else []
-
-
-def _name(text: str) -> str:
-    plain = escaped(text)
-    return plain if len(plain) <= NAME_CHARACTERS_MAX else plain[: NAME_CHARACTERS_MAX - 1] + "…"
 
 
 def _number(value: float | None, form: str = ",.0f") -> str:

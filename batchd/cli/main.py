@@ -26,9 +26,10 @@ COMMANDS = {
     "check": "Validate a configuration and print every problem.",
     "doctor": "Check the machine: limits, memory, processors, decoders, storage.",
     "config": "Print all keys with their defaults and meanings.",
-    "status": "Show what the daemon, its workers and its trainers are doing.",
+    "status": "Show the daemon, its workers, trainers and last warnings; or one stream.",
     "top": "Watch streams, trainers and workers, live.",
     "reload": "Have the daemon read its configuration again.",
+    "logs": "Print the last lines of the daemon's log, and follow it.",
     "stop": "Stop the daemon of this host, when its work in progress is done.",
     "why": "Show what each trainer waits for, and what helps.",
     "peek": "Draw a batch of a stream, with labels.",
@@ -40,6 +41,7 @@ COMMANDS = {
 
 ENVIRONMENT = {
     "BATCHD_ADDRESS": "where the daemon is, such as ipc:///run/batchd",
+    "BATCHD_NAME": "name of a trainer's run in status, top, why and the page",
     "BATCHD_WORKERS, …": "each key of [daemon] in capitals; overrides batchd.toml",
 }
 

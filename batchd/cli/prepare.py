@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from batchd.cli.logs import set_up_logs
+from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import DEFAULT_CONFIG_FILE, completions, config_options
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import load_config, read_config

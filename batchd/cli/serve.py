@@ -28,7 +28,7 @@ from batchd.errors import BatchdError
 from batchd_wire.wording import counted
 
 if TYPE_CHECKING:
-    from batchd.cli.logs import LogFormat
+    from batchd.cli.log_lines import LogFormat
 
 
 @click.command("serve")
@@ -51,20 +51,23 @@ def command(
     try:
         gc.disable()
         with hidden("rich"):  # imported here for the reasons above
-            from batchd.cli.logs import set_up_logs  # noqa: PLC0415
+            from batchd.cli.log_lines import log_place, set_up_logs  # noqa: PLC0415
             from batchd.config.load import load_config  # noqa: PLC0415
+            from batchd.daemon.kept_log import KeptLog  # noqa: PLC0415
             from batchd.daemon.reload.requests import Origin  # noqa: PLC0415
             from batchd.daemon.serve import ServeOptions, serve  # noqa: PLC0415
 
         gc.freeze()
         gc.enable()
-        set_up_logs(log_level, log_format)
+        kept = KeptLog(log_place())
+        set_up_logs(log_level, log_format, kept.add)
         config = load_config(config_file, overrides)
         options = ServeOptions(
             lifeline=lifeline,
             progress=_ScanProgress(),
             ready=_print_address,
             origin=Origin(config_file.absolute(), overrides),
+            log=kept,
             launched=fork_server,
         )
         if sys.stderr is not None:  # None if it was closed

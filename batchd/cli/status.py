@@ -1,111 +1,273 @@
 """``batchd status``: the state of daemon, workers and trainers. In the user's shell."""
 
 import json
-import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
-from time import monotonic
+from time import monotonic, time
+from typing import NamedTuple
 
 import click
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from batchd.cli.asking import running_daemon
+from batchd.cli.asking import running_daemon, running_streams
 from batchd.cli.options import address_option
+from batchd.cli.tables import MIDDLE, WIDE, TableColumn, echo, facts, name, own_console, paragraph, table
 from batchd.cli.text import duration, escaped
+from batchd.diagnosis.overview import parts_of_sample
 from batchd.diagnosis.pool import HOSTS_MAX, pool_view, summary
+from batchd.diagnosis.readings import work_since_start
+from batchd.errors import BatchdError
 from batchd.samples.sizes import round_bytes
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskStatus, Status
 from batchd_wire.status import (
     CacheStatistics,
     DaemonStatus,
+    LinkStatistics,
     LiveStatistics,
+    LogLine,
     PoolStatistics,
     StreamStatistics,
+    SubscriptionStatistics,
     TrainerStatistics,
+    WorkerStatistics,
     read_status,
 )
 from batchd_wire.wording import counted
 
 _GONE = TrainerStatistics(session=0, name="?", pid=None, user=None, transport="?")
 """The end of a trainer's line that has only batches."""
-PIPED_COLUMNS = 200
-"""Width without a terminal: nothing is cut."""
+DAY_S = 24 * 3600
 
 
 @click.command("status")
+@click.argument("stream", required=False, shell_complete=running_streams)
 @address_option
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
-def command(address: str | None, as_json: bool) -> None:
-    """Show the daemon, its workers, its streams and its trainers.
+def command(stream: str | None, address: str | None, as_json: bool) -> None:
+    """Show the daemon, its workers, its streams, its trainers, and its last warnings.
 
-    Totals count from the daemon's start. Exit code 3 if no daemon answers.
+    With STREAM, that stream in detail. Totals count from the daemon's start. A narrow terminal has
+    only the important columns. Exit code 3 if no daemon answers.
     """
     with running_daemon(address) as session:
         plain = session.request(AskStatus, Status, monotonic() + ANSWER_TIMEOUT_S).status
-    if as_json:
-        click.echo(json.dumps(plain, indent=2))
-        return
     status = read_status(plain)
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
-    console.print(_headline(status), soft_wrap=True)
+    found = None if stream is None else status.stream(stream)
+    if stream is not None and found is None:
+        names = ", ".join(one.name for one in status.streams)
+        raise BatchdError(f"there is no stream {stream!r}; there are {names}")
+    if as_json:
+        streams = [one for one in _list(plain["streams"]) if stream in (None, one["name"])]
+        click.echo(json.dumps({**plain, "streams": streams}, indent=2))
+        return
+    console = own_console()
+    echo(console, whole(status, console.width) if found is None else detail(status, found, console.width))
+
+
+def _list(plain: object) -> list[dict[str, object]]:
+    assert isinstance(plain, list)
+    return plain
+
+
+def whole(status: DaemonStatus, width: int) -> Iterator[RenderableType]:
+    """The daemon, and all that it has, for a terminal of ``width`` columns."""
+    yield _headline(status)
     if last := status.daemon.reload:
         when = datetime.fromtimestamp(last.time_s, UTC).astimezone().isoformat(" ", "seconds")
         how = "the last reload was refused" if last.failed else "last reload"
-        console.print(f"{how}, {when}: {last.text}", soft_wrap=True)
-    console.print(_streams(status))
+        yield f"{how}, {when}: {last.text}"
+    yield _streams(status, width)
     if any(stream.subscriptions for stream in status.streams):
-        console.print(_trainers(status))
-    console.print(_workers(status))
+        yield _trainers(status, width)
+    yield _workers(status, width)
     if status.pool is not None:
-        _print_pool(console, status.pool)
+        yield from _pool(status.pool, width)
     for stream in status.streams:
-        if stream.live:
-            console.print(f"stream {stream.name}: {_mailbox(stream.live)}", soft_wrap=True)
-        if stream.cache:
-            console.print(f"stream {stream.name}: {_cache(stream, stream.cache)}", soft_wrap=True)
-        if stream.mismatched_batches:
-            text = f"{counted(stream.mismatched_batches, 'batch')} came to trainers other than they were written"
-            console.print(f"stream {stream.name}: {text}", style="bold red", soft_wrap=True)
-        if stream.stopped:
-            console.print(f"stream {stream.name} has stopped: {stream.stopped}", style="bold red", soft_wrap=True)
+        for text, style in _remarks(stream):
+            yield Text(f"stream {stream.name}{text}", style)
+    yield from _warnings(status, width)
+
+
+def detail(status: DaemonStatus, stream: StreamStatistics, width: int) -> Iterator[RenderableType]:
+    """One stream, for a terminal of ``width`` columns: what it is, and what became of it."""
+    work, described = work_since_start(stream), stream.description
+    parts = ", ".join(f"{escaped(part)} {ms:.2f}" for part, ms in parts_of_sample(work))
+    sizes = f"{stream.samples:,} in {counted(stream.steps, 'batch')} of {stream.batch_size} an epoch"
+    slots = [
+        f"{stream.leased_slots} leased",
+        f"{max(0, stream.ready_slots - stream.leased_slots)} ready",
+        f"{stream.filling_slots or 0} filling",
+        f"{stream.partial_slots} partial" if stream.partial_slots else "",
+    ]
+    rows = [
+        ("source", escaped(described.source) if described is not None else ""),
+        ("samples", f"live, in batches of {stream.batch_size}" if stream.live else sizes),
+        ("fields", escaped(", ".join(described.fields)) if described is not None else ""),
+        ("pipeline", escaped(" → ".join(described.pipeline)) if described is not None else ""),
+        ("ring", f"{', '.join(filter(None, slots))} of {stream.slots_max} slots"),
+        ("decoded", f"{counted(stream.decoded_samples, 'sample')}, {counted(stream.decoded_batches, 'batch')}"),
+        ("delivered", f"{counted(stream.delivered_samples, 'sample')}, {stream.shared_batches:,} batches shared"),
+        ("a sample", f"{1000 * work.total_s / work.samples:.2f} ms: {parts}" if work.samples else "none decoded yet"),
+        ("bad", f"{counted(stream.bad_samples, 'sample')} (batchd bad {stream.name})" if stream.bad_samples else ""),
+        ("slow", ", ".join(f"{escaped(path)} {1000 * taken_s:.0f} ms" for path, taken_s in work.slowest)),
+        ("fingerprint", stream.fingerprint),
+    ]
+    host = f" on {escaped(status.daemon.host)}" if status.daemon.host else ""
+    yield Text(f"{escaped(stream.name)}{host}", "bold")
+    yield from facts([row for row in rows if row[1]], width)
+    for text, style in _remarks(stream):
+        yield Text(paragraph(text.removeprefix(": ").strip(), width), style)
+    yield ""
+    if stream.subscriptions:
+        yield _trainers(replace(status, streams=(stream,)), width)
+    else:
+        yield "no trainer reads it"
 
 
 def _headline(status: DaemonStatus) -> str:
     daemon = status.daemon
+    host = f" on {escaped(daemon.host)}" if daemon.host else ""
     deaths = f", {counted(daemon.worker_deaths, 'worker death')}" if daemon.worker_deaths else ""
     draining = ", draining" if daemon.draining else ""
     http = f", {daemon.http}" if daemon.http else ""
     ending = f", {counted(daemon.ending_slots, 'slot')} of streams that have ended" if daemon.ending_slots else ""
     reloading = ", reading its configuration" if daemon.reloading else ""
     return (
-        f"batchd {daemon.version}, pid {daemon.pid}, up {duration(daemon.uptime_s)}, "
+        f"batchd {daemon.version}{host}, pid {daemon.pid}, up {duration(daemon.uptime_s)}, "
         f"{round_bytes(daemon.memory_bytes)} in slots, {daemon.decoders or 'no worker ready yet'}"
         f"{ending}{deaths}{reloading}{draining}{http}"
     )
 
 
-def _streams(status: DaemonStatus) -> Table:
-    table = _table("stream", "samples", "batches", "ring", "decoded", "delivered", "shared", "bad", "ms/sample")
-    for stream in status.streams:
-        table.add_row(
-            stream.name,
-            "live" if stream.live else f"{stream.samples:,}",
-            f"x {stream.batch_size}" if stream.live else f"{stream.steps:,} x {stream.batch_size}",
-            f"{stream.ready_slots} ready, {stream.leased_slots} leased of {stream.slots} (max {stream.slots_max})",
-            f"{stream.decoded_batches:,}",
-            f"{stream.delivered_batches:,}",
-            f"{stream.shared_batches:,}",
-            f"{stream.bad_samples:,}",
-            f"{stream.sample_s * 1000:.2f}",
-        )
-    return table
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _streams(status: DaemonStatus, width: int) -> Table:
+    columns: list[TableColumn[StreamStatistics]] = [
+        TableColumn("stream", 0, lambda one: name(one.name, width), is_text=True),
+        TableColumn("samples", 50, lambda one: "live" if one.live else f"{one.samples:,}"),
+        TableColumn("batches", 60, lambda one: f"{'' if one.live else f'{one.steps:,} '}x {one.batch_size}"),
+        TableColumn("leased", MIDDLE, lambda one: f"{one.leased_slots}"),
+        TableColumn("ready", MIDDLE, lambda one: f"{max(0, one.ready_slots - one.leased_slots)}"),
+        TableColumn("slots", 100, lambda one: f"{one.slots}"),
+        TableColumn("max", MIDDLE, lambda one: f"{one.slots_max}"),
+        TableColumn("decoded", 40, lambda one: f"{one.decoded_batches:,}"),
+        TableColumn("delivered", 0, lambda one: f"{one.delivered_batches:,}"),
+        TableColumn("shared", WIDE, lambda one: f"{one.shared_batches:,}"),
+        TableColumn("bad", 30, lambda one: f"{one.bad_samples:,}"),
+        TableColumn("ms/sample", 90, lambda one: f"{one.sample_s * 1000:.2f}"),
+    ]
+    return table(columns, status.streams, width)
+
+
+class _Claim(NamedTuple):
+    trainer: TrainerStatistics
+    stream: str
+    claim: SubscriptionStatistics
+
+
+def _trainers(status: DaemonStatus, width: int) -> Table:
+    trainers = {trainer.session: trainer for trainer in status.trainers}
+    rows = [
+        _Claim(trainers.get(one.session, _GONE), stream.name, one)
+        for stream in status.streams
+        for one in stream.subscriptions
+    ]
+    columns: list[TableColumn[_Claim]] = [
+        TableColumn("trainer", 0, lambda one: name(one.trainer.name, width), is_text=True),
+        TableColumn("pid", 90, lambda one: "?" if one.trainer is _GONE else str(one.trainer.pid or "-")),
+        TableColumn("from", 110, lambda one: _origin(one.trainer)),
+        TableColumn("stream", 40, lambda one: name(one.stream, width), is_text=True),
+        TableColumn("rank", MIDDLE, lambda one: f"{one.claim.rank} of {one.claim.world_size}"),
+        TableColumn("epoch:step", 50, lambda one: _position(one.claim)),
+        TableColumn("held", WIDE, lambda one: str(one.claim.held_slots)),
+        TableColumn("ahead", 60, lambda one: f"{one.claim.ready_ahead} of {one.claim.window}"),
+        TableColumn("state", 0, lambda one: "waiting" if one.claim.waiting else "busy"),
+        TableColumn("waited", 30, lambda one: duration(one.claim.wait_s)),
+        TableColumn("MB/s", WIDE, lambda one: _megabytes(one.trainer)),
+    ]
+    return table(columns, rows, width)
+
+
+def _position(claim: SubscriptionStatistics) -> str:
+    return "at its end" if claim.epoch is None else f"{claim.epoch}:{claim.step:,}"
+
+
+def _megabytes(trainer: TrainerStatistics) -> str:
+    return "-" if trainer.sent_bytes_per_s is None else f"{trainer.sent_bytes_per_s / 1e6:.1f}"
+
+
+def _origin(trainer: TrainerStatistics) -> str:
+    """Where a trainer runs, which decides how it gets batches, and the name of its key."""
+    if trainer.transport != "tcp":
+        return trainer.transport
+    several = f" x{trainer.connections}" if trainer.connections > 1 else ""
+    return f"tcp {trainer.host}{several}" + (f" ({trainer.key})" if trainer.key else "")
+
+
+def _workers(status: DaemonStatus, width: int) -> Table:
+    columns: list[TableColumn[WorkerStatistics]] = [
+        TableColumn("worker", 0, lambda one: str(one.number), is_text=True),
+        TableColumn("pid", 30, lambda one: str(one.pid or "-")),
+        TableColumn("state", 0, lambda one: one.state),
+        TableColumn("orders", 60, lambda one: str(one.orders)),
+        TableColumn("chunks", 50, lambda one: f"{one.chunks:,}"),
+        TableColumn("samples", 40, lambda one: f"{one.samples:,}"),
+        TableColumn("busy", 0, lambda one: duration(one.busy_s)),
+    ]
+    return table(columns, status.workers, width)
+
+
+def _pool(pool: PoolStatistics, width: int) -> Iterator[RenderableType]:
+    """The worker hosts, what is wanted of them, and what is wrong."""
+    view = pool_view(pool, None)
+    yield f"worker hosts come to {pool.address}: {summary(view)}"
+    columns: list[TableColumn[LinkStatistics]] = [
+        TableColumn("worker host", 0, lambda one: name(one.name, width), is_text=True),
+        TableColumn("from", 90, lambda one: escaped(one.host)),
+        TableColumn("key", 110, lambda one: one.key or "-"),
+        TableColumn("state", 0, lambda one: one.state),
+        TableColumn("workers", 0, lambda one: str(one.workers)),
+        TableColumn("orders", 100, lambda one: f"{one.orders:,}"),
+        TableColumn("samples", 40, lambda one: f"{one.samples:,}"),
+        TableColumn("busy", 50, lambda one: duration(one.busy_s)),
+        TableColumn("GB", 60, lambda one: f"{one.received_bytes / 1e9:.1f}"),
+        TableColumn("withdrawn", MIDDLE, lambda one: f"{one.withdrawn:,}"),
+        TableColumn("late rows", WIDE, lambda one: f"{one.late_rows:,}"),
+        TableColumn("disagreed", 80, lambda one: f"{one.disagreements:,}"),
+    ]
+    if pool.links:
+        yield table(columns, sorted(pool.links, key=lambda one: (one.name, one.link))[:HOSTS_MAX], width)
+    if len(pool.links) > HOSTS_MAX:
+        yield f"and {counted(len(pool.links) - HOSTS_MAX, 'worker host')} more: batchd status --json has all"
+    for note in view.notes:
+        yield Text(f"worker hosts: {escaped(note)}", "yellow")
+
+
+# --- lines below the tables -----------------------------------------------------------------------
+
+
+def _remarks(stream: StreamStatistics) -> Iterator[tuple[str, str]]:
+    """What is to be said of a stream, after its name, and the style."""
+    if stream.live:
+        yield f": {_mailbox(stream.live)}", ""
+    if stream.cache:
+        yield f": {_cache(stream, stream.cache)}", ""
+    if stream.mismatched_batches:
+        text = f"{counted(stream.mismatched_batches, 'batch')} came to trainers other than they were written"
+        yield f": {text}", "bold red"
+    if stream.stopped:
+        yield f" has stopped: {stream.stopped}", "bold red"
 
 
 def _mailbox(live: LiveStatistics) -> str:
     """Counts of the producers, and the fill of the mailbox."""
     waiting = f" ({live.waiting_producers} waiting)" if live.waiting_producers else ""
-    facts = [
+    found = [
         f"{counted(live.producers, 'producer')}{waiting}",
         f"{counted(live.pushed_samples, 'sample')} pushed",
         f"{live.queued_samples + live.bound_samples:,} of {live.capacity:,} places taken",
@@ -114,7 +276,7 @@ def _mailbox(live: LiveStatistics) -> str:
         live.refused_pushes and f"{live.refused_pushes:,} refused",
         live.lost_batches and f"{counted(live.lost_batches, 'batch')} that not all trainers got",
     ]
-    return ", ".join(str(fact) for fact in facts if fact)
+    return ", ".join(str(fact) for fact in found if fact)
 
 
 _HELD = {"points": "access points", "pixels": "pixels or access points"}
@@ -135,84 +297,19 @@ def _cache(stream: StreamStatistics, cache: CacheStatistics) -> str:
     )
 
 
-def _trainers(status: DaemonStatus) -> Table:
-    names = {trainer.session: trainer for trainer in status.trainers}
-    table = _table(
-        "trainer", "pid", "from", "stream", "rank", "next batch", "held", "ready ahead", "state", "waited", "MB/s"
-    )
-    for stream in status.streams:
-        for one in stream.subscriptions:
-            trainer = names.get(one.session, _GONE)
-            table.add_row(
-                trainer.name,
-                "?" if trainer is _GONE else str(trainer.pid or "-"),
-                _origin(trainer),
-                stream.name,
-                f"{one.rank} of {one.world_size}",
-                "at its end" if one.epoch is None else f"epoch {one.epoch}, step {one.step}",
-                str(one.held_slots),
-                f"{one.ready_ahead} of {one.window}",
-                "waiting" if one.waiting else "busy",
-                duration(one.wait_s),
-                "-" if trainer.sent_bytes_per_s is None else f"{trainer.sent_bytes_per_s / 1e6:.1f}",
-            )
-    return table
+def _warnings(status: DaemonStatus, width: int) -> Iterator[RenderableType]:
+    if status.warnings:
+        yield Text("\nlast warnings (batchd logs has more lines):")
+    for line in status.warnings:
+        yield log_line(line, width)
 
 
-def _origin(trainer: TrainerStatistics) -> str:
-    """Where a trainer runs, which decides how it gets batches, and the name of its key."""
-    if trainer.transport != "tcp":
-        return trainer.transport
-    several = f" x{trainer.connections}" if trainer.connections > 1 else ""
-    return f"tcp {trainer.host}{several}" + (f" ({trainer.key})" if trainer.key else "")
+LEVEL_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red", "debug": "dim"}
 
 
-def _workers(status: DaemonStatus) -> Table:
-    table = _table("worker", "pid", "state", "orders", "chunks", "samples", "busy")
-    for worker in status.workers:
-        table.add_row(
-            str(worker.number),
-            str(worker.pid or "-"),
-            worker.state,
-            str(worker.orders),
-            f"{worker.chunks:,}",
-            f"{worker.samples:,}",
-            duration(worker.busy_s),
-        )
-    return table
-
-
-def _print_pool(console: Console, pool: PoolStatistics) -> None:
-    """The worker hosts, what is wanted of them, and what is wrong."""
-    view = pool_view(pool, None)
-    console.print(f"worker hosts come to {pool.address}: {summary(view)}", soft_wrap=True)
-    if pool.links:
-        amounts = "workers", "orders", "samples", "busy", "GB", "withdrawn", "late rows", "disagreed"
-        table = _table("worker host", "from", "key", "state", *amounts)
-        for link in sorted(pool.links, key=lambda one: (one.name, one.link))[:HOSTS_MAX]:
-            table.add_row(
-                escaped(link.name),
-                escaped(link.host),
-                link.key or "-",
-                link.state,
-                str(link.workers),
-                f"{link.orders:,}",
-                f"{link.samples:,}",
-                duration(link.busy_s),
-                f"{link.received_bytes / 1e9:.1f}",
-                f"{link.withdrawn:,}",
-                f"{link.late_rows:,}",
-                f"{link.disagreements:,}",
-            )
-        console.print(table)
-    if len(pool.links) > HOSTS_MAX:
-        console.print(f"and {counted(len(pool.links) - HOSTS_MAX, 'worker host')} more: batchd status --json has all")
-    for note in view.notes:
-        console.print(f"worker hosts: {escaped(note)}", style="yellow", soft_wrap=True)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    return table
+def log_line(line: LogLine, width: int) -> Text:
+    """A line of the daemon's log, broken for a terminal of ``width`` columns: time, level, text."""
+    when = datetime.fromtimestamp(line.time_s, UTC).astimezone()
+    shown = when.strftime("%H:%M:%S" if abs(time() - line.time_s) < DAY_S else "%Y-%m-%d %H:%M:%S")
+    first = f"{shown} {escaped(line.level):<7} "
+    return Text(paragraph(escaped(line.text), width, first, indent=0), LEVEL_STYLES.get(line.level, ""))

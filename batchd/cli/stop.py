@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from batchd.cli.asking import running_daemon
+from batchd.cli.log_lines import unit_of
 from batchd.cli.options import address_option
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_client.asking import ask_status
@@ -75,8 +76,7 @@ def _unit_of(pid: int) -> str:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         # a program that a service starts inherits the variable, with the number of the main process
         if f"SYSTEMD_EXEC_PID={pid}".encode() in environment:
-            last = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
-            return last if last.endswith(".service") else "batchd"
+            return unit_of(Path(f"/proc/{pid}/cgroup")) or "batchd"
     return ""
 
 

@@ -19,14 +19,14 @@ from time import monotonic
 from types import FrameType
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from batchd.cli.asking import client_errors, running_daemon
-from batchd.cli.frame import frame
+from batchd.cli.frame import ESCAPE, EVERYTHING, SORTS, TopView, frame
 from batchd.cli.options import address_option
-from batchd.cli.status import PIPED_COLUMNS
+from batchd.cli.tables import NAME_CHARACTERS_MAX, own_console
 from batchd.cli.text import duration
 from batchd.diagnosis.overview import StatusWindow
 from batchd.errors import BatchdError, DaemonUnreachable
@@ -39,8 +39,6 @@ from batchd_wire.status import read_status
 INTERVAL_S = 1.0
 SILENT_S = 2.0
 """An answer takes milliseconds; without one for so long, the frame says so."""
-QUIT_KEYS = b"qQ\x03\x04"
-"""q, Ctrl-C as a character, and Ctrl-D."""
 
 
 @click.command("top")
@@ -54,15 +52,27 @@ QUIT_KEYS = b"qQ\x03\x04"
     help="Seconds between two updates.",
 )
 @click.option("--once", is_flag=True, help="Print one frame and exit; the default if the output is not a terminal.")
-def command(address: str | None, interval_s: float, once: bool) -> None:
-    """Watch streams, trainers and workers, live. Ends with q."""
+@click.option("--sort", type=click.Choice(SORTS[1:]), help="Order of the trainers; the key s changes it.")
+@click.option(
+    "--filter",
+    "text_filter",
+    metavar="TEXT",
+    default="",
+    help="Only trainers and streams with it in a name; the key /.",
+)
+def command(address: str | None, interval_s: float, once: bool, sort: str | None, text_filter: str) -> None:
+    """Watch streams, trainers and workers, live.
+
+    Keys: s sorts the trainers, / filters by name (Enter ends it, Esc clears it), p pauses, q quits.
+    """
+    view = TopView(sort or "", text_filter[:NAME_CHARACTERS_MAX])
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        _print_once(address, interval_s)
+        _print_once(address, interval_s, view)
         return
     with closing(Source(address)) as source:
         source.open()
-        with _terminal() as wake, Live(console=_console(), screen=True, auto_refresh=False) as live:
-            _watch(source, live, wake, interval_s)
+        with _terminal() as wake, Live(console=own_console(), screen=True, auto_refresh=False) as live:
+            _watch(source, live, wake, interval_s, view)
 
 
 class Source:
@@ -125,46 +135,49 @@ class Source:
         self._session = self._asked_s = None
 
 
-def _print_once(address: str | None, interval_s: float) -> None:
+def _print_once(address: str | None, interval_s: float, view: TopView) -> None:
     window = StatusWindow()
     with running_daemon(address) as session:
         window.add(ask_status(session))
         select.select([], [], [], interval_s)
         window.add(ask_status(session))
-    console = _console(None if sys.stdout.isatty() else PIPED_COLUMNS)
-    console.print(_drawn(window, console.width, None, ""))
+    console = own_console()
+    console.print(_drawn(window, console.width, None, "", view))
 
 
-def _watch(source: Source, live: Live, wake: int, interval_s: float) -> None:
-    """Draw and wait until the user quits."""
+def _watch(source: Source, live: Live, wake: int, interval_s: float, view: TopView = EVERYTHING) -> None:
+    """Draw and wait until the user quits. A paused view asks for nothing, and goes on where it is."""
     due_s, shown = monotonic(), None
     while True:
         now = monotonic()
         if now >= due_s:
-            source.ask()
+            if not view.is_paused:
+                source.ask()
             due_s = now + interval_s
         is_news, size = source.take(), live.console.size
-        if is_news or shown != (source.notice, size):
-            live.update(_drawn(source.window, size.width, size.height, source.notice), refresh=True)
-            shown = source.notice, size
+        if (is_news and not view.is_paused) or shown != (source.notice, size, view):
+            live.update(_drawn(source.window, size.width, size.height, source.notice, view), refresh=True)
+            shown = source.notice, size, view
         ready = select.select([sys.stdin, wake, *source.descriptors], [], [], max(0.0, due_s - monotonic()))[0]
         if wake in ready:
             os.eventfd_read(wake)
         if sys.stdin in ready:
-            keys = os.read(sys.stdin.fileno(), 1024)
-            if not keys or any(key in QUIT_KEYS for key in keys):
+            keys = os.read(sys.stdin.fileno(), 1024).decode("utf-8", "ignore")
+            is_arrow = len(keys) > 1 and keys.startswith(ESCAPE)
+            for key in "" if is_arrow else keys:
+                next_view = view.pressed(key)
+                if next_view is None:
+                    return
+                view = next_view
+            if not keys:
                 return
 
 
-def _drawn(window: StatusWindow, width: int, height: int | None, notice: str) -> RenderableType:
+def _drawn(window: StatusWindow, width: int, height: int | None, notice: str, view: TopView) -> RenderableType:
     overview = window.overview()
     if overview is None:
         return Text(notice or "asking the daemon")
-    return frame(overview, width, height, notice=notice)
-
-
-def _console(width: int | None = None) -> Console:
-    return Console(markup=False, highlight=False, width=width)
+    return frame(overview, width, height, notice=notice, view=view)
 
 
 @contextmanager

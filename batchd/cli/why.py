@@ -3,16 +3,19 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
+from rich.text import Text
 
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option
+from batchd.cli.tables import own_console, paragraph
 from batchd.cli.text import escaped
 from batchd.diagnosis.pool import pool_view, summary
 from batchd.diagnosis.readings import compare
-from batchd.diagnosis.verdicts import judge
+from batchd.diagnosis.verdicts import Verdict, judge
 from batchd.errors import BatchdError
 from batchd_client.asking import ask_status
 
@@ -53,7 +56,7 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
         return
     read = [one.name for one in after.streams if one.subscriptions and stream in (None, one.name)]
     if verdicts:
-        click.echo("\n".join(map(str, verdicts)))
+        echo_verdicts(verdicts)
     elif read:
         click.echo(f"the trainers of {', '.join(read)} connected less than {reading.seconds:.0f} s ago: try again")
     else:
@@ -61,3 +64,24 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
     if after.pool is not None:
         view = pool_view(after.pool, reading.pool)
         click.echo("\n".join(["worker hosts: " + summary(view), *(f"  {escaped(note)}" for note in view.notes)]))
+
+
+def echo_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Print one line for each, for programs; on a terminal, paragraphs that fit it."""
+    console = own_console()
+    for one in verdicts:
+        if console.is_terminal:
+            console.print(in_columns(one, console.width))
+        else:
+            click.echo(str(one))
+
+
+def in_columns(verdict: Verdict, width: int) -> Text:
+    """A verdict for a terminal of ``width`` columns: who, why, the evidence, and what helps."""
+    rank = f" rank {verdict.rank} of {verdict.world_size}" if verdict.world_size > 1 else ""
+    text = Text(f"{escaped(verdict.trainer)} on {escaped(verdict.stream)}{rank}: ", "bold")
+    text.append(verdict.kind.value, "green" if verdict.kind.is_healthy else "yellow")
+    text.append(f"\n{paragraph(escaped(verdict.proof), width)}", "not bold")
+    if verdict.remedy:
+        text.append(f"\n{paragraph(escaped(verdict.remedy), width, '→ ')}", "not bold")
+    return text

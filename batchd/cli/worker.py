@@ -28,7 +28,7 @@ from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, read_connection_
 from batchd_wire.runtime import TcpAddress, parse_address
 
 if TYPE_CHECKING:
-    from batchd.cli.logs import LogFormat
+    from batchd.cli.log_lines import LogFormat
 
 GIVE_UP_MAX_S = 7 * 86_400.0
 
@@ -134,7 +134,7 @@ def command(
     try:
         gc.disable()
         with hidden("rich"):  # imported here for the reasons in ``serve``
-            from batchd.cli.logs import set_up_logs  # noqa: PLC0415
+            from batchd.cli.log_lines import set_up_logs  # noqa: PLC0415
             from batchd.config.directories import default_cache_dir  # noqa: PLC0415
             from batchd.worker_host.connection import GatewayAddress  # noqa: PLC0415
             from batchd.worker_host.host import HostOptions, run_host  # noqa: PLC0415

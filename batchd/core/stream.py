@@ -249,6 +249,8 @@ class Stream:
             bgr_fields=self.spec.bgr_fields,
             live=delivery.supply.statistics(),
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
+            filling_slots=sum(slot.fill is not None and slot.is_awaited for slot in slots),
+            partial_slots=sum(slot.fill is not None and not slot.is_awaited for slot in slots),
         )
 
     def _suspect(self, order: Order, note: Note | None) -> int | None:

@@ -11,6 +11,7 @@ were decided before it, and only ``DaemonState`` decides.
 """
 
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import Doors, Query, Queue, SessionLog
+from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.limits import LinesPerMinute, OncePerMinute
 from batchd.daemon.memory.available import available_bytes
 from batchd.daemon.memory.cache_file import CacheOnDisk
@@ -55,6 +57,7 @@ from batchd_wire.codec import Message
 from batchd_wire.messages import (
     AskBad,
     AskReload,
+    AskStatus,
     BadSamples,
     PlaceLent,
     Producing,
@@ -94,6 +97,9 @@ class Loop:
     remote: RemoteWorkers | None = None
     """The workers of worker hosts, if they may come."""
     lack: str | None = None
+    address: str = ""
+    """Of the runtime directory, for trainers on this host."""
+    log: KeptLog = field(default_factory=KeptLog)
     _cpus: int = field(default_factory=available_cpus)
     _once_per_minute: OncePerMinute = field(default_factory=OncePerMinute)
     _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
@@ -236,17 +242,22 @@ class Loop:
             self.reloader.ask(query.session, message.request)
         elif door is not None and isinstance(message, AskBad):
             door.answer(query.session, self._bad_samples(message))
-        elif door is not None:
+        elif door is not None and isinstance(message, AskStatus):
             status = self._status(monotonic())
             shown = tuple(stream for stream in status.streams if door.may_read(query.session, stream.name))
             # links name streams, too
             pool = status.pool if len(shown) == len(status.streams) else None
-            door.answer(query.session, Status(message.request, plain_status(replace(status, streams=shown, pool=pool))))
+            status = replace(status, streams=shown, pool=pool)
+            if not door.is_remote:  # lines name files, and other hosts
+                log = () if message.log_after is None else self.log.after(message.log_after)
+                status = replace(status, warnings=self.log.warnings, log=log)
+            door.answer(query.session, Status(message.request, plain_status(status)))
 
     def _status(self, now: float) -> DaemonStatus:
         """Join what the core counts and what the daemon knows of its processes and connections."""
         counts, pids = self.state.statistics(now), self.workers.pids()
         caches = {number: one.cache.statistics() for number, one in self.streams.items() if one.cache is not None}
+        described = {number: one.description for number, one in self.streams.items()}
         doors = [door.counts() for door in self.doors]
         return DaemonStatus(
             daemon=DaemonFacts(
@@ -264,10 +275,16 @@ class Loop:
                 worker_deaths=counts.worker_deaths,
                 draining=counts.draining,
                 ending_slots=counts.ending_slots,
+                host=socket.gethostname(),
+                address=self.address,
+                log=self.log.place,
             ),
             workers=tuple(replace(worker, pid=pids.get(worker.number)) for worker in counts.workers),
             trainers=tuple(trainer for door in self.doors for trainer in door.statistics(now)),
-            streams=tuple(replace(stream, cache=caches.get(stream.number)) for stream in counts.streams),
+            streams=tuple(
+                replace(stream, cache=caches.get(stream.number), description=described.get(stream.number))
+                for stream in counts.streams
+            ),
             pool=self._pool(now),
         )
 

@@ -40,6 +40,7 @@ from batchd.core.links import LinkRules
 from batchd.core.state import DaemonState
 from batchd.daemon.descriptors import Selector, allow_descriptors
 from batchd.daemon.doors import DaemonSide, Door, Doors, Queue
+from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.local.sessions import LocalDoor
 from batchd.daemon.loop import Loop
@@ -89,6 +90,8 @@ class ServeOptions:
     """Called with the address when trainers can connect."""
     origin: Origin | None = None
     """The configuration, to read it again; None if the daemon cannot be reloaded."""
+    log: KeptLog = field(default_factory=KeptLog)
+    """The last lines of the log."""
     launched: Linked | None = None
     """The workers' fork server, if it was started already."""
 
@@ -182,6 +185,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         reloader = Reloader(selector, applier, None if is_embedded else options.origin, doors.send, service)
         stack.callback(reloader.close)
         loop = Loop(queue, state, streams, memory, selector, workers, doors, observer, reloader, started_s, remote)
+        loop.address, loop.log = names.address, options.log
         stack.callback(Signals(selector, SIGNALS, SignalActions(loop).received).close)
         if options.lifeline is not None:
             selector.add(options.lifeline, loop.stop)

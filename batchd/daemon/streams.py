@@ -9,8 +9,9 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 
 import json
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
 from hashlib import sha256
 
 import structlog
@@ -26,6 +27,7 @@ from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream
 from batchd.errors import SourceInvalid
 from batchd.orders.worker import SampleRecipe, ServeStream
 from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.step_files import named_by_content
 from batchd.sources.push.options import PushSource
@@ -34,6 +36,7 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd_wire.fields import SlotLayout
+from batchd_wire.status import StreamDescription
 
 _log = structlog.get_logger()
 
@@ -42,6 +45,11 @@ REMOTE_BYTES_MAX = 1 << 30
 REMOTE_WINDOW_MIN = 2
 """Bytes of a stream that a remote trainer has waiting in its memory, or two batches, whatever its
 window."""
+TEXT_CHARACTERS_MAX = 200
+TEXTS_MAX = 32
+"""Of a description: so many fields and steps, each so long."""
+_QUERY = re.compile(r"\?\S+")
+"""Of a URL; it may be a signature."""
 CLASSES_MAX = 4_096
 CLASSES_CHARACTERS_MAX = 256 * 1024
 
@@ -60,6 +68,7 @@ class ServedStream:
     signature: str
     index_descriptor: int
     classes: list[str]
+    description: StreamDescription
     place_layout: object = None
     mailbox: MailboxMemory | None = None
     cache_spec: CacheSpec | None = None
@@ -182,6 +191,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         signature=signature(config, spec.fingerprint, index, message.recipe),
         index_descriptor=index.to_memfd(),
         classes=[] if are_too_many else classes,
+        description=describe(config, ring.layout),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
         cache_spec=wanted_cache,
@@ -193,6 +203,40 @@ def source_digest(index: SourceIndex) -> str:
     return sha256(json.dumps([index.digest, index.place], sort_keys=True, default=str).encode()).hexdigest()[
         :FINGERPRINT_DIGITS
     ]
+
+
+def describe(config: StreamConfig, layout: SlotLayout) -> StreamDescription:
+    """What a stream is, for people. Texts are cut, and nothing secret of a URL is in them."""
+    place = config.source.place
+    if "://" in place:
+        place = _QUERY.sub("?…", place)
+    steps = tuple(_cut(_step_text(step)) for step in config.pipeline[:TEXTS_MAX])
+    source = _cut(f"{config.source.type} {place}")
+    return StreamDescription(source, tuple(map(_cut, layout.field_texts[:TEXTS_MAX])), steps)
+
+
+def _step_text(step: StepOptions) -> str:
+    """The step, and its options that are not the defaults: ``resize(size=[224, 224])``."""
+    given = [
+        f"{option.name}={_option_text(value)}"
+        for option in fields(step)
+        if option.name != "op" and (value := getattr(step, option.name)) != _default_of(option)
+    ]
+    return f"{step.op}({', '.join(given)})" if given else step.op
+
+
+def _default_of(option: Field[object]) -> object:
+    return option.default if option.default_factory is MISSING else option.default_factory()
+
+
+def _option_text(value: object) -> str:
+    """As TOML has it; of a table only that it is one, as users pass their own options there."""
+    return "{…}" if isinstance(value, Mapping) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _cut(text: str) -> str:
+    plain = "".join(one if one.isprintable() else "?" for one in text)
+    return plain if len(plain) <= TEXT_CHARACTERS_MAX else f"{plain[: TEXT_CHARACTERS_MAX - 1]}…"
 
 
 def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: SampleRecipe) -> str:

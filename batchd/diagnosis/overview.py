@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from batchd.diagnosis.pool import PoolView, pool_view
-from batchd.diagnosis.readings import Reading, StreamReading, compare
+from batchd.diagnosis.readings import Reading, StreamReading, WorkReading, compare
 from batchd.diagnosis.verdicts import judge_trainers
 from batchd.orders.worker import BAD_PART
-from batchd_wire.status import DaemonStatus, StreamStatistics, WorkerStatistics
+from batchd_wire.status import DaemonStatus, LogLine, StreamDescription, StreamStatistics, WorkerStatistics
 
 WINDOW_S = 5.0
 STILL_S = 5.0
 """Time without progress after which a trainer is shown as still."""
+NO_CPU_PART = "no CPU"
+"""Name of the part in which a worker was ready to run and had no CPU."""
 FILES_PART = "wait for files"
 """Name of the part of a sample's time that is spent waiting for a file server."""
 
@@ -30,7 +32,10 @@ SubscriptionKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """One stream. ``parts``: (name, ms per sample), in order of the work."""
+    """One stream. ``parts``: (name, ms per sample), in order of the work; see ``parts_of_sample``.
+
+    ``partial_slots``: partly filled, and no trainer waits for them.
+    """
 
     name: str
     batch_size: int
@@ -40,12 +45,16 @@ class StreamView:
     leased_slots: int
     ready_slots: int
     filling_slots: int
+    partial_slots: int
     trainers: int
     bad_samples: int
     decoded_per_s: float | None
     delivered_per_s: float | None
     sample_ms: float | None
     parts: tuple[tuple[str, float], ...]
+    samples: int = 0
+    steps: int = 0
+    description: StreamDescription = field(default_factory=StreamDescription)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +133,9 @@ class Overview:
     trainers: tuple[TrainerView, ...]
     workers: tuple[WorkerView, ...]
     pool: PoolView | None = None
+    host: str = ""
+    address: str = ""
+    warnings: tuple[LogLine, ...] = ()
 
 
 @dataclass(slots=True)
@@ -199,6 +211,9 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
             for one in sorted(after.workers, key=lambda one: one.place)
         ),
         pool=pool_view(after.pool, reading.pool if reading else None) if after.pool is not None else None,
+        host=daemon.host,
+        address=daemon.address,
+        warnings=after.warnings,
     )
 
 
@@ -209,10 +224,6 @@ def _stream(
     delivered = None
     if reading is not None and former is not None and seconds:
         delivered = max(0, one.delivered_samples - former.delivered_samples) / seconds
-    parts: list[tuple[str, float]] = []
-    if work is not None and work.samples:
-        spent = [*work.parts, (FILES_PART, work.waited_s)] if work.waited_s else [*work.parts]
-        parts = [(name, 1000 * part_s / work.samples) for name, part_s in spent if part_s or name != BAD_PART]
     return StreamView(
         name=one.name,
         batch_size=one.batch_size,
@@ -221,14 +232,36 @@ def _stream(
         slots_max=one.slots_max,
         leased_slots=one.leased_slots,
         ready_slots=max(0, one.ready_slots - one.leased_slots),
-        filling_slots=max(0, one.slots - one.ready_slots),
+        filling_slots=max(0, one.slots - one.ready_slots) if one.filling_slots is None else one.filling_slots,
+        partial_slots=one.partial_slots or 0,
         trainers=len(one.subscriptions),
         bad_samples=one.bad_samples,
         decoded_per_s=work.samples / seconds if work is not None and seconds else None,
         delivered_per_s=delivered,
         sample_ms=1000 * work.total_s / work.samples if work is not None and work.samples else None,
-        parts=tuple(parts),
+        parts=parts_of_sample(work) if work is not None else (),
+        samples=one.samples,
+        steps=one.steps,
+        description=one.description or StreamDescription(),
     )
+
+
+def parts_of_sample(work: WorkReading) -> tuple[tuple[str, float], ...]:
+    """The parts of a sample's time: (name, ms), in order of the work.
+
+    Each part is measured by the clock, so time without a CPU is in all of them. It becomes a part of
+    its own, and the others lose it in proportion.
+    """
+    if not work.samples:
+        return ()
+    no_cpu_s = min(work.no_cpu_s, work.busy_s)
+    with_cpu = 1 - no_cpu_s / work.busy_s if work.busy_s else 1.0
+    spent = [(name, part_s * with_cpu) for name, part_s in work.parts if part_s or name != BAD_PART]
+    if no_cpu_s:
+        spent.append((NO_CPU_PART, no_cpu_s))
+    if work.waited_s:
+        spent.append((FILES_PART, work.waited_s))
+    return tuple((name, 1000 * part_s / work.samples) for name, part_s in spent)
 
 
 def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -> Iterator[TrainerView]:
@@ -254,7 +287,7 @@ def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -
                 step=one.step,
                 transport=trainer.transport,
                 host=trainer.host,
-                ready_ahead=one.ready_ahead,
+                ready_ahead=read.ready_ahead if read else one.ready_ahead,
                 window=one.window,
                 held_slots=one.held_slots,
                 is_waiting=one.waiting,

@@ -5,7 +5,7 @@ there is nothing to compare.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from batchd.orders.worker import BAD_PART, READ_PART
 from batchd_wire.status import (
@@ -16,6 +16,7 @@ from batchd_wire.status import (
     StreamStatistics,
     SubscriptionStatistics,
     TrainerStatistics,
+    WorkStatistics,
 )
 
 OWN_PART = "call"
@@ -271,6 +272,12 @@ def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deat
             successor = successors.get(former.place)
             uncounted_s += max(0.0, seconds - successor.busy_s) if successor is not None else seconds
     return uncounted_s
+
+
+def work_since_start(stream: StreamStatistics) -> WorkReading:
+    """The workers' time for a stream since the daemon started."""
+    nothing = WorkStatistics(0.0, 0.0, 0.0, None, 0.0, 0, (), 0.0, 0, 0.0, ())
+    return _work(replace(stream, decoded_samples=0, bad_rows=0, work=nothing), stream)
 
 
 def _work(before: StreamStatistics, after: StreamStatistics) -> WorkReading:

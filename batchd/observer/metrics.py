@@ -260,6 +260,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("stream_slots", _G, STREAM, "slots", "Slots of the ring now."),
     Metric("stream_slots_max", _G, STREAM, "slots_max", "Slots of the ring that its memory suffices for."),
     Metric("stream_ready_slots", _G, STREAM, "ready_slots", "Slots with a complete batch."),
+    Metric("stream_filling_slots", _G, STREAM, "filling_slots", "Slots that workers fill for a trainer."),
+    Metric("stream_partial_slots", _G, STREAM, "partial_slots", "Slots partly filled, that no trainer waits for."),
     Metric("stream_leased_slots", _G, STREAM, "leased_slots", "Slots that trainers read."),
     Metric("stream_decoded_batches_total", _C, STREAM, "decoded_batches", "Batches that workers have filled."),
     Metric("stream_decoded_samples_total", _C, STREAM, "decoded_samples", "Samples that workers have written."),

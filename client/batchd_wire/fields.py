@@ -128,6 +128,15 @@ class SlotLayout:
         return tuple(field for field in self.fields if field.name != CHECKSUM.name)
 
     @property
+    def field_texts(self) -> tuple[str, ...]:
+        """The fields of a batch as people read them: ``image uint8[64, 224, 224, 3]``."""
+        return tuple(
+            f"{one.name} {one.dtype}[{', '.join([str(self.rows), *length_texts(one.shape, one.varying)])}]"
+            + (f" {one.varying.kind}" if one.varying else "")
+            for one in self.sample_fields
+        )
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one row in all fields together."""
         return sum(field.row_bytes for field in self.fields)

@@ -185,9 +185,13 @@ class Unsubscribe(Message):
 
 @message(14)
 class AskStatus(Message):
-    """Ask for the daemon's status."""
+    """Ask for the daemon's status.
+
+    ``log_after``: with the lines of the log after this one, as far as the daemon keeps them.
+    """
 
     request: int
+    log_after: int | None = None
 
 
 @message(15)

@@ -172,6 +172,19 @@ class WorkStatistics:
 
 
 @record
+class StreamDescription:
+    """What a stream is, for people.
+
+    ``source``: its kind and place. ``fields`` of a batch: name, dtype and shape. ``pipeline``: each
+    step with the options that are not its defaults.
+    """
+
+    source: str = ""
+    fields: tuple[str, ...] = ()
+    pipeline: tuple[str, ...] = ()
+
+
+@record
 class StreamStatistics:
     """One stream and its ring. A stream that a reload has changed gets a new ``number``.
 
@@ -180,6 +193,8 @@ class StreamStatistics:
     its ``samples`` and ``steps`` have no meaning. ``own_source``: the source is the user's code.
     ``bgr_fields``: images with blue as their first channel. ``cache``: None without a cache.
     ``source``: equal for streams that read the same samples; "" if it is live, or not known.
+    ``filling_slots``: batches that workers fill for a trainer; ``partial_slots``: partly filled ones
+    that no trainer waits for any more (both None from an older daemon). ``description``: see there.
     """
 
     number: int
@@ -210,6 +225,9 @@ class StreamStatistics:
     subscriptions: tuple[SubscriptionStatistics, ...]
     cache: CacheStatistics | None = None
     source: str = ""
+    filling_slots: int | None = None
+    partial_slots: int | None = None
+    description: StreamDescription | None = None
 
 
 @record
@@ -282,7 +300,8 @@ class DaemonFacts:
     """The daemon as a process. ``memory_bytes``: memory of all slots. ``cpus``: CPUs it may use.
 
     ``http``: the observer's address. ``reload``: None before the first reload. ``tcp``: None if the
-    daemon does not listen on TCP.
+    daemon does not listen on TCP. ``host``: the name of its machine; ``address``: its own, for
+    trainers there. ``log``: where it writes its log, for people.
     """
 
     version: str
@@ -299,6 +318,19 @@ class DaemonFacts:
     worker_deaths: int
     draining: bool
     ending_slots: int
+    host: str = ""
+    address: str = ""
+    log: str = ""
+
+
+@record
+class LogLine:
+    """One line of the log. ``number`` counts from the start; ``time_s``: Unix time."""
+
+    number: int
+    time_s: float
+    level: str
+    text: str
 
 
 @record
@@ -365,13 +397,19 @@ class PoolStatistics:
 
 @record
 class DaemonStatus:
-    """The answer to ``AskStatus``. ``pool``: None if no worker hosts may come."""
+    """The answer to ``AskStatus``. ``pool``: None if no worker hosts may come.
+
+    ``warnings``: the last ones, and errors; ``log``: the last lines, if they were asked for. Both
+    have the newest last, and are empty for other hosts.
+    """
 
     daemon: DaemonFacts
     workers: tuple[WorkerStatistics, ...]
     trainers: tuple[TrainerStatistics, ...]
     streams: tuple[StreamStatistics, ...]
     pool: PoolStatistics | None = None
+    warnings: tuple[LogLine, ...] = ()
+    log: tuple[LogLine, ...] = ()
 
     def stream(self, name: str) -> StreamStatistics | None:
         """Find a stream by its name."""
@@ -385,6 +423,8 @@ def plain_status(status: DaemonStatus) -> dict[str, object]:
         del plain["daemon"]["tcp"]
     if status.pool is None:
         del plain["pool"]
+    if not status.log:
+        del plain["log"]
     return plain
 
 

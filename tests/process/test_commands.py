@@ -1,6 +1,7 @@
 """The commands that look at a daemon: what they print, what they end with, with and without one."""
 
 import json
+import socket
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import batchd_client
 from batchd_wire.runtime import SYSTEM_DIRECTORY
 from support.commands import batchd
 from support.expected import Expected
+from support.images import write_photos
 from support.seen import see
 from support.settings import SIDE_PIXELS, STILL_PIPELINE, folder_stream, list_stream, write_settings
 
@@ -55,11 +57,37 @@ def test_status_for_people_has_every_stream_trainer_and_worker(daemon):
         see(connection.stream("photos", rank=1, world_size=2), 1)
         printed = batchd("status", address=daemon.address).stdout
 
-    assert printed.startswith(f"batchd {version('batchd')}, pid {daemon.pid}, up ")
+    assert printed.startswith(f"batchd {version('batchd')} on {socket.gethostname()}, pid {daemon.pid}, up ")
     assert "simplejpeg" in printed
-    for text in ("photos", "check", "40", "5 x 8", "1 of 2", "epoch 0, step 3", *map(str, daemon.worker_pids())):
+    for text in ("photos", "check", "40", "5 x 8", "1 of 2", "0:3", *map(str, daemon.worker_pids())):
         assert text in printed
     assert "\x1b" not in printed
+
+
+def test_a_stream_in_detail_and_the_log_come_from_the_daemon(start_daemon, tmp_path):
+    """What a stream is, before and after a reload; and what the log has of a bad sample, in all places."""
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "broken.jpg").write_bytes(b"nonsense")
+    write_photos(tmp_path, {"dog": 4})
+    daemon = start_daemon({"photos": folder_stream(tmp_path, max_bad_fraction=1.0)})
+    with batchd_client.connect(daemon.address, name="resnet-50") as connection:
+        see(connection.stream("photos", epochs=1))
+        printed = batchd("status", "photos", address=daemon.address).stdout
+        whole = batchd("status", address=daemon.address).stdout
+    for text in ("source", f"folder {tmp_path}", "uint8[", "decode", "resnet-50", "1 sample (batchd bad photos)"):
+        assert text in printed
+    logs = batchd("logs", address=daemon.address)
+    assert "bad sample" in whole.partition("last warnings")[2]
+    assert "bad sample" in logs.stdout
+    assert "serving" in logs.stdout
+    assert "the whole log: " in logs.stderr
+    assert len(batchd("logs", "--lines", 1, address=daemon.address).stdout.splitlines()) == 1
+    (line,) = daemon.log_lines("trainer subscribed")
+    assert line["name"] == "resnet-50"
+
+    daemon.config.write_text(daemon.config.read_text().replace("batch_size = 8", "batch_size = 2"))
+    daemon.reload()
+    assert "uint8[2, " in batchd("status", "photos", address=daemon.address).stdout
 
 
 def test_status_shows_odd_names_of_trainers_as_they_are(daemon, monkeypatch):

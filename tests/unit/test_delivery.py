@@ -364,3 +364,20 @@ def test_a_remote_trainer_that_waits_for_the_network_is_told_nothing():
         while world.trainers[1].leases:
             world.send(1)
     assert world.trainers[1].granted >= 5
+
+
+def test_a_batch_that_no_trainer_waits_for_any_more_is_partial_and_not_filling():
+    """The orders under way end; the rest of its rows is never ordered."""
+    world = world_of()
+    world.subscribe()
+
+    def slots() -> tuple[int | None, int | None, int]:
+        (stream,) = world.state.statistics(0.0).streams
+        return stream.filling_slots, stream.partial_slots, stream.ready_slots
+
+    assert slots() == (2, 0, 0)
+    world.fill(1)
+    assert slots() == (1, 0, 1)
+    world.kill_at(1, 0)
+    world.end_session(1)
+    assert slots() == (0, 1, 1)

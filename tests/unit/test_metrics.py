@@ -49,6 +49,7 @@ NO_METRIC = {
         "subscriptions",
         "work",
         "cache",
+        "description",
     },
     "WorkStatistics": {"parts", "slowest"},
     "PartStatistics": {"name"},

@@ -3,7 +3,9 @@
 import json
 from dataclasses import asdict, replace
 
-from batchd.diagnosis.overview import FILES_PART, STILL_S, WINDOW_S, StatusWindow, overview_between
+import pytest
+
+from batchd.diagnosis.overview import FILES_PART, NO_CPU_PART, STILL_S, WINDOW_S, StatusWindow, overview_between
 from batchd_wire.status import WaitStatistics
 from support.statuses import SECONDS, later, two_looks
 
@@ -19,6 +21,39 @@ def test_rates_are_differences_of_two_looks():
     assert stream.delivered_per_s == 5_000 / SECONDS
     assert dict(stream.parts) == {"read": 0.1, "decode": 0.8, FILES_PART: 0.2}
     assert stream.sample_ms == 1.2
+
+
+def test_time_without_a_cpu_is_a_part_of_its_own():
+    """The other parts lose it in proportion, so all of them together stay a sample's time."""
+    (stream,) = overview_between(
+        *two_looks(parts={"read": 1.0, "decode": 7.0}, work={"cpu_wait_s": 4.0, "waited_s": 2.0})
+    ).streams
+
+    parts = dict(stream.parts)
+    assert [*parts] == ["read", "decode", NO_CPU_PART, FILES_PART]
+    assert parts == pytest.approx({"read": 0.06, "decode": 0.42, NO_CPU_PART: 0.4, FILES_PART: 0.2})
+    assert stream.sample_ms == pytest.approx(1.2)
+    assert NO_CPU_PART not in dict(overview_between(*two_looks()).streams[0].parts)
+
+
+def test_partly_filled_batches_are_not_called_filling():
+    """Only the daemon knows which are filled for a trainer; an older one does not say."""
+    ring = {"slots": 8, "ready_slots": 3, "leased_slots": 0, "filling_slots": 2, "partial_slots": 1}
+    (stream,) = overview_between(*two_looks(stream=ring)).streams
+    (older,) = overview_between(*two_looks(stream={**ring, "filling_slots": None, "partial_slots": None})).streams
+
+    assert (stream.filling_slots, stream.partial_slots, older.filling_slots, older.partial_slots) == (2, 1, 5, 0)
+
+
+def test_one_number_of_batches_ahead_is_shown():
+    """That of the verdict's proof: the smaller one of the window's two ends."""
+    before, after = two_looks()
+    before.streams[0].subscriptions[0].ready_ahead = 1
+    (trainer,) = overview_between(before, after).trainers
+
+    assert trainer.verdict is not None
+    assert trainer.ready_ahead == 1
+    assert "1 of 4 batches ready ahead" in trainer.verdict.proof
 
 
 def test_the_parts_of_a_ring_make_up_its_slots():

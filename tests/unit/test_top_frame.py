@@ -3,21 +3,22 @@
 import io
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from batchd.cli import top
-from batchd.cli.frame import bar, frame
+from batchd.cli.frame import EVERYTHING, SORTS, TopView, bar, frame
 from batchd.diagnosis.overview import StatusWindow, overview_between
 from support.statuses import later, two_looks
 
 
-def drawn(overview, width: int = 140, height: int | None = None, notice: str = "") -> str:
+def drawn(overview, width: int = 140, height: int | None = None, notice: str = "", view: TopView = EVERYTHING) -> str:
     """The frame as text."""
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(frame(overview, width, height, notice=notice))
+    console.print(frame(overview, width, height, notice=notice, view=view))
     file: Any = console.file
     return file.getvalue()
 
@@ -168,3 +169,116 @@ def test_only_what_is_news_is_drawn(monkeypatch, news, drawn):
     os.close(wake)
 
     assert screen.drawn == drawn
+
+
+def three_trainers():
+    """An overview of "b" that waits, fast "A", and "c" on another stream, whose host has a name."""
+    (one,) = overview_between(*two_looks()).trainers
+    (stream,) = overview_between(*two_looks()).streams
+    return replace(
+        overview_between(*two_looks()),
+        streams=(stream, replace(stream, name="masks"), replace(stream, name="idle")),
+        trainers=(
+            replace(one, name="b", wait_share=0.9, batches_per_s=1.0, ready_ahead=0),
+            replace(one, name="A", wait_share=0.0, batches_per_s=9.0, ready_ahead=4),
+            replace(one, name="c", stream="masks", host="node7", wait_share=None, batches_per_s=None, ready_ahead=2),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [("", "bAc"), ("name", "Abc"), ("waits", "bAc"), ("batches/s", "Abc"), ("ahead", "bcA")],
+)
+def test_trainers_are_sorted_as_chosen(sort, order):
+    """The one to look at first is above."""
+    assert "".join(one.name for one in TopView(sort=sort).trainers(three_trainers().trainers)) == order
+
+
+@pytest.mark.parametrize(
+    ("text", "trainers", "streams"),
+    [
+        ("", "bAc", ["photos", "masks", "idle"]),
+        ("a", "Ac", ["photos", "masks"]),
+        ("MASKS", "c", ["masks"]),
+        ("node7", "c", ["masks"]),
+        ("idle", "", ["idle"]),
+        ("nothing", "", []),
+    ],
+)
+def test_a_filter_leaves_what_it_names(text, trainers, streams):
+    """A name, a stream or a host with the text in it, and the streams that these trainers read."""
+    overview, view = three_trainers(), TopView(text_filter=text)
+    if text == "a":
+        overview = replace(overview, trainers=tuple(replace(one, transport="") for one in overview.trainers))
+    left = view.trainers(overview.trainers)
+
+    assert "".join(one.name for one in left) == trainers
+    assert [one.name for one in view.streams(overview.streams, left)] == streams
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("s", TopView(sort="name")),
+        ("s" * len(SORTS), TopView()),
+        ("/ps\rp", TopView(text_filter="ps", is_paused=True)),
+        ("/ab\x7f", TopView(text_filter="a", is_typing=True)),
+        ("/q", TopView(text_filter="q", is_typing=True)),
+        ("/ab\r\x1b", TopView()),
+        ("pp", TopView()),
+        ("xyz", TopView()),
+        ("q", None),
+        ("/\x03", None),
+    ],
+)
+def test_keys_choose_what_is_shown(keys, expected):
+    """While a filter is typed, its letters are no commands; Ctrl-C always quits."""
+    view: TopView | None = TopView()
+    for key in keys:
+        assert view is not None
+        view = view.pressed(key)
+
+    assert view == expected
+
+
+def test_the_keys_are_below_the_frame_and_say_what_is_chosen():
+    """In a terminal, where keys are pressed; the frame still has room for it."""
+    overview = overview_between(*two_looks(workers=200))
+    view = TopView("waits", "photo", is_typing=True, is_paused=True)
+    text = drawn(overview, 80, 30, view=view)
+
+    assert text.splitlines()[-1] == "q quit  s sort  / filter  p pause  sorted by waits  filter: photo_  paused"
+    assert len(text.splitlines()) <= 30
+    assert "q quit" not in drawn(overview, 80)
+
+
+def test_a_paused_view_is_not_drawn_again(monkeypatch):
+    """What came is not shown, and the daemon is not asked."""
+    keys, pressed = os.pipe()
+    wake = os.eventfd(0)
+    screen = CountedScreen()
+    source = WatchedSource([True, True, True], pressed)
+    source.ask = lambda: pytest.fail("it is asked")
+    with os.fdopen(keys) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        top._watch(source, screen, wake, 0.001, TopView(is_paused=True))
+    os.close(pressed)
+    os.close(wake)
+
+    assert screen.drawn == 1
+
+
+def test_an_arrow_key_is_no_escape(monkeypatch):
+    """It begins with that character, and must not clear the filter."""
+    keys, pressed = os.pipe()
+    wake = os.eventfd(0)
+    screen, source = CountedScreen(), WatchedSource([False], pressed)
+    os.write(pressed, b"\x1b[A")
+    with os.fdopen(keys) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        top._watch(source, screen, wake, 0.001, TopView(text_filter="photos"))
+    os.close(pressed)
+    os.close(wake)
+
+    assert screen.drawn == 1, "another filter would be another frame"

@@ -222,6 +222,7 @@ def _plain(stream: ServedStream) -> dict[str, Any]:
         "message": asdict(stream.message),
         "signature": stream.signature,
         "classes": stream.classes,
+        "description": asdict(stream.description),
         "place_layout": stream.place_layout,
         "mailbox_bytes": stream.mailbox_bytes,
         "cache": stream.cache_spec._asdict() if stream.cache_spec is not None else None,

@@ -16,8 +16,8 @@ import pytest
 import structlog
 
 from batchd.children import fill_standard_streams
-from batchd.cli import logs
-from batchd.cli.logs import PORTION_BYTES, VALUE_CHARACTERS_MAX, LogLines, is_journal, set_up_logs
+from batchd.cli import log_lines
+from batchd.cli.log_lines import PORTION_BYTES, VALUE_CHARACTERS_MAX, LogLines, is_journal, set_up_logs
 from batchd.cli.text import escaped
 
 EVIL = 'x.jpg\n<0>forged: ok\x1b[2J\r\x9b31m\u202e "quoted"'
@@ -30,7 +30,7 @@ class Reader:
     def __init__(self, monkeypatch):
         self.descriptor, self.written = os.pipe()
         os.set_blocking(self.descriptor, False)
-        monkeypatch.setattr(logs, "STANDARD_ERROR", self.written)
+        monkeypatch.setattr(log_lines, "STANDARD_ERROR", self.written)
 
     def close(self):
         os.close(self.written)
@@ -144,7 +144,7 @@ def test_on_a_terminal_only_our_colours_are_obeyed(monkeypatch):
         attributes = termios.tcgetattr(theirs)
         attributes[1] &= ~termios.OPOST
         termios.tcsetattr(theirs, termios.TCSANOW, attributes)
-        monkeypatch.setattr(logs, "STANDARD_ERROR", theirs)
+        monkeypatch.setattr(log_lines, "STANDARD_ERROR", theirs)
         set_up_logs("info")
         structlog.get_logger().warning("bad sample", path=EVIL)
         text = os.read(ours, 1 << 16).decode()
@@ -240,14 +240,14 @@ def _waits(monkeypatch):
         return original(self)
 
     monkeypatch.setattr(LogLines, "_has_room", has_room)
-    monkeypatch.setattr(logs, "PATIENCE_MS", 1)
+    monkeypatch.setattr(log_lines, "PATIENCE_MS", 1)
     return Counted
 
 
 def test_a_line_that_was_cut_is_ended_before_the_next(reader, monkeypatch):
     """What comes after it can be read."""
     fcntl.fcntl(reader.written, fcntl.F_SETPIPE_SZ, 4096)
-    monkeypatch.setattr(logs, "PATIENCE_MS", 1)
+    monkeypatch.setattr(log_lines, "PATIENCE_MS", 1)
     lines = LogLines(reader.written)
     lines.write("x" * (2 * PORTION_BYTES))
     assert lines.lost == 1

@@ -1,0 +1,109 @@
+"""Tables and paragraphs as wide as the terminal, for `status`, `why`, `check` and `top`. Pure.
+
+Runs in the user's shell.
+
+    columns --narrower than from_width--> left out
+            --still too wide--> the one of the largest from_width is left out, and again
+            --only those of from_width 0 left--> the widest text is cut, with an ellipsis
+
+Invariant: nothing is wider than the terminal, and a column with ``from_width`` 0 is always there.
+"""
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from batchd.cli.text import aligned, escaped
+
+WIDE, MIDDLE = 118, 76
+"""Width of a terminal with room for everything, and for most."""
+PIPED_COLUMNS = 200
+"""Width without a terminal, where names are not cut."""
+NAME_CHARACTERS_MAX = 24
+GAP = 2
+TEXT_COLUMNS_MIN = 20
+"""Of a narrower column no one can read a text."""
+
+Row = TypeVar("Row")
+
+
+class TableColumn(NamedTuple, Generic[Row]):
+    """A column of a table, left out if the terminal is narrower than ``from_width``."""
+
+    title: str
+    from_width: int
+    cell: Callable[[Row], Text | str]
+    is_text: bool = False
+    """Text is on the left of its column, numbers on the right."""
+
+
+def table(columns: Sequence[TableColumn[Row]], rows: Sequence[Row], width: int) -> Table:
+    """A table without lines, of the columns that have room."""
+    shown = [(column, [_text(column.cell(row)) for row in rows]) for column in columns if width >= column.from_width]
+    while _width(shown) > width and any(column.from_width for column, _cells in shown):
+        least = max(range(len(shown)), key=lambda at: (shown[at][0].from_width, at))
+        del shown[least]
+    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    excess = _width(shown) - width
+    widest = max((one for one in shown if one[0].is_text), key=lambda one: _width([one]), default=None)
+    for one in shown:
+        room = max(len(one[0].title), _width([one]) - excess) if one is widest and excess > 0 else None
+        justify: Literal["left", "right"] = "left" if one[0].is_text else "right"
+        made.add_column(one[0].title, justify=justify, no_wrap=True, max_width=room)
+    for cells in zip(*(cells for _column, cells in shown), strict=True):
+        made.add_row(*cells)
+    return made
+
+
+def _text(cell: Text | str) -> Text:
+    return Text(cell) if isinstance(cell, str) else cell
+
+
+def _width(shown: Sequence[tuple[TableColumn[Row], list[Text]]]) -> int:
+    widths = [max([len(column.title), *(cell.cell_len for cell in cells)]) for column, cells in shown]
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def name(text: str, width: int = MIDDLE) -> str:
+    """A foreign name, for a terminal of this width: it is cut, but not where nothing is."""
+    plain = escaped(text)
+    is_cut = len(plain) > NAME_CHARACTERS_MAX and width < PIPED_COLUMNS
+    return f"{plain[: NAME_CHARACTERS_MAX - 1]}…" if is_cut else plain
+
+
+def facts(rows: Sequence[tuple[str, str]], width: int, indent: int = 2) -> Iterator[str]:
+    """Lines of names and texts; a long text goes on below its beginning."""
+    room = max(TEXT_COLUMNS_MIN, width - indent - GAP - max((len(one) for one, _text in rows), default=0))
+    broken = [
+        (one if at == 0 else "", part)
+        for one, text in rows
+        for at, part in enumerate(textwrap.wrap(text, room, break_on_hyphens=False) or [""])
+    ]
+    return (" " * indent + line for line in aligned(broken))
+
+
+def paragraph(text: str, width: int, first: str = "", indent: int = 2) -> str:
+    """A text in lines of at most ``width``, indented, the first one behind ``first``."""
+    blank = " " * indent
+    return textwrap.fill(
+        text, width, initial_indent=blank + first, subsequent_indent=blank + " " * len(first), break_on_hyphens=False
+    )
+
+
+def own_console(width: int | None = None) -> Console:
+    """Standard output: as wide as the terminal, or wide and without a line cut short."""
+    return Console(
+        markup=False, highlight=False, width=width or (None if sys.stdout.isatty() else PIPED_COLUMNS), soft_wrap=False
+    )
+
+
+def echo(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Print one below the other. Lines of text are whole where there is no terminal."""
+    for part in parts:
+        is_line = isinstance(part, Text | str)
+        console.print(part, soft_wrap=is_line and console.width >= PIPED_COLUMNS and not console.is_terminal)

@@ -1,0 +1,53 @@
+"""The last lines of the log, in the daemon's memory: `batchd logs` and `batchd status`. DAEMON process.
+
+    a line is written --add--> lines     the last LINES_MAX of all levels
+                          +--> warnings  the last WARNINGS_MAX, ALIKE_MAX at most of one event
+
+Invariant: memory and a ``Status`` message are bounded. A line is whole when it is added, and foreign
+text in it is escaped already.
+"""
+
+from collections import deque
+from time import time
+
+from batchd_wire.status import LogLine
+
+LINES_MAX = 300
+"""With texts of the most bytes, half of the longest message."""
+WARNINGS_MAX = 10
+ALIKE_MAX = 3
+"""So that a folder of bad samples does not hide that a gateway has died."""
+TEXT_CHARACTERS_MAX = 400
+_WARNINGS = {"warning", "error", "critical"}
+
+
+class KeptLog:
+    """``place``: where the whole log is, for people; "" if that is not known."""
+
+    def __init__(self, place: str = "") -> None:
+        self.place = place
+        self._lines: deque[LogLine] = deque(maxlen=LINES_MAX)
+        self._warnings: deque[tuple[str, LogLine]] = deque(maxlen=WARNINGS_MAX)
+        """The newest last, each with its event."""
+        self._number = 0
+
+    def add(self, level: str, event: str, text: str) -> None:
+        """Keep a line. ``text``: the event with its facts, on one line; it is cut if it is long."""
+        self._number += 1
+        shown = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 1]}…"
+        line = LogLine(self._number, time(), level, shown)
+        self._lines.append(line)
+        if level in _WARNINGS:
+            alike = [kept for kept in self._warnings if kept[0] == event]
+            if len(alike) >= ALIKE_MAX:
+                self._warnings.remove(alike[0])
+            self._warnings.append((event, line))
+
+    @property
+    def warnings(self) -> tuple[LogLine, ...]:
+        """The last warnings and errors, the newest last."""
+        return tuple(line for _event, line in self._warnings)
+
+    def after(self, number: int) -> tuple[LogLine, ...]:
+        """The kept lines with a larger number, the newest last."""
+        return tuple(line for line in self._lines if line.number > number)

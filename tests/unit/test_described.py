@@ -1,0 +1,57 @@
+"""What a stream is, in words for people: nothing secret, nothing endless, nothing a terminal obeys."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchd.config.tree import StreamConfig
+from batchd.daemon.streams import TEXT_CHARACTERS_MAX, describe
+from batchd_wire.fields import SlotLayout
+
+LAYOUT = SlotLayout((), 4, 4096)
+
+
+def described(source: dict[str, Any], *steps: dict[str, Any]):
+    """The description of such a stream."""
+    plain = {"source": source, "pipeline": [{"op": "decode"}, *steps], "batch_size": 4}
+    return describe(StreamConfig.model_validate_json(json.dumps(plain)), LAYOUT)
+
+
+def test_a_step_has_the_options_that_are_not_its_defaults() -> None:
+    """As TOML has them; of the user's own options only that there are some."""
+    found = described(
+        {"type": "folder", "path": "/data/photos"},
+        {"op": "random_resized_crop", "size": [224, 224]},
+        {"op": "random_flip"},
+        {"op": "call", "function": "mine:f", "outputs": {"hunter2": "float32"}},
+    )
+
+    assert found.source == "folder /data/photos"
+    assert found.pipeline[:3] == ("decode", "random_resized_crop(size=[224, 224])", "random_flip")
+    assert "function=" in found.pipeline[3]
+    assert "hunter2" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("root", "shards", "shown"),
+    [
+        ("https://host/data", "a.tar?X-Amz-Signature=secret", "https://host/data: a.tar?…"),
+        ("s3://bucket", "shards/{00..99}.tar", "s3://bucket: shards/{00..99}.tar"),
+        ("/data", "shard-?.tar", "/data: shard-?.tar"),
+    ],
+)
+def test_secrets_of_urls_are_not_shown(root, shards, shown) -> None:
+    """A signature behind the path; a pattern on a disk is whole. No URL may hold a password."""
+    found = described({"type": "webdataset", "root": root, "shards": [shards]})
+
+    assert found.source == f"webdataset {shown}"
+
+
+def test_a_path_is_short_and_printable() -> None:
+    """Whatever it is called."""
+    found = described({"type": "folder", "path": str(Path("/") / ("\x1b[2J" + "x" * 999))})
+
+    assert len(found.source) == TEXT_CHARACTERS_MAX
+    assert found.source.isprintable()

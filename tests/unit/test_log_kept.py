@@ -1,0 +1,74 @@
+"""The lines of the log that the daemon keeps, for `batchd logs` and `batchd status`."""
+
+import msgpack
+import structlog
+
+from batchd.cli.log_lines import log_place, set_up_logs, unit_of
+from batchd.daemon.kept_log import ALIKE_MAX, LINES_MAX, TEXT_CHARACTERS_MAX, WARNINGS_MAX, KeptLog
+from batchd_wire.codec import MESSAGE_BYTES_MAX
+
+
+def test_the_last_lines_are_kept_and_counted_from_the_start() -> None:
+    """A reader that knows a number gets what came after it."""
+    log = KeptLog("a file")
+    for number in range(1, LINES_MAX + 11):
+        log.add("info", "event", f"event: n={number}")
+
+    assert [line.number for line in log.after(0)] == list(range(11, LINES_MAX + 11))
+    assert [line.text for line in log.after(LINES_MAX + 9)] == [f"event: n={LINES_MAX + 10}"]
+    assert log.after(LINES_MAX + 10) == ()
+    assert log.warnings == ()
+
+
+def test_one_event_does_not_push_the_other_warnings_out() -> None:
+    """The last few of each, and the last of all."""
+    log = KeptLog()
+    log.add("error", "gateway ended", "gateway ended")
+    for number in range(100):
+        log.add("warning", "bad sample", f"bad sample: n={number}")
+
+    assert [line.text for line in log.warnings] == [
+        "gateway ended",
+        *(f"bad sample: n={n}" for n in range(100 - ALIKE_MAX, 100)),
+    ]
+    for number in range(100):
+        log.add("critical", f"event {number}", f"event {number}")
+    assert len(log.warnings) == WARNINGS_MAX
+
+
+def test_all_kept_lines_fit_into_a_message_beside_the_status() -> None:
+    """Also with the widest characters."""
+    log = KeptLog()
+    for _ in range(LINES_MAX):
+        log.add("warning", "x", "\U0001f40c" * 10 * TEXT_CHARACTERS_MAX)
+    packed = msgpack.packb([[line.number, line.time_s, line.level, line.text] for line in log.after(0)])
+
+    assert {len(line.text) for line in log.after(0)} == {TEXT_CHARACTERS_MAX}
+    assert len(packed) < MESSAGE_BYTES_MAX * 0.6
+
+
+def test_what_is_written_is_kept_as_one_line_of_text(capfd) -> None:
+    """Whatever the form of the log is; levels that are not written are not kept."""
+    kept = []
+    set_up_logs("info", "json", lambda *line: kept.append(line))
+    structlog.get_logger().debug("not written")
+    structlog.get_logger().warning("bad sample", path="a\nb.jpg", stream="photos")
+
+    assert kept == [("warning", "bad sample", "bad sample: path=a\\nb.jpg stream=photos")]
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_the_place_of_the_log_is_known(tmp_path, monkeypatch) -> None:
+    """A file by its path; the service of a unit by its name."""
+    with (tmp_path / "batchd.log").open("w") as file:
+        monkeypatch.setattr("batchd.cli.log_lines.STANDARD_ERROR", file.fileno())
+        assert log_place() == str(tmp_path / "batchd.log")
+        status = tmp_path.joinpath("batchd.log").stat()
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        assert log_place().startswith("the journal")
+    groups = tmp_path / "cgroup"
+    groups.write_text("0::/system.slice/batchd-2.service\n")
+    assert unit_of(groups) == "batchd-2.service"
+    groups.write_text("0::/user.slice/session-3.scope\n")
+    assert unit_of(groups) == ""
+    assert unit_of(tmp_path / "none") == ""
