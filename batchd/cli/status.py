@@ -41,6 +41,7 @@ from batchd_wire.wording import counted
 _GONE = TrainerStatistics(session=0, name="?", pid=None, user=None, transport="?")
 """The end of a trainer's line that has only batches."""
 DAY_S = 24 * 3600
+SLOW_MAX = 5
 
 
 @click.command("status")
@@ -113,7 +114,7 @@ def detail(status: DaemonStatus, stream: StreamStatistics, width: int) -> Iterat
         ("delivered", f"{counted(stream.delivered_samples, 'sample')}, {stream.shared_batches:,} batches shared"),
         ("a sample", f"{1000 * work.total_s / work.samples:.2f} ms: {parts}" if work.samples else "none decoded yet"),
         ("bad", f"{counted(stream.bad_samples, 'sample')} (batchd bad {stream.name})" if stream.bad_samples else ""),
-        ("slow", ", ".join(f"{escaped(path)} {1000 * taken_s:.0f} ms" for path, taken_s in work.slowest)),
+        ("slow", ", ".join(f"{escaped(path)} {1000 * taken_s:.0f} ms" for path, taken_s in work.slowest[:SLOW_MAX])),
         ("fingerprint", stream.fingerprint),
     ]
     host = f" on {escaped(status.daemon.host)}" if status.daemon.host else ""

@@ -4,7 +4,8 @@
     /status.json        what `batchd status --json` prints
     /                   page.html, with the first state as tables for browsers without scripts
     /page.css, .js      beside it in the package
-    /overview.json      the present state, each second;  /history.json  the last 15 minutes
+    /overview.json      the present state, each second
+    /history.json       the last ?seconds=, at most 15 minutes
     /bad.json           bad samples of a stream;  /sheet.png  contact sheet of its current batch
 
 Invariants: a path that is not ``is_private`` has numbers, and names of streams, trainers and worker
@@ -27,7 +28,7 @@ from batchd.diagnosis.pool import summary
 from batchd.observer.access import AccessRules, HostNames, is_forwarded
 from batchd.observer.contact_sheets import ContactSheets, current_position
 from batchd.observer.metrics import CONTENT_TYPE, SCRAPE_S, Exposition
-from batchd.observer.status_client import StatusClient, StatusRecorder
+from batchd.observer.status_client import POINTS, STEP_S, StatusClient, StatusRecorder
 from batchd_wire.position import Position
 from batchd_wire.status import DaemonStatus
 
@@ -35,7 +36,9 @@ PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json"
 ANSWER_S = 2.0
 """How long a request waits for the daemon, or for a contact sheet."""
-STATE_MARK = "<!-- state -->"
+STATE_MARK, TITLE = "<!-- state -->", "<title>batchd</title>"
+HISTORY_S = int(STEP_S * POINTS)
+SECONDS_DIGITS = 9
 PUBLIC_PATHS = "/metrics, /healthz and /readyz are public"
 NO_ANSWER = "the daemon has not answered yet"
 _FILES = files("batchd.observer") / "page"
@@ -107,7 +110,7 @@ class Router:
             "/plots.js": _fixed("plots.js"),
             "/icon.svg": _fixed("icon.svg"),
             "/overview.json": Route(self._overview, "what the page shows", is_private=True),
-            "/history.json": Route(self._history, "the last 15 minutes", is_private=True),
+            "/history.json": Route(self._history, "?seconds=: the last ones, of 15 minutes", is_private=True),
             "/bad.json": Route(self._bad, "?stream=NAME: its bad samples", is_private=True),
             "/sheet.png": Route(self._sheet, "?stream=NAME: its current batch", is_private=True, has_effect=True),
         }
@@ -167,7 +170,9 @@ class Router:
     def _page(self, _query: Query) -> Response:
         overview = self._recorder.overview()
         state = f"<p>{NO_ANSWER.capitalize()}.</p>" if overview is None else "\n".join(_tables(overview))
-        return Response(200, "text/html; charset=utf-8", self._html.replace(STATE_MARK, state).encode())
+        host = overview.host if overview is not None else ""
+        page = self._html.replace(TITLE, f"<title>{escape(host)} · batchd</title>" if host else TITLE, 1)
+        return Response(200, "text/html; charset=utf-8", page.replace(STATE_MARK, state, 1).encode())
 
     def _overview(self, _query: Query) -> Response:
         overview, answer = self._recorder.overview(), self._client.latest()
@@ -180,8 +185,10 @@ class Router:
         }
         return json_response({**asdict(overview), "observer": observer})
 
-    def _history(self, _query: Query) -> Response:
-        return json_response(self._recorder.history())
+    def _history(self, query: Query) -> Response:
+        wanted = query.get("seconds", "")
+        seconds = min(int(wanted[:SECONDS_DIGITS]), HISTORY_S) if wanted.isascii() and wanted.isdigit() else HISTORY_S
+        return json_response(self._recorder.history(seconds))
 
     def _bad(self, query: Query) -> Response:
         stream = self._stream(query)
@@ -242,7 +249,8 @@ def _fixed(name: str) -> Route:
 
 
 def _tables(overview: Overview) -> Iterable[str]:
-    yield f"<p>batchd {escape(overview.version)}, up {overview.uptime_s:.0f} s</p>"
+    host = f" on {escape(overview.host)}" if overview.host else ""
+    yield f"<p>batchd {escape(overview.version)}{host}, up {overview.uptime_s:.0f} s</p>"
     yield _table(
         "Trainers",
         ("trainer", "stream", "waits", "ready ahead", "verdict", "proof", "what helps"),

@@ -4,7 +4,8 @@
     for a request about bad samples                        --> AskBad    --> BadSamples
 
     answers --> StatusRecorder --> StatusWindow: the present
-                     +-----------> History: the past, a number of each series every STEP_S
+                     +-----------> History: the past, a number of each series every STEP_S,
+                                   and of the last minute every FINE_STEP_S
 
 Invariant: one question at a time, and two are at least ``SPACING_S`` apart; one answer serves every
 thread that asked before its question was sent. Invariant: memory is bounded: there are at most
@@ -19,7 +20,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf, isnan, nan
+from math import ceil, inf, isnan, nan
 from threading import Condition, Lock
 from time import monotonic
 
@@ -40,16 +41,17 @@ BAD_S = 5.0
 BAD_KEPT_MAX = 8
 STALL_S = 5.0
 """Time without an answer after which the loop counts as hung; usual are milliseconds."""
-STEP_S = 5.0
-POINTS = 180
+STEP_S, POINTS = 5.0, 180
+FINE_STEP_S, FINE_POINTS = 2.0, 30
+SHOWN_POINTS_MIN = 10
+"""So that a plot of the first seconds has room beside them."""
 STATUS_SPACING_S = 0.9
 """Between two statuses that are kept; closer ones add nothing."""
-STREAMS_MAX, PARTS_MAX, TRAINERS_MAX = 16, 12, 64
+STREAMS_MAX, PARTS_MAX, TRAINERS_MAX = 32, 12, 64
 OTHER = "other"
 STREAM_KINDS = ("decoded_per_s", "delivered_per_s", "leased_slots", "ready_slots", "filling_slots", "slots_max")
 PART_KIND, WAIT_KIND = "part_ms", "wait_share"
 DIGITS = 4
-_EMPTY = array("f", [nan]) * POINTS
 
 Key = tuple[str, ...]
 """Kind, then the stream; or the stream and the part; or the stream, the trainer and its rank."""
@@ -206,7 +208,8 @@ class StatusRecorder:
         self._now = now
         self._lock = Lock()
         self._window = StatusWindow()
-        self._history = History()
+        self._histories = {FINE_STEP_S: History(FINE_POINTS), STEP_S: History(POINTS)}
+        """By their steps in seconds, the finest first."""
         self._added_s = -STEP_S
 
     def add(self, status: DaemonStatus) -> None:
@@ -215,52 +218,60 @@ class StatusRecorder:
         if now_s - self._added_s < STATUS_SPACING_S:
             return
         self._added_s = now_s
-        tick = int(now_s // STEP_S)
         with self._lock:
             self._window.add(status)
-            overview = self._window.overview() if tick != self._history.tick else None
-            if overview is not None:
-                self._history.add(tick, overview)
+            overview = None
+            for step_s, history in self._histories.items():
+                tick = int(now_s // step_s)
+                if tick != history.tick:
+                    overview = overview or self._window.overview()
+                    assert overview is not None, "a status was added"
+                    history.add(tick, overview)
 
     def overview(self) -> Overview | None:
         """The present state; None before the first answer."""
         with self._lock:
             return self._window.overview()
 
-    def history(self) -> dict[str, object]:
-        """All series up to now, as plain data."""
+    def history(self, seconds: float = STEP_S * POINTS) -> dict[str, object]:
+        """All series of the last ``seconds``, as plain data, in the finest steps that reach so far."""
         with self._lock:
-            series = [*self._history.plain(int(self._now() // STEP_S))]
-            return {"step_s": STEP_S, "points": POINTS, "series": series}
+            step_s = next((one for one, kept in self._histories.items() if one * kept.points >= seconds), STEP_S)
+            kept = self._histories[step_s]
+            points = max(SHOWN_POINTS_MIN, min(kept.points, ceil(seconds / step_s)))
+            series = [*kept.plain(int(self._now() // step_s), points)]
+            return {"step_s": step_s, "points": points, "series": series}
 
 
 class History:
     """The series, oldest point first. A missing point is NaN; the last is that of ``tick``."""
 
-    def __init__(self) -> None:
+    def __init__(self, points: int = POINTS) -> None:
+        self.points = points
+        self._empty = array("f", [nan]) * points
         self.tick: int | None = None
         self._series: dict[Key, array[float]] = {}
 
     def add(self, tick: int, overview: Overview) -> None:
         """Record one moment. Those between it and the last one stay empty."""
-        elapsed = POINTS if self.tick is None else min(tick - self.tick, POINTS)
+        elapsed = self.points if self.tick is None else min(tick - self.tick, self.points)
         for series in self._series.values():
             del series[:elapsed]
-            series.extend(_EMPTY[:elapsed])
+            series.extend(self._empty[:elapsed])
         self.tick = tick
         for key, value in _values(overview):
             admitted = key if key in self._series else self._admitted(key)
-            series = self._series.setdefault(admitted, _EMPTY[:])
+            series = self._series.setdefault(admitted, self._empty[:])
             merged = max(series[-1], value) if key[0] == WAIT_KIND else series[-1] + value
             series[-1] = value if isnan(series[-1]) else merged
         self._series = {key: series for key, series in self._series.items() if not all(map(isnan, series))}
 
-    def plain(self, tick: int) -> Iterator[dict[str, object]]:
-        """Every series up to ``tick``, or to the one before if ``tick`` has no point yet."""
-        late = 0 if self.tick is None or tick - self.tick <= 1 else min(tick - self.tick, POINTS)
+    def plain(self, tick: int, points: int | None = None) -> Iterator[dict[str, object]]:
+        """The last ``points`` of every series up to ``tick``, or to the one before without a point yet."""
+        late = 0 if self.tick is None or tick - self.tick <= 1 else min(tick - self.tick, self.points)
         for key, series in self._series.items():
-            points = series[late:] + _EMPTY[:late]
-            values = [None if isnan(point) else float(f"{point:.{DIGITS}g}") for point in points]
+            shown = (series[late:] + self._empty[:late])[-(points or self.points) :]
+            values = [None if isnan(point) else float(f"{point:.{DIGITS}g}") for point in shown]
             yield {"kind": key[0], "of": list(key[1:]), "values": values}
 
     def _admitted(self, key: Key) -> Key:

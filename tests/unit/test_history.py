@@ -10,10 +10,13 @@ from typing import Any
 
 from batchd.diagnosis.overview import Overview, overview_between
 from batchd.observer.status_client import (
+    FINE_POINTS,
+    FINE_STEP_S,
     OTHER,
     PART_KIND,
     PARTS_MAX,
     POINTS,
+    SHOWN_POINTS_MIN,
     STEP_S,
     STREAM_KINDS,
     STREAMS_MAX,
@@ -122,3 +125,28 @@ def test_a_recorder_knows_nothing_before_the_first_answer():
 
     assert recorder.overview() is None
     assert recorder.history()["series"] == []
+
+
+def test_the_first_minute_has_finer_steps():
+    """And a range has as many points as it needs: few at the start, never more than are kept."""
+    now = [1000.0]
+    recorder = StatusRecorder(lambda: now[0])
+    _before, status = two_looks()
+    for second in range(70):
+        now[0] = 1000.0 + second
+        recorder.add(later(status, second))
+
+    def shape(*seconds: float) -> tuple[object, object, set[int]]:
+        found = recorder.history(*seconds)
+        series: Any = found["series"]
+        return found["step_s"], found["points"], {len(one["values"]) for one in series}
+
+    assert shape(3) == (FINE_STEP_S, SHOWN_POINTS_MIN, {SHOWN_POINTS_MIN})
+    assert shape(30) == (FINE_STEP_S, 15, {15})
+    assert shape(60) == (FINE_STEP_S, FINE_POINTS, {FINE_POINTS})
+    assert shape(61) == (STEP_S, 13, {13})
+    assert shape(300) == (STEP_S, 60, {60})
+    assert shape() == shape(10**9) == (STEP_S, POINTS, {POINTS})
+    fine: Any = recorder.history(60)["series"]
+    values = next(one["values"] for one in fine if one["kind"] == "slots_max")
+    assert values == [8.0] * FINE_POINTS, "a status a second leaves no gap"

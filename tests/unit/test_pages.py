@@ -81,7 +81,8 @@ def test_before_the_daemon_has_answered_that_is_said(make_pages):
     assert b"has not answered yet" in pages.routes["/"].answer({}).body
     assert STATE_MARK.encode() not in pages.routes["/"].answer({}).body
     assert pages.routes["/overview.json"].answer({}).status == 503
-    assert pages.routes["/history.json"].answer({}).status == 200
+    for seconds in ({}, {"seconds": "30"}, {"seconds": "-1"}, {"seconds": "9" * 5000}, {"seconds": "²"}):
+        assert pages.routes["/history.json"].answer(seconds).status == 200
 
 
 @pytest.mark.parametrize("path", ["/bad.json", "/sheet.png"])

@@ -1,8 +1,11 @@
 """The observer's page in a real browser, with a real daemon and trainers."""
 
 import os
+import re
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 from dataclasses import asdict
 
@@ -11,6 +14,7 @@ import pytest
 import batchd_client
 from batchd.diagnosis.overview import overview_between
 from batchd_wire.status import LinkStatistics
+from support.made_page import made_page
 from support.observing import ANYWHERE, asked, observer_of, place_of
 from support.settings import folder_stream
 from support.statuses import link, two_looks, with_pool
@@ -141,7 +145,7 @@ def test_a_broken_answer_stops_nothing(observed, start_trainer, open_page):
     start_trainer(observed.address, epochs=100).take(2)
     broken = []
     page = open_page("about:blank")
-    page.route("**/history.json", lambda route: (broken.append(1), route.fulfill(body="{nonsense")), times=1)
+    page.route("**/history.json*", lambda route: (broken.append(1), route.fulfill(body="{nonsense")), times=1)
     page.goto(address_of(observed))
 
     page.locator("svg.plot path.line[d^=M]").first.wait_for(state="attached", timeout=PATIENCE_MS)
@@ -162,7 +166,7 @@ def test_hostile_names_are_text(start_daemon, photos, tmp_path, monkeypatch, ope
         shows(page, HOSTILE)
         page.get_by_text("1 bad sample").click()
         page.get_by_role("cell", name=f"{HOSTILE}.jpg").wait_for(timeout=PATIENCE_MS)
-        assert page.title() == "batchd"
+        assert page.title() == f"{socket.gethostname()} · batchd"
         assert page.locator("img").count() == 0
 
 
@@ -251,7 +255,7 @@ def test_hostile_names_of_worker_hosts_are_text(open_with_pool):
 
     shows(page, f"sent away: {HOSTILE}")
     assert page.locator("#hosts li").count() == 2
-    assert page.title() == "batchd"
+    assert page.title() == f"{socket.gethostname()} · batchd"
     assert page.locator("img").count() == 0
 
 
@@ -261,3 +265,92 @@ def test_without_a_pool_there_is_no_section_of_worker_hosts(observed, open_page)
 
     shows(page, "photos")
     assert page.locator("#hosts").is_hidden()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "trainers", "streams"),
+    [(1, 0, 1), (1, 1, 1), (45, 1, 1), (300, 8, 1), (60, 64, 1), (900, 8, 20)],
+    ids=str,
+)
+def test_a_made_daemon_is_shown_at_every_age_and_size(tmp_path, open_page, picture, seconds, trainers, streams):
+    """In both schemes, on a phone and in a window; there is a picture of each in ``build/page``."""
+    with made_page(tmp_path, seconds, trainers=trainers, streams=streams) as address:
+        for scheme in ("light", "dark"):
+            page = open_page(address, color_scheme=scheme, reduced_motion="reduce")
+            shows(page, "batchd on bigbox")
+            shows(page, "folder /data/imagenet/train")
+            page.locator("svg.plot text", has_text="now").first.wait_for(state="attached", timeout=PATIENCE_MS)
+            for width in (390, 880, 1030, 1280):
+                page.set_viewport_size({"width": width, "height": 844})
+                assert page.evaluate(FITS)
+                picture(page, f"made-{seconds}s-{trainers}x{streams}-{scheme}-{width}")
+            assert page.locator("#trainers tbody tr").count() == min(trainers, 16)
+            page.context.close()
+
+
+def test_plots_reach_back_to_the_start_or_as_far_as_a_user_wants(tmp_path, open_page):
+    """What there is takes most of the width in the first minute already."""
+    with made_page(tmp_path, 40, trainers=1) as address:
+        page = open_page(address)
+        plot = page.get_by_role("img", name="Throughput")
+        plot.locator("path.line[d^=M]").first.wait_for(state="attached", timeout=PATIENCE_MS)
+        width_of = "(plot) => plot.querySelector('path.line').getBBox().width / plot.clientWidth"
+        assert plot.evaluate(width_of) > 0.75
+        assert "of the last 0.7 minutes" in plot.get_attribute("aria-label")
+        for name, part in (("5 min", 0.05), ("15 min", 0.01), ("1 min", 0.4), ("since the start", 0.75)):
+            button = page.get_by_role("button", name=name, exact=True)
+            button.click()
+            assert button.get_attribute("aria-pressed") == "true"
+            assert page.locator("#range [aria-pressed=true]").count() == 1
+            wait_until(lambda low=part: low < plot.evaluate(width_of) < max(3 * low, 0.7 if low < 0.7 else 1), name)
+
+
+def test_numbers_beside_each_other_are_the_same(tmp_path, open_page):
+    """The legends of plots have those of the headline and the table, of one window."""
+    with made_page(tmp_path, 40, trainers=5) as address:
+        page = open_page(address)
+        section = page.locator("#streams section")
+        section.locator(".plots .legend li").nth(2).wait_for(timeout=PATIENCE_MS)
+        wait_until(lambda: "random_resized_crop" in section.locator(".plots").inner_text(), "the plots are drawn")
+        text = " ".join(section.inner_text().split())
+
+    delivered, decoded = re.findall(r"([\d,]+) (?:delivered|decoded)/s", text)
+    assert f"delivered {delivered} decoded {decoded}" in text
+    assert "no CPU 0.32 ms" in text
+    assert text.count("no CPU 0.32 ") == 2
+    assert "resnet-55-sweep 60 %" in text
+
+
+def test_lines_to_copy_connect_a_trainer_to_an_idle_daemon(observed, open_page, tmp_path):
+    """They run as they are, and are gone while a trainer reads."""
+    page = open_page(address_of(observed))
+    page.locator("#connect").wait_for(state="visible", timeout=PATIENCE_MS)
+    lines = page.locator("#connect-lines").text_content()
+    script = tmp_path / "trainer.py"
+    script.write_text(lines + "\n        break\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.startswith("(")
+    with batchd_client.connect(observed.address) as connection, connection.stream("photos"):
+        page.locator("#connect").wait_for(state="hidden", timeout=PATIENCE_MS)
+
+
+def test_of_many_trainers_those_that_wait_most_are_shown_first(tmp_path, open_page):
+    """And all of them if a user asks for them."""
+    with made_page(tmp_path, 20, trainers=64) as address:
+        page = open_page(address)
+        rows = page.locator("#trainers tbody tr")
+        rows.first.wait_for(timeout=PATIENCE_MS)
+        waits = page.locator("#trainers td[data-label=waits]").all_text_contents()
+        assert waits[:12] == ["60 %"] * 12
+        page.get_by_role("button", name="show all 64 trainers").click()
+        assert rows.count() == 64
+
+
+def test_the_last_warnings_are_on_the_page(tmp_path, open_page):
+    """The newest above, as text."""
+    with made_page(tmp_path, 3, trainers=1, warnings=True) as address:
+        page = open_page(address)
+        shows(page, "gateway cannot listen")
+        assert page.locator("#warnings li").count() == 2
+        assert page.locator("#warnings li .pill").first.text_content() == "error"

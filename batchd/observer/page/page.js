@@ -1,10 +1,13 @@
 // The page: asks the observer each second what there is to see, and shows it. Names may be hostile, so they are put in as
 // text and never as markup.
-import { Plot, colour, fillBar, fillLegend, html, say, svg } from "/plots.js";
+import { Plot, fillBar, fillLegend, html, say, svg } from "/plots.js";
 
 const RING = ["k0", "k6", "k4"]; // leased, ready, filling
 const ringColour = (index) => RING[index];
-const LOOK_MS = 1000, HISTORY_MS = 5000, BAD_MS = 10000, SHEET_AGAIN_MS = 1000, STILL_S = 5, REST_MS_MIN = 0.01;
+const NO_CPU = "no CPU", NO_CPU_COLOUR = "k5"; // grey: no work is done
+const PARTS = ["k0", "k1", "k2", "k3", "k4", "k6", "k7"];
+const LOOK_MS = 1000, HISTORY_MS = 5000, FINE_HISTORY_MS = 2000, FINE_S = 60, RANGE_S_MIN = 20, RANGE_S_MAX = 900,
+  TRAINERS_MAX = 16, UNFOLDED_MAX = 6, BAD_MS = 10000, SHEET_AGAIN_MS = 1000, STILL_S = 5, REST_MS_MIN = 0.01;
 const ANSWER_MS = 5000; // a way that has gone silent ends no request by itself
 const $ = (id) => document.getElementById(id);
 const get = (address) => fetch(address, { signal: AbortSignal.timeout(ANSWER_MS) });
@@ -15,6 +18,7 @@ const number = (value, digits = 0) =>
   value === null || value === undefined
     ? "–"
     : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const percent = (value) => `${Math.round(value)} %`;
 const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
 const short = (value) =>
   value >= 1e6 ? `${+(value / 1e6).toPrecision(3)} M` : value >= 1e4 ? `${+(value / 1e3).toPrecision(3)} k` : `${+value.toPrecision(3)}`;
@@ -129,62 +133,145 @@ function showPool(pool) {
   say($("hosts-more"), `and ${counted(more, "worker host")} more`);
 }
 
+// --- no trainer: lines that make one
+
+const python = (text) => JSON.stringify(text).replace(/[\u007f-\uffff]/g, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+function showConnect({ trainers, streams, address }) {
+  const stream = streams.find((one) => one.stopped === null);
+  const isIdle = trainers.length === 0 && stream !== undefined && address !== "";
+  $("connect").hidden = !isIdle;
+  if (!isIdle) return;
+  const field = stream.description.fields[0]?.split(" ")[0] ?? "index";
+  const lines = [
+    "import batchd_client",
+    "",
+    `with batchd_client.connect(${python(address)}) as daemon:`,
+    `    for batch in daemon.stream(${python(stream.name)}):`,
+    `        print(batch[${python(field)}].shape)`,
+  ];
+  say($("connect-lines"), lines.join("\n"));
+}
+
+$("connect-copy").addEventListener("click", async () => {
+  const lines = $("connect-lines");
+  getSelection().selectAllChildren(lines); // where a page may not write to the clipboard, Ctrl-C does
+  try {
+    await navigator.clipboard.writeText(lines.textContent);
+    say($("connect-copy"), "copied");
+  } catch {
+    say($("connect-copy"), "press Ctrl-C");
+  }
+  setTimeout(() => say($("connect-copy"), "copy"), 2000);
+});
+
+// --- many trainers: those that wait most, until a user wants all
+
+let showsAll = false;
+
+function showTrainers(trainers) {
+  const byWait = (one, other) => (other.wait_share ?? 0) - (one.wait_share ?? 0);
+  const shown = showsAll || trainers.length <= TRAINERS_MAX ? trainers : [...trainers].sort(byWait).slice(0, TRAINERS_MAX);
+  fillTable($("trainers"), shown.map(trainerRow));
+  $("trainers-more").hidden = trainers.length <= TRAINERS_MAX;
+  say($("trainers-more").firstChild, showsAll ? `show the ${TRAINERS_MAX} that wait most` : `these wait most: show all ${number(trainers.length)} trainers`);
+  return trainers;
+}
+
 // --- streams: one section each, which stays while its stream does
 
+const DESCRIBED = { source: "source", samples: "samples", fields: "batch", pipeline: "pipeline" };
+
+function description(one) {
+  const { source, fields, pipeline } = one.description;
+  return {
+    source,
+    samples: one.is_live
+      ? `live, in batches of ${number(one.batch_size)}`
+      : `${number(one.samples)}, ${counted(one.steps, "step")} of ${number(one.batch_size)} an epoch`,
+    fields: fields.join(", "),
+    pipeline: pipeline.join(" → "),
+  };
+}
+
 class Stream {
-  constructor(name) {
+  constructor(name, isFolded) {
     this.name = name;
     this.title = html("h2");
     say(this.title, name);
     this.delivered = html("b");
     this.decoded = html("b");
     this.stopped = html("p", { class: "notice", hidden: "" });
+    this.facts = Object.fromEntries(Object.keys(DESCRIBED).map((key) => [key, html("dd")]));
+    this.about = html("dl", { class: "about" }, ...Object.entries(DESCRIBED).map(([key, title]) => html("div", {}, html("dt", {}, title), this.facts[key])));
+    this.partNames = [];
     this.ring = bar("ring");
     this.parts = bar("a sample's time");
     this.plots = {
-      rates: new Plot({ title: "Throughput", unit: "samples/s", format: short }),
-      waits: new Plot({ title: "Trainers wait", unit: "% of the time", format: (value) => `${+value.toPrecision(3)} %`, top: 100 }),
-      ring: new Plot({ title: "Ring", unit: "% of its slots", format: (value) => `${+value.toPrecision(3)} %`, isStacked: true, top: 100, colours: ringColour }),
-      parts: new Plot({ title: "A sample's time", unit: "ms", format: short, isStacked: true }),
+      rates: new Plot({ title: "Throughput", unit: "samples/s", format: short, exact: number }),
+      waits: new Plot({ title: "Trainers wait", unit: "% of the time", format: percent, top: 100 }),
+      ring: new Plot({ title: "Ring", unit: "% of its slots", format: percent, isStacked: true, top: 100, colours: ringColour }),
+      parts: new Plot({ title: "A sample's time", unit: "ms", format: short, exact: (value) => number(value, 2), isStacked: true, colours: (_index, name) => this.partColour(name) }),
     };
     this.sheet = new Sheet(name);
     this.bad = new Bad(name);
+    const plots = html("div", { class: "plots" }, ...Object.values(this.plots).map((plot) => plot.node));
     this.node = html(
       "section",
       {},
       html("div", { class: "stream-head" }, this.title, figure(this.delivered, "delivered/s"), figure(this.decoded, "decoded/s")),
+      this.about,
       this.stopped,
       html("div", { class: "bars" }, this.ring.node, this.parts.node),
-      html("div", { class: "plots" }, ...Object.values(this.plots).map((plot) => plot.node)),
+      isFolded ? html("details", {}, html("summary", {}, "Plots"), plots) : plots,
       this.sheet.node,
       this.bad.node,
     );
     this.node.setAttribute("aria-label", `stream ${name}`);
   }
 
-  show(one) {
+  show(one, trainers) {
+    this.hasRanks = trainers.some(({ world_size }) => world_size > 1);
     say(this.delivered, number(one.delivered_per_s));
     say(this.decoded, number(one.decoded_per_s));
     this.stopped.hidden = one.stopped === null;
     say(this.stopped, one.stopped === null ? "" : `has stopped: ${one.stopped}`);
+    for (const [key, text] of Object.entries(description(one))) {
+      say(this.facts[key], text);
+      this.facts[key].parentNode.hidden = text === "";
+    }
     const slots = [["leased", one.leased_slots], ["ready", one.ready_slots], ["filling", one.filling_slots]];
     const free = Math.max(0, one.slots_max - one.leased_slots - one.ready_slots - one.filling_slots);
     fillBar(this.ring.svg, slots.map(([, count], index) => [count, ringColour(index)]), one.slots_max);
     fillLegend(this.ring.legend, [
       ...slots.map(([name, count], index) => ({ name, value: number(count), kind: ringColour(index) })),
-      { name: "free", value: number(free), kind: "kfree" },
+      { name: one.partial_slots ? `free, ${one.partial_slots} of them with an unfinished batch` : "free", value: number(free), kind: "kfree" },
     ]);
     say(this.ring.title, "ring");
     say(this.ring.value, `${counted(one.slots_max, "slot")} of ${counted(one.batch_size, "sample")}`);
-    fillBar(this.parts.svg, one.parts.map(([, ms], index) => [ms, colour(index)]), Math.max(one.sample_ms ?? 0, total(one.parts)));
+    fillBar(this.parts.svg, one.parts.map(([name, ms]) => [ms, this.partColour(name)]), Math.max(one.sample_ms ?? 0, total(one.parts)));
     const rest = (one.sample_ms ?? 0) - total(one.parts);
-    const times = one.parts.map(([name, ms], index) => ({ name, value: `${number(ms, 2)} ms`, kind: colour(index) }));
+    const times = one.parts.map(([name, ms]) => ({ name, value: `${number(ms, 2)} ms`, kind: this.partColour(name) }));
     if (rest > REST_MS_MIN) times.push({ name: "between samples", value: `${number(rest, 2)} ms`, kind: "kfree" });
     fillLegend(this.parts.legend, times);
     say(this.parts.title, "a sample's time");
     say(this.parts.value, one.sample_ms === null ? "nothing decoded just now" : `${number(one.sample_ms, 2)} ms`);
     this.bad.show(one.bad_samples);
+    const ofSlots = (count) => (one.slots_max ? (100 * count) / one.slots_max : null);
+    this.plots.rates.now({ delivered: one.delivered_per_s, decoded: one.decoded_per_s });
+    this.plots.ring.now(Object.fromEntries(slots.map(([name, count]) => [name, ofSlots(count)])));
+    this.plots.parts.now(Object.fromEntries(one.parts));
+    this.plots.waits.now(Object.fromEntries(trainers.map((trainer) => [this.waitName(trainer.name, trainer.rank), trainer.wait_share === null ? null : 100 * trainer.wait_share])));
   }
+
+  // Of a part everywhere: also when another one comes or goes.
+  partColour(name) {
+    if (name === NO_CPU) return NO_CPU_COLOUR;
+    if (!this.partNames.includes(name)) this.partNames.push(name);
+    return PARTS[this.partNames.indexOf(name) % PARTS.length];
+  }
+
+  waitName = (name, rank) => (this.hasRanks ? `${name}, rank ${rank}` : name);
 
   plot(history) {
     const of = (kind) => history.series.filter((one) => one.kind === kind && one.of[0] === this.name);
@@ -201,8 +288,7 @@ class Stream {
     );
     this.plots.parts.show(of("part_ms").map(({ of: [, name], values }) => ({ name, values })), history);
     const waits = of("wait_share").map(({ of: [, name, rank], values }) => ({ name, rank, values: values.map((one) => one === null ? null : 100 * one) }));
-    const ranks = new Set(waits.map(({ rank }) => rank)).size > 1;
-    this.plots.waits.show(waits.map(({ name, rank, values }) => ({ name: ranks ? `${name}, rank ${rank}` : name, values })), history);
+    this.plots.waits.show(waits.map(({ name, rank, values }) => ({ name: this.waitName(name, rank), values })), history);
   }
 }
 
@@ -319,7 +405,14 @@ function show(overview) {
   ]);
   state(observer.up, overview.draining ? "draining" : observer.up ? "serving" : "no answer");
   notice(observer.up ? "" : `The daemon has given no answer for ${duration(observer.silent_s)}. These are its last numbers.`);
-  fillTable($("trainers"), overview.trainers.map(trainerRow));
+  say($("host"), overview.host ? ` on ${overview.host}` : "");
+  document.title = overview.host ? `${overview.host} · batchd` : "batchd";
+  uptimeS = overview.uptime_s + observer.age_s;
+  $("range").hidden = overview.streams.length === 0;
+  say($("window"), overview.seconds === null ? "first numbers in a second" : `numbers of the last ${Math.max(1, Math.round(overview.seconds))} s`);
+  lastTrainers = showTrainers(overview.trainers);
+  showConnect(overview);
+  showWarnings(overview.warnings);
   fillTable($("workers"), overview.workers.map(workerRow));
   showPool(overview.pool);
   const names = new Set(overview.streams.map(({ name }) => name));
@@ -330,11 +423,25 @@ function show(overview) {
     }
   for (const one of overview.streams) {
     if (!streams.has(one.name)) {
-      streams.set(one.name, new Stream(one.name));
+      streams.set(one.name, new Stream(one.name, overview.streams.length > UNFOLDED_MAX));
       $("streams").append(streams.get(one.name).node);
     }
-    streams.get(one.name).show(one);
+    streams.get(one.name).show(one, overview.trainers.filter(({ stream }) => stream === one.name));
   }
+}
+
+function showWarnings(lines) {
+  $("warnings").hidden = lines.length === 0;
+  const list = $("warnings").querySelector("ul");
+  while (list.children.length > lines.length) list.lastChild.remove();
+  while (list.children.length < lines.length) list.append(html("li", {}, html("time"), html("span", { class: "pill bad" }), html("span")));
+  [...lines].reverse().forEach((line, index) => {
+    const [when, level, text] = list.children[index].children;
+    say(when, new Date(1000 * line.time_s).toLocaleTimeString());
+    when.title = new Date(1000 * line.time_s).toLocaleString();
+    say(level, line.level);
+    say(text, line.text);
+  });
 }
 
 function fillFacts(facts) {
@@ -377,14 +484,32 @@ async function look() {
   notice(response.status === 503 ? "The daemon has not answered yet." : told);
 }
 
+// --- the time range: since the daemon's start, at most 15 minutes, or what a user chose
+
+let uptimeS = 0, minutes = null, lastTrainers = [];
+
+const rangeS = () => (minutes === null ? Math.min(RANGE_S_MAX, Math.max(RANGE_S_MIN, Math.ceil(uptimeS))) : 60 * minutes);
+
+for (const button of $("range").querySelectorAll("button"))
+  button.addEventListener("click", () => {
+    minutes = button.dataset.minutes ? Number(button.dataset.minutes) : null;
+    for (const one of $("range").querySelectorAll("button")) one.setAttribute("aria-pressed", String(one === button));
+    remember().catch(console.warn);
+  });
+
+$("trainers-more").firstChild.addEventListener("click", () => {
+  showsAll = !showsAll;
+  showTrainers(lastTrainers);
+});
+
 async function remember() {
-  const response = await get("/history.json");
+  const response = await get(`/history.json?seconds=${rangeS()}`);
   if (!response.ok) return;
   const history = await response.json();
   for (const stream of streams.values()) stream.plot(history);
 }
 
-// One after the other, and not while the page is hidden; a failure is retried.
+// One after the other, `everyMs()` apart, and not while the page is hidden; a failure is retried.
 async function keep(ask, everyMs) {
   for (;;) {
     try {
@@ -392,10 +517,10 @@ async function keep(ask, everyMs) {
     } catch (error) {
       console.warn(error);
     }
-    await new Promise((done) => setTimeout(done, everyMs));
+    await new Promise((done) => setTimeout(done, everyMs()));
   }
 }
 
 await look().catch(console.warn); // there are streams to plot then
-keep(look, LOOK_MS);
-keep(remember, HISTORY_MS);
+keep(look, () => LOOK_MS);
+keep(remember, () => (rangeS() <= FINE_S ? FINE_HISTORY_MS : HISTORY_MS));

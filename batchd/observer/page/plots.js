@@ -1,6 +1,8 @@
 // Plots and bars, as SVG. Whatever they are named is text; colours are classes, so that the style sheet decides.
 const SVG = "http://www.w3.org/2000/svg";
-const LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20, HEIGHT = 150;
+const LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20, HEIGHT = 150, TIME_PIXELS = 48;
+const APART_S = [5, 10, 15, 30, 60, 120, 300]; // between two times under a plot, of which there are few
+const TIMES_MAX = 4, LEGEND_MAX = 12;
 
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
@@ -58,10 +60,10 @@ function niceTop(value) {
 }
 
 export class Plot {
-  // `unit` is what the numbers are; `format` writes one; `isStacked`: areas on each other; `top`: of the axis, if it is
+  // `unit` is what the numbers are; `format` writes one at the axis, `exact` one of the legend; `isStacked`: areas on each other; `top`: of the axis, if it is
   // fixed; `colours`: the class of the nth series.
-  constructor({ title, unit, format, isStacked = false, top = null, colours = colour }) {
-    Object.assign(this, { title, unit, format, isStacked, top, colours });
+  constructor({ title, unit, format, exact = format, isStacked = false, top = null, colours = colour }) {
+    Object.assign(this, { title, unit, format, exact, isStacked, top, colours });
     this.svg = svg("svg", { class: "plot", role: "img" });
     this.when = html("span", { class: "label" });
     this.legend = html("ul", { class: "legend" });
@@ -70,6 +72,7 @@ export class Plot {
     this.series = [];
     this.count = 2;
     this.at = null;
+    this.current = {};
     new ResizeObserver(() => this.draw()).observe(this.svg);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.point(null));
@@ -80,7 +83,14 @@ export class Plot {
     this.series = series.filter(({ values }) => values.length === points);
     this.count = points;
     this.stepS = stepS;
+    this.at = this.at === null ? null : Math.min(this.at, points - 1);
     this.draw();
+  }
+
+  // The present values by name, which the legend has unless a user points at the past.
+  now(values) {
+    this.current = values;
+    this.tell();
   }
 
   point(event) {
@@ -103,7 +113,7 @@ export class Plot {
     const x = (index) => LEFT + (index / Math.max(1, this.count - 1)) * (width - LEFT - RIGHT);
     const y = (value) => TOP + (1 - Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
     const drawn = [...this.axes(x, y, top)];
-    for (const layer of layers) drawn.push((this.isStacked ? area : line)(layer, this.colours(layer.index), x, y));
+    for (const layer of layers) drawn.push((this.isStacked ? area : line)(layer, this.colours(layer.index, this.series[layer.index].name), x, y));
     if (this.at !== null) drawn.push(svg("line", { class: "cursor", x1: x(this.at), x2: x(this.at), y1: TOP, y2: HEIGHT - BOTTOM }));
     this.svg.replaceChildren(...drawn);
     this.tell();
@@ -127,28 +137,33 @@ export class Plot {
       label.textContent = this.format(value);
       yield label;
     }
-    const minutes = Math.round((this.count * (this.stepS ?? 5)) / 60);
-    for (const ago of [minutes, (2 * minutes) / 3, minutes / 3, 0]) {
-      const at = x((1 - ago / (minutes || 1)) * (this.count - 1));
-      const label = svg("text", { x: at, y: HEIGHT - 4, "text-anchor": ago === 0 ? "end" : ago === minutes ? "start" : "middle" });
-      label.textContent = ago === 0 ? "now" : `−${Math.round(ago)} min`;
+    if (!this.stepS) return;
+    const spanS = (this.count - 1) * this.stepS;
+    const apartS = APART_S.find((one) => spanS / one <= TIMES_MAX) ?? APART_S.at(-1);
+    for (let agoS = 0; agoS <= spanS; agoS += apartS) {
+      const at = x((1 - agoS / spanS) * (this.count - 1));
+      const anchor = agoS === 0 ? "end" : at - LEFT < TIME_PIXELS / 2 ? "start" : "middle";
+      const label = svg("text", { x: at, y: HEIGHT - 4, "text-anchor": anchor });
+      label.textContent = agoS === 0 ? "now" : agoS % 60 ? `−${agoS} s` : `−${agoS / 60} min`;
       yield label;
     }
   }
 
   // What the legend says: the values under the pointer, or else the newest there are.
   tell() {
-    const valueOf = (values) => (this.at === null ? values.at(-1) ?? values.at(-2) : values[this.at]) ?? null;
-    const entries = this.series.map(({ name, values }, index) => {
-      const value = valueOf(values);
-      return { name, value: value === null ? "–" : this.format(value), kind: this.colours(index), isLine: !this.isStacked };
+    const valueOf = (name, values) => (this.at === null ? this.current[name] : values[this.at]) ?? null;
+    const all = this.series.map(({ name, values }, index) => {
+      const value = valueOf(name, values);
+      return { name, value: value === null ? "–" : this.exact(value), kind: this.colours(index, name), isLine: !this.isStacked, amount: value ?? -1 };
     });
-    fillLegend(this.legend, entries);
+    const entries = all.length <= LEGEND_MAX ? all : [...all].sort((one, other) => other.amount - one.amount).slice(0, LEGEND_MAX);
+    const left = all.length - entries.length;
+    fillLegend(this.legend, left ? [...entries, { name: `and ${left} more`, value: "", kind: "knone" }] : entries);
     if (!entries.length) this.legend.replaceChildren(html("li", { class: "label" }, "nothing yet"));
     const agoS = this.at === null ? 0 : (this.count - 1 - this.at) * this.stepS;
     say(this.when, agoS ? `${Math.floor(agoS / 60)} min ${Math.round(agoS % 60)} s ago` : "");
     const words = entries.map(({ name, value }) => `${name} ${value}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title} of the last 15 minutes, in ${this.unit}; now: ${words || "nothing"}`);
+    this.svg.setAttribute("aria-label", `${this.title} of the last ${Math.round((this.count * (this.stepS ?? 0)) / 6) / 10} minutes, in ${this.unit}; now: ${words || "nothing"}`);
   }
 }
 
@@ -175,7 +190,7 @@ function line({ index, upper }, kind, x, y) {
 
 function area({ lower, upper }, kind, x, y) {
   const path = pieces(upper).map((piece) => {
-    const ends = piece.length === 1 ? [piece[0] - 0.4, piece[0] + 0.4] : null;
+    const ends = piece.length === 1 ? [Math.max(0, piece[0] - 0.8), Math.max(0.8, piece[0])] : null;
     const above = piece.map((at) => [x(at), y(upper[at])]);
     const under = piece.map((at) => [x(at), y(lower[at])]).reverse();
     const corners = ends
