@@ -6,6 +6,7 @@ log. So they can be read without the rights to read the journal or a file.
 
 import sys
 import time
+from contextlib import suppress
 
 import click
 
@@ -43,12 +44,13 @@ def command(address: str | None, lines: int, *, follow: bool) -> None:
         last = status.log[-1].number if status.log else 0
         echo(console, (log_line(line, console.width) for line in shown))
         sys.stdout.flush()
-        while follow:
-            time.sleep(FOLLOW_S)
-            news = _ask(session, last).log
-            echo(console, (log_line(line, console.width) for line in news))
-            sys.stdout.flush()
-            last = news[-1].number if news else last
+        with suppress(KeyboardInterrupt):
+            while follow:
+                time.sleep(FOLLOW_S)
+                news = _ask(session, last).log
+                echo(console, (log_line(line, console.width) for line in news))
+                sys.stdout.flush()
+                last = news[-1].number if news else last
 
 
 def _ask(session: Session, after: int) -> DaemonStatus:

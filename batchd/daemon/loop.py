@@ -249,8 +249,9 @@ class Loop:
             pool = status.pool if len(shown) == len(status.streams) else None
             status = replace(status, streams=shown, pool=pool)
             if not door.is_remote:  # lines name files, and other hosts
-                log = () if message.log_after is None else self.log.after(message.log_after)
-                status = replace(status, warnings=self.log.warnings, log=log)
+                status = replace(status, warnings=self.log.warnings)
+            if not door.is_remote and message.log_after is not None:  # both together might not fit into a message
+                status = DaemonStatus(status.daemon, (), (), (), log=self.log.after(message.log_after))
             door.answer(query.session, Status(message.request, plain_status(status)))
 
     def _status(self, now: float) -> DaemonStatus:

@@ -46,8 +46,8 @@ REMOTE_WINDOW_MIN = 2
 """Bytes of a stream that a remote trainer has waiting in its memory, or two batches, whatever its
 window."""
 TEXT_CHARACTERS_MAX = 200
-TEXTS_MAX = 32
-"""Of a description: so many fields and steps, each so long."""
+DESCRIBED_CHARACTERS_MAX = 1_000
+"""Of a description: one text, and all fields or all steps. A status has those of every stream."""
 _QUERY = re.compile(r"\?\S+")
 """Of a URL; it may be a signature."""
 CLASSES_MAX = 4_096
@@ -210,9 +210,8 @@ def describe(config: StreamConfig, layout: SlotLayout) -> StreamDescription:
     place = config.source.place
     if "://" in place:
         place = _QUERY.sub("?…", place)
-    steps = tuple(_cut(_step_text(step)) for step in config.pipeline[:TEXTS_MAX])
     source = _cut(f"{config.source.type} {place}")
-    return StreamDescription(source, tuple(map(_cut, layout.field_texts[:TEXTS_MAX])), steps)
+    return StreamDescription(source, _few(layout.field_texts), _few(map(_step_text, config.pipeline)))
 
 
 def _step_text(step: StepOptions) -> str:
@@ -232,6 +231,18 @@ def _default_of(option: Field[object]) -> object:
 def _option_text(value: object) -> str:
     """As TOML has it; of a table only that it is one, as users pass their own options there."""
     return "{…}" if isinstance(value, Mapping) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _few(texts: Iterable[str]) -> tuple[str, ...]:
+    """The first texts, each cut, and an ellipsis for more than a description may have."""
+    found: list[str] = []
+    left = DESCRIBED_CHARACTERS_MAX
+    for text in map(_cut, texts):
+        left -= len(text)
+        if left < 0:
+            return (*found, "…")
+        found.append(text)
+    return tuple(found)
 
 
 def _cut(text: str) -> str:

@@ -399,8 +399,8 @@ class PoolStatistics:
 class DaemonStatus:
     """The answer to ``AskStatus``. ``pool``: None if no worker hosts may come.
 
-    ``warnings``: the last ones, and errors; ``log``: the last lines, if they were asked for. Both
-    have the newest last, and are empty for other hosts.
+    ``warnings``: the last ones, and errors; ``log``: the last lines, if they were asked for, with
+    nothing but ``daemon``. Both have the newest last, and are empty for other hosts.
     """
 
     daemon: DaemonFacts

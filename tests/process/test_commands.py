@@ -1,7 +1,10 @@
 """The commands that look at a daemon: what they print, what they end with, with and without one."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +20,7 @@ from support.expected import Expected
 from support.images import write_photos
 from support.seen import see
 from support.settings import SIDE_PIXELS, STILL_PIPELINE, folder_stream, list_stream, write_settings
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +92,22 @@ def test_a_stream_in_detail_and_the_log_come_from_the_daemon(start_daemon, tmp_p
     daemon.config.write_text(daemon.config.read_text().replace("batch_size = 8", "batch_size = 2"))
     daemon.reload()
     assert "uint8[2, " in batchd("status", "photos", address=daemon.address).stdout
+
+
+def test_the_log_is_followed_until_ctrl_c(daemon):
+    """Lines come as they are written; a trainer on another line of the log is one."""
+    words = [sys.executable, "-m", "batchd", "logs", "--follow", "--lines", "0", "--address", daemon.address]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert follower.stderr is not None
+        assert follower.stderr.readline() == f"the whole log: {daemon.log_file}\n"
+        with batchd_client.connect(daemon.address, name="followed") as connection:
+            connection.stream("photos")
+            while "name=followed" not in (line := follower.stdout.readline()):
+                assert line, "it ended"
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(PATIENCE_S) == 0
+        assert follower.stderr.read() == ""
 
 
 def test_status_shows_odd_names_of_trainers_as_they_are(daemon, monkeypatch):

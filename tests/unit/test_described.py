@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchd.config.tree import StreamConfig
-from batchd.daemon.streams import TEXT_CHARACTERS_MAX, describe
+from batchd.daemon.streams import DESCRIBED_CHARACTERS_MAX, TEXT_CHARACTERS_MAX, describe
 from batchd_wire.fields import SlotLayout
 
 LAYOUT = SlotLayout((), 4, 4096)
@@ -47,6 +47,15 @@ def test_secrets_of_urls_are_not_shown(root, shards, shown) -> None:
     found = described({"type": "webdataset", "root": root, "shards": [shards]})
 
     assert found.source == f"webdataset {shown}"
+
+
+def test_a_long_pipeline_is_cut() -> None:
+    """A status has the descriptions of all streams, and has to fit into a message."""
+    found = described({"type": "folder", "path": "/data"}, *[{"op": "random_crop", "size": [20, 20]}] * 63)
+
+    assert found.pipeline[0] == "decode"
+    assert found.pipeline[-1] == "…"
+    assert sum(map(len, found.pipeline)) <= DESCRIBED_CHARACTERS_MAX + 1
 
 
 def test_a_path_is_short_and_printable() -> None:
