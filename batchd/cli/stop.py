@@ -13,7 +13,6 @@ from pathlib import Path
 import click
 
 from batchd.cli.asking import running_daemon
-from batchd.cli.log_lines import unit_of
 from batchd.cli.options import address_option
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_client.asking import ask_status
@@ -76,6 +75,8 @@ def _unit_of(pid: int) -> str:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         # a program that a service starts inherits the variable, with the number of the main process
         if f"SYSTEMD_EXEC_PID={pid}".encode() in environment:
+            from batchd.cli.log_lines import unit_of  # noqa: PLC0415  services only, as it loads structlog
+
             return unit_of(Path(f"/proc/{pid}/cgroup")) or "batchd"
     return ""
 

@@ -124,7 +124,9 @@ def test_the_observer_brings_along_no_more_than_it_needs() -> None:
     assert not loaded & {"numpy", "cv2", "pydantic", "click", "structlog", "rich"}
 
 
-@pytest.mark.parametrize("command", ["bad", "config", "main", "reload", "status", "stop", "top", "why", "worker"])
+@pytest.mark.parametrize(
+    "command", ["bad", "config", "logs", "main", "reload", "status", "stop", "top", "why", "worker"]
+)
 def test_a_command_that_asks_a_daemon_starts_with_little(command) -> None:
     """NumPy and pydantic take longer to load than the daemon takes to answer."""
     loaded = loaded_by(f"batchd.cli.{command}")
