@@ -1,7 +1,7 @@
 """``batchd status``: the state of daemon, workers and trainers. In the user's shell."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic, time
@@ -62,15 +62,15 @@ def command(stream: str | None, address: str | None, as_json: bool) -> None:
         names = ", ".join(one.name for one in status.streams)
         raise BatchdError(f"there is no stream {stream!r}; there are {names}")
     if as_json:
-        streams = [one for one in _list(plain["streams"]) if stream in (None, one["name"])]
+        streams = [one for one in _tables(plain["streams"]) if stream in (None, one["name"])]
         click.echo(json.dumps({**plain, "streams": streams}, indent=2))
         return
     console = own_console()
     echo(console, whole(status, console.width) if found is None else detail(status, found, console.width))
 
 
-def _list(plain: object) -> list[dict[str, object]]:
-    assert isinstance(plain, list)
+def _tables(plain: object) -> Sequence[dict[str, object]]:
+    assert isinstance(plain, list | tuple), "a status has its streams in a list"
     return plain
 
 
