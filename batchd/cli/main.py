@@ -19,6 +19,7 @@ from batchd.suggestions import suggestion
 
 COMMANDS = {
     "init": "Look at data, and write the configuration that serves it.",
+    "bench": "Measure a stream on this machine, and say what would help.",
     "demo": "Serve photographs to two trainers, and draw a batch.",
     "serve": "Serve the streams of a configuration until SIGTERM or Ctrl-C.",
     "worker": "Run workers on this machine for a daemon on another one.",

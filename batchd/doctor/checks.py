@@ -174,12 +174,12 @@ def check_pool(config: Config, rings: Mapping[str, RingSize], cpus: int) -> Iter
         link = f"{interface or 'a network'} of {8 * speed_bytes / 1e9:g} Gbit/s"
         rows = f"{NETWORK_SHARE * speed_bytes / row_bytes:,.0f} of them a second"
         found = f"rows of {round_bytes(round(row_bytes))}: {link} carries {rows}"
-        advice = "; ".join(_before_hosts(config.daemon.worker_count(), cpus, stream))
+        advice = "; ".join(cheaper_than_hosts(config.daemon.worker_count(), cpus, stream))
         subject = f"worker hosts of {name}"
         yield note(subject, found, f"try first: {advice}") if advice else ok(subject, found)
 
 
-def _before_hosts(workers: int, cpus: int, stream: StreamConfig) -> Iterator[str]:
+def cheaper_than_hosts(workers: int, cpus: int, stream: StreamConfig) -> Iterator[str]:
     """What costs less than worker hosts and is not done yet."""
     if cpus > workers:
         yield f"workers = {cpus}, the CPUs of this host"

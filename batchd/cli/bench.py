@@ -1,0 +1,316 @@
+"""``batchd bench``: how fast a stream is on this machine, and what would help. In the user's shell.
+
+Its daemons and trainers are children of its own (``batchd.bench``), so a daemon that runs is not
+disturbed, but for the CPUs.
+
+Invariant: it ends some seconds after ``--seconds``, and prints what it has if it is interrupted.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from time import monotonic
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from batchd.bench.advice import BenchResult, disturbances, helps, part_times, verdict
+from batchd.bench.dataloader import Answer, why_none
+from batchd.bench.measure import Figures, Measurement, OneStream, Report, Task, measure
+from batchd.children import PIPE, STDOUT, start
+from batchd.cli.options import config_options
+from batchd.cli.text import escaped
+from batchd.config.cpus import available_cpus
+from batchd.config.directories import default_cache_dir
+from batchd.config.load import read_config
+from batchd.config.tree import Config
+from batchd.daemon.config_checks import check_reading
+from batchd.errors import BatchdError
+from batchd.pipeline.cache_split import cropped_files
+from batchd.pipeline.image.jpeg_box import IS_BUILT, PIXELS_MIN, found_points
+from batchd.pipeline.image.probe import probe_image
+from batchd.samples.access_points import has_points
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.sources.interface import open_reader
+from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.values import CHECK_LIMITS
+from batchd_wire.wording import counted
+
+SECONDS = 20.0
+LATER_SHARE = 0.3
+"""Of the time of a measurement: what the first epoch of a part of the source takes."""
+FILES_LOOKED_AT = 8
+BAR_CELLS = 30
+PIPED_COLUMNS = 100
+ANSWER_BYTES = 1 << 16
+LOADER_PATIENCE_S = 60.0
+"""For the start of torch and one batch, beyond the time of the measurement."""
+POWERS_MAX = 8
+"""Up to so many workers each power of two is measured, beyond that each power of four."""
+
+
+@click.command("bench")
+@click.argument("stream", required=False)
+@config_options
+@click.option(
+    "--seconds", type=click.FloatRange(1, 3600), default=SECONDS, show_default=True, help="Time for all measurements."
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 1024), help="Measure up to so many. [default: those of the configuration]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, for programs.")
+def command(  # noqa: PLR0917  one for each option
+    stream: str | None, config_file: Path, overrides: dict[str, str], seconds: float, workers: int | None, as_json: bool
+) -> None:
+    """Measure STREAM on this machine, and say what would help.
+
+    Prints samples/s with 1 worker and more, the CPU time of each step of a sample, and the same of
+    a torch DataLoader, if torch is installed here. Uses a daemon of its own. The first batches of
+    each measurement do not count; if other programs use the CPUs, it says so. Ctrl-C ends it, and
+    prints what was measured until then. Without a configuration, begin with `batchd init`.
+    """
+    with Storage(CHECK_LIMITS) as storage:
+        reading = read_config(config_file, overrides)
+        config, rings = check_reading(reading, config_file, storage)
+        name = _one_of(config, stream)
+        result = _looked_at(config, name, storage)
+    if result.why_no_loader == "" and find_spec("torch") is None:
+        result.why_no_loader = f"torch is not installed for {sys.executable}"
+    with tempfile.TemporaryDirectory(prefix="batchd-bench-") as folder:
+        served = OneStream(name, result.config, reading.data, rings[name].ring_bytes)
+        bench = _Bench(result, served, Path(folder), workers or config.daemon.worker_count())
+        try:
+            bench.run(seconds)
+        except KeyboardInterrupt:
+            result.is_interrupted = True
+    if as_json:
+        click.echo(json.dumps(_plain(result), indent=2))
+    else:
+        _show(result)
+    if result.is_interrupted:
+        raise BatchdError("interrupted; the figures are those that there were by then")
+
+
+def _one_of(config: Config, stream: str | None) -> str:
+    names = list(config.streams)
+    if stream is None and len(names) > 1:
+        raise BatchdError(f"which stream? There are {', '.join(names)}")
+    name = stream or names[0]
+    if name not in names:
+        raise BatchdError(f"there is no stream {name!r}; there are {', '.join(names)}")
+    if config.streams[name].source.is_live:
+        raise BatchdError(
+            f"the samples of stream {name!r} come from programs of your own, so their speed is that of these"
+        )
+    return name
+
+
+def _looked_at(config: Config, name: str, storage: Storage) -> BenchResult:
+    """Count the samples, and look for access points in a few. Raises ``BatchdError``."""
+    stream = config.streams[name]
+    storage.limits = config.daemon.storage_limits()
+    cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
+    index = scan_source(stream.source, lambda _found: None, cache, storage, config.daemon.python_path or ())
+    result = BenchResult(name, stream, len(index), available_cpus())
+    result.why_no_loader = why_none(stream)
+    if stream.cache_dir is not None:
+        result.notes.append(f"the cache was in memory for this, not in {stream.cache_dir}")
+    fields = cropped_files(stream.pipeline)
+    if not fields or not IS_BUILT:
+        return result
+    missing = looked_at = 0
+    count = min(FILES_LOOKED_AT, len(index))
+    with closing(open_reader(stream.source, index, max(fields.values()), storage)) as reader:
+        for number in range(count):
+            try:
+                values = reader.read(number * len(index) // count)
+                for file in (values[field] for field in fields):
+                    assert isinstance(file, memoryview), "it is decoded"
+                    header = probe_image(file)
+                    if header.format == "JPEG" and prod((header.height, header.width)) >= PIXELS_MIN:
+                        looked_at += 1
+                        missing += not has_points(found_points(file, header))
+            except (SampleUnreadable, SampleUndecodable):
+                continue  # the measurement counts it
+    result.without_points = missing, looked_at
+    return result
+
+
+class _Bench:
+    """All measurements of one command, one after the other."""
+
+    def __init__(self, result: BenchResult, stream: OneStream, folder: Path, workers: int) -> None:
+        self._result, self._stream, self._folder = result, stream, folder
+        factor = 2 if workers <= POWERS_MAX else 4
+        self._counts = sorted({workers, *(factor**power for power in range(10) if factor**power <= workers)})
+        self._left = len(self._counts) + (result.config.cache_kind != "off") + (not result.why_no_loader)
+        self._until_s = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Fill in the result. Raises ``BatchdError``."""
+        result, config = self._result, self._folder / "batchd.toml"
+        self._stream.write(config)
+        self._until_s = monotonic() + seconds
+        with _progress(seconds) as progress:
+            for number, workers in enumerate(self._counts):
+                share, report = number / len(self._counts), progress(counted(workers, "worker"))
+                result.sides.append(measure(Task(config, result.name, workers, share, self._next_until_s(), report)))
+            if result.config.cache_kind != "off":
+                self._measure_later(progress("later epochs"))
+            if not result.why_no_loader:
+                progress("a DataLoader")(0, 0.0)
+                self._measure_loader(config)
+
+    def _next_until_s(self) -> float:
+        """When the next measurement ends: all that are left have the same time."""
+        now_s = monotonic()
+        until_s = now_s + max(0.0, self._until_s - now_s) / max(1, self._left)
+        self._left -= 1
+        return until_s
+
+    def _measure_later(self, report: Report) -> None:
+        """Measure epochs that find a full cache: those of a part of the source, if it is large."""
+        result, last = self._result, self._result.sides[-1]
+        until_s = self._next_until_s()
+        most = int(last.figures.samples_per_s * LATER_SHARE * (until_s - monotonic()))
+        if last.epoch >= 1 or not most:
+            return
+        part = self._folder / "later.toml"
+        self._stream.write(part, min(result.samples, max(result.config.batch_size, most)))
+        found = measure(Task(part, result.name, last.figures.workers, 0.0, until_s, report, is_later=True))
+        if found.epoch >= 1:
+            result.later = found
+
+    def _measure_loader(self, config: Path) -> None:
+        result, workers = self._result, self._counts[-1]
+        seconds = max(1.0, self._next_until_s() - monotonic())
+        arguments = (str(config), result.name, str(workers), f"{seconds:.3f}")
+        with start("batchd.bench.dataloader", *arguments, stdout=PIPE, stderr=STDOUT) as child:
+            said = child.read(seconds + LOADER_PATIENCE_S, ANSWER_BYTES).decode(errors="replace").strip()
+            is_late = not child.has_ended()
+            status = child.end()
+        lines = said.splitlines()
+        answers = [line for line in lines if line.startswith("[")]  # its workers may say that it has ended
+        if answers and not status:
+            answer = Answer(*json.loads(answers[0]))
+            result.loader, result.loader_tools = Figures(workers, *answer[:4]), answer.tools
+        elif is_late:
+            result.why_no_loader = f"it made nothing in {seconds + LOADER_PATIENCE_S:.0f} s"
+        else:
+            result.why_no_loader = f"it ended: {lines[-1]}" if lines else f"it ended with exit status {status}"
+
+
+@contextmanager
+def _progress(seconds: float) -> Iterator[Callable[[str], Report]]:
+    """Show on a terminal what is measured, and how fast that is so far."""
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(BAR_CELLS))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task, began_s = bar.add_task("", total=seconds), monotonic()
+
+        def of(what: str) -> Report:
+            def report(samples: int, spent_s: float) -> None:
+                rate = f", {samples / spent_s:,.0f} samples/s so far" if samples and spent_s else ""
+                bar.update(task, completed=min(seconds, monotonic() - began_s), description=f"measuring {what}{rate}")
+
+            return report
+
+        yield of
+
+
+def _rows(result: BenchResult) -> list[tuple[str, Figures]]:
+    rows = [(counted(one.figures.workers, "worker"), one.figures) for one in result.sides]
+    if result.later is not None:
+        rows.append((f"{counted(result.later.figures.workers, 'worker')}, 2nd epoch on", result.later.figures))
+    if result.loader is not None:
+        rows.append((f"DataLoader, {counted(result.loader.workers, 'worker')}", result.loader))
+    return rows
+
+
+def _show(result: BenchResult) -> None:
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+    source = result.config.source
+    console.print(
+        f"stream {result.name}: {source.type} {escaped(source.place)}, {counted(result.samples, 'sample')}, "
+        f"batches of {result.config.batch_size:,}, {counted(result.cpus, 'CPU')}\n",
+        soft_wrap=True,
+    )
+    rows = _rows(result)
+    if rows:
+        most = max(figures.samples_per_s for _name, figures in rows) or 1.0
+        table = _table("", "samples/s", "", "CPU of a sample")
+        for name, one in rows:
+            cpu = f"{one.cpu_ms:.2f} ms" if one.cpu_ms is not None else "-"
+            table.add_row(name, f"{one.samples_per_s:,.0f}", _bar(one.samples_per_s / most), cpu)
+        console.print(table)
+    if result.loader is not None:
+        console.print(f"the DataLoader: {result.loader_tools}", soft_wrap=True)
+    best = result.best
+    if best is not None and (parts := part_times(best)):
+        longest = max(ms for _name, ms in parts) or 1.0
+        table = _table("step", "CPU of a sample", "")
+        for name, ms in parts:
+            table.add_row(name, f"{ms:.3f} ms", _bar(ms / longest))
+        console.print()
+        console.print(table)
+    for title, lines in (
+        ("Is it worth it?", verdict(result)),
+        ("What would help", helps(result)),
+        ("To know", disturbances(result)),
+    ):
+        if lines:
+            console.print(Text(f"\n{title}", "bold"))
+        for line in lines:
+            console.print(f"  {escaped(line)}", soft_wrap=True)
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, justify="right" if title not in ("", "step") else "left", no_wrap=True)
+    return table
+
+
+def _bar(share: float) -> Text:
+    eighths = round(8 * BAR_CELLS * share)
+    return Text("█" * (eighths // 8) + ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8], "cyan")
+
+
+def _plain(result: BenchResult) -> dict[str, object]:
+    """All figures and sentences, for programs."""
+    best = result.best
+    return {
+        "stream": result.name,
+        "samples": result.samples,
+        "batch_size": result.config.batch_size,
+        "cpus": result.cpus,
+        "measured": [_plain_side(one) for one in result.sides],
+        "later_epochs": _plain_side(result.later) if result.later is not None else None,
+        "dataloader": None if result.loader is None else _plain_figures(result.loader) | {"tools": result.loader_tools},
+        "why_no_dataloader": result.why_no_loader,
+        "cpu_ms": dict(part_times(best)) if best is not None else {},
+        "worth_it": verdict(result),
+        "helps": helps(result),
+        "to_know": disturbances(result),
+        "bad_samples": best.bad if best is not None else 0,
+        "interrupted": result.is_interrupted,
+    }
+
+
+def _plain_side(one: Measurement) -> dict[str, object]:
+    return _plain_figures(one.figures) | {"first_epoch": one.epoch}
+
+
+def _plain_figures(figures: Figures) -> dict[str, object]:
+    return asdict(figures) | {"samples_per_s": figures.samples_per_s, "cpu_ms": figures.cpu_ms}
