@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import ClassVar
 
 from batchd_wire.wording import counted
@@ -68,12 +68,39 @@ def path_text(path: KeyPath) -> str:
     return "".join(parts).removeprefix(".")
 
 
+class ProblemKind(StrEnum):
+    """The name of a kind of problem; ``batchd explain NAME`` has its manual (``config.manual``)."""
+
+    UNREADABLE_FILE = "unreadable-file"
+    NOT_TOML = "not-toml"
+    KEY_TWICE = "key-twice"
+    UNKNOWN_KEY = "unknown-key"
+    MISSING_KEY = "missing-key"
+    UNKNOWN_KIND = "unknown-kind"
+    MISSING_KIND = "missing-kind"
+    WRONG_TYPE = "wrong-type"
+    WRONG_VALUE = "wrong-value"
+    WRONG_OVERRIDE = "wrong-override"
+    UNUSABLE_SOURCE = "unusable-source"
+    OWN_FUNCTION = "own-function"
+    STEP_MISFIT = "step-misfit"
+    UNUSABLE_CACHE = "unusable-cache"
+    NO_BATCH = "no-batch"
+    MEMORY_TOO_SMALL = "memory-too-small"
+    TOO_FEW_DESCRIPTORS = "too-few-descriptors"
+    RUNTIME_DIRECTORY = "runtime-directory"
+    UNUSABLE_ADDRESS = "unusable-address"
+    MISSING_KEYS = "missing-keys"
+    NOT_TO_PREPARE = "not-to-prepare"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem of the configuration."""
 
     path: str
     """The key, such as ``streams.photos.pipeline[1].size``; "" for the file as a whole."""
+    kind: ProblemKind
     message: str
     meaning: str = ""
     """Explains the key."""

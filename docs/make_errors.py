@@ -2,9 +2,9 @@
 
 Exit codes and what ends with them are read from ``batchd.errors``, exceptions from
 ``batchd_client.errors`` with the words and the remedies of their docstrings, numbers on the wire
-from ``batchd_wire.codes``. By hand stands only when a number is sent, as one exception may stand
-for several. Invariant: every exit code, every exception of that module and every number is on the
-page.
+from ``batchd_wire.codes``, problems of a configuration from ``batchd.config.manual``. By hand
+stands only when a number is sent, as one exception may stand for several. Invariant: every exit
+code, every exception of that module, every kind of problem and every number is on the page.
 """
 
 import inspect
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from batchd import errors as server
 from batchd.cli.config import wrap_prose
+from batchd.config.manual import MANUAL
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError, ExitCode
 from batchd_client import errors as client
 from batchd_client.errors import BatchdClientError, error_for_code
@@ -20,12 +21,14 @@ from batchd_wire.codes import ErrorCode
 
 HEAD = """# Errors
 
-*Made by `make docs` from `batchd/errors.py`, `batchd_client/errors.py` and `batchd_wire/codes.py`; do not edit.*
+*Made by `make docs` from `batchd/errors.py`, `batchd/config/manual.py`, `batchd_client/errors.py` and
+`batchd_wire/codes.py`; do not edit.*
 
 The meaning of each error, and what helps. Every message says what is wrong, by how much, and which key or command helps.
 This page has the common part of all messages of a kind. Bad samples are data, not errors: `batchd bad STREAM` lists them.
 
 * [Exit codes](#exit-codes) of `batchd` commands.
+* [Problems of a configuration](#problems-of-a-configuration), by the names that `batchd check` prints.
 * [Exceptions](#exceptions) in a training program, sorted by what it does next.
 * [Numbers](#numbers) of the daemon's refusals on the wire.
 """
@@ -60,7 +63,7 @@ assert set(SENT_WHEN) == set(ErrorCode), "say in SENT_WHEN when each number is s
 
 def errors_markdown() -> str:
     """The page ``docs/errors.md``."""
-    return wrap_prose("\n".join([HEAD, *_exit_codes(), *_exceptions(), *_numbers()]).rstrip() + "\n")
+    return wrap_prose("\n".join([HEAD, *_exit_codes(), *_problems(), *_exceptions(), *_numbers()]).rstrip() + "\n")
 
 
 def _exit_codes() -> Iterator[str]:
@@ -81,6 +84,16 @@ def _exit_codes() -> Iterator[str]:
 def _without_a_kind(code: ExitCode) -> str:
     """What the codes mean that no class of its own ends with."""
     return {ExitCode.FINE: "", ExitCode.FAILED: "The message says what, and what helps."}[code]
+
+
+def _problems() -> Iterator[str]:
+    yield "## Problems of a configuration\n"
+    yield "`batchd explain NAME` prints the same. Lines of a stream are keys of `[streams.photos]`.\n"
+    for kind, entry in MANUAL.items():
+        yield f"### `{kind}`\n"
+        yield f"{entry.text}\n"
+        if entry.wrong:
+            yield f"Wrong, then right:\n\n```text\n{entry.wrong}\n```\n\n```text\n{entry.right}\n```\n"
 
 
 def _exceptions() -> Iterator[str]:

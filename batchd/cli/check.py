@@ -42,10 +42,13 @@ from batchd_wire.wording import counted
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="json: for editors and CI, only the problems, each with path, line, column, key, problem, help and meaning.",
+    help="json: for editors and CI, only the problems, each with path, line, column, key, name, problem, help and meaning.",
 )
 def command(config_file: Path, overrides: dict[str, str], *, explain: bool, output_format: str) -> None:
     """Validate FILE (batchd.toml) and print every problem with its line and the meaning of the key.
+
+    `batchd explain NAME` has the manual of a problem, by the name in brackets behind it.
+    `batchd init PATH` writes a first FILE for your data.
 
     Without problems, print a summary of the streams, and what was not checked: the rest of a large
     source, servers, your own code; and memory, descriptors and addresses, if a daemon runs already.
@@ -110,7 +113,7 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
 
 
 def _explain(config: Config, rings: dict[str, RingSize], storage: Storage) -> None:
-    from batchd.cli.explain import explained  # noqa: PLC0415  it loads OpenCV, which the check itself needs not
+    from batchd.cli.decoding_plans import explained  # noqa: PLC0415  it loads OpenCV, which the check itself needs not
 
     storage.limits = config.daemon.storage_limits()
     for name, stream in config.streams.items():

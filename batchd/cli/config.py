@@ -33,7 +33,8 @@ _MANUAL_HEAD = """# Configuration
 
 *Made by `batchd config --reference`; do not edit.*
 
-`batchd serve --config batchd.toml` reads one TOML file. `batchd config` prints all of it with its defaults, `batchd check
+`batchd serve --config batchd.toml` reads one TOML file, and `batchd init PATH` writes a first one for your data. `batchd
+config` prints all of it with its defaults, `batchd check
 batchd.toml` says everything that is wrong with yours, each at its line, and `batchd config --schema` prints a JSON Schema for
 editors.
 
@@ -50,7 +51,10 @@ to the current directory, and `~` is the home directory. Unknown keys are refuse
 @click.option("--schema", "form", flag_value="schema", help="Print a JSON Schema of batchd.toml, for editors.")
 @click.option("--reference", "form", flag_value="reference", help="Print the manual's page in Markdown.")
 def command(form: str | None) -> None:
-    """Print a whole batchd.toml: each key with its default and meaning, or with an example."""
+    """Print a whole batchd.toml: each key with its default and meaning, or with an example.
+
+    `batchd init PATH` writes a short one for your data.
+    """
     match form:
         case "schema":
             click.echo(json.dumps(json_schema(), indent=2))
@@ -65,7 +69,8 @@ def annotated_toml() -> str:
     daemon, streams, stream = _tables()
     lines = [
         *_comment(
-            "All keys of batchd.toml with their defaults. What is commented out has no default, or is an example."
+            "All keys of batchd.toml with their defaults. What is commented out has no default, or is an example. "
+            "`batchd init PATH` writes a short one for your data."
         ),
         "",
         "[daemon]",

@@ -1,158 +1,43 @@
-"""``batchd check --explain``: shows how workers will decode and process a few samples.
+"""``batchd explain``: the manual of one problem of a configuration. Runs in the user's shell."""
 
-Runs in the user's shell. Steps on an image are one plan, made from the file's header; here it is
-printed instead of executed.
+import shutil
 
-Invariant: no decoder runs, and of the user's functions only those of a source.
-"""
+import click
+from click.shell_completion import CompletionItem
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from itertools import takewhile
-from math import prod
-from typing import NamedTuple
+from batchd.cli.options import completions
+from batchd.config.manual import MANUAL, Entry
+from batchd.errors import ProblemKind
+from batchd.suggestions import suggestion
 
-from batchd.cli.text import aligned
-from batchd.config.directories import default_cache_dir
-from batchd.config.tree import DaemonConfig
-from batchd.daemon.stream_plan import StreamPlan, epoch_plan
-from batchd.functions.load import expect
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp, kept_sizes
-from batchd.pipeline.image.jpeg_box import found_points
-from batchd.pipeline.image.options import Decode
-from batchd.pipeline.image.stages import ImagePlan
-from batchd.pipeline.options import StepOptions
-from batchd.pipeline.shapes.options import RoomStep
-from batchd.samples.access_points import has_points
-from batchd.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.samples.sizes import round_bytes
-from batchd.sources.interface import Reader, open_reader
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
-from batchd_wire.position import Position
-from batchd_wire.wording import counted
-
-SAMPLES = 4
-_TURNS = ("transposed", "flipped upside down", "flipped left to right")
-"""Those of ``Orientation``; they are made last and together."""
+COLUMNS_MAX = 100
 
 
-def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Iterator[str]:
-    """Lines for one stream: its first samples and their plans. Raises ``BatchdError``."""
-    name, stream, whole, cut = plan.name, plan.config, plan.pipeline.steps, plan.pipeline.cut
-    steps = list(takewhile(lambda step: not isinstance(step, Call | RoomStep), whole))
-    if stream.source.is_live:
-        yield f"{name}: its samples are not there yet"
+def _names(_context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return completions(list(ProblemKind), incomplete)
+
+
+@click.command("explain")
+@click.argument("name", required=False, shell_complete=_names)
+def command(name: str | None) -> None:
+    """Explain a problem of a configuration, by the NAME that `batchd check` prints in brackets.
+
+    Without NAME, list all names.
+    """
+    if name is None:
+        click.echo("\n".join(ProblemKind))
         return
-    decode = next((step for step in steps if isinstance(step, Decode)), None)
-    if decode is None:
-        yield f"{name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
-        return
-    cache = IndexCache(daemon.cache_dir or default_cache_dir())
-    index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
-    expect(plan.code.python_path, plan.code.digests)
-    epochs = epoch_plan(name, stream, len(index))
-    samples = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0))).tolist()
-    if stream.cache_kind == "pixels":
-        yield f"{name}: the cache keeps whole images as decoded, and access points of those without room"
-    if stream.cache == "decoded":
-        yield f"{name}: the cache keeps what {_named(whole[:cut])} make; in each epoch {_named(whole[cut:])}"
-        steps = steps[:cut]
-    pipeline = Pipeline(plan.columns, steps, stream.seed, has_rows=False)
-    with closing(open_reader(stream.source, index, plan.pipeline.record_bytes_max, storage)) as reader:
-        looks = [_look(plan, reader, pipeline, decode, sample) for sample in samples]
-    good = [one for one in looks if one.kept_bytes]
-    points_bytes = round(sum(one.points_bytes for one in good) * len(index) / max(1, len(good)))
-    kept_bytes = round(sum(one.kept_bytes for one in good) * len(index) / max(1, len(good)))
-    need = f"all {len(index):,} samples need some {round_bytes(kept_bytes)}"
-    if points_bytes:
-        yield (
-            f"{name}: access points are found in the first epoch, and from the second on crops begin to decode at the nearest "
-            f"one ({sum(one.points_bytes > 0 for one in good)} of these {len(good)} files); all {len(index):,} samples need "
-            f"some {round_bytes(points_bytes)} for them"
-        )
-    if good and stream.cache == "auto" and stream.cache_bytes is None and not any(one.is_scaled for one in good):
-        yield f"{name}: with cache_memory each image is decoded once, and batches stay the same; {need}"
-    yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
-    yield from aligned([("sample", "name", "file", "decoded", "then"), *(one.row for one in looks)])
-    if good and stream.cache_kind in {"pixels", "decoded"}:
-        budget = "cache_memory" if stream.cache_dir is None else "cache_size"
-        yield f"{name}: {need}, if they are like these ({budget} =)"
+    word = name.strip("[]")
+    if word not in list(ProblemKind):
+        raise click.UsageError(f"there is no problem {name!r}; {suggestion(word, list(ProblemKind))}")
+    width = min(COLUMNS_MAX, shutil.get_terminal_size().columns)
+    click.echo(explanation(MANUAL[ProblemKind(word)], width))
 
 
-class _Look(NamedTuple):
-    """One sample: its row of the table, and what caches would keep of it. 0 bytes: it is bad."""
-
-    row: Sequence[str]
-    points_bytes: int = 0
-    kept_bytes: int = 0
-    is_scaled: bool = False
-
-
-def _look(plan: StreamPlan, reader: Reader, pipeline: Pipeline, decode: Decode, sample: int) -> _Look:
-    try:
-        values = reader.read(sample)
-        image = pipeline.plan(values, 0, sample)
-    except (SampleUnreadable, SampleUndecodable) as error:
-        return _Look((str(sample), reader.name(sample), "a bad sample", "", str(error)))
-    file = values[decode.field]
-    assert image is not None, "there is a decode step"
-    assert isinstance(file, memoryview), "it is decoded"
-    points = found_points(file, image.header) if decode.field in plan.pipeline.cropped else None
-    size = image.header.height, image.header.width
-    is_scaled = decode.scale == "auto" and image.header.format == "JPEG"
-    kept = kept_sizes(image.decoding.moves, *size, is_scaled=is_scaled)
-    if plan.config.cache == "decoded":
-        kept = {1: (image.geometry.height, image.geometry.width)}
-    stored = f"{round_bytes(len(file))}, {_stored(image)}"
-    return _Look(
-        (str(sample), reader.name(sample), stored, _decoded(image), _then(image)),
-        len(points) if points is not None and has_points(points) else 0,
-        sum(map(prod, kept.values())) * (1 if decode.color == "gray" else 3),
-        image.decoding.factor not in kept,
-    )
-
-
-def _named(steps: Sequence[StepOptions]) -> str:
-    return ", ".join(step.op for step in steps) or "nothing"
-
-
-def _stored(plan: ImagePlan) -> str:
-    header = plan.header
-    turned = f", EXIF {header.orientation}" if header.orientation > 1 else ""
-    return f"{header.format} {header.width} x {header.height}{turned}"
-
-
-def _decoded(plan: ImagePlan) -> str:
-    factor, box = plan.decoding.factor, plan.decoding.box
-    height, width = -(-plan.header.height // factor), -(-plan.header.width // factor)
-    scale = f" at 1/{factor}" if factor > 1 else ""
-    if box == Cut(0, 0, height, width):
-        return f"all{scale}: {width} x {height}"
-    if plan.tiles is not None:
-        how = f"cut from {plan.tiles[0]} of {plan.tiles[1]} tiles"
-    else:
-        how = "alone" if plan.is_cut_by_decoder else f"cut from {width} x {height}"
-    return f"{box.width} x {box.height}{scale} from {box.left}, {box.top}, {how}"
-
-
-def _then(plan: ImagePlan) -> str:
-    turns = zip(_TURNS, plan.geometry.turn, strict=True)
-    done = [*map(_move, plan.decoding.moves), *(name for name, is_made in turns if is_made)]
-    return ", ".join(done) or "as it is"
-
-
-def _move(move: Move) -> str:
-    size = f"{move.width} x {move.height}"
-    match move:
-        case Resampling():
-            return f"scaled to {size} ({move.interpolation})"
-        case Cut():
-            return f"cut to {size} from {move.left}, {move.top}"
-        case Padding():
-            return f"padded to {size}"
-        case Warp():
-            return f"rotated by {move.degrees:.1f} degrees"
+def explanation(entry: Entry, width: int) -> str:
+    """The text of an entry, wrapped, and its examples."""
+    parts = [click.wrap_text(entry.text, width)]
+    for title, example in (("Wrong:", entry.wrong), ("Right:", entry.right)):
+        if example:
+            parts.append("\n".join([title, "", *(f"    {line}" for line in example.splitlines())]))
+    return "\n\n".join(parts)

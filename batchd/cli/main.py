@@ -25,6 +25,7 @@ COMMANDS = {
     "worker": "Run workers on this machine for a daemon on another one.",
     "ray": "Run worker hosts on a Ray cluster, as many as the daemon wants.",
     "check": "Validate a configuration and print every problem.",
+    "explain": "Explain a problem of a configuration, with examples.",
     "doctor": "Check the machine: limits, memory, processors, decoders, storage.",
     "config": "Print all keys with their defaults and meanings.",
     "status": "Show the daemon, its workers, trainers and last warnings; or one stream.",

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import click
 
 from batchd.cli.text import escaped
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind
 from batchd_wire.wording import counted
 
 LINE_CHARACTERS_MAX = 66
@@ -35,13 +35,18 @@ def echo_error(error: BatchdError) -> None:
 
 def plain_problems(error: BatchdError, file: str) -> list[dict[str, object]]:
     """The problems for editors and CI: JSON-able, each with the same keys."""
-    problems = error.problems if isinstance(error, (ConfigInvalid, MemoryTooSmall)) else [Problem("", str(error))]
+    problems = (
+        error.problems
+        if isinstance(error, (ConfigInvalid, MemoryTooSmall))
+        else [Problem("", ProblemKind.UNUSABLE_SOURCE, str(error))]
+    )
     return [
         {
             "path": file,
             "line": problem.line,
             "column": problem.column,
             "key": problem.path,
+            "name": problem.kind,
             "problem": problem.what,
             "help": problem.remedy,
             "meaning": problem.meaning,
@@ -58,7 +63,8 @@ def _problems_text(error: BatchdError, columns: int | None) -> str:
     assert isinstance(error, (ConfigInvalid, MemoryTooSmall))
     name = error.file or "the configuration"
     parts = [f"{name} has {counted(len(error.problems), 'problem')}:"]
-    return "\n\n".join(parts + ["\n".join(_lines(problem, error.file, columns)) for problem in error.problems])
+    more = f"`batchd explain {error.problems[0].kind}` tells more, with examples"
+    return "\n\n".join([*parts, *("\n".join(_lines(problem, error.file, columns)) for problem in error.problems), more])
 
 
 def _lines(problem: Problem, file: str, columns: int | None) -> list[str]:
@@ -67,7 +73,7 @@ def _lines(problem: Problem, file: str, columns: int | None) -> list[str]:
     key = f"{problem.path}: " if problem.path else ""
     number = str(problem.line) if problem.source else ""
     margin = " " * len(number)
-    lines = [f"{click.style(f'{place}{key}', bold=True)}{problem.what}"]
+    lines = [f"{click.style(f'{place}{key}', bold=True)}{problem.what} {click.style(f'[{problem.kind}]', dim=True)}"]
     if problem.source:
         shown, caret = _excerpt(problem.source, problem.column or 1, problem.length)
         bar = click.style("|", fg="blue")

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from batchd.config.schema import problem_at
-from batchd.errors import ConfigInvalid, Problem
+from batchd.errors import ConfigInvalid, Problem, ProblemKind
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories, runtime_directory
 
 SYSTEM_KEYS_DIRECTORY = Path("/etc/batchd/keys")
@@ -27,11 +27,13 @@ def choose_runtime_directory(configured: Path | None) -> RuntimeDirectory:
             f"{' or '.join(map(str, candidate_directories()))}; set runtime_dir in batchd.toml"
             + ("" if os.environ.get("XDG_RUNTIME_DIR") else ", or $XDG_RUNTIME_DIR, which is not set")
         )
-        raise ConfigInvalid([problem_at(("daemon", "runtime_dir"), text)])
+        raise ConfigInvalid([problem_at(("daemon", "runtime_dir"), ProblemKind.RUNTIME_DIRECTORY, text)])
     try:
         return runtime_directory(directory)
     except ValueError as error:
-        raise ConfigInvalid([problem_at(("daemon", "runtime_dir"), str(error))]) from None
+        raise ConfigInvalid(
+            [problem_at(("daemon", "runtime_dir"), ProblemKind.RUNTIME_DIRECTORY, str(error))]
+        ) from None
 
 
 def default_cache_dir() -> Path | None:
@@ -52,7 +54,7 @@ def default_keys_dir() -> Path:
     base = _users_directory("XDG_CONFIG_HOME", "~/.config")
     if base is None:
         text = f"no directory for the keys: uid {os.geteuid()} has no home; set keys_dir in [daemon]"
-        raise ConfigInvalid([Problem("daemon.keys_dir", f"{text} (or BATCHD_KEYS_DIR)")])
+        raise ConfigInvalid([Problem("daemon.keys_dir", ProblemKind.MISSING_KEYS, f"{text} (or BATCHD_KEYS_DIR)")])
     return base / "batchd" / "keys"
 
 

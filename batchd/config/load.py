@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from batchd.config.problems import Place, key_places, problems_from
 from batchd.config.schema import change_paths, item_at, path_keys
 from batchd.config.tree import Config, DaemonConfig
-from batchd.errors import REMEDY, ConfigInvalid, KeyPath, Problem, path_text
+from batchd.errors import REMEDY, ConfigInvalid, KeyPath, Problem, ProblemKind, path_text
 from batchd.storage.location import looks_like_url
 from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
@@ -152,8 +152,14 @@ def _read_text(file: Path) -> str:
         raise _unusable(file, f"is not UTF-8: byte 0x{content[error.start]:02x}", place, text) from None
 
 
-def _unusable(file: Path, message: str, place: Place | None = None, text: str = "") -> ConfigInvalid:
-    problem = Problem("", message)
+def _unusable(
+    file: Path,
+    message: str,
+    place: Place | None = None,
+    text: str = "",
+    kind: ProblemKind = ProblemKind.UNREADABLE_FILE,
+) -> ConfigInvalid:
+    problem = Problem("", kind, message)
     return ConfigInvalid([problem if place is None else _placed(problem, place, text)], str(file))
 
 
@@ -161,7 +167,9 @@ def _parse(text: str, file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise _unusable(file, "has arrays or tables in one another too deep to read") from None
+        raise _unusable(
+            file, "has arrays or tables in one another too deep to read", kind=ProblemKind.NOT_TOML
+        ) from None
     except ValueError as error:
         raise _syntax_error(str(error), text, file) from None
 
@@ -175,12 +183,12 @@ def _syntax_error(message: str, text: str, file: Path) -> ConfigInvalid:
     twice = _TOML_TWICE.search(what)
     if twice:
         names = tuple(re.findall(r"'([^']*)'", twice[1]))
-        problem = Problem(path_text(names), "this table stands twice in the file")
+        problem = Problem(path_text(names), ProblemKind.KEY_TWICE, "this table stands twice in the file")
         return ConfigInvalid([_placed(problem, place, text)], str(file))
     if what in ("Cannot overwrite a value", "Cannot mutate immutable namespace") or what.startswith("Duplicate"):
-        return _unusable(file, f"a key or table stands twice in the file ({what})", place, text)
+        return _unusable(file, f"a key or table stands twice in the file ({what})", place, text, ProblemKind.KEY_TWICE)
     where = f", column {column}" if found and found[1] else ""
-    return _unusable(file, f"is not TOML: {what}{where}", place, text)
+    return _unusable(file, f"is not TOML: {what}{where}", place, text, ProblemKind.NOT_TOML)
 
 
 def _change(
@@ -200,17 +208,25 @@ def _change(
     for dotted, text in overrides.items():
         path = _dotted_path(dotted)
         if path is None:
-            problems.append(Problem(dotted, "is no path of keys; write for example --set streams.photos.batch_size=64"))
+            problems.append(
+                Problem(
+                    dotted,
+                    ProblemKind.WRONG_OVERRIDE,
+                    "is no path of keys; write for example --set streams.photos.batch_size=64",
+                )
+            )
         else:
             given.append((path, text, f"--set {dotted}"))
     for path, text, origin in given:
         if text.encode(errors="replace").decode() != text:
-            problems.append(Problem(path_text(path), f"is not UTF-8 (set by {origin})"))
+            problems.append(Problem(path_text(path), ProblemKind.WRONG_OVERRIDE, f"is not UTF-8 (set by {origin})"))
             continue
         try:
             changes.append(_apply(data, path, text, origin))
         except LookupError as error:
-            problems.append(Problem(path_text(path), f"cannot be set by {origin}: {error.args[0]}"))
+            problems.append(
+                Problem(path_text(path), ProblemKind.WRONG_OVERRIDE, f"cannot be set by {origin}: {error.args[0]}")
+            )
     return changes, problems + _without_strangers(data, known, changes)
 
 
@@ -225,7 +241,11 @@ def _without_strangers(data: dict[str, object], known: Sequence[str], changes: S
         if not isinstance(source, dict) or "type" not in source:
             del streams[name]
             problems += [
-                Problem(path_text(change.path), f"the file has no stream {name!r}; {suggestion(name, known)}")
+                Problem(
+                    path_text(change.path),
+                    ProblemKind.WRONG_OVERRIDE,
+                    f"the file has no stream {name!r}; {suggestion(name, known)}",
+                )
                 for change in changes
                 if change.path[:2] == ("streams", name)
             ]

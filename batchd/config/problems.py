@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from batchd.config.schema import EXAMPLES, default_text, example_of, item_at, kinds_at, known_keys, problem_at
 from batchd.config.synonyms import key_meant, kind_meant
-from batchd.errors import KeyPath, Problem, path_text
+from batchd.errors import KeyPath, Problem, ProblemKind, path_text
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.samples.checks import OptionsInvalid
 from batchd.suggestions import known_here, nearest, suggestion
@@ -64,11 +64,12 @@ _TOKEN = re.compile(
 def problems_from(error: ValidationError, data: Mapping[str, object]) -> list[Problem]:
     """One problem for each path of pydantic's errors in ``data``, without lines."""
     messages: dict[KeyPath, list[str]] = {}
+    kinds: dict[KeyPath, ProblemKind] = {}
     values: dict[KeyPath, str] = {}
     for details in error.errors(include_url=False):
         if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
             continue  # pydantic also calls a list too short if its items are wrong
-        path, message = _read(details, data)
+        path, kind, message = _read(details, data)
         cause = details.get("ctx", {}).get("error")
         # the checks of a table may report several problems
         found = cause.found if isinstance(cause, OptionsInvalid) else [((), message)]
@@ -76,40 +77,64 @@ def problems_from(error: ValidationError, data: Mapping[str, object]) -> list[Pr
             if text not in messages.setdefault((*path, *key), []):
                 messages[*path, *key].append(text)
             values[*path, *key] = _value(details)
-    return [problem_at(path, _join(texts, values[path]), data) for path, texts in messages.items()]
+            kinds.setdefault((*path, *key), kind)
+    return [problem_at(path, kinds[path], _join(texts, values[path]), data) for path, texts in messages.items()]
 
 
-def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, str]:
+def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, ProblemKind, str]:
     path = _real_path(details, data)
     context = details.get("ctx", {})
     match details["type"]:
         case "missing" if isinstance(path[-1], int):  # of an array that is too short
             example = _example(path[:-1], data)
-            return path[:-1], "has too few items" + (f"; write for example {example}" if example else "")
+            return (
+                path[:-1],
+                ProblemKind.WRONG_VALUE,
+                "has too few items" + (f"; write for example {example}" if example else ""),
+            )
         case "missing":
-            need = ": the daemon needs at least one table [streams.NAME]" if path == ("streams",) else ""
-            return path, f"missing{need}"
+            need = (
+                ": the daemon needs at least one table [streams.NAME]; `batchd init PATH` writes one"
+                if path == ("streams",)
+                else ""
+            )
+            return path, ProblemKind.MISSING_KEY, f"missing{need}"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return path, f"unknown key; {_key_help(path, data)}"
+            return path, ProblemKind.UNKNOWN_KEY, f"unknown key; {_key_help(path, data)}"
         case "union_tag_invalid":
             key = context["discriminator"].strip("'")
             known = context["expected_tags"].replace("'", "").split(", ")
             meant = kind_meant(str(context["tag"]), known)
             helps = f"did you mean {meant}?" if meant is not None else suggestion(str(context["tag"]), known)
-            return (*path, key), f'"{context["tag"]}" is unknown; {helps}'
+            return (*path, key), ProblemKind.UNKNOWN_KIND, f'"{context["tag"]}" is unknown; {helps}'
         case "union_tag_not_found":
             key = context["discriminator"].strip("'")
-            return (*path, key), f"missing; {_kind_help(key, details['input'], kinds_at(path, data))}"
+            return (
+                (*path, key),
+                ProblemKind.MISSING_KIND,
+                f"missing; {_kind_help(key, details['input'], kinds_at(path, data))}",
+            )
         case "string_pattern_mismatch" if details["loc"][-1:] == ("[key]",):
-            return path, 'a stream\'s name is made of letters, digits, "_", "." and "-", at most 64 of them'
+            text = 'a stream\'s name is made of letters, digits, "_", "." and "-", at most 64 of them'
+            return path, ProblemKind.WRONG_VALUE, text
         case "value_error":
-            return path, str(context["error"])
+            return path, ProblemKind.WRONG_VALUE, str(context["error"])
         case "too_short":
-            return path, f"must have {context['min_length']} or more items, not {context['actual_length']}"
+            return (
+                path,
+                ProblemKind.WRONG_VALUE,
+                f"must have {context['min_length']} or more items, not {context['actual_length']}",
+            )
         case "too_long":
-            return path, f"must have {context['max_length']} or fewer items, not {context['actual_length']}"
+            return (
+                path,
+                ProblemKind.WRONG_VALUE,
+                f"must have {context['max_length']} or fewer items, not {context['actual_length']}",
+            )
         case kind:
-            return path, _must_be(kind, path, data) or details["msg"].replace("Input should be ", _MUST_BE)
+            named = ProblemKind.WRONG_TYPE if kind in _TYPES else ProblemKind.WRONG_VALUE
+            text = _must_be(kind, path, data) or details["msg"].replace("Input should be ", _MUST_BE)
+            return path, named, text
 
 
 def _key_help(path: KeyPath, data: Mapping[str, object]) -> str:

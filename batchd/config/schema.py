@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
-from batchd.errors import KeyPath, Problem, path_text
+from batchd.errors import KeyPath, Problem, ProblemKind, path_text
 from batchd.samples.sizes import format_bytes
 
 
@@ -180,9 +180,9 @@ def meaning_of(path: KeyPath, data: object) -> str:
     return " ".join(description.split())
 
 
-def problem_at(path: KeyPath, text: str, data: object = None) -> Problem:
+def problem_at(path: KeyPath, kind: ProblemKind, text: str, data: object = None) -> Problem:
     """A problem with the key at ``path``, and what the key means; it has no line yet."""
-    return Problem(path_text(path), text, meaning_of(path, data))
+    return Problem(path_text(path), kind, text, meaning_of(path, data))
 
 
 def known_keys(path: KeyPath, data: object) -> list[str]:

@@ -45,7 +45,7 @@ from batchd.daemon.memory.rings import (
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
 from batchd.daemon.stream_plan import epoch_plan, look_at_stream, plan_stream
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, SourceInvalid, path_text
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
 from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.options import StepOptions
@@ -89,7 +89,7 @@ def _problems_around(reading: LoadedConfig, storage: Storage) -> list[Problem]:
     known = {problem.path for problem in reading.problems}
     for path, text in hidden_problems(reading.data):
         if path_text(path) not in known:
-            problems.append(problem_at(path, text, reading.data))
+            problems.append(problem_at(path, ProblemKind.WRONG_VALUE, text, reading.data))
     return problems
 
 
@@ -176,7 +176,7 @@ def _address_problems(daemon: DaemonConfig) -> Iterator[Problem]:
     try:
         check_context_threads()
     except BatchdError as error:
-        yield problem_at(("daemon", addresses[0][0]), str(error))
+        yield problem_at(("daemon", addresses[0][0]), ProblemKind.UNUSABLE_ADDRESS, str(error))
         return
     with zmq.Context() as context, ExitStack() as stack:  # all stay bound: two may name one port
         endpoints = [(key, tcp_endpoint(text)) for key, text in addresses]
@@ -187,7 +187,7 @@ def _address_problems(daemon: DaemonConfig) -> Iterator[Problem]:
             try:
                 stack.enter_context(context.socket(zmq.ROUTER)).bind(endpoint)
             except zmq.ZMQError as error:
-                yield problem_at(("daemon", key), cannot_listen(endpoint, error))
+                yield problem_at(("daemon", key), ProblemKind.UNUSABLE_ADDRESS, cannot_listen(endpoint, error))
 
 
 def decoding_places(config: Config, rings: dict[str, RingSize]) -> list[tuple[str, str]]:
@@ -271,17 +271,22 @@ def _stream(
     trial = try_source(stream.source, python_path, storage, max(SAMPLES_MAX, stream.batch_size))
     calls = [step for step in stream.pipeline if isinstance(step, Call)]
     unseen = [*trial.unseen, *(f"what {step.function} makes of it" for step in calls)]
-    problems = [problem_at(("streams", name, "source", *one.key), one.text) for one in trial.problems]
+    problems = [
+        problem_at(("streams", name, "source", *one.key), ProblemKind.UNUSABLE_SOURCE, one.text)
+        for one in trial.problems
+    ]
     if trial.whole is None or problems:
         return problems, unseen
+    kind = ProblemKind.NO_BATCH
     try:
         epoch_plan(name, stream, len(trial.whole))
+        kind = ProblemKind.UNUSABLE_SOURCE
         if stream.cache_kind != "off":
             spec = cache_spec(plan_stream(name, stream, ring.columns, python_path), trial.whole)
             text = file_problem(spec) if spec is not None and spec.folder and not is_running else None
             if text is not None:
-                problems.append(problem_at(("streams", name, "cache_dir"), text))
+                problems.append(problem_at(("streams", name, "cache_dir"), ProblemKind.UNUSABLE_CACHE, text))
     except SourceInvalid as error:
         path, _colon, text = str(error).partition(": ")
-        problems.append(Problem(path, text))
+        problems.append(Problem(path, kind, text))
     return problems, unseen

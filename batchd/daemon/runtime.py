@@ -16,7 +16,7 @@ from pathlib import Path
 
 from batchd.config.directories import choose_runtime_directory
 from batchd.config.schema import problem_at
-from batchd.errors import AlreadyRunning, BatchdError, Problem
+from batchd.errors import AlreadyRunning, BatchdError, Problem, ProblemKind
 from batchd_wire.runtime import RuntimeDirectory
 
 DIRECTORY_MODE = 0o750
@@ -104,7 +104,11 @@ def directory_problem(names: RuntimeDirectory) -> Problem | None:
             number = errno.EACCES
     except OSError as error:
         number = error.errno
-    return problem_at(("daemon", "runtime_dir"), _cannot_use(names.path, number)) if number else None
+    return (
+        problem_at(("daemon", "runtime_dir"), ProblemKind.RUNTIME_DIRECTORY, _cannot_use(names.path, number))
+        if number
+        else None
+    )
 
 
 def has_daemon(names: RuntimeDirectory) -> bool:

@@ -58,7 +58,7 @@ from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.daemon.workers.remote import REMOTE, RemoteWorkers
 from batchd.daemon.workers.wanted import WantedCount, interface_of
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind
 from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders import gateway
 from batchd.orders.worker import CHUNK_ROWS_MAX
@@ -251,7 +251,7 @@ def _open_streams(
             streams[number].provide_cache(list(streams.values()))
         except CacheUnusable as error:
             path, _colon, text = str(error).partition(": ")
-            raise ConfigInvalid([Problem(path, text)]) from None
+            raise ConfigInvalid([Problem(path, ProblemKind.UNUSABLE_CACHE, text)]) from None
     tell_unwanted({one.cache.path for one in streams.values() if isinstance(one.cache, CacheOnDisk)})
 
 
@@ -310,7 +310,7 @@ class Reservation:
         if self.is_complete or self._state.draining:
             return
         if lack is not None:
-            raise MemoryTooSmall([problem_at(("daemon", "memory"), lack)])
+            raise MemoryTooSmall([problem_at(("daemon", "memory"), ProblemKind.MEMORY_TOO_SMALL, lack)])
         self.is_complete = self._state.has_all_slots
         if self.is_complete:
             _log.info("memory reserved", bytes=memory_bytes)

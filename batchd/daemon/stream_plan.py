@@ -25,7 +25,7 @@ from batchd.config.draft import StreamDraft
 from batchd.config.schema import problem_at
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
-from batchd.errors import KeyPath, Problem, SourceInvalid
+from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
 from batchd.functions.signature import Given
 from batchd.orders.worker import SampleRecipe
@@ -177,8 +177,10 @@ def look_at_stream(
     check only the source's columns, because it will be scanned.
     """
     looks = [(key, check_source(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
-    found: list[tuple[KeyPath, str]] = [
-        (("source", *key, *one.key), one.text) for key, look in looks for one in look.problems
+    found: list[tuple[ProblemKind, KeyPath, str]] = [
+        (ProblemKind.UNUSABLE_SOURCE, ("source", *key, *one.key), one.text)
+        for key, look in looks
+        for one in look.problems
     ]
     try:
         columns = known_columns([look for _key, look in looks])
@@ -187,9 +189,9 @@ def look_at_stream(
     if columns is not None:
         columns = (*columns, *(Column(name, dtype="int64") for name in draft.source_fields))
     wrong_names = reserved_names(columns or ())
-    found += [(("source",), text) for text in wrong_names]
+    found += [(ProblemKind.UNUSABLE_SOURCE, ("source",), text) for text in wrong_names]
     if python_path is not None:
-        found += code_problems(draft.sources, draft.steps, python_path)
+        found += [(ProblemKind.OWN_FUNCTION, *one) for one in code_problems(draft.sources, draft.steps, python_path)]
     check = StepCheck(columns)
     for place in range(len(draft.steps) + len(draft.gaps)):
         if place in draft.steps:
@@ -197,7 +199,7 @@ def look_at_stream(
         else:
             check.skip_step(place, *draft.gaps[place])
     wrong_steps = check.finish()
-    found += [(("pipeline", *one.key), one.text) for one in wrong_steps]
+    found += [(ProblemKind.STEP_MISFIT, ("pipeline", *one.key), one.text) for one in wrong_steps]
     data = {"streams": {name: draft.data}}
-    problems = [problem_at(("streams", name, *key), text, data) for key, text in found]
+    problems = [problem_at(("streams", name, *key), kind, text, data) for kind, key, text in found]
     return Findings(None if wrong_names or wrong_steps else columns, problems)

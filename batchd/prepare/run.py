@@ -28,7 +28,7 @@ from typing import Self, TypeAlias
 from batchd.children import Child, describe, start_linked
 from batchd.config.tree import StreamConfig
 from batchd.daemon.stream_plan import code_problems, plan_stream
-from batchd.errors import BatchdError, ConfigInvalid, Problem, path_text
+from batchd.errors import BatchdError, ConfigInvalid, Problem, ProblemKind, path_text
 from batchd.orders.prepare import (
     TO_PREPARE_FROM_WRITER,
     PrepareStream,
@@ -124,7 +124,9 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     try:
         made = dict(columns_after(columns, steps))
     except StepInvalid as problem:
-        raise ConfigInvalid([Problem(path_text(("streams", work.name, "pipeline")), str(problem))]) from None
+        raise ConfigInvalid(
+            [Problem(path_text(("streams", work.name, "pipeline")), ProblemKind.STEP_MISFIT, str(problem))]
+        ) from None
     alone = work.config.model_copy(update={"pipeline": steps, "cache": "off", "cache_short_side": None})
     plan = plan_stream(work.name, alone, columns, work.python_path)
     index = scan_source(alone.source, lambda _found: None, work.cache, work.storage, work.python_path)
@@ -167,16 +169,18 @@ def _check_source(work: PrepareJob, output: Output) -> None:
     source = work.config.source
     if output.as_files and not isinstance(source, FILE_SOURCES):
         text = f'the samples of type "{source.type}" are no files of their own: write shards, without --files'
-        raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
+        raise ConfigInvalid([Problem(f"streams.{work.name}.source", ProblemKind.NOT_TO_PREPARE, text)])
     if source.is_live:
         text = (
             f'samples of type "{source.type}" cannot be read twice, so what was interrupted could not go on with them'
         )
-        raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
+        raise ConfigInvalid([Problem(f"streams.{work.name}.source", ProblemKind.NOT_TO_PREPARE, text)])
     problems = code_problems([((), source)], dict(enumerate(work.config.pipeline)), work.python_path)
     if problems:
         where = ("streams", work.name)
-        raise ConfigInvalid([Problem(path_text((*where, *key)), text) for key, text in problems])
+        raise ConfigInvalid(
+            [Problem(path_text((*where, *key)), ProblemKind.OWN_FUNCTION, text) for key, text in problems]
+        )
 
 
 def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:

@@ -526,9 +526,9 @@ def test_a_problem_is_shown_with_its_line(check: Checker) -> None:
     assert "\x1b" not in told
     assert told.startswith(
         "batchd: batchd.toml has 3 problems:\n\n"
-        "batchd.toml:2: daemon.worker: unknown key\n"
+        "batchd.toml:2: daemon.worker: unknown key [unknown-key]\n"
         "  |\n2 | worker = 1\n  | ^^^^^^\n  = help: did you mean workers?\n\n"
-        "batchd.toml:6: streams.a.pipeline[1].sise: unknown key\n"
+        "batchd.toml:6: streams.a.pipeline[1].sise: unknown key [unknown-key]\n"
     )
     lines = told.splitlines()
     carets = [number for number, line in enumerate(lines) if set(line) == set(" |^")]
@@ -569,6 +569,7 @@ def test_programs_read_each_problem_with_its_place(check: Checker) -> None:
         "line": 2,
         "column": 1,
         "key": "daemon.worker",
+        "name": "unknown-key",
         "problem": "unknown key",
         "help": "did you mean workers?",
         "meaning": "",

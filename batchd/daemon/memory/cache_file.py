@@ -28,7 +28,7 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import Config, StreamConfig
 from batchd.daemon.limits import OncePerMinute
 from batchd.daemon.memory.cache_memory import BLOCK_BYTES, CacheSpec, SharedCache, identity
-from batchd.errors import Problem
+from batchd.errors import Problem, ProblemKind
 from batchd.pipeline.cache_split import crop_problem, cut_problem, decoded_files
 from batchd.sources.cache.disk import FILE_HEADER, FILE_MAGIC, key_seed, records_start, troubles
 from batchd.sources.cache.memory import ENTRY, ENTRY_BYTES, HEADER_BYTES
@@ -178,7 +178,11 @@ def cache_problems(config: Config) -> list[Problem]:
         if size != stream.cache_size:
             text = f"{name} and {other} share one file, so both have to say the same cache_size"
             found.append((name, "cache_size", text))
-    return [problem_at(("streams", name, key), text) for name, key, text in found if text is not None]
+    return [
+        problem_at(("streams", name, key), ProblemKind.UNUSABLE_CACHE, text)
+        for name, key, text in found
+        if text is not None
+    ]
 
 
 def _misfit(stream: StreamConfig) -> str | None:

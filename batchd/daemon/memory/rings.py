@@ -26,7 +26,7 @@ from batchd.daemon.memory.cache_memory import identity
 from batchd.daemon.memory.slots import ADVICE, MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS
 from batchd.daemon.stream_plan import look_at_stream
 from batchd.diagnosis.demand import ORDERS_AT_ONCE, SLOTS_OF_A_TRAINER
-from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, path_text
+from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, path_text
 from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column
@@ -178,7 +178,7 @@ def memory_problem(config: Config, text: str | None) -> Problem | None:
         return None
     caches_bytes = budgets_bytes(config)
     text += f"; {round_bytes(caches_bytes)} of it are for caches (cache_memory =)" if caches_bytes else ""
-    return problem_at(("daemon", "memory"), text)
+    return problem_at(("daemon", "memory"), ProblemKind.MEMORY_TOO_SMALL, text)
 
 
 def _mailbox_bytes(stream: StreamConfig) -> int:
@@ -205,7 +205,7 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
         have = f"have {round_bytes(config.daemon.memory, floor)} for all rings together"
         remedy = f"set memory = {_setting(daemon_need)} in [daemon], or less in the streams"
         text = f"need {round_bytes(own_bytes, ceil)}, which the streams' own memory adds up to, {have}; {remedy}"
-        problems.append(problem_at(("daemon", "memory"), text))
+        problems.append(problem_at(("daemon", "memory"), ProblemKind.MEMORY_TOO_SMALL, text))
     for name, share in _shares(config).items():
         if needs.get(name, 0) <= share:
             continue
@@ -222,7 +222,7 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
         smaller = [f"a smaller max_shape of {' and '.join(varying)}"] if varying else []
         smaller += ["a smaller capacity"] if mailboxes[name] else []
         text += f", or {', or '.join([*smaller, 'a smaller batch_size'])}"
-        problems.append(problem_at(("streams", name, "memory"), text))
+        problems.append(problem_at(("streams", name, "memory"), ProblemKind.MEMORY_TOO_SMALL, text))
     return problems
 
 
@@ -263,7 +263,7 @@ class DescriptorPlan:
         if need <= self.limit:
             return None
         text = f"need {need} descriptors at least, have {self.limit}; {ADVICE}; {self.own} are for the daemon and its workers"
-        return problem_at(("daemon",), text)
+        return problem_at(("daemon",), ProblemKind.TOO_FEW_DESCRIPTORS, text)
 
 
 def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPlan:

@@ -37,7 +37,7 @@ from contextlib import ExitStack
 from typing import NamedTuple, Self
 
 from batchd.daemon.memory.available import MEMORY_NAME, UNLIMITED_BYTES, available_bytes, shortage
-from batchd.errors import MemoryTooSmall, Problem
+from batchd.errors import MemoryTooSmall, Problem, ProblemKind
 from batchd_wire.slot import UNFINISHED, SlotHeader
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -273,7 +273,7 @@ class MailboxMemory:
         except OSError as error:
             self.close()
             problem = f"no memory for a mailbox of {mailbox_bytes} bytes: {error.strerror}; lower capacity or sample_bytes_max"
-            raise MemoryTooSmall([Problem("daemon.memory", problem)]) from None
+            raise MemoryTooSmall([Problem("daemon.memory", ProblemKind.MEMORY_TOO_SMALL, problem)]) from None
 
     @classmethod
     def adopt(cls, descriptor: int, mailbox_bytes: int) -> Self:

@@ -37,7 +37,7 @@ from batchd.daemon.config_checks import check_reading
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.rings import RingSize, plan_descriptors
 from batchd.daemon.streams import ServedStream, open_stream
-from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall
+from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, ProblemKind
 from batchd.orders.rescan import ConfigRead, ScanProgressed, StreamScanned
 from batchd.samples.sizes import round_bytes
 from batchd.sources.composed.options import sources_in
@@ -158,7 +158,9 @@ def _do(plain: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
     others = [name for name in rings if name not in same]
     problem = _memory_problem(rings, kept_bytes, others, limit_bytes, made_bytes - caches_bytes)
     if problem is not None:
-        raise MemoryTooSmall(reading.located([problem_at(("daemon", "memory"), problem)]), str(file))
+        raise MemoryTooSmall(
+            reading.located([problem_at(("daemon", "memory"), ProblemKind.MEMORY_TOO_SMALL, problem)]), str(file)
+        )
     plan = plan_descriptors(config, rings)
     refusal = plan.refusal(len(rings))
     if refusal is not None:

@@ -26,7 +26,7 @@ from batchd.config.addresses import EVERYWHERE, parse_http
 from batchd.config.schema import problem_at
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.descriptors import Selector
-from batchd.errors import ConfigInvalid
+from batchd.errors import ConfigInvalid, ProblemKind
 from batchd_wire.runtime import RuntimeDirectory
 
 _log = structlog.get_logger()
@@ -83,7 +83,9 @@ def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
         reason = f"{daemon.http} cannot be had: {error.strerror or error}"
         advice = 'set http in [daemon] to another address, or to "off"'
         if is_asked_for:
-            raise ConfigInvalid([problem_at(("daemon", "http"), f"{reason}; {advice}")]) from None
+            raise ConfigInvalid(
+                [problem_at(("daemon", "http"), ProblemKind.UNUSABLE_ADDRESS, f"{reason}; {advice}")]
+            ) from None
         _log.warning("HTTP disabled", reason=reason, advice=advice)
         return HttpSocket()
 

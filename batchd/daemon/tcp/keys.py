@@ -49,7 +49,7 @@ from batchd.config.directories import SYSTEM_KEYS_DIRECTORY, default_keys_dir
 from batchd.config.schema import problem_at
 from batchd.config.tree import STREAM_NAME_PATTERN
 from batchd.daemon.limits import OncePerMinute
-from batchd.errors import BatchdError, KeyPath, KeysInvalid, Problem
+from batchd.errors import BatchdError, KeyPath, KeysInvalid, Problem, ProblemKind
 from batchd_wire.keys import (
     ANY_ACCESS,
     GROUP_READS,
@@ -368,7 +368,7 @@ def check_tcp_keys(address: str | None, key_path: KeyPath, keys: RoleKeys) -> Pr
         lack = f"{directory.path} has no key of {owner}; {directory.advice(keys.role)}"
     except BatchdError as error:
         lack = f"its keys cannot be used: {error}"
-    return problem_at(key_path, f"{address} can be reached from other hosts, and {lack}")
+    return problem_at(key_path, ProblemKind.MISSING_KEYS, f"{address} can be reached from other hosts, and {lack}")
 
 
 @contextmanager
