@@ -275,7 +275,7 @@ def refused_version(theirs: int) -> Refused | None:
     if OLDEST_VERSION <= theirs <= PROTOCOL_VERSION:
         return None
     is_old = theirs < OLDEST_VERSION
-    older = "client (pip install --upgrade batchd-client)" if is_old else "daemon (pip install --upgrade batchd)"
+    older = "client (batchd-client, where the trainer runs)" if is_old else "daemon (batchd)"
     served = f"clients of the versions {OLDEST_VERSION} to {PROTOCOL_VERSION} of the protocol"
     text = f"the daemon serves {served}, and this client speaks version {theirs}: upgrade the {older}"
     return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)

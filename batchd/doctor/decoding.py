@@ -52,7 +52,11 @@ class DecoderSpeed(NamedTuple):
 def check_decoding(speeds: Sequence[DecoderSpeed]) -> Iterator[Finding]:
     """Findings on each decoder; workers use the first for JPEG. ``speeds`` may be empty."""
     if not speeds:
-        yield problem("JPEG decoder", "no decoder could be loaded", "run: pip install --force-reinstall batchd")
+        yield problem(
+            "JPEG decoder",
+            "no decoder could be loaded",
+            "run: pip install --force-reinstall simplejpeg opencv-python-headless",
+        )
         return
     first, *others = speeds
     yield _check_first(first)

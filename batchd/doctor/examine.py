@@ -151,12 +151,12 @@ def check_libraries(versions: Mapping[str, str | None]) -> Iterator[Finding]:
     missing = [name for name in LIBRARIES if versions.get(name) is None and name != "simplejpeg"]
     there = [f"{name} {versions[name]}" for name in LIBRARIES if versions.get(name)]
     if missing:
-        yield problem("libraries", f"{', '.join(missing)} missing", "pip install --force-reinstall batchd")
+        yield problem("libraries", f"{', '.join(missing)} missing", f"run: pip install {' '.join(missing)}")
     else:
         yield ok("libraries", f"Python {platform.python_version()}, {', '.join(there)}")
     ours, theirs = versions.get("batchd"), versions.get("batchd-client")
     if ours and theirs and ours != theirs:
-        yield problem("libraries", f"batchd {ours} with batchd-client {theirs}", f"pip install batchd-client=={ours}")
+        yield problem("libraries", f"batchd {ours} with batchd-client {theirs}", f"install both of version {ours}")
     extras = [f"{name} {versions[name]}" for name in EXTRAS if versions.get(name)]
     yield ok("extras", ", ".join(extras) or "none; `batchd check` names the one that a source needs")
 

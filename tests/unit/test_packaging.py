@@ -52,6 +52,24 @@ def without_frameworks() -> list[str]:
     return [name for name in modules_of(batchd_client) if name.split(".")[1:2] not in ([one] for one in ADAPTERS)]
 
 
+def test_nothing_tells_to_install_batchd_from_an_index() -> None:
+    """It is not there yet. Extras are found: pip takes the batchd that is installed."""
+    root = Path(__file__).parents[2]
+    texts = [
+        *root.glob("*.md"),
+        root / "client" / "README.md",
+        *(root / "docs").rglob("*.md"),
+        *(root / "examples").rglob("*.md"),
+    ]
+    for folder in ("batchd", "client/batchd_client", "client/batchd_wire", "deploy"):
+        texts += [file for file in (root / folder).rglob("*") if file.suffix in {".py", ".md", ".sh", ".yaml"}]
+    told = re.compile(r"\b(?:pip|pipx|uv pip|uv tool) (?:install|run) [^`'\n]*\bbatchd(?:-client)?(?![\w\[./-])")
+
+    found = [str(file) for file in texts if file.name != "release.md" and told.search(file.read_text(errors="replace"))]
+
+    assert found == []
+
+
 def test_the_client_needs_exactly_three_distributions() -> None:
     """It goes into other people's training environments."""
     assert needed("batchd-client") == {"msgpack", "numpy", "pyzmq"}
