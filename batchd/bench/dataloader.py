@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from batchd.bench.cpu import cpu_times, tree_cpu_s
-from batchd.bench.measure import MEASURED_S_MIN, TICK_S, WARM_UP_SHARE, figures_between
+from batchd.bench.measure import MEASURED_S_MIN, PATIENCE_S, TICK_S, WARM_UP_SHARE, figures_between
 from batchd.bench.trainer import touch
 from batchd.children import die_with_parent
 from batchd.config.directories import default_cache_dir
@@ -363,6 +363,9 @@ def run(config: Path, name: str, workers: int, seconds: float) -> Answer:
     before, measured_s = int(counts.sum()), monotonic()
     own_s, all_s = tree_cpu_s(os.getpid()), cpu_times(os.getpid())
     taker.join(max(MEASURED_S_MIN, until_s - monotonic()))
+    patient_s = monotonic() + PATIENCE_S
+    while counts.sum() == before and taker.is_alive() and monotonic() < patient_s:
+        taker.join(TICK_S)
     if not taker.is_alive():
         raise SystemExit("its loop ended; the reason is above")
     made, taken_s = int(counts.sum()) - before, monotonic() - measured_s

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from unittest.mock import patch
 
 from batchd.bench.cpu import CpuTimes, cpu_times, tree_cpu_s
 from batchd.children import PIPE, STDOUT, Child, start
@@ -232,7 +231,9 @@ def bad_samples(session: Session, name: str) -> tuple[int, tuple[str, ...]]:
 @contextmanager
 def _without_variables() -> Iterator[None]:
     """The variables of the keys of [daemon] are in the written configuration already."""
-    names = {ENVIRONMENT_PREFIX + key.upper() for key in DaemonConfig.model_fields}
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    with patch.dict(os.environ, kept, clear=True):
+    names = (ENVIRONMENT_PREFIX + key.upper() for key in DaemonConfig.model_fields)
+    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
         yield
+    finally:
+        os.environ.update(kept)

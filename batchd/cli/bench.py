@@ -54,7 +54,7 @@ FILES_LOOKED_AT = 8
 BAR_CELLS = 30
 PIPED_COLUMNS = 100
 ANSWER_BYTES = 1 << 16
-LOADER_PATIENCE_S = 60.0
+LOADER_PATIENCE_S = 120.0
 """For the start of torch and one batch, beyond the time of the measurement."""
 POWERS_MAX = 8
 """Up to so many workers each power of two is measured, beyond that each power of four."""
