@@ -23,7 +23,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels clean
+.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
 .PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
@@ -172,6 +172,18 @@ wheels: setup ## Build the wheels of both distributions into dist/, with libjpeg
 	rm -rf client/build build/lib build/lib.* build/bdist.* build/temp.*
 	@$(BIN)/python deploy/finish_wheel.py build/wheel dist
 	@ls dist
+
+dist: wheels ## Build all that is published into dist/, check it, and run it as uvx and pipx do (docs/release.md)
+	@$(BIN)/python -m pip install -qq --group release
+	$(BIN)/python -m build --quiet --sdist --outdir dist client
+	$(BIN)/python -m build --quiet --sdist --outdir dist .
+	rm -rf build/from-sdist build/pipx build/uv
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents --ignore W009,W010 dist/*.whl # the client is two packages; batchd.libs is auditwheel's
+	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir build/from-sdist dist/*.tar.gz
+	UV_TOOL_DIR=build/uv $(BIN)/uvx --isolated --refresh-package batchd --refresh-package batchd-client \
+		--python $(BIN)/python --find-links dist --from batchd batchd --version
+	PIPX_HOME=$(CURDIR)/build/pipx $(BIN)/pipx run --no-cache --pip-args '--find-links $(CURDIR)/dist' --spec batchd batchd --version
 
 install: ## Install the server (PREFIX, SYSCONFDIR, DESTDIR; EXTRAS=arrow,cloud; WHEELS=dir without an index)
 	@$(PLACES) deploy/install.sh install
