@@ -194,6 +194,7 @@ def _measured(task: Task, session: Session, trainer: Child) -> Measurement:
 def _statuses(session: Session, trainer: Child, name: str) -> Iterator[tuple[DaemonStatus, StreamStatistics]]:
     """The daemon's status again and again. Raises ``BatchdError`` if there is no point in it."""
     while True:
+        has_ended = trainer.has_ended(TICK_S)  # before the status, which then says why
         status = ask_status(session)
         stream = status.stream(name)
         assert stream is not None, "it is served"
@@ -201,7 +202,7 @@ def _statuses(session: Session, trainer: Child, name: str) -> Iterator[tuple[Dae
             bad, named = bad_samples(session, name)
             such = f"; {counted(bad, 'sample')} so far: {'; '.join(named)}" if bad else ""
             raise BatchdError(f"stream {name} has stopped: {stream.stopped}{such}")
-        if trainer.has_ended(TICK_S):
+        if has_ended:
             said = trainer.read(ANSWER_TIMEOUT_S, ANSWER_BYTES).decode(errors="replace").strip()
             raise BatchdError(
                 f"the trainer of the measurement ended: {said.splitlines()[-1] if said else 'no message'}"
