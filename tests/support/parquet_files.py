@@ -44,6 +44,18 @@ def write_parquet(
     return file
 
 
+def write_arrow(
+    file: Path, columns: dict[str, Any], metadata: dict[bytes, bytes] | None = None, *, rows: int = 7, **options: Any
+) -> Path:
+    """Write columns as an Arrow stream, as `save_to_disk` of `datasets` does; or as a file with a footer."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns, metadata=metadata)
+    new = options.pop("new", pa.ipc.new_stream)
+    with new(file, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return file
+
+
 def scan_parquet(root: Path, fields: dict[str, str], *shards: str, **changes: Any) -> tuple[ParquetSource, SourceIndex]:
     """A source of the files below ``root``, and its index as a worker gets it."""
     source = ParquetSource(root=root, shards=shards or ("*.parquet",), fields=fields, **changes)

@@ -11,11 +11,11 @@ from batchd.sources.options import DeclaredOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetSource(DeclaredOptions):
-    """The rows of Parquet files."""
+    """The rows of Parquet files, or of Arrow files, as `save_to_disk` of `datasets` writes them."""
 
     requires: ClassVar[tuple[str, ...]] = ("pyarrow",)
     extra: ClassVar[str] = "arrow"
-    endings: ClassVar[tuple[str, ...]] = (".parquet",)
+    endings: ClassVar[tuple[str, ...]] = (".parquet", ".arrow")
 
     type: Literal["parquet"] = "parquet"
     """Kind of source."""

@@ -1,4 +1,4 @@
-"""The rows of Parquet files: any row, at random. Workers only.
+"""The rows of Parquet and Arrow files: any row, at random. Workers only.
 
     a number         from the index
     with an extent   one pread of the file, or one request, wherever the row group ends
@@ -27,13 +27,13 @@ from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, shaped
 from batchd.sources.parquet.options import ParquetSource
+from batchd.sources.parquet.record_batches import open_table
 from batchd.sources.parquet.row_groups import (
     BYTES,
     FOOTER_BYTES,
     NOWHERE,
     PATH,
     Footer,
-    ParquetFile,
     Unreadable,
     footer_bytes,
     has_path,
@@ -120,7 +120,7 @@ class OpenFile:
         with ExitStack() as where_it_fails:
             where_it_fails.callback(self.close)
             try:
-                self._file = ParquetFile(self._stream)
+                self._file = open_table(self._stream)
             except SourceInvalid as problem:
                 raise SampleUnreadable(str(problem)) from None
             if self._file.footer != footer:

@@ -1,4 +1,4 @@
-"""Recognise Parquet files: their columns, with what Hugging Face's `datasets` says of them. CLI."""
+"""Recognise Parquet and Arrow files: their columns, with what Hugging Face's `datasets` says of them. CLI."""
 
 import os
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from batchd.errors import SourceInvalid
 from batchd.samples.columns import parse_column
 from batchd.sources.interface import FoundFiles, Recognised
 from batchd.sources.parquet.options import ParquetSource
+from batchd.sources.parquet.record_batches import TableFile, open_table
 from batchd.sources.parquet.row_groups import (
     ArrowType,
-    ParquetFile,
     Unreadable,
     class_names,
     is_bytes,
@@ -26,7 +26,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     path = files.root / os.fsdecode(names[0])
     with survey.open(path) as stream:
         try:
-            file = ParquetFile(stream)
+            file = open_table(stream)
             found = {field.name: _type(file, field) for field in file.schema}
         except Unreadable as error:
             raise SourceInvalid(f"{path} {error}") from None
@@ -39,7 +39,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     return Recognised(source, names, (*notes, *left_out_note("column", [one for one in found if one not in types])))
 
 
-def _type(file: ParquetFile, field: ArrowType) -> str | None:
+def _type(file: TableFile, field: ArrowType) -> str | None:
     """The type of a column, as users write it; None if none reads it."""
     kind, wanted = field.type, ["image", "text"]
     if is_bytes(kind):
@@ -64,7 +64,7 @@ def _reads(text: str, kind: ArrowType) -> bool:
         return False
 
 
-def _first_values(file: ParquetFile, title: str) -> Sequence[object]:
+def _first_values(file: TableFile, title: str) -> Sequence[object]:
     """Some values of a column of bytes."""
     groups = [group for group, rows in enumerate(file.rows) if rows]
     piece = next(file.batches(groups[0], title, 2)) if groups else None

@@ -54,7 +54,7 @@ MAGICS = {b"PAR1": "", b"PARE": "is encrypted; batchd has no keys, so write it w
 
 
 class Unreadable(SampleUnreadable):
-    """A file, or a part of it, cannot be read as Parquet."""
+    """A file, or a part of it, cannot be read as what it is."""
 
 
 class Footer(NamedTuple):
@@ -75,11 +75,13 @@ class ColumnChunk(NamedTuple):
 class ParquetFile:
     """One open file, which the caller closes. ``looked`` is called for each piece that is read."""
 
+    fewer_rows = "write the file again with row_group_size = {rows}, or without compression, where any size will do"
+
     def __init__(self, stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> None:
         self._looked = looked
         footer, size = _read_footer(stream)
         self.footer = Footer(size, zlib.crc32(footer))
-        with _reasons():
+        with reasons():
             self._metadata = parquet.read_metadata(pa.BufferReader(footer))
             self._file = parquet.ParquetFile(
                 stream,
@@ -94,19 +96,19 @@ class ParquetFile:
     @cached_property
     def rows(self) -> list[int]:
         """The rows of each row group, according to the footer."""
-        with _reasons():
+        with reasons():
             return [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
 
     def decoded_bytes(self, group: int, title: str) -> int:
         """The approximate bytes of a decoded column of a row group, from the footer; at least 1."""
-        with _reasons():
+        with reasons():
             row_group = self._metadata.row_group(group)
             sizes = [int(row_group.column(leaf).total_uncompressed_size) for leaf in self._leaves_of(title)]
             return max(1, sum(sizes))
 
     def uncompressed(self, group: int, path: str) -> ColumnChunk | None:
         """The extent of a column that is not compressed; None for a compressed one."""
-        with _reasons():
+        with reasons():
             (leaf,) = self._leaves_of(path)
             chunk = self._metadata.row_group(group).column(leaf)
             if chunk.compression != "UNCOMPRESSED":
@@ -115,7 +117,7 @@ class ParquetFile:
 
     def extent(self, group: int, title: str) -> tuple[int, int]:
         """(first byte, bytes) in the file of a column of a row group, in all its stored columns."""
-        with _reasons():
+        with reasons():
             row_group = self._metadata.row_group(group)
             ranges = [_range_of(row_group.column(leaf)) for leaf in self._leaves_of(title)]
         start, end = min(first for first, _ in ranges), min(max(last for _, last in ranges), self.footer.size)
@@ -137,9 +139,7 @@ class ParquetFile:
             pieces.append(piece)
             size += piece.nbytes
             if size > max_bytes:
-                raise Unreadable(
-                    f"the column {title!r} of the row group has more than {max_bytes} bytes when it is decoded"
-                )
+                raise too_large(title, max_bytes)
         return pa.chunked_array(pieces)
 
     def batches(self, group: int, title: str, rows: int) -> Iterator[Any]:
@@ -147,7 +147,7 @@ class ParquetFile:
         pieces = self._file.iter_batches(rows, row_groups=[group], columns=[title], use_threads=False)
         found = 0
         while True:
-            with _reasons():
+            with reasons():
                 piece = next(pieces, None)
             if piece is None:
                 break
@@ -159,8 +159,13 @@ class ParquetFile:
             raise Unreadable(f"holds {counted(found, 'row')}, and the footer says {self.rows[group]}")
 
 
+def too_large(title: str, max_bytes: int) -> Unreadable:
+    """The error of a column that has more bytes than its reader may keep."""
+    return Unreadable(f"the column {title!r} of the row group has more than {max_bytes} bytes when it is decoded")
+
+
 @contextmanager
-def _reasons() -> Iterator[None]:
+def reasons() -> Iterator[None]:
     """What pyarrow raises, as one kind of error."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Parquet files become an index. Daemon, once at the start.
+"""Parquet and Arrow files become an index. Daemon, once at the start.
 
     footers                       -> the rows, and the size of each row group
     columns of single numbers     -> read, and kept in the index: a worker need not read them
@@ -23,6 +23,7 @@ one request:
 The scan finds the extents (``_extents_of``), and parses nothing of the format: pyarrow gives the
 values, and each is searched behind the one before it: right there first, then a little further on,
 as pages begin. The place of a value that a dictionary holds once is where it was found first.
+In an Arrow file (``record_batches``) the lengths of the values give all places; no value is read.
 
 Invariants: no list with an entry for each sample is made; a sample is numbers in flat arrays. What
 a worker has to decode as a whole row group is, by what its footer says, no larger than
@@ -44,6 +45,7 @@ from batchd.samples.values import Unfitting, converted
 from batchd.sources.files.walk import Patterns, file_to_look_at, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.parquet.options import ParquetSource
+from batchd.sources.parquet.record_batches import ArrowFile, TableFile, is_arrow, open_table
 from batchd.sources.parquet.row_groups import (
     BYTES,
     NOWHERE,
@@ -95,14 +97,14 @@ def _scan(source: ParquetSource, survey: Survey) -> SourceIndex:
 
 def check_columns(
     source: ParquetSource, path: Path, stream: BinaryIO, looked: Callable[[], None] = lambda: None
-) -> ParquetFile:
+) -> TableFile:
     """A file with all columns that are read. Raises ``SourceInvalid``."""
     if not size_of(stream):
         raise SourceInvalid(f"{path} is empty; leave it out of the shards")
     try:
-        file = ParquetFile(stream, looked)
+        file = open_table(stream, looked)
     except Unreadable as error:
-        raise SourceInvalid(f"{path} cannot be read as Parquet: {error}") from None
+        raise _unreadable(path, stream, error) from None
     for column in source.columns:
         title = source.name_of(column.name)
         places = file.schema.get_all_field_indices(title)
@@ -115,6 +117,10 @@ def check_columns(
         if problem := problem_of(column, file.schema.field(places[0]).type):
             raise SourceInvalid(f"{path}: column {title!r} {problem}")
     return file
+
+
+def _unreadable(path: Path, stream: BinaryIO, error: Unreadable) -> SourceInvalid:
+    return SourceInvalid(f"{path} cannot be read as {'Arrow' if is_arrow(stream) else 'Parquet'}: {error}")
 
 
 class _Scan:
@@ -136,7 +142,7 @@ class _Scan:
         try:
             groups = file.rows
         except Unreadable as error:
-            raise SourceInvalid(f"{path} cannot be read as Parquet: {error}") from None
+            raise _unreadable(path, stream, error) from None
         self._files.extend((file.footer.size, file.footer.crc))
         self._add_classes(path, file)
         before = self._samples
@@ -148,7 +154,7 @@ class _Scan:
             self._groups.extend((number, group, self._samples))
             where = _Where(path, group, self._samples - before)
             self._chunks.extend(self._chunk(file, stream, where, column, rows) for column in self._columns)
-            self._check_size(where, rows)
+            self._check_size(file, where, rows)
             self._samples += rows
             self._survey.progress(self._samples)
 
@@ -173,7 +179,7 @@ class _Scan:
         place = {"root": str(self._source.root.absolute()), **self._survey.place()}
         return SourceIndex.build(self._samples, facts, arrays, place)
 
-    def _add_classes(self, path: Path, file: ParquetFile) -> None:
+    def _add_classes(self, path: Path, file: TableFile) -> None:
         """Record the names of the classes: of the field `label`, or the only field with names."""
         singles = filter(is_single_number, self._columns)
         named = {column.name: class_names(file.schema, self._source.name_of(column.name)) for column in singles}
@@ -187,7 +193,7 @@ class _Scan:
             )
         self._classes = names
 
-    def _chunk(self, file: ParquetFile, stream: BinaryIO, where: "_Where", column: Column, rows: int) -> int:
+    def _chunk(self, file: TableFile, stream: BinaryIO, where: "_Where", column: Column, rows: int) -> int:
         """Record a column of a row group; return the bytes that one of its values decodes."""
         title = self._source.name_of(column.name)
         try:
@@ -206,7 +212,7 @@ class _Scan:
             self._extents[column.name].frombytes(np.tile(np.array([NOWHERE, 0], np.int64), rows).tobytes())
         return decoded_bytes
 
-    def _check_size(self, where: "_Where", rows: int) -> None:
+    def _check_size(self, file: TableFile, where: "_Where", rows: int) -> None:
         sizes = dict(zip(self._source.fields, self._chunks[-len(self._columns) :], strict=True))
         size = sum(sizes.values())
         if size > self._source.cache_bytes:
@@ -214,9 +220,8 @@ class _Scan:
             fit = max(1, rows * self._source.cache_bytes // size // 16)
             raise SourceInvalid(
                 f"{where.path}: row group {where.group} holds {counted(rows, 'row')} of {size} bytes together ({names}), "
-                f"more than cache_bytes = {self._source.cache_bytes}, and one row cannot be read without the others: write the "
-                f"file again with row_group_size = {min(fit, 10)}, or without compression, where any size will do; or raise "
-                "cache_bytes"
+                f"more than cache_bytes = {self._source.cache_bytes}, and one row cannot be read without the others: "
+                f"{file.fewer_rows.format(rows=min(fit, 10))}; or raise cache_bytes"
             )
 
 
@@ -240,7 +245,7 @@ class _Where(NamedTuple):
         raise SourceInvalid(f"{self.path}: {place}, column {title!r}: {reason}")
 
 
-def _read_numbers(file: ParquetFile, where: _Where, column: Column, title: str) -> NDArray[Any]:
+def _read_numbers(file: TableFile, where: _Where, column: Column, title: str) -> NDArray[Any]:
     values = file.read(where.group, title, NUMBERS_BYTES_MAX)
     if values.null_count:
         row = int(values.is_null().to_numpy().argmax())
@@ -251,8 +256,10 @@ def _read_numbers(file: ParquetFile, where: _Where, column: Column, title: str) 
         where.refuse(title, str(error), error.place)
 
 
-def _find(file: ParquetFile, stream: BinaryIO, group: int, title: str) -> "array[int] | None":
+def _find(file: TableFile, stream: BinaryIO, group: int, title: str) -> "array[int] | None":
     """The extents of a column's values in a row group; None if the file does not have them."""
+    if isinstance(file, ArrowFile):
+        return file.extents(group, title)
     kind = file.schema.field(title).type
     if not is_stored_as_bytes(kind):
         return None

@@ -1,0 +1,316 @@
+"""Arrow files in pyarrow, as `save_to_disk` of Hugging Face's `datasets` writes them.
+
+Daemon and workers. An Arrow stream is messages, one after the other:
+
+    | FF FF FF FF | bytes of metadata | metadata | body | ... | FF FF FF FF | 0 |
+
+    schema          the columns
+    record batch    some rows; its body has the buffers of each column, as they are in memory
+
+The other form, a file with a footer, has such a stream behind its first 8 bytes. A record batch
+counts as a row group. pyarrow wants the whole body of a record batch to find its buffers, so it
+gets one: anonymous memory of this size, of which only the buffers that are needed are read from
+the file. All other pages stay untouched and take no memory.
+
+Invariants: no file is mapped, so one that is cut ends no process. No value is looked at before
+pyarrow has validated its column. A file that cannot be read raises ``Unreadable``.
+"""
+
+import mmap
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import ipc
+
+from batchd.sources.parquet.row_groups import (
+    BYTES,
+    NOWHERE,
+    ArrowType,
+    Footer,
+    ParquetFile,
+    Unreadable,
+    is_image,
+    is_stored_as_bytes,
+    read_at,
+    reasons,
+    too_large,
+)
+
+FILE_MAGIC = b"ARROW1\0\0"
+MESSAGE_MAGIC = b"\xff\xff\xff\xff"
+HEAD = struct.Struct("<4si")
+"""In front of a message: the magic, and the bytes of the metadata."""
+METADATA_BYTES_MAX = 64 << 20
+SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
+"""Kinds of messages."""
+MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+"""The last one is MAP_NORESERVE, which `mmap` names since Python 3.13."""
+
+
+class _Message(NamedTuple):
+    """A message of a file: where it starts, the bytes of its parts, and its rows."""
+
+    start: int
+    head_bytes: int
+    body_bytes: int
+    rows: int
+
+
+class _Column(NamedTuple):
+    """A column of a record batch in memory that is zero where nothing was read."""
+
+    values: Any
+    memory: mmap.mmap
+    address: int
+    start: int
+    """Where the first byte of the memory is in the file."""
+
+    def place(self, buffer: Any) -> int:
+        """Where a buffer is in the file."""
+        return int(buffer.address) - self.address + self.start
+
+
+class ArrowFile:
+    """One open file, which the caller closes. ``looked`` is called for each piece that is read."""
+
+    fewer_rows = "write the file again with {rows} rows in each record batch (`max_chunksize`)"
+
+    def __init__(self, stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> None:
+        self._stream = stream
+        self._looked = looked
+        self._size = stream.seek(0, os.SEEK_END)
+        self._start = len(FILE_MAGIC) if read_at(stream, 0, len(FILE_MAGIC)) == FILE_MAGIC else 0
+        with reasons():
+            self._first, head, kind = self._message(self._start)
+            if kind != SCHEMA:
+                raise Unreadable("does not begin with a schema")
+            self.schema: Any = ipc.read_schema(pa.BufferReader(head))
+            _names = self.schema.names, list(map(str, self.schema.types))  # raises for names that are not UTF-8
+
+    @property
+    def footer(self) -> Footer:
+        """The bytes of the file, and the CRC-32 of the heads of all messages."""
+        return Footer(self._size, self._messages[1])
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """The rows of each record batch."""
+        return [one.rows for one in self._messages[0]]
+
+    @cached_property
+    def _messages(self) -> tuple[list[_Message], int]:
+        """All record batches, and the CRC-32 of all heads."""
+        found: list[_Message] = []
+        message, crc = self._first, 0
+        while True:
+            place = message.start + message.head_bytes + message.body_bytes
+            if read_at(self._stream, place, HEAD.size) == HEAD.pack(MESSAGE_MAGIC, 0):
+                return found, crc
+            message, head, kind = self._message(place)
+            if kind == DICTIONARY:
+                raise Unreadable("has dictionary-encoded columns; cast them to plain ones, or write Parquet")
+            if kind != RECORD_BATCH:
+                raise Unreadable(f"has at byte {place} a message that is no record batch")
+            self._looked()
+            crc = zlib.crc32(head, crc)
+            found.append(message)
+            if message.rows <= 0:
+                self._batch(message)  # compares the rows with those of the columns
+
+    def _message(self, start: int) -> tuple[_Message, bytes, int]:
+        """The message at a byte, its head, and its kind."""
+        front = read_at(self._stream, start, HEAD.size)
+        if len(front) < HEAD.size:
+            raise Unreadable(f"is cut: it ends at byte {self._size} without the end of an Arrow stream; copy it again")
+        magic, metadata_bytes = HEAD.unpack(front)
+        if magic != MESSAGE_MAGIC or not 0 < metadata_bytes <= METADATA_BYTES_MAX:
+            raise Unreadable(f"is damaged: there is no message at byte {start}")
+        metadata = read_at(self._stream, start + HEAD.size, metadata_bytes)
+        try:
+            table = _FlatTable.root(metadata)
+            kind, body_bytes = table.number(1, "<B"), table.number(3, "<q")
+            batch = table.below(2)
+            rows = batch.number(0, "<q") if kind == RECORD_BATCH else 0
+            is_compressed = kind == RECORD_BATCH and batch.has(3)
+        except (struct.error, ValueError):
+            raise Unreadable(f"is damaged: the message at byte {start} cannot be read") from None
+        if is_compressed:
+            raise Unreadable("is compressed, so no row can be read alone; write it without compression, or as Parquet")
+        message = _Message(start, HEAD.size + metadata_bytes, body_bytes, rows)
+        if body_bytes < 0 or len(metadata) < metadata_bytes or start + message.head_bytes + body_bytes > self._size:
+            raise Unreadable(
+                f"is cut or damaged: the message at byte {start} ends behind the file's {self._size} bytes"
+            )
+        return message, front + metadata, kind
+
+    def decoded_bytes(self, group: int, title: str) -> int:
+        """The bytes of a column of a record batch; at least 1."""
+        return max(1, sum(int(buffer.size) for buffer in _buffers(self._column(group, title).values)))
+
+    def extent(self, group: int, title: str) -> tuple[int, int]:
+        """(first byte, bytes) in the file of a column of a record batch."""
+        column = self._column(group, title)
+        ranges = [(column.place(one), int(one.size)) for one in _buffers(column.values)]
+        start = min((first for first, _size in ranges), default=0)
+        return start, max((first + size for first, size in ranges), default=0) - start
+
+    def extents(self, group: int, title: str) -> "array[int] | None":
+        """(place, bytes) of each value of a column of bytes, flat; None for other columns.
+
+        Reads the lengths of the values, and none of the values.
+        """
+        kind: ArrowType = self.schema.field(title).type
+        if not is_stored_as_bytes(kind):
+            return None
+        column = self._column(group, title)
+        values = column.values
+        with reasons():
+            is_null = np.zeros(len(values), bool)
+            if is_image(kind):
+                self._read(column, values.buffers()[:1])
+                is_null |= values.is_null().to_numpy(zero_copy_only=False)
+                values = values.field(kind.get_field_index(BYTES))
+            *others, data = values.buffers()
+            self._read(column, others)
+            is_null |= values.is_null().to_numpy(zero_copy_only=False)
+            if pa.types.is_fixed_size_binary(values.type):
+                ends = np.arange(len(values) + 1, dtype=np.int64) * values.type.byte_width
+            else:
+                large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
+                ends = np.frombuffer(others[1], np.int64 if large else np.int32)[: len(values) + 1].astype(np.int64)
+        sizes = np.diff(ends)
+        if ends[0] < 0 or sizes.min() < 0 or ends[-1] > (0 if data is None else data.size):
+            raise Unreadable("the lengths of its values are damaged")
+        found = np.empty((len(values), 2), np.int64)
+        found[:, 0] = ends[:-1] + (0 if data is None else column.place(data))
+        found[:, 1] = sizes
+        found[is_null] = NOWHERE, 0
+        return array("q", found.tobytes())
+
+    def read(self, group: int, title: str, max_bytes: int) -> Any:
+        """One column of a record batch as a pyarrow ChunkedArray.
+
+        Raises ``Unreadable``, also beyond ``max_bytes``.
+        """
+        column = self._column(group, title)
+        buffers = list(_buffers(column.values))
+        if sum(buffer.size for buffer in buffers) > max_bytes:
+            raise too_large(title, max_bytes)
+        self._looked()
+        self._read(column, buffers)
+        with reasons():
+            column.values.validate(full=True)
+            return pa.chunked_array([column.values])
+
+    def batches(self, group: int, title: str, rows: int) -> Iterator[Any]:
+        """The same, in pieces of a number of rows."""
+        column = self.read(group, title, self._size).chunk(0)
+        for first in range(0, len(column), rows):
+            yield column[first : first + rows]
+
+    def _column(self, group: int, title: str) -> _Column:
+        """A column of a record batch in memory, of which nothing is read yet."""
+        message = self._messages[0][group]
+        batch, memory, buffer = self._batch(message)
+        values = batch.column(self.schema.get_field_index(title))
+        end = buffer.address + buffer.size
+        if any(not buffer.address <= one.address <= end - one.size for one in _buffers(values)):
+            raise Unreadable("has a buffer that is not where its type needs it")
+        return _Column(values, memory, buffer.address, message.start)
+
+    def _batch(self, message: _Message) -> tuple[Any, mmap.mmap, Any]:
+        """A record batch, the memory that it is in, and that memory as a buffer."""
+        memory = mmap.mmap(-1, message.head_bytes + message.body_bytes, flags=MAP_FLAGS)
+        memory[: message.head_bytes] = read_at(self._stream, message.start, message.head_bytes)
+        buffer = pa.py_buffer(memory)
+        with reasons():
+            batch = ipc.read_record_batch(ipc.read_message(pa.BufferReader(buffer)), self.schema)
+            batch.validate()  # all buffers are as long as the rows need
+        return batch, memory, buffer
+
+    def _read(self, column: _Column, buffers: Iterable[Any]) -> None:
+        """Read buffers of a column out of the file."""
+        for buffer in buffers:
+            if buffer is None or not buffer.size:
+                continue
+            place = column.place(buffer)
+            room = memoryview(column.memory)[place - column.start :][: buffer.size]
+            self._stream.seek(place)  # type: ignore[attr-defined, unused-ignore]
+            while room and (count := self._stream.readinto(room)):  # type: ignore[attr-defined]
+                room = room[count:]
+            if room:
+                raise Unreadable(f"is cut: it ends within the buffer at byte {place}")
+
+
+TableFile: TypeAlias = ParquetFile | ArrowFile
+
+
+def is_arrow(stream: BinaryIO) -> bool:
+    """True for a file that begins as one of Arrow does."""
+    start = read_at(stream, 0, len(FILE_MAGIC))
+    return start == FILE_MAGIC or start.startswith(MESSAGE_MAGIC)
+
+
+def open_table(stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> TableFile:
+    """A Parquet or Arrow file. Raises ``Unreadable``.
+
+    The end of a file, which is read first, tells Parquet: its beginning would be one more request.
+    """
+    try:
+        return ParquetFile(stream, looked)
+    except Unreadable:
+        if not is_arrow(stream):
+            raise
+        return ArrowFile(stream, looked)
+
+
+def _buffers(values: Any) -> Iterator[Any]:
+    return (buffer for buffer in values.buffers() if buffer is not None and buffer.size)
+
+
+class _FlatTable:
+    """A table of a FlatBuffer. Raises ``struct.error`` beyond its end, and ``ValueError``.
+
+    pyarrow gives neither the bytes of a body nor the rows without the body.
+    """
+
+    def __init__(self, data: bytes, place: int) -> None:
+        self._data = data
+        self._place = place
+        self._fields = place - self._at("<i", place)
+
+    @classmethod
+    def root(cls, data: bytes) -> "_FlatTable":
+        """The table that a buffer begins with."""
+        return cls(data, struct.unpack_from("<I", data)[0])
+
+    def has(self, field: int) -> bool:
+        """True if a field is set."""
+        return bool(self._offset(field))
+
+    def number(self, field: int, form: str) -> int:
+        """A field that is a number; 0 if it is not set."""
+        offset = self._offset(field)
+        return self._at(form, self._place + offset) if offset else 0
+
+    def below(self, field: int) -> "_FlatTable":
+        """A field that is a table."""
+        place = self._place + self._offset(field)
+        return _FlatTable(self._data, place + self._at("<I", place))
+
+    def _offset(self, field: int) -> int:
+        place = 4 + 2 * field
+        return self._at("<H", self._fields + place) if place < self._at("<H", self._fields) else 0
+
+    def _at(self, form: str, place: int) -> int:
+        if place < 0:
+            raise ValueError("before the first byte")
+        (number,) = struct.unpack_from(form, self._data, place)
+        return int(number)

@@ -1,0 +1,245 @@
+"""Arrow files, as `save_to_disk` of Hugging Face's `datasets` writes them, in a parquet source."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from batchd.errors import SourceInvalid
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.interface import open_reader, read_ahead
+from batchd.sources.parquet.options import ParquetSource
+from batchd.sources.parquet.record_batches import ArrowFile
+from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
+from support.http_files import FileServer
+from support.parquet_files import class_labels, hugging_face, open_parquet, scan_parquet, write_arrow
+from support.source_files import nothing
+
+IMAGES = [f"image {number} ".encode() * (20 + 7 * number) for number in range(60)]
+BOTH = {"image": "image", "label": "int64"}
+
+
+def photographs(file: Path, images: list[bytes | None] = IMAGES, **options: object) -> Path:
+    """Images in Hugging Face's way, numbered."""
+    return write_arrow(file, {"image": hugging_face(images), "label": list(range(len(images)))}, **options)
+
+
+def scan_arrow(root: Path, fields: dict[str, str], **changes: object):
+    return scan_parquet(root, fields, "*.arrow", **changes)
+
+
+def open_arrow(root: Path, fields: dict[str, str], **changes: object):
+    return open_parquet(root, fields, "*.arrow", **changes)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+@pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_every_row_is_read_in_any_order(tmp_path, rows, new) -> None:
+    """Over two files, one of them with other columns between."""
+    photographs(tmp_path / "a.arrow", IMAGES[:30], rows=rows, new=new)
+    columns = {"x": [[1.5]] * 30, "image": hugging_face(IMAGES[30:]), "text": ["long " * 99] * 30, "label": range(30)}
+    write_arrow(tmp_path / "b.arrow", {name: pa.array(values) for name, values in columns.items()}, rows=rows, new=new)
+
+    reader = open_arrow(tmp_path, BOTH)
+    assert reader.name(33) == f"{tmp_path}/b.arrow: row 3"
+    assert [bytes(reader.read(sample)["image"]) for sample in reversed(range(60))] == IMAGES[::-1]
+    assert [int(reader.known(sample)["label"]) for sample in (0, 29, 30, 59)] == [0, 29, 0, 29]
+    reader.close()
+
+
+def test_every_type_that_a_field_may_have_is_read(tmp_path) -> None:
+    """Strings and bytes of all widths, numbers, booleans, lists of one length and of several."""
+    columns = {
+        "text": pa.array(["a", "", "é"]),
+        "large": pa.array(["b", "cc", "ddd"], pa.large_string()),
+        "raw": pa.array([b"\0\1", b"\2\3", b"\4\5"], pa.binary(2)),
+        "flag": pa.array([True, False, True]),
+        "list": pa.array([[1, 2], [3], []], pa.list_(pa.int16())),
+        "fixed": pa.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], pa.list_(pa.float32(), 2)),
+    }
+    write_arrow(tmp_path / "a.arrow", columns, rows=2)
+    fields = {"text": "text", "large": "text", "raw": "uint8[2]", "flag": "bool", "list": "int64[?]"}
+
+    reader = open_arrow(tmp_path, {**fields, "fixed": "float32[2]"})
+    read = [{name: np.array(value).tolist() for name, value in reader.read(sample).items()} for sample in range(3)]
+    reader.close()
+    assert [one["fixed"] for one in read] == [[1, 2], [3, 4], [5, 6]]
+    assert [one["list"] for one in read] == [[1, 2], [3], []]
+    assert [one["flag"] for one in read] == [True, False, True]
+    assert [one["raw"] for one in read] == [[0, 1], [2, 3], [4, 5]]
+    assert [(one["text"], one["large"]) for one in read] == [("a", "b"), ("", "cc"), ("é", "ddd")]
+
+
+def test_the_scan_of_images_reads_none_of_their_bytes(tmp_path) -> None:
+    """Only their lengths; the values themselves are read by their places."""
+
+    class Counted:
+        def __init__(self, stream):
+            self._stream, self.bytes = stream, 0
+
+        def seek(self, *where):
+            return self._stream.seek(*where)
+
+        def read(self, size):
+            data = self._stream.read(size)
+            self.bytes += len(data)
+            return data
+
+        def readinto(self, room):
+            count = self._stream.readinto(room)
+            self.bytes += count
+            return count
+
+    images = [bytes([number]) * 50_000 for number in range(20)]
+    with photographs(tmp_path / "a.arrow", images).open("rb") as stream:
+        counted = Counted(stream)
+        file = ArrowFile(counted)
+        found = np.concatenate([np.array(file.extents(group, "image")).reshape(-1, 2) for group in range(3)])
+        assert counted.bytes < 20_000
+        for image, (place, size) in zip(images, found.tolist(), strict=True):
+            stream.seek(place)
+            assert stream.read(size) == image
+
+
+def test_an_image_without_bytes_is_the_file_that_it_names(tmp_path) -> None:
+    """And one without both is a bad sample."""
+    (tmp_path / "one.jpg").write_bytes(b"a picture")
+    write_arrow(tmp_path / "a.arrow", {"image": hugging_face([b"x", None, None], ["", "one.jpg", None])})
+
+    reader = open_arrow(tmp_path, {"image": "image"})
+    assert [bytes(reader.read(sample)["image"]) for sample in range(2)] == [b"x", b"a picture"]
+    with pytest.raises(SampleUnreadable, match=r"has neither bytes nor a path \(row group 0, row 2 of it\)"):
+        reader.read(2)
+    reader.close()
+
+
+def test_labels_have_the_names_that_hugging_face_wrote_into_the_file(tmp_path) -> None:
+    """In the metadata of the schema."""
+    write_arrow(tmp_path / "a.arrow", {"label": [0, 1]}, class_labels(label=["cat", "owl"]))
+
+    assert scan_arrow(tmp_path, {"label": "int64"})[1].class_names == ("cat", "owl")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff\xff\xff\xff", "is cut: it ends at byte 4"),
+        (b"\xff\xff\xff\xff" + bytes(20), "there is no message at byte 0"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(20), "there is no message at byte 0"),
+        (b"\xff\xff\xff\xff\x10\0\0\0" + bytes(16), "does not begin with a schema|cannot be read"),
+        (b"\xff\xff\xff\xff\x10\0\0\0" + b"\xff" * 16, "the message at byte 0 cannot be read"),
+        (b"ARROW1\0\0", "is cut: it ends at byte 8"),
+    ],
+)
+def test_what_is_no_arrow_file_is_refused(tmp_path, data, reason) -> None:
+    """By name."""
+    (tmp_path / "a.arrow").write_bytes(data)
+
+    with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.arrow cannot be read as Arrow: .*({reason})"):
+        scan_arrow(tmp_path, BOTH)
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "reason"),
+    [
+        ({"compression": "zstd"}, {"x": pa.array([1, 2])}, "is compressed, so no row can be read alone"),
+        ({}, {"x": pa.array([1, 2]), "d": pa.array(["a", "b"]).dictionary_encode()}, "has dictionary-encoded columns"),
+        ({}, {"x": pa.array([1, None])}, "row 1 .*there is no value"),
+        ({}, {"x": pa.array([["a"], ["b"]])}, 'which cannot be "int64"'),
+        ({}, {"y": pa.array([1, 2])}, "has no column 'x' for the field x"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path, options, columns, reason) -> None:
+    """With the file and what helps."""
+    write_arrow(tmp_path / "a.arrow", columns, **options)
+
+    with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.arrow.*{reason}"):
+        scan_arrow(tmp_path, {"x": "int64"})
+
+
+def test_a_record_batch_that_no_worker_could_keep_is_refused_with_the_numbers(tmp_path) -> None:
+    """Where a value cannot be read alone."""
+    write_arrow(tmp_path / "a.arrow", {"x": [[1, 2, 3]] * 100}, rows=100)
+
+    with pytest.raises(SourceInvalid, match=r"more than cache_bytes = 100, .* rows in each record batch"):
+        scan_arrow(tmp_path, {"x": "int64[3]"}, cache_bytes=100)
+
+
+def test_a_file_that_is_cut_anywhere_is_refused(tmp_path) -> None:
+    """At many lengths, by name."""
+    file = photographs(tmp_path / "a.arrow", IMAGES[:3])
+    data = file.read_bytes()
+    for length in (*range(0, len(data), 7), len(data) - 1):
+        file.write_bytes(data[:length])
+        with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.arrow"):
+            scan_arrow(tmp_path, BOTH)
+
+
+@pytest.mark.parametrize("change", [0xFF, 0x01, 0x80])
+def test_a_file_with_any_byte_changed_is_refused_or_read_and_never_anything_else(tmp_path, change) -> None:
+    """Each byte in turn: ``SourceInvalid``, ``SampleUnreadable``, or values as declared."""
+    columns = {"image": hugging_face([b"first", b"2nd"]), "label": [0, 1], "ids": [[1, 2], [3]], "text": ["a", None]}
+    file = write_arrow(tmp_path / "a.arrow", columns)
+    data = file.read_bytes()
+    outcomes = set()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= change
+        file.write_bytes(changed)
+        try:
+            reader = open_arrow(tmp_path, {**BOTH, "ids": "int64[?]", "text": "text"})
+        except SourceInvalid as error:
+            assert str(file) in str(error)  # noqa: PT017  of many outcomes one
+            outcomes.add("refused")
+            continue
+        for sample in range(2):
+            try:
+                values = reader.read(sample)
+                assert isinstance(values["image"], memoryview)
+                assert values["ids"].dtype == np.int64
+                outcomes.add("read")
+            except SampleUnreadable:
+                outcomes.add("bad")
+        reader.close()
+    assert outcomes == {"refused", "bad", "read"}
+
+
+def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
+    """Replaced, cut, gone: in record batches that are read as a whole."""
+
+    def write(values: list[list[int]]) -> Path:
+        return write_arrow(tmp_path / "a.arrow", {"x": values})
+
+    file = write([[1, 2], [3]])
+    source, index = scan_arrow(tmp_path, {"x": "int64[?]"})
+
+    def reason() -> str:
+        reader = open_reader(source, index, 1 << 20, Storage())
+        with pytest.raises(SampleUnreadable) as caught:
+            reader.read(1)
+        reader.close()
+        return str(caught.value)
+
+    write([[1, 2], [3], [4]])
+    assert "the file is another one than when the daemon started" in reason()
+    os.truncate(file, 300)
+    assert "is cut" in reason()
+    file.unlink()
+    assert "No such file" in reason()
+
+
+def test_files_of_a_server_are_read_by_ranges(tmp_path, web: FileServer, storage: Storage) -> None:
+    """Images by their places, lists by record batches."""
+    file = write_arrow(tmp_path / "a.arrow", {"image": hugging_face(IMAGES[:9]), "ids": [[n, n + 1] for n in range(9)]})
+    web.files["a.arrow"] = file.read_bytes()
+
+    source = ParquetSource(root=Path(web.url), shards=("a.arrow",), fields={"image": "image", "ids": "int64[?]"})
+    reader = open_reader(source, scan_source(source, nothing, IndexCache(None), storage), 1 << 20, storage)
+    read_ahead(reader, range(9))
+    assert [bytes(reader.read(sample)["image"]) for sample in range(9)] == IMAGES[:9]
+    assert [reader.read(sample)["ids"].tolist() for sample in range(9)] == [[n, n + 1] for n in range(9)]
+    reader.close()
