@@ -1,11 +1,32 @@
-"""Help with unknown names. Daemon, workers and CLI; standard library only."""
+"""Help with unknown names and missing packages. Daemon, workers and CLI; standard library only."""
 
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 
 SLIPS_MAX, LETTERS_PER_SLIP = 2, 3
 """Limits for a name among very many."""
 NAMES_MAX = 40
 """Names that a message lists."""
+DISTRIBUTIONS = {
+    "cv2": "opencv-python-headless",
+    "google": "protobuf",
+    "PIL": "pillow",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Modules whose package pip knows by another name."""
+
+
+def pip_command(package: str) -> str:
+    """The line for a shell that installs a package, or a module's, for this interpreter.
+
+    The Debian package and the image have no pip, so another Python's pip is needed there.
+    """
+    here = [sys.executable, "-m", "pip"] if find_spec("pip") else ["python3", "-m", "pip", "--python", sys.executable]
+    return shlex.join([*here, "install", DISTRIBUTIONS.get(package, package)])
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

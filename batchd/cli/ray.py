@@ -26,6 +26,7 @@ from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.errors import BatchdError
 from batchd.on_ray.actor import ActorOptions, ActorReport
 from batchd.on_ray.scaling import Limits
+from batchd.suggestions import pip_command
 from batchd_client.asking import ask_status
 from batchd_wire.keys import Role, connection_file_text
 from batchd_wire.runtime import TcpAddress, parse_address
@@ -292,4 +293,4 @@ def _on_ray() -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
-        raise BatchdError("Ray is not installed here: pip install 'batchd[ray]'") from None
+        raise BatchdError(f"Ray is not installed here: {pip_command('batchd[ray]')}") from None

@@ -20,7 +20,7 @@ from pkgutil import iter_modules
 from typing import NamedTuple
 
 from batchd.functions.signature import Given, call_problem, plain_value, written_signature
-from batchd.suggestions import nearest, nearly
+from batchd.suggestions import nearest, nearly, pip_command
 
 FUNCTION_CHARACTERS_MAX = 256
 ANY_NAME = "*"
@@ -133,7 +133,7 @@ def _nowhere(name: str, missing: str, searched: Sequence[str]) -> str:
     meant = nearly(missing.rpartition(".")[2], [module.name for module in iter_modules(searched)])
     advice = "" if meant is None else f"did you mean {meant}?"
     places = ", ".join(place if Path(place).exists() else f"{place} (which is not there)" for place in searched)
-    hint = "" if "." in missing else "; [daemon] python_path adds folders"
+    hint = "" if "." in missing else f"; [daemon] python_path adds folders, and {pip_command(missing)} adds a package"
     return f"there is no module {name}{why}; {advice + ' ' if advice else ''}searched: {places}{hint}"
 
 

@@ -43,6 +43,7 @@ from batchd.functions.signature import Given, call_problem
 from batchd.samples.columns import Column
 from batchd.samples.errors import OUR_OWN_FAULTS
 from batchd.samples.values import Value
+from batchd.suggestions import pip_command
 
 _expected: dict[str, str] = {}
 
@@ -148,6 +149,8 @@ def call(function: Callable[..., Result], /, *arguments: object, **options: obje
 def failure_text(error: BaseException) -> str:
     """The exception, and where it was raised; the callers are last."""
     lines = [_shown(error)]
+    if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
+        lines.append(f"  to install it where batchd runs: {pip_command(_printable(error.name))}")
     if error.__cause__ is not None:
         lines.append(f"  because of {_shown(error.__cause__)}")
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]

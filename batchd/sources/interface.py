@@ -37,6 +37,7 @@ from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
+from batchd.suggestions import pip_command
 
 
 class Reader(Protocol):
@@ -182,7 +183,7 @@ def check_installed(kind: type[SourceOptions]) -> None:
     if missing is not None:
         name = {field.name: field.default for field in fields(kind)}["type"]
         raise SourceInvalid(
-            f"a source of type \"{name}\" needs {missing}, which is not installed: pip install 'batchd[{kind.extra}]'"
+            f'a source of type "{name}" needs {missing}, which is not installed: {pip_command(f"batchd[{kind.extra}]")}'
         )
 
 

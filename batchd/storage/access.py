@@ -41,6 +41,7 @@ from batchd.storage.values import (
     version_of,
     witness,
 )
+from batchd.suggestions import pip_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -83,7 +84,7 @@ class Storage:
                 if (error.name or "").partition(".")[0] != "obstore":
                     raise
                 raise SourceInvalid(
-                    "a URL needs obstore, which is not installed: pip install 'batchd[cloud]'"
+                    f"a URL needs obstore, which is not installed: {pip_command('batchd[cloud]')}"
                 ) from None
             self._client = RemoteClient(lambda: self.limits)
         return self._client

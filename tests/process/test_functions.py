@@ -190,6 +190,7 @@ def test_what_cannot_be_imported_made_or_called_stops_its_stream_at_once(start_d
     }
     reasons = {
         "import": "importing broken:fn in a worker: ModuleNotFoundError: No module named 'not_there_at_all'\n"
+        f"  to install it where batchd runs: {sys.executable} -m pip install not_there_at_all\n"
         f"  at {broken}:2 in <module>: import not_there_at_all",
         "options": "wrapped:generate(size, *, rng) cannot be called as wrapped:generate(sise=3, rng): "
         "there is no option 'sise'",

@@ -489,7 +489,7 @@ def test_a_library_that_is_missing_is_named(data: Path, monkeypatch: pytest.Monk
     write_parquet(data / "a.parquet", {"x": [1]})
     monkeypatch.setattr(interface, "find_spec", lambda _module: None)
 
-    assert "needs pyarrow, which is not installed: pip install 'batchd[arrow]'" in refused(data)
+    assert f"needs pyarrow, which is not installed: {sys.executable} -m pip install 'batchd[arrow]'" in refused(data)
 
 
 def test_an_interrupt_leaves_nothing(data: Path, tmp_path: Path) -> None:

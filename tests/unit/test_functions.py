@@ -70,7 +70,7 @@ def test_the_first_folder_wins_and_the_interpreter_comes_last(code, write, tmp_p
     ("name", "message"),
     [
         ("augmnt", "there is no module augmnt; did you mean augment? searched: {code}, "),
-        ("augmnt", "; [daemon] python_path adds folders"),
+        ("augmnt", "; [daemon] python_path adds folders, and {python} -m pip install augmnt adds a package"),
         ("augmnet", "; did you mean augment? "),
         ("agumetn", "; did you mean augment? "),
         ("package.inmer", "there is no module package.inmer; did you mean inner? searched: {code}/package"),
@@ -91,7 +91,7 @@ def test_a_module_that_is_not_there_is_told_with_the_folders(code, write, name, 
     with pytest.raises(ModuleNotFound) as told:
         find_module(name, [code, code.with_name("code-gone")])
 
-    assert message.format(code=code) in str(told.value)
+    assert message.format(code=code, python=sys.executable) in str(told.value)
 
 
 NAMES = """
@@ -301,6 +301,7 @@ def test_the_place_of_a_failed_import_is_told(write):
 
     assert str(told.value).splitlines() == [
         "importing mine:f in a worker: ModuleNotFoundError: No module named 'not_there_at_all'",
+        f"  to install it where batchd runs: {sys.executable} -m pip install not_there_at_all",
         f"  at {inner}:2 in <module>: import not_there_at_all",
         f"  from {outer}:1 in <module>: import deeper_one",
     ]

@@ -542,8 +542,8 @@ def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, opt
         f"print(*[one.text for one in check_source(source_from_plain({plain!r}), Storage()).problems])"
     )
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    expected = f"a source of type \"{kind}\" needs {library}, which is not installed: pip install 'batchd[{extra}]'"
-    assert said.strip() == expected
+    command = f"{sys.executable} -m pip install 'batchd[{extra}]'"
+    assert said.strip() == f'a source of type "{kind}" needs {library}, which is not installed: {command}'
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Sources over http and s3: samples and digest as from files, and errors of failing servers."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -359,7 +360,7 @@ class TestScansThatFail:
         monkeypatch.delitem(__import__("sys").modules, "batchd.storage.objects", raising=False)
 
         (problem,) = source_problems(ListSource(path=Path("http://127.0.0.1:1/list.txt")), storage)
-        assert problem == "a URL needs obstore, which is not installed: pip install 'batchd[cloud]'"
+        assert problem.endswith(f"obstore, which is not installed: {sys.executable} -m pip install 'batchd[cloud]'")
 
 
 def test_a_check_reads_the_titles_of_the_table_that_is_named_first(served: FileServer, storage: Storage) -> None:

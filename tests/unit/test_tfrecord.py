@@ -631,6 +631,7 @@ def test_without_its_libraries_it_says_what_to_install(monkeypatch, missing) -> 
     """At `batchd check`, and for people who do not have this kind of source not at all."""
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(
-        SourceInvalid, match=rf"needs {missing}, which is not installed: pip install 'batchd\[tfrecord\]'"
+        SourceInvalid,
+        match=rf"needs {missing}, which is not installed: {sys.executable} -m pip install 'batchd\[tfrecord\]'",
     ):
         kind_of(source(Path("/a")))

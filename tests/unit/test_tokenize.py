@@ -259,7 +259,8 @@ def test_without_the_library_the_extra_is_named(files, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
 
     problems = check_steps(TEXT[:1], [Tokenize(file=files["words"], max_length=4)])
-    assert problems == ["\"tokenize\" needs tokenizers, which is not installed: pip install 'batchd[text]'"]
+    command = f"{sys.executable} -m pip install 'batchd[text]'"
+    assert problems == [f'"tokenize" needs tokenizers, which is not installed: {command}']
 
 
 def test_no_thread_is_started(files):

@@ -14,6 +14,7 @@ from batchd.pipeline.effects import Columns, StepInvalid, column_of, effect, rep
 from batchd.pipeline.step_files import check_content
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, TextStep, Tokenize
 from batchd.samples.columns import Column
+from batchd.suggestions import pip_command
 
 
 @effect.register
@@ -66,7 +67,7 @@ def _check_files(step: Tokenize | RemoveStopwords | Lookup) -> None:
                 if error.name != "tokenizers":
                     raise
                 raise StepInvalid(
-                    "\"tokenize\" needs tokenizers, which is not installed: pip install 'batchd[text]'"
+                    f'"tokenize" needs tokenizers, which is not installed: {pip_command("batchd[text]")}'
                 ) from None
 
 
