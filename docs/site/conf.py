@@ -6,12 +6,23 @@ Invariant: whoever looks at the site asks no other host for anything, and every 
 
 from importlib.metadata import version as version_of
 
+from sphinx.ext.autodoc.mock import _MockObject
+
 project = "batchd"
 author = "the batchd maintainers"
 copyright = "the batchd maintainers, Apache-2.0"  # noqa: A001  the name is Sphinx's
 version = release = version_of("batchd")
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+copybutton_exclude = ".linenos, .gp, .go"
+
+autodoc_mock_imports = ["torch", "jax", "lightning", "tensorflow", "keras"]
+"""The site is made without the frameworks."""
+_MockObject.__or__ = _MockObject.__ror__ = lambda mocked, _other: mocked  # "torch.Tensor | None" is evaluated
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
 myst_heading_anchors = 4
 # Pages are plain Markdown.
 myst_disable_syntax = ["myst_role", "myst_target", "myst_line_comment", "myst_block_break"]
@@ -27,3 +38,14 @@ html_theme_options = {"footer_icons": [], "navigation_with_keys": True}
 pygments_style = "tango"
 pygments_dark_style = "github-dark"
 nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]  # types of other projects, which have no page here
+
+
+def _without_its_own(_app, what, _name, _thing, _options, lines):  # noqa: ANN001, ANN202  Sphinx's
+    """Leave out the docstrings of modules: their drawings are for readers of the code."""
+    if what == "module":
+        lines.clear()
+
+
+def setup(app):  # noqa: ANN001, ANN201, D103  Sphinx's
+    app.connect("autodoc-process-docstring", _without_its_own)

@@ -1,6 +1,8 @@
 """Lays the documentation out for Sphinx: ``make site`` runs it on the way to build/site.
 
-    docs/README.md  ->  index.md, with the sidebar: its headings, and the pages that each links to
+    docs/README.md  ->  index.md, behind front.md, with the sidebar: its headings, and the pages
+                        that each links to
+    api.rst         ->  api.rst, the reference that Sphinx makes of docstrings, in the sidebar
     docs/X.md       ->  X.md
     Y/Z.md          ->  Y/Z.md, where a page links to it: ARCHITECTURE.md, SECURITY.md, ...
     Y/Z             ->  files/Y/Z.md: a file, or a folder, that a page links to, shown as it is
@@ -20,6 +22,10 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = PurePosixPath("docs/README.md")
+FRONT = PurePosixPath("docs/site/front.md")
+API = PurePosixPath("docs/site/api.rst")
+API_CAPTION = "Reference"
+"""The heading of the index under which the sidebar has it."""
 LINK = re.compile(r"(?<!`)(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
 FENCE = re.compile(r"^\s*(`{3,}|~{3,})")
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
@@ -99,6 +105,7 @@ class Stage:
         while self._waiting:
             target = self._waiting.pop()
             yield place_of(target), self._page(target)
+        yield PurePosixPath(API.name), (self._root / API).read_text()
 
     def _page(self, target: PurePosixPath) -> str | bytes:
         path = self._root / target
@@ -110,7 +117,8 @@ class Stage:
             return _file_page(path, target)
         text = self._relinked(target, path.read_text(), target)
         if target == INDEX:
-            return text + _sidebar(path.read_text())
+            front = self._relinked(target, (self._root / FRONT).read_text(), FRONT)  # shown in its place
+            return front + TITLE.sub(r"## \1", text, count=1) + _sidebar(path.read_text())
         return text if place_of(target).with_suffix("").as_posix() in self._in_sidebar else f"{ORPHAN}{text}"
 
     def _relinked(self, target: PurePosixPath, text: str, base: PurePosixPath) -> str:
@@ -141,7 +149,9 @@ class Stage:
 def _sidebar(index: str) -> str:
     """What tells Sphinx the sidebar."""
     return "".join(
-        f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(names) + "\n```\n"
+        f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n"
+        + "\n".join([*names, API.stem] if title == API_CAPTION else names)
+        + "\n```\n"
         for title, names in _blocks(index)
         if names
     )
