@@ -1,0 +1,133 @@
+"""The configurations of docs/cookbook.md, all served by one daemon on small data, and docs/my-code.md's program."""
+
+import io
+import re
+import tomllib
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd.config.load import read_config
+from support.images import encode, jpeg, photo
+from support.parquet_files import write_parquet
+from support.shards import photo_shards, write_shard
+from support.texts import save, word_level
+from support.videos import write_video
+
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = DOCS / "site" / "api.rst"
+TEXT = (DOCS / "cookbook.md").read_text()
+RECIPES = re.findall(r"^## (.+?)\n(?:.*?)^```toml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+FIELDS = {
+    "cifar": {"image": (32, 32, 3)},
+    "segmentation": {"image": (512, 512, 3), "mask": (512, 512)},
+    "detection": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,)},
+    "clip": {"image": (224, 224, 3), "tokens": (77,)},
+    "text": {"tokens": (256,), "label": ()},
+    "table": {"age": (), "income": (), "label": ()},
+    "video": {"image": (8, 112, 112, 3), "label": ()},
+    "own": {"image": (28, 28, 1), "label": ()},
+    "camera": {"image": (48, 64, 3), "label": ()},
+}
+"""The shapes of a sample; of the streams that are not here, those of photographs."""
+PHOTOGRAPHS = {"image": (224, 224, 3), "label": ()}
+SAMPLES = 12
+
+
+def npy(array) -> bytes:
+    """An array as `numpy.save` writes it."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Data for every recipe, under the names that the page has."""
+    root = tmp_path_factory.mktemp("data")
+    images = [jpeg(photo(240, 320, seed=number)) for number in range(SAMPLES)]
+    mask = encode(np.arange(240 * 320, dtype=np.uint8).reshape(240, 320) % 3, ".png")
+    for number, image in enumerate(images):
+        file = root / "imagenet" / "train" / f"n{number % 3}" / f"{number:02}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(image)
+    photo_shards(root / "imagenet" / "train", root / "bucket" / "imagenet")
+    np.savez(root / "cifar10.npz", x_train=np.zeros((SAMPLES, 32, 32, 3), np.uint8), y_train=np.arange(SAMPLES))
+    boxes, classes = npy(np.array([[1, 2, 30, 40], [5, 5, 90, 90]], np.float32)), npy(np.array([3, 4]))
+    scenes, pairs = [], []
+    for number, image in enumerate(images):
+        parts = {"jpg": image, "seg.png": mask, "boxes.npy": boxes, "classes.npy": classes}
+        scenes += [(f"{number}.{part}", content) for part, content in parts.items()]
+        pairs += [(f"{number}.jpg", image), (f"{number}.txt", b"the red cat")]
+    write_shard(root / "scenes" / "a.tar", scenes)
+    write_shard(root / "pairs" / "a.tar", pairs)
+    save(word_level(), root)
+    write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
+    (root / "people.csv").write_text("age,income,Class Label\n" + "30,1.5,1\n" * SAMPLES)
+    write_video(root / "videos" / "cats" / "a.mp4", frames=40)
+    (root / "code").mkdir()
+    (program,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "my-code.md").read_text(), re.MULTILINE | re.DOTALL)
+    (root / "code" / "digits.py").write_text(program)
+    return root
+
+
+def placed(text: str, data: Path) -> str:
+    """A configuration of the page with the test's data; shards of the bucket are in a folder."""
+    return text.replace('"/data/', f'"{data}/').replace('"s3://', f'"{data}/')
+
+
+@pytest.mark.parametrize(("title", "text"), RECIPES, ids=[title for title, _text in RECIPES])
+def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
+    """Nothing in it is left out or wrong, on data that is there."""
+    file = tmp_path / "batchd.toml"
+    file.write_text(placed(text, data))
+
+    assert not [str(one) for one in read_config(file, environment={}).problems], title
+
+
+def test_all_recipes_are_served(data, start_daemon, monkeypatch) -> None:
+    """One daemon has all of their streams, and each gives a batch with the fields that the page names.
+
+    The programs of the API reference read from it, too.
+    """
+    assert len(RECIPES) == 15
+    streams, python_path = {}, []
+    for _title, text in RECIPES:
+        recipe = tomllib.loads(placed(text, data))
+        python_path += recipe.get("daemon", {}).get("python_path", [])
+        streams |= {
+            name: {**stream, "batch_size": 2, "window": 1, "memory": "12MiB"}
+            for name, stream in recipe["streams"].items()
+        }
+    streams["imagenet-s3"]["cache_memory"] = "16MiB"
+    (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
+    streams["photos"] = streams["imagenet"]
+    streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
+    daemon = start_daemon(streams, python_path=python_path, memory="512MiB")
+
+    with batchd_client.connect(daemon.address) as connection:
+        with batchd_client.push("camera", daemon.address) as producer:
+            for number in range(2):
+                producer.put({"image": np.full((48, 64, 3), number, np.uint8), "label": number})
+            seen = {name: first_shapes(connection, name) for name in streams}
+        (own,) = islice(connection.stream("own"), 1)
+        (dark,) = islice(connection.stream("darker"), 1)
+        assert (dark["image"] == own["image"] // 2).all()
+    monkeypatch.setenv("BATCHD_ADDRESS", daemon.address)
+    for program in re.findall(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", REFERENCE.read_text(), re.MULTILINE):
+        if "torch" not in program or find_spec("torch"):
+            exec(compile(dedent(program), str(REFERENCE), "exec"), {})
+    for name in streams.keys() - {"darker"}:
+        assert FIELDS.get(name, PHOTOGRAPHS).items() <= seen[name].items(), name
+
+
+def first_shapes(connection: batchd_client.Daemon, name: str) -> dict[str, tuple[int, ...]]:
+    """The fields of a stream's first batch, with the shape of a sample each."""
+    with connection.stream(name) as stream:
+        (batch,) = islice(stream, 1)
+        return {field: tuple(batch[field].shape[1:]) for field in batch}
