@@ -3,7 +3,7 @@
 #
 #   PREFIX/lib/batchd           a virtual environment of its own, with both distributions, and the list of all that was installed
 #   PREFIX/bin/batchd           a link into it
-#   PREFIX/share/...            completion for bash, zsh and fish, and the pages of docs/
+#   PREFIX/share/...            completion for bash, zsh and fish, manual pages, and the pages of docs/
 #   PREFIX/lib/systemd, ...     units, sysusers and tmpfiles; below SYSCONFDIR where systemd does not look into PREFIX
 #   SYSCONFDIR/batchd           batchd.toml, which is never overwritten
 #
@@ -173,11 +173,19 @@ put_config() { # the only file that is the operator's, so it is in no manifest
 }
 
 put_documents() { # as they are; what they say of deploy/ and examples/ is in the tree
-    for page in "$TREE"/docs/*.md; do
+    for page in "$TREE"/docs/*.md "$TREE"/docs/moving/*.md; do
         case ${page##*/} in
         *_head.md) ;; # the beginning of a page that is made
-        *) put "$page" "$PREFIX/share/doc/batchd/${page##*/}" ;;
+        *) put "$page" "$PREFIX/share/doc/batchd/${page#"$TREE"/docs/}" ;;
         esac
+    done
+}
+
+put_manual() {
+    "$NEW/bin/python" "$TREE/docs/make_manpages.py" "$WORK/manual"
+    for page in "$WORK"/manual/*.1; do
+        gzip -9n "$page"
+        put "$page.gz" "$PREFIX/share/man/man1/${page##*/}.gz"
     done
 }
 
@@ -252,6 +260,7 @@ install_all() {
     VERSION=${VERSION#batchd }
     put_config
     put_completion
+    put_manual
     put_documents
     put_link
     if ! is_personal; then put_system_files; fi

@@ -58,6 +58,11 @@ def test_the_units_of_the_package_name_a_page_that_is_there(installed) -> None:
     assert installed.run(f"head -1 {page}") == "# batchd as a systemd service\n"
 
 
+def test_the_package_has_a_manual_page_for_the_command(installed) -> None:
+    """Where Debian's `man` looks."""
+    assert '.TH "BATCHD" 1' in installed.run("zcat /usr/share/man/man1/batchd.1.gz")
+
+
 def test_the_package_names_the_python_that_its_libraries_are_for(installed) -> None:
     """They are of no use to another one."""
     assert installed.run("readlink /usr/lib/batchd/bin/python3").strip().rpartition("/")[2] in installed.run(

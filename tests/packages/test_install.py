@@ -63,6 +63,14 @@ def test_all_three_shells_have_their_completion(installed) -> None:
         assert "_BATCHD_COMPLETE" in installed.run(f"cat /usr/local/share/{place}")
 
 
+def test_every_command_has_a_manual_page(installed) -> None:
+    """Those of commands below commands, too; `man` finds them by their names."""
+    pages = installed.run("cd /usr/local/share/man/man1 && ls && zcat batchd-keys-new.1.gz")
+
+    assert {"batchd.1.gz", "batchd-serve.1.gz", "batchd-keys-new.1.gz"} <= set(pages.split())
+    assert ".SH SYNOPSIS\n.B batchd keys new" in pages
+
+
 def test_no_file_names_the_place_where_it_was_made(installed) -> None:
     """Neither the tree's path nor the unfinished installation's. Pages may name any."""
     assert installed.run("grep -rlE --exclude-dir=doc '/mnt/|batchd[.]new' /usr/local", status=1) == ""

@@ -102,14 +102,15 @@ def test_every_page_is_in_the_index():
     index = (DOCS / "README.md").read_text()
     linked = {link.path for link in stage.links_of(index)}
 
-    there = {path.name for path in DOCS.glob("*.md")} - FRAGMENTS - {"README.md"}
+    folders = [*DOCS.glob("*.md"), *DOCS.glob("moving/*.md")]
+    there = {path.relative_to(DOCS).as_posix() for path in folders} - FRAGMENTS - {"README.md"}
 
     assert there <= linked, f"say in docs/README.md what these pages are about: {sorted(there - linked)}"
 
 
 def test_every_page_begins_with_its_title():
     """One, of the first level, in its first line."""
-    for path in DOCS.glob("*.md"):
+    for path in (*DOCS.glob("*.md"), *DOCS.glob("moving/*.md")):
         titles = [
             line for _, line, is_code in stage.numbered(path.read_text()) if line.startswith("# ") and not is_code
         ]
@@ -151,6 +152,8 @@ def test_the_sidebar_has_the_headings_of_the_index():
     index = dict(stage.Stage().pages())[PurePosixPath("index.md")]
 
     captions = re.findall(r":caption: (.+)", index)
+    assert index.startswith("# batchd\n")
+    assert "\napi\n" in index.partition(":caption: Reference")[2].partition("```")[0]
     titles = re.findall(r"^## (.+)$", (DOCS / "README.md").read_text(), re.MULTILINE)
     assert captions == titles
     assert index.count("\nquickstart\n") == 1
@@ -379,6 +382,21 @@ def test_every_exit_code_is_on_both_pages(errors_page):
     for code, meaning in EXIT_CODE_MEANINGS.items():
         assert f"| {int(code)} | {meaning} |" in errors_page
         assert f"| {int(code)} | {meaning} |" in (DOCS / "commands.md").read_text()
+
+
+def test_every_command_has_a_manual_page_with_all_of_its_options():
+    """Nothing in the text of one is a request to roff."""
+    pages = dict(load(DOCS / "make_manpages.py").manual_pages())
+
+    assert set(pages) == {"batchd.1"} | {
+        f"{path.replace(' ', '-')}.1" for path, _command in commands_below(cli, "batchd")
+    }
+    for path, command in commands_below(cli, "batchd"):
+        page = pages[f"{path.replace(' ', '-')}.1"]
+        for option in (one for one in command.params if isinstance(one, click.Option) and not one.hidden):
+            assert option.opts[-1].replace("-", "\\-") in page, (path, option.opts)
+    requests = {line.split()[0] for page in pages.values() for line in page.splitlines() if line[:1] in (".", "'")}
+    assert requests == {".TH", ".SH", ".PP", ".TP", ".B", ".BR"}
 
 
 def commands_below(group, path):
