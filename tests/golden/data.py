@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from support.images import encode, jpeg, jpeg_with_exif
 from support.lmdb_files import write_lmdb
-from support.parquet_files import class_labels, hugging_face, write_parquet
+from support.parquet_files import class_labels, hugging_face, write_arrow, write_parquet
 from support.shards import write_shard
 from support.texts import save, word_level, word_table
 from support.tfrecords import example, sequence_example, write_records
@@ -140,6 +140,7 @@ def _write_tables(folder: Path) -> None:
         write_parquet(
             folder / f"rows-{part}.parquet", columns, class_labels(**{"class": list(CLASSES)}), row_group_size=5
         )
+        write_arrow(folder / f"rows-{part}.arrow", columns, class_labels(**{"class": list(CLASSES)}), rows=5)
 
 
 def _write_records(folder: Path) -> None:

@@ -104,6 +104,16 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
             },
             "pipeline": [{"op": "ragged", "field": "steps", "max_shape": [4]}],
         },
+        "arrow": {
+            "source": {
+                "type": "parquet",
+                "root": str(folder),
+                "shards": ["rows-*.arrow"],
+                "fields": {"image": "image", "label": "int64", "values": "float32[?]"},
+                "names": {"label": "class"},
+            },
+            "pipeline": [*STILL, {"op": "ragged", "field": "values", "max_shape": [4]}],
+        },
         "parquet": {
             "source": {
                 "type": "parquet",
