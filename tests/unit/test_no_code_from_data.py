@@ -20,6 +20,13 @@ ALLOWED = {
         "batchd.children",
         "ctypes.CDLL",
     ): "of the C library that is loaded already; two numbers go in, nothing is cast",
+    ("batchd.mapped_files", "ctypes"): "madvise(2) of mapped files: the module mmap has it only for its own",
+    ("batchd.mapped_files", "ctypes.CDLL"): "of the C library that is loaded already",
+    ("batchd.mapped_files", "ctypes.c_void_p"): "an address out of the kernel's list of mappings",
+    ("batchd.mapped_files", "ctypes.c_size_t"): "a length from there",
+    ("batchd.mapped_files", "ctypes.c_int"): "the advice, which is always the same",
+    ("batchd.cli.bench", "importlib.util.find_spec"): "of torch, which is not loaded for it",
+    ("batchd.suggestions", "importlib.util.find_spec"): "of pip, for a message that names the command",
     (
         "batchd.cli.main",
         "importlib.import_module",
