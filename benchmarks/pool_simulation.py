@@ -369,7 +369,7 @@ class _Daemon:
         self._clock.after(busy_s, self._filled, worker, busy_s)
 
     def _look_up(self, cache: set[int], order: act.OrderChunk | act.ProveChunk) -> int:
-        """Return how many samples of an order a cache has; it keeps the others while there is room."""
+        """Return the number of an order's samples in a cache; keep the others while it has room."""
         samples = set(self.plan.indices_of(order.position, order.rows).tolist())
         missed = samples - cache
         room = int(self._case.cached * self._case.samples) - len(cache)

@@ -20,9 +20,9 @@ from batchd.orders.link import (
     Admitted,
     HostFill,
     HostFilled,
+    HostOpened,
     HostServe,
     HostWithdraw,
-    Opened,
     Register,
     WorkerUp,
 )
@@ -106,7 +106,7 @@ class SleepingHosts:
                     assert isinstance(served, ServeStream)
                     layout = layout_from_wire(served.layout)
                     host.layouts[served.stream] = place_fields(layout.fields, min(served.batch_size, CHUNK_ROWS_MAX))
-                    host.send(Opened(host.link, served.stream))
+                    host.send(HostOpened(host.link, served.stream))
                 case HostFill():
                     host.orders.append(message)
                     if len(host.orders) == 1:

@@ -58,7 +58,8 @@ def run(bench: Bench) -> None:
             config.write_text(f'[daemon]\nworkers = {WORKERS}\nmemory = "1GiB"\n{stream}')
             players[name] = stack.enter_context(Player(_trainer, stack.enter_context(served(config))))
         for player in players.values():
-            player.ask(SECONDS)  # the first epochs: files are read, access points are found, pixels are kept
+            # The first epochs read files, find access points and keep pixels.
+            player.ask(SECONDS)
         rounds = [
             {name: bench.measure(name, partial(player.ask, SECONDS)) for name, player in players.items()}
             for _ in range(bench.rounds)

@@ -75,7 +75,7 @@ def command(data: str | None, epochs: int, folder: Path, trainer: str | None) ->
 
 
 def train(address: str, epochs: int) -> None:
-    """Read every batch of ``epochs`` epochs and every pixel; tell the demo of it in lines of JSON."""
+    """Read every batch and pixel of ``epochs`` epochs; report to the demo in lines of JSON."""
     with batchd_client.connect(address) as daemon:
         photos = daemon.stream("photos", epochs=epochs)
         tell(batches=0, samples=0, of=len(photos) * epochs, wait_s=0.0, seconds=0.0)

@@ -1,15 +1,16 @@
-"""The first configuration for data that was recognised: its facts, stream and text. Pure but reads.
+"""The first configuration for recognised data: facts about it, the stream, and the text.
 
-Runs in the user's shell. The pipeline follows from the columns of a sample and from a few samples:
+Runs in the user's shell; only ``look_at`` reads data. The pipeline follows from the columns of a
+sample and from a few samples:
 
     one image file         decode, random_resized_crop, random_flip
-    several image files    decode and resize each: random crops would not fit each other
+    several image files    decode and resize each: random crops would not match
     frames of a video      random_resized_crop, random_flip
-    text                   text_bytes, with room for the longest of the samples
-    arrays, lengths vary   pad_batch, with room for the largest of the samples
-    other arrays           nothing
+    text                   text_bytes, with room for the longest text that was read
+    arrays, lengths vary   pad_batch, with room for the largest array that was read
+    other arrays           no step
 
-Invariant: comments say what was found, and no more was assumed than they say.
+Invariant: the comments state every fact on which the configuration relies.
 """
 
 import re
@@ -31,16 +32,16 @@ from batchd.samples.values import Value
 from batchd.sources.interface import kind_of, open_reader
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.options import SourceOptions
-from batchd.sources.recognise import Finding, endings_text
+from batchd.sources.recognise import FoundSource, endings_text
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd_wire.wording import counted
 
 LOOKED_AT = 32
-"""Samples that are read."""
+"""Number of samples that are read."""
 BATCH_SIZE = 64
 SIDE_PIXELS = 224
-"""Of a crop, if images are that large."""
+"""Height and width of a crop; less if images are smaller."""
 RECORD_BYTES_MAX = 1 << 28
 CLASSES_SHOWN, FIELDS_SHOWN = 5, 12
 COMMENT_CHARACTERS = 118
@@ -51,35 +52,38 @@ _CHANNELS = (1, 3)
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What the headers of a few image files say."""
+    """Facts from the headers of a few image files of one field.
+
+    ``widths`` and ``heights``: the smallest and the largest, in pixels. ``shorter_side``: its
+    median, in pixels.
+    """
 
     looked_at: int
     formats: list[str]
     widths: tuple[int, int]
-    """The smallest and the largest, in pixels."""
     heights: tuple[int, int]
     shorter_side: int
-    """The median."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was found of a source."""
+    """Facts about a source.
+
+    ``classes``: the number of samples by class name, None if the index does not have it.
+    ``images``: by field. ``longest``: by field whose length varies, the largest shape among the
+    samples that were read; of texts, in bytes. ``unreadable``: why samples that were read are bad.
+    """
 
     samples: int
     columns: tuple[Column, ...]
     classes: dict[str, int | None]
-    """By name; how many samples each has, if the index tells."""
     images: dict[str, ImageFacts]
-    """By field."""
     longest: dict[str, tuple[int, ...]]
-    """The largest shape of the samples that were read, of fields whose length varies."""
     unreadable: tuple[str, ...]
-    """Why samples that were read are bad."""
 
 
 def look_at(source: SourceOptions, index: SourceIndex, storage: Storage) -> Facts:
-    """Read a few samples, evenly spread. Raises ``SourceInvalid``."""
+    """Read a few samples, evenly spread. Raises ``SourceInvalid`` if none of them can be used."""
     columns = kind_of(source).columns(source, storage)
     values: dict[str, list[Value]] = {column.name: [] for column in columns}
     unreadable = []
@@ -101,7 +105,7 @@ def look_at(source: SourceOptions, index: SourceIndex, storage: Storage) -> Fact
                 unreadable.append(f"{reader.name(sample)}: {error}")
     if len(unreadable) == count:
         raise SourceInvalid(
-            f"{source.place}: none of {counted(count, 'sample')} that were read can be used, such as {unreadable[0]}"
+            f"{source.place}: none of {counted(count, 'sample')} can be used, for example {unreadable[0]}"
         )
     longest = {name: _largest(those) for name, those in values.items() if those}
     facts = {name: _image_facts(headers) for name, headers in images.items()}
@@ -138,14 +142,14 @@ def _classes(index: SourceIndex) -> dict[str, int | None]:
 
 
 def stream_name(place: str) -> str:
-    """A name for the stream of the data at a path or URL: that of its last folder, or file."""
+    """A name for the stream of the data at a path or URL, from its last folder or file."""
     last = re.split(r"[/\\]", re.split(r"[*?\[{]", place)[0].rstrip("/"))[-1]
     stem = last.split(".")[0] or last.strip(".")
     return _NOT_IN_NAMES.sub("-", stem).strip("-_")[:64] or "data"
 
 
 def stream_table(source: SourceOptions, facts: Facts, batch_size: int) -> dict[str, object]:
-    """The keys of the stream."""
+    """The table of the stream, as plain values by key; keys with defaults are left out."""
     plain, kind = source_to_plain(source), type(source)
     table = {
         field.name: plain[field.name]
@@ -162,12 +166,12 @@ def _is_default(source: SourceOptions, field: Any) -> bool:
 
 
 def first_batch_size(samples: int) -> int:
-    """64, or the largest power of two that a small source fills."""
+    """64, or the largest power of two up to the number of samples."""
     return min(BATCH_SIZE, 1 << max(0, samples.bit_length() - 1))
 
 
 def steps_for(facts: Facts) -> list[dict[str, object]]:
-    """The steps that give each field one shape."""
+    """The steps, as plain tables, that give each field one shape."""
     encoded = [column.name for column in facts.columns if column.kind == "encoded"]
     steps: list[dict[str, object]] = []
     for name in encoded:
@@ -211,7 +215,7 @@ def _room(length: int) -> int:
 
 
 def config_text(name: str, table: Mapping[str, object], comments: Sequence[str]) -> str:
-    """The whole batchd.toml. ``comments`` say what was found, one on each line."""
+    """The text of batchd.toml: ``comments``, one on each line, and the stream's ``table``."""
     lines = [f"# {_short(escaped(comment))}" for comment in comments]
     lines += [f"[streams.{name}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
@@ -221,8 +225,8 @@ def _short(text: str) -> str:
     return text if len(text) <= COMMENT_CHARACTERS else text[: COMMENT_CHARACTERS - 1] + "…"
 
 
-def comments_on(finding: Finding, facts: Facts) -> list[str]:
-    """What was found, and what is left out."""
+def comments_on(found: FoundSource, facts: Facts) -> list[str]:
+    """Comments for the file: facts about the data, and the files that are left out."""
     shown = [
         f"{column.name} ({'image file' if column.kind == 'encoded' else column.text})"
         for column in facts.columns[:FIELDS_SHOWN]
@@ -235,10 +239,10 @@ def comments_on(finding: Finding, facts: Facts) -> list[str]:
     for name, shape in facts.longest.items():
         unit = " bytes" if len(shape) == 1 and _is_text(facts, name) else ""
         lines.append(f"{name}: up to {' x '.join(map(str, shape))}{unit} in {_looked_at(facts)}")
-    lines += finding.recognised.notes
-    if finding.left_out:
-        share = f"{len(finding.left_out):,} of {counted(len(finding.files.names), 'file')} left out"
-        lines.append(f"{share}: {endings_text(finding.left_out)}")
+    lines += found.recognised.notes
+    if found.left_out:
+        share = f"{len(found.left_out):,} of {counted(len(found.files.names), 'file')} left out"
+        lines.append(f"{share}: {endings_text(found.left_out)}")
     if facts.unreadable:
         bad = f"{len(facts.unreadable)} of {_looked_at(facts)}"
         lines.append(f"{bad} cannot be used: {facts.unreadable[0]}")
@@ -250,7 +254,7 @@ def _is_text(facts: Facts, name: str) -> bool:
 
 
 def _looked_at(facts: Facts) -> str:
-    return f"{counted(min(LOOKED_AT, facts.samples), 'sample')} that {'was' if facts.samples == 1 else 'were'} read"
+    return f"the {counted(min(LOOKED_AT, facts.samples), 'sample')} read"
 
 
 def _classes_text(classes: Mapping[str, int | None]) -> str:
@@ -262,4 +266,4 @@ def _classes_text(classes: Mapping[str, int | None]) -> str:
 def _images_text(name: str, images: ImageFacts) -> str:
     (narrow, wide), (low, high) = images.widths, images.heights
     sizes = f"{narrow} x {low}" if (narrow, low) == (wide, high) else f"{narrow}..{wide} x {low}..{high}"
-    return f"{name}: {' and '.join(images.formats)}, {sizes} pixels ({counted(images.looked_at, 'file')} looked at)"
+    return f"{name}: {' and '.join(images.formats)}, {sizes} pixels ({counted(images.looked_at, 'file')} checked)"

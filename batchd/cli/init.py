@@ -1,10 +1,10 @@
 """``batchd init``: look at data, write the configuration that serves it, and show a batch.
 
 Runs in the user's shell. The kinds of sources recognise their files (``sources.recognise``), the
-daemon's scan counts the samples and leaves its index in the cache, and a daemon of its own decodes
+daemon's scan counts the samples and leaves its index in the cache, and an embedded daemon decodes
 the batch.
 
-Invariant: what is written passes ``batchd check``. Before the file is complete, nothing is left.
+Invariant: the written configuration passes ``batchd check``. An interrupt leaves no partial file.
 """
 
 import json
@@ -34,7 +34,7 @@ from batchd.config.tree import Config
 from batchd.config.written import toml_value
 from batchd.daemon.config_checks import check_reading, preview
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
-from batchd.sources.recognise import Finding, recognise
+from batchd.sources.recognise import FoundSource, recognise
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import readable
@@ -44,17 +44,17 @@ from batchd.storage.survey import ReportProgress, Survey
 
 STANDARD_OUTPUT = Path("-")
 LEFT_OUT_MAX = 1000
-"""Names of files that are left out in the JSON."""
+"""Number of omitted files that the JSON names."""
 
 
 class Draft(NamedTuple):
-    """A configuration that passes ``batchd check``, and what it was made of."""
+    """A configuration that passes ``batchd check``, and the facts that it was made from."""
 
     name: str
     table: dict[str, object]
     text: str
     config: Config
-    finding: Finding
+    finding: FoundSource
     facts: Facts
 
 
@@ -72,23 +72,21 @@ class Draft(NamedTuple):
 @click.option("--allow-outside-root", is_flag=True, help="Follow links that lead out of the folder.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the configuration, and write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as a JSON object, for programs.")
-@click.option(
-    "--sheet", metavar="FILE", type=click.Path(path_type=Path), help="Draw the batch into a PNG file instead."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object, for programs.")
+@click.option("--sheet", metavar="FILE", type=click.Path(path_type=Path), help="Save the batch as a PNG file instead.")
 def command(  # noqa: PLR0917  one for each option
     path: Path, output: Path, allow_outside_root: bool, force: bool, dry_run: bool, as_json: bool, sheet: Path | None
 ) -> None:
     """Look at the data at PATH, write batchd.toml for it, and show a batch.
 
-    PATH is a folder or a file: images (a folder for each class, or none), tar shards, Parquet,
-    TFRecords, CSV, npy, npz, videos, LMDB; or a pattern such as 'train-{000..123}.tar'; or a URL of
-    these, such as s3://bucket/train. Default: the current folder. What it finds is in the comments
-    of the file, with what is left out.
+    PATH is a folder or a file: images (with or without a folder for each class), tar shards,
+    Parquet, TFRecords, CSV, npy, npz, videos, LMDB; or a pattern such as 'train-{000..123}.tar'; or
+    a URL of these, such as s3://bucket/train. Default: the current folder. Comments in the file
+    describe the data, and list the files that the stream leaves out.
     """
     prints = dry_run or output == STANDARD_OUTPUT
     if sheet is not None and (prints or as_json):
-        raise click.UsageError("--sheet is for a batch, and --dry-run, -o - and --json show none")
+        raise click.UsageError("--sheet saves a batch, but --dry-run, -o - and --json make none; leave --sheet out")
     if not prints:
         _check_output(output, force=force)
     drafted = _draft(path, output, allow_outside_root=allow_outside_root)
@@ -133,7 +131,7 @@ def _draft(path: Path, output: Path, *, allow_outside_root: bool) -> Draft:
 
 
 def _checked(text: str, file: Path, storage: Storage) -> Config:
-    """The configuration, checked as ``batchd check`` does. Raises ``BatchdError``."""
+    """Parse a configuration and check it as ``batchd check`` does. Raises ``BatchdError``."""
     reading = parse_config(text, file)
     config, rings = check_reading(reading, file, storage)
     found = preview(config, rings, storage)
@@ -146,7 +144,7 @@ def _checked(text: str, file: Path, storage: Storage) -> Config:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], ReportProgress]]:
-    """Show on a terminal how much was found so far."""
+    """Show the numbers of files and samples found so far, on a terminal."""
     from rich.console import Console  # noqa: PLC0415  it takes longer to load than the rest
     from rich.progress import Progress, SpinnerColumn, TextColumn  # noqa: PLC0415  the same
 
@@ -162,7 +160,7 @@ def _progress() -> Iterator[Callable[[str], ReportProgress]]:
 
 
 def _check_output(file: Path, *, force: bool) -> None:
-    """Raise ``BatchdError`` before the data is looked at, if the file could not be written."""
+    """Raise ``BatchdError`` if the file cannot be written; called before the data is read."""
     if file.exists() and not force:
         raise BatchdError(f"{file} exists; add --force to overwrite it, or -o FILE to write another file")
     if not file.parent.is_dir():
@@ -172,7 +170,7 @@ def _check_output(file: Path, *, force: bool) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write the whole file, or nothing. Raises ``BatchdError``."""
+    """Write the whole file or nothing. Raises ``BatchdError``."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         try:
@@ -185,7 +183,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _found(draft: Draft, written: Path | None) -> dict[str, object]:
-    """What was found, for programs."""
+    """The result as plain data, for programs."""
     finding, facts = draft.finding, draft.facts
     return {
         "stream": draft.name,
@@ -205,7 +203,7 @@ def _found(draft: Draft, written: Path | None) -> dict[str, object]:
 
 
 def _show_batch(file: Path, stream: str, sheet: Path | None) -> None:
-    """Have a daemon of its own make the first batch, and show it. Raises ``BatchdError``."""
+    """Make the first batch in an embedded daemon, and show it. Raises ``BatchdError``."""
     from batchd.cli.peek import batch_table, peek, show  # noqa: PLC0415  numpy and the client take a while
     from batchd.embedded import serve  # noqa: PLC0415  the same
 

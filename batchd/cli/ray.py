@@ -61,13 +61,13 @@ def _cluster_option(command: Command) -> Command:
         metavar="ADDRESS",
         default="auto",
         show_default=True,
-        help="The Ray cluster's, such as 10.0.0.5:6379. auto: $RAY_ADDRESS, then the one that runs on this machine.",
+        help="Address of the Ray cluster, such as 10.0.0.5:6379. auto: $RAY_ADDRESS, then the cluster of this machine.",
     )(command)
 
 
 @click.group("ray", cls=_UpByDefault)
 def command() -> None:
-    """Run worker hosts on a Ray cluster, as many as the daemon wants.
+    """Run as many worker hosts on a Ray cluster as the daemon needs.
 
     Without a command it is `batchd ray up`. ADDRESS is the daemon's worker_address as the nodes of
     the cluster reach it, such as tcp://gpu1:7072.
@@ -83,7 +83,7 @@ def command() -> None:
     type=click.IntRange(0, HOSTS_MAX),
     default=0,
     show_default=True,
-    help="Worker hosts to have without any demand.",
+    help="Minimum number of worker hosts, even without demand.",
 )
 @click.option(
     "--max",
@@ -98,13 +98,13 @@ def command() -> None:
     type=click.IntRange(1, CPUS_MAX),
     default=8,
     show_default=True,
-    help="CPUs that each worker host asks Ray for, and its number of workers.",
+    help="CPUs that each worker host requests from Ray, and its number of workers.",
 )
 @click.option(
     "--daemon",
     metavar="ADDRESS",
-    help="The daemon that says how many workers it wants, such as ipc:///run/batchd. Default: $BATCHD_ADDRESS, then "
-    "where it usually is.",
+    help="Address of the daemon, which reports how many workers it needs, such as ipc:///run/batchd. Default: "
+    "$BATCHD_ADDRESS, then the usual places.",
 )
 @click.option(
     "--key-on-nodes",
@@ -128,11 +128,11 @@ def _up(
     log_level: str,
     log_format: LogFormat,
 ) -> None:
-    """Have the number of worker hosts follow the daemon's demand, until SIGTERM or Ctrl-C.
+    """Adjust the number of worker hosts to the daemon's demand, until SIGTERM or Ctrl-C.
 
     Each worker host is an actor that runs `batchd worker ADDRESS WORKER_OPTIONS`. The default
     ADDRESS is the daemon's own, at this machine's address in the cluster. The worker hosts stay
-    when this command ends: start it again, or take them down. Run it as the daemon's user.
+    when this command ends: restart it, or take them down. Run it as the daemon's user.
     """
     if least > most:
         raise click.UsageError(f"--min {least} is more than --max {most}")
@@ -193,10 +193,10 @@ def _cells(report: ActorReport | None) -> list[str]:
 @_cluster_option
 @directory_options
 def _down(address: str | None, cluster: str, keys_dir: Path | None, config_file: Path | None) -> None:
-    """Have all worker hosts of the daemon at ADDRESS finish their work and leave; revoke their key.
+    """Let all worker hosts of the daemon at ADDRESS finish their work and leave; revoke their key.
 
-    ADDRESS may be left out if the cluster has worker hosts of one daemon only. The `batchd ray up`
-    that keeps them ends, too.
+    ADDRESS is optional if the cluster has worker hosts of one daemon only. The `batchd ray up` that
+    keeps them ends, too.
     """
     on_ray = _on_ray()
     set_up_logs(QUIET)
@@ -208,7 +208,7 @@ def _down(address: str | None, cluster: str, keys_dir: Path | None, config_file:
         where = _tcp_address(pools[0])
         if not on_ray.Pool(where.address).hosts:
             raise BatchdError(f"{where.address} has no worker hosts on this cluster; `batchd ray up` ends at Ctrl-C")
-        # A running `up` may just have asked for one more.
+        # a running `up` may have asked for another one meanwhile
         while (pool := on_ray.Pool(where.address)).hosts:
             pool.take_down()
     _revoke(keys, where)
@@ -216,7 +216,7 @@ def _down(address: str | None, cluster: str, keys_dir: Path | None, config_file:
 
 
 class _Wanted:
-    """Asks a daemon for the number of workers that it wants, and notes when it is away."""
+    """Asks a daemon how many workers it needs, and logs when it goes away and returns."""
 
     def __init__(self, daemon: str | None) -> None:
         self._daemon = daemon
@@ -237,7 +237,7 @@ class _Wanted:
         return wanted
 
     def pool(self) -> PoolStatistics:
-        """Ask for all about the daemon's worker hosts. Raises ``BatchdError``."""
+        """Ask for the statistics of the daemon's worker hosts. Raises ``BatchdError``."""
         with running_daemon(self._daemon) as session:
             pool = ask_status(session).pool
         if pool is None:
@@ -249,16 +249,16 @@ class _Wanted:
 
 
 def _pool_key(keys: KeyDirectory, address: TcpAddress, former: str | None) -> str:
-    """The connection file of a pool: ``former`` if that is still accepted, or a new one."""
+    """The text of a pool's connection file: ``former`` if still accepted, or a new one."""
     name = _key_name(address)
     if former is not None and keys.workers.holds(name, str(tomllib.loads(former).get("public"))):
         return former
-    _revoke(keys, address)  # its secret went with its pool
+    _revoke(keys, address)  # its secret was lost with its pool
     return connection_file_text(keys.new(name, role=Role.WORKER))
 
 
 def _revoke(keys: KeyDirectory, address: TcpAddress) -> None:
-    """Revoke the key of a pool without worker hosts, if it has one of its own."""
+    """Revoke the key that was made for a pool, if there is one."""
     if any(key.name == _key_name(address) for key in keys.workers.accepted()):
         keys.revoke(_key_name(address))
 

@@ -46,7 +46,8 @@ def command(address: str | None, timeout_s: float, *, now: bool) -> None:
     try:
         _signal(process, pid, signal.SIGTERM)
         if now:
-            _signal(process, pid, signal.SIGINT)  # another one: the kernel may deliver two of a kind as one
+            # Not SIGTERM again: the kernel may deliver two equal signals as one.
+            _signal(process, pid, signal.SIGINT)
         if not _has_ended(process, min(timeout_s, SAID_AFTER_S)):
             click.echo(f"draining (pid {pid}); kill -INT {pid} ends it at once", err=True)
             if not _has_ended(process, timeout_s - SAID_AFTER_S):

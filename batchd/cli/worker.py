@@ -3,8 +3,8 @@
 As in ``batchd serve``, the fork server of the workers is started before this process imports its
 own modules.
 
-Invariant: standard output has one line for each link: what is served, once workers take orders. All
-else is log, on standard error.
+Invariant: standard output has one line for each link, with the streams, once workers take orders.
+All else is log, on standard error.
 """
 
 import gc
@@ -39,7 +39,7 @@ class _Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read an amount, and say how to write one that is not understood."""
+        """Parse a size in bytes; an error shows how to write one."""
         try:
             return value if isinstance(value, int) else parse_bytes(value)
         except ValueError as error:
@@ -54,13 +54,13 @@ class _Size(click.ParamType[int]):
     metavar="FILE",
     type=click.Path(path_type=Path),
     envvar=KEY_VARIABLE,
-    help=f"The connection file of a key of role worker, as `batchd keys new` writes it. Default: ${KEY_VARIABLE}. "
-    "Only loopback needs none.",
+    help=f"Connection file of a key with the role worker, written by `batchd keys new`. Default: ${KEY_VARIABLE}. "
+    "Not needed on loopback.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, WORKERS_MAX),
-    help="Number of worker processes. Default: as many as this process may use CPUs.",
+    help="Number of worker processes. Default: the number of CPUs that this process may use.",
 )
 @click.option(
     "--name", default="", help="Name of this worker host in the daemon's log and status. Default: the host's."
@@ -70,20 +70,20 @@ class _Size(click.ParamType[int]):
     "maps",
     metavar="FROM=TO",
     multiple=True,
-    help="Folder FROM of the daemon's host is TO on this one: --map /data=/mnt/data. Repeatable.",
+    help="Folder FROM on the daemon's host is folder TO on this one: --map /data=/mnt/data. Repeatable.",
 )
 @click.option(
     "--cache-memory",
     type=_Size(),
     metavar="SIZE",
     default=0,
-    help="Memory for caches of samples on this host, such as 8GiB, for streams that have a cache at the daemon.",
+    help="Memory for caches of samples on this host, such as 8GiB, for streams that have a cache on the daemon's.",
 )
 @click.option(
     "--cache-dir",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Folder for caches of samples on a local disk instead; they outlive this program. Needs --cache-size.",
+    help="Folder on a local disk for caches of samples, instead of memory; they outlive this program. Needs --cache-size.",
 )
 @click.option("--cache-size", type=_Size(), metavar="SIZE", default=0, help="Maximum size of each file in --cache-dir.")
 @click.option(
@@ -98,7 +98,7 @@ class _Size(click.ParamType[int]):
     type=click.FloatRange(0.1, GIVE_UP_MAX_S),
     default=60.0,
     show_default=True,
-    help="End if no gateway answers for so long; until then, connect again and again.",
+    help="Exit if no gateway admits this host for so long; until then, keep reconnecting.",
 )
 @log_options
 def command(
@@ -129,7 +129,7 @@ def command(
         raise click.UsageError("set either --cache-memory, or --cache-dir and --cache-size")
     key = _key(key_file, place)
     fork_server = None
-    with suppress(OSError):  # it is tried again for the first worker
+    with suppress(OSError):  # the first worker tries it again
         fork_server = start_linked("batchd.worker")
     try:
         gc.disable()

@@ -216,7 +216,7 @@ class Readers:
         self._moved[reader] = course
 
     def _stand(self, reader: int, course: Course, sequence: int) -> None:
-        """Put a reader where it stands now; mostly it is on the same lines, and overtakes nobody."""
+        """Update the place of a reader; mostly its neighbours stay the same."""
         stands = self._places(reader, course, sequence)
         rank, before = self._stands.get(reader, (course.rank, ()))
         if rank != course.rank or [grid for grid, _place in before] != [grid for grid, _place in stands]:

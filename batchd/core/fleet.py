@@ -307,7 +307,7 @@ class Fleet:
         return next((next(iter(takers.local.values())) for takers in self._by_orders() if takers.local), None)
 
     def free_remote(self, stream: int) -> Iterator[Worker]:
-        """The remote workers that take an order of ``stream``; those that will be done first, first."""
+        """The remote workers that take an order of ``stream``, by the time when they are done."""
         for takers in self._by_orders():
             for streams, workers in takers.remote.items():
                 if stream in streams:

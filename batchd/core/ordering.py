@@ -1,9 +1,9 @@
-"""Which worker fills which rows next. Pure code.
+"""Choose the rows that are filled next, and the worker that fills them. Pure code.
 
-    most needed of each stream -> of all streams -> rows cut for the worker with the fewest orders
+    most urgent of each stream -> of all streams -> rows cut for the worker with the fewest orders
 
-Local workers fill any rows; remote ones what their links may fill and, where caches are shared, the
-rows of their own share first.
+Local workers fill any rows. Remote workers fill rows of the streams that their links permit and, if
+caches are shared, first the rows of their own share.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from batchd.core.shares import Shares
 from batchd.core.stream import Stream
 
 FEW_ORDERS = 2
-"""A remote worker with fewer orders is about to run out of them: there is none behind the first."""
+"""A remote worker with fewer orders is about to be idle: none waits after the current one."""
 
 
 class Ordering:
-    """See the module. ``streams``: by number, now and later."""
+    """See the module. ``streams``: a live view, by number."""
 
     def __init__(self, streams: Mapping[int, Stream], fleet: Fleet, links: Links, moment: Moment) -> None:
         self._streams = streams
@@ -31,15 +31,15 @@ class Ordering:
         self._moment = moment
         self._last_order = 0
         self._served_s = 0.0
-        """The worker time that the last served subscription had had before; it never falls."""
+        """Worker time of the subscription that was served last, before that order; never decreases."""
 
     def next_number(self) -> int:
-        """Return a number for an order that was never used."""
+        """Return an order number that was never used."""
         self._last_order += 1
         return self._last_order
 
     def order_chunks(self, actions: list[Action]) -> None:
-        """Give every worker that takes an order the rows that are needed most."""
+        """Give the most urgent rows to each worker that takes an order."""
         while True:
             wants = [
                 (found[0], stream, found[1])
@@ -72,21 +72,21 @@ class Ordering:
             actions.append(OrderChunk(worker.number, order.number, order.stream, slot.number, position, rows, places))
 
     def _next_order(self, stream: Stream) -> tuple[Want, Worker] | None:
-        """Return what is needed most of a stream, and the worker that shall fill it."""
+        """Return the most urgent filling of a stream and the worker for it."""
         worker = self._fleet.free(stream.spec.number)
         claims = stream.delivery.claims
         if worker is not None and worker.link:
             found = self._next_remote(stream, worker)
             if found is not None or not claims.ring.pending:
                 return found
-            worker = self._fleet.free_local()  # remote ones may not, or shall not, fill what is left
+            worker = self._fleet.free_local()  # remote workers may not fill the remaining rows
         if worker is None:
             return None
         want = claims.wanted(self._served_s, claims.ring.pending)
         return None if want is None else (want, worker)
 
     def _next_remote(self, stream: Stream, worker: Worker) -> tuple[Want, Worker] | None:
-        """Return what remote workers need to fill most; ``worker`` has the fewest orders of them."""
+        """Return the most urgent filling for remote workers; ``worker`` has the fewest orders."""
         shares = self._shares(stream)
         if shares is not None:
             return self._next_shared(stream, shares, worker)
@@ -94,10 +94,10 @@ class Ordering:
         return None if want is None else (want, worker)
 
     def _next_shared(self, stream: Stream, shares: Shares, worker: Worker) -> tuple[Want, Worker] | None:
-        """Return what a remote worker shall fill, of its own share if there is any.
+        """Return the filling for a remote worker, from its own share if possible.
 
-        ``worker`` has the fewest orders. It fills rows of another share only if it is about to run
-        out of orders; before all others, if a trainer waits for them and it has none.
+        ``worker`` has the fewest orders. It fills rows of another share only if it is about to be
+        idle. If it is idle and a trainer waits for rows, it fills these first.
         """
         claims, ring = stream.delivery.claims, stream.delivery.ring
         if not ring.pending_anywhere:
@@ -122,11 +122,11 @@ class Ordering:
         while True:
             own = {slot for one in (share, ANY_SHARE, UNDIVIDED) for slot in ring.pending_in.get(one, ())}
             want = stream.delivery.claims.wanted(self._served_s, own)
-            if want is None or not stream.divide(want.slot):  # then perhaps none of its rows is in this share
-                return want
+            if want is None or not stream.divide(want.slot):
+                return want  # else the division may have left no row of the slot in this share
 
     def _owner(self, stream: Stream, shares: Shares, slot: Slot) -> Worker | None:
-        """Return a worker with few orders that has rows of a slot in its share, if there is any."""
+        """Return a worker with few orders whose share has rows of a slot; None if there is none."""
         stream.divide(slot)
         pending = stream.delivery.ring.shares_in(slot)
         for one in self._fleet.free_remote(stream.spec.number):
@@ -137,7 +137,7 @@ class Ordering:
         return None
 
     def _shares(self, stream: Stream) -> Shares | None:
-        """Return the shares of worker hosts now; None where each may fill any rows."""
+        """Return the present shares of worker hosts; None if each may fill any rows."""
         if stream.spec.shares_caches:
             stream.use_shares(self._links.shares(stream.spec.number, stream.spec.plan.batch_size))
         return stream.shares

@@ -1,20 +1,20 @@
-"""Which worker hosts fill the rows of a sample, so that their caches act as one. Pure code.
+"""Divide samples among worker hosts, so that their caches act as one. Pure code.
 
     sample --hash--> bucket --table--> share --> the worker hosts of that share
 
-A host has a share of all samples as large as its part of all workers. The table is a rendezvous
-hash (D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM
-Transactions on Networking, 1998), with weights: each share draws a number for each bucket, and the
-least one has it. So when a host comes or goes, only its own samples change hands.
+A host's share of all samples is proportional to its number of workers. The table is a weighted
+rendezvous hash (D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates",
+IEEE/ACM Transactions on Networking, 1998): each share draws a number for each bucket, and the least
+number wins. So when a host arrives or leaves, only its own samples move.
 
-A host's draws follow from its name, and from its number among hosts with the same name. So one that
-connects again, or meets a daemon that was started again, has the same samples as before.
+The draws of a host depend on its name and on its number among hosts with the same name. So after a
+reconnection or a restart of the daemon a host has the same samples as before.
 
-A row is ordered with others of its batch and its share. With very many shares orders would be
-short, and the daemon would be busy with them. So there is a limit; beyond it several hosts have one
-share together, chosen by their names.
+A row is ordered together with other rows of its batch and share. With very many shares the orders
+would be short and cost the daemon much time. So their number has a limit, above which several
+hosts, chosen by their names, have one share together.
 
-Invariant: what belongs to whom depends on names, workers and the batch size only.
+Invariant: the division depends on names, numbers of workers and the batch size only.
 """
 
 from collections.abc import Iterable
@@ -29,20 +29,20 @@ from batchd.orders.rows import Rows
 
 BUCKETS = 1 << 14
 SHARES_MIN = 8
-"""So many shares there may be, however small a batch is."""
+"""Number of shares that are always permitted, however small a batch is."""
 SHARE_ROWS = 32
-"""With more than ``SHARES_MIN`` shares, a batch has at least so many rows for each, in the mean."""
+"""Mean number of rows of a batch for each share that more than ``SHARES_MIN`` shares need."""
 _SAMPLES_KEY = np.uint64(0x5EED)
 
 
 def host_key(name: str, number: int) -> int:
-    """What decides a host's samples; not 0. ``number``: of the hosts with this name, from 0."""
+    """The key that decides a host's samples; not 0. ``number``: among hosts of this name, from 0."""
     digest = blake2b(f"{number} {name}".encode("utf-8", "backslashreplace"), digest_size=7).digest()
     return 1 + int.from_bytes(digest)
 
 
 class Shares:
-    """The shares of one stream's samples. ``hosts``: (link, its key, its workers) of each."""
+    """The shares of one stream's samples. ``hosts``: (link, key, number of workers) of each."""
 
     def __init__(self, hosts: Iterable[tuple[int, int, int]], batch_rows: int) -> None:
         hosts = list(hosts)
@@ -58,7 +58,10 @@ class Shares:
         self._table = draws.argmin(axis=0)
 
     def divide(self, samples: NDArray[np.int64], rows: Rows) -> list[tuple[Rows, int]]:
-        """Divide ``rows``, which have these ``samples``: (rows, their share), ascending in each."""
+        """Divide ``rows`` into (rows, share), ascending in each.
+
+        ``samples``: the sample index of each row, int64 ``[rows]``.
+        """
         owners = self._table[_buckets(samples)]
         order = np.argsort(owners, kind="stable")
         ends = np.flatnonzero(np.diff(owners[order])) + 1
@@ -70,11 +73,15 @@ class Shares:
 
 
 def _buckets(samples: NDArray[np.int64]) -> Indices:
+    """The bucket of each sample: uint64 ``[samples]``."""
     return mixed_all(samples.astype(np.uint64), _SAMPLES_KEY) % np.uint64(BUCKETS)
 
 
 @lru_cache(maxsize=128)
 def _draws(share: int) -> NDArray[np.float32]:
-    """One exponential draw for each bucket: the least of several is of each as often as it weighs."""
+    """Exponential draws, float32 ``[BUCKETS]``.
+
+    Divided by their weights, the least of several belongs to each in proportion to its weight.
+    """
     mixed = mixed_all(np.arange(BUCKETS, dtype=np.uint64), np.uint64(share))
     return -np.log((mixed.astype(np.float64) + 0.5) / 2**32).astype(np.float32)

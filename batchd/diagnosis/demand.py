@@ -66,7 +66,7 @@ class PoolLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedNumber:
     """The wanted number of remote workers. ``capped_by``: "", "max", "network" or "ring".
 
     ``cap``: the same for people.
@@ -101,10 +101,10 @@ class WantedWorkers:
     """The wanted number of remote workers over time."""
 
     def __init__(self) -> None:
-        self.now = Wanted()
+        self.now = WantedNumber()
         self._uncapped = 0
 
-    def follow(self, loads: Iterable[StreamLoad], limits: PoolLimits) -> Wanted:
+    def follow(self, loads: Iterable[StreamLoad], limits: PoolLimits) -> WantedNumber:
         """Take the last ``WINDOW_S`` into account."""
         loads = list(loads)
         mobile = [load for load in loads if not load.stays_here]
@@ -117,24 +117,26 @@ class WantedWorkers:
         return self.now
 
 
-def _capped(needed: int, mobile: Sequence[StreamLoad], local: float, limits: PoolLimits) -> Wanted:
+def _capped(needed: int, mobile: Sequence[StreamLoad], local: float, limits: PoolLimits) -> WantedNumber:
     """The number within all limits, with the tightest one."""
-    wanted = Wanted(needed)
+    wanted = WantedNumber(needed)
     by_ring = [min(needed_workers(load), load.ring_workers) for load in mobile]
     ring = max(0, ceil(sum(by_ring) - local))
     if ring < wanted.workers:
         small = max(mobile, key=lambda load: needed_workers(load) - load.ring_workers)
         text = f"the ring, not the cores: the slots of stream {small.name!r} have rows for {small.ring_workers:.0f} workers"
-        wanted = Wanted(ring, "ring", f"{text}, and its trainers need {needed_workers(small):.0f}; raise its memory")
+        wanted = WantedNumber(
+            ring, "ring", f"{text}, and its trainers need {needed_workers(small):.0f}; raise its memory"
+        )
     each = _bytes_per_worker(mobile)
     if limits.interface_bytes_per_s and each:
         most = int(limits.interface_bytes_per_s * NETWORK_SHARE / each)
         if most < wanted.workers:
             speed = f"{limits.interface} ({8 * limits.interface_bytes_per_s / 1e9:g} Gbit/s)"
             text = f"the NIC, not the cores: {speed} carries the rows of {most} remote workers"
-            wanted = Wanted(most, "network", f"{text}, and the trainers need {needed}")
+            wanted = WantedNumber(most, "network", f"{text}, and the trainers need {needed}")
     if limits.max and limits.max < wanted.workers:
-        wanted = Wanted(limits.max, "max", f"daemon.pool_max = {limits.max}, and the trainers need {needed}")
+        wanted = WantedNumber(limits.max, "max", f"daemon.pool_max = {limits.max}, and the trainers need {needed}")
     return wanted
 
 

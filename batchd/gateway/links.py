@@ -1,15 +1,15 @@
-r"""Worker hosts over TCP: registration, their sessions (links), and who is let in. GATEWAY process.
+r"""Worker hosts over TCP: which are admitted, and their sessions (links). GATEWAY process.
 
     connection --Register--> Admitted: a link --> messages that name it --> its end
          ^                 \-> Rejected, Moved       |
          +------- LinkClosed, for other links -------+
 
-A link is one connection. It ends with it, with its key, at the daemon's word, or for a message that
-no correct worker host sends; then the host is kept out for a while. Link numbers count up from a
-random number of 62 bits: a gateway that is started again, and others of the same daemon, use none
-twice, whatever the clock does.
+A link is one connection. It ends when the connection ends, when its key is revoked, or when the
+daemon closes it. It also ends after a message that no correct worker host sends; then the gateway
+refuses the host for a while. Link numbers count up from a random number of 62 bits, so a restarted
+gateway, or another one of the same daemon, never repeats a number, whatever the clock does.
 
-Invariant: a message is acted upon only if it names the link of the connection over which it came.
+Invariant: the gateway acts on a message only if it names the link of the connection that sent it.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ from batchd.daemon.tcp.connections import Connection, host_of
 from batchd.daemon.tcp.front import TcpFront
 from batchd.daemon.tcp.keys import AcceptedKey, RoleKeys
 from batchd.daemon.tcp.router import RouterLimits
-from batchd.gateway.placement import HERE, Placement
+from batchd.gateway.placement import HERE, GatewayChoice
 from batchd.orders.gateway import PoolRules
 from batchd.orders.link import (
     LINK_VERSION,
@@ -67,8 +67,8 @@ Frames = list[memoryview]
 class Link:
     """One worker host, from its ``Register`` to the end of its connection.
 
-    ``served``: streams that it was told of; ``opened``: whether it could open each. ``seen``: all
-    its workers so far. ``asked``: parts of indexes that wait until fewer are on their way.
+    ``served``: streams that were announced to it; ``opened``: whether it could open each. ``seen``:
+    all its workers so far. ``asked``: index parts that it requested and that are not sent yet.
     """
 
     number: int
@@ -89,7 +89,7 @@ class Link:
     begun_s: float = field(default_factory=monotonic)
 
     def may_fill(self, stream: str) -> bool:
-        """True if the key of the worker host opens this stream."""
+        """True if the key of the worker host permits this stream."""
         return self.key is None or self.key.streams is None or stream in self.key.streams
 
 
@@ -102,12 +102,12 @@ class LinkTable:
         self.by_descriptor: dict[int, Link] = {}
 
     def add(self, link: Link) -> None:
-        """A link begins. Paired with ``remove``."""
+        """Add a new link. Paired with ``remove``."""
         self.by_number[link.number] = link
         self.by_routing[link.connection.routing] = self.by_descriptor[link.connection.descriptor] = link
 
     def remove(self, link: Link) -> bool:
-        """A link is over; false where it was before."""
+        """Remove a link; false if it was removed before."""
         if self.by_number.pop(link.number, None) is None:
             return False
         del self.by_routing[link.connection.routing]
@@ -115,7 +115,7 @@ class LinkTable:
         return True
 
     def crowd(self, key: AcceptedKey | None, address: str, rules: PoolRules) -> str:
-        """Why there are too many links for one more of this key, or host without keys; or ""."""
+        """Why the limits admit no further link of this key (without keys: of this host); or ""."""
         if len(self.by_number) >= rules.links_max:
             most = f"the most that there may be{_of_several(rules)}"
             return f"{counted(rules.links_max, 'worker host')} are connected already, {most}"
@@ -132,7 +132,7 @@ class LinkTable:
 
 
 def _of_several(rules: PoolRules) -> str:
-    """Say that a limit is that of one gateway, if there are several."""
+    """Text that a limit holds for each of several gateways; "" if there is only one."""
     return f" at each of {rules.gateways} gateways" if rules.gateways > 1 else ""
 
 
@@ -166,19 +166,19 @@ class LinkEvents(Protocol):
     """What ``WorkerHosts`` calls."""
 
     def begun(self, link: Link) -> None:
-        """A link begins; nothing was sent over it."""
+        """A new link; nothing was sent over it yet."""
 
     def admitted(self, link: Link) -> None:
-        """The worker host was told so."""
+        """``Admitted`` was sent to the worker host."""
 
     def frames_due(self, link: Link, message: Message) -> int:
         """Most frames that may come with a message."""
 
     def heard(self, link: Link, message: Message, rows: Frames) -> None:
-        """A message that names the link, with no more frames than may come."""
+        """A message that names the link, with at most ``frames_due`` frames."""
 
     def ended(self, link: Link, reason: str) -> None:
-        """A link is over."""
+        """A link has ended."""
 
 
 class WorkerHosts(TcpFront):
@@ -188,8 +188,8 @@ class WorkerHosts(TcpFront):
         self.links = LinkTable()
         super().__init__(keys, HOSTS, self.links.by_descriptor, GuardLimits(PENDING_MIN))
         self.rules: PoolRules | None = None
-        """Nobody can register before they are known."""
-        self.placement = Placement()
+        """None until the daemon has sent them; worker hosts cannot register before that."""
+        self.placement = GatewayChoice()
         self._loop = loop
         self._rate = HandshakeRate()
         self._numbers = count(randbits(LINK_NUMBER_BITS))
@@ -207,7 +207,7 @@ class WorkerHosts(TcpFront):
     # --- sending ----------------------------------------------------------------------------------
 
     def send(self, link: Link, message: Message, *frames: memoryview) -> None:
-        """Send to a worker host without waiting. One that does not read, or is gone, is ended."""
+        """Send to a worker host without waiting; end its link if it does not read or is gone."""
         if link.number not in self.links.by_number:
             return
         try:
@@ -223,8 +223,8 @@ class WorkerHosts(TcpFront):
     def end(self, link: Link, reason: str, *, is_final: bool = False) -> None:
         """End a link, and say why to the worker host.
 
-        Its connection may live where it seems to be gone: a ``Register`` of a dead connection, read
-        late, comes with the same descriptor. Then the worker host registers again.
+        Its connection may still be alive: a ``Register`` of a dead connection that is read late has
+        the same descriptor. Then the worker host registers again.
         """
         if self.links.remove(link):
             self._answer_stranger(link.connection.routing, LinkClosed(link.number, reason, is_final).encode())
@@ -237,13 +237,13 @@ class WorkerHosts(TcpFront):
         self.end(link, reason)
 
     def expect(self, link: Link, due_bytes: int) -> None:
-        """Let a worker host send as many bytes as were ordered from it."""
+        """Permit a worker host to send as many bytes as were ordered from it."""
         self._guard.expect(link.connection.descriptor, due_bytes)
 
     # --- receiving --------------------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """Read some messages, or one that is long."""
+        """Read a few messages, or a single long one; true if there may be more."""
         read_bytes = 0
         for _ in range(MESSAGES_AT_ONCE):
             try:
@@ -258,15 +258,15 @@ class WorkerHosts(TcpFront):
         return True
 
     def _receive(self, link: Link | None) -> _Received:
-        """Read the frames behind a routing id, which may be that of a link.
+        """Read the frames after a routing id; ``link``: the link with this id, if there is one.
 
-        No more frames are kept than the message can have: a million tiny ones would take much
-        memory as objects.
+        Frames beyond those that the message can have are dropped: a million tiny frames would take
+        much memory as objects.
         """
         head = last = self.router.recv(copy=False)
         message, error = None, ""
         try:
-            if len(head.buffer) > DATAGRAM_BYTES_MAX:  # the daemon has to be told most of it
+            if len(head.buffer) > DATAGRAM_BYTES_MAX:  # most of it is passed on to the daemon
                 raise MalformedMessage(f"a message of {len(head.buffer)} bytes; {DATAGRAM_BYTES_MAX} are the most")
             message = TO_GATEWAY_FROM_HOST.decode(head.buffer)
         except MalformedMessage as malformed:
@@ -290,7 +290,7 @@ class WorkerHosts(TcpFront):
             return
         link, message = self.links.by_routing.get(routing), received.message
         if link is not None and link.connection.descriptor != descriptor:
-            # another connection calls itself the same: the first one is gone
+            # another connection uses the same routing id: the first one is gone
             self.end(link, ENDED)
             link = None
         if link is None:
@@ -317,8 +317,8 @@ class WorkerHosts(TcpFront):
             self._say_ended(routing, _named(message))
 
     def _say_ended(self, routing: bytes, number: int) -> None:
-        """Tell a worker host that its link is over: it was taken for dead."""
-        text = "this link has ended, since its connection did; register again"
+        """Tell a worker host that its link has ended: the gateway took its connection for dead."""
+        text = "this link ended when its connection was lost; register again"
         self._answer_stranger(routing, LinkClosed(number, text, is_final=False).encode())
 
     def _register(self, routing: bytes, head: zmq.Frame, message: Register) -> None:
@@ -330,7 +330,7 @@ class WorkerHosts(TcpFront):
         if self._keys is None and not self._rate.admit(network, monotonic()):
             self._reject(routing, head, ErrorCode.TOO_OFTEN, self._rate.complaint(network))
         elif self._guard.is_kept_out(network):
-            self._reject(routing, head, ErrorCode.TOO_OFTEN, f"{network} was cut off a moment ago; try again later")
+            self._reject(routing, head, ErrorCode.TOO_OFTEN, f"{network} was disconnected recently; try again later")
         elif self._keys is not None and key is None:
             self._reject(routing, head, ErrorCode.KEY_REFUSED, "the key has been revoked", is_final=True)
         elif text := mismatch(message):
@@ -372,6 +372,6 @@ class WorkerHosts(TcpFront):
 
 
 def _named(message: Message) -> int:
-    """The link that a message names; all but ``Register`` name one."""
+    """The number of the link that a message names; every message but ``Register`` names one."""
     link: int = getattr(message, "link")  # noqa: B009  no common base has it
     return link

@@ -3,13 +3,12 @@
     daemon == SEQPACKET ==> streams, slots, orders --> HostServe, HostFill ==> worker hosts
            <== LinkUp, RemoteFilled, ... <-- checked, copied <-- HostFilled + rows <==
 
-One thread. The daemon's messages are read first in each round, so a withdrawal never waits behind
-more than one round of rows. Sending to the daemon waits where its buffer is full: without the
-daemon there is nothing to do here, and the daemon itself never waits for a gateway, so the two
-cannot wait for each other.
+One thread. Each round reads the daemon's messages first, so a withdrawal waits behind one round of
+rows at most. Sending to the daemon blocks while its buffer is full. The daemon never waits for a
+gateway, so there is no deadlock.
 
 Invariant: the fence of ``gateway.orders``. Only this process writes the rows of remote workers, and
-``_filled`` is the only place. Invariant: end of file on the channel ends the process at once.
+only in ``_filled``. Invariant: end of file on the channel ends the process at once.
 """
 
 import mmap
@@ -40,12 +39,12 @@ from batchd_wire.channel import receive_message, send_message
 from batchd_wire.codec import Message
 
 TICK_S = 0.5
-"""Keys and connections are looked at so often, as in the daemon."""
+"""Interval between checks of keys and connections; the daemon's is the same."""
 TRAFFIC_S = 1.0
 DAEMON_MESSAGES_AT_ONCE = 256
 RESTARTS_AT_ONCE = 1 << 10
 RESTARTS_PER_S = 2.0
-"""Workers that may begin in one link beside the first ones; each costs the daemon some work."""
+"""Limits of worker restarts in one link: each restart costs the daemon some work."""
 
 
 class Gateway:
@@ -77,7 +76,7 @@ class Gateway:
         }
         self._from_hosts: dict[type, Callable[[Link, Any], None]] = {
             hosts.AskIndex: self._ask_index,
-            hosts.Opened: self._opened,
+            hosts.HostOpened: self._opened,
             hosts.CannotOpen: self._cannot_open,
             hosts.WorkerUp: self._worker_up,
             hosts.WorkerDown: self._worker_down,
@@ -85,7 +84,7 @@ class Gateway:
         }
 
     def close(self) -> None:
-        """End all links without a word: worker hosts see their connections end."""
+        """End all links without a message: worker hosts see their connections end."""
         self.hosts.close()
         self._sent_memory.close()
         self._selector.close()
@@ -126,7 +125,7 @@ class Gateway:
         return True
 
     def _patience_ms(self) -> int:
-        """Milliseconds in which nothing has to be done unless something happens."""
+        """Milliseconds until the next timer is due."""
         now = monotonic()
         patience_s = self.hosts.patience_s if self.hosts.rules is not None else inf
         due_s = min(self._next_tick_s, self._next_traffic_s, now + patience_s)
@@ -143,7 +142,7 @@ class Gateway:
                 self._tell_traffic(link)
 
     def _tell_traffic(self, link: Link) -> None:
-        """Tell the daemon of the traffic over a link, if there was any since the last time."""
+        """Report the traffic of a link to the daemon if it has changed since the last report."""
         if link.traffic_told != (link.bytes, link.late_rows):
             link.traffic_told = link.bytes, link.late_rows
             self.tell(told.LinkTraffic(link.number, link.bytes, link.late_rows))
@@ -179,9 +178,9 @@ class Gateway:
                 self.hosts.send(link, message)
 
     def _forget_stream(self, message: ForgetStream) -> None:
-        """No order names it any more but those whose rows are compared, or that were withdrawn.
+        """Forget a stream, and withdraw its remaining orders: those whose rows are compared.
 
-        They keep its layout until they end. Worker hosts send no rows of it any more.
+        Orders keep its layout until they end. Worker hosts stop sending rows of it.
         """
         for order in list(self._orders):
             if order.stream.number == message.stream:
@@ -220,7 +219,7 @@ class Gateway:
             self._order(link, message, self._slots[message.slot])
 
     def _prove(self, message: told.RemoteProve) -> None:
-        """Copy the rows at once: the daemon may use the slot again when it is told so."""
+        """Copy the rows at once: after ``ReferenceTaken`` the daemon may reuse the slot."""
         link = self._link_of(message)
         if link is not None:
             stream = self._streams[message.stream]
@@ -229,7 +228,7 @@ class Gateway:
             self._order(link, message, None, reference)
 
     def _link_of(self, message: told.RemoteFill | told.RemoteProve) -> Link | None:
-        """The link of an order; None if its worker is gone, which the daemon has been told."""
+        """The link of an order; None if its worker is gone, as was reported to the daemon."""
         is_up = self._orders.is_up(message.link, message.worker)
         return self.hosts.links.by_number.get(message.link) if is_up else None
 
@@ -249,7 +248,7 @@ class Gateway:
         self._send_next(link, message.worker)
 
     def _send_next(self, link: Link, worker: int) -> None:
-        """Send an order that waits, if the worker has room for it."""
+        """Send the next order to a worker that has fewer than ``ORDERS_MAX``."""
         order = self._orders.next_to_send(link.number, worker)
         self.hosts.expect(link, self._orders.due_bytes(link.number))
         if order is not None:
@@ -293,12 +292,12 @@ class Gateway:
         )
 
     def admitted(self, link: Link) -> None:
-        """See ``LinkEvents``: tell the worker host of all streams."""
+        """See ``LinkEvents``: announce all streams to the worker host."""
         for stream in self._streams.ready():
             self._serve_to(link, stream)
 
     def ended(self, link: Link, reason: str) -> None:
-        """See ``LinkEvents``: no row of it is written from now on, so the daemon is told."""
+        """See ``LinkEvents``: no row of it will be written from now on, so report its end."""
         self._orders.end_link(link.number)
         self._tell_traffic(link)
         self.tell(told.LinkDown(link.number, reason))
@@ -318,7 +317,7 @@ class Gateway:
             self._from_hosts[type(message)](link, message)
 
     def _filled(self, link: Link, message: hosts.HostFilled, rows: Frames) -> None:
-        """Rows have come, or an order that was withdrawn is over."""
+        """Act on an order that a worker host has finished, or dropped after its withdrawal."""
         key = link.number, message.worker, message.order
         order = self._orders.find_sent(*key)
         if order is None:
@@ -355,10 +354,10 @@ class Gateway:
     def _worker_up(self, link: Link, message: hosts.WorkerUp) -> None:
         restarts_max = RESTARTS_AT_ONCE + (monotonic() - link.begun_s) * RESTARTS_PER_S
         if message.worker in link.seen:
-            # a number that is used twice could get an order of the worker that had it before
-            self.hosts.cut_off(link, f"its worker {message.worker} began twice")
+            # a repeated number could get an order of the worker that had the number before
+            self.hosts.cut_off(link, f"its worker {message.worker} started twice")
         elif len(link.seen) - link.registered.workers >= restarts_max:
-            self.hosts.cut_off(link, f"{len(link.seen)} workers of it have begun, far more than are likely to die")
+            self.hosts.cut_off(link, f"it has started {len(link.seen)} workers, far more than are likely to die")
         elif len(self._orders.workers(link.number)) >= link.registered.workers:
             self.hosts.cut_off(link, f"it has more workers than the {link.registered.workers} it registered with")
         else:
@@ -373,7 +372,7 @@ class Gateway:
             self.hosts.expect(link, self._orders.due_bytes(link.number))
             self.tell(told.RemoteDown(link.number, message.worker, printable(message.how)))
 
-    def _opened(self, link: Link, message: hosts.Opened) -> None:
+    def _opened(self, link: Link, message: hosts.HostOpened) -> None:
         if message.stream in link.served and message.stream not in link.opened:
             link.opened[message.stream] = True
             self.tell(told.LinkOpened(link.number, message.stream))
@@ -397,14 +396,14 @@ class Gateway:
         self._send_parts(link)
 
     def _send_parts(self, link: Link) -> None:
-        """Send parts of indexes straight from their memory, while few are on their way."""
+        """Send requested index parts, without copying, while few are in flight."""
         while link.asked and link.parts_ahead < hosts.INDEX_PARTS_AHEAD:
             digest, offset = link.asked.popleft()
             index = self._streams.index(digest)
             if index is None or not any(
                 one in self._streams and self._streams[one].index is index for one in link.served
             ):
-                continue  # of a stream that was forgotten meanwhile, or that its key does not open
+                continue  # its stream was forgotten meanwhile, or the key does not permit it
             try:
                 part = index.part(offset)
             except ValueError as error:

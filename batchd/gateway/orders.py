@@ -1,17 +1,18 @@
 """The orders at remote workers, and the right to write their rows. GATEWAY process; pure.
 
     worker up -> give -> next_to_send -> its rows may be written
-                   |        | withdraw -> no row of it will be written; the worker host has it still
+                   |        | withdraw -> no row of it will be written; the worker host still has it
                    |        | end ------> over
-                   +- withdraw, end ----> over: the worker host never heard of it
-    worker down, link down ---------> all orders of it are over
+                   +- withdraw, end ----> over: it was never sent
+    worker down, link down ---------> all its orders are over
 
-The daemon gives a busy worker one more order if its rows are to be compared. That order is sent
-when another has ended, so that the worker host cannot tell it from the others by their number.
+The daemon gives a busy worker an additional order if its rows are to be compared. The gateway sends
+it when another order has ended, so the worker host cannot recognise it by the number of orders.
 
 Invariant, the fence: rows are written only for an order that is in this table under the link and
-the worker that sent them. What tells the daemon that others may fill these rows (``RemoteWithdrawn``,
-``RemoteDown``, ``LinkDown``) is sent after the order has left the table, or has lost its memory.
+the worker that sent them. The messages after which others may fill these rows
+(``RemoteWithdrawn``, ``RemoteDown``, ``LinkDown``) are sent after the order has left the table or
+has lost its memory.
 """
 
 from collections.abc import Iterator
@@ -32,10 +33,10 @@ REPORT_BYTES = 128 << 10
 
 @dataclass(slots=True, eq=False)
 class RemoteOrder:
-    """Rows that a remote worker shall fill into ``memory``, the whole slot.
+    """Rows that a remote worker fills into ``memory``, the whole slot.
 
-    ``reference``: the same rows by a local worker, for an order whose rows are compared, and not
-    written. ``given_s``: when it was sent. ``message``: what the worker host is sent.
+    ``reference``: the same rows by a local worker, if the rows are compared instead of written.
+    ``given_s``: when it was sent. ``message``: the order for the worker host.
     """
 
     link: int
@@ -53,7 +54,7 @@ class RemoteOrder:
 
     @property
     def due_bytes(self) -> int:
-        """Most bytes that come for it over the wire."""
+        """Maximum number of bytes that its answer has on the wire."""
         return sum(map(length, self.places)) + len(self.places) * FRAME_BYTES + REPORT_BYTES
 
 
@@ -71,7 +72,7 @@ class OrderTable:
         self._links: dict[int, _Link] = {}
 
     def add_worker(self, link: int, worker: int) -> None:
-        """A remote worker takes orders from now on."""
+        """Add a remote worker that takes orders."""
         self._links.setdefault(link, _Link()).workers[worker] = {}
 
     def workers(self, link: int) -> list[int]:
@@ -90,7 +91,7 @@ class OrderTable:
         orders[order.number] = order
 
     def next_to_send(self, link: int, worker: int) -> RemoteOrder | None:
-        """The oldest order that was not sent, now that it is; None while the worker has enough."""
+        """The oldest order that was not sent, marked as sent; None while the worker has enough."""
         orders = self._links[link].workers[worker].values()
         order = next((one for one in orders if not one.is_sent), None)
         if order is None or sum(one.is_sent for one in orders) >= ORDERS_MAX:
@@ -100,11 +101,11 @@ class OrderTable:
         return order
 
     def find(self, link: int, worker: int, number: int) -> RemoteOrder | None:
-        """The order of this link and worker; None if it is over, or never was."""
+        """The order of this link and worker; None if it is over or never existed."""
         return self._links[link].workers[worker].get(number) if self.is_up(link, worker) else None
 
     def find_sent(self, link: int, worker: int, number: int) -> RemoteOrder | None:
-        """The order if the worker host was sent it."""
+        """The order, if it was sent to the worker host."""
         order = self.find(link, worker, number)
         return order if order is not None and order.is_sent else None
 
@@ -114,24 +115,24 @@ class OrderTable:
         order.memory = order.reference = None
 
     def end(self, order: RemoteOrder) -> None:
-        """The worker host is done with an order, or was never sent it."""
+        """Remove an order that the worker host has finished, or that was never sent."""
         link = self._links[order.link]
         del link.workers[order.worker][order.number]
         if order.is_sent:
             link.due_bytes -= order.due_bytes
 
     def end_worker(self, link: int, worker: int) -> None:
-        """A worker is gone, with all its orders."""
+        """Remove a dead worker and all its orders."""
         for order in list(self._links[link].workers[worker].values()):
             self.end(order)
         del self._links[link].workers[worker]
 
     def end_link(self, link: int) -> None:
-        """A link has ended, with all its workers."""
+        """Remove all workers of a link that has ended."""
         self._links.pop(link, None)
 
     def due_bytes(self, link: int) -> int:
-        """Most bytes that may come for the orders of a link."""
+        """Maximum number of bytes that answer the orders of a link."""
         return self._links[link].due_bytes if link in self._links else 0
 
     def __iter__(self) -> Iterator[RemoteOrder]:

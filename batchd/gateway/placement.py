@@ -1,13 +1,13 @@
-"""The gateway that a worker host shall come to. GATEWAY process, the first of several; pure.
+"""Choose a gateway for each worker host. GATEWAY process, the first of several; pure.
 
     Register at the first one -> choose: this one, or another -> Moved -> Register there
 
-The daemon tells how many links each gateway has. It hears of a new link a moment after the host was
-sent there, and a hundred hosts may register in that moment. So those on their way count, too, until
-the daemon has told of as many new links, or for ``ARRIVAL_S``.
+The daemon reports how many links each gateway has, but a new link only a moment after its host was
+sent there, and a hundred hosts may register in that moment. So hosts that were sent count, too,
+until the daemon has reported as many new links, or for ``ARRIVAL_S``.
 
-Invariant: no host is sent to a gateway that can admit none, as far as the daemon knows, or that did
-not admit it.
+Invariant: no host is sent to a gateway that rejected it, or that is full as far as the daemon
+knows.
 """
 
 from collections import defaultdict, deque
@@ -19,13 +19,13 @@ ARRIVAL_S = 5.0
 """How long a worker host counts as on its way."""
 
 
-class Placement:
-    """The links of all gateways. A single gateway is told nothing, and sends nobody away."""
+class GatewayChoice:
+    """The links of all gateways. A single gateway gets no numbers, so it always chooses itself."""
 
     def __init__(self) -> None:
         self._links: Sequence[int | None] = ()
         self._moved: defaultdict[int, deque[float]] = defaultdict(deque)
-        """By gateway: when worker hosts were sent there that have not arrived."""
+        """By gateway: when worker hosts were sent there that have not registered yet."""
 
     def tell(self, links: Sequence[int | None]) -> None:
         """Take note of how many links each gateway has; None for one that can admit none now."""
@@ -37,10 +37,10 @@ class Placement:
         self._links = links
 
     def choose(self, here: int | None, not_at: Container[int], now: float) -> int:
-        """Send the next worker host somewhere; return the gateway with the fewest links.
+        """Return the gateway with the fewest links, and count the worker host as sent there.
 
-        ``here``: the links of this gateway, None if it can admit no more. ``not_at``: gateways that
-        did not admit this host. Without any other, it is this gateway.
+        ``here``: the links of this gateway, None if it is full. ``not_at``: gateways that rejected
+        this host. If no gateway is left, it is this one.
         """
         expected = {} if here is None else {HERE: here}
         for gateway, number in enumerate(self._links):

@@ -4,9 +4,9 @@
                                                             -> difference, for a conformance order
 
 Invariant: no byte is written before all frames of an order have the length that its layout gives
-them, and no byte outside of the order's rows. No size of a varying field is beyond its room.
-Invariant: what a worker host says about its work is bounded by the order and by the time that
-passed, so that sums of it stay numbers that every message can carry.
+them, and no byte outside of the order's rows. No size of a varying field exceeds its room.
+Invariant: the numbers in a worker host's report are bounded by the order and by the time that
+passed, so their sums fit into every message.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,11 +35,11 @@ Place = tuple[Piece, ...]
 
 
 class RowsInvalid(ValueError):  # noqa: N818  named by what is wrong, as all errors here
-    """A worker host's rows or its report cannot be those of the order; the text says why."""
+    """A worker host's rows or its report do not fit the order; the text says why."""
 
 
 def places_of(layout: SlotLayout, runs: Sequence[tuple[int, int]]) -> list[Place]:
-    """Find the places of the frames of some rows: cut as if these rows followed each other."""
+    """Find the places of the frames of some rows, cut as if these rows were consecutive."""
     places: list[Place] = []
     for field in layout.fields:
         pieces: list[Piece] = []
@@ -61,12 +61,12 @@ def places_of(layout: SlotLayout, runs: Sequence[tuple[int, int]]) -> list[Place
 
 
 def length(place: Place) -> int:
-    """The bytes of a frame."""
+    """The length of a frame, in bytes."""
     return sum([end - start for start, end in place])
 
 
 def check_rows(layout: SlotLayout, count: int, places: Sequence[Place], frames: Frames) -> None:
-    """Check ``count`` rows that shall go to ``places``. Raises ``RowsInvalid``."""
+    """Check the frames of ``count`` rows against ``places``. Raises ``RowsInvalid``."""
     if len(frames) != len(places):
         raise RowsInvalid(f"{len(frames)} frames of rows came instead of {len(places)}")
     for number, (place, frame) in enumerate(zip(places, frames, strict=True)):
@@ -84,7 +84,7 @@ def check_rows(layout: SlotLayout, count: int, places: Sequence[Place], frames: 
 
 
 def check_report(filled: HostFilled, count: int, record_bytes_max: int, passed_s: float) -> None:
-    """Check what is said about ``count`` rows filled in ``passed_s``. Raises ``RowsInvalid``."""
+    """Check the report on ``count`` rows filled in ``passed_s``. Raises ``RowsInvalid``."""
     work = Work(*filled.work)
     most_us = int(2e6 * passed_s) + SLACK_US
     times = (
@@ -105,7 +105,7 @@ def check_report(filled: HostFilled, count: int, record_bytes_max: int, passed_s
 
 
 def write(memory: memoryview, places: Sequence[Place], frames: Frames) -> None:
-    """Copy checked rows into a slot."""
+    """Copy checked rows into ``memory``, a slot: uint8 ``[slot_bytes]``."""
     assert all(start >= HEADER_BYTES for place in places for start, _end in place), "the header page is the daemon's"
     for place, frame in zip(places, frames, strict=True):
         at = 0
@@ -115,7 +115,7 @@ def write(memory: memoryview, places: Sequence[Place], frames: Frames) -> None:
 
 
 def copy(memory: memoryview, places: Sequence[Place]) -> list[bytes]:
-    """Copy rows out of a slot, cut as frames."""
+    """Copy rows out of ``memory``, a slot: the bytes of each frame."""
     return [b"".join([memory[start:end] for start, end in place]) for place in places]
 
 
@@ -146,7 +146,7 @@ def _difference(field: PlacedField, rows: Rows, ours: bytes, theirs: bytes) -> s
 
 
 def _fields(layout: SlotLayout, count: int, frames: Frames) -> Iterator[tuple[PlacedField, Frames]]:
-    """Each field with its frames."""
+    """Yield each field with its frames."""
     at = 0
     for field in layout.fields:
         number = -(-count * field.row_bytes // PIECE_BYTES)
@@ -155,5 +155,5 @@ def _fields(layout: SlotLayout, count: int, frames: Frames) -> Iterator[tuple[Pl
 
 
 def _values(dtype: str, count: int, parts: Frames) -> npt.NDArray[Any]:
-    """The values of a field's rows: ``[count, values of a row]``."""
+    """The values of a field's rows, of type ``dtype``: ``[count, values of a row]``."""
     return np.frombuffer(b"".join(parts), dtype=dtype).reshape(count, -1)

@@ -3,8 +3,8 @@
     ServeStream + fd -> mapped, its digest unknown -> digested in portions -> HostServe to hosts
                                                                            -> parts, on request
 
-A large index takes seconds to digest, and hosts' rows do not wait for that. Streams over one source
-share its index, known by the inode of its memory.
+A large index takes seconds to digest, so it is digested in portions between rows of hosts. Streams
+over the same source share its index: its memory has the same inode.
 """
 
 import mmap
@@ -24,7 +24,7 @@ DIGESTED_AT_ONCE = 16 << 20
 
 
 def map_memory(descriptor: int, length: int, protection: int) -> memoryview:
-    """Map a file of the daemon and close its descriptor. Core files leave it out."""
+    """Map a memfd of the daemon (uint8 ``[length]``, not in core files); close its descriptor."""
     try:
         memory = mmap.mmap(descriptor, length, mmap.MAP_SHARED, protection)
     finally:
@@ -34,7 +34,7 @@ def map_memory(descriptor: int, length: int, protection: int) -> memoryview:
 
 
 class IndexMemory:
-    """The index of a source, mapped: the mapping ends with the last part that is sent from it."""
+    """The mapped index of a source; the mapping ends when the last part of it is sent."""
 
     def __init__(self, descriptor: int) -> None:
         """Own ``descriptor``. Raises ``OSError`` or ``ValueError``."""
@@ -47,7 +47,7 @@ class IndexMemory:
         self._done = 0
 
     def digest_some(self) -> bool:
-        """Read the next portion; true when the digest is known."""
+        """Digest the next portion; true when the digest is known."""
         self._hash.update(self.bytes[self._done : self._done + DIGESTED_AT_ONCE])
         self._done += DIGESTED_AT_ONCE
         if self._done >= len(self.bytes):
@@ -55,7 +55,7 @@ class IndexMemory:
         return bool(self.digest)
 
     def part(self, offset: int) -> memoryview:
-        """The part from ``offset`` on. Raises ``ValueError`` where none begins."""
+        """The part at ``offset``. Raises ``ValueError`` if no part begins there."""
         if offset % INDEX_PART_BYTES or offset >= len(self.bytes):
             raise ValueError(f"an index of {len(self.bytes)} bytes has no part at {offset}")
         return self.bytes[offset : offset + INDEX_PART_BYTES]
@@ -74,7 +74,7 @@ class HostStream:
     quarantined: list[int] = field(default_factory=list)
 
     def messages(self, link: int) -> Iterator[Message]:
-        """What a worker host must know of it."""
+        """Yield the messages that announce the stream to a worker host."""
         portions = [*self._quarantined_portions()] or [[]]
         yield HostServe(link, self.serve.encode(), self.index.digest, len(self.index.bytes), portions[0])
         for portion in portions[1:]:
@@ -86,14 +86,14 @@ class HostStream:
 
 
 class HostStreams:
-    """All streams by number. ``ready`` ones have a digest, so hosts can be told of them."""
+    """All streams by number. ``ready`` ones have a digest, so they can be announced to hosts."""
 
     def __init__(self) -> None:
         self._streams: dict[int, HostStream] = {}
         self._undigested: deque[IndexMemory] = deque()
 
     def add(self, message: ServeStream, descriptor: int) -> HostStream | None:
-        """Add a stream; return it if it is ready at once, since its index is known."""
+        """Add a stream; return it if its index was digested before, so it is ready at once."""
         index = IndexMemory(descriptor)
         known = next((one.index for one in self._streams.values() if one.index.inode == index.inode), None)
         if known is None:
@@ -110,13 +110,13 @@ class HostStreams:
         return stream if stream.index.digest else None
 
     def forget(self, number: int) -> None:
-        """No further order names the stream. Orders that are out keep what they need of it."""
+        """Forget a stream. Its orders in flight keep the parts of it that they need."""
         stream = self._streams.pop(number)
         if stream.index in self._undigested and stream.index not in [one.index for one in self._streams.values()]:
             self._undigested.remove(stream.index)
 
     def use_storage(self, storage: tuple[int, int, int]) -> None:
-        """Worker hosts that come later get these limits for file servers with each stream."""
+        """Send these limits for file servers to worker hosts that register from now on."""
         for stream in self._streams.values():
             stream.serve = replace(stream.serve, storage=storage)
 
@@ -127,7 +127,7 @@ class HostStreams:
         return number in self._streams
 
     def ready(self) -> list[HostStream]:
-        """The streams that hosts can be told of."""
+        """The streams that can be announced to hosts."""
         return [stream for stream in self._streams.values() if stream.index.digest]
 
     @property
@@ -136,7 +136,7 @@ class HostStreams:
         return bool(self._undigested)
 
     def digest_some(self) -> list[HostStream]:
-        """Go on with a digest; return the streams that are ready by it."""
+        """Digest the next portion of an index; return the streams that this makes ready."""
         index = self._undigested[0]
         if not index.digest_some():
             return []
@@ -144,5 +144,5 @@ class HostStreams:
         return [stream for stream in self._streams.values() if stream.index is index]
 
     def index(self, digest: str) -> IndexMemory | None:
-        """The index with this digest; None if there is none, or no more."""
+        """The index with this digest; None if no stream has it."""
         return next((one.index for one in self._streams.values() if one.index.digest == digest), None)

@@ -4,11 +4,11 @@
       main thread: report, leave                                batchd worker ADDRESS ...
       thread: start it, pass on what it prints, start it again --->
 
-The child is a program of its own, so its workers are forked where no thread of Ray runs. As a
-script this module is the first moment of that child: it asks the kernel for SIGTERM at the end of
-the actor's process, and becomes `batchd worker`, which then finishes its work and leaves.
+The child is a separate program, so its workers are forked where no thread of Ray runs. The child
+first runs this module as a script: it asks the kernel for SIGTERM at the end of the actor's
+process, then executes `batchd worker`, which finishes its work after that signal.
 
-Invariant: the worker host ends with the actor's process, however that ends; Ray starts both again.
+Invariant: the worker host ends with the actor's process, however that ends; Ray restarts both.
 Invariant: the key is in no command line, no file and no log: the child reads it from a memfd.
 """
 
@@ -27,25 +27,25 @@ from batchd import __version__, children
 from batchd.children import PIPE, STDOUT, Child, describe, die_with_parent
 
 PAUSE_S = (1.0, 30.0)
-"""Before the next start: at first, and at most after several short lives."""
+"""Pause before a restart: at first, and at most, after several short lives."""
 SHORT_LIFE_S = 60.0
 LEAVE_S = 15.0
-"""`batchd worker` has left within 10 s; after this it is killed."""
+"""`batchd worker` ends within 10 s after the signal; after this time it is killed."""
 READ_BYTES = 64 << 10
 LINE_BYTES_MAX = 4_000
 KEY_INPUT = "/proc/self/fd/0"
 """The child's standard input, a memfd with the key; batchd reads no other input."""
 RAY_PREFIX = "RAY_"
-"""Of variables of Ray, some of them secret: functions of users run below `batchd worker`."""
+"""Prefix of Ray's variables. Some are secret, and `batchd worker` runs users' functions."""
 THREAD_NAME = "batchd worker host"
 
 
 @dataclass(frozen=True, slots=True)
 class ActorOptions:
-    """What each worker host of a pool is started with.
+    """The options with which each worker host of a pool is started.
 
-    ``key``: the text of a connection file. ``key_path``: that of a file on the nodes instead.
-    ``program``: what to run in place of `batchd worker`.
+    ``key``: the text of a connection file. ``key_path``: the path of one on the nodes instead.
+    ``program``: the command to run instead of `batchd worker`.
     """
 
     address: str
@@ -58,11 +58,11 @@ class ActorOptions:
 
 
 class ActorReport(TypedDict):
-    """The state of one worker host; a plain map, as driver and actor may have other versions.
+    """The state of one worker host: a plain map, since driver and actor may differ in version.
 
     ``options``: the fields of its ``ActorOptions``. ``actor`` and ``pid``: the processes; ``pid``
-    is None between two lives. ``starts``: since the actor's own start. ``last_line``: what it
-    printed last, and ``ended``: how it ended last, for people.
+    is None while the child does not run. ``starts``: since the actor's own start. ``last_line``:
+    the last line that it printed; ``ended``: how it ended last, for people.
     """
 
     options: dict[str, Any]
@@ -75,7 +75,7 @@ class ActorReport(TypedDict):
 
 
 class HostActor:
-    """An actor of Ray: one child, started again whenever it ends."""
+    """An actor of Ray: one child, restarted whenever it ends."""
 
     def __init__(self, options: ActorOptions) -> None:
         self._options = options
@@ -84,8 +84,8 @@ class HostActor:
         self._starts = 0
         self._last_line = self._ended = ""
         self._leaves = threading.Event()
-        # The kernel sends the child's signal when the thread that has started it ends: this one
-        # lives as long as the process.
+        # The kernel sends the child its signal when the thread that started it ends, so this
+        # thread lives as long as the process.
         self._thread = threading.Thread(target=self._keep, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
@@ -104,7 +104,7 @@ class HostActor:
         }
 
     def leave(self) -> None:
-        """Have the worker host finish its work and end; it is not started again."""
+        """Have the worker host finish its work and end; do not restart it."""
         self._leaves.set()
         self._signal(signal.SIGTERM)
         self._thread.join(LEAVE_S)
@@ -117,7 +117,7 @@ class HostActor:
                 signal.pidfd_send_signal(self._child.pidfd, number)
 
     def _keep(self) -> None:
-        """Start the child again and again until it shall leave."""
+        """Start and restart the child until ``leave``."""
         pause_s = PAUSE_S[0]
         while not self._leaves.is_set():
             began_s = monotonic()
@@ -129,7 +129,7 @@ class HostActor:
             self._leaves.wait(pause_s)
 
     def _run(self) -> None:
-        """Start the child, and read what it prints until it ends. Raises ``OSError``."""
+        """Start the child, and read its output until it ends. Raises ``OSError``."""
         options = self._options
         key_path = KEY_INPUT if options.key_path is None else options.key_path
         with children.start(
@@ -146,7 +146,7 @@ class HostActor:
             with self._lock:
                 self._child = child
             try:
-                if self._leaves.is_set():  # set before there was a child to send the signal to
+                if self._leaves.is_set():  # ``leave`` came before the child could get the signal
                     self._signal(signal.SIGTERM)
                 self._pass_on(child)
             finally:
@@ -185,9 +185,9 @@ class HostActor:
 
 
 def become(actor: int, command: list[str]) -> None:
-    """In the child: end with the process ``actor``, close the key's file to others, and run."""
+    """In the child: end with the process ``actor``, protect the key's file, and run ``command``."""
     die_with_parent(signal.SIGTERM)
-    if os.getppid() != actor:  # it was gone before that
+    if os.getppid() != actor:  # it had ended before
         sys.exit(1)
     os.fchmod(sys.stdin.fileno(), 0o600)
     os.execvp(command[0], command)  # noqa: S606  the actor made it

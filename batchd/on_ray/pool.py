@@ -1,17 +1,18 @@
 """The worker hosts of one daemon, as actors of a Ray cluster. Runs in `batchd ray`, a Ray driver.
 
-    every second: the answers of the actors, and the daemon's wanted workers --> ask, or have leave
+    every second: the actors' reports, and the daemon's wanted workers --> start or stop actors
 
     absent --ask--> pending --report--> running --leave--> leaving --kill for good--> absent
                        ^                   |
                        +-- Ray restarts ---+    its process or its node has died
 
-An actor that is pending is demand enough for Ray's autoscaler. Actors are detached and named after
-the daemon, ADDRESS/NUMBER, so they stay when this process ends, and the next one finds them.
+A pending actor is the demand that Ray's autoscaler sees. Actors are detached, and their names are
+ADDRESS/NUMBER with the daemon's address: they stay when this process ends, and the next one finds
+them.
 
-Invariant: no running worker host is killed before it was told to leave, and they leave one at a
+Invariant: a running worker host is killed only after a request to leave, and they leave one at a
 time.
-Invariant: no call waits for an actor: each has one request under way, which is looked at.
+Invariant: no call blocks on an actor: each has one request in flight, which is polled.
 """
 
 import logging
@@ -36,9 +37,9 @@ NAMESPACE = "batchd"
 LOOK_S = 1.0
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
-"""For the first answers of worker hosts of a former driver; those without one are pending."""
+"""Timeout of first reports from a former driver's worker hosts; without one, a host is pending."""
 LEAVE_TIMEOUT_S = 2 * LEAVE_S
-"""For the answer of a leaving worker host: its node may have died meanwhile."""
+"""Timeout of the answer of a leaving worker host: its node may have died meanwhile."""
 START_RAY = (
     "start one with `ray start --head`, and join it with `ray start --address=HEAD:6379` on each further machine, "
     "and on this one with --num-cpus=0"
@@ -64,12 +65,12 @@ def cluster(address: str) -> Iterator[None]:
     try:
         found = canonicalize_bootstrap_address_or_die(address)
         host, _, port = found.rpartition(":")
-        # Ray itself waits for a cluster that is gone for ten minutes and more.
+        # Ray itself would wait ten minutes or more for a cluster that is gone.
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, ValueError):
         raise BatchdError(f"no Ray cluster answers at {address!r}: {START_RAY}") from None
     try:
-        # "auto" as it is: only for that does Ray use a token that it finds by itself.
+        # keep "auto": only then does Ray use a token that it finds by itself
         ray.init(
             address=address if address == "auto" else found,
             namespace=NAMESPACE,
@@ -78,7 +79,7 @@ def cluster(address: str) -> Iterator[None]:
         )
     except (RayError, RuntimeError, ValueError, OSError) as error:
         raise BatchdError(
-            f"the Ray cluster at {found} does not let this driver in: {_last_line(error)}; if the cluster has a token, "
+            f"the Ray cluster at {found} refuses this driver: {_last_line(error)}; if the cluster has a token, "
             "set RAY_AUTH_MODE=token here, too"
         ) from None
     try:
@@ -88,9 +89,9 @@ def cluster(address: str) -> Iterator[None]:
 
 
 def keep(pool: "Pool", limits: Limits, options: ActorOptions, ask: Callable[[], int | None], end: Event) -> None:
-    """Have the worker hosts follow the wanted workers, which ``ask`` gives, until ``end``.
+    """Keep as many worker hosts as are wanted until ``end`` is set or the pool is taken down.
 
-    Or until the pool is taken down. ``ask`` gives None while the daemon is away. Raises
+    ``ask`` returns the number of wanted workers, or None while the daemon is away. Raises
     ``BatchdError`` as ``look``.
     """
     count = HostCount(limits, len(pool.hosts))
@@ -129,18 +130,18 @@ class Pool:
         for name in ray.util.list_named_actors():
             pool, _, number = name.rpartition("/")
             if pool == address:
-                with suppress(ValueError):  # it has left since
+                with suppress(ValueError):  # it has left meanwhile
                     actor = ray.get_actor(name)
                     self.hosts[int(number)] = Host(actor, actor.report.remote())
 
     @property
     def pending(self) -> int:
-        """Worker hosts that Ray has not started, or starts again."""
+        """Number of worker hosts that Ray has not started yet, or is restarting."""
         return sum(host.report is None for host in self.hosts.values())
 
     @property
     def leaving(self) -> int:
-        """Worker hosts that finish their work."""
+        """Number of worker hosts that are finishing their work before they leave."""
         return sum(host.leaves is not None for host in self.hosts.values())
 
     @property
@@ -150,7 +151,7 @@ class Pool:
         return next((key for key in keys if key), None)
 
     def look(self, within_s: float = 0.0) -> None:
-        """Take the answers that have arrived, waiting for them all for so long.
+        """Process the answers that have arrived; wait up to ``within_s`` for all of them.
 
         Raises ``BatchdError`` if the cluster cannot run worker hosts.
         """
@@ -164,7 +165,7 @@ class Pool:
                 self._take(number, host)
 
     def settle(self, count: int, options: ActorOptions) -> None:
-        """Ask for ``count`` worker hosts; have one leave that is beyond, or has old options."""
+        """Ask for ``count`` worker hosts; let one leave that is surplus or has old options."""
         for number in set(range(count)) - set(self.hosts):
             self._ask(number, options)
         if not self.leaving:
@@ -175,7 +176,7 @@ class Pool:
                 self.leave(number)
 
     def take_down(self) -> None:
-        """Have all worker hosts leave at the same time. For `batchd ray down`."""
+        """Let all worker hosts leave at the same time. For `batchd ray down`."""
         self.look(ANSWER_TIMEOUT_S)
         for number in list(self.hosts):
             self.leave(number)
@@ -184,7 +185,7 @@ class Pool:
             self._end(number, host)
 
     def leave(self, number: int) -> None:
-        """Have a worker host finish its work and leave; one that is pending is not asked."""
+        """Let a worker host finish its work and leave; end a pending one at once."""
         host = self.hosts[number]
         if host.report is None:
             self._end(number, host)
@@ -200,7 +201,7 @@ class Pool:
         _log.info("worker host asked for", host=number, cpus=options.workers)
 
     def _take(self, number: int, host: Host) -> None:
-        """Note the answer of a worker host, and ask it again."""
+        """Process the report of a worker host, and request the next one."""
         before = host.report
         try:
             report = host.report = ray.get(host.answer)
@@ -224,7 +225,7 @@ class Pool:
         host.answer = host.actor.report.remote()
 
     def _is_known(self, number: int) -> bool:
-        """Whether Ray starts it again."""
+        """True if Ray restarts it."""
         try:
             ray.get_actor(f"{self.address}/{number}")
         except ValueError:

@@ -1,13 +1,13 @@
-"""How many worker hosts a pool has. Pure: no clock, no Ray.
+"""The number of worker hosts of a pool. Pure: no clock, no Ray.
 
-    wanted workers, hosts that are pending or leave, the time --follow--> worker hosts to have
+    wanted workers, pending and leaving hosts, the time --follow--> number of worker hosts
 
-Growth follows at once, but at most doubles the pool in ``DOUBLING_S``, and waits while a host is
-pending: the cluster has been asked for it and has no room yet, so more of them would help nobody.
-Hosts go one at a time, after ``IDLE_S`` in which more than ``IDLE_SHARE`` of the workers had
-nothing to do, because a new host has to fetch indexes and fill its cache.
+The pool grows at once, but at most doubles in ``DOUBLING_S``, and not while a host is pending: then
+the cluster has no room for it, so asking for more would not help. Hosts leave one at a time, after
+``IDLE_S`` in which more than ``IDLE_SHARE`` of the workers were idle, because a new host has to
+fetch indexes and fill its cache.
 
-Invariant: ``min <= hosts <= max``, but for hosts beyond ``max`` that have not left yet.
+Invariant: ``min <= hosts <= max``, except for hosts beyond ``max`` that have not left yet.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ IDLE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The least and the most worker hosts, and the workers of each."""
+    """Minimum and maximum number of worker hosts, and the number of workers of each."""
 
     min: int
     max: int
@@ -37,7 +37,7 @@ class HostCount:
         self._idle_since_s: float | None = None
 
     def follow(self, wanted: int | None, pending: int, leaving: int, now_s: float) -> int:
-        """Take the number of wanted workers into account, and return ``hosts``.
+        """Update ``hosts`` for the number of wanted workers, and return it.
 
         ``wanted``: None while the daemon is away. ``pending``: hosts without a running process.
         """
@@ -59,7 +59,7 @@ class HostCount:
             self._grown_s = now_s
 
     def _is_spare(self, needed: int, wanted: int, now_s: float) -> bool:
-        """Whether one host may go now."""
+        """True if one host may leave now."""
         if needed >= self.hosts or 1 - wanted / (self.hosts * self._limits.workers) <= IDLE_SHARE:
             self._idle_since_s = None
         elif self._idle_since_s is None:

@@ -15,7 +15,7 @@
        |  <------------------------ RemoteProved --- |   the remote worker's rows, compared
        |  -- RemoteWithdraw -----------------------> |
        |  <--------------------- RemoteWithdrawn --- |   the fence: no row of it will be written
-       |  <----------------------- RemoteSettled --- |   the worker host is done with it, too
+       |  <----------------------- RemoteSettled --- |   the worker host has finished it, too
        |  <--------------- RemoteDown, LinkDown ---- |   after their orders were removed
        |  <----------------------- LinkLeaving ----- |   no further orders for this link
        |  -- CloseLink ----------------------------> |
@@ -56,9 +56,9 @@ class GatewayFailed(Message):
 
 @message(79)
 class PoolRules(Message):
-    """What the gateway needs of the configuration. ``links_max`` and ``links_per_key`` are limits.
+    """The configuration for a gateway; ``links_max`` and ``links_per_key`` limit its links.
 
-    Each of several gateways (``gateways``) gets its part of the limits of all.
+    Of several gateways (``gateways``), each gets its part of the limits.
     """
 
     sample_timeout_s: float
@@ -69,7 +69,7 @@ class PoolRules(Message):
 
 @message(101)
 class GatewayLinks(Message):
-    """How many links each gateway has, by its number; None for one that can admit none now."""
+    """The number of links of each gateway, by its number; None for a full or absent one."""
 
     links: list[int | None]
 
@@ -90,7 +90,7 @@ class LinkUp(Message):
 
 @message(81)
 class LinkOpened(Message):
-    """The worker host of ``link`` can be given orders for ``stream``; it has not proved itself."""
+    """The worker host of ``link`` takes orders for ``stream``; its rows are not yet compared."""
 
     link: int
     stream: int
@@ -133,14 +133,14 @@ class LinkDown(Message):
 
 @message(98)
 class LinkLeaving(Message):
-    """The worker host of ``link`` ends soon: it fills what it has; ``RemoteDown`` follows."""
+    """The worker host of ``link`` ends soon: it fills its orders; ``RemoteDown`` follows."""
 
     link: int
 
 
 @message(86)
 class RemoteFill(Message):
-    """Have a remote worker fill rows into ``slot``. See ``orders.worker.FillChunk``."""
+    """Have a remote worker fill rows into ``slot``. See ``orders.worker.Chunk``."""
 
     link: int
     worker: int
@@ -154,7 +154,7 @@ class RemoteFill(Message):
 
 @message(87)
 class RemoteFilled(Message):
-    """The rows of ``order`` are in the slot. See ``orders.worker.ChunkFilled``."""
+    """The rows of ``order`` are in the slot. See ``orders.worker.ChunksFilled``."""
 
     link: int
     worker: int
@@ -166,7 +166,7 @@ class RemoteFilled(Message):
 
 @message(88)
 class RemoteProve(Message):
-    """Have a remote worker fill rows that a local worker has filled in ``slot``, and compare them."""
+    """Have a remote worker fill rows again that a local worker filled in ``slot``; compare them."""
 
     link: int
     worker: int
@@ -223,7 +223,7 @@ class RemoteWithdrawn(Message):
 
 @message(93)
 class RemoteSettled(Message):
-    """The worker host is done with an order that was withdrawn; rows that came late were dropped."""
+    """The worker host has finished an order that was withdrawn; late rows were dropped."""
 
     link: int
     worker: int
@@ -241,7 +241,7 @@ class CloseLink(Message):
 
 @message(95)
 class LinkTraffic(Message):
-    """What came over a link so far: bytes of rows, and rows that came late."""
+    """The traffic of a link so far: bytes of rows, and rows that arrived after a withdrawal."""
 
     link: int
     bytes: int

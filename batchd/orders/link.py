@@ -4,25 +4,25 @@
        |  -- Register ------------------------------> |
        |  <----------- Admitted | Moved | Rejected -- |   the link begins, or where, or why not
        |  <------------------------------ HostServe - |   each stream that may be filled elsewhere
-       |  -- AskIndex ------------------------------> |   at most ``INDEX_PARTS_AHEAD`` of each at a time
+       |  -- AskIndex ------------------------------> |   ``INDEX_PARTS_AHEAD`` of each at a time
        |  <------------------ IndexPart + 1 frame --- |   unless the host has the index, by digest
-       |  -- Opened | CannotOpen -------------------> |
+       |  -- HostOpened | CannotOpen ---------------> |
        |  -- WorkerUp ------------------------------> |   a worker takes orders
        |  <------------------------------ HostFill -- |   at most ``ORDERS_MAX`` at a worker
        |  -- HostFilled + frames: the rows ---------> |   or WorkerDown, if the worker died
-       |  <-------------------------- HostWithdraw -- |   the order's rows are not wanted any more
-       |  -- HostFilled, without frames ------------> |   if it was withdrawn before its turn
+       |  <-------------------------- HostWithdraw -- |   the rows of an order are not needed
+       |  -- HostFilled, without frames ------------> |   if it was withdrawn before it was begun
        |  <- HostQuarantine, HostForget ------------- |
        |  <- HostStorage, HostLimits ---------------- |
-       |  -- Leaving -------------------------------> |   no further orders; what it has, it fills
-       |  <--------------------------- LinkClosed --- |   the end of the link, and why
+       |  -- Leaving -------------------------------> |   no further orders; it fills those it has
+       |  <--------------------------- LinkClosed --- |   the end of the link, and the reason
 
 A daemon may have several gateways. A worker host always registers with the first one, which may
 send it to another (``Moved``). If it is not admitted there, it registers with the first one again,
 and names the other one (``not_at``).
 
-Every message names its link, so a side that was taken for dead learns so. ``link`` numbers are
-never used twice by a daemon. A worker's number is the worker host's own.
+Every message names its link, so a side whose link the other one has ended learns it. A daemon never
+uses a ``link`` number twice. The worker host numbers its workers.
 
 The rows of an order travel as frames behind ``HostFilled``, cut as ``batchd_wire.tcp.pieces`` cuts
 rows of a slot: field after field, each in pieces of 1 MiB, as if the rows followed each other.
@@ -65,7 +65,7 @@ class Register(Message):
 
 @message(62)
 class Admitted(Message):
-    """The link begins. ``sample_timeout_s``: a worker that takes longer for one sample is killed."""
+    """The link begins. The worker host kills a worker whose sample takes ``sample_timeout_s``."""
 
     link: int
     sample_timeout_s: float
@@ -73,7 +73,7 @@ class Admitted(Message):
 
 @message(63)
 class Rejected(Message):
-    """There is no link. ``error`` is an ``ErrorCode``; ``is_final``: trying again is of no use."""
+    """There is no link. ``error`` is an ``ErrorCode``; ``is_final``: a retry cannot help."""
 
     error: int
     text: str
@@ -82,18 +82,18 @@ class Rejected(Message):
 
 @message(100)
 class Moved(Message):
-    """There is no link here. Register with ``gateway``: the port of the address plus this number."""
+    """There is no link here. Register with ``gateway``: add this number to the address's port."""
 
     gateway: int
 
 
 @message(64)
 class HostServe(Message):
-    """A stream that the worker host may get orders for.
+    """A stream for which the worker host may get orders.
 
-    ``serve`` is a whole ``orders.worker.ServeStream`` as it is encoded. Its index is named by the
-    ``digest`` of all its bytes (SHA-256, 64 hexadecimal digits) and has ``index_bytes``.
-    ``quarantined``: samples that are bad without decoding them.
+    ``serve`` is a whole encoded ``orders.worker.ServeStream``. Its index has ``index_bytes``;
+    ``digest`` is the SHA-256 of them, in 64 hexadecimal digits. ``quarantined``: samples to treat
+    as bad without decoding them.
     """
 
     link: int
@@ -105,7 +105,7 @@ class HostServe(Message):
 
 @message(65)
 class AskIndex(Message):
-    """Ask for ``INDEX_PART_BYTES`` of an index, from byte ``offset`` on; the last part is shorter."""
+    """Request ``INDEX_PART_BYTES`` of an index from byte ``offset``; the last part is shorter."""
 
     link: int
     digest: str
@@ -122,7 +122,7 @@ class IndexPart(Message):
 
 
 @message(67)
-class Opened(Message):
+class HostOpened(Message):
     """The worker host takes orders for ``stream``."""
 
     link: int
@@ -131,7 +131,7 @@ class Opened(Message):
 
 @message(68)
 class CannotOpen(Message):
-    """The worker host cannot fill ``stream``, for ``reason``; its other streams go on."""
+    """The worker host cannot fill ``stream``, for ``reason``; other streams continue."""
 
     link: int
     stream: int
@@ -174,7 +174,7 @@ class HostFill(Message):
 
 @message(72)
 class HostWithdraw(Message):
-    """The rows of ``order`` are not wanted any more. ``HostFilled`` still says when it is over."""
+    """The rows of ``order`` are not needed any more. ``HostFilled`` still reports its end."""
 
     link: int
     worker: int
@@ -185,7 +185,7 @@ class HostWithdraw(Message):
 class HostFilled(Message):
     """``order`` is over. Travels with its rows as frames; with none if it was withdrawn.
 
-    ``work``, ``bad`` and ``hopeless`` are as in ``orders.worker.ChunkFilled``.
+    ``work``, ``bad`` and ``hopeless`` are as in ``orders.worker.ChunksFilled``.
     """
 
     link: int
@@ -231,21 +231,21 @@ class HostLimits(Message):
 
 @message(77)
 class Leaving(Message):
-    """The worker host ends soon: it fills the orders that it has, and takes no more."""
+    """The worker host ends soon: it fills its orders and takes no further ones."""
 
     link: int
 
 
 @message(78)
 class LinkClosed(Message):
-    """The link has ended, for ``reason``. ``is_final``: to register again is of no use."""
+    """The link has ended, for ``reason``. ``is_final``: registering again cannot help."""
 
     link: int
     reason: str
     is_final: bool
 
 
-TO_GATEWAY_FROM_HOST = Vocabulary(Register, AskIndex, Opened, CannotOpen, WorkerUp, WorkerDown, HostFilled, Leaving)
+TO_GATEWAY_FROM_HOST = Vocabulary(Register, AskIndex, HostOpened, CannotOpen, WorkerUp, WorkerDown, HostFilled, Leaving)
 TO_HOST = Vocabulary(
     Admitted,
     Moved,

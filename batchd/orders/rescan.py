@@ -28,7 +28,7 @@ class ConfigRead(Message):
 class ScanProgressed(Message):
     """``found`` samples of the stream ``name`` so far; no name while no source is scanned.
 
-    ``patience_s``: after so many seconds without another message the process hangs.
+    ``patience_s``: if no message follows within so many seconds, the process hangs.
     """
 
     name: str

@@ -3,8 +3,8 @@
     rows of a batch   0 1 2 3 4 5 6 7 8 9        runs   [(1, 2), (5, 1), (7, 3)]
     ordered             * *     *   * * *
 
-Rows are the numbers of rows of one batch, ascending: a ``range``, if they follow each other, or a
-tuple. A message has them as runs: (first row, rows) of each stretch without a gap.
+Rows are row numbers of one batch, ascending: a ``range`` if they are consecutive, else a tuple. A
+message has them as runs: (first row, number of rows) of each stretch without a gap.
 """
 
 from collections.abc import Sequence

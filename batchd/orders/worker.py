@@ -10,7 +10,7 @@ They travel over private socket pairs:
        |  <-----------------------------------------  |   StreamMeasured
        |  -- UseSlot (+ fd, read and write) --------->  |   once per slot, before its first order
        |  -- FillChunks ----------------------------->  |   two chunks at a time, or many small ones
-       |  <-----------------------------------------  |   ChunksFilled: all of them, or some at a time
+       |  <-----------------------------------------  |   ChunksFilled: all or some of them
        |  -- Quarantine ----------------------------->  |
        |  -- ForgetSlots, ForgetStream, UseStorage ---> |   after a reload of the configuration
        |                 end of file, either way: the other side is gone
@@ -26,7 +26,7 @@ They travel over private socket pairs:
 Next to the channel each worker owns one small note in shared memory (its fd is inherited): the
 order it works on, the current row, and the sample that it decodes for the row (another sample than
 the row's own if that one is bad). The worker is its only writer. The daemon reads it when a worker
-is stuck or dead, to find out the sample.
+is stuck or dead, to learn which sample it was decoding.
 
     0                8               16              24
     +----------------+---------------+---------------+
@@ -42,7 +42,7 @@ from batchd_wire.codec import Message, Vocabulary, message
 NOTE = Struct("<QQQ")
 NOTE_BYTES = 4096
 MANY_ROWS = 1 << 32
-"""Added to ``row + 1`` while rows from there on are made at once: no sample of them is suspected."""
+"""Added to ``row + 1`` while several rows are made at once: none of their samples is suspected."""
 assert NOTE.size == 24  # noqa: PLR2004  as drawn above
 
 OUT_OF_MEMORY_STATUS = 12
@@ -61,11 +61,11 @@ class SampleRecipe(NamedTuple):
 
     ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: the columns
     of the source's samples, as (name, type as in the configuration). The first ``cut`` steps make
-    the content of a cache of decoded samples, 0 for any other. ``record_bytes_max``: the longest
-    record of the source; a longer one is a bad sample. ``cropped``: the fields of whose files a cache
-    keeps the access points, each with its most bytes. ``files``: the files that steps read, as
-    (path, SHA-256 of the content that the daemon read). ``modules``: the same of the modules of the user's
-    functions, by name, and ``python_path``: the folders that are searched for them first.
+    the content of a cache of decoded samples, 0 for any other. ``record_bytes_max``: a longer
+    record of the source is a bad sample. ``cropped``: the fields for whose files a cache keeps
+    access points, each with its maximum size in bytes. ``files``: the files that steps read, as
+    (path, SHA-256 of the content that the daemon read). ``modules``: the modules of users'
+    functions, as (name, SHA-256); ``python_path``: the folders that are searched for them first.
     """
 
     seed: int
@@ -82,13 +82,12 @@ class SampleRecipe(NamedTuple):
 
 @message(31)
 class ServeStream(Message):
-    """Everything a worker must know of a stream. Travels with the source's index, read-only.
+    """All facts about a stream that a worker needs. Travels with the source's index, read-only.
 
-    For a live stream there is a second descriptor: the mailbox for its samples, read-only. If
-    ``cache`` is not "off" there are two more, to read and write: the cache, and its claims; or
-    three, for one on disk: its index, its notes, its file. ``cache`` names its content: "points" of
-    JPEGs, "encoded" or "seekable" values of the source, or, "decoded", the result of the first
-    steps.
+    A live stream has a second descriptor: the mailbox for its samples, read-only. If ``cache`` is
+    not "off", two more follow, to read and write: the cache and its claims; or, on disk, three: its
+    index, its notes, its file. ``cache`` names its content: "points" of JPEGs, "encoded" or
+    "seekable" values of the source, their "pixels", or "decoded", the result of the first steps.
 
     ``layout`` is a ``SlotLayout``. ``storage``: limits for file servers, as (ms without data,
     number of retries, ms per sample).
@@ -132,7 +131,7 @@ class Chunk(NamedTuple):
 class FillChunks(Message):
     """Fill ``chunks`` of ``stream``, in this order.
 
-    ``is_packed``: rows go to the first ones of their slot, one behind the other; a worker host's
+    ``is_packed``: write the rows to the first rows of the slot, consecutively: a worker host's
     memory has only these rows.
     """
 
@@ -142,14 +141,15 @@ class FillChunks(Message):
 
 
 class Work(NamedTuple):
-    """Where a worker's time went in one chunk, or in some that it filled one after the other.
+    """A worker's time in one chunk, or in several consecutive ones, in microseconds.
 
-    ``busy_us``: without the ``waited_us`` for servers of files. ``cpu_us`` of it on a CPU,
-    ``read_cpu_us`` of that for reading; ``cpu_wait_us``: ready without a CPU, None where the kernel
-    does not say. ``parts_us``: in the order of ``StreamMeasured.parts``. ``read_bytes``: of encoded
-    samples. ``usual_us``: half of the worker's samples take less. ``slow_rows`` took several times
-    as long, ``slow_us`` together; ``slow``: the slowest as (sample index, path, us).
-    ``cache_hits`` samples were in the stream's cache, ``cache_misses`` were not.
+    ``busy_us`` excludes the ``waited_us`` for file servers. ``cpu_us`` of it was on a CPU, and
+    ``read_cpu_us`` of that was spent reading; in ``cpu_wait_us`` the worker was runnable without a
+    CPU (None if the kernel does not report it). ``parts_us`` is in the order of
+    ``StreamMeasured.parts``. ``read_bytes``: bytes of encoded samples. ``usual_us``: the median
+    time of the worker's samples. ``slow_rows`` took several times as long, ``slow_us`` together;
+    ``slow``: the slowest as (sample index, path, us). ``cache_hits`` samples were in the stream's
+    cache, ``cache_misses`` were not.
     """
 
     busy_us: int
@@ -174,8 +174,8 @@ NO_WORK = Work(0, 0, 0, 0, 0, [], 0, 0, 0, 0, [], 0, 0)
 class ChunksFilled(Message):
     """The rows of ``orders``, of one stream, are in their slots. ``work``: see ``Work``.
 
-    ``bad``: (sample index, path, reason) of bad samples. ``hopeless``, unless empty, says why a row
-    could not be filled with anything that the stream's policy allows.
+    ``bad``: (sample index, path, reason) of bad samples. ``hopeless``, unless empty: the reason why
+    the stream's policy left a row without a sample.
     """
 
     orders: list[int]
@@ -194,7 +194,7 @@ class StreamMeasured(Message):
 
 @message(36)
 class Quarantine(Message):
-    """These samples, too, killed workers: treat them as bad, without decoding them."""
+    """Further samples that killed workers: treat them as bad, without decoding them."""
 
     stream: int
     samples: list[int]
@@ -202,7 +202,7 @@ class Quarantine(Message):
 
 @message(37)
 class ForgetStream(Message):
-    """No further order names the stream: close its files."""
+    """No further order will name the stream: close its files."""
 
     stream: int
 
@@ -227,20 +227,20 @@ CHUNK_ROWS_MAX = 256
 CHUNKS_AT_ONCE = 32
 """Chunks in one ``FillChunks``, so that it fits into one message."""
 REPORT_AFTER_S = 0.005
-"""A worker that has worked so long since its last report reports the chunks that are filled."""
+"""Time of work after which a worker reports the chunks that it has filled so far."""
 QUARANTINED_AT_ONCE = 1_024
 """Samples in one ``Quarantine``; a stream that has more gets several."""
 READ_PART = "read"
 KEEP_PART = "cache"
 BAD_PART = "bad samples"
-"""Parts in ``StreamMeasured`` that are no steps: writing to a cache; all time of bad samples."""
+"""Parts in ``StreamMeasured`` beside the steps: reading, writing to a cache, and bad samples."""
 LONG_REASON_BYTES_MAX = 1500
 LONG_REASONS_MAX = 4
-"""Only so many bad samples of a chunk may have a longer reason, such as a traceback."""
+"""Number of bad samples of a chunk that may have a longer reason, such as a traceback."""
 SLOW_LISTED_MAX = 4
 """Number of slow samples of a chunk that are listed."""
 HOPELESS_BYTES_MAX = 2000
-"""So that even a chunk of nothing but bad samples fits into one message."""
+"""Small enough for a chunk of bad samples alone to fit into one message."""
 
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled)
@@ -255,7 +255,7 @@ class Fork(Message):
 
 @message(58)
 class Reap(Message):
-    """The worker with process id ``pid`` has ended, and all is known of it: let it go."""
+    """The worker with process id ``pid`` has ended, and its pidfd was read: reap it."""
 
     pid: int
 
@@ -270,7 +270,7 @@ class Forked(Message):
 
 @message(60)
 class NotForked(Message):
-    """``worker`` was not started, for the kernel's ``reason``: no memory, or too many processes."""
+    """``worker`` was not started, for the kernel's ``reason`` (no memory, too many processes)."""
 
     worker: int
     reason: str

@@ -1,13 +1,12 @@
-"""The access points of one sample's JPEGs, on their way between a cache and the decoder. Workers.
+"""The access points of one sample's JPEGs, between a cache and the decoder. Workers.
 
 An access point is a place in a file at which decoding can begin (``pipeline/_jpeg_scan.h``). A
-cache keeps the record of a file's points beside its sample, or without it.
+cache keeps the record of a file's points with the sample or alone.
 
     cache --known--> decoder --found--> cache
 
-Invariant: a record is about the very bytes that it was made of, as far as a crop reads, and the
-decoder checks that, so it does not matter which file the cache has it of. A file without points has
-a record, too: its length.
+Invariant: the decoder checks that a record was made from the bytes that a crop reads, so a record of
+another file does no harm. A file without points has a record, too: its length.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,15 +40,15 @@ class FileHead(NamedTuple):
 
 
 class AccessPoints:
-    """Records of the sample that is made now, by field. Belongs to one stream of one worker.
+    """Records of the current sample, by field. Belongs to one stream of one worker.
 
-    ``fields``: those whose files are decoded for a crop.
+    ``fields``: the fields whose files are decoded for a crop.
     """
 
     def __init__(self, fields: Iterable[str]) -> None:
         self.fields = frozenset(fields)
         self.known = _NONE
-        """Records that the cache has."""
+        """Records from the cache."""
         self.found: dict[str, bytes] = {}
         """Records that decoding this sample has made."""
         self.heads: dict[str, FileHead] = {}
@@ -59,12 +58,12 @@ class AccessPoints:
         self._is_kept = False
 
     def begin(self, known: Mapping[str, memoryview | bytes] = _NONE, *, is_kept: bool) -> None:
-        """Begin a sample. ``is_kept``: the cache has room for what is found."""
+        """Begin a sample. ``is_kept``: the cache has room for new records."""
         self.known = known
         self.found.clear()
         self.heads.clear()
         self._is_kept = is_kept
 
     def are_wanted(self, field: str) -> bool:
-        """True if a file without a record is to be walked for one."""
+        """True if a file without a record should be walked for one."""
         return self._is_kept and field not in self.found

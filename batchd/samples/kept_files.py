@@ -1,6 +1,6 @@
-"""What a cache keeps of one sample's files, on its way between the cache and the decoder. Workers.
+"""One sample's files between the cache and the decoder: their pixels or access points. Workers.
 
-Of a file that is decoded it keeps all pixels, or access points (``samples.access_points``).
+A cache keeps all pixels of a decoded file, or its access points (``samples.access_points``).
 
     first   cache --is there room?--> decoder --found--> cache
     later   cache --a ``DecodedFile`` instead of the bytes--> decoder
@@ -34,11 +34,11 @@ class DecodedFile(NamedTuple):
     reread: Callable[[], memoryview]
 
     def file(self) -> memoryview:
-        """The bytes of the file. Raises ``SampleUnreadable`` if it is another one by now."""
+        """The file, uint8 ``[file_bytes]``. Raises ``SampleUnreadable`` if its length has changed."""
         data = self.reread()
         if len(data) != self.file_bytes:
             raise SampleUnreadable(
-                f"the file has {len(data)} bytes, and had {self.file_bytes} when its pixels were cached; restart the daemon"
+                f"the file has {len(data)} bytes, but had {self.file_bytes} when its pixels were cached; restart the daemon"
             )
         return data
 
@@ -60,7 +60,7 @@ class PartUnfit(Exception):  # noqa: N818  names what is wrong
 
 
 class DecodedFiles:
-    """Which files of the sample that is made now are kept as pixels. Of one stream of one worker."""
+    """The files of the current sample that are kept as pixels. For one stream of one worker."""
 
     def __init__(self, fields: Iterable[str]) -> None:
         """``fields``: those that only a ``decode`` step reads."""
@@ -70,19 +70,19 @@ class DecodedFiles:
         self._has_room: Callable[[int], bool] | None = None
 
     def begin(self, has_room: Callable[[int], bool] | None = None) -> None:
-        """Begin a sample. ``has_room``: whether the cache takes so many bytes; None: it has it."""
+        """Begin a sample. ``has_room``: whether the cache has room for so many bytes, or None."""
         self.found.clear()
         self._has_room = has_room
 
     def are_wanted(self, field: str, size: int) -> bool:
-        """True if a file of ``size`` bytes of pixels is to be decoded whole."""
+        """True if a file with ``size`` bytes of pixels should be decoded whole."""
         return field in self.fields and self._has_room is not None and self._has_room(size)
 
 
 class KeptFiles:
-    """What is known and found of the sample that is made now. Belongs to one stream of one worker."""
+    """Access points and pixels of the current sample. Belongs to one stream of one worker."""
 
     def __init__(self, points: Iterable[str] = (), decoded: Iterable[str] = ()) -> None:
-        """The fields of whose files a cache keeps access points, or pixels."""
+        """``points``, ``decoded``: the fields for whose files a cache keeps points, or pixels."""
         self.points = AccessPoints(points)
         self.decoded = DecodedFiles(decoded)

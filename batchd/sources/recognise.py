@@ -1,14 +1,14 @@
-"""Recognise data: the kind of source that reads the files of a place, and its options. CLI.
+"""Recognise data: find the kind of source that reads the files of a place, and its options. CLI.
 
-    place -- find_files --> FoundFiles -- each kind with such files --> Recognised, by the most files
+    place -- find_files --> FoundFiles -- each kind with such files --> Recognised: the most files
 
-A kind says by which ``endings`` it knows its files (``SourceOptions.endings``); ``recognise.py`` in
-its folder looks into some of them and returns the source that reads them. Files of other kinds are
-left out, and reported. Where names say which part of a data set a file belongs to ("train",
-"test"), the source is the training part.
+A kind has the ``endings`` of its files (``SourceOptions.endings``); ``recognise.py`` in its folder
+looks into some of the files and returns the source that reads them. Files of other kinds are left
+out, and reported. If names show which part of a data set a file belongs to ("train", "test"), the
+source is the training part.
 
-Invariant: what a recogniser declares was found in the data; at most the first records of the first
-file are read.
+Invariant: a recogniser declares only fields that it found in the data; it reads at most the first
+records of the first file.
 """
 
 import os
@@ -34,9 +34,9 @@ from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
 LOOKED_AT = 32
-"""Records of a file that a recogniser reads."""
+"""Number of records of a file that a recogniser reads."""
 NUMBERED = "-00000-of-00001"
-"""The ending of a file that is called like train-00003-of-00016, without another ending."""
+"""Stands for the ending of a name like train-00003-of-00016, which has no other ending."""
 PACKED = {
     ".zip": "unzip FILE",
     ".gz": "gunzip FILE",
@@ -46,30 +46,30 @@ PACKED = {
     ".zst": "unzstd FILE",
     ".7z": "7z x FILE",
 }
-"""Endings of what has to be unpacked, and how."""
+"""Endings of files that have to be unpacked, and the commands."""
 _NUMBERS = re.compile(rb"-\d+-of-\d+$")
 _WILD = re.compile(r"[*?\[{]")
 _TRAINING = {"train", "training"}
 _PARTS = {*_TRAINING, "val", "valid", "validation", "test", "testing", "dev", "eval"}
 _WORD = re.compile(rb"[A-Za-z]+")
 _LABELS = ("label", "labels", "class", "class_id", "category", "category_id", "target", "fine_label", "y", "cls")
-"""Names of whole numbers that are labels, the likeliest first."""
+"""Names of integer fields that are labels, the likeliest first."""
 _NAMES_SHOWN, _ENDINGS_SHOWN = 3, 6
 
 
-class Finding(NamedTuple):
-    """The result: a source, what it leaves out, and all files of the place."""
+class FoundSource(NamedTuple):
+    """The result: a source, all files of the place, and the files that the source leaves out."""
 
     recognised: Recognised
     files: FoundFiles
     left_out: Sequence[bytes]
 
 
-def recognise(path: Path, survey: Survey) -> Finding:
+def recognise(path: Path, survey: Survey) -> FoundSource:
     """Find the source that reads the most files of a place. Raises ``SourceInvalid``."""
     files = find_files(path, survey)
     if not files.names:
-        raise SourceInvalid(f"{path} holds no files")
+        raise SourceInvalid(f"{path} has no files")
     found: list[Recognised] = []
     refused: list[tuple[int, SourceInvalid]] = []
     for kind in SOURCE_KINDS.values():
@@ -78,28 +78,28 @@ def recognise(path: Path, survey: Survey) -> Finding:
             continue
         try:
             found.append(recogniser_of(kind)(files, survey))
-        except (SourceInvalid, ValueError) as error:  # options that cannot be, such as a URL
+        except (SourceInvalid, ValueError) as error:  # invalid options, such as a URL
             refused.append((len(names), SourceInvalid(str(error))))
     best = max(found, key=lambda one: len(one.names), default=None)
     if best is None:
         raise max(refused, key=lambda one: one[0])[1] if refused else _unknown(path, files)
     used = set(best.names)
-    return Finding(best, files, [name for name in files.names if name not in used])
+    return FoundSource(best, files, [name for name in files.names if name not in used])
 
 
 def readable_endings() -> list[str]:
-    """What batchd recognises: a line for each kind with its endings."""
+    """A line for each kind that batchd recognises, with its endings."""
     return [f"{name}: {' '.join(kind.endings)}" for name, kind in SOURCE_KINDS.items() if kind.endings]
 
 
 def _unknown(path: Path, files: FoundFiles) -> SourceInvalid:
-    """The error for files of which no kind reads any."""
-    lines = [f"{path} holds nothing that batchd recognises, but {endings_text(files.names)}"]
+    """The error for a place without any file that a kind reads."""
+    lines = [f"{path} has no files that batchd recognises, but {endings_text(files.names)}"]
     advice = {PACKED[ending] for ending in map(ending_of, files.names) if ending in PACKED}
     lines += [f"unpack it first: {text}" for text in sorted(advice)]
     lines += ["batchd recognises", *(f"  {line}" for line in readable_endings())]
     lines.append(
-        "binary records are for a source of type raw, and all else for one of type python: `batchd config` has examples"
+        "read binary records with a source of type raw, and other files with type python: `batchd config` has examples"
     )
     return SourceInvalid("\n".join(lines))
 
@@ -108,7 +108,7 @@ def _unknown(path: Path, files: FoundFiles) -> SourceInvalid:
 
 
 def find_files(path: Path, survey: Survey) -> FoundFiles:
-    """The files of a folder, of a pattern such as ``train-{000..123}.tar``, or one file.
+    """Find the files of a folder, or of a pattern such as ``train-{000..123}.tar``, or one file.
 
     Raises ``SourceInvalid``.
     """
@@ -139,7 +139,7 @@ def find_files(path: Path, survey: Survey) -> FoundFiles:
 
 
 def _files_below(folder: Path, survey: Survey) -> FoundFiles:
-    """All files of a folder. Raises ``SourceInvalid``."""
+    """Find all files below a folder. Raises ``SourceInvalid``."""
     top = os.fsencode(folder)
     count = Counter[str]()
 
@@ -155,12 +155,12 @@ def _files_below(folder: Path, survey: Survey) -> FoundFiles:
 
 
 def of_kind(files: FoundFiles, kind: type[SourceOptions]) -> list[bytes]:
-    """The files that end like those of a kind."""
+    """The files with an ending of this kind."""
     return [name for name in files.names if ending_of(name) in kind.endings]
 
 
 def ending_of(name: bytes) -> str:
-    """The ending of a file's name, with its dot, in lower case; numbers of a shard do not count."""
+    """The ending of a file's name with its dot, in lower case, without the numbers of a shard."""
     last = name.rpartition(b"/")[2]
     bare = _NUMBERS.sub(b"", last)
     _stem, dot, ending = bare.rpartition(b".")
@@ -174,7 +174,7 @@ def _is_known(name: bytes) -> bool:
 
 
 def endings_text(names: Sequence[bytes]) -> str:
-    """How many files have which ending, with some names: "2 .md (a.md, b.md), 1 .txt (c.txt)"."""
+    """The number of files by ending, with some names: "2 .md (a.md, b.md), 1 .txt (c.txt)"."""
     by_ending: dict[str, list[bytes]] = {}
     for name in names:
         by_ending.setdefault(ending_of(name), []).append(name)
@@ -206,7 +206,7 @@ def patterns_of(files: FoundFiles, names: Sequence[bytes]) -> tuple[str, ...]:
                 return (text,)
     if len(names) > LOOKED_AT:
         raise SourceInvalid(
-            f"{files.root}: no simple pattern is for {endings_text(names)} alone; name them: batchd init 'FOLDER/PATTERN'"
+            f"{files.root}: no simple pattern selects only {endings_text(names)}; name one: batchd init 'FOLDER/PATTERN'"
         )
     return tuple(readable(name) for name in names)
 
@@ -220,7 +220,7 @@ def _selects(text: str, names: Sequence[bytes], wanted: Sequence[bytes]) -> bool
 
 
 def training_folder(names: Sequence[bytes]) -> tuple[bytes, str]:
-    """("train", a note) if all folders at the top are parts of a data set; ("", "") if not."""
+    """(The training folder, a note) if all top folders are parts of a data set; else ("", "")."""
     tops = sorted({name.partition(b"/")[0] for name in names if b"/" in name})
     training = [top for top in tops if readable(top).lower() in _TRAINING]
     if len(training) != 1 or any(readable(top).lower() not in _PARTS for top in tops):
@@ -231,7 +231,7 @@ def training_folder(names: Sequence[bytes]) -> tuple[bytes, str]:
 
 
 def training_part(names: Sequence[bytes]) -> tuple[list[bytes], tuple[str, ...]]:
-    """The files, or other names, of the training part, and a note; all if names tell no parts."""
+    """The names of the training part, and a note; all names if they show no parts."""
     parts: dict[str, list[bytes]] = {}
     for name in names:
         words = [word.decode().lower() for word in _WORD.findall(name)]
@@ -247,7 +247,7 @@ def training_part(names: Sequence[bytes]) -> tuple[list[bytes], tuple[str, ...]]
 
 
 def type_of(values: Sequence[object]) -> str | None:
-    """The type that all of these values have, as users write it; None if they have none."""
+    """The common type of the values, as users write it; None if there is none."""
     kinds = {type(value) for value in values}
     if kinds == {bool}:
         return "bool"
@@ -280,16 +280,16 @@ def _type_of_bytes(values: Sequence[bytes]) -> str:
 
 
 class NamedFields(NamedTuple):
-    """The options ``fields`` and ``names`` of a source."""
+    """Values of the options ``fields`` and ``names`` of a source."""
 
     fields: dict[str, str]
     names: dict[str, str]
 
 
 def named_fields(types: Mapping[str, str], label: str | None = None) -> NamedFields:
-    """Name fields after what the data calls them: the image ``image``, the label ``label``.
+    """Name the fields as the data does, but the image ``image`` and the label ``label``.
 
-    ``label``: what the data calls it, if it says so.
+    ``label``: the label's name in the data, if the data declares one.
     """
     images = [title for title, text in types.items() if text == "image"]
     image = images[0] if images and "image" not in types else None
@@ -307,19 +307,19 @@ def named_fields(types: Mapping[str, str], label: str | None = None) -> NamedFie
 
 
 def label_in(types: Mapping[str, str]) -> str | None:
-    """The whole number that is a label, by its name; None if there is none."""
+    """The name of the integer field that is probably the label; None if there is none."""
     whole = [title for title, text in types.items() if text.startswith(("int", "uint")) and "[" not in text]
     last_words = {re.split(r"[/.:]", title)[-1].lower(): title for title in reversed(whole)}
     return next((last_words[word] for word in _LABELS if word in last_words), None)
 
 
 def field_name(title: str) -> str:
-    """A name of a field that is like ``title``."""
+    """A valid name of a field, made from ``title``."""
     name = re.sub(r"[^A-Za-z0-9_]+", "_", title).strip("_")[:60] or "field"
     return f"{name}_" if name in ("index", "valid") else f"_{name}" if name[0].isdigit() else name
 
 
 def left_out_note(what: str, titles: Sequence[str]) -> tuple[str, ...]:
-    """A note about what is not read; none if there is nothing."""
+    """A note that names the ``titles`` that are left out; empty without titles."""
     more = ", …" if len(titles) > _ENDINGS_SHOWN else ""
     return (f"{counted(len(titles), what)} left out: {', '.join(titles[:_ENDINGS_SHOWN])}{more}",) if titles else ()

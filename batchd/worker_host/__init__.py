@@ -4,6 +4,6 @@ host        the program: one loop round everything below
 connection  the DEALER to a gateway: pauses, keys, and the ends of connections
 workers     worker processes and their orders, as the daemon has them
 scratch     the memory into which workers fill rows, and from which ZeroMQ sends them
-streams     what the daemon serves, with the paths and the caches of this host
+streams     the daemon's streams, with the paths and the caches of this host
 indexes     indexes of sources, received once and kept by digest
 """

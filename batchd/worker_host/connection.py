@@ -7,14 +7,13 @@
                   +--- another gateway ----+--- Moved
 
 Each registration begins at the address that the user gave. The gateway there may send this host to
-another one of the same daemon; if that does not admit it, it goes back to the first one.
+another one of the same daemon; if that one does not admit it, it returns to the first one.
 
-Each connection has a socket of its own, so nothing that was sent for one link reaches the next.
-ZeroMQ's monitor reports handshakes and ends; heartbeats end a connection to a host that has gone
-silent.
+Each connection has its own socket, so nothing that was sent for one link reaches the next. ZeroMQ's
+monitor reports handshakes and ends; heartbeats end a connection to a silent host.
 
-Invariant: pauses grow until a link lasts. ``GatewayLost`` is raised if none has done
-so for ``give_up_s``; that and every other error here ends the program.
+Invariant: pauses grow until a link lasts. If there is no link for ``give_up_s``,
+``DaemonUnreachable`` is raised; every error here ends the program.
 """
 
 import socket
@@ -41,20 +40,20 @@ FIRST = 0
 """The gateway at the address that the user gave."""
 PORT_MAX = 65_535
 ANSWER_TIMEOUT_S = 15.0
-"""For a handshake and the answer to ``Register``; a host that is down sends nothing."""
+"""Timeout of a handshake and of the answer to ``Register``: a host that is down sends nothing."""
 MESSAGES_AT_ONCE = 64
 """Messages read in one round of the loop."""
 PUT_OFF_STATUS = 500
 """Status of the gateway's authenticator if a retry may help (RFC 27)."""
 KEY_REFUSALS = 2
-"""So many handshakes in a row that refuse the key end the program."""
+"""Number of consecutive handshakes that refuse the key after which the program ends."""
 LAST_WORDS_MS = 1_000
-"""How long the last messages may take after the last row was sent."""
+"""Time for the last messages after the last row was sent."""
 
 _log = structlog.get_logger()
 
 NOBODY_THERE = "nothing listens there, or it cannot be reached: the daemon needs worker_address = in [daemon]"
-SILENCE = "no answer: the host is down, or a firewall drops what is sent to it"
+SILENCE = "no answer: the host is down, or a firewall drops the packets"
 LOST = "the connection was lost"
 FAILED_WITH_KEY = "the handshake failed: the key is for another daemon, or that daemon has no keys"
 FAILED_WITHOUT_KEY = "the handshake failed: the daemon probably requires a key (--key FILE)"
@@ -68,7 +67,7 @@ _ENDINGS = _UNREACHABLE | {
 
 
 class GatewayAddress(NamedTuple):
-    """Where the gateway is. Without a ``key``, connections are not encrypted."""
+    """The address of the gateway. Without a ``key``, connections are not encrypted."""
 
     address: TcpAddress
     key: ConnectionKey | None
@@ -99,12 +98,12 @@ class GatewayConnection:
         self._gateway = FIRST
         """The gateway of the present connection, or of the next one."""
         self._not_at: list[int] = []
-        """Gateways that did not admit this host since its last link."""
+        """Gateways that have rejected this host since its last link."""
         self._changed_s = monotonic()
         """When the present link began, or the last one ended."""
         self._pause_s = PAUSE_FIRST_S
         self._due_s = self._changed_s
-        """Without a socket: when to connect. With one, and without a link: when to stop waiting."""
+        """Without a socket: when to connect. With a socket but no link: when to stop waiting."""
         self._is_through = False
         """The handshake of the present connection has succeeded."""
         self._key_refusals = 0
@@ -116,16 +115,16 @@ class GatewayConnection:
 
     @property
     def address(self) -> str:
-        """Where the gateway of the present connection, or of the next one, is."""
+        """The address of the gateway of the present connection, or of the next one."""
         return replace(self._address, port=self._address.port + self._gateway).address
 
     @property
     def patience_s(self) -> float:
-        """How long nothing has to be done here unless something arrives."""
+        """Seconds until a timer of the connection is due."""
         return 1.0 if self.link else max(0.0, self._due_s - monotonic())
 
     def tick(self) -> None:
-        """Connect, or give a connection up that does not answer. Raises ``DaemonUnreachable``."""
+        """Connect, or give up a connection that does not answer. Raises ``DaemonUnreachable``."""
         now = monotonic()
         if self.link:
             return
@@ -141,17 +140,17 @@ class GatewayConnection:
             self._connect()
 
     def send(self, message: Message, frames: Sequence[memoryview] = ()) -> None:
-        """Send a message, with rows behind it, without copying these. Nothing without a link."""
+        """Send a message, then ``frames`` of rows without copying them. No-op without a link."""
         if self._socket is None or not self.link:
             return
-        with suppress(zmq.Again):  # the connection has ended: the monitor is about to say so
+        with suppress(zmq.Again):  # the connection has ended: the monitor will report it
             if frames:
                 self._socket.send_multipart([message.encode(), *frames], zmq.NOBLOCK, copy=False)
             else:
                 self._socket.send(message.encode(), zmq.NOBLOCK)
 
     def receive(self, ready: Container[object]) -> bool:
-        """Read what has arrived, a bounded portion; true if there may be more.
+        """Read a bounded portion of the messages that have arrived; true if there may be more.
 
         Raises ``BatchdError`` if a gateway refuses this host for good.
         """
@@ -163,7 +162,7 @@ class GatewayConnection:
         return more
 
     def close(self, reason: str, linger_ms: int = 0) -> None:
-        """End the connection, and the link with it; the next one follows after a pause."""
+        """End the connection and its link; the next connection follows after a pause."""
         was_connected = self._disconnect(linger_ms)
         was_link, self.link = self.link, 0
         now = monotonic()
@@ -187,7 +186,7 @@ class GatewayConnection:
             self._ended(reason)
 
     def end(self, *, sends_rest: bool) -> None:
-        """Close all; send the last messages before that if wanted, and if it is possible."""
+        """Close everything; ``sends_rest``: first send the remaining messages, if possible."""
         self._reason, self._gateway = "this host ends", FIRST
         self.close(self._reason, LAST_WORDS_MS if sends_rest else 0)
         self._context.term()
@@ -213,8 +212,8 @@ class GatewayConnection:
         for name, value in CONNECTING_OPTIONS.items():
             dealer.setsockopt(getattr(zmq, name), value)
         dealer.setsockopt(zmq.MAXMSGSIZE, max(MESSAGE_BYTES_MAX, INDEX_PART_BYTES) + CURVE_BYTES)
-        dealer.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded by the scratch memory
-        dealer.setsockopt(zmq.RCVHWM, 0)  # by the orders in flight, and the parts asked for
+        dealer.setsockopt(zmq.SNDHWM, 0)  # the scratch memory limits the rows in flight
+        dealer.setsockopt(zmq.RCVHWM, 0)  # orders in flight and requested parts have limits
         if self._key is not None:
             dealer.curve_serverkey = self._key.daemon.encode()
             dealer.curve_publickey = self._key.public.encode()
@@ -227,7 +226,7 @@ class GatewayConnection:
         dealer.connect(self.address)
 
     def _read_events(self) -> None:
-        """Act on what the monitor reports; it may end the connection."""
+        """Act on the monitor's reports, which may end the connection."""
         while self._socket is not None:
             try:
                 event, value = unpack_monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
@@ -235,7 +234,7 @@ class GatewayConnection:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._is_through, self._key_refusals = True, 0
-                with suppress(zmq.Again):  # it has ended: that is the next event
+                with suppress(zmq.Again):  # it has ended: the next event says so
                     self._socket.send(replace(self._register, not_at=self._not_at).encode(), zmq.NOBLOCK)
                 continue
             while self._read():  # what arrived before the end: it may say why
@@ -246,7 +245,7 @@ class GatewayConnection:
                 self.close(NOBODY_THERE)
             elif self._is_through:
                 self.close(LOST)
-            else:  # which of its events a failed handshake has is a matter of chance
+            else:  # a failed handshake has any of several events, by chance
                 self.close(FAILED_WITHOUT_KEY if self._key is None else FAILED_WITH_KEY)
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value != PUT_OFF_STATUS:
                 self._key_refused()
@@ -296,14 +295,14 @@ class GatewayConnection:
         """Register with another gateway of the same daemon."""
         is_known = self._gateway == FIRST and gateway not in (FIRST, *self._not_at)
         if not is_known or self._address.port + gateway > PORT_MAX:
-            self.close(f"the gateway sent this host to gateway {gateway}, which cannot be")
+            self.close(f"the gateway sent this host to gateway {gateway}, which is not a valid one")
             return
         self._disconnect()
         self._gateway, self._due_s = gateway, monotonic()
 
 
 def _unknown_host(host: str) -> str:
-    """Say that a name has no address here; "" if it has one. ZeroMQ keeps that to itself."""
+    """Text that a host name has no address here; "" if it has one. ZeroMQ does not report it."""
     try:
         socket.getaddrinfo(host, None)
     except socket.gaierror as error:

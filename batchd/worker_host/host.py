@@ -2,14 +2,14 @@
 
     zmq.Poller( DEALER, its monitor | epoll( worker channels, pidfds, signals, sent rows ) )
 
-    HostServe -> recipe -> index: here already, kept on disk, or asked for -> Opened | CannotOpen
+    HostServe -> recipe -> index: in memory, on disk, or requested -> HostOpened | CannotOpen
     a link ends -> workers, indexes, caches and streams stay -> the next link serves the same again?
 
-A stream that the next link serves unchanged goes on as it was: workers keep their files open, and
-caches their samples. Streams that it does not serve end after ``FORMER_KEPT_S``.
+A stream that the next link serves unchanged continues: workers keep their files open, and caches
+their samples. Streams that it does not serve end after ``FORMER_KEPT_S``.
 
-Single-threaded: there is nothing to lock. Invariant: whatever the program ends by, its workers end,
-and nothing is left behind but what was kept on purpose: indexes, and caches on disk.
+Single-threaded: there is nothing to lock. Invariant: however the program ends, its workers end, and
+only indexes and caches on disk remain, which are kept on purpose.
 """
 
 import os
@@ -40,13 +40,13 @@ from batchd.orders.link import (
     HostFill,
     HostForget,
     HostLimits,
+    HostOpened,
     HostQuarantine,
     HostServe,
     HostStorage,
     HostWithdraw,
     IndexPart,
     Leaving,
-    Opened,
     Register,
 )
 from batchd.orders.worker import TO_WORKER, ServeStream
@@ -62,22 +62,22 @@ from batchd_wire.wording import counted
 _log = structlog.get_logger()
 
 LEAVE_S = 6.0
-"""How long work in hand and its sending may take after a first signal."""
+"""Time to finish and send the work in progress after a first signal."""
 WORKERS_END_S = 1.0
 PROGRESS_EVERY_S = 5.0
 FORMER_KEPT_S = 30.0
-"""How long streams of the last link are kept for the present one."""
+"""Time for which streams of the last link are kept for the present one."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DIGEST = re.compile("[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """What the command line says. ``name`` is for people; ``launched``: the workers' fork server.
+    """The options of the command line. ``name`` is for people; ``launched``: the fork server.
 
-    ``index_folder``: None keeps no indexes. ``progress`` is called with the names of streams and
-    how many bytes of their index have arrived, of how many; None writes that into the log.
-    ``serving`` is called with a line for people.
+    ``index_folder``: None keeps no indexes. ``progress`` is called with the names of streams, the
+    received bytes of their index, and its size in bytes; None logs these instead. ``serving`` is
+    called with a line for people.
     """
 
     gateway: GatewayAddress
@@ -126,28 +126,28 @@ class WorkerHost:
         self._opener = StreamOpener(options.paths, options.budget)
         self._folder = IndexFolder(options.index_folder)
         self._indexes: dict[str, ReceivedIndex] = {}
-        """By digest: all that streams were, or will be, opened with."""
+        """By digest: the indexes of all streams that are open or will be."""
         self._streams: dict[int, OpenedStream] = {}
-        """By the gateway's numbers."""
+        """By the number that the gateway uses."""
         self._awaited: dict[int, _Awaited] = {}
         self._former: list[OpenedStream] = []
         """Streams of the last link that the present one has not served."""
         self._interrupted: set[str] = set()
-        """Digests of indexes that the last link did not send to the end."""
+        """Digests of indexes that the last link sent in part."""
         self._former_until_s = inf
         self._imported: dict[str, tuple[str, tuple[str, ...]]] = {}
         """Digests and folders of users' modules that workers may have imported, by name."""
         self._is_announced = False
         self._next_progress_s = monotonic() + PROGRESS_EVERY_S
         self._deadline_s: float | None = None
-        """When to end at the latest, after a signal."""
+        """Latest time to end, after a signal."""
         self._stops_at_once = False
         host = socket.gethostname()
         facts = options.name or host, host, os.getpid(), options.workers, os.uname().machine
         self._connection.introduce(Register(LINK_VERSION, __version__, CONTENT_VERSION, *facts))
 
     def run(self) -> None:
-        """Run until a signal has ended it. Raises ``BatchdError``."""
+        """Run until a signal ends it. Raises ``BatchdError``."""
         more = False
         try:
             while not self._is_over():
@@ -158,11 +158,11 @@ class WorkerHost:
                 self._workers.tick()
                 self._tick()
         except BatchdError:
-            if self._deadline_s is None:  # else the end was wanted
+            if self._deadline_s is None:  # else the program is ending anyway
                 raise
 
     def received_signal(self, number: signal.Signals) -> None:
-        """The first signal finishes work in hand, the second one ends at once."""
+        """The first signal finishes work in progress, the second one ends at once."""
         if self._deadline_s is not None:
             _log.info("stopping at once", signal=number.name)
             self._stops_at_once = True
@@ -220,7 +220,7 @@ class WorkerHost:
             case HostFill():
                 stream = self._streams.get(message.stream)
                 if stream is None or not self._workers.fill(message, stream):
-                    self._connection.close(f"the gateway sent an order that cannot be: {message}")
+                    self._connection.close(f"the gateway sent an invalid order: {message}")
             case HostWithdraw():
                 self._workers.withdraw(message.worker, message.order)
             case HostQuarantine():
@@ -236,9 +236,9 @@ class WorkerHost:
         self._workers.begin_link(message.link, message.sample_timeout_s)
 
     def _link_ended(self, reason: str) -> None:
-        """Keep everything for the next link but its orders."""
+        """Keep everything but the orders for the next link."""
         if self._deadline_s is None:
-            _log.warning("connection to the gateway ended", reason=reason, advice="it connects again")
+            _log.warning("connection to the gateway ended", reason=reason, advice="this host reconnects")
         self._workers.end_link()
         self._former += self._streams.values()
         self._streams.clear()
@@ -251,7 +251,7 @@ class WorkerHost:
     # --- streams ----------------------------------------------------------------------------------
 
     def _serve(self, served: HostServe) -> None:
-        """Open a stream, or go on with one of the last link, or get its index first."""
+        """Open a stream, continue one of the last link, or get its index first."""
         try:
             serve = TO_WORKER.decode(served.serve)
         except MalformedMessage as error:
@@ -268,7 +268,7 @@ class WorkerHost:
             self._use_storage(serve.storage)
             known = set(former.quarantined)
             self._workers.quarantine(former, [sample for sample in served.quarantined if sample not in known])
-            self._connection.send(Opened(self._connection.link, serve.stream))
+            self._connection.send(HostOpened(self._connection.link, serve.stream))
             return
         self._awaited[serve.stream] = _Awaited(served, serve)
         try:
@@ -277,7 +277,7 @@ class WorkerHost:
             self._refuse(serve, f"no memory for its index of {round_bytes(served.index_bytes)}: {error.strerror}")
 
     def _find_index(self, served: HostServe) -> None:
-        """Open what waits for an index if it is here; else ask for it. Raises ``OSError``."""
+        """Open the streams that wait for an index, or request the index. Raises ``OSError``."""
         index = self._indexes.get(served.digest)
         if index is None:
             index = self._folder.load(served.digest, served.index_bytes)
@@ -299,7 +299,7 @@ class WorkerHost:
             return  # its stream was forgotten meanwhile
         expected = min(INDEX_PART_BYTES, index.size - index.received)
         if message.offset != index.received or [len(frame) for frame in frames] != [expected]:
-            self._connection.close("the gateway sent a part of an index that was not asked for")
+            self._connection.close("the gateway sent a part of an index that was not requested")
             return
         try:
             is_last = index.add(frames[0])
@@ -339,18 +339,18 @@ class WorkerHost:
             self._streams[number] = stream
             self._renew_workers(stream)
             _log.info("stream opened", stream=stream.name, samples=one.serve.samples, cache=stream.message.cache)
-            self._connection.send(Opened(self._connection.link, number))
+            self._connection.send(HostOpened(self._connection.link, number))
 
     def _renew_workers(self, stream: OpenedStream) -> None:
-        """Replace workers that may have imported other versions of a stream's modules."""
+        """Replace the workers if they may have imported other versions of a stream's modules."""
         recipe = stream.message.recipe
         code = {name: (digest, tuple(recipe.python_path)) for name, digest in recipe.modules}
         if any(self._imported.get(name, one) != one for name, one in code.items()):
-            self._workers.renew("it has imported a former version of a user's module")
+            self._workers.renew("it has imported an earlier version of a user's module")
         self._imported |= code
 
     def _refuse(self, serve: ServeStream, reason: str) -> None:
-        """Say that a stream cannot be filled here."""
+        """Report to the gateway that a stream cannot be filled here."""
         _log.error("stream cannot be filled here", stream=serve.name, reason=reason)
         self._connection.send(CannotOpen(self._connection.link, serve.stream, reason))
         self._forget(serve.stream)
@@ -376,7 +376,7 @@ class WorkerHost:
         self._workers.use_storage(storage)
 
     def _forget(self, number: int) -> None:
-        """No further order names a stream."""
+        """End a stream that no further order names."""
         self._awaited.pop(number, None)
         stream = self._streams.pop(number, None)
         if stream is not None:
@@ -389,7 +389,7 @@ class WorkerHost:
         self._drop_indexes()
 
     def _end_former(self) -> None:
-        """End what the present link has not served again."""
+        """End the streams that the present link has not served again."""
         self._interrupted.clear()
         former, self._former = self._former, []
         for stream in former:
@@ -397,7 +397,7 @@ class WorkerHost:
         self._drop_indexes()
 
     def _drop_indexes(self) -> None:
-        """Close the indexes that no stream has or waits for."""
+        """Close the indexes that no stream uses or waits for."""
         opened = {stream.served.digest for stream in [*self._streams.values(), *self._former]}
         wanted = self._interrupted | opened | {one.served.digest for one in self._awaited.values()}
         for digest in self._indexes.keys() - wanted:

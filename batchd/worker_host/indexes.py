@@ -6,11 +6,11 @@
                                                                       |
     AskIndex(offset) ... AskIndex(offset + 4 parts)  -->  IndexPart --+
 
-An index is named by the SHA-256 of all its bytes, so a file that another user has changed is no
-danger, and a connection that ends in the middle costs only what was not received.
+The name of an index is the SHA-256 of all its bytes, so a file that another user has changed is
+detected. After a lost connection only the missing parts are transferred.
 
 Invariant: sealed memory has the bytes that its digest names. A folder that is missing, damaged or
-full costs a transfer and nothing else.
+full costs only another transfer.
 """
 
 import fcntl
@@ -31,16 +31,16 @@ FOLDER_BYTES_MAX = 4 << 30
 """Size of all kept indexes together; the least recently used ones are removed first."""
 UNUSED_S = 30 * 24 * 3600.0
 STALE_S = 3600.0
-"""An unfinished file of this age is abandoned."""
+"""Age at which an unfinished file counts as abandoned."""
 SUFFIX, UNFINISHED = ".index", ".unfinished"
 
 
 class IndexDamaged(ValueError):  # noqa: N818  names what is wrong
-    """Bytes that are not the index with this digest."""
+    """The received bytes are not those of the index with this digest."""
 
 
 class ReceivedIndex:
-    """An index of ``size`` bytes on its way. Raises ``OSError`` if there is no memory for it."""
+    """An index of ``size`` bytes, received in parts. Raises ``OSError`` without memory for it."""
 
     def __init__(self, digest: str, size: int) -> None:
         self.digest = digest
@@ -57,15 +57,15 @@ class ReceivedIndex:
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing is missing."""
+        """True if all bytes were received."""
         return self.received == self.size
 
     def restart(self) -> None:
-        """Ask for all that is missing again: the link it was asked of has ended."""
+        """Request all missing parts again: the link that should have sent them has ended."""
         self._asked = self.received
 
     def next_offsets(self) -> list[int]:
-        """Offsets to ask for now."""
+        """Offsets, in bytes, of the parts to request now."""
         end = min(self.size, self.received + INDEX_PARTS_AHEAD * INDEX_PART_BYTES)
         offsets = list(range(self._asked, end, INDEX_PART_BYTES))
         self._asked = max(self._asked, end)
@@ -87,12 +87,12 @@ class ReceivedIndex:
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
 
     def close(self) -> None:
-        """Release it. The memory lasts until each process has unmapped it."""
+        """Close its descriptor. The memory lasts until each process has unmapped it."""
         os.close(self.descriptor)
 
 
 class IndexFolder:
-    """Keeps indexes in ``folder``, which is created with the first one. None keeps nothing."""
+    """Keeps indexes in ``folder``, created with the first one. With None it keeps nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -116,7 +116,7 @@ class IndexFolder:
                 while part := os.read(descriptor, INDEX_PART_BYTES):
                     index.add(memoryview(part))
                 index.seal()
-                os.utime(descriptor)  # it was used
+                os.utime(descriptor)  # the least recently used files are removed first
             except (OSError, IndexDamaged) as error:
                 _cannot_use(file, str(error))
                 with suppress(OSError):
@@ -127,7 +127,7 @@ class IndexFolder:
         return index
 
     def keep(self, index: ReceivedIndex) -> None:
-        """Keep a sealed index, and remove what has not been used for long."""
+        """Keep a sealed index, and remove indexes that have not been used for long."""
         if self._folder is None:
             return
         file = self._folder / f"{index.digest}{SUFFIX}"
@@ -139,7 +139,7 @@ class IndexFolder:
             _log.warning("the index is not kept for the next start", file=str(file), reason=str(error))
 
     def _write(self, file: Path, index: ReceivedIndex) -> None:
-        """Make a file that is whole or not there at all."""
+        """Write the whole file under its final name, or nothing. Raises ``OSError``."""
         unfinished = file.with_suffix(f".{os.getpid()}{UNFINISHED}")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with ExitStack() as where_it_fails:

@@ -1,15 +1,15 @@
 """Memory for the rows of one order. WORKER HOST process; a worker writes, ZeroMQ sends from it.
 
-    free --take--> at its worker --rows--> being sent --(ZeroMQ has let go)--> free
-                        |                                                      |
-                        +--- withdrawn, or nobody wants it ------------------->+
+    free --take--> at its worker --rows--> being sent --(ZeroMQ has finished)--> free
+                        |                                                        |
+                        +--- withdrawn, or its link has ended ------------------>+
 
-It is laid out as a slot with room for the longest order, and only its first rows are ever touched.
-Each belongs to one worker and one stream: a ragged row relies on what that worker left in it
+It has the layout of a slot with room for the longest order; an order uses its first rows. Each
+belongs to one worker and one stream: a ragged row relies on the bytes that this worker left in it
 (``pipeline.shapes.stages``).
 
-Invariant: it is not given to its worker while ZeroMQ sends from it. Each page that a worker touches
-is reserved: without memory, the reservation fails, and not the worker.
+Invariant: a worker does not get it while ZeroMQ sends from it. Each page that a worker writes was
+reserved, so without memory the reservation fails instead of the worker.
 """
 
 import mmap
@@ -23,13 +23,13 @@ from batchd_wire.tcp import pieces
 
 MEMORY_NAME = "batchd-scratch"
 SCRATCH_MAX = 3
-"""Of one worker for one stream: two at the worker and one that is being sent."""
+"""Number for one worker and one stream: two at the worker, and one that is being sent."""
 KEPT_IDLE_S = 10.0
-"""An idle one keeps its pages so long: fresh ones cost more than the rows."""
+"""Time for which an idle one keeps its pages: fresh pages cost more than the rows."""
 
 
 class OrderMemory:
-    """Memory for one order at a time. Raises ``OSError`` if it cannot be made."""
+    """Memory for one order at a time. Raises ``OSError`` without memory or descriptors."""
 
     def __init__(self, number: int, layout: SlotLayout) -> None:
         self.number = number
@@ -46,7 +46,7 @@ class OrderMemory:
             where_it_fails.pop_all()
 
     def take(self, rows: int) -> None:
-        """Reserve memory for so many rows, and count as used. Raises ``OSError`` without memory."""
+        """Reserve memory for ``rows`` rows and mark it as used. Raises ``OSError`` without it."""
         if rows > self._reserved_rows:
             for field in self.layout.fields:
                 os.posix_fallocate(self.descriptor, field.offset, rows * field.row_bytes)
@@ -55,26 +55,26 @@ class OrderMemory:
 
     def memory(self) -> memoryview:
         """The whole memory, read-only: uint8 ``[slot_bytes]``. It may outlive the scratch."""
-        assert self._mapped is not None, "it is not closed"
+        assert self._mapped is not None, "it is open"
         return memoryview(self._mapped)
 
     def frames(self, view: memoryview, rows: int) -> list[memoryview]:
-        """Cut the first ``rows`` rows out of a view of ``memory``, as they are sent."""
+        """Cut the first ``rows`` rows out of a view of ``memory`` into the frames to send."""
         return [view[start:end] for start, end in pieces(self.layout, 0, rows)]
 
     def release(self) -> None:
-        """Its rows are sent, or not wanted."""
+        """Mark it as free: its rows were sent, or are not needed."""
         self.is_free = True
         self._used_s = monotonic()
 
     def rest(self) -> None:
-        """Give the pages back if it has been idle for long; they are zeros after that."""
+        """Give the pages back if it has been idle for long; then its bytes are zeros."""
         if self.is_free and self._reserved_rows and monotonic() - self._used_s > KEPT_IDLE_S:
             os.ftruncate(self.descriptor, 0)
             os.ftruncate(self.descriptor, self.layout.slot_bytes)
             self._reserved_rows = 0
 
     def close(self) -> None:
-        """Close it. The memory lasts until its worker and ZeroMQ have let go of it."""
+        """Close it. The memory lasts until its worker and ZeroMQ have released it."""
         os.close(self.descriptor)
         self._mapped = None

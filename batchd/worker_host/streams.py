@@ -1,14 +1,14 @@
-"""What the daemon serves, as the workers of this host get it. WORKER HOST process.
+"""The daemon's streams, adapted to the workers of this host. WORKER HOST process.
 
     HostServe --> recipe and index --(--map: paths of this host)--> checks --> ServeStream + index
                   layout           --> of an order's rows, not of a whole slot
                   cache            --> one of this host, within its own budget, or none
 
-The cache of the daemon's host is not here. A stream without a cache here has the same bytes: what a
-cache of decoded samples cuts, the recipe cuts with and without it (``worker.sample_maker``).
+This host does not see the cache of the daemon's host. A stream has the same bytes without a cache:
+the recipe cuts the steps at the same place with and without one (``worker.sample_maker``).
 
-Invariant: what is opened has its folders, files, modules and libraries on this host, as far as that
-can be told without reading samples.
+Invariant: the folders, files, modules and libraries of an opened stream are on this host, as far as
+a check can tell without reading samples.
 """
 
 import hashlib
@@ -56,15 +56,15 @@ from batchd_wire.fields import SlotLayout, layout_from_wire, place_fields
 _log = structlog.get_logger()
 
 PATHS_CHECKED_MAX = 64
-"""Paths of an index that are looked at when a stream is opened; workers find the others."""
+"""Number of an index's paths that are checked when a stream opens; workers check the others."""
 
 
 class StreamUnusable(Exception):  # noqa: N818  names what is wrong
-    """A stream cannot be filled on this host; the text says why and what helps."""
+    """A stream cannot be filled on this host; the text says why, and what to do."""
 
 
 class CacheBudget(NamedTuple):
-    """What caches of samples may take on this host; 0 bytes for none.
+    """Limits for the caches of samples on this host; 0 bytes for no cache.
 
     ``memory_bytes``: all caches in memory together. ``folder``: of files, ``file_bytes`` each.
     """
@@ -78,11 +78,11 @@ class PathMap:
     """Rewrites paths of the daemon's host to those of this one, by whole components."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """``pairs``: (there, here), absolute. Of several that fit, the longest counts."""
+        """``pairs``: absolute paths (there, here). The longest one that matches is used."""
         self._pairs = sorted(((_bare(there), _bare(here)) for there, here in pairs), key=lambda pair: -len(pair[0]))
 
     def here(self, value: Any) -> Any:
-        """A value as in JSON, with every path in it as it is here."""
+        """A value as in JSON, with every path in it replaced by that of this host."""
         if isinstance(value, str):
             return self._path(value)
         if isinstance(value, Mapping):
@@ -104,11 +104,10 @@ def _bare(path: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class OpenedStream:
-    """One stream. ``number``: what this host's workers call it, never used twice.
+    """One stream. ``number``: its number for the workers of this host, never used twice.
 
-    ``served``: what the gateway said, by which a stream is known again on the next link.
-    ``layout``: of the rows of one order. ``lacks_cache``: the daemon's workers have a cache, and
-    these have none.
+    ``served``: the gateway's message, by which the next link recognises the stream. ``layout``: of
+    the rows of one order. ``lacks_cache``: the daemon's workers have a cache, and these have none.
     """
 
     number: int
@@ -131,29 +130,29 @@ class OpenedStream:
         return [self.index, *(self.cache.descriptors if self.cache is not None else [])]
 
     def is_still(self, served: HostServe) -> bool:
-        """True if its workers know what a gateway says of a stream now, and nothing else."""
+        """True if a gateway now serves the stream with the same facts that its workers know."""
         is_same = (self.served.serve, self.served.digest) == (served.serve, served.digest)
         return is_same and set(self.quarantined) <= set(served.quarantined)
 
     def use_storage(self, storage: tuple[int, int, int]) -> None:
-        """Give workers that do not know it yet these limits for file servers."""
+        """Use these limits for file servers for workers that open the stream from now on."""
         self.message = ServeStream.filled_from(self.message, storage=storage)
 
     def as_daemon_counts(self, work: Work) -> Work:
-        """Time by the parts that the daemon's workers have: a cache that is not here took none."""
+        """``work`` with the parts of the daemon's workers: a missing cache took no time."""
         if not self.lacks_cache or not work.parts_us:
             return work
         return work._replace(parts_us=[work.parts_us[0], 0, *work.parts_us[1:]])
 
     def close(self) -> None:
-        """Close index and cache. Workers keep theirs until they are told."""
+        """Close index and cache. Workers keep theirs until ``ForgetStream``."""
         os.close(self.index)
         if self.cache is not None:
             self.cache.leave()
 
 
 class StreamOpener:
-    """Makes streams of what gateways serve, with the paths and the caches of this host."""
+    """Opens the streams that gateways serve, with the paths and the caches of this host."""
 
     def __init__(self, paths: PathMap, budget: CacheBudget) -> None:
         self._paths = paths
@@ -162,9 +161,10 @@ class StreamOpener:
         self._next_tick_s = 0.0
 
     def open(self, served: HostServe, serve: ServeStream, memory: int, others: Iterable[OpenedStream]) -> OpenedStream:
-        """Make a stream whose index is in the sealed ``memory``, which stays the caller's.
+        """Open a stream whose index is in the sealed ``memory``, which the caller closes.
 
-        A cache of the ``others`` is shared if it is of the same samples. Raises ``StreamUnusable``.
+        It shares the cache of one of the ``others`` with the same samples. Raises
+        ``StreamUnusable``.
         """
         try:
             index = SourceIndex.from_descriptor(memory)
@@ -204,7 +204,7 @@ class StreamOpener:
     def _cache(
         self, served: HostServe, serve: ServeStream, recipe: SampleRecipe, samples: int, others: Iterable[OpenedStream]
     ) -> CacheMemory | CacheOnDisk | None:
-        """Join the cache of one of the ``others``, or make one. Without one, the log says why."""
+        """Join the cache of one of the ``others``, or make one. If that fails, log the reason."""
         folder, kind = self._budget.folder, serve.cache
         budget_bytes = self._budget.memory_bytes if folder is None else self._budget.file_bytes
         if kind == "points" and folder is None:
@@ -213,7 +213,7 @@ class StreamOpener:
             return None
         reason = ""
         if CacheForm(samples, budget_bytes).extents < 1:
-            reason = f"{round_bytes(budget_bytes)} have no room for anything but the index of {samples:,} samples"
+            reason = f"{round_bytes(budget_bytes)} only have room for the index of {samples:,} samples"
         elif kind in {"points", "seekable"} and not has_crop_decoder():
             reason = "the extension that decodes crops was not built here"
         if reason:
@@ -250,13 +250,13 @@ class StreamOpener:
         if in_memory:
             budget_bytes = self._budget.memory_bytes or max(cache.spec.budget_bytes for cache in in_memory)
             left_bytes = budget_bytes - sum(cache.used_bytes for cache in in_memory)
-            # to find out takes a descriptor: without one, the last limits stay
+            # the check needs a descriptor: without one, the last limits stay
             with suppress(OSError):
                 allow_caches(in_memory, min(available_bytes(), left_bytes + RESERVE_BYTES))
 
 
 def _cache_key(kind: str, recipe: SampleRecipe, digest: str) -> str:
-    """Text that differs for streams whose cached samples differ; ``digest``: of the whole index."""
+    """Text that differs for streams whose cached samples differ. ``digest``: of the whole index."""
     facts: list[Any] = [kind, recipe.source, recipe.columns, recipe.record_bytes_max, digest, recipe.modules]
     if kind == "pixels":
         files = decoded_files([step_from_plain(step) for step in recipe.steps])
@@ -269,7 +269,7 @@ def _cache_key(kind: str, recipe: SampleRecipe, digest: str) -> str:
 
 
 def _check(recipe: SampleRecipe, place: Mapping[str, Any]) -> None:
-    """Raise ``StreamUnusable`` if what the workers need is not on this host."""
+    """Raise ``StreamUnusable`` if a library, file or module of the stream is missing here."""
     try:
         for _key, source in sources_in(source_from_plain(recipe.source)):
             check_installed(type(source))
@@ -289,7 +289,7 @@ def _check(recipe: SampleRecipe, place: Mapping[str, Any]) -> None:
 
 
 def _check_place(place: Mapping[str, Any]) -> None:
-    """Raise ``StreamUnusable`` if folders and files of an index are not here, or are others."""
+    """Raise ``StreamUnusable`` if folders or files of an index are missing here, or differ."""
     for path in islice(_paths_in(place), PATHS_CHECKED_MAX):
         _status(path)
     versions = ((path, version) for path, version in versions_in(place).items() if not is_url(os.fsencode(path)))

@@ -1,4 +1,4 @@
-"""The workers of this host, and the orders that they have. WORKER HOST process.
+"""The workers of this host, and their orders. WORKER HOST process.
 
     HostFill -> waiting, in order -> at its worker (two at most) -> HostFilled + rows
                    |                      |        |
@@ -6,12 +6,12 @@
                    |                      |
               HostFilled, at once    HostFilled when it is done; both without rows
 
-The workers are the daemon's own (``daemon.workers.local``), and so are the rules for their starts,
-their restarts, and for those that are stuck (``core.fleet``). What differs is that a worker keeps
-further orders here, so that one that is withdrawn before its turn is never begun.
+The workers are those of a daemon (``daemon.workers.local``), and so are the rules for starts,
+restarts and stuck workers (``core.fleet``). The difference: a worker's further orders wait here, so
+an order that is withdrawn early is never begun.
 
-Invariant: an order of the present link is answered once, or its worker is reported dead. Results of
-orders of former links are dropped.
+Invariant: each order of the present link gets one answer, or its worker is reported dead. Results
+of orders of former links are dropped.
 """
 
 from collections import defaultdict, deque
@@ -55,13 +55,13 @@ from batchd_wire.position import Position
 _log = structlog.get_logger()
 
 SAMPLE_TIMEOUT_S = 60.0
-"""Until a gateway says how long a sample may take; there are no orders before that."""
+"""Placeholder until a gateway sends the timeout; there are no orders before that."""
 ENDED = "it could not be started"
 
 
 @dataclass(slots=True, eq=False)
 class _HostOrder:
-    """An order of a gateway. ``number``: what this host calls it, never used twice."""
+    """An order of a gateway. ``number``: the number on this host, never used twice."""
 
     number: int
     fill: HostFill
@@ -72,7 +72,7 @@ class _HostOrder:
 
 
 class HostWorkers:
-    """Starts workers, gives them orders, and sends what they make of them."""
+    """Starts workers, gives them orders, and sends the rows."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class HostWorkers:
     # --- the link ---------------------------------------------------------------------------------
 
     def begin_link(self, link: int, sample_timeout_s: float) -> None:
-        """A gateway has admitted this host: report the workers that take orders."""
+        """Report the workers that take orders to the gateway of a new link."""
         self._link = link
         self.use_limits(sample_timeout_s)
         for worker in self._fleet.workers.values():
@@ -114,17 +114,17 @@ class HostWorkers:
                 self._report_up(worker.number)
 
     def use_limits(self, sample_timeout_s: float) -> None:
-        """Kill workers that take longer for one sample."""
+        """Kill workers whose sample takes longer than ``sample_timeout_s``."""
         self._fleet.sample_timeout_s = sample_timeout_s
 
     def end_link(self) -> None:
-        """Forget the orders of the link. What workers have in hand they finish for nobody."""
+        """Forget the orders of the link. Rows of orders that workers have begun are dropped."""
         self._link = 0
         self._reported.clear()
         self._waiting.clear()
 
     def fill(self, message: HostFill, stream: OpenedStream) -> bool:
-        """Take an order; false if there cannot be such a one. Its worker may be gone already."""
+        """Take an order; false if it is invalid. Its worker may be gone already."""
         rows = rows_of(message.runs) if are_runs(message.runs, stream.message.batch_size) else ()
         if not 0 < len(rows) <= stream.layout.rows:
             return False
@@ -137,7 +137,7 @@ class HostWorkers:
         return True
 
     def withdraw(self, worker: int, order: int) -> None:
-        """The rows of an order are not wanted any more."""
+        """Drop an order that waits, and do not send the rows of one that was begun."""
         for one in self._in_hand.values():
             if (one.fill.link, one.fill.worker, one.fill.order) == (self._link, worker, order):
                 one.is_withdrawn = True
@@ -151,12 +151,12 @@ class HostWorkers:
             self._tell_quarantined(worker, stream, samples)
 
     def use_storage(self, storage: tuple[int, int, int]) -> None:
-        """Use these limits for file servers."""
+        """Have all workers use these limits for file servers."""
         for worker in self._processes.pids():
             self._processes.send(worker, UseStorage(storage))
 
     def renew(self, reason: str) -> None:
-        """Replace all workers, with the orders that they have."""
+        """Replace all workers; their orders end with them."""
         self._moment.now_s = monotonic()
         actions: list[Action] = []
         for worker in self._fleet.workers.values():
@@ -164,7 +164,7 @@ class HostWorkers:
         self._perform(actions)
 
     def forget(self, stream: OpenedStream) -> None:
-        """No further order names a stream. What workers have in hand they finish before."""
+        """Close a stream. Workers first finish its orders that they have begun."""
         for one in self._in_hand.values():
             one.is_withdrawn |= one.stream is stream
         for worker, waiting in self._waiting.items():
@@ -183,7 +183,7 @@ class HostWorkers:
 
     @property
     def is_idle(self) -> bool:
-        """True if no order of the link is left, and all rows are sent."""
+        """True if no order of the link is left, and all rows were sent."""
         has_any = any(self._waiting.values()) or any(one.fill.link == self._link for one in self._in_hand.values())
         return not has_any and not len(self._sent)
 
@@ -194,7 +194,7 @@ class HostWorkers:
 
     @property
     def patience_s(self) -> float:
-        """How long nothing has to be done here."""
+        """Seconds until a timer of the workers is due."""
         due_s = min(self._next_tick_s, self._fleet.next_spawn_s or inf)
         return 0.0 if self._events else max(0.0, due_s - monotonic())
 
@@ -203,7 +203,7 @@ class HostWorkers:
         self._fleet.is_ending = True
 
     def tick(self) -> None:
-        """Let time pass, then act on what has happened."""
+        """Act on timers, then on the events of the workers."""
         now = monotonic()
         spawn_s = self._fleet.next_spawn_s
         if now >= self._next_tick_s or (spawn_s is not None and now >= spawn_s):
@@ -221,7 +221,7 @@ class HostWorkers:
                 self._gone(event)
 
     def close(self, wait_s: float) -> None:
-        """End all workers. The connection is closed: ZeroMQ has let go of all rows."""
+        """End all workers. The connection is closed, so ZeroMQ has released all rows."""
         self._processes.close(wait_s)
         self._sent.close()
         for scratches in self._scratches.values():
@@ -262,12 +262,12 @@ class HostWorkers:
     # --- orders -----------------------------------------------------------------------------------
 
     def _drop(self, worker: int, order: _HostOrder) -> None:
-        """An order that its worker has not got is over."""
+        """End an order that was not sent to its worker."""
         self._waiting[worker].remove(order)
         self._send(HostFilled(self._link, worker, order.fill.order, NO_WORK, [], ""), ())
 
     def _begin_orders(self, number: int) -> None:
-        """Give a worker the orders that wait for it, as far as it takes them and has memory."""
+        """Send waiting orders to a worker while it takes orders and has memory for them."""
         worker, waiting = self._fleet.workers.get(number), self._waiting.get(number)
         while waiting and worker is not None and worker.state is WorkerState.READY:
             if len(worker.orders) >= worker.kind.orders_max:
@@ -277,7 +277,7 @@ class HostWorkers:
                 scratch = self._take_scratch(number, order)
             except OSError as error:
                 actions: list[Action] = []
-                self._fleet.end(worker, f"there is no memory for its rows: {error.strerror}", actions)
+                self._fleet.end(worker, f"no memory for its rows: {error.strerror}", actions)
                 self._perform(actions)
                 return
             if scratch is None:
@@ -287,7 +287,7 @@ class HostWorkers:
             self._give(worker, order, scratch)
 
     def _take_scratch(self, worker: int, order: _HostOrder) -> OrderMemory | None:
-        """A free scratch of a worker and a stream; None if there is none. Raises ``OSError``."""
+        """Free memory of a worker for a stream; None if all is in use. Raises ``OSError``."""
         scratches = self._scratches[worker, order.stream.number]
         scratch = next((one for one in scratches if one.is_free), None)
         if scratch is None and len(scratches) < SCRATCH_MAX:
@@ -299,7 +299,7 @@ class HostWorkers:
         return scratch
 
     def _give(self, worker: Worker, order: _HostOrder, scratch: OrderMemory) -> None:
-        """Send an order, behind everything that the worker must know for it."""
+        """Send an order, after the stream and the memory if the worker does not know them."""
         stream, fill, number = order.stream, order.fill, worker.number
         if self._book.enter_stream(number, stream.number):
             self._processes.send(number, stream.message, *stream.descriptors)
@@ -318,11 +318,11 @@ class HostWorkers:
             self._processes.send(worker, Quarantine(stream.number, part))
 
     def _done(self, event: ChunkDone) -> None:
-        """Send the rows of an order, from the memory that the worker has filled."""
+        """Send the rows of a finished order from the memory that the worker has filled."""
         (number,) = event.orders
         order = self._in_hand.pop(number)
         fill, scratch = order.fill, order.scratch
-        assert scratch is not None, "a worker has it"
+        assert scratch is not None, "the order is at a worker"
         self._fleet.done(self._fleet.workers[event.worker], event.orders, event.work.busy_us)
         is_wanted = fill.link == self._link and not order.is_withdrawn
         frames = self._frames(scratch, order) if is_wanted else ()
@@ -334,7 +334,7 @@ class HostWorkers:
         self._begin_orders(event.worker)
 
     def _frames(self, scratch: OrderMemory, order: _HostOrder) -> Sequence[memoryview]:
-        """The rows in a scratch, which is free again when ZeroMQ has sent them."""
+        """The frames of an order's rows; the memory is free again when ZeroMQ has sent them."""
 
         def released() -> None:
             scratch.release()
@@ -350,7 +350,7 @@ class HostWorkers:
             self._send(WorkerUp(self._link, worker, self._processes.decoders), ())
 
     def _gone(self, event: WorkerGone) -> None:
-        """The kernel reports a dead worker; its orders and its memory go with it."""
+        """Remove a dead worker with its orders and its memory, and report it."""
         number = event.worker
         worker = self._fleet.gone(number)
         self._book.drop_worker(number)

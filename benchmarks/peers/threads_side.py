@@ -1,4 +1,4 @@
-"""Threads in the trainer with batchd's decoder, which makes nothing but the crop: no library between.
+"""Threads in the trainer with batchd's decoder, which only makes the crop: no library between.
 
 Chosen: as many threads as there are workers, each of which fills whole batches of its own, so that
 none waits for another; two batches ready. The decoder leaves Python's lock while it decodes.

@@ -256,7 +256,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         return exported
 
     def to_torch(self, *, copy: bool = False) -> "dict[str, Tensors]":
-        """Return the fields as tensors on the CPU, by name, with the shapes and dtypes of ``[name]``.
+        """Return the fields as CPU tensors, by name, with the shapes and dtypes of ``[name]``.
 
         A ragged field is a list of tensors. Without ``copy`` they are views of shared memory: they
         keep the batch alive, must not be read after ``release()`` or the end of ``with batch:``, and

@@ -87,7 +87,7 @@ class Connection:
         self.deadlines = deadlines
         self.reconnects = 0
         self._lost_s: float | None = None
-        """When the loss of the daemon was noticed, by ``time.monotonic``; None while it is there."""
+        """Time (``time.monotonic``) at which the daemon was lost; None while it is connected."""
         self._session: Session | None = session
         self._is_closed = False
         self._turn = target.sockets.turn

@@ -1,14 +1,14 @@
 """HTML of batches, streams and connections for notebooks. Runs in the user's program.
 
-    batch    up to 16 pictures of at most 96 pixels, as PNGs in the text; a table of other fields
+    batch    up to 16 embedded PNGs of at most 96 x 96 pixels; a table of other fields
     stream   position and sizes; a table of the fields
     daemon   its streams, and their trainers
 
-Imported when a notebook shows one of them. Pictures and cells are those of `batchd peek`
+Imported when a notebook shows one of them. `batchd peek` draws the same pictures and cells
 (``batchd_client.showing``); three channels are drawn as red, green, blue.
 
-Invariant: every name and value goes through ``escape``, and the length of the text has a limit:
-some 1 MiB, most of it pictures.
+Invariant: every name and value is escaped (``escape``), and the text has at most some 1 MiB, most
+of it pictures.
 """
 
 import zlib
@@ -44,18 +44,18 @@ PICTURES_MAX = 16
 PICTURE_PIXELS = 96
 PICTURE_FIELDS_MAX = 4
 SAMPLES_MAX = 4
-"""Samples in the table of a batch."""
+"""Number of samples in the table of a batch."""
 ROWS_MAX = 40
-"""Rows of a table."""
+"""Maximum number of rows of a table."""
 CHARACTERS_MAX = 60
-"""Length of a cell."""
+"""Maximum length of a cell."""
 MASK_MAX = 63
-"""Grey images of bytes up to this value are masks, which would be black."""
+"""uint8 images with one channel and no larger value are masks: they are brightened."""
 _FIGURE = "display:inline-block;margin:0 8px 8px 0;vertical-align:top;text-align:center"
 
 
 def batch_html(batch: "Batch", stream: str, classes: Sequence[str]) -> str:
-    """Pictures of the first samples with their labels, and the first values of other fields."""
+    """The first samples of ``batch`` as HTML: pictures with labels, and values of other fields."""
     samples = {name: _samples(batch, name) for name in batch}
     pictured = [name for name in samples if is_image(batch.room(name).array.dtype, batch.room(name).array.shape[1:])]
     pictured = pictured[:PICTURE_FIELDS_MAX]
@@ -79,7 +79,7 @@ def batch_html(batch: "Batch", stream: str, classes: Sequence[str]) -> str:
 
 
 def stream_html(stream: Stream) -> str:
-    """The position and the sizes of a stream, and its fields."""
+    """A stream as HTML: its position, its sizes and its fields."""
     facts = [
         position_text(stream.epoch, stream.step, stream.steps),
         "endless" if stream.steps >= ENDLESS_STEPS else counted(stream.samples, "sample"),
@@ -94,7 +94,7 @@ def stream_html(stream: Stream) -> str:
 
 
 def daemon_html(title: str, status: DaemonStatus) -> str:
-    """The streams of a daemon, and the trainers that read them."""
+    """The status of a daemon as HTML: its streams, and the trainers that read them."""
     names = {trainer.session: trainer.name for trainer in status.trainers}
     streams = [
         [
@@ -130,7 +130,7 @@ def daemon_html(title: str, status: DaemonStatus) -> str:
 
 
 def png(picture: Picture) -> bytes:
-    """Write uint8 [height, width, 3], red first, as a PNG file."""
+    """The PNG file of ``picture``, uint8 ``[height, width, 3]`` in RGB order."""
     height, width = picture.shape[:2]
     rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row begins with its filter: 0, none
     rows[:, 1:] = picture.reshape(height, 3 * width)
@@ -141,7 +141,7 @@ def png(picture: Picture) -> bytes:
 
 
 def shrunk(picture: Picture) -> Picture:
-    """Reduce a picture to at most 96 pixels by the means of square cells."""
+    """Reduce uint8 ``[height, width, 3]`` to at most 96 x 96 pixels: means of square cells."""
     height, width = picture.shape[:2]
     cell = -(-max(height, width) // PICTURE_PIXELS)
     if cell == 1:
@@ -153,7 +153,7 @@ def shrunk(picture: Picture) -> Picture:
 
 
 def _drawn(name: str, batch: "Batch", images: Sequence[Array]) -> tuple[list[str], str]:
-    """The images of a field as HTML, and a line about it."""
+    """The images of a field as HTML, and a line of text about the field."""
     shape = batch.room(name).array.shape[1:]
     channels_first = has_channels_first(shape)
     note = f"{name}: {_type_text(batch, name)}"
@@ -176,7 +176,7 @@ def _is_grey(shape: Sequence[int]) -> bool:
 
 
 def _samples(batch: "Batch", name: str) -> list[Array]:
-    """The first values of a field, one array for each sample, in its own shape."""
+    """The first values of a field: an array for each sample, of the sample's own shape."""
     room = batch.room(name)
     array, sizes = room.array[:PICTURES_MAX], room.sizes
     if room.varying is None or sizes is None:

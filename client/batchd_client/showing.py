@@ -1,12 +1,12 @@
-"""What people see of a batch: pictures, captions and cells of tables. Runs in the user's program.
+"""Batches for people: pictures, captions and cells of tables. Runs in the user's program.
 
-`batchd peek` and notebooks (``batchd_client.notebook``) show the same. A field has images if its
-samples have three dimensions, and one or three channels in the first or the last, or two dimensions
-of 8 bits.
+Used by `batchd peek` and notebooks (``batchd_client.notebook``). A field has images if its samples
+have three dimensions with one or three channels in the first or the last, or two dimensions of
+uint8.
 
     a sample  --as_bytes-->  uint8  --as_rgb-->  uint8 [height, width, 3]
 
-Invariant: all results are copies, so none keeps a slot.
+Invariant: texts, PNGs and sheets are copies, so none of them keeps a slot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from batchd_wire.views import Array
 CHANNELS = {1, 3}
 GREY_DIMENSIONS, COLOUR_DIMENSIONS = 2, 3
 VALUES_MAX = 6
-"""Numbers of one field of one sample that a table shows."""
+"""Number of values of one field of one sample that a table shows."""
 TEXT_CHARACTERS_MAX = 40
 
 Picture = npt.NDArray[np.uint8]
 
 
 def is_image(dtype: np.dtype[Any], shape: Sequence[int]) -> bool:
-    """True if a field whose samples have this ``shape`` has images."""
+    """True if samples of this ``dtype`` and ``shape`` are images."""
     match tuple(shape):
         case (_, _):
             return dtype == np.uint8
@@ -43,7 +43,10 @@ def has_channels_first(shape: Sequence[int]) -> bool:
 
 
 def range_of(images: Sequence[Array]) -> tuple[float, float]:
-    """The values of black and white for all images; 0 and 1 if all values are between them."""
+    """The values to draw as black and as white in all ``images``, numbers of any shape.
+
+    They are the smallest and the largest value, or 0 and 1 if all values are between 0 and 1.
+    """
     numbers = [image for image in images if image.size]
     low = min((float(np.nan_to_num(image).min()) for image in numbers), default=0.0)
     high = max((float(np.nan_to_num(image).max()) for image in numbers), default=1.0)
@@ -51,7 +54,10 @@ def range_of(images: Sequence[Array]) -> tuple[float, float]:
 
 
 def as_bytes(image: Array, low: float, high: float) -> Picture:
-    """The image as uint8: other numbers are stretched from ``low`` (black) to ``high`` (white)."""
+    """Convert an image of any shape and type of number to uint8 of the same shape.
+
+    ``low`` becomes 0 (black) and ``high`` 255 (white). A uint8 image is returned unchanged.
+    """
     if image.dtype == np.uint8:
         return image
     stretched = (image.astype(np.float32) - low) * (255 / (high - low or 1))
@@ -59,7 +65,11 @@ def as_bytes(image: Array, low: float, high: float) -> Picture:
 
 
 def as_rgb(image: Picture, *, channels_first: bool) -> Picture:
-    """One image as uint8 [height, width, 3]; the order of three channels stays."""
+    """Convert an image to uint8 ``[height, width, 3]``; the order of three channels stays.
+
+    ``image``: uint8 ``[height, width]``, ``[height, width, channels]``, or with ``channels_first``
+    ``[channels, height, width]``, of one or three channels.
+    """
     if image.ndim == GREY_DIMENSIONS:
         image = image[:, :, np.newaxis]
     if channels_first:
@@ -68,9 +78,9 @@ def as_rgb(image: Picture, *, channels_first: bool) -> Picture:
 
 
 def label_text(fields: Mapping[str, Any], classes: Sequence[str], row: int) -> str:
-    """A sample's label with its name; its index if there is no label of one number.
+    """The label of the sample at ``row`` and its class name; its index if it has no single label.
 
-    ``fields``: arrays ``[samples, ...]``. A masked sample is called bad.
+    ``fields``: arrays ``[samples, ...]`` by name. The text of a masked sample begins with "bad".
     """
     text = _label(fields, classes, row)
     return f"bad, masked: {text}" if "valid" in fields and not fields["valid"][row] else text
@@ -88,7 +98,7 @@ def _label(fields: Mapping[str, Any], classes: Sequence[str], row: int) -> str:
 
 
 def cell_text(value: Array) -> str:
-    """A sample's value in some forty characters: a number, a text, or the first numbers."""
+    """A sample's value, of any shape, in some forty characters: a text, or up to six numbers."""
     if value.ndim == 0:
         return number_text(value)
     if (text := _text(value)) is not None:
@@ -100,7 +110,7 @@ def cell_text(value: Array) -> str:
 
 
 def _text(value: Array) -> str | None:
-    """The text of a field of bytes, without zeros at its end; None if it is no text."""
+    """The text in uint8 ``[bytes]``, without zeros at its end; None if it is not text."""
     if value.dtype != np.uint8 or value.ndim != 1:
         return None
     try:
@@ -111,5 +121,5 @@ def _text(value: Array) -> str | None:
 
 
 def number_text(value: Any) -> str:
-    """One number of an array with up to six digits."""
+    """A numpy scalar, or an array ``[]``, with up to six digits."""
     return f"{value:.6g}" if value.dtype.kind == "f" else str(value)

@@ -29,10 +29,10 @@ from batchd.orders.link import (
     CannotOpen,
     HostFill,
     HostFilled,
+    HostOpened,
     HostServe,
     Leaving,
     LinkClosed,
-    Opened,
     Register,
     Rejected,
     WorkerDown,
@@ -176,7 +176,7 @@ CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
         lambda host: [Leaving(host.link).encode(), b"x"],
         "^1 frames came with Leaving, 1 too many$",
     ),
-    "a worker twice": (lambda host: [WorkerUp(host.link, 0, "").encode()], "^its worker 0 began twice"),
+    "a worker twice": (lambda host: [WorkerUp(host.link, 0, "").encode()], "^its worker 0 started twice"),
 }
 
 
@@ -287,7 +287,7 @@ def test_a_flood_ends_and_its_memory_with_it(gateway, good, name, is_linked) -> 
             registered = Register(1, "1", 3, "flood", "", 1, 1, "")
             connection.sendall(frame(registered.encode()))
             link = gateway.hear(LinkUp).link
-        words = FLOODS[name] or frame(Opened(link, 1).encode())
+        words = FLOODS[name] or frame(HostOpened(link, 1).encode())
         words *= max(1, (1 << 16) // len(words))
         flood(connection, words)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -315,7 +315,7 @@ def what_a_host_says(host) -> list[Message]:
     link = host.link
     return [
         AskIndex(link, sha256(b"an index").hexdigest(), 0),
-        Opened(link, 1),
+        HostOpened(link, 1),
         CannotOpen(link, 1, "no such folder"),
         WorkerUp(link, 1, "libjpeg 3"),
         WorkerDown(link, 0, "signal 9"),

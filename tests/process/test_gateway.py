@@ -44,6 +44,7 @@ from batchd.orders.link import (
     HostFill,
     HostForget,
     HostLimits,
+    HostOpened,
     HostQuarantine,
     HostServe,
     HostStorage,
@@ -51,7 +52,6 @@ from batchd.orders.link import (
     IndexPart,
     Leaving,
     LinkClosed,
-    Opened,
     Rejected,
     WorkerDown,
     WorkerUp,
@@ -131,10 +131,10 @@ def test_a_worker_host_is_told_of_later_streams_samples_and_limits(gateway, host
     assert host.hear(HostForget) == HostForget(host.link, 2)
 
     for stream in (2, 1, 1):
-        host.send(Opened(host.link, stream))
+        host.send(HostOpened(host.link, stream))
     for stream in (1, 1):
         host.send(CannotOpen(host.link, stream, "/data is\nempty"))
-        host.send(Opened(host.link, stream))
+        host.send(HostOpened(host.link, stream))
     host.send(Leaving(host.link))
     assert gateway.hear(LinkOpened) == LinkOpened(host.link, 1)
     assert gateway.hear(LinkRefuses) == LinkRefuses(host.link, 1, "/data is?empty")
@@ -257,9 +257,9 @@ def test_a_key_for_some_streams_shows_no_other(keys) -> None:
         host = gateway.linked(key, workers=0)
         assert host.hear(HostServe).serve == serve_message(2, "other").encode()
         host.send(AskIndex(host.link, sha256(b"secret").hexdigest(), 0))
-        host.send(Opened(host.link, 1))
+        host.send(HostOpened(host.link, 1))
         host.send(AskIndex(host.link, sha256(b"open").hexdigest(), 0))
-        host.send(Opened(host.link, 2))
+        host.send(HostOpened(host.link, 2))
 
         assert host.hear_all() == (IndexPart(host.link, sha256(b"open").hexdigest(), 0), [b"open"])
         assert gateway.hear(LinkOpened) == LinkOpened(host.link, 2)

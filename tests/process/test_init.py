@@ -76,7 +76,7 @@ def test_a_folder_of_classes_is_written_checked_and_served(data: Path) -> None:
     assert written.splitlines() == [
         "# 12 samples: image (image file), label (int64)",
         "# 2 classes: cat (5), dog (7)",
-        "# image: JPEG, 64 x 48 pixels (12 files looked at)",
+        "# image: JPEG, 64 x 48 pixels (12 files checked)",
         "[streams.things]",
         f'source = {{ type = "folder", path = "{data}" }}',
         "batch_size = 8",
@@ -126,7 +126,7 @@ def test_a_mixture_is_used_as_far_as_it_goes(data: Path) -> None:
     assert whole["classes"] == {"cat": 3, "dog": 4}
     assert sorted(whole["left_out"]) == ["00000.jpg", "cat/Thumbs.db", "notes.md"]
     assert "# 3 of 10 files left out: 1 .jpg (00000.jpg), " in whole["toml"]
-    assert "# 1 of 7 samples that were read cannot be used: " in whole["toml"]
+    assert "# 1 of the 7 samples read cannot be used: " in whole["toml"]
 
 
 def test_more_images_at_the_top_than_below_are_a_flat_folder(data: Path) -> None:
@@ -434,7 +434,7 @@ def test_a_batch_of_pictures_is_drawn(data: Path) -> None:
 
     assert "sheet.png: epoch 0, step 0, 2 samples" in text
     assert (data.parent / "sheet.png").read_bytes().startswith(b"\x89PNG")
-    assert "--sheet is for a batch" in batchd("init", data, "--sheet", "a.png", "--dry-run", status=2).stderr
+    assert "--sheet saves a batch" in batchd("init", data, "--sheet", "a.png", "--dry-run", status=2).stderr
 
 
 def test_a_batch_is_smaller_where_memory_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,17 +448,17 @@ def test_a_batch_is_smaller_where_memory_is_short(data: Path, monkeypatch: pytes
 def test_what_cannot_be_served_is_said(data: Path) -> None:
     """Nothing there, nothing in it, nothing known, nothing readable."""
     assert refused(data / "absent") == f"batchd: there is no file or folder {data / 'absent'}\n"
-    assert refused(data) == f"batchd: {data} holds no files\n"
+    assert refused(data) == f"batchd: {data} has no files\n"
 
     (data / "a.xyz").write_text("x")
     (data / "b.zip").write_text("x")
     text = refused(data)
-    assert "holds nothing that batchd recognises, but 1 .xyz (a.xyz), 1 .zip (b.zip)" in text
+    assert "has no files that batchd recognises, but 1 .xyz (a.xyz), 1 .zip (b.zip)" in text
     assert "unpack it first: unzip FILE" in text
     assert "  folder: .bmp .gif .jpeg .jpg .png .webp\n" in text
 
     (data / "c.jpg").write_text("no image")
-    assert "none of 1 sample that were read can be used, such as" in refused(data)
+    assert "none of 1 sample can be used, for example" in refused(data)
     assert "ftp" in batchd("init", "ftp://host/a", status=2).stderr
     assert batchd("init", data, "-o", data / "no" / "a.toml", status=1).stderr.endswith(f"no folder {data / 'no'}\n")
 

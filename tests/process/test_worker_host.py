@@ -21,12 +21,12 @@ from batchd.orders.link import (
     HostFilled,
     HostForget,
     HostLimits,
+    HostOpened,
     HostQuarantine,
     HostStorage,
     HostWithdraw,
     Leaving,
     Moved,
-    Opened,
     Register,
     Rejected,
     WorkerDown,
@@ -322,7 +322,7 @@ def test_users_functions_may_be_elsewhere_and_must_be_the_same(
     request.addfinalizer(changed.close)
     gateway.opened(changed)
     gone = gateway.expect(WorkerDown)
-    assert gone.how == "signal 9 (SIGKILL): it has imported a former version of a user's module"
+    assert gone.how == "signal 9 (SIGKILL): it has imported an earlier version of a user's module"
     gateway.workers.discard(gone.worker)
     assert np.array_equal(gateway.fill(changed, 0, 0, 0, 8).arrays["image"], expected._arrays(0, 0)["image"])
     (here / "my_steps.py").unlink()
@@ -355,7 +355,7 @@ def test_an_index_is_kept_for_the_next_start(gateway, start_host, long_index) ->
         gateway.serve(stream)
         parts = -(-len(index_of(stream)) // INDEX_PART_BYTES)
         assert gateway.send_parts() == (0 if starts else parts)
-        assert gateway.expect(Opened).stream == stream.number
+        assert gateway.expect(HostOpened).stream == stream.number
         assert same_rows(gateway.fill(stream, 0, 1000, 0, 8), expected, 0, 1000, 0, 8)
         host.close()
         gateway.close()
@@ -394,7 +394,7 @@ def test_an_index_that_is_interrupted_goes_on_where_it_was(gateway, start_host, 
     gateway.serve(stream)
 
     assert gateway.send_parts() == -(-len(index_of(stream)) // INDEX_PART_BYTES) - 2
-    assert gateway.expect(Opened).stream == stream.number
+    assert gateway.expect(HostOpened).stream == stream.number
     assert same_rows(gateway.fill(stream, 0, 7, 0, 8), expected, 0, 7, 0, 8)
 
 
@@ -411,7 +411,7 @@ def test_a_damaged_index_on_disk_is_received_again(gateway, start_host, stream, 
     gateway.serve(stream)
 
     assert gateway.send_parts() == 1
-    assert gateway.expect(Opened).stream == stream.number
+    assert gateway.expect(HostOpened).stream == stream.number
     assert gateway.fill(stream, 0, 0, 0, 8).arrays is not None
     assert file.read_bytes() == content
     assert "a kept index cannot be used" in host.log
@@ -525,7 +525,7 @@ def test_quarantined_samples_are_bad_without_decoding(gateway, start_host, opene
     gateway.admit()
     gateway.serve(stream, quarantined=(first,))
     gateway.send_parts()
-    gateway.expect(Opened)
+    gateway.expect(HostOpened)
 
     assert [one[0] for one in gateway.fill(stream, 0, 0, 0, 8).answer.bad] == [first]
     gateway.send(HostQuarantine(gateway.link, stream.number, [second]))
@@ -577,7 +577,7 @@ def test_a_gateway_that_comes_back_finds_everything_as_it_was(gateway, start_hos
     gateway.open()
     gateway.admit()
     gateway.serve(stream)
-    assert gateway.expect(Opened).stream == stream.number
+    assert gateway.expect(HostOpened).stream == stream.number
     os.kill(pid, signal.SIGCONT)
 
     order = gateway.order(stream, 2, 1, 0, 8)
@@ -621,7 +621,7 @@ def test_an_order_that_cannot_be_ends_the_link(gateway, start_host, stream, what
 
     gateway.admit()
 
-    assert "an order that cannot be" in host.log
+    assert "an invalid order" in host.log
 
 
 def test_messages_of_a_former_link_are_ignored(gateway, start_host, stream) -> None:
@@ -745,7 +745,7 @@ def test_a_worker_host_that_is_sent_to_impossible_gateways_tries_again_with_paus
     moves(gateway, 1, [])
     moves(gateway, 1, [1])
     assert gateway.admit().not_at == []
-    assert host.log.count("which cannot be") == 3
+    assert host.log.count("which is not a valid one") == 3
 
 
 # --- the end --------------------------------------------------------------------------------------

@@ -32,10 +32,10 @@ from batchd.orders.link import (
     CannotOpen,
     HostFill,
     HostFilled,
+    HostOpened,
     HostServe,
     IndexPart,
     LinkClosed,
-    Opened,
     Register,
     WorkerUp,
 )
@@ -194,7 +194,7 @@ class FakeGateway:
         """Send up to so many parts of an index as they are asked for, until one is opened."""
         for sent in range(most):
             while not self.hears(AskIndex, 0.1):
-                if any(isinstance(one, Opened | CannotOpen) for one, _ in self._queue):
+                if any(isinstance(one, HostOpened | CannotOpen) for one, _ in self._queue):
                     return sent
             asked = self.expect(AskIndex)
             part = self._indexes[asked.digest][asked.offset : asked.offset + INDEX_PART_BYTES]
@@ -205,7 +205,7 @@ class FakeGateway:
         """Tell of a stream, send its index if it is asked for, and wait until it is open."""
         self.serve(stream)
         self.send_parts()
-        assert self.expect(Opened).stream == stream.number
+        assert self.expect(HostOpened).stream == stream.number
 
     def a_worker(self) -> int:
         """A worker that takes orders."""

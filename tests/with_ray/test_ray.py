@@ -367,4 +367,4 @@ def test_a_cluster_with_a_token_lets_only_its_holders_in(start_cluster, start_dr
 
     assert facts["ray"] == []
     cluster.environment = {**cluster.environment, "RAY_AUTH_TOKEN": "b" * 64}
-    assert "does not let this driver in" in batchd_ray(cluster, "status", status=1)
+    assert "refuses this driver" in batchd_ray(cluster, "status", status=1)

@@ -1,7 +1,7 @@
 """The process that answers HTTP: its socket, session and restarts. DAEMON process; no HTTP code.
 
     bind, early: an address that was set and cannot be bound is reported before any scan
-    start [-> first visitor] -> observer -> it ends -> pause, longer each time -> observer -> ... -> close
+    start [-> first visitor] -> observer -> it ends -> growing pause -> observer -> ... -> close
 
 At the default address the observer is started for its first visitor, since most daemons have none
 there; where an address was set, from the beginning.

@@ -1,6 +1,6 @@
 """How many remote workers are wanted: the core's counters of the last seconds. DAEMON process.
 
-    every tick: counters --kept for WINDOW_S--> difference --diagnosis.demand--> Wanted
+    every tick: counters --kept for WINDOW_S--> difference --diagnosis.demand--> WantedNumber
 
 A tick reads a few numbers of each trainer and makes no statistics, so that the loop does not notice
 a hundred trainers.
@@ -25,7 +25,7 @@ from batchd.diagnosis.demand import (
     WINDOW_S,
     PoolLimits,
     StreamLoad,
-    Wanted,
+    WantedNumber,
     WantedWorkers,
 )
 
@@ -63,7 +63,7 @@ class WantedCount:
         self._kept: deque[tuple[float, dict[int, _Counts]]] = deque()
 
     @property
-    def now(self) -> Wanted:
+    def now(self) -> WantedNumber:
         """The number at the last tick."""
         return self._rule.now
 

@@ -1,4 +1,4 @@
-"""Recognise numpy's files. Of arrays with different lengths, those of the most common one. CLI."""
+"""Recognise numpy's files. If arrays differ in length, it takes the most common length. CLI."""
 
 import os
 import re
@@ -42,7 +42,7 @@ def _recognise_npz(files: FoundFiles, survey: Survey) -> Recognised:
     names = of_kind(files, NpzSource)
     if len(names) != 1:
         raise SourceInvalid(
-            f"{files.root} holds several archives: {', '.join(map(readable, names[:3]))}; name one of them"
+            f"{files.root} has several archives: {', '.join(map(readable, names[:3]))}; name one of them"
         )
     path = files.root / os.fsdecode(names[0])
     arrays = npz_arrays(NpzSource(path=path), survey.storage)
@@ -55,13 +55,13 @@ def _recognise_npz(files: FoundFiles, survey: Survey) -> Recognised:
 
 
 def _same_length(arrays: Mapping[_Name, StoredArray]) -> list[_Name]:
-    """The names of the arrays that have as many samples as most do."""
+    """The names of the arrays with the most common number of samples."""
     (length, _count), *_others = Counter(array.shape[0] for array in arrays.values()).most_common()
     return [name for name, array in arrays.items() if array.shape[0] == length]
 
 
 def _fields(arrays: Mapping[str, StoredArray]) -> dict[str, str]:
-    """The fields of arrays: their names, where those do not say that it is an image or a label."""
+    """Field names by array: ``image`` and ``label`` if names and types show them, else its own."""
     fields: dict[str, str] = {}
     for name, array in arrays.items():
         bare = field_name(_PART.sub("", Path(name).stem) or Path(name).stem)

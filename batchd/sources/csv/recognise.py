@@ -1,7 +1,7 @@
 """Recognise tables: their delimiter, the types of their columns, and a column of images. CLI.
 
-Types are those of the first records. A column of paths becomes the image if its first file is
-there: beside the table, or in a folder that was found.
+The types come from the first records. A column of paths becomes the image if its first file exists:
+beside the table, or in a folder below the place.
 """
 
 import os
@@ -91,7 +91,7 @@ def _records(path: Path, delimiter: str, survey: Survey) -> tuple[list[str], lis
         raise SourceInvalid(f"{path}: a record {error}") from None
     good = [record for record in records if len(record) == len(titles)]
     if not good:
-        raise SourceInvalid(f"{path} holds no record behind its titles")
+        raise SourceInvalid(f"{path} has no record after its titles")
     return titles, good
 
 
@@ -100,7 +100,7 @@ def _is_image(records: Sequence[Sequence[str]], number: int) -> bool:
 
 
 def _image_root(files: FoundFiles, path: Path, value: str, survey: Survey) -> Path | None:
-    """The folder that the paths of a table are relative to; None if the first is nowhere."""
+    """The folder to which the paths of a table are relative; None if the first file is missing."""
     if not survey.storage.at(path).file_problems(path.parent / value, "the image"):
         return path.parent
     end = b"/" + os.fsencode(value)

@@ -3,8 +3,8 @@
 cat/1.jpg  dog/2.jpg                   a folder with classes
 1.jpg  2.jpg                           a flat folder
 train/cat/1.jpg  test/cat/2.jpg        the folder of the training part
-1.jpg  cat/2.jpg                       patterns, of the larger part
-labels.txt: "cat/1.jpg 0"              a list, if its first file is there
+1.jpg  cat/2.jpg                       patterns for the larger part
+labels.txt: "cat/1.jpg 0"              a list, if its first file exists
 """
 
 import os
@@ -50,7 +50,7 @@ def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:
     lists = [name for name in of_kind(files, ListSource) if _is_list(files, name, survey)]
     if len(lists) != 1:
         many = f": {', '.join(map(readable, lists[:3]))}; name one of them" if lists else ""
-        raise SourceInvalid(f"{files.root} holds {counted(len(lists), 'list')} of images{many}")
+        raise SourceInvalid(f"{files.root} has {counted(len(lists), 'list')} of images{many}")
     path = files.root / os.fsdecode(lists[0])
     lines = [line for _number, line in islice(lines_of(path, survey), LOOKED_AT)]
     is_outside = any(may_lead_out(read_line(line, allow_outside_root=True)[0]) for line in lines)
@@ -59,7 +59,7 @@ def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:
 
 
 def _is_list(files: FoundFiles, name: bytes, survey: Survey) -> bool:
-    """True if the first lines of a text name images with labels, and the first image is there."""
+    """True if the first lines of a text name images with labels, and the first image exists."""
     path = files.root / os.fsdecode(name)
     try:
         lines = list(islice(lines_of(path, survey), 4))

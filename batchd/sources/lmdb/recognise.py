@@ -26,14 +26,14 @@ from batchd.storage.survey import Survey
 _LOCK_FILE = b"lock.mdb"
 _KEY = re.compile(rb"([A-Za-z_]+)([-_/:.])(\d+)")
 FIRST_MAX = 512
-"""Records among which the first of each field are: keys are sorted, so one field follows another."""
+"""Maximum number of records to read: keys are sorted, so the records of a field are adjacent."""
 
 
 def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
     names = of_kind(files, LmdbSource)
     data = [name for name in names if name.rpartition(b"/")[2] != _LOCK_FILE]
     if len(data) != 1:
-        raise SourceInvalid(f"{files.root} holds {len(data)} databases; name one of them")
+        raise SourceInvalid(f"{files.root} has {len(data)} databases; name one of them")
     path = files.root / os.fsdecode(data[0])
     check_local("the database", path)
     path = path.parent if path.name == "data.mdb" else path
@@ -41,7 +41,7 @@ def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
 
 
 def _first_records(path: Path) -> dict[bytes, bytes]:
-    """The first records, and of keys like ``image-000001`` the first of each name."""
+    """The first records; with keys like ``image-000001``, the first ones of each name."""
     try:
         environment = Environment.of(path)
     except SampleUnreadable as error:
@@ -55,7 +55,7 @@ def _first_records(path: Path) -> dict[bytes, bytes]:
             records[key] = bytes(cursor.value())
             begun = _KEY.fullmatch(key)
             named = [one for one in records if begun is not None and one.startswith(begun[1] + begun[2])]
-            if begun is not None and len(named) >= LOOKED_AT:  # on to the next name
+            if begun is not None and len(named) >= LOOKED_AT:  # skip to the next name
                 more = cursor.set_range(begun[1] + bytes([begun[2][0] + 1]))
             elif begun is None and len(records) >= LOOKED_AT:
                 break
@@ -66,7 +66,7 @@ def _first_records(path: Path) -> dict[bytes, bytes]:
     finally:
         environment.close()
     if not records:
-        raise SourceInvalid(f"{path} holds no record")
+        raise SourceInvalid(f"{path} has no records")
     return records
 
 
@@ -122,8 +122,8 @@ def _map(value: bytes) -> Mapping[str, object] | None:
 def _unknown(path: Path, records: Mapping[bytes, bytes]) -> SourceInvalid:
     key, value = next(iter(records.items()))
     return SourceInvalid(
-        f"{path}: the record {readable(key)!r} begins with {value[:12]!r}, which is no image, no text and no map in msgpack; "
-        'declare its fields yourself: `batchd config` has an example of type = "lmdb"'
+        f"{path}: the record {readable(key)!r} begins with {value[:12]!r}, which is not an image, a text or a map in "
+        'msgpack; declare its fields yourself: `batchd config` has an example of type = "lmdb"'
     )
 
 

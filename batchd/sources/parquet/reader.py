@@ -56,7 +56,7 @@ KEPT_BYTES_MIN = 1 << 10
 OBJECT_NAME = "its file"
 
 
-class Place(NamedTuple):
+class ValuePlace(NamedTuple):
     """Where a sample is.
 
     ``row`` counts from 0 in the row group, ``group`` in the file, ``number`` through all files.
@@ -79,11 +79,11 @@ class ParquetIndex:
         self._groups = index.arrays["groups"]
         self._firsts = np.ascontiguousarray(self._groups[:, 2])
 
-    def place(self, sample: int) -> Place:
+    def place(self, sample: int) -> ValuePlace:
         """Where a sample is. Raises ``IndexError``."""
         number = int(self._firsts.searchsorted(self._index.checked(sample), side="right")) - 1
         file, group, first = self._groups[number].tolist()
-        return Place(number, file, group, sample - first)
+        return ValuePlace(number, file, group, sample - first)
 
     def file(self, number: int) -> bytes:
         """The path of a file as the kernel takes it."""
@@ -242,7 +242,7 @@ class ParquetReader:
         for one in self._bytes.values():
             one.close()
 
-    def _value(self, sample: int, place: Place, number: int) -> Value:
+    def _value(self, sample: int, place: ValuePlace, number: int) -> Value:
         column = self._columns[number]
         extent = self._extent(column.name, place, sample)
         try:
@@ -255,7 +255,7 @@ class ParquetReader:
         except SampleUnreadable as error:
             raise SampleUnreadable(f"{error} (row group {place.group}, row {place.row} of it)") from None
 
-    def _extent(self, name: str, place: Place, sample: int) -> Extent | None:
+    def _extent(self, name: str, place: ValuePlace, sample: int) -> Extent | None:
         """The extent of a value that the file holds as it is; None to decode its row group."""
         extents = self._index.arrays.get(f"extents.{name}")
         if extents is None or extents[sample, 0] == NOWHERE:
@@ -303,7 +303,7 @@ class _RowGroups:
         self._kept: dict[tuple[int, int], tuple[Any, int]] = {}
         self._kept_bytes = 0
 
-    def column(self, place: Place, number: int, title: str) -> Any:
+    def column(self, place: ValuePlace, number: int, title: str) -> Any:
         """A column of the row group of a sample. Raises ``SampleUnreadable``."""
         key = (place.number, number)
         kept = self._kept.pop(key, None)
@@ -323,7 +323,7 @@ class _RowGroups:
             raise SampleUnreadable(kept[0])
         return kept[0]
 
-    def ahead(self, wanted: Iterable[tuple[Place, int, str]]) -> list[Extent]:
+    def ahead(self, wanted: Iterable[tuple[ValuePlace, int, str]]) -> list[Extent]:
         """The extents of the columns that are not kept here; footers that this needs are read."""
         absent = {(place.number, number): (place, title) for place, number, title in wanted}
         absent = {key: one for key, one in absent.items() if key not in self._kept}

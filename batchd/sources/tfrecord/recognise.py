@@ -39,7 +39,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     found = {name: type_of(_alike(those)) for name, those in sorted(values.items()) if len(those) == len(examples)}
     types = {name: text for name, text in found.items() if text is not None}
     if not types:
-        raise SourceInvalid(f"{path}: the first records have no feature in common; are they examples of TensorFlow?")
+        raise SourceInvalid(f"{path}: the first records have no feature in common; batchd reads `tf.train.Example`")
     fields = named_fields(types)
     source = TFRecordSource(root=files.root, shards=patterns_of(files, names), fields=fields.fields, names=fields.names)
     left_out = [name for name in sorted(values) if name not in types]
@@ -58,7 +58,7 @@ def _examples(path: Path, stream: BinaryIO) -> Iterator[dict[str, object]]:
         try:
             features = Example.FromString(data).features.feature
         except DecodeError:
-            raise SourceInvalid(f"{path}: the record at byte {start} is no example of TensorFlow") from None
+            raise SourceInvalid(f"{path}: the record at byte {start} is not a `tf.train.Example`") from None
         yield {name: _value(feature) for name, feature in features.items()}
 
 
@@ -69,7 +69,7 @@ def _value(feature: Feature) -> object:
 
 
 def _alike(values: list[object]) -> list[object]:
-    """Single numbers, where every list has one."""
+    """The values, with each list replaced by its number if every list has exactly one."""
     return (
         [value[0] if isinstance(value, list) else value for value in values]
         if all(not isinstance(value, list) or len(value) == 1 for value in values)

@@ -1,4 +1,4 @@
-"""Recognise video files; folders around them are classes. CLI."""
+"""Recognise video files; their folders are classes. CLI."""
 
 import os
 

@@ -35,13 +35,13 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     with survey.open(path) as stream:
         samples = list(islice(samples_in(path, stream), LOOKED_AT))
         if not samples:
-            raise SourceInvalid(f"{path} holds no sample")
+            raise SourceInvalid(f"{path} has no samples")
         found, left_out = _members(samples, stream)
     shards = patterns_of(files, names)
     notes = (*notes, *left_out_note("member", left_out))
     types = {name: text for name, (text, _member) in found.items()}
     if not types:
-        raise SourceInvalid(f"{path}: no member that batchd reads is in all of the first samples")
+        raise SourceInvalid(f"{path}: the first samples have no member in common that batchd reads")
     usual = {name: usual_member(parse_column(name, text)).text for name, text in types.items()}
     members = {name: member for name, (_text, member) in found.items() if member != usual[name]}
     source = WebDatasetSource(root=files.root, shards=shards, fields=types, names=members)
@@ -72,7 +72,7 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
 
 
 def _fields(ending: str, members: list[TarMember], stream: BinaryIO) -> dict[str, tuple[str, str]]:
-    """The fields that a member holds: type and member by name; none if batchd reads none of it."""
+    """The fields of a member: type and member by name; empty if batchd cannot read it."""
     name, _dot, last = ending.rpartition(".")
     if last in IMAGE_ENDINGS:
         return {field_name(name or last): ("image", ending)}
