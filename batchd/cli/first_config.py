@@ -16,9 +16,8 @@ Invariant: the comments state every fact on which the configuration relies.
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from statistics import median_low
-from typing import Any
 
 import numpy as np
 
@@ -160,7 +159,7 @@ def stream_table(source: SourceOptions, facts: Facts, batch_size: int) -> dict[s
     return {"source": table, "batch_size": batch_size, **({"pipeline": pipeline} if pipeline else {})}
 
 
-def _is_default(source: SourceOptions, field: Any) -> bool:
+def _is_default(source: SourceOptions, field: Field[object]) -> bool:
     value = getattr(source, field.name)
     return bool(value == (field.default_factory() if callable(field.default_factory) else field.default))
 

@@ -257,7 +257,7 @@ class StreamOpener:
 
 def _cache_key(kind: str, recipe: SampleRecipe, digest: str) -> str:
     """Text that differs for streams whose cached samples differ. ``digest``: of the whole index."""
-    facts: list[Any] = [kind, recipe.source, recipe.columns, recipe.record_bytes_max, digest, recipe.modules]
+    facts: list[object] = [kind, recipe.source, recipe.columns, recipe.record_bytes_max, digest, recipe.modules]
     if kind == "pixels":
         files = decoded_files([step_from_plain(step) for step in recipe.steps])
         facts += [decoders(), files, POINTS_VERSION, PIXELS_VERSION]
@@ -268,7 +268,7 @@ def _cache_key(kind: str, recipe: SampleRecipe, digest: str) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _check(recipe: SampleRecipe, place: Mapping[str, Any]) -> None:
+def _check(recipe: SampleRecipe, place: Mapping[str, object]) -> None:
     """Raise ``StreamUnusable`` if a library, file or module of the stream is missing here."""
     try:
         for _key, source in sources_in(source_from_plain(recipe.source)):
@@ -288,7 +288,7 @@ def _check(recipe: SampleRecipe, place: Mapping[str, Any]) -> None:
             raise StreamUnusable(f"{found.file} has other content than the daemon's")
 
 
-def _check_place(place: Mapping[str, Any]) -> None:
+def _check_place(place: Mapping[str, object]) -> None:
     """Raise ``StreamUnusable`` if folders or files of an index are missing here, or differ."""
     for path in islice(_paths_in(place), PATHS_CHECKED_MAX):
         _status(path)

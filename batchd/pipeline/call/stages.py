@@ -9,6 +9,7 @@ not declared.
 Invariant: afterwards each field is what its column says, or the sample is bad.
 """
 
+from collections.abc import Iterable
 from sys import getrefcount
 from typing import Any
 
@@ -86,7 +87,7 @@ class CallStage:
         np.copyto(owner, value)
         return owner.view()
 
-    def _checked(self, made: object, given: dict[str, Any]) -> dict[str, Value]:
+    def _checked(self, made: object, given: dict[str, object]) -> dict[str, Value]:
         if not isinstance(made, dict):
             raise SampleUndecodable(f"{self._name} returned {type(made).__name__} instead of a dict of fields")
         missing = self._required - made.keys()
@@ -106,7 +107,7 @@ class CallStage:
         return checked
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(repr(name) for name in names))
 
 

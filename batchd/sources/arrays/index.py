@@ -156,7 +156,7 @@ def read_header(where: str, stream: BinaryIO) -> StoredArray:
     return StoredArray(stream.tell(), dtype, shape, fortran and len(shape) > one_dimension)
 
 
-def fingerprint(stream: BinaryIO, size: int) -> list[Any]:
+def fingerprint(stream: BinaryIO, size: int) -> tuple[int, str]:
     """The size, and a digest: of a long file, only of its ends and of blocks between them."""
     digest = sha256()
     count = min(PROBES, -(-size // PROBE_BYTES))
@@ -164,4 +164,4 @@ def fingerprint(stream: BinaryIO, size: int) -> list[Any]:
     for number in range(count):
         stream.seek(number * PROBE_BYTES if size <= PROBES * PROBE_BYTES else last * number // (count - 1))
         digest.update(stream.read(PROBE_BYTES))
-    return [size, digest.hexdigest()]
+    return size, digest.hexdigest()

@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from zlib import crc32
 
 import numpy as np
@@ -61,7 +61,7 @@ def _columns_of(arrays: Mapping[str, StoredArray]) -> tuple[Column, ...]:
 
 
 def _arrays_index(
-    arrays: Mapping[str, StoredArray], files: Sequence[Path], contents: Sequence[list[Any]], survey: Survey
+    arrays: Mapping[str, StoredArray], files: Sequence[Path], contents: Sequence[object], survey: Survey
 ) -> SourceIndex:
     """The index of arrays, each in its own file or all in one. Raises as ``_samples_of`` does."""
     samples, runs, fields = _samples_of(arrays), [], []
@@ -80,9 +80,9 @@ def _arrays_index(
 
 def _build_index(
     parts: Sequence[tuple[int, *tuple[Run, ...]]],
-    fields: Sequence[list[Any]],
+    fields: Sequence[object],
     files: Sequence[Path],
-    contents: Sequence[list[Any]],
+    contents: Sequence[object],
     survey: Survey,
 ) -> SourceIndex:
     """The index of such parts: samples and their runs. ``contents``: the digests of the files."""
@@ -107,7 +107,7 @@ def npy_arrays(source: NpySource, storage: Storage) -> dict[str, StoredArray]:
 
 def _npy_scan(source: NpySource, survey: Survey) -> SourceIndex:
     arrays: dict[str, StoredArray] = {}
-    contents: list[list[Any]] = []
+    contents: list[object] = []
     for name, array, stream in _npy_opened(source, survey):
         arrays[name] = array
         contents.append(fingerprint(stream, array.first + array.size))
@@ -194,7 +194,7 @@ def npz_arrays(source: NpzSource, storage: Storage) -> dict[str, StoredArray]:
 def _npz_scan(source: NpzSource, survey: Survey) -> SourceIndex:
     """Find the arrays, and compare their checksums. Raises ``SourceInvalid``."""
     arrays: dict[str, StoredArray] = {}
-    content: list[Any] = []
+    content: list[object] = []
     for name, array, stream, member in _npz_opened(source, survey):
         arrays[name] = array
         _check_member(source, stream, member, array.first + array.size, survey)

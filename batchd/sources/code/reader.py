@@ -65,7 +65,7 @@ class PythonReader(PlainReader):
         """The object ends with the process."""
 
 
-def make_object(function: str, options: Mapping[str, Any]) -> Any:
+def make_object(function: str, options: dict[str, object]) -> Any:
     """Import the function and call it. Raises ``FunctionUnusable`` or ``FunctionFailed``."""
     return call(load_for(function, Given(options=options)), **options)
 
@@ -83,8 +83,8 @@ class GeneratorReader(PlainReader):
         self._columns = source.columns
         self._max_bytes = max_bytes
         self._yields_batches = source.yields == "batch"
-        self._running: Iterator[Any] | None = None
-        self._batch: Mapping[str, Any] = {}
+        self._running: Iterator[object] | None = None
+        self._batch: Mapping[str, object] = {}
         self._rows = range(0)
 
     def read(self, _sample: int) -> Mapping[str, Value]:
@@ -102,7 +102,7 @@ class GeneratorReader(PlainReader):
     def close(self) -> None:
         """The generator ends with the process."""
 
-    def _next(self) -> Mapping[str, Any]:
+    def _next(self) -> Mapping[str, object]:
         if not self._yields_batches:
             return _named(self._columns, self._yielded())
         if not self._rows:
@@ -116,7 +116,7 @@ class GeneratorReader(PlainReader):
         row, self._rows = self._rows[0], self._rows[1:]
         return {name: call(getitem, values, row) for name, values in self._batch.items()}
 
-    def _yielded(self) -> Any:
+    def _yielded(self) -> object:
         """The next value; another generator is begun if one has ended."""
         if self._running is not None:
             given = call(next, self._running, _END)
@@ -129,7 +129,7 @@ class GeneratorReader(PlainReader):
             raise SampleUnreadable("the generator ended before it had yielded anything")
         return given
 
-    def _begin(self) -> Iterator[Any]:
+    def _begin(self) -> Iterator[object]:
         entropy = None  # the operating system chooses
         if self._seed is not None:
             entropy = self._seed, Here.worker, *([self._begun] if self._begun else [])
@@ -146,7 +146,7 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
     return "rng" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
-def _named(columns: tuple[Column, ...], given: Any) -> dict[str, Any]:
+def _named(columns: tuple[Column, ...], given: object) -> dict[str, object]:
     if isinstance(given, Mapping):
         missing = [column.name for column in columns if column.name not in given]
         if missing:
@@ -160,7 +160,7 @@ def _named(columns: tuple[Column, ...], given: Any) -> dict[str, Any]:
     return {column.name: value for column, value in zip(columns, given, strict=True)}
 
 
-def _values_of(columns: tuple[Column, ...], given: Mapping[str, Any], max_bytes: int) -> dict[str, Value]:
+def _values_of(columns: tuple[Column, ...], given: Mapping[str, object], max_bytes: int) -> dict[str, Value]:
     """Values with the types of their columns. Raises ``SampleUnreadable``."""
     try:
         values = {column.name: checked_value(column, given[column.name]) for column in columns}

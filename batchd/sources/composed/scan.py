@@ -77,7 +77,7 @@ def _scan_parts(parts: Sequence[SourceOptions], survey: Survey) -> list[SourceIn
     return found
 
 
-def _join(parts: Sequence[SourceIndex], samples: int, facts: Mapping[str, Any], arrays: Arrays) -> SourceIndex:
+def _join(parts: Sequence[SourceIndex], samples: int, facts: Mapping[str, object], arrays: Arrays) -> SourceIndex:
     """One index of several; ``facts`` and ``arrays`` say which of their samples it has."""
     joined = {f"{number}/{name}": array for number, part in enumerate(parts) for name, array in part.arrays.items()}
     classes = _common_classes(parts)

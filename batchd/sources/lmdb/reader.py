@@ -13,7 +13,6 @@ Invariant: no part of a record is ever executed: pickles are recognised and refu
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -106,7 +105,7 @@ def _number(column: Column, digits: bytes) -> Value:
     return converted(column, number)
 
 
-def unpacked(raw: memoryview, max_bytes: int) -> dict[Any, Any]:
+def unpacked(raw: memoryview, max_bytes: int) -> dict[str | bytes, object]:
     """A record in msgpack, of nothing but its own types. Raises ``SampleUnreadable``."""
     if raw.nbytes > max_bytes:
         raise SampleUnreadable(f"has {raw.nbytes} bytes, more than max_bytes = {max_bytes}")
@@ -127,7 +126,7 @@ def _refuse_extension(number: int, _data: bytes) -> None:
     raise ValueError(f"extension {number}")
 
 
-def _from_msgpack(column: Column, record: dict[Any, Any], name: str, max_bytes: int) -> Value:
+def _from_msgpack(column: Column, record: dict[str | bytes, object], name: str, max_bytes: int) -> Value:
     if name not in record:
         raise SampleUnreadable(f"has no {name!r}; there are {', '.join(map(repr, list(record)[:20]))}")
     value = record[name]

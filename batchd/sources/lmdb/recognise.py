@@ -116,7 +116,8 @@ def _map(value: bytes) -> Mapping[str, object] | None:
         found = unpacked(memoryview(value), len(value))
     except SampleUnreadable:
         return None
-    return found if found and all(isinstance(key, str) for key in found) else None
+    fields = {key: one for key, one in found.items() if isinstance(key, str)}
+    return fields if fields and len(fields) == len(found) else None
 
 
 def _unknown(path: Path, records: Mapping[bytes, bytes]) -> SourceInvalid:

@@ -264,7 +264,7 @@ class TFRecordReader(PlainReader):
         except FeatureMisfits as misfit:
             raise SampleUnreadable(f"{part.feature!r} is declared as {part.column.text}, and {misfit}") from None
 
-    def _found(self, part: FeatureField, features: Any, lists: Any) -> Value:
+    def _found(self, part: FeatureField, features: Mapping[str, Feature], lists: Mapping[str, Feature]) -> Value:
         """The value of a field. With both of one name, a length of ? means the feature list."""
         name, column = part.feature, part.column
         # as TensorFlow sees it

@@ -55,7 +55,7 @@ def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int
         raise SampleUnreadable(f"{column.name} {error}") from None
 
 
-def json_object(content: memoryview) -> Mapping[str, Any]:
+def json_object(content: memoryview) -> Mapping[str, object]:
     """The JSON object in a member. Raises ``SampleUnreadable``."""
     try:
         found = json.loads(bytes(content))
@@ -145,7 +145,7 @@ class MembersReader:
         """See ``interface.Reader``."""
         found = self._found(sample)
         contents = [self._content(one, is_last=one is found[-1]) for one in found]
-        objects: dict[int, Mapping[str, Any]] = {}
+        objects: dict[int, Mapping[str, object]] = {}
         values: dict[str, Value] = {}
         for part in self._parts:
             member, content = found[part.slot], contents[part.slot]
@@ -210,7 +210,7 @@ class MembersReader:
             raise SampleUnreadable(f"{found.ending}: {error}") from None
         return content if is_last else memoryview(bytes(content))
 
-    def _value(self, part: MemberField, content: memoryview, objects: Mapping[int, Mapping[str, Any]]) -> Value:
+    def _value(self, part: MemberField, content: memoryview, objects: Mapping[int, Mapping[str, object]]) -> Value:
         if part.coding != "json":
             return value_of(part.column, part.coding, content, self._max_bytes)
         value = objects[part.slot].get(part.member.key)
