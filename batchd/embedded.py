@@ -42,7 +42,7 @@ def serve(
 
     for key in overrides or {}:
         if not key.strip() or "=" in key:
-            raise BatchdError(f"overrides: {key!r} is no path of keys, such as streams.photos.batch_size")
+            raise BatchdError(f"overrides: {key!r} is not a path of keys, such as streams.photos.batch_size")
     with ExitStack() as stack:
         directory = tempfile.mkdtemp(prefix="batchd-", dir=os.environ.get("XDG_RUNTIME_DIR"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)

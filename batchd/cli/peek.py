@@ -36,7 +36,7 @@ ROWS_MAX = 8
 def _position(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, int]:
     """Parse EPOCH:STEP, both from 0. Raises ``click.BadParameter``."""
     if not POSITION.fullmatch(value):
-        raise click.BadParameter(f"{value!r} is no position: EPOCH:STEP, as in 0:250, both counted from 0")
+        raise click.BadParameter(f"{value!r} is not a position: EPOCH:STEP, as in 0:250, both counted from 0")
     epoch, step = value.split(":")
     return int(epoch), int(step)
 

@@ -143,7 +143,7 @@ def _read_text(file: Path) -> str:
         hint = "; `batchd init PATH` writes one for your data" if isinstance(error, FileNotFoundError) else ""
         raise _unusable(file, f"cannot be read: {error.strerror}{hint}") from None
     if len(content) > FILE_BYTES_MAX:
-        raise _unusable(file, f"is longer than {FILE_BYTES_MAX} bytes, so it is no configuration")
+        raise _unusable(file, f"is longer than {FILE_BYTES_MAX} bytes, so it is not a configuration")
     try:
         return content.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -309,7 +309,7 @@ def _key_in(here: object, name: str | int, path: KeyPath) -> str | int:
             return int(name)
         numbers = {0: "", 1: ", number 0"}.get(len(here), f", numbers 0 to {len(here) - 1}")
         raise LookupError(f"{path_text(path)} has {counted(len(here), 'item')}{numbers}, and there is no {name}")
-    raise LookupError(f"{path_text(path)} is no table, and no list")
+    raise LookupError(f"{path_text(path)} is neither a table nor a list")
 
 
 def _make_paths_absolute(data: object, base: Path) -> None:

@@ -321,7 +321,7 @@ class StreamConfig(_Branch):
     """The stream stops above this share of bad samples among those read."""
 
     window: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
-    """Number of batches that are prepared ahead of each trainer. "auto": 16 MiB of them, at least 3,
+    """Number of batches prepared ahead of each trainer. "auto": 16 MiB of them, at least 3,
     and more if that takes more to keep all workers busy; no more than 64, or than fit into the ring
     beside the one that is read."""
 

@@ -31,7 +31,7 @@ class Ordering:
         self._moment = moment
         self._last_order = 0
         self._served_s = 0.0
-        """Worker time of the subscription that was served last, before that order; never decreases."""
+        """Worker time of the subscription that was served last, before its order; only grows."""
 
     def next_number(self) -> int:
         """Return an order number that was never used."""

@@ -36,7 +36,7 @@ _SAMPLES_KEY = np.uint64(0x5EED)
 
 
 def host_key(name: str, number: int) -> int:
-    """The key that decides a host's samples; not 0. ``number``: among hosts of this name, from 0."""
+    """The key for a host's samples; not 0. ``number``: among hosts with this name, from 0."""
     digest = blake2b(f"{number} {name}".encode("utf-8", "backslashreplace"), digest_size=7).digest()
     return 1 + int.from_bytes(digest)
 

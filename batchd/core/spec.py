@@ -16,7 +16,7 @@ class StreamSpec:
     ``max_skew``: how many of its batches a trainer may be ahead of the slowest; None: each has
     its own pace. ``remote_window_max``: batches that may wait in the memory of a trainer on another
     host. ``kept_ahead``: the ring is not enlarged to keep a batch that its next reader reads after
-    more others than these; None: it is. ``bgr_fields``: images in BGR order, for tools that display them.
+    more others than these; None: it is. ``bgr_fields``: images in BGR order, for display.
     """
 
     number: int

@@ -226,7 +226,7 @@ def _of_python(column: Column, value: object) -> npt.NDArray[Any]:
         if not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
             text = repr(value)
             shown = text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  a part of a line
-            raise NotAsDeclared(f"{column.name!r} is {shown}, which is no {column.dtype}")
+            raise NotAsDeclared(f"{column.name!r} is {shown}, which is not {column.dtype}")
     return array.astype(target)
 
 

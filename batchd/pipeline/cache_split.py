@@ -1,12 +1,12 @@
-"""What follows from the steps of a stream: where a cache cuts them, the longest record.
+"""Facts that follow from a stream's steps: where a cache cuts them, the longest record.
 
-Daemon and CLI; no decoder.
+Daemon and CLI; imports no decoder.
 
     decode  (resize to cache_short_side)  resize  center_crop  |  random_crop  random_flip  to
-    once for each sample: what the cache keeps                 |  in each epoch
+    once for each sample: the cache keeps the result           |  in each epoch
 
-A cache of decoded samples keeps what the steps before the first random one make. Steps that are not
-``is_cacheable`` are after the cut, too: those that make numbers of pixels, as pixels are bytes, and
+A cache of decoded samples keeps the output of the steps before the first random one. Steps that are
+not ``is_cacheable`` are after the cut, too: conversions of pixels to numbers, which are larger, and
 calls of users' functions, which may be random.
 
 Invariant: the steps before the cut give the same values for a sample in every epoch, so the cache
@@ -26,17 +26,17 @@ from batchd.pipeline.options import StepOptions
 KINDS_WITH_POINTS = {"points", "pixels", "encoded", "seekable"}
 """Caches whose records have the access points of JPEGs: see ``_jpeg_scan.h``."""
 RECORD_BYTES_MAX = 64 << 20
-"""Length of a record, in bytes, above which a sample is bad, where no ``decode`` step says."""
+"""Length of a record, in bytes, above which a sample is bad, unless a ``decode`` step sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
-    """The steps that samples go through, and what follows from them alone.
+    """The steps of a stream, and the facts that follow from them alone.
 
-    ``cut``: of a stream with a cache of decoded samples, how many steps make what it keeps; else 0.
-    ``record_bytes_max``: the longest record of the source. ``cropped``: the fields of which a cache
-    keeps access points, each with the bytes that a file may have; else empty. ``is_random``: one
-    sample can give different fields.
+    ``cut``: the number of steps whose output a cache of decoded samples keeps; 0 without one.
+    ``record_bytes_max``: the longest record of the source. ``cropped``: the fields for which a
+    cache keeps access points, each with the maximum size of a file in bytes; empty without one.
+    ``is_random``: a sample can have different fields each time.
     """
 
     steps: tuple[StepOptions, ...]
@@ -47,7 +47,7 @@ class PipelinePlan:
 
 
 def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_side: int | None = None) -> PipelinePlan:
-    """Plan the steps of a stream; ``short_side``, in pixels, is that of cached images, if given."""
+    """Plan the steps of a stream. ``short_side``: of cached images, in pixels, or None."""
     steps = steps_of(pipeline, short_side)
     return PipelinePlan(
         steps,
@@ -75,17 +75,17 @@ def cut_of(steps: Sequence[StepOptions]) -> int:
 
 
 def cut_problem(steps: Sequence[StepOptions]) -> str | None:
-    """Why a pipeline cannot be cut, and what to do about it; None where it can."""
+    """The reason why a pipeline cannot be cut, and what to do; None if it can."""
     in_front = steps[: cut_of(steps)]
     if any(isinstance(step, Decode) for step in in_front):
         return None
     if not any(isinstance(step, Decode) for step in steps):
-        return 'nothing is decoded, so there are no pixels to keep; cache = "encoded" keeps what the source gives'
+        return 'no step decodes, so there are no pixels to keep; cache = "encoded" keeps the values of the source'
     step = steps[len(in_front)]
-    why = "is random" if step.is_random else "is done anew in each epoch"
+    why = "is random" if step.is_random else "runs in each epoch"
     return (
-        f'"{step.op}" (pipeline[{len(in_front)}]) {why} and stands in front of "decode", so nothing decoded is the same in all '
-        'epochs; put "decode" in front of it, or take cache = "encoded"'
+        f'"{step.op}" (pipeline[{len(in_front)}]) {why} and is before "decode", so no decoded image is the same in all '
+        'epochs; move "decode" before it, or set cache = "encoded"'
     )
 
 
@@ -101,7 +101,7 @@ def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
 
 
 def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[Any]]:
-    """The fields that only a ``decode`` step reads, and what decides their pixels and bad files."""
+    """The fields that only ``decode`` reads, and the options that decide pixels and bad files."""
     return {
         step.field: [step.color, step.max_bytes, step.max_pixels]
         for place, step in enumerate(steps)
@@ -110,17 +110,17 @@ def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[Any]]:
 
 
 def crop_problem(steps: Sequence[StepOptions], cache: str) -> str | None:
-    """Why access points would be of no use to a pipeline, and what would; None where they are."""
+    """The reason why a pipeline cannot use access points, and what to do; None if it can."""
     instead = 'cache = "off"' if cache == "points" else 'cache = "encoded"'
     if not cropped_files(steps):
         return (
-            f'cache = "{cache}" is of use where a crop follows "decode" directly (random_resized_crop, random_crop, '
-            f"center_crop), and here none does; take {instead}"
+            f'cache = "{cache}" needs a crop directly after "decode" (random_resized_crop, random_crop, center_crop), and '
+            f"there is none; set {instead}"
         )
     if not has_crop_decoder():
         return (
-            f'cache = "{cache}" is for the extension that decodes crops, which was not built: install a compiler and the '
-            f"headers of libjpeg-turbo, and batchd again; or take {instead}"
+            f'cache = "{cache}" needs the extension that decodes crops, which was not built: install a compiler and the '
+            f"headers of libjpeg-turbo, then reinstall batchd; or set {instead}"
         )
     return None
 

@@ -141,5 +141,5 @@ def _open_regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise StepFileInvalid(f"{path} is no regular file")
+        raise StepFileInvalid(f"{path} is not a regular file")
     return descriptor

@@ -5,8 +5,8 @@ cache keeps the record of a file's points with the sample or alone.
 
     cache --known--> decoder --found--> cache
 
-Invariant: the decoder checks that a record was made from the bytes that a crop reads, so a record of
-another file does no harm. A file without points has a record, too: its length.
+Invariant: the decoder checks that a record was made from the bytes that a crop reads, so a record
+of another file does no harm. A file without points has a record, too: its length.
 """
 
 from collections.abc import Iterable, Mapping

@@ -34,7 +34,7 @@ class DecodedFile(NamedTuple):
     reread: Callable[[], memoryview]
 
     def file(self) -> memoryview:
-        """The file, uint8 ``[file_bytes]``. Raises ``SampleUnreadable`` if its length has changed."""
+        """The file, uint8 ``[file_bytes]``. Raises ``SampleUnreadable`` if its length differs."""
         data = self.reread()
         if len(data) != self.file_bytes:
             raise SampleUnreadable(

@@ -141,7 +141,7 @@ class LocalFiles:
         if (problem := unreachable(file)) is not None:
             return [problem]
         if not file.is_file():
-            return [f"{file} is no file" if file.exists() else f"there is no file {file}"]
+            return [f"{file} is not a file" if file.exists() else f"there is no file {file}"]
         if not os.access(file, os.R_OK):
             return [f"{what} {file} is not readable for this user"]
         return []
@@ -152,7 +152,7 @@ class LocalFiles:
         if (problem := unreachable(folder)) is not None:
             return [problem]
         if not folder.is_dir():
-            return [f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"]
+            return [f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}"]
         if not os.access(folder, os.R_OK | os.X_OK):
             return [f"the folder {folder} is not readable for this user"]
         return []
@@ -209,7 +209,7 @@ class LocalFiles:
 
 
 def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
-    """A broken link is no folder if ``or_else`` it counts as a file, else ``SourceInvalid``."""
+    """A broken link is not a folder if ``or_else`` it counts as a file, else ``SourceInvalid``."""
     try:
         return entry.is_dir()
     except OSError as error:

@@ -66,7 +66,7 @@ class Pattern:
         self.text = text
         names = text.split("/")
         if not text or text.startswith("/") or "" in names or ".." in names or "." in names:
-            raise ValueError(f"{text!r} is no pattern of paths below the root, such as 'photos/**/*.jpg'")
+            raise ValueError(f"{text!r} is not a pattern of paths below the root, such as 'photos/**/*.jpg'")
         if any(ANY_FOLDERS in name and name != ANY_FOLDERS for name in names):
             raise ValueError(f"in {text!r} the ** has to be a part by itself, as in 'photos/**/*.jpg'")
         if names[-1] == ANY_FOLDERS:

@@ -214,7 +214,7 @@ class WorkerStream:
     def _fill_or_clear(
         self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
     ) -> tuple[Bad, str]:
-        """Fill the rows ``target`` with ``samples``; return the bad ones, and why none can be made."""
+        """Fill the rows ``target`` with ``samples``; return the bad ones, and why rows are empty."""
         if self._hopeless is None:
             try:
                 return self._fill(chunk, samples, target, arrays, page)

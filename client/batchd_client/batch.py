@@ -259,13 +259,13 @@ class Batch(NotCopyable, Mapping[str, Any]):
         """Return the fields as CPU tensors, by name, with the shapes and dtypes of ``[name]``.
 
         A ragged field is a list of tensors. Without ``copy`` they are views of shared memory: they
-        keep the batch alive, must not be read after ``release()`` or the end of ``with batch:``, and
-        a write into one (``tensor.div_(255)``) crashes the program, as torch has no read-only
+        keep the batch alive, must not be read after ``release()`` or the end of ``with batch:``,
+        and a write into one (``tensor.div_(255)``) crashes the program, as torch has no read-only
         tensors. With ``copy`` they are yours, and the batch can be released.
 
-        For layouts, normalisation and GPUs use ``batchd_client.torch.BatchdLoader``. Raises what
-        access by name raises, ``TensorsInvalid`` if torch lacks a dtype, and ``ImportError`` without
-        torch.
+        For layouts, normalisation and GPUs use ``batchd_client.torch.BatchdLoader``. Raises the
+        errors of access by name, ``TensorsInvalid`` if torch lacks a dtype, and ``ImportError``
+        without torch.
         """
         from batchd_client.torch.tensors import tensors_of  # noqa: PLC0415  torch takes seconds to import
 

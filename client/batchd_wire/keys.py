@@ -133,11 +133,11 @@ def read_key_table(descriptor: int, path: Path, refused_mode: int) -> dict[str, 
     with os.fdopen(descriptor, "rb", closefd=False) as file:
         content = file.read(KEY_FILE_BYTES_MAX + 1)
     if len(content) > KEY_FILE_BYTES_MAX:
-        raise ValueError(f"{path} is longer than {KEY_FILE_BYTES_MAX} bytes, so it is no key file")
+        raise ValueError(f"{path} is longer than {KEY_FILE_BYTES_MAX} bytes, so it is not a key file")
     try:
         return tomllib.loads(content.decode())
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8, so it is no key file") from None
+        raise ValueError(f"{path} is not UTF-8, so it is not a key file") from None
     except (ValueError, RecursionError):
         # tomllib's message may quote the file.
         raise ValueError(f"{path} is not TOML: it is damaged, or no key file") from None

@@ -47,7 +47,7 @@ def scan(source: PluginSource, survey: Survey) -> SourceIndex:
         with path_of(source).open("rb") as stream, zipfile.ZipFile(stream) as archive:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise SourceInvalid(f"{path_of(source)} is no regular file")
+                raise SourceInvalid(f"{path_of(source)} is not a regular file")
             survey.saw(os.fsencode(path_of(source)), status)
             members = [member for member in archive.infolist() if member.filename.lower().endswith(IMAGE_ENDINGS)]
             places = np.array([place_of(member, stream) for member in members], np.int64).reshape(-1, 5)

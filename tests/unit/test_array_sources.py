@@ -314,8 +314,8 @@ def saved(array: np.ndarray) -> bytes:
     ("members", "message"),
     [
         ({}, "holds no array"),
-        ({"x.txt": b"text"}, "x.txt is no .npy file"),
-        ({"x.npy": b""}, "x.npy is no .npy file"),
+        ({"x.txt": b"text"}, "x.txt is not a .npy file"),
+        ({"x.npy": b""}, "x.npy is not a .npy file"),
         ({"x.npy": saved(np.zeros(5))[:-8]}, "x.npy has 160 bytes, and its header says 168"),
         ({"x.npy": saved(np.zeros(5)) + b"12"}, "x.npy has 170 bytes, and its header says 168"),
         ({"1.npy": saved(np.zeros(5))}, "'1' is not a valid field name"),

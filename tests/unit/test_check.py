@@ -234,9 +234,9 @@ def test_what_the_command_line_set_is_not_looked_for_in_the_file(check: Checker)
     [
         ('indices = "none.txt"', ".indices", "there is no file {}/none.txt"),
         ('indices = "good.txt"', "", ""),
-        ('indices = "far.txt"', ".indices", "{}/far.txt:2: 10 is no sample; there are 10, counted from 0"),
+        ('indices = "far.txt"', ".indices", "{}/far.txt:2: 10 is not a sample; there are 10, counted from 0"),
         ('indices = "below.txt"', ".indices", "{}/below.txt:1: not the number of a sample: -3"),
-        ('indices = "below.npy"', ".indices", "{}/below.npy:1: -3 is no sample; there are 10, counted from 0"),
+        ('indices = "below.npy"', ".indices", "{}/below.npy:1: -3 is not a sample; there are 10, counted from 0"),
         ('indices = "words.txt"', ".indices", "{}/words.txt:2: not the number of a sample: two"),
         ('indices = "empty.txt"', ".indices", "{}/empty.txt names no sample; each line is a number"),
         ("stop = 11", "", "stop = 11, but the source has 10 samples"),
@@ -270,8 +270,8 @@ pipeline = [{{ op = "decode" }}, {{ op = "resize", size = [4, 4] }}]
 """
 
     assert check(text.format("zero.txt")) == {}
-    assert "one.txt:1: 1 is no sample; there are 1" in check(text.format("one.txt"))["streams.a.source"][1]
-    assert "below.npy:1: -3 is no sample" in check(text.format("below.npy"))["streams.a.source.indices"][1]
+    assert "one.txt:1: 1 is not a sample; there are 1" in check(text.format("one.txt"))["streams.a.source"][1]
+    assert "below.npy:1: -3 is not a sample" in check(text.format("below.npy"))["streams.a.source.indices"][1]
 
 
 CALLED = """

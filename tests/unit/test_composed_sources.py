@@ -294,14 +294,14 @@ CUT = b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': 
     ("content", "message"),
     [
         ("", "names no sample"),
-        ("1\n5\n", r"indices:2: 5 is no sample; there are 5, counted from 0"),
+        ("1\n5\n", r"indices:2: 5 is not a sample; there are 5, counted from 0"),
         ("1\n-1\n", "indices:2: not the number of a sample: -1"),
         ("1\ntwo\n", "indices:2: not the number of a sample: two"),
         ("9" * 5000, "indices:1: not the number of a sample"),
-        (np.array([0, -1]), "indices:1: -1 is no sample"),
+        (np.array([0, -1]), "indices:1: -1 is not a sample"),
         (np.array([0.5]), r"float64\[1\], not a list of whole numbers"),
         (np.array([[0]]), r"int64\[1, 1\], not a list"),
-        (np.array([2**63], np.uint64), "9223372036854775808 is no sample"),
+        (np.array([2**63], np.uint64), "9223372036854775808 is not a sample"),
         (b"\x93NUMPY\x01", "damaged header"),
         (CUT, "is cut: it ends at byte 140, within its numbers"),
         (PICKLED, "Python objects, which are never loaded"),
@@ -321,7 +321,7 @@ def test_a_file_of_indices_that_is_not_there_is_found_without_a_scan(tmp_path: P
     assert source_problems(source) == [f"there is no file {tmp_path}/none"]
     os.mkfifo(tmp_path / "none")
 
-    with pytest.raises(SourceInvalid, match="no regular file"):
+    with pytest.raises(SourceInvalid, match="not a regular file"):
         scan(source)
 
 

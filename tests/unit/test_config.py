@@ -371,7 +371,7 @@ def test_a_stream_whose_name_is_a_number_is_no_item(tmp_path: Path) -> None:
         ("streams.photos.pipeline.-1.size", "and there is no -1"),
         ("streams.photos.pipeline.resize.size", "and there is no resize"),
         ("daemon.python_path.1", "daemon.python_path has 1 item, number 0, and there is no 1"),
-        ("streams.photos.batch_size.0", "streams.photos.batch_size is no table, and no list"),
+        ("streams.photos.batch_size.0", "streams.photos.batch_size is neither a table nor a list"),
     ],
 )
 def test_an_item_that_is_not_there_is_told_with_how_many_there_are(tmp_path: Path, dotted: str, message: str) -> None:
@@ -786,7 +786,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         tmp_path / "none.toml": "No such file or directory; `batchd init PATH` writes one for your data",
         tmp_path: "Is a directory",
         tmp_path / "latin1.toml": "not UTF-8: byte 0xe9",
-        Path("/dev/zero"): "no configuration",
+        Path("/dev/zero"): "not a configuration",
     }
 
     for file, message in expected.items():
@@ -817,9 +817,9 @@ def test_overrides_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
         {"BATCHD_RUNTIME_DIR": "/run/\udcff"},
     )
 
-    assert "daemon.workers is no table" in found["daemon.workers.x"].message
-    assert "no path of keys" in found["no path"].message
-    assert "no path of keys" in found["a\nb"].message
+    assert "daemon.workers is neither a table" in found["daemon.workers.x"].message
+    assert "not a path of keys" in found["no path"].message
+    assert "not a path of keys" in found["a\nb"].message
     assert "not UTF-8" in found["daemon.runtime_dir"].message
 
 

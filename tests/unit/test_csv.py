@@ -302,7 +302,11 @@ def test_tables_with_other_titles_or_no_records_are_refused(tmp_path) -> None:
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path) -> None:
     """A FIFO nobody writes into, a folder, nothing."""
     os.mkfifo(tmp_path / "fifo")
-    for name, message in (("fifo", "is no regular file"), (".", "is no regular file"), ("gone", "cannot be read")):
+    for name, message in (
+        ("fifo", "is not a regular file"),
+        (".", "is not a regular file"),
+        ("gone", "cannot be read"),
+    ):
         source = CsvSource(path=tmp_path / name, fields=FIELDS)
         assert message in refused(source)
         assert source_problems(source)
@@ -350,16 +354,16 @@ def test_settings_that_make_no_sense_are_refused(options, message) -> None:
         ("int64", "9223372036854775808", "and int64 goes from -9223372036854775808 to 9223372036854775807"),
         ("uint8", "256", "'x' is '256', and uint8 goes from 0 to 255"),
         ("uint8", "-1", "'x' is '-1', and uint8 goes from 0 to 255"),
-        ("float32", "abc", "'x' is 'abc', which is no number, so not float32"),
-        ("float32", "", "which is no number, so not float32; write nan where there is no number"),
-        ("float32", "0x10", "is no number"),
-        ("float32", "1_0.5", "is no number"),
+        ("float32", "abc", "'x' is 'abc', which is not a number, so not float32"),
+        ("float32", "", "which is not a number, so not float32; write nan where there is no number"),
+        ("float32", "0x10", "is not a number"),
+        ("float32", "1_0.5", "is not a number"),
         ("float32", "1e39", "'x' is '1e39', and float32 goes from -3.40282e+38 to 3.40282e+38"),
         ("float64", "1e999", "'x' is '1e999', and float64"),
         ("float16", "65520", "and float16 goes from -65504 to 65504"),
         ("bool", "yes", "'x' is 'yes', which is not bool: 0, 1, false or true"),
         ("float32[3]", "1 2", "'x' has 2 numbers, and float32[3] has 3"),
-        ("float32[3]", "1 2 x", "'x' is 'x', which is no number"),
+        ("float32[3]", "1 2 x", "'x' is 'x', which is not a number"),
         ("int8[2,?]", "1 2 3", "'x' has 3 numbers, not those of int8[2,?]"),
     ],
 )

@@ -74,9 +74,9 @@ def test_a_short_side_is_a_resize_behind_decode():
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
-        ([OneHot(field="label", classes=5)], "nothing is decoded"),
-        ([FLIP, Decode()], r'"random_flip" \(pipeline\[0\]\) is random and stands in front of "decode"'),
-        ([Call(function="a:b", random=False), Decode()], r'"call" \(pipeline\[0\]\) is done anew in each epoch'),
+        ([OneHot(field="label", classes=5)], "no step decodes"),
+        ([FLIP, Decode()], r'"random_flip" \(pipeline\[0\]\) is random and is before "decode"'),
+        ([Call(function="a:b", random=False), Decode()], r'"call" \(pipeline\[0\]\) runs in each epoch'),
     ],
 )
 def test_what_cannot_be_cut_is_told_what_helps(steps, text):
@@ -136,5 +136,5 @@ def test_files_that_are_cropped_first_of_all_may_be_seekable():
         [Rename(field="other", to="image"), Decode(), CROP],
     ):
         assert cropped_files(steps) == {}
-        assert "and here none does" in crop_problem(steps, "seekable")
+        assert "and there is none" in crop_problem(steps, "seekable")
     assert crop_problem([Decode(), CROP], "seekable") is None

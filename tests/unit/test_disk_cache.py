@@ -300,7 +300,7 @@ def test_what_is_not_ours_alone_is_not_used(opened, tmp_path):
     opened.daemon()
     opened.close()
     opened.path.chmod(0o620)
-    with pytest.raises(CacheUnusable, match="is not this user's alone"):
+    with pytest.raises(CacheUnusable, match="can be written by other users"):
         opened.daemon()
     opened.path.rename(tmp_path / "elsewhere")
     opened.path.symlink_to(tmp_path / "elsewhere")
@@ -317,7 +317,7 @@ def test_a_file_of_another_user_is_said_to_be_his(opened):
     opened.daemon()
     opened.close()
     os.chown(opened.path, 12345, -1)
-    says = "belongs to user 12345, so what it holds is not to be trusted: run the daemon as that user, or remove it"
+    says = "belongs to user 12345, so its content cannot be trusted: run the daemon as that user, or remove it"
     with pytest.raises(CacheUnusable, match=says):
         opened.daemon()
     assert file_problem(opened.spec) == f"{opened.path} {says}"
@@ -325,7 +325,7 @@ def test_a_file_of_another_user_is_said_to_be_his(opened):
 
 def test_a_missing_folder_is_named(opened, tmp_path):
     """And what makes it."""
-    with pytest.raises(CacheUnusable, match=r"there is no .*gone: make it, on a local disk \(mkdir -p"):
+    with pytest.raises(CacheUnusable, match=r"gone does not exist: create it on a local disk \(mkdir -p"):
         opened.daemon(folder=str(tmp_path / "gone"))
 
 
@@ -457,10 +457,10 @@ def test_check_says_what_is_wrong_with_folders_and_sizes(tmp_path):
 
     assert problems_of(tmp_path, 1 << 30, 1 << 30) == {}
     assert problems_of(tmp_path, 1 << 30, 1 << 20) == {
-        "streams.s1.cache_size": "s1 and s0 share one file, so both have to say the same cache_size"
+        "streams.s1.cache_size": "s1 and s0 share one file, so both need the same cache_size"
     }
-    assert problems_of(tmp_path / "gone", 1 << 30)["streams.s0.cache_dir"].startswith("there is no ")
-    assert problems_of(tmp_path / "file", 1 << 30) == {"streams.s0.cache_dir": f"{tmp_path / 'file'} is no folder"}
+    assert problems_of(tmp_path / "gone", 1 << 30)["streams.s0.cache_dir"].startswith(f"{tmp_path}/gone does not exist")
+    assert problems_of(tmp_path / "file", 1 << 30) == {"streams.s0.cache_dir": f"{tmp_path / 'file'} is not a folder"}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -102,7 +102,7 @@ def test_a_root_that_is_not_there_is_named(tmp_path) -> None:
         f"there is no folder {tmp_path / 'no'}"
     ]
     assert KINDS[GlobSource].problems(GlobSource(root=tmp_path / "file", patterns=("*",)), Storage()) == [
-        f"{tmp_path / 'file'} is no folder"
+        f"{tmp_path / 'file'} is not a folder"
     ]
 
 

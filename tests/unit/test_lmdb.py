@@ -143,12 +143,12 @@ class _Evil:
     [
         (pickle.dumps(_Evil()), "looks like a pickle, which batchd never reads"),
         (pickle.dumps({"label": 1}, 2), "looks like a pickle"),
-        (b"", "is no msgpack"),
-        (b"\xc1", "is no msgpack"),
-        (msgpack.packb({"label": 1})[:-1], "is no msgpack"),
-        (msgpack.packb({"label": 1}) + b"x", "is no msgpack: ExtraData"),
-        (b"\x81\xa5label" + b"\x91" * 5000, "is no msgpack"),
-        (msgpack.packb({"label": msgpack.ExtType(5, b"code")}), "is no msgpack: ValueError extension 5"),
+        (b"", "is not msgpack"),
+        (b"\xc1", "is not msgpack"),
+        (msgpack.packb({"label": 1})[:-1], "is not msgpack"),
+        (msgpack.packb({"label": 1}) + b"x", "is not msgpack: ExtraData"),
+        (b"\x81\xa5label" + b"\x91" * 5000, "is not msgpack"),
+        (msgpack.packb({"label": msgpack.ExtType(5, b"code")}), "is not msgpack: ValueError extension 5"),
         (msgpack.packb([1]), "is list in msgpack, not a map"),
         (msgpack.packb({"lable": 1}), "has no 'label'; there are 'lable'"),
         (msgpack.packb({"label": "1"}), 'label is str in msgpack, not "uint8"'),
@@ -188,10 +188,10 @@ def test_lists_that_are_no_numbers_are_bad_samples(tmp_path, list_) -> None:
         ("image", b"", "image is empty"),
         ("image", b"x" * 101, "image has 101 bytes, more than max_bytes = 100"),
         ("text", b"\xff", "x is no UTF-8: byte 0 of 1"),
-        ("int64", b"cat", "x is 'cat', which is no int64"),
-        ("int64", b"1" * 65, "which is no int64"),
+        ("int64", b"cat", "x is 'cat', which is not int64"),
+        ("int64", b"1" * 65, "which is not int64"),
         ("int8", b"200", "x is 200, which no int8 can be"),
-        ("float32", b"", "x is '', which is no float32"),
+        ("float32", b"", "x is '', which is not float32"),
     ],
 )
 def test_values_that_do_not_fit_are_bad_samples(tmp_path, field, record, reason) -> None:
@@ -229,7 +229,7 @@ def test_what_is_no_database_is_refused(tmp_path, data) -> None:
     """By name."""
     (tmp_path / "data.mdb").write_bytes(data)
 
-    with pytest.raises(SourceInvalid, match=rf"{tmp_path}: (is empty|is no LMDB database, or is damaged)"):
+    with pytest.raises(SourceInvalid, match=rf"{tmp_path}: (is empty|is not an LMDB database, or is damaged)"):
         scan_lmdb(tmp_path, {"image": "image"})
 
 
@@ -240,7 +240,7 @@ def test_a_database_that_is_not_there_or_no_file_is_refused(tmp_path) -> None:
     with pytest.raises(SourceInvalid, match="gone cannot be read: No such file"):
         kind_of(source).scan(source, Survey(nothing))
     os.mkfifo(tmp_path / "data.mdb")
-    with pytest.raises(SourceInvalid, match="is no regular file"):
+    with pytest.raises(SourceInvalid, match="is not a regular file"):
         scan_lmdb(tmp_path, {"image": "image"})
 
 
@@ -334,7 +334,7 @@ def test_a_database_that_is_gone_or_replaced_before_it_is_opened_makes_bad_sampl
     write_lmdb(tmp_path / "db", {b"other": b"1"})
     assert "there is no key 'image-000000004' any more" in reason()
     file.write_bytes(b"nonsense" * 2000)
-    assert "is no LMDB database, or is damaged" in reason()
+    assert "is not an LMDB database, or is damaged" in reason()
 
 
 def test_several_streams_of_a_worker_share_one_open_database(tmp_path) -> None:

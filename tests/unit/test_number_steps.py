@@ -61,13 +61,13 @@ def test_one_hot_of_many_labels_has_one_more_dimension():
 @pytest.mark.parametrize(("label", "dtype"), [(4, "int64"), (-1, "int64"), (200, "uint8"), (2**64 - 1, "uint64")])
 def test_a_label_outside_the_classes_is_a_bad_sample(label, dtype):
     """With the number, and which would be good."""
-    with pytest.raises(SampleUndecodable, match=rf"^{label} is no class from 0 to 3 "):
+    with pytest.raises(SampleUndecodable, match=rf"^{label} is not a class from 0 to 3 "):
         make(OneHot(classes=4), np.dtype(dtype).type(label), dtype)
 
 
 def test_a_bad_number_among_many_is_named_with_its_place():
     """The first of them."""
-    with pytest.raises(SampleUndecodable, match=r"^9 at \[1, 0\] is no class"):
+    with pytest.raises(SampleUndecodable, match=r"^9 at \[1, 0\] is not a class"):
         make(OneHot(classes=4), np.array([[0, 1], [9, 8]]), "int64", (2, 2))
 
 
@@ -117,8 +117,8 @@ def test_cast_gives_the_same_numbers_or_none(numbers, dtype, truncate):
         (300, "int64", "uint8", "300 is not from 0 to 255, as uint8 is"),
         (-1, "int64", "uint64", "-1 is not from 0"),
         (2, "uint8", "bool", "2 is not from 0 to 1, as bool is"),
-        (float("nan"), "float32", "int64", "nan is no number of int64"),
-        (float("-inf"), "float64", "int8", "-inf is no number of int8"),
+        (float("nan"), "float32", "int64", "nan is not a number of int64"),
+        (float("-inf"), "float64", "int8", "-inf is not a number of int8"),
         (2.5, "float64", "int64", "2.5 has a fractional part, which int64 has not; truncate = true cuts it off"),
         (2.0**63, "float64", "int64", "is not from -9223372036854775808 to 9223372036854775807"),
         (2.0**64, "float32", "uint64", "is not from 0 to 18446744073709551615"),

@@ -299,8 +299,8 @@ def test_a_worker_keeps_no_more_row_groups_than_it_may(tmp_path) -> None:
     ("data", "reason"),
     [
         (b"", "is empty; leave it out of the shards"),
-        (b"PAR1", "is no Parquet file"),
-        (b"no parquet at all" * 10, "is no Parquet file: it starts with b'no p'"),
+        (b"PAR1", "is not a Parquet file"),
+        (b"no parquet at all" * 10, "is not a Parquet file: it starts with b'no p'"),
         (b"PAR1" + bytes(100) + b"PAR1", "cannot be read as Parquet"),
         (b"PAR1" + bytes(96) + b"\xff\xff\xff\x7fPAR1", "cannot be read as Parquet"),
         (b"PARE" + bytes(100) + b"PARE", "is encrypted"),
@@ -394,7 +394,7 @@ def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
     file.unlink()
     assert "No such file" in reason()
     os.mkfifo(file)
-    assert "no regular file" in reason()
+    assert "not a regular file" in reason()
 
 
 def test_a_value_behind_the_end_of_a_file_that_was_cut_is_a_bad_sample(tmp_path) -> None:

@@ -113,7 +113,7 @@ REFUSED = [
     ("no records", file("shards/a.tar", b"hello, world, this is a text"), "", RECORDS, "this is no TFRecord file"),
     ("empty records", file("shards/a.tar"), "", RECORDS, "is empty; leave it out"),
     ("cut tar", cut, "", f"{SHARDS}\n{DECODE}", "is cut: it ends at byte 2000, within 1.jpg"),
-    ("no tar", file("shards/a.tar", b"hello" * 200), "", f"{SHARDS}\n{DECODE}", "is no tar file"),
+    ("no tar", file("shards/a.tar", b"hello" * 200), "", f"{SHARDS}\n{DECODE}", "is not a tar file"),
     ("sample without image", members("1.cls"), "", f"{SHARDS}\n{DECODE}", "has no image"),
     ("sample without label", members("1.jpg"), "", f"{SHARDS}\n{DECODE}", "has no member .cls for its label"),
     ("label that is none", lambda folder: write_shard(folder / "shards/a.tar", [("1.jpg", b""), ("1.cls", b"x")]), "",
@@ -158,7 +158,7 @@ REFUSED = [
     ("memory for rings", nothing, "", f"{ARRAY}\nbatch_size = 65536", "of shared memory, have 96.0 MiB: "),
     ("memory for caches", nothing, "", f'{ARRAY}\ncache = "encoded"\ncache_memory = "800TiB"', "are for caches"),
     ("cache without room", lambda folder: np.save(folder / "x.npy", np.zeros(99_999)), "",
-     f'{ARRAY}\ncache = "encoded"\ncache_memory = "64KiB"', "have no room for anything but"),
+     f'{ARRAY}\ncache = "encoded"\ncache_memory = "64KiB"', "only have room for the index of"),
     ("no directory", taken_place, "", ARRAY, "cannot be used: Not a directory"),
     ("no directory above", taken_place, 'runtime_dir = "run/further/down"', ARRAY, "cannot be used: Not a directory"),
     ("foreign address", nothing, 'http = "192.0.2.7:7071"', ARRAY, "Cannot assign requested address"),
@@ -277,7 +277,7 @@ def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str
         cache_path(spec).touch()
         cache_path(spec).chmod(0o666)
 
-    assert_both_refuse(both, "is a link: remove it" if spoil == "link" else "is not this user's alone")
+    assert_both_refuse(both, "is a link: remove it" if spoil == "link" else "can be written by other users")
 
 
 def test_where_a_daemon_runs_its_memory_and_its_addresses_are_its_own(both: Both) -> None:
@@ -338,7 +338,7 @@ def test_a_large_source_is_left_behind_its_first_samples(tmp_path: Path, monkeyp
     wrong = try_source(source, (), Storage(), samples_max=3)
 
     assert early == behind == (None, (), ("everything behind the first 4 samples",))
-    assert [one.text for one in wrong.problems] == [f"{tmp_path}/1.tar is no tar file, or is damaged: empty file"]
+    assert [one.text for one in wrong.problems] == [f"{tmp_path}/1.tar is not a tar file, or is damaged: empty file"]
 
 
 def test_a_slow_source_is_left_when_its_time_is_over(tmp_path: Path) -> None:

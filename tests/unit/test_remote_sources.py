@@ -323,10 +323,10 @@ class TestScansThatFail:
         [
             (lambda root: CsvSource(path=root / "e", fields={"a": "int8"}), "/e is empty"),
             (lambda root: ListSource(path=root / "e"), "/e names no sample"),
-            (lambda root: NpySource(path=root / "e"), "/e is no .npy file: it is empty"),
-            (lambda root: NpzSource(path=root / "e"), "/e is no .npz file"),
+            (lambda root: NpySource(path=root / "e"), "/e is not a .npy file: it is empty"),
+            (lambda root: NpzSource(path=root / "e"), "/e is not a .npz file"),
             (lambda root: TFRecordSource(root=root, shards=("e",), fields=TAR_FIELDS), "/e is empty"),
-            (lambda root: WebDatasetSource(root=root, shards=("e",)), "/e holds no sample|/e is no tar file"),
+            (lambda root: WebDatasetSource(root=root, shards=("e",)), "/e holds no sample|/e is not a tar file"),
             (lambda root: RawSource(path=root / "e", record={"a": "int8"}), "/e: 0 bytes hold no record"),
         ],
     )

@@ -293,9 +293,9 @@ def test_a_list_that_is_no_file_is_refused_without_waiting(tmp_path: Path) -> No
     """A FIFO that nobody writes to does not hang the daemon."""
     os.mkfifo(tmp_path / "fifo")
 
-    with pytest.raises(SourceInvalid, match="fifo is no regular file"):
+    with pytest.raises(SourceInvalid, match="fifo is not a regular file"):
         scan_source(ListSource(path=tmp_path / "fifo"), nothing, IndexCache(None), Storage())
-    with pytest.raises(SourceInvalid, match="is no regular file"):
+    with pytest.raises(SourceInvalid, match="is not a regular file"):
         scan_source(ListSource(path=tmp_path), nothing, IndexCache(None), Storage())
     with pytest.raises(SourceInvalid, match="none cannot be read: No such file"):
         scan_source(ListSource(path=tmp_path / "none"), nothing, IndexCache(None), Storage())
@@ -307,7 +307,7 @@ def test_what_is_not_there_is_found_without_a_scan(tmp_path: Path) -> None:
 
     assert problems(FolderSource(path=tmp_path / "photos")) == []
     assert problems(ListSource(path=tmp_path / "list.txt", root=tmp_path / "photos")) == []
-    assert problems(FolderSource(path=tmp_path / "list.txt")) == [f"{tmp_path}/list.txt is no folder"]
+    assert problems(FolderSource(path=tmp_path / "list.txt")) == [f"{tmp_path}/list.txt is not a folder"]
     assert problems(FolderSource(path=tmp_path / "none")) == [f"there is no folder {tmp_path}/none"]
     assert problems(ListSource(path=tmp_path / "none", root=tmp_path / "gone")) == [
         f"there is no folder {tmp_path}/gone",

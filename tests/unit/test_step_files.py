@@ -40,8 +40,8 @@ def test_every_file_of_a_step_is_among_its_files():
     ("make", "problem"),
     [
         (lambda _path: None, "there is no file {path}"),
-        (lambda path: path.mkdir(), "{path} is no regular file"),
-        (os.mkfifo, "{path} is no regular file"),
+        (lambda path: path.mkdir(), "{path} is not a regular file"),
+        (os.mkfifo, "{path} is not a regular file"),
         (lambda path: path.symlink_to(path), "{path} cannot be read: Too many levels of symbolic links"),
     ],
 )

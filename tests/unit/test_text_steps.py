@@ -202,8 +202,8 @@ class Harmful:
         (saved(np.zeros((2, 2), np.float32)), "has 3 lines, and the table"),
         (saved(np.zeros((4, 2), np.float32)), "has 4 rows; they must be as many"),
         (lambda file: file.write_bytes(file.read_bytes()[:-1]), "is cut: it has 163 bytes, and 164 by its header"),
-        (lambda file: file.write_bytes(b""), "is no .npy file, or it is cut"),
-        (lambda file: file.write_bytes(b"PK\3\4 not this"), "is no .npy file, or it is cut"),
+        (lambda file: file.write_bytes(b""), "is not a .npy file, or it is cut"),
+        (lambda file: file.write_bytes(b"PK\3\4 not this"), "is not a .npy file, or it is cut"),
         (lambda file: file.unlink(), "there is no file"),
     ],
 )
@@ -274,7 +274,7 @@ def test_bytes_are_the_longest_beginning_of_whole_characters(text, length):
         ("ééé", "^the text has 6 bytes, more than length = 5$"),
         ("a\0b", "^the text has the character NUL at 1$"),
         ("ab\ud800", "^the text has half of a surrogate pair at 2"),
-        (b"bytes", "'text' is no text but bytes"),
+        (b"bytes", "'text' is not a text but bytes"),
     ],
 )
 def test_texts_that_make_no_field_are_bad_samples(text, reason):

@@ -306,9 +306,9 @@ def test_a_feature_list_that_is_not_what_was_declared_makes_a_bad_sample(tmp_pat
 @pytest.mark.parametrize("data", [b"no example", b"\xff" * 9, example(x=[1])[:-1]])
 def test_a_record_that_is_no_example_is_a_bad_sample(tmp_path, data) -> None:
     """Its checksum may be right."""
-    with pytest.raises(SampleUnreadable, match=r"^is no tf\.train\.Example$"):
+    with pytest.raises(SampleUnreadable, match=r"^is not a tf\.train\.Example$"):
         read_one(tmp_path, FIELDS, data)
-    with pytest.raises(SampleUnreadable, match=r"^is no tf\.train\.SequenceExample$"):
+    with pytest.raises(SampleUnreadable, match=r"^is not a tf\.train\.SequenceExample$"):
         read_one(tmp_path, FIELDS, data, sequence=True)
 
 
@@ -530,7 +530,7 @@ def test_a_fifo_among_the_files_is_refused_and_not_waited_for(tmp_path) -> None:
     """Opening one waits for its other end, which may never come."""
     os.mkfifo(tmp_path / "a")
 
-    with pytest.raises(SourceInvalid, match="a is no regular file"):
+    with pytest.raises(SourceInvalid, match="a is not a regular file"):
         labels(tmp_path, 1)
 
 

@@ -223,7 +223,7 @@ def test_a_file_that_is_cut_anywhere_is_named(files, tmp_path):
     for length in range(0, len(whole.rstrip()), 7):
         file.write_bytes(whole[:length])
         (problem,) = check_steps(TEXT[:1], [Tokenize(file=file, max_length=4)])
-        assert problem.startswith(f"{file} is no tokenizer.json, or it is cut: ")
+        assert problem.startswith(f"{file} is not a tokenizer.json, or it is cut: ")
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b'{"model": {}}', b"null", b"\xff\xfe", b"[" * 10_000, b"0" * 100])
@@ -233,7 +233,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path, content):
     file.write_bytes(content)
 
     (problem,) = check_steps(TEXT[:1], [Tokenize(file=file, max_length=4)])
-    assert problem.startswith(f"{file} is no tokenizer.json")
+    assert problem.startswith(f"{file} is not a tokenizer.json")
 
 
 def test_a_tokenizer_that_throws_dice_is_refused(tmp_path):

@@ -584,7 +584,12 @@ def test_a_file_that_is_another_by_then_makes_bad_samples(videos, tmp_path, chan
             os.mkfifo(file)
         elif change == "other":
             file.write_bytes((videos / "mpeg4.mp4").read_bytes())
-        expected = {"gone": "No such file", "empty": "is empty", "fifo": "is no regular file", "other": "has changed"}
+        expected = {
+            "gone": "No such file",
+            "empty": "is empty",
+            "fifo": "is not a regular file",
+            "other": "has changed",
+        }
         assert expected[change] in reason(reader, 3)
 
 

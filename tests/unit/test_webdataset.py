@@ -67,7 +67,7 @@ def test_what_begins_with_a_part_of_the_magic_of_bzip2_is_not_taken_for_it(tmp_p
     """Its first three bytes are letters, as of words and names."""
     (tmp_path / "a.tar").write_bytes(b"BZh is how this text begins" * 100)
 
-    with pytest.raises(SourceInvalid, match="is no tar file"):
+    with pytest.raises(SourceInvalid, match="is not a tar file"):
         scan(tmp_path)
 
 
@@ -198,7 +198,7 @@ def test_what_is_no_tar_file_is_refused(tmp_path, data) -> None:
     """By name, and never as an empty shard."""
     (tmp_path / "a.tar").write_bytes(data)
 
-    with pytest.raises(SourceInvalid, match=r"a\.tar (is no tar file|holds no sample)"):
+    with pytest.raises(SourceInvalid, match=r"a\.tar (is not a tar file|holds no sample)"):
         scan(tmp_path)
 
 
@@ -219,7 +219,7 @@ def test_a_header_that_says_it_is_huge_costs_no_memory(tmp_path) -> None:
     huge.type, huge.size = tarfile.XHDTYPE, 1 << 32
     (tmp_path / "a.tar").write_bytes(huge.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 12))
 
-    with pytest.raises(SourceInvalid, match=r"a\.tar is no tar file, or is damaged: a header of \d+ bytes"):
+    with pytest.raises(SourceInvalid, match=r"a\.tar is not a tar file, or is damaged: a header of \d+ bytes"):
         scan(tmp_path)
 
 
@@ -399,5 +399,5 @@ def test_a_shard_that_is_no_file_is_refused_and_not_waited_for(tmp_path) -> None
     """Opening a FIFO waits for its other end, which may never come."""
     os.mkfifo(tmp_path / "a.tar")
 
-    with pytest.raises(SourceInvalid, match=r"a\.tar is no regular file"):
+    with pytest.raises(SourceInvalid, match=r"a\.tar is not a regular file"):
         scan(tmp_path)

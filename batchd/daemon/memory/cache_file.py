@@ -1,10 +1,10 @@
-"""Cache files, which outlive the daemon, and their folders. DAEMON process; the user's shell looks.
+"""Cache files, which outlive the daemon, and their folders. DAEMON process; commands list them.
 
     cache_dir/batchd-KIND-KEY.cache   opened, locked (flock), checked -> index in a memfd -> workers
 
-The key names the samples, so a source that has changed has another file. The daemon that fills a
-file holds its lock, by an open file that no worker has: the lock ends with the daemon. Workers of a
-dead daemon may still append; that is harmless.
+The key identifies the samples, so a changed source has another file. The daemon that fills a file
+holds its lock by an open file that no worker has, so the lock ends with the daemon. Workers of a
+dead daemon may still append, which is harmless.
 
 Invariant: no system call is made on the file once it is open, so a file server that hangs does not
 hang the loop.
@@ -45,7 +45,7 @@ _FOREIGN_WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class CacheUnusable(OSError):  # noqa: N818  names what is wrong
-    """The file of a cache, or its folder, cannot be used; the text says why and what helps."""
+    """The file of a cache, or its folder, cannot be used; the text says why, and what to do."""
 
 
 class CacheOnDisk(SharedCache):
@@ -68,16 +68,16 @@ class CacheOnDisk(SharedCache):
 
     @property
     def used_bytes(self) -> int:
-        """The length of its file."""
+        """The length of its file, in bytes."""
         return self._header.used_bytes
 
     def resize(self, budget_bytes: int) -> None:
-        """Give it another budget. If it has more already, it keeps that."""
+        """Set another budget. Samples beyond it stay."""
         self.spec = self.spec._replace(budget_bytes=budget_bytes)
         self._header.allow(budget_bytes)
 
     def tell_troubles(self) -> None:
-        """Log new troubles with the file that workers have noted, each kind once per minute."""
+        """Log new errors of the file that workers have noted, each kind once per minute."""
         found = troubles(self.descriptors[1], self._notes_read)
         self._notes_read += len(found)
         self.spoilt_samples += sum(one.number == 0 for one in found)
@@ -89,7 +89,7 @@ class CacheOnDisk(SharedCache):
                     "a cache on disk cannot be used at present",
                     file=str(self.path),
                     reason=os.strerror(trouble.number),
-                    advice="samples are read from their source; make room, or look at the disk",
+                    advice="samples are read from their source; free space, or check the disk",
                 )
             else:
                 _log.warning(
@@ -97,7 +97,7 @@ class CacheOnDisk(SharedCache):
                     file=str(self.path),
                     sample=trouble.sample,
                     spoilt_samples=self.spoilt_samples,
-                    advice="it is read from its source and kept again; if it goes on, look at the disk",
+                    advice="it is read from its source and kept again; if this repeats, check the disk",
                 )
 
     def _open(self) -> None:
@@ -138,7 +138,7 @@ def cache_files(folder: Path) -> Iterator[CacheFile]:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Whether a daemon fills a cache file; None if the file cannot be opened."""
+    """True if a daemon fills a cache file; None if the file cannot be opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -153,13 +153,13 @@ def _is_locked(path: Path) -> bool | None:
 
 
 def folder_problem(folder: Path) -> str | None:
-    """Say why this user cannot have caches in a folder; None if possible."""
+    """The reason why this user cannot keep caches in a folder; None if it can."""
     if (problem := unreachable(folder)) is not None:
         return problem
     if not folder.exists():
-        return f"there is no {folder}: make it, on a local disk (mkdir -p {folder})"
+        return f"{folder} does not exist: create it on a local disk (mkdir -p {folder})"
     if not folder.is_dir():
-        return f"{folder} is no folder"
+        return f"{folder} is not a folder"
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return f"uid {os.geteuid()} may not write into {folder}: chown it, or choose another folder"
     return None
@@ -176,7 +176,7 @@ def cache_problems(config: Config) -> list[Problem]:
         found.append((name, "cache_dir", folder_problem(stream.cache_dir)))
         other, size = sizes.setdefault((identity(stream), stream.cache_dir), (name, stream.cache_size))
         if size != stream.cache_size:
-            text = f"{name} and {other} share one file, so both have to say the same cache_size"
+            text = f"{name} and {other} share one file, so both need the same cache_size"
             found.append((name, "cache_size", text))
     return [
         problem_at(("streams", name, key), ProblemKind.UNUSABLE_CACHE, text)
@@ -186,11 +186,11 @@ def cache_problems(config: Config) -> list[Problem]:
 
 
 def _misfit(stream: StreamConfig) -> str | None:
-    """Why a pipeline has no use for the kind of cache, or batchd cannot make it."""
+    """The reason why a pipeline cannot use its kind of cache; None if it can."""
     if stream.cache == "decoded":
         return cut_problem(stream.pipeline)
     if stream.cache == "pixels" and not decoded_files(stream.pipeline):
-        return 'cache = "pixels" keeps images that only a "decode" step reads, and here is none; cache = "encoded" keeps values'
+        return 'cache = "pixels" keeps images that only a "decode" step reads, and there is none; set cache = "encoded"'
     return crop_problem(stream.pipeline, stream.cache) if stream.cache in {"points", "seekable"} else None
 
 
@@ -200,7 +200,7 @@ def cache_path(spec: CacheSpec) -> Path:
 
 
 def tell_unwanted(wanted: set[Path]) -> None:
-    """Log caches in the folders of the ``wanted`` ones that no running daemon uses."""
+    """Log the cache files in the folders of the ``wanted`` ones that no running daemon uses."""
     for folder in sorted({path.parent for path in wanted}):
         with suppress(OSError):
             others = [one for one in cache_files(folder) if one.path not in wanted and one.in_use is not True]
@@ -216,7 +216,7 @@ def tell_unwanted(wanted: set[Path]) -> None:
 
 
 def _locked_file(path: Path, spec: CacheSpec) -> int:
-    """Open and lock a cache file, with a valid header. Raises ``CacheUnusable``, ``OSError``."""
+    """Open and lock a cache file, and make its header. Raises ``CacheUnusable``, ``OSError``."""
     problem = folder_problem(path.parent)
     if problem is not None:
         raise CacheUnusable(problem)
@@ -234,13 +234,13 @@ def _locked_file(path: Path, spec: CacheSpec) -> int:
                     unless_ready.pop_all()
                     return descriptor
             except BlockingIOError:
-                # a process that only looks whether it is in use is gone in no time
+                # a command that only checks the lock holds it for a moment
                 sleep(_PAUSE_S)
     raise CacheUnusable(_in_use(path))
 
 
 def file_problem(spec: CacheSpec) -> str | None:
-    """Say why a cache file cannot be used, without changing it; None if it can."""
+    """The reason why a cache file cannot be used, without changing it; None if it can."""
     path = cache_path(spec)
     try:
         status = path.lstat()
@@ -260,18 +260,18 @@ def _is_link(path: Path) -> str:
 
 
 def _foreign(path: Path, status: os.stat_result) -> str | None:
-    """Why a file is not this user's alone; None where it is."""
+    """Text that other users own or may write a file; None if only this user may."""
     if status.st_uid != os.geteuid():
         reason, advice = f"belongs to user {status.st_uid}", "run the daemon as that user, or remove it"
     elif not stat.S_ISREG(status.st_mode) or status.st_mode & _FOREIGN_WRITERS:
-        reason, advice = "is not this user's alone", "remove it"
+        reason, advice = "can be written by other users", "remove it"
     else:
         return None
-    return f"{path} {reason}, so what it holds is not to be trusted: {advice}"
+    return f"{path} {reason}, so its content cannot be trusted: {advice}"
 
 
 def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
-    """Lock a file and check that it is the cache, or begin one; False if it has to be opened again.
+    """Lock a file and check that it is this cache, or begin one; False if it must be reopened.
 
     Raises ``BlockingIOError`` if another process has the lock, ``CacheUnusable``, and ``OSError``.
     """
@@ -289,7 +289,7 @@ def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
     found = os.pread(descriptor, len(header), 0)
     if found == header and opened.st_size >= records_start(spec.samples):
         return True
-    if found.strip(b"\0"):  # begin another file: workers of a dead daemon may still have this one
+    if found.strip(b"\0"):  # make another file: workers of a dead daemon may still use this one
         _log.warning("a cache on disk is damaged and starts empty", file=str(path), reason="its header is invalid")
         path.unlink(missing_ok=True)
         return False
@@ -300,7 +300,7 @@ def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
 
 
 def _entries(file: int, samples: int) -> tuple[npt.NDArray[np.uint64], int]:
-    """The index of a file without impossible entries, and the file's length. Raises ``OSError``."""
+    """The file's valid entries, uint64 ``[samples]``, and its length. Raises ``OSError``."""
     size = os.fstat(file).st_size
     memory = np.empty(samples, ENTRY)
     view, done = memory.view(np.uint8).data, 0

@@ -1,13 +1,13 @@
-"""Caches of samples in memory; ``cache_file`` has those on disk. DAEMON process.
+"""Caches of samples in memory; for those on disk see ``cache_file``. DAEMON process.
 
     made -> memfd as large as its budget, sealed against shrinking and growing, mode 0600; only the
             index is reserved
     joined by each stream over the same source; left by each -> closed with the last
 
-Streams share a cache if their samples are the same: the source's table, the scan's result, and the
-longest record; and if they have the same budget. The daemon sets how far workers may fill it.
+Streams share a cache if their samples are the same (the source's table, the scan's result, and the
+longest record), and they have the same budget. The daemon limits how far workers may fill it.
 
-Invariant: as far as it is known, workers never fill more of it than the machine has memory left.
+Invariant: the limit never exceeds the memory that the machine had left at the last check.
 """
 
 import fcntl
@@ -47,13 +47,13 @@ PIXELS_VERSION = 2
 """Of the records of pixels (``sources.cache.reader``): another layout needs another number."""
 POINTS_MEMORY_PART = 16
 POINTS_BYTES_ON_DISK = 1 << 16
-"""For each sample. A photograph of 12 megapixels has as much, one of 500 x 375 some 4 kB."""
+"""Budget for each sample: a photograph of 12 megapixels needs it, one of 500 x 375 some 4 kB."""
 
 AnyCache = TypeVar("AnyCache", bound="SharedCache")
 
 
 class CacheSpec(NamedTuple):
-    """The cache that a stream wants. ``key``: equal if shared. ``folder``: "" for one in memory."""
+    """The cache of a stream. ``key``: equal if shared. ``folder``: "" for one in memory."""
 
     kind: str
     key: str
@@ -68,7 +68,7 @@ class SharedCache(ABC):
     def __init__(self, spec: CacheSpec) -> None:
         self.spec = spec
         self.spoilt_samples = 0
-        """Records that were not what had been written; in memory there are none."""
+        """Number of damaged records; always 0 in memory."""
         self.descriptors: list[int] = []
         """Descriptors for a worker, to read and write: see ``sources.cache.reader.open_cache``."""
         self._header: CacheHeader
@@ -76,11 +76,11 @@ class SharedCache(ABC):
         self._stack = ExitStack()
 
     def join(self) -> None:
-        """Count one more stream that uses it."""
+        """Count another stream that uses it."""
         self._streams += 1
 
     def leave(self) -> None:
-        """Count one stream fewer. Workers keep the cache until they are told."""
+        """Count one stream less. Workers keep the cache until ``ForgetStream``."""
         self._streams -= 1
         if self._streams == 0:
             self.close()
@@ -88,7 +88,7 @@ class SharedCache(ABC):
     @property
     @abstractmethod
     def used_bytes(self) -> int:
-        """Bytes of memory or disk that it takes at present."""
+        """Bytes of memory or disk that it uses now."""
 
     def statistics(self) -> CacheStatistics:
         """Counters of the cache."""
@@ -103,9 +103,9 @@ class SharedCache(ABC):
         )
 
     def _make_memory(self, reserved_bytes: int, size_bytes: int) -> None:
-        """Make the memory for index, samples and claims. Raises ``OSError``; ``close`` clears up.
+        """Make the memory for index, samples and claims. Raises ``OSError``; ``close`` cleans up.
 
-        Bytes that are not reserved are read only after they were written.
+        Workers read bytes that are not reserved only after they were written.
         """
         for name in (MEMORY_NAME, CLAIMS_NAME):
             self._own(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
@@ -122,7 +122,7 @@ class SharedCache(ABC):
         self._stack.callback(os.close, descriptor)
 
     def close(self) -> None:
-        """Release it. The memory lasts until every descriptor of it is closed."""
+        """Close it. The memory lasts until every descriptor of it is closed."""
         self._stack.close()
         self.descriptors.clear()
 
@@ -142,11 +142,11 @@ class CacheMemory(SharedCache):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of memory that it takes at present."""
+        """Bytes of memory that it uses now."""
         return os.fstat(self.descriptors[0]).st_blocks * BLOCK_BYTES
 
     def allow(self, more_bytes: int) -> int:
-        """Let it grow by so many bytes, within its budget; return how many of these it may use."""
+        """Let it grow by ``more_bytes``, within its budget; return how many of these it may use."""
         used_bytes = self.used_bytes
         allowed_bytes = min(self.spec.budget_bytes, used_bytes + max(0, more_bytes))
         self._header.allow(allowed_bytes)
@@ -168,7 +168,7 @@ def identity(config: StreamConfig) -> str:
 
 
 def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
-    """The cache that a stream wants, or None. Raises ``SourceInvalid`` if it is too small."""
+    """The cache that a stream needs, or None. Raises ``SourceInvalid`` if it is too small."""
     config, kind = plan.config, plan.config.cache_kind
     if kind == "off":
         return None
@@ -180,8 +180,8 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
         least = round_bytes(form.records_start + form.extent_bytes)
         budget = "cache_memory" if config.cache_dir is None else "cache_size"
         raise SourceInvalid(
-            f"streams.{plan.name}.{budget}: {round_bytes(budget_bytes)} have no room for anything but the index of "
-            f"{len(index):,} samples; set more than {least}, better as much as the samples have"
+            f"streams.{plan.name}.{budget}: {round_bytes(budget_bytes)} only have room for the index of "
+            f"{len(index):,} samples; set more than {least}, at best the size of all samples"
         )
     modules = plan.code.digests if plan.runs_own_code else {}
     facts: list[Any] = [identity(config), index.digest, index.place, modules]
@@ -205,7 +205,7 @@ def points_budget(samples: int, folder: object | None) -> int:
 
 
 def decoders() -> list[str]:
-    """Versions of decoders and resizers, which decide pixels; found without loading them."""
+    """Versions of the decoders and resizers, which decide pixels, without loading them."""
     found = [f"batchd {__version__}", f"content {CONTENT_VERSION}"]
     for name in ("opencv-python-headless", "opencv-python", "simplejpeg", "numpy"):
         with suppress(PackageNotFoundError):
@@ -216,7 +216,7 @@ def decoders() -> list[str]:
 
 
 def allow_caches(caches: Sequence[CacheMemory], available_bytes: int) -> None:
-    """Share what the machine has left; the reserve is for what workers take meanwhile."""
+    """Divide the available memory among caches, except a reserve for workers' other memory."""
     left_bytes = available_bytes - RESERVE_BYTES
     for cache in caches:
         left_bytes -= cache.allow(left_bytes)

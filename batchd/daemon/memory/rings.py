@@ -162,7 +162,8 @@ def budgets_bytes(config: Config) -> int:
     budgets = {
         (identity(stream), stream.cache_memory): stream.cache_memory
         for stream in config.streams.values()
-        if stream.cache_memory is not None and stream.cache_kind not in {"off", "points"}  # points take what is left
+        # access points take the memory that is left
+        if stream.cache_memory is not None and stream.cache_kind not in {"off", "points"}
     }
     return sum(budgets.values())
 

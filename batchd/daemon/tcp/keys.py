@@ -461,7 +461,7 @@ def _accepted_key(table: dict[str, Any], path: Path, file: str, role: Role) -> A
         raise ValueError(f"{path} is the key of a {found.holder}, but it is among the keys of {role.holder}s")
     streams = table.get("streams")
     if streams is not None and not (isinstance(streams, list) and all(map(_is_stream_name, streams))):
-        raise ValueError(f"{path}: streams is no list of names of streams")
+        raise ValueError(f"{path}: streams is not a list of stream names")
     opened = None if streams is None else frozenset(streams)
     return AcceptedKey(name, role, key_text(table["public"], "public", path), opened)
 

@@ -243,7 +243,7 @@ class ImageStage:
         return self._decoder.decode(value, plan.header, decoding.factor, decoding.box, decoding.moves)
 
     def _own(self, pixels: Pixels, value: Value, into: Pixels | None) -> Pixels:
-        """Return the pixels in writable memory: ``into`` if given, never that of source or cache."""
+        """Return the pixels in writable memory: ``into`` if given, else never the source's."""
         is_value = isinstance(value, np.ndarray) and np.may_share_memory(pixels, value)
         if into is None and pixels.flags.writeable and not is_value:
             return pixels

@@ -48,7 +48,9 @@ def changed(step: NumberStep, _numbers: Numbers) -> Numbers:
 @changed.register
 def one_hot(step: OneHot, labels: Numbers) -> Numbers:
     """Zeros with a one in the place of each label, [..., classes]. Raises ``SampleUndecodable``."""
-    _refuse(labels, (labels < 0) | (labels >= step.classes), f'is no class from 0 to {step.classes - 1} of "one_hot"')
+    _refuse(
+        labels, (labels < 0) | (labels >= step.classes), f'is not a class from 0 to {step.classes - 1} of "one_hot"'
+    )
     made = np.zeros((*labels.shape, step.classes), step.dtype)
     np.put_along_axis(made, labels[..., np.newaxis].astype(np.int64), 1, axis=-1)
     return made
@@ -61,7 +63,7 @@ def cast(step: Cast, numbers: Numbers) -> Numbers:
         low, high = WHOLE[step.dtype]
         if numbers.dtype.kind == "f":
             numbers = numbers.astype(np.float64)  # holds each number of the narrower types exactly
-            _refuse(numbers, ~np.isfinite(numbers), f"is no number of {step.dtype}")
+            _refuse(numbers, ~np.isfinite(numbers), f"is not a number of {step.dtype}")
             cut: Numbers = np.trunc(numbers)
             if not step.truncate:
                 why = f"has a fractional part, which {step.dtype} has not; truncate = true cuts it off"

@@ -159,7 +159,7 @@ def table_shape(path: Path) -> tuple[int, int, int]:
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, is_fortran, dtype = read(stream)
         except ValueError as error:
-            raise StepFileInvalid(f"{path} is no .npy file, or it is cut: {str(error).splitlines()[0]}") from None
+            raise StepFileInvalid(f"{path} is not a .npy file, or it is cut: {str(error).splitlines()[0]}") from None
         offset, size = stream.tell(), stream.seek(0, 2)
     if dtype != np.dtype("<f4") or dtype.hasobject or len(shape) != 2 or is_fortran:  # noqa: PLR2004  [words, columns]
         order = ", columns first in memory" if is_fortran else ""
@@ -201,7 +201,7 @@ def load_tokenizer(step: Tokenize) -> tuple["Tokenizer", int]:
     from tokenizers import Tokenizer  # noqa: PLC0415  needs an extra
 
     content = read_file(step.file, TOKENIZER_BYTES_MAX)
-    with _failures_as(StepFileInvalid, f"{step.file} is no tokenizer.json, or it is cut"):
+    with _failures_as(StepFileInvalid, f"{step.file} is not a tokenizer.json, or it is cut"):
         tokenizer = Tokenizer.from_str(content.decode())
     if getattr(tokenizer.model, "dropout", None):
         raise StepFileInvalid(

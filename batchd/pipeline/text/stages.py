@@ -98,7 +98,7 @@ def _tokenize(step: Tokenize, _before: Columns, _after: Columns) -> Stage:
 def _text_in(values: Mapping[str, Value], field: str) -> str:
     value = values[field]
     if not isinstance(value, str):
-        raise SampleUndecodable(f"{field!r} is no text but {type(value).__name__}")
+        raise SampleUndecodable(f"{field!r} is not a text but {type(value).__name__}")
     return value
 
 

@@ -136,7 +136,7 @@ def read_header(where: str, stream: BinaryIO) -> StoredArray:
     start = stream.read(npy_format.MAGIC_LEN)
     if not start.startswith(npy_format.MAGIC_PREFIX):
         what = "is empty" if not start else f"begins with {start[:6]!r}"
-        raise SourceInvalid(f"{where} is no .npy file: it {what}; numpy.save writes one")
+        raise SourceInvalid(f"{where} is not a .npy file: it {what}; numpy.save writes one")
     stream.seek(-len(start), os.SEEK_CUR)
     try:
         version = npy_format.read_magic(stream)

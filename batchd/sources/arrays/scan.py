@@ -126,7 +126,7 @@ def _npz_opened(source: NpzSource, survey: Survey) -> Iterator[tuple[str, Stored
             with zipfile.ZipFile(stream) as archive:
                 found = archive.infolist()
         except _DAMAGED as error:
-            raise SourceInvalid(f"{source.path} is no .npz file, or is cut or damaged: {error}") from None
+            raise SourceInvalid(f"{source.path} is not a .npz file, or is cut or damaged: {error}") from None
         members = {member.filename.removesuffix(_SUFFIX): member for member in found}
         if len(members) != len(found):
             raise SourceInvalid(f"{source.path} holds two arrays of the same name")

@@ -1,4 +1,4 @@
-"""A cache of samples in a file that outlives the daemon, which opens it; workers fill and read it.
+"""A cache of samples in a file that outlives the daemon. The daemon opens it; workers use it.
 
   0        8         16              48      4096            records start     grows to the budget
   +--------+---------+---------------+-------+---------------+-----------------+-----------------+--
@@ -12,19 +12,19 @@
                      extended by workers
     notes            a second memory, to which workers append errors of the file: see ``Trouble``
 
-``key`` names the samples in the file. Each checksum (CRC-32 of zlib) begins with the key, so a
-record of another cache on the same blocks of the disk does not pass for one of this cache.
+``key`` identifies the samples in the file. Each checksum (CRC-32 of zlib) begins with the key, so
+the checks reject a record of another cache on the same blocks of the disk.
 
-A record is appended by one call (``O_APPEND``), which the kernel does for one process after the
-other; then its entry is written into the file, and then into the memory, by one store. Nothing is
-ever synchronised: after a power cut there may be entries without their records, which the checksums
-reveal. A worker may die anywhere, and leaves only unused space.
+A worker appends a record by one call (``O_APPEND``), which the kernel serialises between processes.
+Then it writes the entry into the file, and then into the memory, by one store. There is no fsync:
+after a power failure there may be entries without records, which the checksums detect. A worker
+that dies at any point leaves only unused space.
 
 The file itself is never mapped: if it is truncated, samples are absent, and no process gets SIGBUS.
-Its records are read into a reused buffer, as files are.
+Records are read into a reused buffer, as files are.
 
-Invariant: a record is returned whole, as it was written, or not at all, and an error of the file or
-its disk is never an error of a sample.
+Invariant: a record is returned whole and unchanged, or not at all. An error of the file or its disk
+is never an error of a sample.
 """
 
 import mmap
@@ -73,7 +73,7 @@ _HEAD = np.dtype(
 
 
 class Trouble(NamedTuple):
-    """A note of a worker. ``number``: the errno of the file; 0: a record is not as written."""
+    """A worker's note of an error. ``number``: the errno of the file; 0: a damaged record."""
 
     sample: int
     number: int
@@ -83,17 +83,17 @@ _TROUBLE = Struct("<QQ")
 
 
 def records_start(samples: int) -> int:
-    """The first byte of the first record, and the length of the memory."""
+    """The offset of the first record, in bytes; also the length of the memory."""
     return -(-(HEADER_BYTES + ENTRY_BYTES * samples) // PAGE_BYTES) * PAGE_BYTES
 
 
 def key_seed(key: bytes) -> int:
-    """The start of all checksums of a cache."""
+    """The initial value of all checksums of a cache."""
     return crc32(key)
 
 
 def troubles(notes: int, first: int) -> list[Trouble]:
-    """The notes of workers, without the ``first`` ones."""
+    """The notes of workers after the first ``first`` ones."""
     whole = os.fstat(notes).st_size // _TROUBLE.size
     content = os.pread(notes, (whole - first) * _TROUBLE.size, first * _TROUBLE.size)
     return [Trouble(*one) for one in _TROUBLE.iter_unpack(content)]
@@ -118,7 +118,7 @@ class DiskCache(CacheRows):
         self._full_until_s = float("-inf")
         try:
             self._appending = open_to_append(file)
-        except OSError as error:  # it cannot be opened any more: then nothing is kept
+        except OSError as error:  # the file cannot be opened any more, so nothing is kept
             self._appending, self._full_until_s = -1, float("inf")
             self._note(Trouble(0, error.errno or EIO))
 
@@ -136,7 +136,7 @@ class DiskCache(CacheRows):
         return self._index[sample] != 0
 
     def find(self, sample: int) -> tuple[memoryview, memoryview] | None:
-        """Facts and values of a sample, valid until the next call; None if absent."""
+        """Facts and values of a sample (uint8), valid until the next call; None if absent."""
         start = self._index[sample]
         if start == 0:
             return None
@@ -167,18 +167,22 @@ class DiskCache(CacheRows):
         return bool((heads["crc"] == crcs).all())
 
     def has_room(self, values_bytes: int) -> bool:
-        """True if a sample of so many bytes would be kept, as far as this worker knows."""
+        """True if this worker could keep a sample of ``values_bytes`` now."""
         if monotonic() < self._full_until_s:
             return False
         try:
             size = os.fstat(self._appending).st_size
-        except OSError:  # a file server says nothing of a file that is gone
+        except OSError:  # a file server has no status of a removed file
             return False
-        # Where even the index was cut off, a record would lie in it; the next daemon begins anew.
+        # If the file was truncated within its index, a record would overwrite the index; the next
+        # daemon makes a new file.
         return self._records_start <= size <= self._header[ALLOWED_AT] - values_bytes
 
     def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> bool:
-        """Keep a sample, and return True, if budget and disk have room. ``values`` are contiguous buffers."""
+        """Keep a sample if budget and disk have room; true if it was kept.
+
+        ``values``: contiguous buffers.
+        """
         values_bytes = sum(memoryview(value).nbytes for value in values)
         size = _RECORD_BYTES + len(facts) + values_bytes
         if not self.has_room(size):
@@ -192,32 +196,32 @@ class DiskCache(CacheRows):
             self._full_until_s = monotonic() + FULL_PAUSE_S
             self._note(Trouble(sample, error.errno or EIO))
             return False
-        self._index[sample] = start  # one aligned store: it is there, or it is not
+        self._index[sample] = start  # one aligned store, so readers see all of it or nothing
         failpoints.passing("worker.cache.entered", sample)
         return True
 
     def _append(self, sample: int, facts: bytes, values: Sequence[Any], size: int) -> int:
-        """Write a record; returns its first byte. Raises ``OSError``."""
+        """Append a record and return its offset, in bytes. Raises ``OSError``."""
         crc = crc32(facts, self._seed)
         for value in values:
             crc = crc32(value, crc)
         known = _FACTS.pack(sample, len(facts), size - _RECORD_BYTES - len(facts), crc)
         written = os.writev(self._appending, [known, _OWN_CRC.pack(crc32(known, self._seed)), facts, *values])
         end = os.lseek(self._appending, 0, os.SEEK_CUR)
-        # Of two workers the one with less may come last, and then it is too little until the next
-        # record.
+        # Of two workers, the one with the smaller end may store last; then the value is too small
+        # until the next record.
         self._header[USED_AT] = max(end, self._header[USED_AT])
-        if written < size:  # of what was asked for; why, the kernel says only to who asks once more
+        if written < size:  # a short write has no errno; only another write would report it
             raise OSError(ENOSPC, os.strerror(ENOSPC))
         return end - size
 
     def _read(self, sample: int, start: int) -> tuple[memoryview, memoryview] | None:
-        """The record of this sample, if it is as it was written. Raises ``OSError``."""
+        """The record of this sample; None if it is damaged. Raises ``OSError``."""
         try:
             head = os.pread(self._reading, _RECORD_BYTES, start)
             known, facts_bytes, values_bytes, crc = _FACTS.unpack_from(head)
             (own_crc,) = _OWN_CRC.unpack_from(head, _FACTS.size)
-        except (StructError, OverflowError):  # behind the end of the file
+        except (StructError, OverflowError):  # beyond the end of the file
             return None
         if own_crc != crc32(head[: _FACTS.size], self._seed) or known != sample:
             return None
@@ -236,7 +240,7 @@ class DiskCache(CacheRows):
         return view[:facts_bytes], view[facts_bytes:]
 
     def _forget(self, sample: int, start: int) -> None:
-        """Remove an entry that names no record of its sample, here and in the file."""
+        """Remove an entry without a valid record of its sample, from memory and file."""
         if self._index[sample] == start:
             self._index[sample] = 0
         self._note(Trouble(sample, 0))

@@ -1,4 +1,4 @@
-"""A cache of samples in shared memory. The daemon makes it; workers fill and read it by themselves.
+"""A cache of samples in shared memory. The daemon creates it; workers fill and read it.
 
   0       8         16        24     32     40      4096            first extent            budget
   +-------+---------+---------+------+------+-------+---------------+-------------+-------------+--
@@ -10,19 +10,19 @@
                      ``cache.record`` has facts and values
     claims           a second memory: a worker that appends byte n to it owns extent n for ever
 
-``magic``, ``samples`` and ``allowed`` (how many bytes may be in use now) have one writer, the
-daemon. ``used`` and ``seed`` belong to caches on disk (``cache.disk``), which have only header and
-index in memory: the end of the file, and what its checksums begin with. A record belongs to the
-worker that owns its extent. An index entry may have several writers: each has a whole record of the
-same sample, so the last one is as good as the first.
+The daemon is the only writer of ``magic``, ``samples`` and ``allowed`` (the number of bytes that
+may be in use now). ``used`` and ``seed`` belong to caches on disk (``cache.disk``), which have only
+header and index in memory: the end of the file, and the initial value of its checksums. A record
+belongs to the worker that owns its extent. An index entry may have several writers: each wrote a
+whole record of the same sample, so it does not matter which one stores last.
 
-The kernel appends for one process after the other, so there is no lock that a dead process could
-hold. A killed worker loses only the rest of its extent: the entry is written last, after the call
-that wrote the record. Pages are first written by such a call, which returns an error if there is no
-memory; a store would end in SIGBUS.
+The kernel serialises appends, so there is no lock that a dead process could hold. A killed worker
+loses only the rest of its extent: the entry is stored last, after the call that wrote the record.
+Such a call also writes each page first: without memory it returns an error, whereas a store would
+raise SIGBUS.
 
-x86-64 guarantees for stores in this order that an entry is seen after its record. On other
-processors, the return from a system call and some of the interpreter are between them.
+On x86-64, another process sees the stores in this order: record, then entry. On other processors,
+the return from a system call and some interpreter code are between them.
 
 Invariant: an index entry names a whole record, which never changes.
 """
@@ -46,7 +46,7 @@ ENTRY = np.dtype("<u8")
 ENTRY_BYTES = ENTRY.itemsize
 EXTENT_BYTES_MAX = 4 << 20
 EXTENTS_MIN = 64
-"""Minimum for a small cache, so extents that workers have begun are a small part of it."""
+"""Minimum for a small cache, so the extents that workers have begun are a small part of it."""
 PAGE_BYTES = 4096
 RECORD_ALIGNMENT_BYTES = 64
 MAGIC_AT, SAMPLES_AT, ALLOWED_AT, USED_AT, SEED_AT = range(5)
@@ -67,12 +67,12 @@ class CacheForm(NamedTuple):
 
     @property
     def records_start(self) -> int:
-        """The first byte of the first extent."""
+        """The offset of the first extent, in bytes."""
         return _rounded_up(HEADER_BYTES + ENTRY_BYTES * self.samples, PAGE_BYTES)
 
     @property
     def extent_bytes(self) -> int:
-        """The size of each extent, in whole pages."""
+        """The size of each extent, in bytes: whole pages."""
         share = (self.budget_bytes - self.records_start) // EXTENTS_MIN
         return max(PAGE_BYTES, min(EXTENT_BYTES_MAX, share // PAGE_BYTES * PAGE_BYTES))
 
@@ -92,7 +92,7 @@ class CacheHeader:
 
     @property
     def held_samples(self) -> int:
-        """The number of samples in it. Reads all entries: half a ms for each million."""
+        """The number of samples in it. Reads all entries: half a millisecond for each million."""
         return int(np.count_nonzero(self._index))
 
     def close(self) -> None:
@@ -102,11 +102,14 @@ class CacheHeader:
 
     @property
     def used_bytes(self) -> int:
-        """The end of the file, of a cache on disk."""
+        """The end of the file of a cache on disk, in bytes."""
         return int(self._numbers[USED_AT])
 
     def write(self, entries: npt.NDArray[np.uint64] | None = None, used_bytes: int = 0, seed: int = 0) -> None:
-        """Write the header of a new cache, and its present entries; nothing is allowed yet."""
+        """Write the header of a new cache and its entries, uint64 ``[samples]``, if given.
+
+        ``allowed`` stays 0.
+        """
         if entries is not None:
             self._index[:] = entries
         self._numbers[USED_AT] = used_bytes
@@ -115,19 +118,19 @@ class CacheHeader:
         self._numbers[MAGIC_AT] = MAGIC
 
     def allow(self, allowed_bytes: int) -> None:
-        """Allow workers so many bytes from now on; bytes in use stay in use."""
+        """Let workers use up to ``allowed_bytes`` from now on; bytes in use stay in use."""
         self._numbers[ALLOWED_AT] = allowed_bytes
 
 
 def check_header(memory: memoryview) -> memoryview:
-    """The numbers of the header at the beginning of a cache's memory."""
+    """The header of a cache's memory, as uint64 ``[HEADER_BYTES // 8]``."""
     header = memory[:HEADER_BYTES].cast("Q")
     assert header[MAGIC_AT] == MAGIC, "the daemon makes caches of this version"
     return header
 
 
 def open_to_append(descriptor: int) -> int:
-    """Open a file again: all processes with one descriptor share the place of its last append."""
+    """Reopen a file: processes that share an open file share its offset, needed after an append."""
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
 
 
@@ -164,7 +167,7 @@ class SampleCache(CacheRows):
         return self._index[sample] != 0
 
     def find(self, sample: int) -> tuple[memoryview, memoryview] | None:
-        """Facts and values of a sample, in place, valid while they are kept; None if absent."""
+        """Facts and values of a sample (uint8), valid while referenced; None if absent."""
         start = self._index[sample]
         if start == 0:
             return None
@@ -188,12 +191,15 @@ class SampleCache(CacheRows):
         return True
 
     def has_room(self, values_bytes: int) -> bool:
-        """True if a sample of so many bytes would be kept, as far as this worker knows."""
+        """True if this worker could keep a sample of ``values_bytes`` now."""
         size = _rounded_up(_RECORD.size + values_bytes, RECORD_ALIGNMENT_BYTES)
         return self._room_start + size <= self._room_end or self._claimable(-(-size // self._extent_bytes))
 
     def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> bool:
-        """Keep a sample, and return True, if there is room and memory. ``values`` are contiguous buffers."""
+        """Keep a sample if there is room and memory; true if it was kept.
+
+        ``values``: contiguous buffers.
+        """
         values_bytes = sum(memoryview(value).nbytes for value in values)
         size = _RECORD.size + len(facts) + values_bytes
         start = self._room(_rounded_up(size, RECORD_ALIGNMENT_BYTES))
@@ -208,12 +214,12 @@ class SampleCache(CacheRows):
             return False
         failpoints.passing("worker.cache.written", sample)
         if written == size:
-            self._index[sample] = start  # one aligned store: it is there, or it is not
+            self._index[sample] = start  # one aligned store, so readers see all of it or nothing
             failpoints.passing("worker.cache.entered", sample)
         return written == size
 
     def _room(self, size: int) -> int | None:
-        """Take bytes of the present extent, or of further ones; None if there is no room."""
+        """Take ``size`` bytes of the present extent or of new ones; None if there is no room."""
         start = self._room_start
         if start + size <= self._room_end:
             self._room_start += size
@@ -234,7 +240,7 @@ class SampleCache(CacheRows):
         return end <= min(self._header[ALLOWED_AT], self._form.budget_bytes)
 
     def _claim(self, count: int) -> int | None:
-        """Claim so many consecutive extents for this worker; returns the first."""
+        """Claim ``count`` consecutive extents for this worker; return the first, or None."""
         if not self._claimable(count):
             return None
         os.write(self._claims, bytes(count))

@@ -1,11 +1,11 @@
-"""A reader that keeps samples in a cache, and reads each only once. Workers only.
+"""A reader that keeps samples in a cache and reads each only once. Workers only.
 
     read -> in the cache?  yes -> its values, in place
                            no  -> read -> (the caller makes a row of it) -> keep
     read_rows -> the values of many samples that are all in the cache, straight into their rows
 
-Invariant: a sample has the same values, in type, order and content, from the cache or not. Only of
-a field with a rewriter the bytes differ, and the steps make the same of them.
+Invariant: a sample has the same values from the cache and from the source: same types, order and
+content. Only the bytes of a field with a rewriter differ, and the steps give the same result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ PlanPart: TypeAlias = Callable[[int, str, FileHead, memoryview], tuple[int, int]
 
 
 POINTS_BYTES = 1 << 14
-"""Of the access points of a file: if there is room for so many, files are walked for them."""
+"""Room that a cache needs before a file is walked for its access points."""
 POINTS_PART = 100
 """A file's points take some 1/130 of what its pixels take, or less."""
 FORMS_MAX = 4096
@@ -52,24 +52,24 @@ PART_SAVES_BYTES_MIN = 1 << 17
 """A part of a file is read if it leaves out so much: some 60 us of a worker's CPU time and 1 ms at 1
 Gbit/s, and to plan the part takes some 30 us."""
 REPLACED_MAX = 10_000
-"""Samples whose points a worker replaces. A source may give other bytes each time, and a replaced
-record still takes its room."""
+"""Number of samples whose points a worker replaces: a replaced record still takes room, and a
+source may return other bytes each time."""
 
 
 def open_cache(descriptors: Sequence[int]) -> SampleCache | DiskCache:
-    """The cache of a worker: two descriptors in memory, three on disk. The caller keeps them."""
+    """Open a worker's cache: two descriptors in memory, three on disk. The caller keeps them."""
     if len(descriptors) == DISK_DESCRIPTORS:
         return DiskCache(*descriptors)
     return SampleCache(*descriptors)
 
 
 class CachedReader:
-    """Reads through a cache; a ``Reader`` itself. Belongs to one worker and one stream.
+    """A ``Reader`` that reads through a cache. Belongs to one worker and one stream.
 
-    ``kind``: "points" keeps access points alone, and all samples are read from the source. "pixels"
-    keeps samples with the pixels of their files, as long as that leaves room for the points of all
-    others. With "decoded", the cache has what steps made of a sample, so ``read`` returns either
-    that or what the source gives, and ``is_hit`` says which.
+    ``kind``: "points" keeps only access points, and reads all samples from the source. "pixels"
+    keeps samples with the pixels of their files, while that leaves room for the points of all
+    others. "decoded" keeps the output of steps: ``read`` returns either that or the values of the
+    source, and ``is_hit`` says which.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CachedReader:
         files: KeptFiles | None = None,
         rewriters: Mapping[str, Rewriter] = MappingProxyType({}),
     ) -> None:
-        """``rewriters``: by the names of fields whose bytes are replaced if they have no points."""
+        """``rewriters``: by field; applied to bytes without access points."""
         self._reader = reader
         self._ahead = reader if isinstance(reader, ReadsAhead) else None
         self._cache = cache
@@ -103,7 +103,7 @@ class CachedReader:
         self._refused_bytes = 0
         """The size of the last record for which there was no room."""
         self._replaced: set[int] = set()
-        """Samples whose points were those of other bytes."""
+        """Samples whose cached points did not match their bytes."""
         self._sample = 0
         self._fresh: tuple[int, Record] | None = None
         self.is_hit = False
@@ -237,13 +237,13 @@ class CachedReader:
         return self._forms[facts]
 
     def offer(self, values: Mapping[str, Value]) -> None:
-        """Offer values of the last sample, to be kept if it is good and there is room."""
+        """Offer values of the last sample; ``keep`` keeps them if there is room."""
         values_bytes = sum(getattr(value, "nbytes", 0) for value in values.values())
         if self._cache.has_room(values_bytes + POINTS_BYTES * len(self._points.fields)):
             self._fresh = self._sample, pack(values)
 
     def keep(self) -> None:
-        """Keep the last sample, or its points: it is good. Called before the next ``read``."""
+        """Keep the last sample or its points. Called for good samples, before the next ``read``."""
         found = self._points.found
         if self._fresh is not None:
             sample, record = self._fresh
@@ -261,7 +261,7 @@ class CachedReader:
             self._refused_bytes = 0 if is_kept else sum(map(len, record.values))
 
     def _may_keep_points(self, sample: int) -> bool:
-        """True if there is room for points of a sample, and it has not other bytes each time."""
+        """True if there is room for the points of a sample whose bytes do not keep changing."""
         if self._has_record and (sample in self._replaced or len(self._replaced) >= REPLACED_MAX):
             return False
         return self._cache.has_room(max(POINTS_BYTES, self._refused_bytes))
@@ -285,11 +285,11 @@ class CachedReader:
         return found is not None and has_values(found[0])
 
     def _file(self, sample: int, name: str) -> memoryview:
-        """Read a file whose pixels are kept."""
+        """Read the file of a field whose pixels are in the cache."""
         value = self._reader.read(sample)[name]
         assert isinstance(value, memoryview), "a file was decoded"
         return value
 
     def _has_room_for_pixels(self, size: int) -> bool:
-        """True if there is room for ``size`` bytes of pixels, and then for the points of all samples."""
+        """True if there is room for ``size`` bytes of pixels and the points of all samples."""
         return self._cache.has_room(size + len(self._cache) * (size // POINTS_PART))

@@ -203,7 +203,7 @@ def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np
     if len(wrong):
         place = int(places[wrong[0]])
         known = "they are" if samples is None else f"there are {samples},"
-        raise SourceInvalid(f"{file}:{place}: {numbers[wrong[0]]} is no sample; {known} counted from 0")
+        raise SourceInvalid(f"{file}:{place}: {numbers[wrong[0]]} is not a sample; {known} counted from 0")
     if not len(numbers):
         raise SourceInvalid(f"{file} names no sample; each line is a number")
     return numbers.astype(NUMBER)

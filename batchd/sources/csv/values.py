@@ -109,7 +109,7 @@ def _integer(text: str, dtype: str, lowest: int, highest: int) -> int:
 def _real(text: str, dtype: str, largest: float) -> float:
     if not _REAL.fullmatch(text):
         hint = "; write nan where there is no number" if not text else ""
-        raise ValueError(f"is {shown(text)}, which is no number, so not {dtype}{hint}")
+        raise ValueError(f"is {shown(text)}, which is not a number, so not {dtype}{hint}")
     number = float(text)
     is_written = "n" in text.lower()  # nan and inf are meant, 1e999 is not
     if abs(number) > largest and not is_written:

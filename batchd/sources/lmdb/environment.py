@@ -58,7 +58,7 @@ class Environment:
             raise SampleUnreadable(str(error)) from None
         except lmdb.Error as error:
             size, problem = data_file(path).stat().st_size, str(error).removeprefix(f"{path}: ")
-            raise SampleUnreadable(f"is no LMDB database, or is damaged ({size} bytes): {problem}") from None
+            raise SampleUnreadable(f"is not an LMDB database, or is damaged ({size} bytes): {problem}") from None
         one._users += 1
         return one
 

@@ -101,7 +101,7 @@ def _number(column: Column, digits: bytes) -> Value:
             raise ValueError
         number = np.asarray(float(digits) if column.dtype.startswith("float") else int(digits))
     except ValueError:
-        raise SampleUnreadable(f"{column.name} is {readable(digits)!r}, which is no {column.dtype}") from None
+        raise SampleUnreadable(f"{column.name} is {readable(digits)!r}, which is not {column.dtype}") from None
     return converted(column, number)
 
 
@@ -116,7 +116,7 @@ def unpacked(raw: memoryview, max_bytes: int) -> dict[str | bytes, object]:
             raise SampleUnreadable(
                 "looks like a pickle, which batchd never reads: write msgpack, or one record for each field"
             ) from None
-        raise SampleUnreadable(f"is no msgpack: {type(error).__name__} {error}") from None
+        raise SampleUnreadable(f"is not msgpack: {type(error).__name__} {error}") from None
     if type(record) is not dict:
         raise SampleUnreadable(f"is {type(record).__name__} in msgpack, not a map")
     return record

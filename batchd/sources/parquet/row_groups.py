@@ -221,7 +221,7 @@ def _check_magic(stream: BinaryIO, end: bytes, size: int) -> None:
         return
     start = read_at(stream, 0, 4)
     if size < TAIL_BYTES or start not in MAGICS:
-        raise Unreadable(f"is no Parquet file: it starts with {start!r} and has {size} bytes")
+        raise Unreadable(f"is not a Parquet file: it starts with {start!r} and has {size} bytes")
     raise Unreadable(f"is cut or damaged: it ends at byte {size} without the footer of a Parquet file; copy it again")
 
 

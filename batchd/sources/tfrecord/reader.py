@@ -220,7 +220,7 @@ class TFRecordReader(PlainReader):
             example = SequenceExample.FromString(self._data(record, int(self._checksums[sample])))
         except DecodeError:
             message = "SequenceExample" if self._sequence else "Example"
-            raise SampleUnreadable(f"is no tf.train.{message}") from None
+            raise SampleUnreadable(f"is not a tf.train.{message}") from None
         return {part.column.name: self._value(part, example) for part in self._parts}
 
     def prefetch(self, samples: Sequence[int]) -> None:

@@ -269,6 +269,6 @@ def open_file(path: bytes, bound: bytes | None) -> int:
             descriptor = open_within(path, bound)
         where_it_fails.callback(os.close, descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise SampleUnreadable(f"is no regular file: {_CHANGED}")
+            raise SampleUnreadable(f"is not a regular file: {_CHANGED}")
         where_it_fails.pop_all()
     return descriptor

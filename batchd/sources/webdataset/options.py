@@ -75,7 +75,7 @@ def parse_member(name: str, text: str) -> Member:
     member = Member(tuple(ending.removeprefix(".") for ending in endings.split(";")), key)
     if not all(member.endings) or (colon and not key):
         raise ValueError(
-            f'names.{name} = "{text}" is no member: write what stands behind the first dot of its name, as in "seg.png", '
+            f'names.{name} = "{text}" is not a member: write what stands behind the first dot of its name, as in "seg.png", '
             '"jpg;png" for the first of two, or "json:KEY" for a value in a JSON object'
         )
     return member

@@ -126,7 +126,7 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
         if size < last.start - -last.size // BLOCKSIZE * BLOCKSIZE:
             name = readable(os.fsencode(last.name))
             raise SourceInvalid(f"{path} is cut: it ends at byte {size}, within {name}; copy it again") from None
-        raise SourceInvalid(f"{path} is no tar file, or is damaged: {error}") from None
+        raise SourceInvalid(f"{path} is not a tar file, or is damaged: {error}") from None
 
 
 class _HeadersOnly:
