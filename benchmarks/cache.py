@@ -146,7 +146,7 @@ def _first_epoch_s(bench: Bench, source: str, cache: str) -> float:
 
 
 class _Side:
-    """A daemon with one stream, of which one epoch after the other is read.
+    """A daemon with one stream, whose epochs are read in turn.
 
     It does nothing between two of them.
     """

@@ -68,7 +68,7 @@ def _watchers(bench: Bench) -> None:
         pages.append(bench.measure("page", partial(_watched, bench, _page)))
         tops.append(bench.measure("top", partial(_watched, bench, _top)))
     base = median(one.observer_s for one in alone)
-    print(f"observer that nobody asks, CPU ms a second: {spread([1000 * one.observer_s for one in alone])}")
+    print(f"observer without requests, CPU ms a second: {spread([1000 * one.observer_s for one in alone])}")
     print(f"observer with a page open, CPU ms a second: {spread([1000 * one.observer_s for one in pages])}")
     print(f"batchd top, CPU ms a second: {spread([1000 * one.watcher_s for one in tops])}")
     page_s = median(one.observer_s for one in pages) - base
@@ -132,7 +132,7 @@ def _page(_address: str, url: str) -> Iterator[None]:
 
 @contextmanager
 def _top(address: str, _url: str) -> Iterator[int]:
-    """In a terminal that somebody reads."""
+    """In a terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "batchd", "top", "--address", address])

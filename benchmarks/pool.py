@@ -260,7 +260,7 @@ def _deaths(bench: Bench) -> None:
 
 
 def _longest_gap(arrivals_s: list[float], died_s: float) -> float:
-    """The longest time between two batches of which the later one came after ``died_s``."""
+    """The longest time between two batches, the later one after ``died_s``."""
     pairs = pairwise(arrivals_s)
     return max((later - max(sooner, died_s) for sooner, later in pairs if later > died_s), default=AFTER_KILL_S)
 

@@ -236,7 +236,7 @@ class _Host:
 
 @dataclass(slots=True, eq=False)
 class _Trainer:
-    """It works on no batch: it takes the next one as soon as it is there."""
+    """It is idle, and takes the next batch at once."""
 
     number: int
     leases: deque[tuple[int, int]] = field(default_factory=deque)

@@ -25,7 +25,7 @@ IMAGES_PER_S = 60_000
 WORKERS = (64, 192)
 TRAINERS = 8
 WINDOW = 24
-"""Batches ahead: 192 workers with two orders each have the rows of 24 batches in hand."""
+"""Batches ahead: 192 workers with two orders each hold the rows of 24 batches."""
 SETTLE_S = 20.0
 """Until every worker has been handed every slot of the ring, once.
 

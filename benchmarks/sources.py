@@ -1,8 +1,8 @@
 """Benchmark: images/s from shards divided by those from a folder, and the time of a scan.
 
 The streams of one daemon over the same photographs take turns, so that all have the same workers.
-Each turn claims its stream anew, so that nothing is decoded ahead for it meanwhile, and reads an
-epoch of its own, of which nothing is in the ring yet.
+Each turn subscribes again, so that nothing is decoded ahead for it meanwhile, and reads an epoch
+that is not in the ring yet.
 """
 
 import statistics

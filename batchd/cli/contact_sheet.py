@@ -1,6 +1,6 @@
 """A contact sheet: the images of a batch with their labels, as one PNG. Runs in the user's shell.
 
-Draws the pipeline's output: uint8 as it is, floating-point numbers as 0 to 1, or from the smallest
+Draws the pipeline's output: uint8 unchanged, floating-point numbers as 0 to 1, or from the smallest
 to the largest of the sheet (normalising cannot be undone without knowing it), channels first or
 last, colour or grey, each image in its own shape. ``batchd_client.showing`` says which fields have
 images.

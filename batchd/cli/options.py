@@ -11,6 +11,8 @@ from typing import TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from batchd_wire.runtime import TcpAddress, parse_address
+
 Command = TypeVar("Command", bound=Callable[..., object])
 
 DEFAULT_CONFIG_FILE = Path("batchd.toml")
@@ -69,6 +71,17 @@ def log_options(command: Command) -> Command:
         help="Format of the log. auto is text on a terminal and in the journal (with its levels), JSON otherwise.",
     )
     return with_level(with_format(command))
+
+
+def worker_address(text: str) -> TcpAddress:
+    """Parse an ADDRESS for worker hosts. Raises ``click.BadParameter``."""
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
+    if not isinstance(address, TcpAddress):
+        raise click.BadParameter("worker hosts need a network address, such as tcp://gpu1:7072", param_hint="ADDRESS")
+    return address
 
 
 def _split(_context: click.Context, _option: click.Parameter, settings: tuple[str, ...]) -> dict[str, str]:

@@ -29,7 +29,7 @@ from batchd.on_ray.scaling import Limits
 from batchd.suggestions import pip_command
 from batchd_client.asking import ask_status
 from batchd_wire.keys import Role, connection_file_text
-from batchd_wire.runtime import TcpAddress, parse_address
+from batchd_wire.runtime import TcpAddress
 from batchd_wire.status import PoolStatistics
 
 HOSTS_MAX = 4_096
@@ -136,7 +136,7 @@ def _up(
     """
     if least > most:
         raise click.UsageError(f"--min {least} is more than --max {most}")
-    where = _tcp_address(words[0]) if words and not words[0].startswith("-") else None
+    where = worker_address(words[0]) if words and not words[0].startswith("-") else None
     on_ray = _on_ray()
     set_up_logs(log_level, log_format)
     keys = None if key_on_nodes else named_keys(keys_dir, config_file)
@@ -205,7 +205,7 @@ def _down(address: str | None, cluster: str, keys_dir: Path | None, config_file:
         pools = [address] if address else on_ray.pools()
         if len(pools) != 1:
             raise click.UsageError(f"name one ADDRESS; there are worker hosts of: {', '.join(pools) or 'no daemon'}")
-        where = _tcp_address(pools[0])
+        where = worker_address(pools[0])
         if not on_ray.Pool(where.address).hosts:
             raise BatchdError(f"{where.address} has no worker hosts on this cluster; `batchd ray up` ends at Ctrl-C")
         # a running `up` may have asked for another one meanwhile
@@ -269,21 +269,11 @@ def _key_name(address: TcpAddress) -> str:
 
 def _reached_at(listens_at: str, node: str) -> TcpAddress:
     """The address of a daemon on this machine, which the cluster knows as ``node``."""
-    address = _tcp_address(listens_at)
+    address = worker_address(listens_at)
     with suppress(ValueError):
         if not ip_address(address.host).is_unspecified:
             return address
     return TcpAddress(node, address.port)
-
-
-def _tcp_address(text: str) -> TcpAddress:
-    try:
-        address = parse_address(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
-    if not isinstance(address, TcpAddress):
-        raise click.BadParameter("worker hosts need a network address, such as tcp://gpu1:7072", param_hint="ADDRESS")
-    return address
 
 
 def _on_ray() -> ModuleType:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchd.children import fill_standard_streams, start_linked
-from batchd.cli.options import log_options
+from batchd.cli.options import log_options, worker_address
 from batchd.cli.serve import hidden
 from batchd.config.addresses import is_loopback
 from batchd.config.cpus import available_cpus
@@ -25,7 +25,7 @@ from batchd.errors import KeysInvalid
 from batchd.orders.link import WORKERS_MAX
 from batchd.samples.sizes import parse_bytes, round_bytes
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, read_connection_key
-from batchd_wire.runtime import TcpAddress, parse_address
+from batchd_wire.runtime import TcpAddress
 
 if TYPE_CHECKING:
     from batchd.cli.log_lines import LogFormat
@@ -123,7 +123,7 @@ def command(
     finishes work in progress and exits; a second one exits immediately.
     """
     fill_standard_streams()
-    place = _tcp_address(address)
+    place = worker_address(address)
     pairs = [_pair(text) for text in maps]
     if (cache_dir is None) != (not cache_size) or (cache_dir is not None and cache_memory):
         raise click.UsageError("set either --cache-memory, or --cache-dir and --cache-size")
@@ -159,16 +159,6 @@ def command(
     finally:
         if fork_server is not None:
             fork_server.child.end()
-
-
-def _tcp_address(text: str) -> TcpAddress:
-    try:
-        address = parse_address(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
-    if not isinstance(address, TcpAddress):
-        raise click.BadParameter("worker hosts need a network address, such as tcp://gpu1:7072", param_hint="ADDRESS")
-    return address
 
 
 def _pair(text: str) -> tuple[str, str]:

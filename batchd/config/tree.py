@@ -238,7 +238,7 @@ class DaemonConfig(_Branch):
 
     reserve: Literal["demand", "start"] = "demand"
     """When the rings get their memory. "demand": slot by slot, when a trainer first needs it.
-    "start": all of it before the service manager is told that the daemon is ready; if there is not
+    "start": all of it before the service manager learns that the daemon is ready; if there is not
     enough, the daemon ends with an error. Streams that a reload adds or changes get theirs on
     demand."""
 

@@ -17,7 +17,7 @@ def toml_value(value: object) -> str:
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{', '.join(map(toml_value, value))}]"
-    # in JSON, a text may hold the character DEL as it is
+    # in JSON, a text may have an unescaped DEL
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

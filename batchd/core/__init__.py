@@ -1,6 +1,6 @@
 """Decisions: events in, actions out. No process, no I/O, no clock, no logging.
 
-plan          which sample is in which row of which batch; the shuffle
+plan          the sample in each row of each batch; the shuffle
 course        which positions a subscription reads, and which reads a position next
 ring          the slots of one stream and what is being filled into them
 mailbox       which place of a live stream holds which sample
@@ -15,5 +15,5 @@ state         the whole: one event, the time, a list of actions
 measure       where the workers' time and the trainers' waiting went
 spec          the facts of a stream that never change
 admission     why a trainer cannot have what it asks for
-events, actions   what the core is told, what it decides
+events, actions   the core's input and its decisions
 """

@@ -46,7 +46,7 @@ class Delivery:
         self.supply = self.claims.supply
         self.stopped: str | None = None
         self.retired: Refusal | None = None
-        """Why the stream is not served any more, as its trainers are told."""
+        """Why the stream is not served any more, for its trainers."""
         self.decoded_batches = 0
         self.delivered_batches = 0
         self.delivered_samples = 0

@@ -173,7 +173,7 @@ class WorkerObserved(Event):
 class WorkerGone(Event):
     """The kernel reports a dead worker; ``how`` is for people: "signal 11 (SIGSEGV)".
 
-    ``from_outside``: another process killed it, hardly because of the sample that it had in hand.
+    ``from_outside``: another process killed it, so its sample is hardly the cause.
     ``out_of_memory``: an allocation failed, or the kernel's OOM killer ended it.
     """
 

@@ -47,7 +47,7 @@ class WorkerKind:
     """Limits of one kind of workers, which is a way to reach them, such as local processes."""
 
     orders_max: int
-    """Orders in flight: one in hand, and enough behind it that the worker never waits."""
+    """Orders in flight: one in progress, and enough others that the worker never waits."""
     start_timeout_s: float
     note_delay_s: float
     """Delay of a note on its way: a sample may take so much longer than ``sample_timeout_s``."""
@@ -246,7 +246,7 @@ class Fleet:
         self._places += [_Place(respawn_s=self._moment.now_s) for _ in range(places - len(self._places))]
 
     def dismiss_idle(self, actions: list[Action]) -> None:
-        """Let the surplus workers go that have nothing in hand."""
+        """Dismiss the surplus workers that are idle."""
         for number in sorted(self._surplus):
             worker = self.workers[number]
             if worker.orders:

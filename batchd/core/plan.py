@@ -1,4 +1,4 @@
-"""Which sample is in which row of which batch: pure code, for the daemon and workers.
+"""The sample in each row of each batch: pure code, for the daemon and workers.
 
     place in the epoch   0 ............ B-1 | B ........... 2B-1 | ...            | samples-1
     batch (step)              step 0        |      step 1        | ...            | last, or partial

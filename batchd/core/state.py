@@ -352,7 +352,7 @@ class DaemonState:
         self.fleet.observe(event.worker, event.note, actions)
 
     def _worker_gone(self, event: ev.WorkerGone, actions: list[Action]) -> None:
-        """Give a dead worker's orders to others; only the one that it had in hand is suspected."""
+        """Give a dead worker's orders to others; only the one in progress is suspected."""
         worker = self.fleet.gone(event.worker)
         orders = list(worker.orders.values())
         if worker.link:
@@ -400,7 +400,7 @@ class DaemonState:
             self.fleet.leave([event.worker])
 
     def _remote_gone(self, worker: Worker, orders: list[Order], actions: list[Action]) -> None:
-        """Give the orders of a dead remote worker to others; the first one was in hand."""
+        """Give the orders of a dead remote worker to others; the first one was in progress."""
         self.links.by_number[worker.link].workers.discard(worker.number)
         in_hand = next((order.number for order in orders if not order.is_proof), None)
         for order in reversed(orders):

@@ -178,7 +178,7 @@ class Stream:
         self.delivery.put_back(order.slot, order.number, parts, actions)
 
     def died_between_samples(self, gone: WorkerGone, actions: list[Action]) -> None:
-        """Count a worker with orders of this stream that died with no sample in hand."""
+        """Count a worker with orders of this stream that died between samples."""
         if gone.from_outside:
             return
         self._blank_deaths += 1
@@ -254,7 +254,7 @@ class Stream:
         )
 
     def _suspect(self, order: Order, note: Note | None) -> int | None:
-        """Return the sample that a dead worker had in hand, if that is known."""
+        """Return the sample that a dead worker was decoding, if known."""
         if note is not None and note.row in order.rows and note.sample < self.spec.plan.samples:
             return note.sample
         return self.samples_of(order)[0] if len(order.rows) == 1 else None

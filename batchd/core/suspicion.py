@@ -1,6 +1,6 @@
 """Bad samples of one stream, and which sample kills workers. Pure code.
 
-A crashed worker names, by its note, the sample that it had in hand. That alone proves nothing,
+The note of a crashed worker names the sample that it was decoding. That alone proves nothing,
 since the machine may be at fault. So the sample is run again, alone in its order, and a worker that
 survives acquits it. A second crash with nothing in between is proof: the sample is quarantined, and
 no worker begins it again. Where the note is empty, the chunk is halved until one sample is left.
@@ -95,14 +95,14 @@ class BadSamples:
 
 
 class Suspects:
-    """Samples that dead workers had in hand."""
+    """Samples that dead workers were decoding."""
 
     def __init__(self, samples: int) -> None:
         self._quarantined_max = max(QUARANTINED_MIN, int(samples * QUARANTINED_FRACTION))
         self.deaths: dict[int, list[int]] = {}
         """By sample under suspicion: the weights of the deaths that it may have caused."""
         self.crashed_s: deque[float] = deque(maxlen=CRASHES_MAX)
-        """When workers of this stream crashed, whatever they had in hand."""
+        """Times of crashes of this stream's workers, whatever they were decoding."""
         self.quarantined: dict[int, str] = {}
         self._too_large: set[int] = set()
         """The quarantined samples that needed too much memory."""

@@ -197,7 +197,7 @@ class Loop:
         return max(0, min(int(TICK_S * 1000), int((due_s - monotonic()) * 1000) + 1))
 
     def _tick(self) -> None:
-        """Let time pass for all parts; show the core the samples that workers have in hand."""
+        """Act on timers of all parts; show the core the samples that workers decode."""
         now = monotonic()
         spawn_s = self.state.fleet.next_spawn_s
         if now < self._next_tick_s and (spawn_s is None or now < spawn_s):

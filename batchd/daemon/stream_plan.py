@@ -37,7 +37,7 @@ from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import StepCheck, reserved_names
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.samples.columns import Column
-from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
+from batchd.sources.code.options import FunctionOptions
 from batchd.sources.composed.options import sources_in
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.options import SourceOptions
@@ -110,7 +110,7 @@ def plan_stream(
 def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
     """Find the modules of a stream. Raises ``SourceInvalid`` if one is missing."""
     named = [*(source for _key, source in sources_in(stream.source)), *stream.pipeline]
-    functions = [one.function for one in named if isinstance(one, (PythonSource, GeneratorSource, Call))]
+    functions = [one.function for one in named if isinstance(one, (FunctionOptions, Call))]
     if not functions:
         return StreamCode()
     try:
@@ -123,8 +123,7 @@ def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
 
 def runs_own_code(whole: SourceOptions) -> bool:
     """True if the source, or a part of it, is the user's own code."""
-    kinds = (PythonSource, GeneratorSource, PluginSource)
-    return any(isinstance(source, kinds) for _key, source in sources_in(whole))
+    return any(source.is_own_code for _key, source in sources_in(whole))
 
 
 def code_problems(
@@ -138,7 +137,7 @@ def code_problems(
         (("source", *key, *inner, "function"), source.function, source.given)
         for key, whole in sources
         for inner, source in sources_in(whole)
-        if isinstance(source, (PythonSource, GeneratorSource))
+        if isinstance(source, FunctionOptions)
     ]
     named += [
         (("pipeline", place, "function"), step.function, GIVEN)

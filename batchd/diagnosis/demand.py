@@ -29,7 +29,7 @@ WAIT_SHARE_MAX = 0.9
 NETWORK_SHARE = 0.9
 """The part of an interface's speed that rows can use."""
 ORDERS_AT_ONCE = 2
-"""The orders that keep a remote worker busy: one in hand, and one on its way."""
+"""The orders that keep a remote worker busy: one in progress, and one in transit."""
 SLOTS_OF_A_TRAINER = 2
 """Slots of a ring that a trainer reads, or is about to read: no worker fills them."""
 

@@ -44,7 +44,7 @@ class DoctorTarget:
 
 
 def examine(target: DoctorTarget) -> Iterator[Finding]:
-    """Yield the findings on everything but the daemon, each as soon as it is known."""
+    """Yield the findings on everything but the daemon, each at once."""
     machine, config = target.machine, target.config
     rings, finding = _rings(target)
     yield finding

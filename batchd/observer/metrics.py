@@ -3,7 +3,7 @@
 OBSERVER process. The text, the page docs/metrics.md and the tests are made from the table: a new
 number in the status is one line there. A **scope** yields rows: the values of its labels, and the
 part of the status that has the metrics' values. Rows with equal labels (two steps of one name)
-become one value. Trainers are told apart by session: a sum over several of one name would fall when
+become one value. The session distinguishes trainers: a sum over several of one name would fall when
 one leaves, which a scraper takes for a restarted counter.
 
 Invariants:

@@ -224,7 +224,7 @@ static int copy_block(struct splice *splice, const struct lookup *codes)
     return 1;
 }
 
-/* Codes the difference anew: from the value `before`, with which the row before ends in the cut, instead of that in the file. */
+/* Recodes the difference: from the value `before`, with which the row before ends in the cut, instead of that in the file. */
 static int recode(struct splice *splice, struct dc_codes *codes, int in_file, int before)
 {
     const unsigned found = symbol_at(&codes->lookup, splice->from.held);

@@ -195,7 +195,7 @@ def _not_fixed(column: Column) -> str:
         return f"{column.name!r} is the bytes of an image file; {first_step_on(column)}"
     if column.kind == "text":
         return (
-            f"{column.name!r} is text, which no batch can hold as it is; add "
+            f"{column.name!r} is text, which a batch cannot hold; add "
             '"tokenize", "lookup" or "text_bytes", or leave it out with "drop"'
         )
     is_image = len(column.shape) == IMAGE_DIMENSIONS
@@ -203,7 +203,7 @@ def _not_fixed(column: Column) -> str:
     options = f"field = {json.dumps(column.name)}, max_shape = {largest}"
     differ = f'{{ op = "pad_batch", {options} }} (filled up) or {{ op = "ragged", {options} }} (a list of arrays)'
     if not is_image:
-        return f"no batch can hold {column.name!r} as it is ({column.text}, of different lengths); add {differ}"
+        return f"a batch cannot hold {column.name!r} ({column.text}, of different lengths); add {differ}"
     return (
         f"the images keep their different sizes ({column.name!r} is {column.text}), so no batch can hold them; add "
         f'"random_resized_crop", "center_crop" or "resize" with size, or let them differ with {differ}'

@@ -69,7 +69,7 @@ class Column:
 
     @property
     def is_fixed(self) -> bool:
-        """True if it can be a field of a batch as it is."""
+        """True if it can be a field of a batch without further steps."""
         return self.kind == "array" and None not in self.shape
 
     @property

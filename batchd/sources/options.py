@@ -25,6 +25,8 @@ class SourceOptions:
     """True if samples arrive while they are read: a number is a place in the stream, and reading it
     again gives another sample."""
 
+    is_own_code: ClassVar[bool] = False
+    """True if its samples come from the user's own code."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Modules that its scan and its reader need beyond batchd's own dependencies."""
     extra: ClassVar[str] = ""
@@ -43,6 +45,16 @@ class SourceOptions:
             return str(path)
         below = next(getattr(self, name) for name in ("shards", "files", "patterns") if hasattr(self, name))
         return f"{getattr(self, 'root', None)}: {' '.join(below)}"
+
+    @property
+    def unscanned(self) -> str:
+        """The part that `batchd check` does not see since it does not scan; "" if it scans."""
+        return ""
+
+    @property
+    def unread(self) -> str:
+        """The content that `batchd check` cannot see; "" for the content of its samples."""
+        return ""
 
     @property
     def reads_urls(self) -> bool:
@@ -76,15 +88,24 @@ class DeclaredOptions(SourceOptions):
         return self.names.get(field, field)
 
 
+class FilesOptions(SourceOptions):
+    """Base of the sources that are either one file, or several files below a folder."""
+
+    __slots__ = ()
+    path: Path | None
+    root: Path | None
+    files: tuple[str, ...]
+    allow_outside_root: bool
+
+    def check_files(self) -> None:
+        """Raise ``ValueError`` unless one of both is set."""
+        if (self.path is None) == (not self.files) or (self.root is None) != (not self.files):
+            raise ValueError("set either path, for one file, or root and files, for several")
+        if not all(self.files):
+            raise ValueError("files must not hold an empty path")
+
+
 def check_path_bytes(count: int) -> None:
     """Raise ``ValueError`` if no field can be so long."""
     if not 0 <= count <= PATH_BYTES_MAX:
         raise ValueError(f"path_bytes must be from 0 to {PATH_BYTES_MAX}, not {count}")
-
-
-def check_files(path: Path | None, root: Path | None, files: tuple[str, ...]) -> None:
-    """Raise ``ValueError`` unless a source is either one file, or files below a folder."""
-    if (path is None) == (not files) or (root is None) != (not files):
-        raise ValueError("set either path, for one file, or root and files, for several")
-    if not all(files):
-        raise ValueError("files must not hold an empty path")

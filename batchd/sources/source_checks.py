@@ -20,12 +20,10 @@ from typing import NamedTuple
 
 from batchd.errors import KeyPath, SourceInvalid, path_text
 from batchd.samples.columns import Column
-from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.sources.composed.options import SubsetSource, parts_of
 from batchd.sources.composed.scan import agreed_columns
 from batchd.sources.interface import SourceProblem, kind_of
 from batchd.sources.options import SourceOptions
-from batchd.sources.push.options import PushSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.location import Url
@@ -149,23 +147,14 @@ def try_source(
         return Trial(None, (), (f"everything behind the first {counted(bound.found, 'sample')}",))
     except SourceInvalid as error:
         return Trial(None, (SourceProblem((), str(error)),), ())
-    return Trial(index, (), (_content(source, len(index)),))
+    unread = source.unread or f"the content of its {counted(len(index), 'sample')}"
+    return Trial(index, (), (unread,))
 
 
 def _left_alone(source: SourceOptions) -> str:
     """The reason why a source is not scanned on trial; "" if it is."""
-    if isinstance(source, PythonSource):
-        return f"{source.function}, its length and its samples: check runs no code of yours"
-    if isinstance(source, PluginSource):
-        return f"the samples of {source.place}: the plugin finds them when the daemon starts"
+    if source.unscanned:
+        return source.unscanned
     if urls := [str(path) for path in _paths_of(source).values() if isinstance(path, Url)]:
         return f"everything at {' and '.join(urls)} behind one object or page: servers are asked when the daemon starts"
     return ""
-
-
-def _content(source: SourceOptions, samples: int) -> str:
-    if isinstance(source, PushSource):
-        return "what is pushed"
-    if isinstance(source, GeneratorSource):
-        return f"what {source.function} yields: check runs no code of yours"
-    return f"the content of its {counted(samples, 'sample')}"

@@ -1,6 +1,6 @@
 """Indexes of earlier scans, on disk: a daemon with a million samples starts at once. Daemon.
 
-One file for each source as it is configured:
+One file for each configured source:
 
     0       8               16           48      64
     +-------+---------------+------------+-------+------------------------------+--------------+
@@ -48,7 +48,7 @@ SETTLED_NS = 2_000_000_000
 STALE_NS = 3_600_000_000_000
 """An unfinished file of this age is abandoned."""
 PlainSource = Mapping[str, object]
-"""A source as it is configured, as plain data."""
+"""A configured source, as plain data."""
 _PREFIX = Struct("<8sQ32s")
 _FOREIGN_WRITERS = stat.S_IWGRP | stat.S_IWOTH
 

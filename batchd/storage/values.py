@@ -101,12 +101,12 @@ def version_of(status: os.stat_result) -> Version:
 
 
 def witness(path: bytes, status: os.stat_result) -> Witness:
-    """A file or folder as it is."""
+    """A file or folder that exists."""
     return Witness(os.fsdecode(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def object_witness(url: str, version: Version) -> Witness:
-    """An object as it is."""
+    """An object that exists."""
     return Witness(url, version.size, version.modified_ns, 0, version.etag or "")
 
 

@@ -74,7 +74,7 @@ class WorkerLoop:
         self._storage = Storage()
         self._streams: dict[int, WorkerStream] = {}
         self._heard: deque[tuple[Message, list[int]]] = deque()
-        """Messages that came while an order was in hand, with their descriptors."""
+        """Messages that arrived during an order, with their descriptors."""
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
 
@@ -125,7 +125,7 @@ class WorkerLoop:
             failpoints.passing("worker.done.sent")
 
     def _hear_of_quarantine(self) -> None:
-        """Obey a quarantine that came behind the order in hand; other messages wait for their turn.
+        """Obey a quarantine that arrived during the current order; other messages wait.
 
         The sample may be in the next chunk.
         """

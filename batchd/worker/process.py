@@ -1,6 +1,6 @@
 """How each process that decodes begins, and its note. Workers, writers of ``batchd prepare``.
 
-The note is the row in hand, in shared memory, drawn in ``orders.worker``; the daemon reads it after
+The note is the current row, in shared memory, drawn in ``orders.worker``; the daemon reads it after
 the worker's death.
 
 Invariant: the note is written before a sample is touched and cleared when the chunk is done, so a
@@ -57,7 +57,7 @@ class NoteMemory:
         self._order = 0
 
     def begin(self, order: int) -> None:
-        """An order is in hand."""
+        """An order is in progress."""
         self._order = order
 
     def take(self, row: int, sample: int) -> None:

@@ -149,7 +149,7 @@ class Stopwatch:
         self._slow = nlargest(SLOW_LISTED_MAX, [*self._slow, (sample, name, taken_ns // 1000)], key=itemgetter(2))
 
     def work(self) -> Work:
-        """Sum up the chunks since ``begin``, the last of which ends here."""
+        """Sum up the chunks since ``begin``; the last one ends here."""
         cpu_wait_us, now_ns = None, self._cpu_wait_ns()
         if now_ns is not None and self._begun_cpu_wait_ns is not None:
             cpu_wait_us = (now_ns - self._begun_cpu_wait_ns) // 1000

@@ -409,7 +409,7 @@ class DataError(BatchdClientError):
 
 
 class StateMismatch(DataError):
-    """The saved state does not belong to this stream as it is now.
+    """The saved state does not match the present form of this stream.
 
     Restore the files, the settings and the version of batchd it was saved with, or start without it
     (``state=None``). To continue regardless, at the same place of the other batches:

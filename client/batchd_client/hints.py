@@ -58,8 +58,8 @@ def missing_samples_hint(status: DaemonStatus, stream: str) -> str | None:
     one = status.stream(stream)
     if one is None or one.live is None or one.live.queued_samples + one.live.bound_samples >= one.batch_size:
         return None
-    nobody = "no producers just now" if one.live.pushed_samples else "no producers yet"
-    who = counted(one.live.producers, "producer") if one.live.producers else nobody
+    none = "no producers just now" if one.live.pushed_samples else "no producers yet"
+    who = counted(one.live.producers, "producer") if one.live.producers else none
     had = f"{one.live.queued_samples + one.live.bound_samples} of {counted(one.batch_size, 'sample')}"
     return (
         f"stream {stream!r} has {who}, and its next batch has {had}; programs on the daemon's host push them with "

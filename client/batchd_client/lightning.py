@@ -80,7 +80,7 @@ class StageLoader:
 
 
 class TrainingLoader(StageLoader):
-    """Loader of the training: reads the epoch it is told. Its state remains after ``close``."""
+    """Loader for training: reads the epoch that Lightning sets. Its state remains after ``close``."""
 
     _epoch = None
 

@@ -363,7 +363,7 @@ class StreamReader:
         connection, position = self.connection, self.position
         silent_s = time.monotonic() - connection.session.last_message_s if connection.session else 0.0
         lost = connection.reconnects - self._reconnects_before
-        again = f", but the connection to it was lost and made anew {counted(lost, 'time')} meanwhile" if lost else ""
+        again = f", but the connection was lost and restored {counted(lost, 'time')} meanwhile" if lost else ""
         return BatchTimeout(
             f"no batch of stream {self.claim.stream!r} at epoch {position.epoch}, step {position.step} within "
             f"{connection.deadlines.batch_timeout_s:g} s: the daemon at {connection.place.address} is alive (its lifeline is "

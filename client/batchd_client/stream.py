@@ -270,7 +270,7 @@ class Stream(NotCopyable):
         return self._reader.take(epoch, wait=wait)
 
     def memories(self) -> list[BatchMemory]:
-        """List the memory of all future batches, as far as it is mapped; see ``Batch.memory``."""
+        """List the mapped memory of future batches; see ``Batch.memory``."""
         session = self._reader.connection.session
         slots = session.slots.values() if session is not None and session.is_usable else ()
         return [*slots, *self._reader.subscription.arrivals.buffers]

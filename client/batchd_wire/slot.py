@@ -58,7 +58,7 @@ class SlotHeader:
     payload_bytes: int
 
     def pack(self) -> bytes:
-        """Encode the header as it is in memory."""
+        """Encode the header for its place in memory."""
         return _HEADER.pack(
             MAGIC, self.generation, self.slot, self.epoch, self.step, self.samples, self.payload_bytes, 0
         )

@@ -28,7 +28,7 @@ def read(file: Path) -> np.ndarray:
 
 @contextmanager
 def with_imread(folder: Path) -> Iterator[Iterator[tuple[Sequence[np.ndarray], Sequence[str]]]]:
-    """Lists of images and of names, shuffled anew each time around."""
+    """Lists of images and of names, shuffled in each epoch."""
     files = sorted(folder.glob("**/*.[jJ][pP]*[gG]"))
     rng = np.random.default_rng(0)
     shuffled = (files[i] for _ in itertools.count() for i in rng.permutation(len(files)))

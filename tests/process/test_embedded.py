@@ -144,7 +144,7 @@ def test_a_daemon_that_does_not_start_is_an_exception_with_its_reason(config, te
 @pytest.mark.parametrize("key", ["", "daemon.workers=1"])
 def test_an_override_that_names_no_key_is_refused(config, key):
     """Before a daemon is started, whose command line would be wrong."""
-    with pytest.raises(BatchdError, match="no path of keys"), batchd.serve(config, overrides={key: "1"}):
+    with pytest.raises(BatchdError, match="not a path of keys"), batchd.serve(config, overrides={key: "1"}):
         pytest.fail("there is no daemon to use")
 
 

@@ -341,5 +341,5 @@ def test_a_function_that_changes_the_size_of_an_image_that_is_followed_is_refuse
 
     assert "nobody moves 'boxes' with it" in check_steps(fixed, [follow, declared])[0]
     assert check_steps(free, [follow, unsaid, crop]) == []
-    with pytest.raises(SampleUndecodable, match="changed the size of 'image', and nobody moves what follows it"):
+    with pytest.raises(SampleUndecodable, match="changed the size of 'image', but the mask, boxes or points"):
         run([follow, unsaid, crop], {"image": IMAGE, "boxes": np.zeros((1, 4), np.float32)}, free)

@@ -396,7 +396,7 @@ def test_a_generator_that_raises_is_a_bad_sample_and_begun_anew(write):
 
     for _ in range(2):
         assert reader.read(0)["x"] == 1
-        with pytest.raises(SampleUnreadable, match=r"(?s)^ValueError: wrong\n  at .*so the generator was begun anew$"):
+        with pytest.raises(SampleUnreadable, match=r"(?s)^ValueError: wrong\n  at .*so the generator was restarted$"):
             reader.read(0)
     assert [int(reader.read(0)["x"]) for _ in range(3)] == [1, 2, 1]
 

@@ -63,9 +63,9 @@ def test_each_sample_has_its_box_and_what_is_made_of_it(folder, is_built, how, m
     assert all("access points" in line and "(1 of these 3 files); all 4 samples need some" in line for line in points)
     assert title == "s: the first 4 samples of epoch 0"
     assert [row.partition("JPEG ")[2] or row.partition("PNG ")[2] for row in rows[:3]] == [
-        f"200 x 160 60 x 100 from 70, 30, {how} as it is",
-        "200 x 160 60 x 100 from 70, 30, cut from 200 x 160 as it is",
-        "200 x 160 60 x 100 from 70, 30, cut from 200 x 160 as it is",
+        f"200 x 160 60 x 100 from 70, 30, {how} unchanged",
+        "200 x 160 60 x 100 from 70, 30, cut from 200 x 160 unchanged",
+        "200 x 160 60 x 100 from 70, 30, cut from 200 x 160 unchanged",
     ]
     assert "a bad sample truncated: a JPEG of 2000 bytes" in rows[3]
 

@@ -208,7 +208,7 @@ def test_draining_is_said_once(world: CheckedWorld, service: Service, manager: N
     service.round_ended(world.state)
     service.round_ended(world.state)
     service.stopping()
-    assert without_watchdog(manager.heard()) == [["STOPPING=1", "STATUS=finishing what the workers have in hand"]]
+    assert without_watchdog(manager.heard()) == [["STOPPING=1", "STATUS=finishing the work in progress"]]
 
 
 def test_a_scan_asks_for_time_as_long_as_it_gets_on(service: Service, manager: NotifySocket, clock: Clock) -> None:

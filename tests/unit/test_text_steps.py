@@ -288,7 +288,7 @@ def test_texts_that_make_no_field_are_bad_samples(text, reason):
     [
         (Column("text", dtype="int64"), Lowercase(), "\"lowercase\" needs text, and 'text' is int64"),
         (Column("text", "encoded"), TextBytes(length=5), "is the bytes of an image file"),
-        (Column("text", "text"), Lowercase(), "'text' is text, which no batch can hold as it is; add \"tokenize\""),
+        (Column("text", "text"), Lowercase(), "'text' is text, which a batch cannot hold; add \"tokenize\""),
         (Column("text", "text"), Lowercase(field="words"), "is done to 'words'"),
     ],
 )

@@ -45,7 +45,7 @@ Descriptors = dict[str, list[int]]
 class ReloadApplier:
     """Everything of the daemon that a reload changes.
 
-    ``daemon``: [daemon] as it is in force. ``last_number``: the highest that any stream has had.
+    ``daemon``: the [daemon] in force. ``last_number``: the highest that any stream has had.
     ``imported``: versions of modules that workers may have imported.
     """
 

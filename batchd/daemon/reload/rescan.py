@@ -58,7 +58,7 @@ LOOK_MAX_S = 10
 class ReloadRequest:
     """The streams in service, and where the configuration is.
 
-    ``daemon``: [daemon] as it is in force. ``signatures``: of each stream that may continue
+    ``daemon``: the [daemon] in force. ``signatures``: of each stream that may continue
     unchanged, by name. ``slots`` (the most that a ring may have): of each stream by name.
     ``made_bytes``: memory of all their rings and mailboxes. ``cached_bytes``: memory of each of
     their caches, by its key.

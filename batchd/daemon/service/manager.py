@@ -198,7 +198,7 @@ class Service:
         """Report, once, that nothing new is begun."""
         if not self._is_stopping:
             self._is_stopping = True
-            self.notifier.stopping("finishing what the workers have in hand")
+            self.notifier.stopping("finishing the work in progress")
 
     def _is_due(self, kind: str, every_s: float) -> bool:
         now = self._clock()

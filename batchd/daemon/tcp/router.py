@@ -70,7 +70,7 @@ class RouterLimits(NamedTuple):
     """ZeroMQ's limits for each peer."""
 
     frame_bytes_max: int
-    """Longest frame that is read, as it is on the wire: encrypted, it has ``CURVE_BYTES`` more."""
+    """Longest frame that is read, on the wire: encryption adds ``CURVE_BYTES``."""
     unread_max: int
     """Messages that a peer may leave unread; sending one more fails with EAGAIN."""
 

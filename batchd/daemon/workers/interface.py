@@ -33,10 +33,10 @@ class Workers(Protocol):
         """End a worker that hangs or breaks the protocol."""
 
     def dismiss(self, number: int) -> None:
-        """Tell a worker that has nothing in hand to end."""
+        """Tell an idle worker to end."""
 
     def note(self, number: int) -> Note | None:
-        """The note of a worker's row in hand; None for a worker that is gone."""
+        """The note of a worker's current row; None for a worker that is gone."""
 
     def pids(self) -> dict[int, int]:
         """The process id of each worker, by its number; 0 before it is known."""

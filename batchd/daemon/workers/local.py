@@ -79,7 +79,7 @@ class _Process:
         return self.grandchild.pid if self.grandchild is not None else 0
 
     def end(self) -> None:
-        """Have the kernel end the process, as soon as it is known."""
+        """Have the kernel end the process, at once or when it is known."""
         self.is_over = True
         if self.grandchild is not None:
             self.grandchild.kill()
@@ -154,7 +154,7 @@ class WorkerProcesses:
                 process.channel.shutdown(socket.SHUT_WR)
 
     def note(self, number: int) -> Note | None:
-        """The note of the worker's row in hand."""
+        """The note of the worker's current row."""
         process = self._processes.get(number)
         return _read_note(process.note) if process is not None else None
 

@@ -7,7 +7,7 @@ A gateway gets each stream and each slot once; an order names a remote worker by
 number there, and goes to the gateway of that link. Remote workers come and go by themselves, and
 their worker host watches them.
 
-The first gateway is told how many links all have, and sends worker hosts where there are fewest. If
+The first gateway gets the number of links of each, and sends worker hosts to the smallest. If
 a gateway has ended, its hosts come to others; when it listens again, some of them are moved to it,
 one with each tick.
 
@@ -379,7 +379,7 @@ class RemoteWorkers:
 
 
 def _key(number: int) -> str:
-    """The key of ``[daemon]`` because of which a gateway listens where it does."""
+    """The key of ``[daemon]`` that sets the address of a gateway."""
     return "pool_gateways" if number else "worker_address"
 
 

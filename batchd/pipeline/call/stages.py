@@ -60,7 +60,7 @@ class CallStage:
         for name, size in sizes.items():
             if _size(values[name]) != size:
                 raise SampleUndecodable(
-                    f"{self._name} changed the size of {name!r}, and nobody moves what follows it: mask, boxes or points"
+                    f"{self._name} changed the size of {name!r}, but the mask, boxes or points that follow it would not move"
                 )
 
     def _given(self, name: str, value: Value) -> Any:

@@ -31,9 +31,9 @@ class Rename(FieldStep):
 
     op: Literal["rename"] = "rename"
     field: str
-    """The field, as it is called before."""
+    """The present name of the field."""
     to: str
-    """The field, as it is called from then on, in later steps and in the batch."""
+    """The new name of the field, in later steps and in the batch."""
 
     def __post_init__(self) -> None:
         check_field_names(self.to)

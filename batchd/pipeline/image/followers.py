@@ -159,7 +159,7 @@ def _coordinate_map(move: Move | Orientation, height: int, width: int) -> Coordi
         case Resampling():
             return CoordinateMap((move.width / width, 0, 0), (0, move.height / height, 0), move.height, move.width)
         case Warp():
-            # about the middle of the image, counter-clockwise as it is looked at, where y is down
+            # about the middle of the image, counter-clockwise for the viewer: y points down
             sine, cosine = sine_and_cosine(move.degrees)
             x, y = move.width / 2, move.height / 2
             across = cosine, sine, x - cosine * x - sine * y

@@ -1,6 +1,6 @@
 """The steps on paper: box, size and orientation, decided from a header before any pixel.
 
-Worker process; standard library only. A step speaks of the image as it is looked at; the pixels are
+Worker process; standard library only. A step describes the image as a viewer sees it; the pixels are
 in memory as they were stored. The two differ by a turn (transpose first, then flips), which EXIF
 and random flips only note down. So an image is turned at most once, at the end, when it is
 smallest, and a crop is known early enough to decode no more detail than it needs.

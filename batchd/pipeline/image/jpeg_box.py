@@ -142,7 +142,7 @@ TILE_WIDTH_PIXELS = 64
 
 
 def made_seekable(data: memoryview, bytes_max: int) -> bytes | None:
-    """A decoded file as a cache keeps it; None where it stays as it is.
+    """A decoded file as a cache keeps it; None if the file itself is kept.
 
     It is no usual JPEG, can be cut already, is broken where no crop looked, or gets too long.
     """

@@ -281,7 +281,7 @@ class Follow(ImageStep):
 
     def __post_init__(self) -> None:
         if not self.followers:
-            raise ValueError('follow needs somebody who follows: mask = "…", boxes = "…" or points = "…"')
+            raise ValueError('follow needs a field that follows: mask = "…", boxes = "…" or points = "…"')
         if len(self.touches) != len(self.followers) + 1:
             raise ValueError("follow names one field twice; image, mask, boxes and points are different fields")
 
@@ -343,7 +343,7 @@ class Cutout(ImageStep):
     """Cover random rectangles of the image.
 
     Their middles are anywhere in it, so a part may lie outside. Drawn for each: the row, then the
-    column of its middle. A mask that follows the image stays as it is.
+    column of its middle. A mask that follows the image is unchanged.
     """
 
     op: Literal["cutout"] = "cutout"

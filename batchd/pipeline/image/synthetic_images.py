@@ -19,7 +19,7 @@ import numpy.typing as npt
 from batchd.pipeline.image.opencv import Pixels, cv2
 
 SIZES = ((375, 500), (375, 500), (500, 375), (333, 500))
-"""Height and width, in pixels; each as often as it is listed."""
+"""Height and width, in pixels; drawn with equal probability for each entry."""
 QUALITY = 90
 PROGRESS_IMAGES = 16
 """Images from one report to the next."""

@@ -8,7 +8,7 @@ Workers; the daemon and ``batchd check`` check the files. Needs numpy; ``tokeniz
 
 A table has one vector for each word:
 
-    words    the file as it is, mapped          one word on each line
+    words    the file itself, mapped            one word on each line
     starts   int64 [n + 1]                      where each line begins
     hashes   uint32 [n], sorted                 CRC-32 of each word, to find it without a dictionary
     rows     int32 [n]                          the row of each; equal hashes in the order of rows

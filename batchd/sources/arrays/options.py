@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import Column, check_field_names, check_types, parse_column
-from batchd.sources.options import SourceOptions, check_files
+from batchd.sources.options import FilesOptions, SourceOptions
 from batchd.storage.location import check_path
 from batchd_wire.fields import ITEM_BYTES
 
@@ -88,7 +88,7 @@ class NpzSource(SourceOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RawSource(SourceOptions):
+class RawSource(FilesOptions):
     """Files of records that are all alike: the bytes of numbers, one after the other."""
 
     type: Literal["raw"] = "raw"
@@ -121,7 +121,7 @@ class RawSource(SourceOptions):
         checks = Checks()
         with checks.at():
             self.settle_paths()
-            check_files(self.path, self.root, self.files)
+            self.check_files()
         if not self.record:
             checks.say('record must name a field, as in { image = "uint8[28,28]" }', "record")
         for column in check_types(checks, "record", self.record):

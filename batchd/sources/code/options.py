@@ -36,6 +36,7 @@ class FunctionOptions(DeclaredOptions):
     """Base of the sources that call a user's function."""
 
     __slots__ = ()
+    is_own_code: ClassVar[bool] = True
     offered: ClassVar[str] = ""
     """An argument that the function gets besides its options if it takes one of this name."""
     function: str
@@ -99,6 +100,11 @@ class PythonSource(FunctionOptions):
     def __post_init__(self) -> None:
         self.check().done()
 
+    @property
+    def unscanned(self) -> str:
+        """See ``SourceOptions``: the length comes from the user's code."""
+        return f"{self.function}, its length and its samples: check runs no code of yours"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSource(FunctionOptions):
@@ -144,8 +150,13 @@ class GeneratorSource(FunctionOptions):
     def __post_init__(self) -> None:
         checks = self.check()
         if "rng" in self.options:
-            checks.say("options cannot have rng, which every instance gets anew", "options", "rng")
+            checks.say("options cannot have rng: each instance gets its own", "options", "rng")
         checks.done()
+
+    @property
+    def unread(self) -> str:
+        """See ``SourceOptions``."""
+        return f"the samples that {self.function} yields: check runs no code of yours"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +172,13 @@ class PluginSource(SourceOptions):
     options: dict[str, Any] = field(default_factory=dict)
     """The options of the package; see its documentation. Relative paths under keys such as `path`
     and `root` are relative to the file, as everywhere."""
+
+    is_own_code: ClassVar[bool] = True
+
+    @property
+    def unscanned(self) -> str:
+        """See ``SourceOptions``."""
+        return f"the samples of {self.place}: the plugin finds them when the daemon starts"
 
     @property
     def place(self) -> str:

@@ -93,7 +93,7 @@ class GeneratorReader(PlainReader):
             return _values_of(self._columns, self._next(), self._max_bytes)
         except FunctionFailed as error:
             self._running, self._rows = None, range(0)
-            raise SampleUnreadable(f"{error}\n  so the generator was begun anew") from None
+            raise SampleUnreadable(f"{error}\n  so the generator was restarted") from None
 
     def name(self, sample: int) -> str:
         """Its place in the stream."""

@@ -6,11 +6,11 @@ from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import check_known, check_types
-from batchd.sources.options import DeclaredOptions, check_files
+from batchd.sources.options import DeclaredOptions, FilesOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvSource(DeclaredOptions):
+class CsvSource(DeclaredOptions, FilesOptions):
     """Tables in CSV format, in UTF-8: titles on the first line, one sample on each further one."""
 
     endings: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
@@ -55,7 +55,7 @@ class CsvSource(DeclaredOptions):
         checks = Checks()
         with checks.at():
             self.settle_paths()
-            check_files(self.path, self.root, self.files)
+            self.check_files()
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '\0"\r\n':
             text = f"delimiter must be one ASCII character, no quote and no end of a line: {self.delimiter!r}"
             checks.say(text, "delimiter")

@@ -236,7 +236,7 @@ def _wrong_titles(source: CsvSource, path: Path, header: Sequence[str]) -> list[
     for key, title in asked:
         count = header.count(title)
         if count > 1:
-            text = f"{path}: {count} columns have the title {title!r}, so nobody can tell which is meant"
+            text = f"{path}: {count} columns have the title {title!r}, so it is unclear which one is meant"
             found.append(SourceProblem(key, text))
         elif not count:
             text = f"{path} has no column {title!r}; {suggestion(title, header)}{alone}"

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd.errors import SourceInvalid
-from batchd.sources.arrays.options import RawSource
-from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import FolderSource
+from batchd.sources.options import FilesOptions
 from batchd.storage.access import Storage, WantedNames
 from batchd.storage.index import readable
 from batchd.storage.location import Url
@@ -133,7 +132,7 @@ def shards_of(wanted: Patterns, survey: Survey) -> list[bytes]:
     return [below(folder, name) for folder, names in matching(wanted, survey) for name in names]
 
 
-def files_of(source: CsvSource | RawSource, survey: Survey) -> list[Path]:
+def files_of(source: FilesOptions, survey: Survey) -> list[Path]:
     """The file at ``path``, or the matching ones below ``root``. Raises ``SourceInvalid``."""
     if source.path is not None:
         return [source.path.absolute()]
@@ -142,7 +141,7 @@ def files_of(source: CsvSource | RawSource, survey: Survey) -> list[Path]:
     return [source.root.absolute() / os.fsdecode(shard) for shard in shards_of(wanted, survey)]
 
 
-def files_problems(source: CsvSource | RawSource, what: str, storage: Storage) -> list[str]:
+def files_problems(source: FilesOptions, what: str, storage: Storage) -> list[str]:
     """Problems of such files, without a search; ``what`` names one in messages ("the table")."""
     if source.path is not None:
         return storage.at(source.path).file_problems(source.path, what)

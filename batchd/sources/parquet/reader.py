@@ -256,7 +256,7 @@ class ParquetReader:
             raise SampleUnreadable(f"{error} (row group {place.group}, row {place.row} of it)") from None
 
     def _extent(self, name: str, place: ValuePlace, sample: int) -> Extent | None:
-        """The extent of a value that the file holds as it is; None to decode its row group."""
+        """The extent of a value that is stored plain; None to decode its row group."""
         extents = self._index.arrays.get(f"extents.{name}")
         if extents is None or extents[sample, 0] == NOWHERE:
             return None

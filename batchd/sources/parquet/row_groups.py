@@ -41,7 +41,7 @@ BYTES, PATH = "bytes", "path"
 HUGGING_FACE = b"huggingface"
 """The key, in a file's metadata, of what Hugging Face's `datasets` says about columns, in JSON."""
 NOWHERE = -1
-"""The place of a value that is null, or is not stored as it is."""
+"""The place of a value that is null, or stored encoded."""
 BUFFER_BYTES = 1 << 20
 """How much is read at once of a column chunk that is read in pieces."""
 ROWS_AT_ONCE = 1024

@@ -13,7 +13,7 @@
     extents.NAME     int64 [n, 2]     (first byte, bytes) of fields stored as they are; else (-1, 0)
 
 pyarrow gives one value only by reading the whole row group around it. But where a column chunk is
-not compressed, the file holds each value as it is, so a worker can read it with one ``pread``, or
+not compressed, the file has each value plain, so a worker can read it with one ``pread``, or
 one request:
 
     | page header | levels | length | value 1 | length | value 2 | ... | page header | levels | ...

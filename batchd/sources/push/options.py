@@ -58,6 +58,11 @@ class PushSource(DeclaredOptions):
             raise ValueError(f"{self.capacity} places of {self.layout.place_bytes} bytes are more than 1TiB")
 
     @property
+    def unread(self) -> str:
+        """See ``SourceOptions``."""
+        return "the samples that producers push"
+
+    @property
     def place(self) -> str:
         """The place of the samples, for messages."""
         return f"into {self.capacity} places"
