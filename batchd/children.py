@@ -29,7 +29,7 @@ DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
 PR_SET_PDEATHSIG = 1
 """From sys/prctl.h."""
 READ_BYTES = 64 << 10
-"""What a pipe holds: one read takes all that there is."""
+"""Size of a pipe's buffer: one read empties it."""
 STAT_BYTES_MAX = 4096
 EXIT_CODE = 49
 """Index of field 52 among those behind the name in a process's ``stat``: proc_pid_stat(5)."""
@@ -90,7 +90,7 @@ class Child(ProcessHandle):
 
     @property
     def output(self) -> IO[bytes]:
-        """What it prints, where it was started with ``stdout=PIPE``."""
+        """Its output, if it was started with ``stdout=PIPE``."""
         assert self._popen.stdout is not None
         return self._popen.stdout
 

@@ -23,7 +23,7 @@ from typing import ClassVar
 from batchd_wire.wording import counted
 
 KeyPath = tuple[str | int, ...]
-"""Where a value is in the configuration: names of keys, and numbers of items of lists."""
+"""The path of a value in the configuration: names of keys, and numbers of items of lists."""
 REMEDY = "; "
 """Stands in a message between the problem and what helps."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
@@ -107,7 +107,7 @@ class Problem:
     line: int | None = None
     """From 1; None if the file does not have the key."""
     column: int | None = None
-    """Where the key begins, from 1; None if it is not known."""
+    """Start of the key, from 1; None if unknown."""
     length: int = 1
     """Characters of the key."""
     source: str = ""
@@ -120,7 +120,7 @@ class Problem:
 
     @property
     def remedy(self) -> str:
-        """What helps; "" if the message does not say it."""
+        """The remedy; "" if the message does not have one."""
         return self.message.partition(REMEDY)[2]
 
 

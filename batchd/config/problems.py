@@ -138,7 +138,7 @@ def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, P
 
 
 def _key_help(path: KeyPath, data: Mapping[str, object]) -> str:
-    """What helps with an unknown key: the key that was meant, here or in another table."""
+    """A hint for an unknown key: the key that was probably meant, here or in another table."""
     name, known = str(path[-1]), known_keys(path[:-1], data)
     stream = path[:2] if len(path) > 2 and path[0] == "streams" else ("streams", "NAME")  # noqa: PLR2004  a key in it
     tables: list[KeyPath] = [("daemon",), stream]
@@ -154,7 +154,7 @@ def _key_help(path: KeyPath, data: Mapping[str, object]) -> str:
 
 
 def _kind_help(key: str, table: object, kinds: Sequence[str]) -> str:
-    """What helps where ``op`` or ``type`` is missing: often it stands there by another name."""
+    """A hint for a missing ``op`` or ``type``, which often has another name there."""
     for name in _KIND_WORDS:
         word = item_at(table, name)
         kind = kind_meant(word, kinds) or nearest(word, kinds) if isinstance(word, str) else None
@@ -218,7 +218,7 @@ def _join(messages: Sequence[str], value: str) -> str:
 
 
 class Place(NamedTuple):
-    """Where a key, or an item of an array, begins: line and column, from 1; ``length`` of a key."""
+    """The start of a key, or of an array's item: line and column, from 1; ``length`` of a key."""
 
     line: int
     column: int

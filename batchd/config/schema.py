@@ -269,5 +269,5 @@ def item_at(data: object, name: str | int) -> object:
 
 
 def example_of(kind: str, name: str) -> str:
-    """What may stand for ``name`` in a source or step of a kind; "" where there is no example."""
+    """An example value of ``name`` in a source or step of a kind; "" if there is none."""
     return EXAMPLES.get(f"{kind}.{name}", EXAMPLES.get(name, ""))

@@ -1,4 +1,4 @@
-"""What other tools call things that a configuration names. Daemon and CLI; standard library only.
+"""Other tools' names for keys of a configuration. Daemon and CLI; standard library only.
 
     num_workers    in [streams.photos]   did you mean workers in [daemon]?
     p              in random_flip        did you mean probability?

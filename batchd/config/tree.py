@@ -147,7 +147,7 @@ class DaemonConfig(_Branch):
     batchd_workers_wanted); 0: no maximum."""
 
     pool_accept: Literal["same", "any"] = "same"
-    """Which worker hosts may fill batches. "same": those that make the same bytes as this host,
+    """Worker hosts that may fill batches. "same": those that make the same bytes as this host,
     which each of them has to show for every stream. "any": all of them; the same position may then
     have other bytes, and positions that were saved with "same" do not fit."""
 
@@ -156,7 +156,7 @@ class DaemonConfig(_Branch):
     host makes; none with `pool_accept = "any"`."""
 
     pool_cache: Literal["each", "shared"] = "each"
-    """What the caches of worker hosts keep, for streams with a `cache`. "each": each host the
+    """Content of the caches of worker hosts, for streams with a `cache`. "each": each host the
     samples that it happens to get, in time all of them. "shared": each host fills, if it can, the
     rows of its own share of the samples, so that the caches of N hosts keep N times as much. Orders
     then have at most the rows of a batch that are in one share; local workers, and hosts without
@@ -283,7 +283,7 @@ class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
     source: Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type")]
-    """Where the samples come from."""
+    """Source of the samples."""
 
     pipeline: Annotated[tuple[Annotated[StepOptions, OneOf(STEP_KINDS, "op")], ...], Field(max_length=STEPS_MAX)] = ()
     """The steps that each sample goes through, in order. Encoded images need a "decode" step
@@ -313,7 +313,7 @@ class StreamConfig(_Branch):
     costs both sides some 0.2 ms for each MB."""
 
     on_error: Annotated[OnError, Mark.DECIDES_BYTES] = "substitute"
-    """What replaces a sample that cannot be read or decoded: "substitute" takes another sample
+    """Replacement for a sample that cannot be read or decoded: "substitute" takes another sample
     (always the same one), "mask" zeros (a padded field its fill) with valid = false, "fail" stops
     the stream. With a push source "mask" or "fail"."""
 
@@ -339,11 +339,11 @@ class StreamConfig(_Branch):
     others what it reads within the next 256 MiB, or 8 batches; when set, as much as fits."""
 
     decode_at: Literal["anywhere", "here"] = "anywhere"
-    """Where the samples are decoded, if worker hosts may come: "here" keeps them on this host, for
-    files that no other machine has. Live streams always stay here."""
+    """Place where the samples are decoded, if there may be worker hosts: "here" keeps them on this
+    host, for files that no other machine has. Live streams always stay here."""
 
     cache: CacheKind = "auto"
-    """What is kept of a sample in memory after the first read, for all epochs. "auto": without a
+    """Part of a sample that is kept in memory after its first read, for all epochs. "auto": with no
     budget "points", if a crop follows "decode" directly; with cache_memory "pixels", if images are
     decoded; with a budget and a source on a server "encoded"; else "off". "points": where in JPEGs
     decoding can begin, so that crops of them take less time from the second epoch on; some 4 kB an

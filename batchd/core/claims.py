@@ -1,4 +1,4 @@
-"""Which subscription of a stream may claim one more slot, and which slot it is. Pure code.
+"""Decides which subscription of a stream may claim another slot, and which one. Pure code.
 
     next position of a trainer -> claim -> slot: one that holds it, or one that is taken for it
 
@@ -78,7 +78,7 @@ class Claims:
 
     @property
     def newcomer_finds_room(self) -> bool:
-        """Whether a newcomer would be admitted even after one more lease."""
+        """True if a new subscription would be admitted even after another lease."""
         return self.promised + 1 + ENTITLEMENT_SLOTS <= self.ring.slots_max
 
     def may_read_ahead(self, leases: int) -> bool:

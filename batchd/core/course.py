@@ -1,4 +1,4 @@
-"""Which positions a subscription reads, and which reads a position next. Pure integer arithmetic.
+"""The positions of each subscription, and the next reader of each. Pure integer arithmetic.
 
 A subscription that starts at (epoch, base) as rank r of W reads, counting its sequence from 0,
 

@@ -289,7 +289,7 @@ class Ticked(Event):
 
 @record
 class SlotWanted(Event):
-    """One more slot is wanted in a ring that can grow, before a trainer needs it."""
+    """A ring that can grow should get another slot before a trainer needs it."""
 
 
 @record

@@ -134,7 +134,7 @@ class Worker:
 
     @property
     def takes_one(self) -> bool:
-        """Whether it takes one more order."""
+        """True if it takes another order."""
         if self.state is not WorkerState.READY or self.is_late:
             return False
         if self.window is not None and self.window.is_full:

@@ -102,7 +102,7 @@ class Slot:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a trainer will be handed what is in it, or a process reads or writes it."""
+        """True if a trainer will get its content, or a process reads or writes it."""
         return bool(self.claims) or self.proofs > 0 or (self.fill is not None and bool(self.fill.under_way))
 
     @property
@@ -123,7 +123,7 @@ class Idle:
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
         self._keys: dict[int, Position | None] = {}
-        """What is in each slot; None where no reader has a use for it."""
+        """The position in each slot; None if no reader needs it."""
         self._loose: dict[int, None] = {}
         self._filed: dict[int, tuple[int, int]] = {}
         """By slot: (reader, place of its course)."""
@@ -218,9 +218,9 @@ class Ring:
         self.idle = Idle(readers)
         self.pending: set[int] = set()
         self.pending_anywhere: set[int] = set()
-        """Those of ``pending`` with rows that a remote worker may fill."""
+        """The slots of ``pending`` with rows that a remote worker may fill."""
         self.pending_in: dict[int, set[int]] = {}
-        """Those of ``pending_anywhere`` by the shares of their rows."""
+        """The slots of ``pending_anywhere`` by the shares of their rows."""
         self._shares: dict[int, set[int]] = {}
         """By slot: the shares above."""
         self._by_position: dict[Position, Slot] = {}
@@ -247,7 +247,7 @@ class Ring:
 
     @property
     def can_grow(self) -> bool:
-        """Whether one more slot may be made."""
+        """True if another slot may be made."""
         return len(self.slots) < self.slots_max
 
     def choose(self) -> Slot | None:

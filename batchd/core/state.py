@@ -148,7 +148,7 @@ class DaemonState:
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing new is begun, and no order is under way."""
+        """True if the daemon drains, and no order is in flight."""
         return self.draining and not self.fleet.has_orders
 
     @property

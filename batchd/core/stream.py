@@ -51,7 +51,7 @@ class Stream:
     def chunk_rows(self, pending_rows: int, workers: int, idle: int, slowness: float) -> int:
         """Return the rows of the next order, with ``workers`` in all.
 
-        Where a trainer waits, the ``idle`` workers share the rest of its batch: it is ready sooner.
+        If a trainer waits, the ``idle`` workers share the rest of its batch, so it is ready sooner.
         Busy workers do not count: where trainers are faster than workers, orders must be few. A
         worker with a ``slowness`` above 1 gets fewer rows.
         """

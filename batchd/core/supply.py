@@ -147,7 +147,7 @@ class Supply:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more batch can get its samples beside all that have theirs."""
+        """True if another batch can get its samples beside all that have theirs."""
         return True
 
     def reclaimable(self, _awaited: set[int]) -> Slot | None:

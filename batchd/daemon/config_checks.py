@@ -191,7 +191,7 @@ def _address_problems(daemon: DaemonConfig) -> Iterator[Problem]:
 
 
 def decoding_places(config: Config, rings: dict[str, RingSize]) -> list[tuple[str, str]]:
-    """Where each stream is decoded, and why only there; [] if no worker hosts may come."""
+    """The place where each stream is decoded, and why only there; [] without worker hosts."""
     if config.daemon.worker_address is None:
         return []
     return [
@@ -246,7 +246,7 @@ def same_first_steps(pipelines: Sequence[Sequence[StepOptions]]) -> list[StepOpt
 
 
 def _room_for_hosts(name: str, daemon: DaemonConfig, ring: RingSize) -> str:
-    """Whether a ring keeps the remote workers busy that there may be."""
+    """Whether a ring keeps the maximum number of remote workers busy."""
     rows, local = ring.layout.rows, daemon.worker_count()
     remote = max(0, ring_workers(ring.slots_max, rows, daemon.chunk_rows) - local)
     if not daemon.pool_max:

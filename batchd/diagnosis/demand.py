@@ -53,7 +53,7 @@ class StreamLoad:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What there is: workers, the configured maximum (0: none), and the interface of the pool.
+    """The limits: local workers, the configured maximum (0: none), and the pool's interface.
 
     ``interface_bytes_per_s``: None if its speed is not known.
     """

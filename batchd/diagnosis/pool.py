@@ -59,7 +59,7 @@ class PoolView:
 
 
 def pool_view(pool: PoolStatistics, reading: PoolReading | None) -> PoolView:
-    """What is shown of the pool. ``reading``: None if there is one status only."""
+    """The facts to show about the pool. ``reading``: None if there is only one status."""
     readings = {one.now.link: one for one in reading.hosts} if reading is not None else {}
     hosts = sorted(pool.links, key=lambda link: (link.name, link.link))
     return PoolView(
@@ -95,7 +95,7 @@ def gigabytes(bytes_per_s: float) -> str:
 
 
 def notes(pool: PoolStatistics) -> Iterator[str]:
-    """What a person should know: the cap, what is down or fills nothing, who was sent away."""
+    """Warnings for people: the cap, hosts that are down or idle, and hosts that were refused."""
     if pool.cap:
         yield f"limited by {pool.cap}"
     if pool.gateways_down:

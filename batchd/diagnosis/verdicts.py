@@ -276,7 +276,7 @@ def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
 
 
 def _cache(stream: StreamReading) -> Iterator[str]:
-    """What a cache would do, or does, for a stream that waits for its storage."""
+    """The effect of a cache on a stream that waits for its storage."""
     work, cache, samples = stream.work, stream.samples_cache, stream.now.samples
     read = work.samples - work.cache_hits
     if stream.now.live is not None or not samples or read <= 0 or not work.read_bytes:
@@ -450,7 +450,7 @@ def _loads(reading: Reading) -> Iterator[StreamLoad]:
 
 
 def _where(more: int | None, reading: Reading) -> str:
-    """Where to get these cores; None: as many as there are."""
+    """Advice on where to get these cores; None: as many as there are."""
     free = reading.free_cpus
     if not free:
         return f"every CPU of this host has a worker: {_elsewhere(reading.pool)}"
@@ -461,7 +461,7 @@ def _where(more: int | None, reading: Reading) -> str:
 
 
 def _elsewhere(pool: PoolReading | None) -> str:
-    """What helps if all CPUs of this host have a worker."""
+    """Advice if all CPUs of this host have a worker."""
     if pool is None:
         return OTHER_REMEDIES
     have = sum(link.workers for link in pool.now.links)

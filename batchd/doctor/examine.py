@@ -31,7 +31,7 @@ from batchd_wire.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class DoctorTarget:
-    """What is checked: a machine, and the configuration that it is to serve, if there is one."""
+    """The machine to check, and the configuration that it will serve, if there is one."""
 
     machine: Machine
     file: Path

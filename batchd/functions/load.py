@@ -49,7 +49,7 @@ _expected: dict[str, str] = {}
 
 
 class Here:
-    """What users' functions may learn about this process."""
+    """Facts about this process for users' functions."""
 
     worker = 0
     """The number of this worker, as in `batchd status`; 0 in other processes."""
@@ -178,7 +178,7 @@ def _printable(text: str) -> str:
 
 
 _PYTHON_KINDS = {"b": "b", "i": "iuf", "u": "iuf", "f": "f"}
-"""Which kinds of dtype take numbers of Python, by the kind that numpy gives these."""
+"""The kinds of dtype that accept Python's numbers, by the kind that numpy gives these."""
 
 
 class NotAsDeclared(ValueError):  # noqa: N818  names what is wrong

@@ -77,7 +77,7 @@ def written_signature(body: Sequence[ast.stmt], name: str) -> Signature | None:
 
 
 def plain_value(body: Sequence[ast.stmt], name: str) -> str | None:
-    """What a name with one value in its module is, if its source shows that it cannot be called."""
+    """The kind of object that a name is, if its module's source shows that it cannot be called."""
     if any(name in node.names for one in body for node in ast.walk(one) if isinstance(node, ast.Global)):
         return None
     for statement in body:
@@ -158,7 +158,7 @@ def _brief(value: object) -> str:
 
 
 def _reason(error: TypeError, signature: Signature, given: Given) -> str:
-    """What does not fit, and which name was probably meant."""
+    """The arguments that do not fit, and the name that was probably meant."""
     unknown = next((name for name in given.options if not takes(signature, name)), None)
     meant = nearest(unknown, [name for name in signature.parameters if takes(signature, name)]) if unknown else None
     reason = str(error)

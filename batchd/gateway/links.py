@@ -163,7 +163,7 @@ class _Received(NamedTuple):
 
 
 class LinkEvents(Protocol):
-    """What ``WorkerHosts`` calls."""
+    """The calls of ``WorkerHosts``."""
 
     def begun(self, link: Link) -> None:
         """A new link; nothing was sent over it yet."""

@@ -26,7 +26,7 @@ from batchd.orders.rows import Rows
 from batchd_wire.tcp import CURVE_BYTES
 
 FRAME_BYTES = 9 + CURVE_BYTES
-"""What ZMTP and CURVE add to a frame."""
+"""Bytes that ZMTP and CURVE add to a frame."""
 REPORT_BYTES = 128 << 10
 """Longest report of an order: a message that fits into the channel to the daemon."""
 

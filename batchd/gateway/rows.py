@@ -31,7 +31,7 @@ SLACK_US = 60_000_000
 
 
 Place = tuple[Piece, ...]
-"""Where the bytes of one frame belong in the slot."""
+"""The pieces of the slot to which the bytes of one frame belong."""
 
 
 class RowsInvalid(ValueError):  # noqa: N818  named by what is wrong, as all errors here

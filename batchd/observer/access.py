@@ -1,4 +1,4 @@
-"""Which HTTP requests are answered, and which see details. OBSERVER process.
+"""Decides which HTTP requests get an answer, and which see details. OBSERVER process.
 
     Host header     must name this machine: any other name may be DNS rebinding by a web page
     details         for users who may connect to the daemon (root, its user, the runtime directory's

@@ -52,7 +52,7 @@ Query = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is sent. ``status`` is HTTP's."""
+    """A response. ``status``: of HTTP."""
 
     status: int
     content_type: str

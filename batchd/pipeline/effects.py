@@ -63,7 +63,7 @@ def effect(step: StepOptions, _columns: Columns) -> Columns:
 
 
 def first_step_on(column: Column) -> str:
-    """What to say of the bytes of an image file that no step has decoded."""
+    """The problem text for an image file that no step decodes."""
     if column.name == "image":
         return 'the first step must be { op = "decode" }'
     return f'the first step on it must be {{ op = "decode", field = {json.dumps(column.name)} }}'

@@ -52,7 +52,7 @@ class Pipeline:
         ``kept``: what a cache keeps of the files of the sample that is made.
         """
         self.columns = columns_after(columns, steps)
-        """What a sample consists of afterwards, by name."""
+        """The columns of a sample after the steps, by name."""
         self._scalars = {
             name: np.dtype(column.dtype).type if column.kind == "array" and not column.shape else None
             for name, column in self.columns.items()

@@ -1,4 +1,4 @@
-"""What all steps of a pipeline have in common. Daemon, workers and CLI; standard library only."""
+"""The common base of all steps of a pipeline. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -54,7 +54,7 @@ class FieldStep(StepOptions):
     __slots__ = ()
 
     field: str
-    """Which field of the sample it is done to."""
+    """Name of the field that the step changes."""
 
     @property
     def touches(self) -> frozenset[str]:

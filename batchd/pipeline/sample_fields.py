@@ -34,7 +34,7 @@ from batchd_wire.fields import FIELDS_MAX, Field
 SAMPLE_FIELDS_MAX = FIELDS_MAX - 3
 """Of what a source and its steps make, besides ``index``, ``valid`` and the checksums."""
 LARGEST_SIDE, LARGEST_LENGTH = 512, 128
-"""What is proposed as the room of a sample, in pixels and in elements."""
+"""Proposed room of a sample, in pixels and in elements."""
 OTHERS_MAX = 4
 """Fields that are proposed in the place of one that is not there."""
 import_families("effects")

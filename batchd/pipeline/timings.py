@@ -36,7 +36,7 @@ class Timings:
         self._last_ns = now_ns
 
     def since_start_ns(self, part: int) -> int:
-        """What was spent on one part since the start."""
+        """Time spent on one part since the start."""
         return self._spent_ns[part] - self._before_ns[part]
 
     def take_back_ns(self) -> int:
@@ -45,7 +45,7 @@ class Timings:
         return perf_counter_ns() - self._begun_ns
 
     def take_us(self) -> list[int]:
-        """What was spent on each part, in us, in the order of their names. Counting restarts."""
+        """Time spent on each part, in us, in the order of their names. Counting restarts."""
         taken = [spent // 1000 for spent in self._spent_ns]
         self._spent_ns = [0] * len(self._spent_ns)
         return taken

@@ -32,7 +32,7 @@ DIGESTS = {
     "source": "the source's files have changed, or its options",
     "steps": "the pipeline, the seed, or what a step reads or calls has changed",
 }
-"""What has changed if one of these digests differs."""
+"""The facts that have changed if one of these digests differs."""
 
 
 class LeftOut(NamedTuple):

@@ -28,7 +28,7 @@ class OptionsInvalid(ValueError):  # noqa: N818  names what is wrong
 
 
 class Checks:
-    """What a series of checks has found so far."""
+    """The problems that a series of checks has found so far."""
 
     def __init__(self) -> None:
         self._found: dict[KeyPath, str] = {}

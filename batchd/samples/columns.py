@@ -59,7 +59,7 @@ class Column:
     pixels_max: int = 0
     """The most pixels that an image may have, height times width; 0 if no step limits them."""
     followers: tuple[tuple[str, str], ...] = ()
-    """What changes with the image's geometry: ("mask", "boxes" or "points", name of its column)."""
+    """The columns that follow the image: ("mask", "boxes" or "points", name of the column)."""
     made_by: str = ""
     """The step that made it; "" for a column of the source."""
     varying: Varying | None = None

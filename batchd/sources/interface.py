@@ -138,7 +138,7 @@ class FoundFiles(NamedTuple):
     folders: frozenset[bytes] = frozenset()
     """The folders below the root."""
     patterns: tuple[str, ...] = ()
-    """What selects the files, if the user did: a pattern, or the name of one file."""
+    """The user's selection of the files: a pattern, or the name of one file; or empty."""
 
 
 class Recognised(NamedTuple):
@@ -148,7 +148,7 @@ class Recognised(NamedTuple):
     names: Sequence[bytes]
     """The files that it reads."""
     notes: tuple[str, ...] = ()
-    """What it leaves out of their content, and what was assumed."""
+    """The content that it leaves out, and assumptions."""
 
 
 Recognise: TypeAlias = Callable[[FoundFiles, Survey], Recognised]

@@ -94,7 +94,7 @@ class Trial(NamedTuple):
     whole: SourceIndex | None
     problems: tuple[SourceProblem, ...]
     unseen: tuple[str, ...]
-    """What was not looked at, for messages; at least the content of the samples."""
+    """The parts that were not checked, for messages; at least the content of the samples."""
 
 
 class _Enough(Exception):  # noqa: N818  no error: it ends a scan

@@ -71,7 +71,7 @@ class Storage:
         self.close()
 
     def at(self, path: Path | bytes) -> LocalFiles | RemoteFiles:
-        """Where a path, or a URL, leads to."""
+        """The target of a path or a URL."""
         return self.remote if is_url(os.fsencode(path)) else self.local
 
     @property

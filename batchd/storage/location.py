@@ -1,4 +1,4 @@
-"""Where a source's files are: paths, or URLs in the place of paths. Daemon, workers and CLI.
+"""Locations of a source's files: paths, or URLs instead of paths. Daemon, workers and CLI.
 
     /data/train                      a path of files
     https://host/train/a.csv         a server that knows range requests; nothing can be listed there

@@ -114,7 +114,7 @@ class _Server:
     gone_until_s: float = 0.0
     gone_because: str = ""
     trouble: str = ""
-    """What was wrong with the last request, where it may pass."""
+    """The error of the last request, if a retry may help."""
 
 
 class RemoteClient:
@@ -138,11 +138,11 @@ class RemoteClient:
         self._stores.clear()
 
     def heads(self, urls: Sequence[str], deadline_s: float | None = None) -> list[Version | ObjectUnreadable]:
-        """What each object is, or why it cannot be known."""
+        """The version of each object, or the error."""
         return self._all([(url, partial(self._head, url)) for url in urls], deadline_s)
 
     def head(self, url: str, deadline_s: float | None = None) -> Version:
-        """What an object is. Raises ``ObjectUnreadable``."""
+        """The version of an object. Raises ``ObjectUnreadable``."""
         return _good(self.heads([url], deadline_s)[0])
 
     def read_many(
@@ -177,7 +177,7 @@ class RemoteClient:
         return self._all([(each.url, partial(one, each)) for each in wanted], deadline_s)
 
     def list_folder(self, url: str, deadline_s: float | None = None) -> Listing:
-        """What is in a folder of a bucket. Raises ``ObjectUnreadable``."""
+        """The content of a folder of a bucket. Raises ``ObjectUnreadable``."""
         return _good(self._all([(url, partial(self._list, url))], deadline_s)[0])
 
     def holds_any(self, url: str, deadline_s: float | None = None) -> bool:

@@ -76,7 +76,7 @@ def bound_of(root: Path | bytes, *, allow_outside_root: bool) -> bytes | None:
 
 
 def real_path(path: bytes) -> bytes:
-    """Where a path leads when all links are followed; a URL leads to itself."""
+    """The path with all links followed; a URL is unchanged."""
     return path if is_url(path) else os.path.realpath(path)
 
 
@@ -120,7 +120,7 @@ class OpenShards:
         self._bound = bound
         self._versions = {os.fsencode(where): version for where, version in versions.items()}
         self._descriptors: dict[bytes, int] = {}
-        """Those used lately last."""
+        """In order of use, the most recent last."""
 
     def descriptor(self, file: bytes) -> int:
         """The descriptor of a shard, which stays this object's."""
@@ -168,7 +168,7 @@ def check_opened(descriptor: int, bound: bytes | None) -> None:
 
 @contextmanager
 def blaming_the_sample() -> Iterator[None]:
-    """What the system refuses makes the sample a bad one; see ``blamed``."""
+    """An error of the system makes the sample a bad one; see ``blamed``."""
     try:
         yield
     except OSError as error:

@@ -173,12 +173,12 @@ def first_match(root: Path, patterns: Sequence[Pattern]) -> Match:
 
 
 def no_file(root: Path, absent: Sequence[str]) -> str:
-    """What is said of files that are named and not there."""
+    """The error for named files that do not exist."""
     shown = ", ".join(str(root / text) for text in absent[:SHOWN_MAX])
     more = f" and {len(absent) - SHOWN_MAX} more" if len(absent) > SHOWN_MAX else ""
     return f"there is no file {shown}{more}"
 
 
 def no_match(root: Path, texts: Sequence[str]) -> str:
-    """What is said of patterns that match nothing."""
+    """The error for patterns that match nothing."""
     return f"no file below {root} matches {', '.join(map(repr, texts))}"

@@ -55,7 +55,7 @@ _HAS_LINKS = -1
 """In place of a folder's descriptor, where files in it are links."""
 FETCHED_BYTES_MAX = 32 << 20
 WHOLE_BYTES_MAX = 4 << 20
-"""What is longer is read when it is wanted, not ahead."""
+"""Longer extents are read on demand, not ahead."""
 JOINED_BYTES_MAX = 4 << 20
 GAP_BYTES_MAX = 64 << 10
 
@@ -129,7 +129,7 @@ class RemoteBytes:
 
 
 def _joined(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
-    """Those that one request is for. They come sorted."""
+    """The extents of one request, sorted."""
     for _path, those in groupby(extents, key=lambda one: one.path):
         group: list[Extent] = []
         for one in those:

@@ -51,7 +51,7 @@ class ObjectStream(RawIOBase):
         self._read = read
         self._place = 0
         self._blocks: list[_Block] = []
-        """Those that were read last, the last one first."""
+        """The blocks that were read last, the most recent first."""
         self._kept_bytes = 0
         self._until = 0
 

@@ -96,7 +96,7 @@ def versions_in(place: Mapping[str, Any]) -> dict[str, Version]:
 
 
 def version_of(status: os.stat_result) -> Version:
-    """What a file is."""
+    """The version of a file: its size and the time of its last change."""
     return Version(status.st_size, None, status.st_mtime_ns)
 
 
@@ -134,7 +134,7 @@ class Wanted(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What is in a folder of a bucket."""
+    """The content of a folder of a bucket."""
 
     folders: list[str]
     files: list[tuple[str, Version]]

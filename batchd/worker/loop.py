@@ -214,7 +214,7 @@ class WorkerStream:
     def _fill_or_clear(
         self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
     ) -> tuple[Bad, str]:
-        """Fill the rows ``target`` with ``samples``; return the bad ones, and why rows are empty."""
+        """Fill the rows ``target`` with ``samples``; return bad ones, and why rows are empty."""
         if self._hopeless is None:
             try:
                 return self._fill(chunk, samples, target, arrays, page)
@@ -334,7 +334,7 @@ class PlannedRows:
 
 
 def _places(rows: Rows) -> slice | NDArray[np.int64]:
-    """What selects these rows of an array."""
+    """The index that selects these rows of an array."""
     return slice(rows[0], rows[-1] + 1) if len(rows) == rows[-1] + 1 - rows[0] else _numbers(rows)
 
 

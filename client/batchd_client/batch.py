@@ -128,7 +128,7 @@ class Room(NamedTuple):
 
 
 class LeaseToken(ref["Lease"]):
-    """What remains of an ended lease: the numbers that report its end."""
+    """An ended lease: the numbers that report its end."""
 
     __slots__ = ("generation", "sequence")
     sequence: int
@@ -354,7 +354,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         return f"{where} samples={self.samples} {shapes}>"
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: pictures with labels, and the first values of other fields."""
+        """HTML for notebooks: pictures with labels, and the first values of other fields."""
         if self._lease is None:
             return None  # the notebook shows the repr
         from batchd_client.notebook import batch_html  # noqa: PLC0415  notebooks only

@@ -189,7 +189,7 @@ class Daemon(NotCopyable):
         return f"<Daemon {self.address} {f'version {session.daemon_version}' if session else '[closed]'}>"
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: the streams and their trainers, if the daemon answers soon."""
+        """HTML for notebooks: the streams and their trainers, if the daemon answers soon."""
         from batchd_client.notebook import daemon_html  # noqa: PLC0415  notebooks only
 
         found: list[DaemonStatus] = []

@@ -80,7 +80,7 @@ class StageLoader:
 
 
 class TrainingLoader(StageLoader):
-    """Loader for training: reads the epoch that Lightning sets. Its state remains after ``close``."""
+    """Loader for training: reads the epoch that Lightning sets. ``close`` keeps its state."""
 
     _epoch = None
 

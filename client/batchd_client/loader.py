@@ -112,7 +112,7 @@ class LoaderStatistics(StreamStatistics):
 
 
 class LoaderConnection(Generic[T]):
-    """What a loader reads while it is connected; closed with the loader or the program."""
+    """The connection and stream of a loader; closed with the loader or the program."""
 
     def __init__(self, loader: "Loader[T]", prefetcher: Prefetcher[T], daemon: Daemon | None) -> None:
         """``daemon``: closed together with this connection."""

@@ -298,7 +298,7 @@ class Stream(NotCopyable):
         return f"{where} [closed]>" if self._closed else f"{where} epoch={self.epoch} step={self.step}>"
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: the position, and a table of the fields."""
+        """HTML for notebooks: the position, and a table of the fields."""
         if self._closed:
             return None  # the notebook shows the repr
         from batchd_client.notebook import stream_html  # noqa: PLC0415  notebooks only

@@ -148,7 +148,7 @@ class SubscriptionRequest:
 
 
 class OwnerToken(ref[object]):
-    """What remains of a subscription's owner once it is gone: the subscription's number."""
+    """The trace of a subscription whose owner is gone: its number."""
 
     __slots__ = ("number",)
     number: int

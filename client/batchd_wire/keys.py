@@ -47,7 +47,7 @@ _NAMES = ("name", "daemon", "public", "secret")
 
 
 class Role(StrEnum):
-    """Who holds a key. Each role has its own address at a daemon, which admits no other role."""
+    """The kind of a key's holder. Each role has its own address at a daemon."""
 
     TRAINER = "trainer"
     WORKER = "worker"

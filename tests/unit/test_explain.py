@@ -158,4 +158,4 @@ def test_a_pipeline_that_cannot_be_cut_is_refused(folder) -> None:
 
     assert isinstance(result.exception, ConfigInvalid)
     assert [problem.path for problem in result.exception.problems] == ["streams.s.cache"]
-    assert "nothing is decoded" in result.exception.problems[0].message
+    assert "no step decodes" in result.exception.problems[0].message

@@ -301,7 +301,7 @@ UNSEEN = [
     ("a dataset", file("mine.py", b"class D: ..."),
      'source = { type = "python", function = "mine:D", fields = { x = "int64" } }', "mine:D, its length and its samples"),
     ("a generator", file("mine.py", b"def g(): yield 1"),
-     'source = { type = "generator", function = "mine:g", fields = { x = "int64" } }', "what mine:g yields"),
+     'source = { type = "generator", function = "mine:g", fields = { x = "int64" } }', "the samples that mine:g yields"),
     ("what is pushed", nothing, 'source = { type = "push", fields = { x = "int64" } }', "the samples that producers push"),
     ("one part of two", file("mine.py", b"class D: ..."), ('source = { type = "concat", sources = [{ type = "npy", path = '
      '"y.npy" }, { type = "python", function = "mine:D", fields = { image = "int64" } }] }'), "sources[1]: mine:D, its length"),

@@ -34,7 +34,7 @@ def descriptor_of(frame: zmq.Frame) -> int | None:
 
 
 def host_of(frame: zmq.Frame) -> str:
-    """Where a message came from; addresses of version 4 as they are usually written."""
+    """The address of a message's sender; of version 4 in the usual form."""
     return str(frame.get("Peer-Address") or "").removeprefix("::ffff:")
 
 

@@ -240,7 +240,7 @@ class KeyDirectory:
     """The keys on disk: the daemon's own, and the accepted ones of either role."""
 
     places = "{}s/"
-    """What is in front of the files of a role: a folder, or a prefix of their names."""
+    """The folder of a role's files, or the prefix of their names."""
     _daemon_file = DAEMON_FILE
     _refused_mode = ANY_ACCESS
 

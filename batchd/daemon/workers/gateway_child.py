@@ -51,7 +51,7 @@ UNREAD_MAX = 100_000
 
 
 class GatewayEvents(Protocol):
-    """What ``GatewayChild`` calls."""
+    """The calls of ``GatewayChild``."""
 
     def heard(self, gateway: "GatewayChild", message: Message) -> None:
         """A message of a gateway."""

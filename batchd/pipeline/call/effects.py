@@ -8,7 +8,7 @@ from batchd.pipeline.effects import RESERVED, Columns, StepInvalid, effect
 from batchd.samples.columns import Column, parse_column
 
 GIVEN = Given(places=("sample", "rng"))
-"""What the function of a ``call`` step is called with."""
+"""The arguments of a ``call`` step's function."""
 
 
 @effect.register

@@ -48,7 +48,7 @@ _CORNERS = ([0, 1], [2, 1], [2, 3], [0, 3])
 
 
 class CoordinateMap(NamedTuple):
-    """Where one step moves (x, y): ``across`` and ``down`` have the factors of x, y and 1."""
+    """The move of (x, y) by one step: ``across`` and ``down`` have the factors of x, y and 1."""
 
     across: tuple[float, float, float]
     down: tuple[float, float, float]
@@ -121,7 +121,7 @@ class Followers:
 
 
 def coordinate_maps(trail: Sequence[Move | Orientation], height: int, width: int) -> list[CoordinateMap]:
-    """What each step of a trail does to coordinates, for an image of this size."""
+    """The move of coordinates by each step of a trail, for an image of this size."""
     maps = []
     for move in trail:
         step = _coordinate_map(move, height, width)

@@ -1,13 +1,13 @@
 """The steps on paper: box, size and orientation, decided from a header before any pixel.
 
-Worker process; standard library only. A step describes the image as a viewer sees it; the pixels are
-in memory as they were stored. The two differ by a turn (transpose first, then flips), which EXIF
+Worker process; standard library only. A step describes the image as a viewer sees it; the pixels in
+memory are as stored. The two differ by a turn (transpose first, then flips), which EXIF
 and random flips only note down. So an image is turned at most once, at the end, when it is
 smallest, and a crop is known early enough to decode no more detail than it needs.
 
     as stored  --cut, scale, pad, warp (moves, in stored coordinates)-->  --turn-->  as looked at
 
-What follows the image (a mask, boxes, points) is done one by one as the steps say: ``trail`` has
+Fields that follow the image (a mask, boxes, points) are moved step by step: ``trail`` has
 the same moves and the turns in their places, all in coordinates as looked at.
 
 Random numbers are drawn in the order of the steps, and within a step in the order that its options
@@ -128,7 +128,7 @@ class Geometry:
         self, height: int, width: int, orientation: int, pixels_max: int, *, is_followed: bool = False
     ) -> None:
         self.turn = TURN_OF_ORIENTATION[orientation]
-        """What is left to do when all moves are made."""
+        """The rest when all moves are made."""
         self.height, self.width = (width, height) if self.turn.transpose else (height, width)
         self.moves: list[Move] = []
         self.trail: list[Move | Orientation] | None = [] if is_followed else None
@@ -220,7 +220,7 @@ class Geometry:
 
 
 class DecodePlan(NamedTuple):
-    """What is decoded of a stored image: a box of it, at 1/``factor``, and the remaining moves."""
+    """The part of a stored image to decode: a box, at 1/``factor``, and the remaining moves."""
 
     factor: int
     box: Cut

@@ -287,7 +287,7 @@ class Follow(ImageStep):
 
     @property
     def followers(self) -> tuple[tuple[str, str], ...]:
-        """What follows, and the field that it is in."""
+        """The kinds of fields that follow the image, and their names."""
         named = (("mask", self.mask), ("boxes", self.boxes), ("points", self.points))
         return tuple((role, name) for role, name in named if name is not None)
 

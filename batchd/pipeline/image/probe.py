@@ -1,4 +1,4 @@
-"""What a file is, how large its image is and whether it is complete, before a decoder sees it.
+"""The format and size of an image file, and whether it is complete, before a decoder sees it.
 
 Worker process; standard library only. Decoders are generous: they allocate what a header announces,
 and fill what is missing with grey, or with the pixels of the image before. So this module reads the
@@ -79,7 +79,7 @@ class ImageHeader(NamedTuple):
     held_bytes: int = 0
     """Memory that a decoder takes beside the image that it makes."""
     scan: int = 0
-    """Where the first start of scan of a JPEG is."""
+    """The offset of the first start of scan of a JPEG."""
 
 
 def probe_image(data: memoryview) -> ImageHeader:

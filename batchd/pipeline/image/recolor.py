@@ -149,7 +149,7 @@ def shift_hue(pixels: Pixels, turns: float, *, is_bgr: bool) -> None:
 
 
 def _shifted(pixels: Pixels, shift: int) -> npt.NDArray[np.int32]:
-    """What the extension does, by numpy."""
+    """The same as the extension, by numpy."""
     red, green, blue = (pixels[:, :, channel].astype(np.int32) for channel in range(COLOR_CHANNELS))
     most = np.maximum(np.maximum(red, green), blue)
     chroma = most - np.minimum(np.minimum(red, green), blue)

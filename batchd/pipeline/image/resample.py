@@ -278,7 +278,7 @@ def side_by_side(pixels: Pixels) -> Pixels:
 
 
 def _resample(pixels: Pixels, into: Pixels, down: Taps, across: Taps, kept_bits: int) -> None:
-    """What the extension does, by numpy; in portions that stay in the processor's cache."""
+    """The same as the extension, by numpy, in portions that stay in the processor's cache."""
     step = max(1, _PORTION_NUMBERS // pixels[0].size)
     for start in range(0, len(into), step):
         portion = Taps(down.first[start : start + step], down.weights[start : start + step], down.shift)

@@ -62,7 +62,7 @@ def can_join(step: ImageStep, following: ImageStep) -> bool:
 
 
 def _part(step: ImageStep) -> int:
-    """Which part of a stage does a step: 0 decodes, 1 moves, 2 recolors, 3 converts."""
+    """The part of a stage that does a step: 0 decodes, 1 moves, 2 recolors, 3 converts."""
     if isinstance(step, Decode | Follow):
         return 0
     if planner_for(step):
@@ -74,7 +74,7 @@ def _part(step: ImageStep) -> int:
 def _parts_of(steps: Sequence[ImageStep], timings: Timings) -> tuple[tuple[int, int, int], list[int]]:
     """The timings of decoding, moving and converting, and that of each step that recolors.
 
-    What no step asks for (a turn by EXIF, a copy) counts for the part before it, else behind it.
+    Work without a step (a turn by EXIF, a copy) counts for the part before it, else after it.
     """
     decoding, moving, recoloring, converting = (
         [step.op for step in steps if _part(step) == part and not isinstance(step, Follow)] for part in range(4)
@@ -91,7 +91,7 @@ def _parts_of(steps: Sequence[ImageStep], timings: Timings) -> tuple[tuple[int, 
 
 
 class ImagePlan(NamedTuple):
-    """What one image stage does to one image, decided before any pixel of it is touched."""
+    """The work of one image stage on one image, decided before any pixel of it is touched."""
 
     header: ImageHeader
     height: int
@@ -144,7 +144,7 @@ class ImageStage:
         (self._decoding, self._moving, self._converting), recoloring = _parts_of(steps, timings)
         self._recolors = list(zip(filter(None, recolors), recoloring, strict=True))
         self.last_part = timings.part("follow") if self._followers else self._converting
-        """What a call does last."""
+        """The last part of a call."""
         self._tables = next(
             (table for table in (_tables(step, self._channels) for step in steps) if table is not None), None
         )

@@ -101,7 +101,7 @@ def scale(step: Scale, numbers: Numbers) -> Numbers:
 
 
 def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:
-    """Which numbers are outside; in float64 the first above is a power of two, which it has."""
+    """Mask of the numbers out of range; ``high`` + 1 is a power of two, so it is exact in float64."""
     if numbers.dtype.kind == "f":
         return np.asarray((numbers < float(low)) | (numbers >= float(high + 1)))
     if numbers.dtype.kind == "b":
@@ -113,7 +113,7 @@ def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:
 
 
 def _same(numbers: Numbers, made: Numbers) -> NDArray[np.bool_]:
-    """Which whole numbers are still the same in floating point."""
+    """Mask of the whole numbers that are exact in floating point."""
     low, high = WHOLE[numbers.dtype.name]
     wide = made.astype(np.float64)
     inside = ~_outside(wide, low, high)

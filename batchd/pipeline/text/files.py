@@ -1,4 +1,4 @@
-"""What a word is, and the files that steps on text read: stop words, vectors, tokenizers.
+"""Words, and the files that steps on text read: stop words, vectors, tokenizers.
 
 Workers; the daemon and ``batchd check`` check the files. Needs numpy; ``tokenizers`` is imported by
 ``load_tokenizer`` alone.
@@ -143,7 +143,7 @@ class WordTable:
 
 
 def line_starts(memory: memoryview) -> NDArray[np.int64]:
-    """Where each line begins, and where one behind the last would; a final newline begins none."""
+    """The start of each line, and the end of the last one; a final newline begins no line."""
     content = np.frombuffer(memory, np.uint8)
     ends = np.flatnonzero(content == _NEWLINE)
     if len(content) and content[-1] != _NEWLINE:
@@ -193,7 +193,7 @@ def _check_lengths(words: Path, starts: NDArray[np.int64], table: Path, rows: in
 
 TOKENIZER_BYTES_MAX = 1 << 30
 PADDING_NAMES = ("[PAD]", "<pad>")
-"""What the special token for padding is called."""
+"""Name of the special token for padding."""
 
 
 def load_tokenizer(step: Tokenize) -> tuple["Tokenizer", int]:

@@ -48,7 +48,7 @@ _DAMAGED = (
     *(ValueError, TypeError, KeyError, SyntaxError, TokenError),
     *(OverflowError, MemoryError, RecursionError, StructError),
 )
-"""What numpy's parser raises for a damaged header."""
+"""Errors of numpy's parser for a damaged header."""
 _PARSERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 
 

@@ -29,7 +29,7 @@ class NpySource(SourceOptions):
     """The file, if it is one."""
 
     field: str = "image"
-    """What the array of `path` is called in a batch."""
+    """Name of the array of `path` in a batch."""
 
     root: Path | None = None
     """The folder of the files, where they are several."""

@@ -118,7 +118,7 @@ class ArrayReader(PlainReader):
 def _whole_rows(
     rows: Mapping[str, NDArray[Any]], fields: list[tuple[str, StoredArray]], size: int
 ) -> NDArray[np.uint8] | None:
-    """The memory of ``rows``, if a run reads the rows of one field unchanged: then it copies nothing."""
+    """The memory of ``rows``, if a run reads one field unchanged: then it copies nothing."""
     (name, array), *others = fields
     numbers = rows[name]
     is_same = numbers.dtype == array.dtype and array.dtype.kind != "b" and array.size == size

@@ -41,7 +41,7 @@ _LOCAL_HEADER = Struct("<26xHH")
 """The lengths of a member's name and of its extra field, which are behind the header."""
 _ENCRYPTED = 1
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, StructError, EOFError, RuntimeError)
-"""What the standard library raises for a damaged archive."""
+"""Errors of the standard library for a damaged archive."""
 
 
 def _samples_of(arrays: Mapping[str, StoredArray]) -> int:

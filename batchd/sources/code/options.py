@@ -81,7 +81,7 @@ class PythonSource(FunctionOptions):
     Imported only in worker processes, from the folders of `python_path` in [daemon]."""
 
     fields: dict[str, str]
-    """What `object[i]` consists of, with types: { image = "uint8[32,32,3]", label = "int64" }. A
+    """Fields of `object[i]`, with types: { image = "uint8[32,32,3]", label = "int64" }. A
     tuple has this order, a dict has these names, and a single field may be the value itself.
     "image" is the bytes of an image file."""
 
@@ -144,7 +144,7 @@ class GeneratorSource(FunctionOptions):
     own. When not set, no two instances have the same numbers."""
 
     yields: Literal["sample", "batch"] = "sample"
-    """What each `yield` gives: a sample, or a batch of any length, whose arrays have one more
+    """Value of each `yield`: a sample, or a batch of any length, whose arrays have one more
     dimension in front, as Keras's generators do; batches are taken apart."""
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ def _scan_object(source: PythonSource, survey: Survey) -> SourceIndex:
 
 
 def _facts(source: PythonSource | GeneratorSource, survey: Survey) -> dict[str, Any]:
-    """What is known of a function. Raises ``SourceInvalid`` if its module is absent."""
+    """Facts about a function. Raises ``SourceInvalid`` if its module is absent."""
     try:
         digest = find_module(parse_function(source.function).module, survey.python_path).digest
     except ModuleNotFound as error:

@@ -83,7 +83,7 @@ class GlobSource(SourceOptions):
     """Whether links may lead out of the root."""
 
     classes: Literal["none", "folder"] = "none"
-    """Where labels come from: "folder" numbers the names of the folders that files lie in, in their
+    """Origin of the labels: "folder" numbers the names of the folders that files lie in, in their
     order; "none" makes all 0."""
 
     path_bytes: int = 0

@@ -80,7 +80,7 @@ class ParquetIndex:
         self._firsts = np.ascontiguousarray(self._groups[:, 2])
 
     def place(self, sample: int) -> ValuePlace:
-        """Where a sample is. Raises ``IndexError``."""
+        """The place of a sample. Raises ``IndexError``."""
         number = int(self._firsts.searchsorted(self._index.checked(sample), side="right")) - 1
         file, group, first = self._groups[number].tolist()
         return ValuePlace(number, file, group, sample - first)
@@ -90,7 +90,7 @@ class ParquetIndex:
         return os.path.join(self.root, self._shards[number])  # noqa: PTH118  bytes
 
     def footer(self, number: int) -> Footer:
-        """What a file said of itself at the scan."""
+        """Facts about a file from the scan."""
         return Footer(*self.arrays["files"][number].tolist())
 
     def tail(self, number: int) -> Extent:
@@ -98,7 +98,7 @@ class ParquetIndex:
         return _tail(self.file(number), self.footer(number).size)
 
     def shown(self, sample: int) -> str:
-        """Where a sample is, for messages: the file, and the row counted from 0 in the file."""
+        """The place of a sample, for messages: the file, and the row in it, counted from 0."""
         file = self.place(sample).file
         first = int(self._firsts[int(self._groups[:, 0].searchsorted(file))])
         return f"{readable(self.file(file))}: row {sample - first}"
@@ -142,7 +142,7 @@ class OpenFile:
             self._object.hold(0, memoryview(b""))
 
     def extent(self, group: int, title: str) -> Extent:
-        """Where a column of a row group is stored."""
+        """The extent of a column of a row group."""
         return Extent(self._path, *self._file.extent(group, title))
 
     def close(self) -> None:

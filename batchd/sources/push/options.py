@@ -39,7 +39,7 @@ class PushSource(DeclaredOptions):
     a length "?". Each of the `capacity` places has so much memory. Used only with such a field."""
 
     when_full: Literal["block", "drop_oldest", "drop_newest"] = "block"
-    """What happens to a new sample when no place is free: "block" makes its producer wait,
+    """Treatment of a new sample if no place is free: "block" makes its producer wait,
     "drop_oldest" drops the oldest waiting sample, "drop_newest" drops the new one. Dropped samples
     are counted."""
 

@@ -41,7 +41,7 @@ class FeatureField(NamedTuple):
 
     @property
     def fact(self) -> list[str | None]:
-        """What decides bytes, however it was written."""
+        """The facts that decide bytes, in a normal form."""
         default = self.default.tobytes().hex() if isinstance(self.default, np.ndarray) else self.default
         assert default is None or isinstance(default, str)
         return [self.column.text, self.feature, default]

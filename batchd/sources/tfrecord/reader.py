@@ -184,7 +184,7 @@ def _described(feature: Feature) -> str:
 
 
 class _Record(NamedTuple):
-    """Where a sample is."""
+    """The place of a sample."""
 
     shard: int
     number: int

@@ -67,7 +67,7 @@ class _PlainFile:
         return self._place
 
     def tell(self) -> int:
-        """Where it is."""
+        """The offset of the next byte to read."""
         return self._place
 
 

@@ -241,7 +241,7 @@ class _FoundMembers:
                 self._content.update(b"%d:%b" % (len(content), content))
 
     def _fact(self, part: MemberField) -> list[Any]:
-        """What decides the bytes of a field, however the options were written."""
+        """The facts that decide the bytes of a field, in a normal form."""
         default: Any = self._source.defaults.get(part.column.name)
         if default is not None and not isinstance(default, str):
             default = np.asarray(default_value(part.column, default)).tobytes().hex()
