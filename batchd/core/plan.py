@@ -75,7 +75,10 @@ class Permutation:
 
 
 def mixed_all(values: Indices, key: np.uint64) -> Indices:
-    """Mix 64 bits well (SplitMix64's finaliser); keep 32, so that a sum cannot overflow."""
+    """Mix 64 bits well (SplitMix64's finaliser); keep 32, so that a sum cannot overflow.
+
+    Takes and returns uint64 of the same shape.
+    """
     mixed = values + key
     mixed ^= mixed >> np.uint64(30)
     mixed *= _MIX_1

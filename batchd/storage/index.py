@@ -167,12 +167,12 @@ class SourceIndex:
 
 
 def blob(names: list[bytes] | tuple[bytes, ...]) -> NDArray[np.uint8]:
-    """Names as one array of bytes, each ended by a NUL; ``SourceIndex.names`` is the way back."""
+    """Names as one array, uint8 ``[bytes]``, each ended by a NUL; see ``SourceIndex.names``."""
     return np.frombuffer(b"".join(name + b"\0" for name in names), np.uint8)
 
 
 def number_array(grown: ArrayLike) -> NDArray[Any]:
-    """A growing array that has its final length, as an array of an index: without copying it."""
+    """A complete growing array as an array of an index: same shape, little-endian, not copied."""
     numbers: NDArray[Any] = np.asarray(grown)
     return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
 

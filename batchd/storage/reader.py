@@ -205,7 +205,11 @@ class BytesReader:
     def read_rows(
         self, path: bytes, starts: NDArray[np.int64], rows: NDArray[np.uint8], places: NDArray[np.int64]
     ) -> None:
-        """Read ``rows[place]``, as many bytes as it has, from each start in a file of this host."""
+        """Read from each of ``starts`` in a file of this host into a row of ``rows``.
+
+        ``rows``: uint8 ``[rows, bytes of a row]``. ``starts`` (in bytes) and ``places`` (numbers of
+        rows) are int64 of the same length.
+        """
         size = rows.shape[1]
         self._check_size(size, int(starts[0]))
         with blaming_the_sample():

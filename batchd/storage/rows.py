@@ -18,8 +18,9 @@ def read_rows(
 ) -> int:
     """Read ``size`` bytes from each of ``starts`` in a file into row ``places[i]`` of ``rows``.
 
-    ``rows``: contiguous, of rows of ``size`` bytes. Returns how many rows were read whole: fewer
-    than all where the file ends before one does. Raises ``OSError``.
+    ``starts``, in bytes, and ``places`` are int64 of the same length. ``rows``: contiguous rows of
+    ``size`` bytes. Returns the number of rows that were read whole: fewer than all if the file ends
+    within one. Raises ``OSError``.
     """
     if IS_BUILT:
         return _rows.read_rows(descriptor, starts, places, rows, size)

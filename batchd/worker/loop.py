@@ -322,7 +322,7 @@ class PlannedRows:
         self._samples: NDArray[np.int64] = np.empty(0, np.int64)
 
     def samples(self, position: Position, rows: Rows) -> NDArray[np.int64]:
-        """As ``Plan.indices_of``; the array is shared, so it must not be written to."""
+        """As ``Plan.indices_of``: int64 ``[rows]``, shared, so it must not be written to."""
         first, count = position.step * self._plan.batch_size + rows[0], rows[-1] + 1 - rows[0]
         start = first - self._first
         if position.epoch != self._epoch or start < 0 or start + count > len(self._samples):

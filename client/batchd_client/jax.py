@@ -199,7 +199,11 @@ class JaxTarget:
         return self.platform not in HAVE_MEMORY or kind not in {None, "device"}
 
     def put(self, local: Array) -> jax.Array:
-        """Begin the transfer of this process's rows into an array. Raises ``TensorsInvalid``."""
+        """Begin the transfer of this process's rows, ``[rows, ...]``, to the device.
+
+        Returns an array of the same dtype: ``[rows of all processes, ...]`` if the sharding spans
+        them, else of the same shape. Raises ``TensorsInvalid`` if a batch is too small.
+        """
         if self._sharding is None or self._sharding.is_fully_addressable:
             return jax.device_put(local, self._sharding)
         if len(local) != self._batch_size:

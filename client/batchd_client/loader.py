@@ -276,7 +276,7 @@ def own(array: npt.NDArray[D]) -> npt.NDArray[D]:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[D]) -> npt.NDArray[D]:
-    """Allocate an uninitialised array that begins at a multiple of ``ALIGNMENT_BYTES``."""
+    """Allocate an array of ``shape`` and ``dtype``, uninitialised, at ``ALIGNMENT_BYTES``."""
     size = dtype.itemsize * prod(shape)
     memory = np.empty(size + ALIGNMENT_BYTES, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT_BYTES

@@ -186,7 +186,10 @@ class Session:
     # --- sending ----------------------------------------------------------------------------------
 
     def send(self, message: Message, over: zmq.Socket[bytes] | None = None) -> bool:
-        """Send without waiting, ``over`` the first connection; False if ZeroMQ's queue is full."""
+        """Send without waiting, ``over`` the first connection; False if ZeroMQ's queue is full.
+
+        Raises ``SessionLost``.
+        """
         if self._lost is not None:
             raise SessionLost(self._lost)
         try:

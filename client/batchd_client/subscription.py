@@ -230,7 +230,7 @@ class Subscription:
             self.add_handle(whole)
 
     def add_handle(self, handle: Handle | Parcel) -> None:
-        """Keep a received handle until the user's loop wants it."""
+        """Keep a received handle for the user's loop. Raises ``ProtocolError`` beyond a limit."""
         if len(self.handles) >= HANDLES_MAX:
             raise ProtocolError(f"more than {HANDLES_MAX} batches that were never asked for")
         self.handles.append(handle)

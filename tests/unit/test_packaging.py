@@ -19,6 +19,8 @@ DISTRIBUTIONS = ("batchd", "batchd-client")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 ADAPTERS = ("torch", "lightning", "jax", "tensorflow", "keras")
 """Modules of the client that are imported by those who have the framework, and by nothing else."""
+ARRAY = re.compile(r"\b(Array|NDArray|ndarray|Picture|Tensors?)\b")
+ARRAY_WORDS = re.compile(r"dtype|shape|``\[|uint8|u?int64|float32|\bSee ``")
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 
 
@@ -226,3 +228,41 @@ def test_the_search_for_offences_finds_them(tmp_path) -> None:
             "allow_pickle",
         )
     )
+
+
+def public_functions(package: object) -> dict[str, ast.FunctionDef]:
+    """The public functions and methods of a package, without setters, by their place."""
+    found = {}
+    for file in sorted(Path(package.__file__).parent.rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+        for node in (node for body in bodies for node in body if isinstance(node, ast.FunctionDef)):
+            is_setter = any(isinstance(one, ast.Attribute) and one.attr == "setter" for one in node.decorator_list)
+            if not node.name.startswith("_") and not is_setter:
+                found[f"{file.name}:{node.lineno} {node.name}"] = node
+    return found
+
+
+def raised_by(function: ast.FunctionDef) -> set[str]:
+    """The classes of errors that a function itself raises."""
+    errors = [node.exc for node in ast.walk(function) if isinstance(node, ast.Raise)]
+    names = [ast.unparse(one.func if isinstance(one, ast.Call) else one).rpartition(".")[2] for one in errors if one]
+    return {name for name in names if name.isidentifier() and name[0].isupper()}
+
+
+@pytest.mark.parametrize("package", [batchd_client, batchd_wire], ids=lambda package: package.__name__)
+def test_public_functions_of_the_client_name_their_errors_and_arrays(package) -> None:
+    """Every error that a function raises; of every array a shape, a dtype, or the place that has them."""
+    functions = public_functions(package)
+    texts = {place: ast.get_docstring(function) or "" for place, function in functions.items()}
+    annotated = {
+        place: [ast.unparse(one) for one in (function.returns, *(arg.annotation for arg in function.args.args)) if one]
+        for place, function in functions.items()
+    }
+    arrays = [place for place, types in annotated.items() if ARRAY.search(" ".join(types))]
+
+    assert len(arrays) > 20 or package is batchd_wire
+    assert [
+        place for place, function in functions.items() for name in raised_by(function) if name not in texts[place]
+    ] == []
+    assert [place for place in arrays if not ARRAY_WORDS.search(texts[place])] == []

@@ -55,9 +55,9 @@ class BoxDecoder:
     def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels | None:
         """Decode ``box``, in pixels of the image at 1/``factor``; not empty, and inside of it.
 
-        Returns [box.height, box.width, channels], valid until the next call, or None: this file is
-        for another decoder. Raises ``SampleUndecodable`` where the file is broken above the box's
-        last row.
+        Returns uint8 ``[box.height, box.width, channels]``, valid until the next call, or None:
+        another decoder has to decode this file. Raises ``SampleUndecodable`` if the file is broken
+        above the box's last row.
         """
         columns_max = min(-(-header.width // factor), box.width + _jpeg.COLUMNS_BESIDE_MAX)
         memory = self._scratch.bytes("decode", box.height * columns_max * self._channels)

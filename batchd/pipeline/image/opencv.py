@@ -67,7 +67,7 @@ class Scratch:
         return array
 
     def bytes(self, place: Hashable, needed: int) -> Pixels:
-        """Give ``needed`` bytes or more, one-dimensional."""
+        """Memory of at least ``needed`` bytes: uint8 ``[bytes]``, uninitialised."""
         if needed > KEPT_BYTES_MAX:
             return np.empty(needed, np.uint8)
         buffer = self._buffers.get(place)

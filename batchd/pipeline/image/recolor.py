@@ -138,7 +138,10 @@ class _Jitter:
 
 
 def shift_hue(pixels: Pixels, turns: float, *, is_bgr: bool) -> None:
-    """Shift hues (HSV) by rounds of the circle, in whole numbers: its sixths, times the chroma."""
+    """Shift hues (HSV) by rounds of the circle, in whole numbers: its sixths, times the chroma.
+
+    ``pixels``: uint8 ``[height, width, channels]``, changed in place.
+    """
     if pixels.shape[2] != COLOR_CHANNELS:
         return
     shift = round(turns % 1 * (_SIXTHS << _HUE_BITS))

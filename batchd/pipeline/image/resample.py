@@ -103,7 +103,10 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scr
 def turned(
     pixels: Pixels, turn: Orientation, scratch: Scratch, into: Pixels | None, place: Hashable = "turned"
 ) -> Pixels:
-    """Turn an image; ``into`` may be ``pixels`` itself, as long as nothing is transposed."""
+    """Turn an image, uint8 ``[height, width, channels]``.
+
+    ``into`` may be ``pixels`` itself if nothing is transposed.
+    """
     if turn == UPRIGHT:
         return pixels
     height, width, channels = pixels.shape
@@ -272,7 +275,10 @@ _MAKERS = {"linear": _linear_taps, "area": _area_taps, "cubic": _cubic_taps}
 
 
 def side_by_side(pixels: Pixels) -> Pixels:
-    """Return the image with contiguous pixels in each row; rows may have any distance."""
+    """Return the image, uint8 ``[height, width, channels]``, with contiguous pixels in each row.
+
+    Rows may have any distance.
+    """
     _, column, channel = pixels.strides
     return pixels if (column, channel) == (pixels.shape[2], 1) else np.ascontiguousarray(pixels)
 

@@ -41,13 +41,19 @@ def _on_rows(step: NumberStep) -> RowsStage:
 
 @singledispatch
 def changed(step: NumberStep, _numbers: Numbers) -> Numbers:
-    """Return the numbers after a step. Raises ``SampleUndecodable`` naming the first bad number."""
+    """Return the numbers, of any shape, after a step.
+
+    Raises ``SampleUndecodable``, which names the first bad number.
+    """
     raise NotImplementedError(f"the step {step.op} is not registered")
 
 
 @changed.register
 def one_hot(step: OneHot, labels: Numbers) -> Numbers:
-    """Zeros with a one in the place of each label, [..., classes]. Raises ``SampleUndecodable``."""
+    """Zeros with a one in the place of each label, ``[..., classes]`` of ``step.dtype``.
+
+    Raises ``SampleUndecodable`` for a label that is not a class.
+    """
     _refuse(
         labels, (labels < 0) | (labels >= step.classes), f'is not a class from 0 to {step.classes - 1} of "one_hot"'
     )
@@ -58,7 +64,10 @@ def one_hot(step: OneHot, labels: Numbers) -> Numbers:
 
 @changed.register
 def cast(step: Cast, numbers: Numbers) -> Numbers:
-    """The numbers in another type. Raises ``SampleUndecodable`` for what it cannot hold."""
+    """The numbers as ``step.dtype``, in the same shape.
+
+    Raises ``SampleUndecodable`` for a number that the type cannot hold.
+    """
     if step.dtype in WHOLE:
         low, high = WHOLE[step.dtype]
         if numbers.dtype.kind == "f":
@@ -81,7 +90,7 @@ def cast(step: Cast, numbers: Numbers) -> Numbers:
 
 @changed.register
 def clip(step: Clip, numbers: Numbers) -> Numbers:
-    """The numbers between the bounds. NaN is neither below nor above."""
+    """The numbers limited to the bounds, of the same shape and dtype; NaN is unchanged."""
     for bound, beyond in ((step.min, np.less), (step.max, np.greater)):
         if bound is None:
             continue
@@ -101,7 +110,7 @@ def scale(step: Scale, numbers: Numbers) -> Numbers:
 
 
 def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:
-    """Mask of the numbers out of range; ``high`` + 1 is a power of two, so it is exact in float64."""
+    """Mask of the numbers out of range; ``high`` + 1 is a power of two, so exact in float64."""
     if numbers.dtype.kind == "f":
         return np.asarray((numbers < float(low)) | (numbers >= float(high + 1)))
     if numbers.dtype.kind == "b":

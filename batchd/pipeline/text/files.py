@@ -143,7 +143,10 @@ class WordTable:
 
 
 def line_starts(memory: memoryview) -> NDArray[np.int64]:
-    """The start of each line, and the end of the last one; a final newline begins no line."""
+    """The start of each line, and the end of the last one, in bytes: int64 ``[lines + 1]``.
+
+    A final newline begins no line.
+    """
     content = np.frombuffer(memory, np.uint8)
     ends = np.flatnonzero(content == _NEWLINE)
     if len(content) and content[-1] != _NEWLINE:

@@ -96,7 +96,10 @@ class StoredArray:
         return numbers if self.dtype.isnative else numbers.astype(self.dtype.newbyteorder("="))
 
     def rows(self, name: str, data: NDArray[np.uint8]) -> NDArray[Any]:
-        """As ``numbers``, of several samples: ``data`` has a row of bytes for each."""
+        """As ``numbers``, for several samples: ``[samples, ...]``.
+
+        ``data``: a row of bytes for each sample, uint8 ``[samples, bytes]``.
+        """
         mine = np.ascontiguousarray(data[:, self.first : self.first + self.size])
         if self.dtype.kind == "b" and mine.size and mine.max() > 1:
             raise SampleUnreadable(f"{name} has a byte {mine.max()}, which is not bool: 0 or 1")

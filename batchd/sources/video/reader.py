@@ -92,7 +92,7 @@ class Rotation:
         self._mirrors_y = (d or b) < 0
 
     def of(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The picture, turned."""
+        """The turned picture; both are uint8 ``[height, width, channels]``."""
         if self.swaps_sides:
             pixels = pixels.transpose(1, 0, 2)
         return np.ascontiguousarray(pixels[:: -1 if self._mirrors_y else 1, :: -1 if self._mirrors_x else 1])

@@ -69,7 +69,10 @@ class CudaRuntime:
                 self._forget_error()
 
     def locked(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocate page-locked memory, kept until copies from it in ``aside`` are done."""
+        """Allocate a page-locked tensor of ``shape`` and ``dtype`` on the host.
+
+        Its memory is kept until the copies from it in ``aside`` are done.
+        """
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def aside(self) -> AbstractContextManager[object]:
@@ -81,7 +84,7 @@ class CudaRuntime:
         return self._side.record_event()
 
     def adopt(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
-        """Let the caller's stream wait for the event, and keep the tensors until it is done."""
+        """Let the caller's stream wait for the event; keep tensors of any shape until then."""
         own = torch.cuda.current_stream(self.device)
         own.wait_event(event)
         for tensor in tensors:
@@ -238,7 +241,10 @@ class CudaPlacement:
         return _CudaTransfer(self, lengths, raw, event)
 
     def hand_over(self, lengths: list[dict[int, int]], raw: list[Tensors], event: Event) -> object:
-        """Make the loop's item of a batch, ready in the loop's stream."""
+        """Make the loop's item from the fields of a batch, ready in the loop's stream.
+
+        ``raw``: the fields as in the slot, with its shapes and dtypes, on the device.
+        """
         # one row of a ragged field suffices: all rows share their memory
         read = [field[0] if isinstance(field, list) else field for field in raw if len(field)]
         self._runtime.adopt(event, [*read, *self._constants])

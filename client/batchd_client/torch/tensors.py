@@ -70,7 +70,7 @@ class Rows(NamedTuple):
         return gaps * prod(self.values.shape[1:]) * self.values.element_size()
 
     def views(self) -> list[torch.Tensor]:
-        """A tensor for each sample, all over the same memory."""
+        """A tensor for each sample, with its shape and the dtype of ``values``, without a copy."""
         return [
             self.values[offset : offset + length].view(shape)
             for offset, length, shape in zip(self.offsets, self.lengths, self.shapes, strict=True)
@@ -81,7 +81,10 @@ class Rows(NamedTuple):
         memory: Callable[[Sequence[int], torch.dtype], torch.Tensor],
         copy: Callable[[torch.Tensor, torch.Tensor], object],
     ) -> "Rows":
-        """Copy the samples without gaps into fresh ``memory``, each by ``copy(source, target)``."""
+        """Copy the samples without gaps into fresh ``memory``, each by ``copy(source, target)``.
+
+        ``memory(shape, dtype)`` allocates a tensor.
+        """
         values = memory((sum(self.lengths), *self.values.shape[1:]), self.values.dtype)
         starts = [0, *accumulate(self.lengths)][:-1]
         for start, offset, length in zip(starts, self.offsets, self.lengths, strict=True):
@@ -115,7 +118,7 @@ class Recipe:
 
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
-        """Tensors on the device that ``tensor`` reads, made in the then current CUDA stream."""
+        """Scale and bias for ``tensor``: float32 on the device; () without normalisation."""
         return () if self._scale is None else (self._scale, self._bias)
 
     def tensor(self, raw: torch.Tensor, *, owned: bool) -> torch.Tensor:
@@ -162,12 +165,15 @@ def recipes_for(
 
 
 def over(array: Array) -> torch.Tensor:
-    """View a read-only array as a tensor, to copy from. Keeps the array and its batch alive."""
+    """View a read-only array as a tensor of the same shape and dtype, to copy from.
+
+    Keeps the array and its batch alive.
+    """
     return torch.from_numpy(np.asarray(_WritableView(array)))
 
 
 def tensors_of(batch: Batch, *, copy: bool) -> dict[str, Tensors]:
-    """The fields of a batch as they are in the slot: see ``Batch.to_torch``."""
+    """The fields of a batch, with the shapes and dtypes of the slot: see ``Batch.to_torch``."""
 
     def tensor(name: str, array: Array) -> torch.Tensor:
         _torch_dtype(name, array.dtype)
@@ -193,7 +199,7 @@ def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def fill(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Copy ``source`` into ``target``, both on the host, and return ``target``.
+    """Copy ``source`` into ``target``, of the same shape on the host, and return ``target``.
 
     Without a conversion, numpy copies in this thread. Torch would use its thread pool, whose
     threads then spin for more work: next to decoders on the same cores that costs more than the
@@ -206,7 +212,7 @@ def fill(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate an uninitialised tensor on the host.
+    """Allocate an uninitialised tensor of ``shape`` and ``dtype`` on the host.
 
     The memory is numpy's, which asks the kernel for huge pages for large arrays: with small pages,
     the page faults of a batch of 38 MB take five times as long as its copy.
@@ -226,7 +232,7 @@ def largest_in(room: Room) -> dict[int, int]:
 
 
 def cut(raw: torch.Tensor, lengths: Mapping[int, int]) -> torch.Tensor:
-    """View a tensor cut to ``lengths``, by dimension."""
+    """View a tensor, of any dtype, cut to ``lengths`` by dimension: {1: 7} gives ``[B, 7, ...]``."""
     for axis, length in lengths.items():
         raw = raw.narrow(axis, 0, length)
     return raw
