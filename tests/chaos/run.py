@@ -261,7 +261,7 @@ class Run:
         self.later(self.chance.uniform(0, HOST_AWAY_MAX_S), self.start_host)
 
     def _bury_host(self, host: WorkerHostProcess) -> None:
-        """End it if it has not ended, and see that no process and no error of ours is left of it."""
+        """End it if it has not ended; check that it leaves no process and no error of ours."""
         self.hosts.remove(host)
         try:
             host.close()
@@ -270,7 +270,7 @@ class Run:
         host.log_file.unlink()
 
     def _see_hosts_serve(self) -> None:
-        """All of them serve again after all that was done to them; rows came from each to prove it."""
+        """All of them serve again after all faults: each has sent rows since."""
         with batchd_client.connect(self.stage.daemon.address, connect_timeout_s=60.0) as connection:
 
             def do_serve() -> bool:

@@ -55,7 +55,7 @@ ROWS = frames_of(random_rows(16, seed=7), 0, 4)
 """What the hostile host shall fill: rows 0 to 4, as order 9 of its worker 0."""
 GROWTH_BYTES_MAX = 128 << 20
 LOST_BYTES_MAX = 3 << 10
-"""What libzmq 4.3.5 loses of a connection that speaks with another one's routing id; see SECURITY.md."""
+"""Memory that libzmq 4.3.5 loses of a connection with another one's routing id; see SECURITY.md."""
 GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00NULL").ljust(64, b"\0")
 READY = frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER", COMMAND)
 MORE, LONG = 1, 2

@@ -28,8 +28,8 @@ PASSAGES = {
     step: min(number, 3) if step in {"worker.order.received", "worker.done.sent"} else number
     for number, step in enumerate(WORKER_STEPS, 1)
 }
-"""The passage at which a fault happens: each at another sample, so that none is met twice and taken for
-poison. There are fewer messages than samples."""
+"""The passage at which a fault happens: each at another sample, so that none is met twice and taken
+for poison. There are fewer messages than samples."""
 DAEMON_START_STEPS = ["daemon.starting", "daemon.bound", "daemon.worker.spawned"]
 DAEMON_STEPS = [
     "daemon.subscribed",

@@ -20,7 +20,7 @@ ROWS = 8
 WINDOW = 64
 BATCHES = WINDOW + 1
 """Of 16 MiB each: what the trainer then has mapped is more than the group has besides the ring. One
-more than can be ready when a daemon is killed: so the trainer waits, and lets go of the dead ring."""
+more than can be ready when a daemon is killed: so the trainer waits, and frees the dead ring."""
 MANY_KILLS = 100
 NO_MEMORY_STATUS = 5
 

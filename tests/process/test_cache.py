@@ -372,7 +372,7 @@ def many_kinds(folder):
 
 @pytest.mark.parametrize("place", ["memory", "too little memory", "disk"])
 def test_kept_pixels_change_no_byte(start_daemon, tmp_path, disk, place):
-    """Streams with other steps and seeds share them. Large images are decoded smaller from files."""
+    """Streams with other steps and seeds share them. Large images are decoded smaller."""
     folder = many_kinds(tmp_path / "kinds" / "all")
     in_memory = {"cache_memory": "16MiB" if place == "memory" else "2MiB"}
     keys = {**PIXELS, **(on_disk(disk, cache="pixels") if place == "disk" else in_memory), "memory": "4MiB"}

@@ -1,4 +1,4 @@
-"""The programs of docs/notebooks.md, as a notebook runs them: one after the other, in one process."""
+"""The programs of docs/notebooks.md, run in order in one process, as in a notebook."""
 
 import ast
 import re
@@ -39,7 +39,8 @@ def tqdm(monkeypatch):
         monkeypatch.setitem(sys.modules, "tqdm", ModuleType("tqdm"))
         monkeypatch.setitem(sys.modules, "tqdm.auto", fake)
     else:
-        monkeypatch.setattr("tqdm.auto.tqdm.monitor_interval", 0)  # its thread would outlive the test
+        # its thread would outlive the test
+        monkeypatch.setattr("tqdm.auto.tqdm.monitor_interval", 0)
 
 
 def cells():

@@ -42,7 +42,7 @@ def next_use_of_slot(delivery: Delivery, slot: Slot) -> float:
 
 
 def check_choice(delivery: Delivery, chosen: Slot | None) -> None:
-    """The chosen slot is not needed, or needed later than all others, and the ring cannot grow for it."""
+    """The chosen slot is not needed, or needed later than all others, and the ring cannot grow."""
     uses = [next_use_of_slot(delivery, slot) for slot in delivery.ring.slots.values() if slot.is_idle]
     latest = max(uses, default=None)
     kept_ahead = NEVER if delivery.spec.kept_ahead is None else delivery.spec.kept_ahead

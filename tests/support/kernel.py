@@ -129,7 +129,7 @@ def descriptors_of(pid: int | str) -> dict[int, str]:
 
 
 def mapped_slots(pid: int | str) -> int:
-    """How many memories of batchd, besides caches, a process has mapped; 0 where it has touched none."""
+    """Number of batchd's memories, besides caches, that a process has mapped and touched."""
     if b"\nRssShmem:\t       0 kB\n" in _read(f"/proc/{pid}/status"):
         return 0  # with torch there are a thousand mappings, which take the kernel 2 ms to list
     maps = _read(f"/proc/{pid}/maps")

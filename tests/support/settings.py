@@ -13,7 +13,7 @@ PIPELINE = [
 STILL_PIPELINE = [{"op": "decode"}, {"op": "resize", "size": [SIDE_PIXELS, SIDE_PIXELS]}]
 """The same bytes in every epoch."""
 STREAM = {"batch_size": 8, "pipeline": PIPELINE, "window": 4}
-"""With a few batches ahead: by default, all of such small ones would be ready before the first is read."""
+"""A few batches ahead: by default, all small ones would be ready before the first is read."""
 MEMORY = "64MiB"
 SLOT_BYTES = 32 * 1024
 """A slot of eight samples."""

@@ -1,4 +1,4 @@
-"""Crops by access points have the pixels of the whole; what is not such a file is decoded as before."""
+"""Crops by access points have the pixels of the whole; other files are decoded as before."""
 
 import os
 import random
@@ -74,7 +74,7 @@ def any_box(draw, height, width):
 
 @st.composite
 def jpegs(draw):
-    """A baseline JPEG of any subsampling and quality, with its own Huffman tables or the usual ones."""
+    """A baseline JPEG of any subsampling and quality, with its own or the usual Huffman tables."""
     size = draw(st.integers(1, 200)), draw(st.integers(1, 200))
     kind = draw(st.sampled_from(["photo", "noise", "flat", "steps"]))
     image = {
@@ -128,7 +128,7 @@ def first_bit(record, group):
 
 
 def test_less_of_the_file_is_decoded():
-    """If a record says that damage above the crop is what was walked, the crop is that of the whole."""
+    """If a record was made of damage above the crop, the crop is that of the whole."""
     data = jpeg_of(WIDE)
     record = record_of(data)
     header = data[: data.index(b"\xff\xda") + 14]
@@ -184,7 +184,7 @@ def test_points_of_other_bytes_are_not_used():
 
 
 def test_a_damaged_record_is_not_used_or_does_no_harm():
-    """It has a checksum. With one that is right, it may say what it wants: nothing beyond its memory is read."""
+    """It has a checksum. With a valid one it may say anything: no byte beyond it is read."""
     data = jpeg_of(WIDE)
     record, expected = record_of(data), cropped(data, CORNER)[0]
     chance = random.Random(7)
@@ -221,7 +221,7 @@ def test_what_is_unusual_or_broken_has_no_points(data):
 
 
 def test_a_file_that_is_broken_anywhere_has_no_points_or_other_pixels_nowhere():
-    """What libjpeg warns of in the whole, the walk refuses; what both take is the same by points."""
+    """The walk refuses files of which libjpeg warns; others have the same pixels by points."""
     data = jpeg_of(photo(120, 160))
     begin = data.index(b"\xff\xda") + 14
     chance = random.Random(3)

@@ -107,7 +107,7 @@ def test_an_absence_is_one_line_and_the_return_another(tmp_path, caplog, monkeyp
     caplog.set_level(logging.INFO, "batchd_client")
     monkeypatch.setattr(hints, "ABSENCE_S", 0.0 if mentioned else 3600.0)
     with (
-        FakeDaemon(tmp_path / "run", FakeStream(slots=32)) as fake,  # enough for three loops at once
+        FakeDaemon(tmp_path / "run", FakeStream(slots=32)) as fake,  # for three loops at once
         batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon,
         batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as other,
     ):

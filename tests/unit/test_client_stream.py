@@ -106,7 +106,7 @@ def test_prefetch_runs_across_the_end_of_an_epoch(daemon, fake) -> None:
 
 
 def test_many_batches_that_are_here_are_reported_some_at_a_time(daemon, fake) -> None:
-    """The daemon always knows of three quarters of what was taken; the last of an epoch are told at its end."""
+    """The daemon knows of three quarters of the taken batches; at an epoch's end, of all."""
     fake.stream = FakeStream(slots=60)
     stream = daemon.stream("photos", window=40)
     fake.wait_until(lambda: len(fake.held_sequences()) == 40)
@@ -125,7 +125,7 @@ def test_many_batches_that_are_here_are_reported_some_at_a_time(daemon, fake) ->
 
 
 def test_few_batches_are_reported_one_by_one(daemon, fake) -> None:
-    """Each is a good part of the window: it is reported, or waited for, and then counted when granted."""
+    """Each is a good part of the window: it is reported, or waited for and counted when granted."""
     stream = daemon.stream("photos", window=3)
     fake.wait_until(lambda: len(fake.held_sequences()) == 3)
     for _ in range(3):

@@ -311,7 +311,7 @@ SMALL = WorkerKind(2, 60.0, 0.0, small_orders_max=6)
     ("order_s", "orders"), [(SMALL_ORDERS_S / 100, 6), (SMALL_ORDERS_S / 4, 4), (SMALL_ORDERS_S, 2)]
 )
 def test_a_worker_has_many_orders_while_they_are_small(order_s, orders):
-    """As long as it expects little work of them together; before a time was measured, as many as of any."""
+    """While their expected work is little; before a time was measured, as many as of any."""
     world = CheckedWorld([make_spec(window=20, slots_max=30)], kind=SMALL)
     world.start_workers()
     world.subscribe()

@@ -252,7 +252,7 @@ def raised_by(function: ast.FunctionDef) -> set[str]:
 
 @pytest.mark.parametrize("package", [batchd_client, batchd_wire], ids=lambda package: package.__name__)
 def test_public_functions_of_the_client_name_their_errors_and_arrays(package) -> None:
-    """Every error that a function raises; of every array a shape, a dtype, or the place that has them."""
+    """Every error that a function raises; for arrays a shape, a dtype, or where to find them."""
     functions = public_functions(package)
     texts = {place: ast.get_docstring(function) or "" for place, function in functions.items()}
     annotated = {

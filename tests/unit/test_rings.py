@@ -124,7 +124,7 @@ def test_steps_that_make_no_sense_are_refused_before_memory_is_counted() -> None
     ids=["small", "medium", "large", "large, many workers", "many workers", "little memory", "very little memory"],
 )
 def test_how_many_batches_are_ahead_is_chosen_by_their_bytes(batch_size, workers, memory, window) -> None:
-    """More where that keeps all workers busy, and no more than the ring has slots beside the one that is read."""
+    """More if that keeps all workers busy, up to the slots beside the one that is read."""
     stream, daemon = stream_of(batch_size), DaemonConfig(memory=memory, workers=workers)
     ring = plan_rings(Config(daemon=daemon, streams={"a": stream}), Storage())["a"]
 

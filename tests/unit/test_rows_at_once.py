@@ -1,4 +1,4 @@
-"""Rows that a worker makes at once are those that it makes one by one, whatever is wrong with one."""
+"""Rows that a worker makes at once equal those made one by one, whatever is wrong with one."""
 
 import os
 import socket
@@ -237,7 +237,7 @@ def test_rows_of_numbers_in_a_table_are_made_at_once(worker, tmp_path):
 
 
 def test_many_rows_are_made_in_portions_and_the_note_tells_each(worker, tmp_path, monkeypatch):
-    """So a worker that reads slowly is not taken for one that hangs; a bad sample costs its portion."""
+    """So a slow worker does not count as one that hangs; a bad sample costs its portion."""
     monkeypatch.setattr(loop, "ROWS_AT_ONCE", 5)
     noted = []
     monkeypatch.setattr(NoteMemory, "take_many", lambda _note, row: noted.append(row))

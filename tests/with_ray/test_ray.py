@@ -314,7 +314,8 @@ def test_worker_hosts_outlive_the_death_of_the_gcs_for_a_while(start_cluster, st
 
 def test_rays_autoscaler_follows_the_worker_hosts(start_cluster, start_driver, hosts) -> None:
     """A pending one is demand enough for a node, and an idle node goes."""
-    cluster = start_cluster(autoscaled=True, RAY_AUTH_MODE="disabled")  # `ray start` uses a token that it finds
+    # `ray start` uses a token that it finds
+    cluster = start_cluster(autoscaled=True, RAY_AUTH_MODE="disabled")
     start_driver(cluster)
     hosts.want(2)
     both = hosts.wait(2)

@@ -232,7 +232,7 @@ def largest_in(room: Room) -> dict[int, int]:
 
 
 def cut(raw: torch.Tensor, lengths: Mapping[int, int]) -> torch.Tensor:
-    """View a tensor, of any dtype, cut to ``lengths`` by dimension: {1: 7} gives ``[B, 7, ...]``."""
+    """View a tensor, of any dtype, cut to ``lengths`` by dimension: {1: 7} is ``[B, 7, ...]``."""
     for axis, length in lengths.items():
         raw = raw.narrow(axis, 0, length)
     return raw
