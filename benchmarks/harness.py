@@ -96,7 +96,7 @@ class Bench:
         """
         files = sorted(path for path in self.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
         listing = self.scratch / f"list-{repeats}.txt"
-        if not listing.exists():  # whoever reads it again while it serves shall find it as it was
+        if not listing.exists():  # a reload must find it unchanged
             listing.write_text("".join(f"{path} 0\n" for path in files * repeats))
         return (
             f'[streams.{name}]\nsource = {{ type = "list", path = "{listing}", allow_outside_root = true }}\n'
@@ -161,7 +161,7 @@ class Player:
 
 
 def orders(pipe: Connection) -> Iterator[Any]:
-    """What a player is told, until the other side is gone."""
+    """Yield the orders for a player until the other side is gone."""
     while True:
         try:
             yield pipe.recv()

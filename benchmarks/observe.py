@@ -84,9 +84,9 @@ class Watched(NamedTuple):
 
 
 Watcher = Callable[[str, str], "AbstractContextManager[int | None]"]
-"""Watches for as long as it is open, by (address of the daemon, of the observer).
+"""Watches while it is open; called with the addresses of daemon and observer.
 
-Gives its process where it has one.
+Returns its process, if it has one.
 """
 
 

@@ -1,4 +1,4 @@
-"""Benchmark: small batches, batches of which nothing is decoded, and images that are decoded once.
+"""Benchmark: small batches, batches without decoding, and images that are decoded once.
 
 Batches/s and the CPU time of daemon, workers and trainer together for rows of arrays; photographs/s
 and CPU time of the workers in batches of one, divided by those in batches of 256. Photographs/s of

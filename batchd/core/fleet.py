@@ -172,8 +172,8 @@ class _Place:
 class _Takers:
     """Workers with equally many orders that take one more, the oldest change first.
 
-    ``remote``: by the streams that they may fill. There are few such sets, and perhaps a thousand
-    workers of which none may fill the stream that wants one.
+    ``remote``: by the streams that they may fill. There are few such sets, but perhaps a thousand
+    workers, and possibly none for a given stream.
     """
 
     local: dict[int, Worker] = field(default_factory=dict)

@@ -106,8 +106,8 @@ class Stream:
     def remote_lost(self, order: Order, actions: list[Action], *, in_hand: bool) -> None:
         """Have the rows of a dead or late remote worker filled by others.
 
-        One of the rows in hand may be what ended it, or what it hangs on. So the second time that a
-        batch loses such rows, local workers fill them: they alone decide which sample is at fault.
+        One of the rows in progress may have killed it, or may hang. So the second time that a batch
+        loses such rows, local workers fill them: only they decide which sample is at fault.
         """
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
@@ -135,7 +135,7 @@ class Stream:
         return True
 
     def share_stalled(self) -> None:
-        """Let every host fill the rows of which none was ordered since a trainer waits for them.
+        """Let every host fill rows that a trainer waits for and that were not ordered meanwhile.
 
         Their own hosts are late, or have too much to do. Called with each tick.
         """

@@ -4,8 +4,8 @@
     -> divide the memory, or wait for it -> scan the sources
     -> bind -> ready -> loop -> close everything, in the opposite order
 
-With ``reserve = "start"`` the memory of all rings is taken before a service manager is told that
-the daemon is ready:
+With ``reserve = "start"`` the memory of all rings is reserved before the daemon reports readiness
+to a service manager:
 
     end of a round -> SlotWanted -> the next round makes one slot -> ... -> all slots -> ready
 

@@ -1,9 +1,8 @@
 """batchd: a daemon and its client.
 
-The variants are "files", the folder as it is, "off", the same without a cache of access points, and
-"shards" and "seekable", which ``batchd prepare`` made beforehand. The configuration is the shortest
-that there is: what it does not say is as batchd has it by default. Several trainers mirror one
-stream.
+The variants are "files" (the unchanged folder), "off" (the same without a cache of access points),
+and "shards" and "seekable", which ``batchd prepare`` made beforehand. The configuration is the
+shortest possible one: all else is batchd's default. Several trainers mirror one stream.
 """
 
 import tempfile

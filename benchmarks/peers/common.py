@@ -42,9 +42,9 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class Options(NamedTuple):
-    """What a side is told.
+    """The options of a side.
 
-    ``address`` is where the server is that its trainers share, if there is one.
+    ``address``: of the server that its trainers share, if there is one.
     """
 
     data: Path

@@ -17,7 +17,7 @@ import common
 import numpy as np
 
 BATCHES = 4000
-"""In an epoch: so many that none ends in a round, as FFCV's threads start anew with each."""
+"""In an epoch: enough that none ends within a round, as FFCV restarts its threads with each."""
 QUALITY = 90
 RAW = 1 / 2
 

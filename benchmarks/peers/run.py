@@ -117,7 +117,7 @@ def _measure(
 
 
 def _measured_already(side: Side, photographs: Table) -> Rounds:
-    """Where one trainer shares with nobody, that is a row of the first table."""
+    """The rounds of a side with one trainer, from the first table; {} for several trainers."""
     return photographs.get(side.name.rpartition("-")[0], {}) if side.trainers == 1 else {}
 
 

@@ -27,7 +27,7 @@ class Target(NamedTuple):
     name: str
     table: str
     ours: tuple[str, ...]
-    """Of which the fastest counts."""
+    """Sides of batchd; the fastest one counts."""
     side: str
     at_least: float
 

@@ -1,7 +1,7 @@
 """Threads in the trainer with batchd's decoder, which only makes the crop: no library between.
 
-Chosen: as many threads as there are workers, each of which fills whole batches of its own, so that
-none waits for another; two batches ready. The decoder leaves Python's lock while it decodes.
+Chosen: as many threads as there are workers; each fills whole batches, so that none waits for
+another; two batches ready. The decoder leaves Python's lock while it decodes.
 """
 
 import queue

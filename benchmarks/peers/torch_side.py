@@ -3,9 +3,9 @@
 "pil" (torchvision's transforms in their most common form), "cv2" and "region".
 
 Chosen: a map-style dataset that gives uint8 arrays, which the default collation stacks in shared
-memory inside the workers; ``persistent_workers``; ``prefetch_factor`` as it comes; no
-``pin_memory``, as there is no GPU. Workers run torch with one thread by themselves, and cv2 is told
-so. A random sampler that never ends spares it the end of an epoch, at which its workers would run
+memory inside the workers; ``persistent_workers``; the default ``prefetch_factor``; no
+``pin_memory``, as there is no GPU. Workers run torch with one thread by default, and cv2 is set to
+one. A random sampler that never ends spares it the end of an epoch, at which its workers would run
 dry. With several trainers each has a DataLoader of its own.
 """
 

@@ -325,8 +325,8 @@ def _check_rows(stream: Stream, specs: Mapping[str, jax.ShapeDtypeStruct], shard
     is_even = len(stream) * stream.world_size * stream.batch_size <= stream.samples
     if not is_even and not sharding.is_fully_addressable:
         raise TensorsInvalid(
-            f"stream {stream.name!r} may end its epochs with a smaller batch, of which {stream.world_size} processes cannot make "
-            "one array: set drop_last = true for it in batchd.toml"
+            f"stream {stream.name!r} may end its epochs with a smaller batch, which {stream.world_size} processes cannot combine "
+            "into one array: set drop_last = true for it in batchd.toml"
         )
     for name, spec in specs.items():
         for rows in {spec.shape[0]} if is_even or not rest else {spec.shape[0], rest}:

@@ -1,6 +1,6 @@
 """How Sphinx makes the site of what ``stage.py`` has laid out: ``make site``.
 
-Invariant: whoever looks at the site asks no other host for anything, and every link leads somewhere
+Invariant: the site loads nothing from other hosts, and every link leads somewhere
 (``make site`` turns warnings into errors).
 """
 

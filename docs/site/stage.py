@@ -5,7 +5,7 @@
     api.rst         ->  api.rst, the reference that Sphinx makes of docstrings, in the sidebar
     docs/X.md       ->  X.md
     Y/Z.md          ->  Y/Z.md, where a page links to it: ARCHITECTURE.md, SECURITY.md, ...
-    Y/Z             ->  files/Y/Z.md: a file, or a folder, that a page links to, shown as it is
+    Y/Z             ->  files/Y/Z.md: a file, or a folder, that a page links to, unchanged
     Y/Z.png         ->  files/Y/Z.png: a picture of a page
 
 Pages are written for who reads them as they are in the repository, so their links are those of the

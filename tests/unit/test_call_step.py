@@ -339,7 +339,7 @@ def test_a_function_that_changes_the_size_of_an_image_that_is_followed_is_refuse
     declared = Call(function="mine:half", outputs={"image": "uint8[2,2,3]"})
     unsaid = Call(function="mine:half")
 
-    assert "nobody moves 'boxes' with it" in check_steps(fixed, [follow, declared])[0]
+    assert "it does not move 'boxes' with it" in check_steps(fixed, [follow, declared])[0]
     assert check_steps(free, [follow, unsaid, crop]) == []
     with pytest.raises(SampleUndecodable, match="changed the size of 'image', but the mask, boxes or points"):
         run([follow, unsaid, crop], {"image": IMAGE, "boxes": np.zeros((1, 4), np.float32)}, free)

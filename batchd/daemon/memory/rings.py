@@ -145,7 +145,7 @@ def kept_ahead(stream: StreamConfig, ring: RingSize, *, repeats: bool) -> int | 
 
     However far if all epochs have the same bytes, since a set that fits is decoded once, or if the
     stream was given this memory. Otherwise a trainer that is far behind would fill all memory with
-    batches of which it reads few: those that were decoded last are evicted first.
+    batches, and read few of them: those that were decoded last are evicted first.
     """
     if repeats or stream.memory is not None:
         return None

@@ -43,8 +43,8 @@ STARTS_MAX = 10
 START_PAUSE_S = 0.2
 """A gateway that is killed while the daemon starts is replaced after this time, so many times."""
 HANGS_TICKS = 20
-"""Half seconds that a gateway may be silent after a withdrawal: without its word nobody else may
-fill the rows. In ticks of the loop: while the daemon itself is stopped, they do not count."""
+"""Half seconds that a gateway may be silent after a withdrawal: until it answers, no other worker
+may fill the rows. In ticks of the loop, so time in which the daemon is stopped does not count."""
 MESSAGES_AT_ONCE = 64
 UNREAD_MAX = 100_000
 """Messages that may wait for the gateway; with more it hangs, and is killed."""

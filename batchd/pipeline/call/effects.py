@@ -29,8 +29,8 @@ def _declared(step: Call, declared: Column, there: Column | None) -> Column:
     if there.followers and there.is_fixed and declared.is_fixed and there.shape[:2] != declared.shape[:2]:
         names = " and ".join(repr(name) for _role, name in there.followers)
         raise StepInvalid(
-            f'"call" makes {there.name!r} {declared.text} where it is {there.text}, and nobody moves {names} with it, as '
-            "steps on images do"
+            f'"call" changes {there.name!r} from {there.text} to {declared.text}, and unlike steps on images it does not '
+            f"move {names} with it"
         )
     keeps_axes = len(there.shape) == len(declared.shape) and there.shape[:1] == declared.shape[:1]
     return replace(

@@ -321,8 +321,8 @@ def lzw_pixels_max(pixel_bits: int, data_bytes: int) -> int:
     """Return how many pixels a GIF's codes can have; the shortest code has ``pixel_bits`` + 1.
 
     ``data_bytes`` counts what blocks say of their lengths, too. Each code enters a run into the
-    table that is one pixel longer than a run that is there. A table that is full stays as it is; to
-    start again with an empty one is never better.
+    table that is one pixel longer than a run that is there. A full table does not change;
+    an empty one would never be better.
     """
     colors = 1 << pixel_bits
     longest = max(1, (1 << _LZW_CODE_BITS_MAX) - colors - 1)
