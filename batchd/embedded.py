@@ -35,7 +35,7 @@ def serve(
     process's stderr, one line of text each. ``start_timeout_s`` bounds the scan of the sources, in
     seconds. Raises ``BatchdError`` with the daemon's reason if it does not start.
 
-    The daemon ends when the context is left, and also when this process dies in any other way.
+    The daemon ends with the context, and also when this process dies in any other way.
     """
     import shutil  # noqa: PLC0415  workers import this package too, and need neither
     import tempfile  # noqa: PLC0415  the same

@@ -6,8 +6,8 @@ ring          the slots of one stream and what is being filled into them
 mailbox       which place of a live stream holds which sample
 subscription  one trainer: where it is, what it wants, what it holds
 supply        how batches get their samples, stored or pushed; how far apart trainers may be
-claims        which subscription may have one more slot, and which slot it is
-delivery      what the trainers of one stream are handed and told
+claims        which subscription may claim another slot, and which one
+delivery      batches and answers for the trainers of one stream
 stream        the delivery of one stream, its bad samples, the size of its orders
 suspicion     bad samples, and which sample kills workers
 fleet         workers, their orders, their restarts

@@ -67,7 +67,7 @@ def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: 
 
 
 def ring_too_small(stream: str, slots: int, active: int, promised: int) -> Refusal | None:
-    """Return the refusal of a ring without room for one more subscription, else None.
+    """Return the refusal of a ring without room for another subscription, else None.
 
     ``promised``: the slots that cannot be taken back from the ``active`` subscriptions.
     """

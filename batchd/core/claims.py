@@ -84,7 +84,7 @@ class Claims:
     def may_read_ahead(self, leases: int) -> bool:
         """Return whether a trainer with ``leases`` may get a batch that it does not wait for.
 
-        A lease cannot be taken back, so it leaves one more trainer its fair share and two slots.
+        A lease cannot be taken back, so it leaves a new trainer its fair share and two slots.
         """
         return leases < self.ring.slots_max // (len(self._subscriptions) + 1) and self.newcomer_finds_room
 
@@ -192,7 +192,7 @@ class Claims:
             self.supply.take_back(slot)
 
     def forget(self, subscription: Subscription) -> None:
-        """Forget where a trainer stands and what it reads next: it wants no more."""
+        """Forget a trainer's position and next reads: it needs no more batches."""
         self.pace.forget(subscription.number)
         self._readers.forget(subscription.number)
         self.ring.idle.forget(subscription.number)

@@ -232,7 +232,7 @@ class Readers:
             self._stands[reader] = course.rank, stands
 
     def _places(self, reader: int, course: Course, sequence: int) -> list[tuple[_Grid, _LinePlace]]:
-        """Return where a reader stands on which grids; nowhere behind the end of its course."""
+        """Return a reader's places on its grids; none after the end of its course."""
         end_epoch = inf if course.end_epoch is None else course.end_epoch
         start, left = course.base % course.world_size, course.first_rounds - sequence
         next_turn = (course.epoch + 1) * course.rounds

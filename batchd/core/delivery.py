@@ -230,7 +230,7 @@ class Delivery:
     # --- the life of the stream -------------------------------------------------------------------
 
     def stop(self, text: str, actions: list[Action]) -> None:
-        """Stop the stream, which cannot go on, and tell the trainers that wait."""
+        """Stop a stream that cannot continue, and refuse the trainers that wait."""
         self.stopped = text
         for subscription in self._active():
             self.claims.withdraw(subscription, 0)

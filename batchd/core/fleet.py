@@ -8,7 +8,7 @@
 
 A remote worker, of a worker host, joins when it is ready, and has no place and no successor here.
 
-Only the kernel reports a death: a worker that was told to die may still write, so its orders count
+Only the kernel reports a death: a worker that is being killed may still write, so its orders count
 as under way until then. A worker that has filled a chunk is replaced at once. One that dies
 repeatedly before that is replaced with growing back-off.
 """
@@ -170,7 +170,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Takers:
-    """Workers with equally many orders that take one more, the oldest change first.
+    """Workers with the same number of orders that take another, the oldest change first.
 
     ``remote``: by the streams that they may fill. There are few such sets, but perhaps a thousand
     workers, and possibly none for a given stream.
@@ -183,7 +183,7 @@ class _Takers:
         return len(self.local) + sum(map(len, self.remote.values()))
 
     def add(self, worker: Worker) -> None:
-        """The worker takes one more order. Paired with ``discard``."""
+        """The worker takes another order. Paired with ``discard``."""
         group = self.remote.setdefault(worker.streams, {}) if worker.kind.is_remote else self.local
         group[worker.number] = worker
 

@@ -138,7 +138,7 @@ class Mailbox:
         return len(self._queued)
 
     def has_room_for_one(self) -> bool:
-        """Return whether one more batch could get its samples beside all that are bound."""
+        """Return whether another batch could get its samples beside all that are bound."""
         return self._bound_places + self._batch_size <= self._spec.capacity
 
     def is_bound(self, position: Position) -> bool:

@@ -24,7 +24,7 @@ from batchd_wire.status import PartStatistics, SlowSample, WaitStatistics, WorkS
 
 SLOWEST_LISTED_MAX = 32
 SLOW_ROWS_KEPT = 256
-"""A slow sample is forgotten after so many further slow rows, or twice as many."""
+"""A slow sample is forgotten after this number of further slow rows, or twice as many."""
 
 
 class WaitCause(Enum):

@@ -39,7 +39,7 @@ GAP_S = 2.0
 
 
 LATE_USUAL = 4
-"""A remote worker is late with rows that a trainer waits for after so many times its usual time."""
+"""Multiple of its usual time after which a remote worker is late with awaited rows."""
 LATE_S = 10.0
 """It is late with any rows after that time."""
 SLOWNESS_MAX = 100.0
@@ -497,7 +497,7 @@ class DaemonState:
                 stream.share_stalled()
 
     def _reconfigure(self, event: ev.Reconfigured, actions: list[Action]) -> None:
-        """Change what is served in one step. Streams that are not named go on unchanged."""
+        """Change the served streams in one step. Streams that are not named continue unchanged."""
         for numbers, problem in ((event.removed, _removed), (event.replaced, _replaced)):
             for number in numbers:
                 stream = self.streams[number]

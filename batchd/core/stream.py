@@ -23,7 +23,7 @@ ORDERS_PER_S_MAX = 2_000
 FIRST_CHUNK_ROWS = 8
 """The rows of an order before any time was measured."""
 BLANK_DEATHS_MAX = 20
-"""After so many deaths between samples, with nothing done in between, the stream stops."""
+"""Number of deaths between samples, without progress, after which the stream stops."""
 SMOOTHING = 0.2
 """Weight of the newest chunk in the mean time for a sample."""
 

@@ -40,7 +40,7 @@ class Pace:
     which it releases with its next message. So each batch is decoded once. With ``max_skew`` None
     (no lockstep) nothing is kept.
 
-    Invariant: the slowest may always go on. A trainer that is gone or at the end of its course
+    Invariant: the slowest may always continue. A trainer that is gone or at the end of its course
     delays no other.
     """
 
@@ -50,7 +50,7 @@ class Pace:
         self.fit(slots_max)
         self._places: dict[int, int] = {}
         self.slowest: int | None = None
-        """The place of the slowest trainer, in batches of the stream; None: all may go on."""
+        """The place of the slowest trainer, in batches of the stream; None: all may continue."""
         self._has_moved = False
 
     def fit(self, slots_max: int) -> None:
@@ -164,7 +164,7 @@ class Supply:
 
 
 class LiveSupply(Supply):
-    """Pushed samples. ``pace`` knows where the slowest trainer stands."""
+    """Pushed samples. ``pace`` has the place of the slowest trainer."""
 
     can_refill = False
 

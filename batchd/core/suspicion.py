@@ -27,12 +27,12 @@ from batchd_wire.wording import counted
 CRASH_WEIGHT = 10
 KILL_WEIGHT = 1
 PROOF_WEIGHT = 20
-"""Two crashes, or so many kills from outside that chance is ruled out."""
+"""Two crashes, or enough kills from outside to rule out chance."""
 CRASHES_MAX = 100
 CRASHES_WINDOW_S = 60.0
 REASON_BYTES_MAX = 200
 LONG_REASONS_MAX = 100
-"""Only so many bad samples may have a longer reason, such as a user function's traceback."""
+"""Number of bad samples that may have a longer reason, such as a user function's traceback."""
 LISTED_MAX = 10_000
 """Bad samples listed by name; further ones are only counted."""
 SURE_ROWS = 256

@@ -141,7 +141,7 @@ class LinesPerMinute:
         """By subject: when its minute began, and how many lines it has had since."""
 
     def allows(self, about: str) -> bool:
-        """True if one more line about it may be written in this minute."""
+        """True if another line about it may be logged in this minute."""
         now = monotonic()
         began_s, lines = self._said.get(about, (now, 0))
         if now - began_s >= PERIOD_S:

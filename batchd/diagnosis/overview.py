@@ -146,7 +146,7 @@ class _Changes:
     replaced: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def take(self, status: DaemonStatus) -> None:
-        """Add one more status. Ended subscriptions are dropped."""
+        """Add a status. Ended subscriptions are dropped."""
         now_s = status.daemon.uptime_s
         since: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = {}
         for stream in status.streams:

@@ -318,7 +318,7 @@ class _Run:
             self.selector.close()
 
     def _start(self) -> None:
-        """Start one more writer process, watch it, and give it a shard."""
+        """Start another writer process, watch it, and give it a shard."""
         writer = Writer.start(self.told, self.index_descriptor)
         self.writers.append(writer)
         self.selector.register(writer.channel, selectors.EVENT_READ, writer)

@@ -35,7 +35,7 @@ class Checks:
 
     @contextmanager
     def at(self, *key: str | int) -> Iterator[None]:
-        """Note a ``ValueError`` from within as a problem of this key, and go on."""
+        """Note a ``ValueError`` from within as a problem of this key, and continue."""
         try:
             yield
         except OptionsInvalid as error:

@@ -8,7 +8,7 @@ start, in the same words:
     large source      the scan ends after some 10,000 samples, or after ``SECONDS_MAX``
     server, own code  not scanned: ``check`` waits for no server, and runs no user's code
 
-Invariants: a source without problems has columns; a trial says what it has not looked at.
+Invariants: a source without problems has columns; a trial names the parts it did not check.
 """
 
 import re

@@ -1,6 +1,6 @@
 """One scan of a source: its progress, and its witnesses. Daemon.
 
-A scan records each folder and file that it looked at as a witness: while none has changed, another
+A scan records each folder and file that it read as a witness: while none has changed, another
 scan would find the same.
 """
 
@@ -52,7 +52,7 @@ class Survey:
 
     @property
     def witnesses(self) -> list[Witness]:
-        """Everything that was looked at, also for its parts."""
+        """All witnesses, also those of its parts."""
         return self._seen + [one for part in self._parts for one in part.witnesses]
 
     def is_settled(self, settled_ns: int) -> bool:

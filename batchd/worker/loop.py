@@ -140,7 +140,7 @@ class WorkerLoop:
 ROWS_AHEAD = 256
 """Rows whose samples are planned at once, also of further batches."""
 ROWS_AT_ONCE = 256
-"""Rows that may be made at once: each time, the daemon sees that the worker goes on."""
+"""Rows that may be made at once: after each portion, the daemon sees the worker's progress."""
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
 

@@ -16,7 +16,7 @@ from batchd.samples.kept_files import FilePart
 from batchd.samples.values import Value
 
 SLOW_FACTOR = 4
-"""A sample that takes so many times the usual time is slow."""
+"""Multiple of the usual time from which a sample is slow."""
 USUAL_STEP = 1.02
 """Factor by which each sample moves the usual time towards its own: so it is the median."""
 
@@ -119,7 +119,7 @@ class Stopwatch:
     def rows_done(self, count: int, *, from_cache: bool = False) -> None:
         """So many samples were made at once, since ``begin_sample``; none of them is called slow.
 
-        Their time on a CPU is looked at by ``work``: the look takes as long as some samples.
+        ``work`` reads their CPU time, since reading it takes as long as some samples.
         """
         self._rows_at_once += count
         self._cache_hits += count * from_cache

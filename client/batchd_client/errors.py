@@ -354,14 +354,14 @@ class TooFewBatches(Misused):
 
 
 class RingTooSmall(Misused):
-    """The stream's memory has no two slots left for one more trainer.
+    """The stream's memory has no two slots left for another trainer.
 
     Give the stream more memory (memory = in batchd.toml), or close an unused trainer.
     """
 
 
 class RingBusy(RingTooSmall):
-    """The stream's memory suffices for one more trainer, but others hold more than their two slots.
+    """The stream's memory suffices for another trainer, but others hold more than their two slots.
 
     They did not return them within ``connect_timeout_s``: have them release batches, or give the
     stream more memory (memory = in batchd.toml).

@@ -142,7 +142,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
         self._is_training = True
 
     def on_epoch_end(self) -> None:
-        """End of an epoch: go on to the next, if all batches of this one were requested."""
+        """End of an epoch: begin the next, if all batches of this one were requested."""
         self._is_over |= self._is_training and self._passes.is_over
         self._is_training = False
 

@@ -90,7 +90,7 @@ class Lifeline:
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def receive_shared(self, slots: dict[int, SlotMemory], mailboxes: dict[int, Mailbox]) -> None:
-        """Map and unmap memory as told. Raises ``SessionLost`` and ``ProtocolError``."""
+        """Map and unmap memory as announced. Raises ``SessionLost`` and ``ProtocolError``."""
         while True:
             try:
                 message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)

@@ -146,7 +146,7 @@ class Prefetcher(Generic[T]):
             self.stream.seek(*end)
 
     def _begin(self, *, wait: bool) -> bool:
-        """Take one more batch and begin its copy; False if there is none."""
+        """Take another batch and begin its copy; False if there is none."""
         batch = self.stream.take(self.stream.epoch, wait=wait)
         if batch is None:
             return False

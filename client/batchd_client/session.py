@@ -253,7 +253,7 @@ class Session:
         return False
 
     def receive_handles(self, subscription: "Subscription") -> None:
-        """Process messages until there is a handle, or none is left; raises as ``receive``.
+        """Process messages until there is a handle or no message; raises as ``receive``.
 
         On one host, where that copies nothing, as many as a daemon writes together.
         """

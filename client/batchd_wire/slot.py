@@ -14,7 +14,7 @@ All numbers are little-endian:
 Only the daemon writes the header, with ``pwrite``: it maps nothing. Only workers write the fields,
 each worker the rows of its chunk.
 
-A stream with ``verify = true`` has one more field with a checksum of each row. The worker writes
+A stream with ``verify = true`` has a further field with a checksum of each row. The worker writes
 it, the trainer compares it:
 
     row i of   | image | label | index | valid |  ->  CRC-32 of these bytes, in this order

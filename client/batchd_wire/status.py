@@ -417,7 +417,7 @@ class DaemonStatus:
 
 
 def plain_status(status: DaemonStatus) -> dict[str, object]:
-    """Make the maps of the wire and of ``batchd status --json``; what is absent is left out."""
+    """Make the maps of the wire and of ``batchd status --json``, without absent values."""
     plain = asdict(status)
     if status.daemon.tcp is None:
         del plain["daemon"]["tcp"]

@@ -252,7 +252,7 @@ class LocalDoor(Door):
     # --- the lifeline -----------------------------------------------------------------------------
 
     def _lifeline_needs(self) -> int:
-        """Descriptors for one more lifeline, its connection, and those of all pending sessions."""
+        """Descriptors for another lifeline, its connection, and those of all pending sessions."""
         return 2 + len(self._pending_sessions)
 
     def _admit_lifeline(self, lifeline: socket.socket) -> None:

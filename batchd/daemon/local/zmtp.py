@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 READ_BYTES = 16 * 1024
 WRITE_BYTES = 64 * 1024
-"""Small messages are written together up to so many bytes."""
+"""Maximum number of bytes of small messages that are written together."""
 FRAMES_MAX = 16
 """Frames of one message. A trainer sends one; a few more are answered with an error."""
 COMMANDS_MAX = 16

@@ -142,7 +142,7 @@ class ObserverProcess:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the socket and end the observer, which the end of its lifeline has told to end."""
+        """Close the socket and end the observer, whose lifeline was closed before."""
         if self._door.listener is not None:
             self._selector.remove(self._door.listener.fileno())
         self._door.close()

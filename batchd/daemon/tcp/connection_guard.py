@@ -151,7 +151,7 @@ class ConnectionGuard:
         return connection.inode if connection is not None else None
 
     def host_of(self, descriptor: int) -> str:
-        """Host of the connection; "" if it ended before it was looked at."""
+        """Host of the connection; "" if it ended before that was known."""
         connection = self._connections.get(descriptor)
         return connection.host if connection is not None else ""
 
@@ -198,7 +198,7 @@ class ConnectionGuard:
         return not connection.is_closed
 
     def expect(self, descriptor: int, wire_bytes: int) -> None:
-        """Expect so many unread bytes of the connection from now on, since they were asked for.
+        """Expect this number of unread bytes of the connection from now on: they were requested.
 
         Lower it only when the answer has been read: an answer that is not wanted any more may be on
         its way.

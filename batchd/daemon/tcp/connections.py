@@ -119,7 +119,7 @@ class SessionTable:
         self.by_secret: dict[bytes, RemoteSession] = {}
 
     def crowd(self, key: AcceptedKey | None, host: str, limits: SessionLimits) -> str:
-        """Why there are too many sessions for one more of this key, or host without keys; or ""."""
+        """Why the limits admit no other session of this key (without keys: this host); or ""."""
         if len(self.by_number) >= limits.sessions_max:
             return f"{limits.sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
         everyone = self.by_number.values()

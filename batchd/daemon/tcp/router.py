@@ -72,7 +72,7 @@ class RouterLimits(NamedTuple):
     frame_bytes_max: int
     """Longest frame that is read, on the wire: encryption adds ``CURVE_BYTES``."""
     unread_max: int
-    """Messages that a peer may leave unread; sending one more fails with EAGAIN."""
+    """Messages that a peer may leave unread; sending another fails with EAGAIN."""
 
 
 class TcpRouter:

@@ -191,7 +191,7 @@ class TcpDoor(TcpFront, Door):
         over: Connection | None = None,
         pieces: Sequence[bytes | memoryview] = (),
     ) -> None:
-        """Send a message, and pieces of rows behind it, over ``over`` or the first connection."""
+        """Send a message, then pieces of rows, over ``over`` or the first connection."""
         routing = (over or session.connections[0]).routing
         try:
             frames = [routing, message.encode(session.version), *pieces]

@@ -6,7 +6,7 @@
 One kind of workers behind ``workers.interface``. Messages become events for the loop's queue:
 ``WorkerReady``, ``ChunkDone``, and ``WorkerGone`` when the kernel reports that the process has
 ended (its pidfd is readable), never before: a process that may still write is not gone. Workers are
-children of the fork server, which reaps one when told: the daemon reads its exit status before
+children of the fork server, which reaps one on request: the daemon reads its exit status before
 that.
 
 Invariant: a worker has exactly the descriptors of its channel and its note.

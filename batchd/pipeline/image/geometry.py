@@ -46,7 +46,7 @@ DECODE_SIDE_PIXELS_MIN = 64
 
 
 class Orientation(NamedTuple):
-    """How the stored image becomes the one looked at: transposed first, then flipped."""
+    """How the stored image becomes the viewer's: transposed first, then flipped."""
 
     transpose: bool
     vertical: bool
@@ -120,7 +120,7 @@ Move: TypeAlias = Cut | Resampling | Padding | Warp
 
 
 class Geometry:
-    """One image on its way: ``height`` and ``width`` as looked at, ``moves`` as stored."""
+    """An image being planned: ``height`` and ``width`` for the viewer, ``moves`` as stored."""
 
     __slots__ = ("height", "moves", "pixels_max", "trail", "turn", "width")
 
@@ -201,7 +201,7 @@ class Geometry:
             self.trail.append(Warp(self.height, self.width, degrees, interpolation, fill))
 
     def _stored_box(self, box: Cut, outer_height: int, outer_width: int) -> Cut:
-        """Translate a box inside an outer image from how it is looked at to how it is stored."""
+        """Translate a box inside an outer image from the viewer's coordinates to stored ones."""
         top, left, height, width = box
         if self.turn.vertical:
             top = outer_height - top - height

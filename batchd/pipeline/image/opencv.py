@@ -39,7 +39,7 @@ Image: TypeAlias = npt.NDArray[Any]
 
 
 def written(result: object, destination: object) -> None:
-    """Assert that cv2 wrote where it was told to: then it returns the very same object.
+    """Assert that cv2 wrote into ``dst``: then it returns the same object.
 
     For a ``dst=`` of another shape or dtype it returns a new array, without a word.
     """

@@ -3,7 +3,7 @@
 Each step is one frozen dataclass. The text under a field is its documentation wherever the field is
 shown: in ``batchd config``, in the JSON Schema and in an error message.
 
-Angles and quarter turns are counter-clockwise, as the image is looked at. ``fill`` is the value
+Angles and quarter turns are counter-clockwise for the viewer. ``fill`` is the value
 outside of the image: one number for all channels, or one for each, in their order.
 """
 

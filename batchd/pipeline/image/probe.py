@@ -356,7 +356,7 @@ def jpeg_blocks(height: int, width: int, samplings: Iterable[tuple[int, int]]) -
 
 EXIF_PREFIX = b"Exif\0\0"
 ENTRIES_MAX = 512
-"""Entries of the first directory that are looked at. Cameras write about a dozen."""
+"""Number of entries of the first directory that are read. Cameras write about a dozen."""
 
 _ORIENTATION_TAG, _SHORT, _ENTRY_BYTES = 0x0112, 3, 12
 _ORIENTATIONS = range(1, 9)

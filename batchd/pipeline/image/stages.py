@@ -96,7 +96,7 @@ class ImagePlan(NamedTuple):
     header: ImageHeader
     height: int
     width: int
-    """Of the whole image as looked at."""
+    """Of the whole image, as the viewer sees it."""
     geometry: Geometry
     decoding: DecodePlan
     is_cut_by_decoder: bool
