@@ -24,7 +24,7 @@ CORES_MAX = 0.1
 TRIES = 4
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
-"""Columns of the first line of /proc/stat, behind its name: proc(5). Two more repeat guests' time."""
+"""Columns of the first line of /proc/stat, after its name: proc(5). Two repeat guests' time."""
 
 
 class Beside(NamedTuple):

@@ -7,7 +7,7 @@ decoded by access points. Samples are counted by library and function, so the pa
 need its symbols: the daemon gets a copy that is linked from the system's ``libjpeg.a``, the same
 version. Kernel time belongs to the system call in whose stack it is.
 
-Needs perf (``apt-get install linux-perf``), gcc, ``libjpeg.a`` (``libjpeg62-turbo-dev``), matplotlib,
+Needs perf (``apt-get install linux-perf``), gcc, libjpeg.a (of libjpeg62-turbo-dev), matplotlib,
 and the right to see the kernel's functions (root).
 """
 

@@ -44,7 +44,8 @@ def command(
     second one exits immediately. SIGHUP, or `batchd reload`, reads the configuration again.
     """
     fill_standard_streams()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's: threads that have no work take 10 ms to start
+    # Threads of NumPy that have no work take 10 ms to start.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     fork_server = None
     with suppress(OSError):  # the daemon tries again for the first worker
         fork_server = start_linked("batchd.worker")
