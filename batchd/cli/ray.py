@@ -20,7 +20,7 @@ import structlog
 from batchd.cli.asking import running_daemon
 from batchd.cli.keys import directory_options, named_keys
 from batchd.cli.log_lines import LogFormat, set_up_logs
-from batchd.cli.options import Command, log_options
+from batchd.cli.options import Command, log_options, worker_address
 from batchd.cli.text import aligned
 from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.errors import BatchdError
