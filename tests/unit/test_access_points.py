@@ -1,4 +1,4 @@
-"""Crops by access points have the pixels of the whole; other files are decoded as before."""
+"""Crops decoded by access points equal those of the whole image; other files decode as before."""
 
 import os
 import random
@@ -52,12 +52,12 @@ def record_of(data, step=32):
 
 
 def checksum(data):
-    """As its own library makes it."""
+    """The checksum of ``data`` from the xxhash library."""
     return xxhash.xxh64_intdigest(data).to_bytes(8, "little")
 
 
 def cropped(data, box, record=None, eighths=8, color="rgb"):
-    """The pixels of a box, and whether the record is one of this file."""
+    """Return the pixels of a box, and whether the record belongs to this file."""
     height, width = (-(-side * eighths // 8) for side in size_of(data))
     channels = 1 if color == "gray" else 3
     memory = bytearray(box.height * min(width, box.width + _jpeg.COLUMNS_BESIDE_MAX) * channels)
@@ -74,7 +74,7 @@ def any_box(draw, height, width):
 
 @st.composite
 def jpegs(draw):
-    """A baseline JPEG of any subsampling and quality, with its own or the usual Huffman tables."""
+    """A baseline JPEG of any subsampling and quality, with optimised or standard Huffman tables."""
     size = draw(st.integers(1, 200)), draw(st.integers(1, 200))
     kind = draw(st.sampled_from(["photo", "noise", "flat", "steps"]))
     image = {
@@ -96,7 +96,7 @@ def jpegs(draw):
     more=st.data(),
 )
 def test_a_crop_by_access_points_has_the_pixels_of_the_whole(data, step, eighths, color, more):
-    """Bit for bit, at every scale, wherever it begins and ends."""
+    """The crop is equal bit for bit, at every scale and for every box."""
     height, width = (-(-side * eighths // 8) for side in size_of(data))
     box = any_box(lambda low, high: more.draw(st.integers(low, high)), height, width)
 
@@ -108,7 +108,7 @@ def test_a_crop_by_access_points_has_the_pixels_of_the_whole(data, step, eighths
 
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
 def test_every_box_around_a_point_is_right(subsampling):
-    """One pixel more and less: chroma is shared across the edges of blocks."""
+    """Boxes one pixel larger or smaller are right, too: blocks share chroma across their edges."""
     image = photo(70, 200)
     data = jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling)
     record = record_of(data, 32)
@@ -121,14 +121,14 @@ def test_every_box_around_a_point_is_right(subsampling):
 
 
 def first_bit(record, group):
-    """Where the points of a group begin in the file."""
+    """The position in the file at which the points of a group begin."""
     at = int.from_bytes(record[28 + 12 * group + 8 :][:4], "little")
     length = next(count for count, byte in enumerate(record[at : at + 5], 1) if byte < 128)
     return sum((byte & 127) << 7 * place for place, byte in enumerate(record[at : at + length]))
 
 
 def test_less_of_the_file_is_decoded():
-    """If a record was made of damage above the crop, the crop is that of the whole."""
+    """The file is damaged above the crop, and a record made for it still gives the right crop."""
     data = jpeg_of(WIDE)
     record = record_of(data)
     header = data[: data.index(b"\xff\xda") + 14]
@@ -146,7 +146,7 @@ def test_less_of_the_file_is_decoded():
 
 
 def same_as_without(data, box, record):
-    """Asserts that a record changes nothing; returns whether it is one of this file."""
+    """Assert that a record changes nothing; return whether it belongs to this file."""
     try:
         expected = cropped(data, box)[0]
     except _jpeg.JpegError:
@@ -159,7 +159,7 @@ def same_as_without(data, box, record):
 
 
 def test_a_bit_that_has_changed_above_the_crop_is_found():
-    """Without points it moves what is below it, or breaks the file."""
+    """Without points, such a bit moves the pixels below it or breaks the file."""
     data = jpeg_of(WIDE)
     record = record_of(data)
     begin = data.index(b"\xff\xda") + 14
@@ -171,7 +171,7 @@ def test_a_bit_that_has_changed_above_the_crop_is_found():
 
 
 def test_points_of_other_bytes_are_not_used():
-    """The same picture saved again, one bit changed in the crop, a byte more, another header."""
+    """A second encoding, one changed bit in the crop, one more byte, and another header."""
     data = jpeg_of(WIDE)
     record = record_of(data)
     again = jpeg_of(WIDE, quality=89)
@@ -184,7 +184,7 @@ def test_points_of_other_bytes_are_not_used():
 
 
 def test_a_damaged_record_is_not_used_or_does_no_harm():
-    """It has a checksum. With a valid one it may say anything: no byte beyond it is read."""
+    """The checksum shows damage; under a right one, no content makes a read out of bounds."""
     data = jpeg_of(WIDE)
     record, expected = record_of(data), cropped(data, CORNER)[0]
     chance = random.Random(7)
@@ -216,12 +216,12 @@ def test_a_damaged_record_is_not_used_or_does_no_harm():
     ids=["progressive", "restart", "arithmetic", "inks", "more-inks", "two-scans", "cut-off", "padded"],
 )
 def test_what_is_unusual_or_broken_has_no_points(data):
-    """It is decoded, or refused, as without."""
+    """The decoder decodes or refuses such a file exactly as it does without points."""
     assert record_of(data) is None
 
 
 def test_a_file_that_is_broken_anywhere_has_no_points_or_other_pixels_nowhere():
-    """The walk refuses files of which libjpeg warns; others have the same pixels by points."""
+    """The walk refuses files of which libjpeg warns; files that both accept have equal pixels."""
     data = jpeg_of(photo(120, 160))
     begin = data.index(b"\xff\xda") + 14
     chance = random.Random(3)
@@ -246,7 +246,7 @@ def test_a_file_that_is_broken_anywhere_has_no_points_or_other_pixels_nowhere():
 
 
 def test_profiles_and_exif_are_left_out_of_what_is_decoded_and_change_nothing():
-    """Large segments in front of the image cost a crop nothing."""
+    """Large segments in front of the image do not slow a crop down."""
     plain = jpeg_of(WIDE)
     data = jpeg_with_exif(plain, 6)
 
@@ -280,7 +280,7 @@ def test_the_first_decode_finds_the_points_and_a_later_one_uses_them():
 
 
 def test_no_file_is_walked_whose_points_are_not_kept():
-    """For lack of room, for another field, for an image with little to leave out."""
+    """There is no room, the field differs, or the crop leaves little out."""
     small = jpeg_of(photo(100, 100))
     for data, fields, is_kept in (
         (jpeg_of(WIDE), ["image"], False),
@@ -305,7 +305,7 @@ def test_a_file_that_has_changed_is_walked_again():
 
 
 def test_a_file_without_points_is_not_walked_twice():
-    """Unless another file is in its place."""
+    """The decoder walks again only after another file has replaced it."""
     data = progressive_jpeg(WIDE)
     points = AccessPoints(["image"])
     points.begin(is_kept=True)
@@ -334,7 +334,7 @@ def test_without_memory_for_the_walk_the_file_is_decoded(monkeypatch):
 
 
 def test_sides_that_libjpeg_refuses_have_no_points():
-    """A crop of them would be decoded with points, and be a bad sample without."""
+    """A crop of such an image would decode with points, and be a bad sample without them."""
     data = bytearray(jpeg_of(photo(64, 2000)[..., 0]))
     frame = data.index(b"\xff\xc0")
     data[frame + 7 : frame + 9] = (65_520).to_bytes(2, "big")
@@ -342,7 +342,7 @@ def test_sides_that_libjpeg_refuses_have_no_points():
 
 
 def grey_with_table(symbols, differences):
-    """A grey JPEG of two rows of blocks of one brightness each, whose DC codes all have 9 bits."""
+    """A grey JPEG: two rows of blocks of one brightness each, whose DC codes all have 9 bits."""
     dc_table = b"\0" + bytes([*[0] * 8, len(symbols), *[0] * 7]) + bytes(symbols)
     ac_table = b"\x10" + bytes([*[1] * 8, *[0] * 8]) + b"\0\x01\xf0\x11\x01\x21\x31\x41"
     codes = {0: f"{symbols.index(0):09b}", 1: f"{symbols.index(1):09b}1"}
@@ -362,7 +362,7 @@ def grey_with_table(symbols, differences):
 
 
 def test_a_table_gets_no_more_codes_of_a_length_than_a_byte_counts():
-    """Codes may be repeated, and 256 of them would be read as none, and their symbols as tables."""
+    """Repeated codes would need a count of 256, which reads as 0; their symbols would be tables."""
     tables = [0, 1, 1, *[0] * 16, 1, *[15] * 14, 10]
     symbols = tables + [0] * (247 - len(tables))
     assert len(set(range(12)) - set(symbols)) == 256 - len(symbols)
@@ -374,7 +374,7 @@ def test_a_table_gets_no_more_codes_of_a_length_than_a_byte_counts():
 
 
 def test_a_broken_file_stays_a_bad_sample():
-    """Down to the last row of the crop, with and without points."""
+    """The sample is bad down to the last row of the crop, with and without points."""
     data = jpeg_of(WIDE)
     points = AccessPoints(["image"])
     points.begin({"image": record_of(data)}, is_kept=True)

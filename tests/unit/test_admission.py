@@ -1,4 +1,4 @@
-"""Who is let in, and what the others are told: code and numbers."""
+"""Which trainers the daemon admits, and the code and numbers of each refusal."""
 
 import pytest
 
@@ -15,14 +15,14 @@ from support.core_world import make_spec, pick
 
 
 def world_of(**changes) -> CheckedWorld:
-    """One stream and one worker."""
+    """A world of one stream and one worker."""
     world = CheckedWorld([make_spec(**changes)])
     world.start_workers()
     return world
 
 
 def refusal_of(actions) -> tuple[ErrorCode, str]:
-    """Code and text of a refusal, which must be all there is."""
+    """Return code and text of the refusal, which must be the only action."""
     assert [type(action) for action in actions] == [act.Refuse]
     return ErrorCode(actions[0].error), actions[0].text
 
@@ -41,7 +41,7 @@ def refusal_of(actions) -> tuple[ErrorCode, str]:
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_numbers(asked, code, words):
-    """The trainer is told what it asked for and what there is."""
+    """The refusal names the requested value and the available one."""
     told, text = refusal_of(world_of().subscribe(**asked))
     assert told is code
     assert [word for word in words if word not in text] == []
@@ -51,7 +51,7 @@ def test_what_makes_no_sense_is_refused_with_its_numbers(asked, code, words):
     "asked", ["x" * TEXT_CHARACTERS_MAX, "\U0010ffff" * TEXT_CHARACTERS_MAX, "\0" * TEXT_CHARACTERS_MAX]
 )
 def test_a_refusal_can_be_read_whatever_was_asked_for(asked):
-    """The longest name on the wire is not sent back whole, with every character escaped."""
+    """The refusal does not repeat the longest name in full with every character escaped."""
     served = [f"{number:064}" for number in range(STREAMS_MAX)]
     code, text = unknown_stream(asked, served)
     TO_TRAINER.decode(Refused(1, 0, code, text).encode())
@@ -75,19 +75,19 @@ def test_a_world_larger_than_an_epoch_shares_batches_otherwise():
     "asked", [{"step": 4}, {"window": 64}, {"epoch": 1 << 40}, {"fingerprint": "f" * 64}, {"end_epoch": 0}]
 )
 def test_what_is_just_possible_is_admitted(asked):
-    """The end of an epoch is a place to start from, and the limits themselves are allowed."""
+    """A start at the end of an epoch and values equal to the limits are allowed."""
     assert pick(act.AdmitSubscription, world_of().subscribe(**asked))
 
 
-def test_the_window_is_the_streams_own_unless_the_trainer_says_another():
-    """The trainer learns which it got."""
+def test_the_window_is_the_streams_own_unless_the_trainer_asks_for_another():
+    """The reply names the window that the trainer got."""
     world = world_of(window=3)
     windows = [pick(act.AdmitSubscription, world.subscribe(window=window))[0].window for window in (0, 1)]
     assert windows == [3, 1]
 
 
 def test_each_trainer_needs_two_slots():
-    """Four trainers fit into eight slots and the fifth does not, until one of them is gone."""
+    """Four trainers fit into eight slots; the fifth fits only after one of them has left."""
     world = world_of()
     for session in range(1, 5):
         assert pick(act.AdmitSubscription, world.subscribe(session=session))
@@ -100,9 +100,9 @@ def test_each_trainer_needs_two_slots():
 
 @pytest.mark.parametrize("slots_max", [4, 6, 8, 12])
 def test_a_trainer_that_reads_on_leaves_room_for_as_many_as_there_can_be(slots_max):
-    """However far it might read ahead.
+    """This holds for every read-ahead.
 
-    Batches that are ready are handed out only while a newcomer still finds two slots.
+    The daemon hands out ready batches only while a new trainer still finds two free slots.
     """
     world = world_of(slots_max=slots_max, window=64, samples=600)
     for session in range(1, slots_max // 2 + 1):
@@ -113,8 +113,8 @@ def test_a_trainer_that_reads_on_leaves_room_for_as_many_as_there_can_be(slots_m
                 world.pull(number, consume=1, waiting=False)
 
 
-def test_a_batch_kept_for_a_newcomer_comes_when_it_is_waited_for():
-    """While it holds all its batches, the trainer gets the next one as soon as it waits."""
+def test_a_batch_kept_for_a_newcomer_is_given_to_a_trainer_that_waits_for_it():
+    """A trainer that holds all its batches gets the next one as soon as it waits."""
     world = world_of(slots_max=4, window=4)
     world.subscribe(session=1)
     world.fill_all()
@@ -122,8 +122,8 @@ def test_a_batch_kept_for_a_newcomer_comes_when_it_is_waited_for():
     assert [lease.sequence for lease in pick(act.GrantLease, world.pull(1, release=0))] == [2]
 
 
-def test_a_batch_kept_for_a_newcomer_comes_when_others_have_given_back_theirs():
-    """Without another word from the trainer whose it is."""
+def test_a_batch_kept_for_a_newcomer_is_given_when_others_return_theirs():
+    """The daemon sends the batch without another message from its trainer."""
     world = world_of(slots_max=8, window=6)
     world.subscribe(session=1)
     world.fill_all()
@@ -137,7 +137,7 @@ def test_a_batch_kept_for_a_newcomer_comes_when_others_have_given_back_theirs():
 
 
 def test_a_free_slot_is_offered_to_those_alone_that_can_get_it(monkeypatch):
-    """Dozens of trainers that wait for memory are left alone once one of them has it."""
+    """The daemon does not wake dozens of waiting trainers after one of them got the memory."""
     world = world_of(slots_max=64, window=4, samples=600)
     for session in range(1, 31):
         world.subscribe(session=session, epoch=10 * session)
@@ -152,8 +152,8 @@ def test_a_free_slot_is_offered_to_those_alone_that_can_get_it(monkeypatch):
     assert 1 <= len(advanced) <= 4
 
 
-def test_batches_that_others_hold_stand_in_the_way():
-    """A trainer with seven of eight slots leaves too few for another, which gets the numbers."""
+def test_batches_that_others_hold_reduce_the_free_slots():
+    """A trainer with seven of eight slots leaves too few for another; the refusal counts them."""
     world = world_of(window=1)
     world.subscribe(session=1)
     while len(world.trainers[1].leases) < 7:
@@ -166,8 +166,8 @@ def test_batches_that_others_hold_stand_in_the_way():
     assert pick(act.AdmitSubscription, world.subscribe(session=2))
 
 
-def test_batches_that_a_gone_trainer_still_reads_stand_in_the_way_too():
-    """Arrays that outlive their subscription are memory all the same."""
+def test_batches_that_an_ended_trainer_still_reads_reduce_the_free_slots_too():
+    """Arrays that outlive their subscription still use memory."""
     world = world_of(slots_max=4, window=4)
     world.subscribe(session=1)
     world.fill_all()
@@ -178,7 +178,7 @@ def test_batches_that_a_gone_trainer_still_reads_stand_in_the_way_too():
 
 
 def test_a_refused_trainer_leaves_nothing_behind():
-    """Nobody's claims were touched to make room that could not be made."""
+    """No other trainer lost a claim for room that could not be made."""
     world = world_of(slots_max=4, window=4)
     world.subscribe(session=1)
     world.fill(1)
@@ -192,7 +192,7 @@ def test_a_refused_trainer_leaves_nothing_behind():
     assert len(pick(act.GrantLease, world.pull(1, release=0))) == 1
 
 
-def test_a_stopped_stream_admits_nobody():
+def test_a_stopped_stream_admits_no_trainer():
     """The refusal says why the stream stopped."""
     world = world_of(on_error="fail")
     world.subscribe(session=1)
@@ -202,8 +202,8 @@ def test_a_stopped_stream_admits_nobody():
     assert "0.jpg (sample 0) is bad and on_error = fail: is no image" in text
 
 
-def test_a_daemon_that_shuts_down_admits_nobody():
-    """It says so, whatever was asked."""
+def test_a_daemon_that_shuts_down_admits_no_trainer():
+    """The refusal says so for every request."""
     world = world_of()
     world.do(ev.DrainAsked())
     assert refusal_of(world.subscribe())[0] is ErrorCode.DRAINING

@@ -1,4 +1,4 @@
-"""Arrays in .npy, .npz and raw files: the place of each sample, and messages for all damage."""
+"""Arrays in .npy, .npz and raw files: the place of each sample, and an error for each damage."""
 
 import io
 import os
@@ -44,14 +44,14 @@ def columns(source: SourceOptions) -> tuple[Column, ...]:
 
 
 def refused(source: SourceOptions) -> str:
-    """What the scan says."""
+    """Return the error text of the scan."""
     with pytest.raises(SourceInvalid) as caught:
         scan(source)
     return str(caught.value)
 
 
 def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """An array in which no two neighbours are alike."""
+    """An array in which no two neighbours are equal."""
     flat = np.arange(np.prod(shape)) % 251
     return (flat % 2 if dtype == "bool" else flat).astype(dtype).reshape(shape)
 
@@ -64,7 +64,7 @@ def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("shape", [(5,), (4, 3), (3, 2, 4, 5)])
 def test_each_sample_is_a_row_of_the_array(tmp_path, dtype, byte_order, order, shape) -> None:
-    """Whatever the type, the order of its bytes, and that of its dimensions."""
+    """This holds for each dtype, byte order and order of dimensions."""
     array = numbers(shape, dtype)
     stored = np.asarray(array, np.dtype(dtype).newbyteorder(byte_order), order=order)
     source = npy(tmp_path, stored)
@@ -76,7 +76,7 @@ def test_each_sample_is_a_row_of_the_array(tmp_path, dtype, byte_order, order, s
 
 
 def test_several_files_are_the_fields_of_one_sample(tmp_path) -> None:
-    """In the order in which they are named; each value is valid as long as the others."""
+    """The fields have the order of the configuration; a value stays valid as long as the others."""
     np.save(tmp_path / "x.npy", numbers((6, 2, 3), "uint8"))
     np.save(tmp_path / "y.npy", np.arange(6))
     source = NpySource(root=tmp_path, arrays={"image": "x.npy", "label": "y.npy"})
@@ -90,7 +90,7 @@ def test_several_files_are_the_fields_of_one_sample(tmp_path) -> None:
 
 
 def test_arrays_of_other_lengths_are_refused_with_all_of_them(tmp_path) -> None:
-    """Nobody knows which of them is right."""
+    """The error lists all lengths, because any of them can be the wrong one."""
     np.save(tmp_path / "x.npy", np.zeros((6, 2)))
     np.save(tmp_path / "y.npy", np.zeros(5))
 
@@ -112,8 +112,8 @@ def test_arrays_of_other_lengths_are_refused_with_all_of_them(tmp_path) -> None:
     ],
 )
 def test_arrays_that_no_batch_can_hold_are_refused_by_name(tmp_path, array, message) -> None:
-    """By check, too."""
-    np.save(tmp_path / "x.npy", array, allow_pickle=True)  # what people have; it is never loaded
+    """`check` refuses them as well."""
+    np.save(tmp_path / "x.npy", array, allow_pickle=True)  # users have such files
     source = NpySource(path=tmp_path / "x.npy")
 
     assert f"{tmp_path}/x.npy {message}" in refused(source)
@@ -122,7 +122,7 @@ def test_arrays_that_no_batch_can_hold_are_refused_by_name(tmp_path, array, mess
 
 
 def test_a_file_that_is_not_as_long_as_its_header_says_is_refused(tmp_path) -> None:
-    """With both numbers."""
+    """The error has both lengths."""
     source = npy(tmp_path, np.zeros((4, 8)))
     os.truncate(source.path, 380)
     assert f"{source.path} is cut: it has 380 bytes, and its header says 384" in refused(source)
@@ -142,8 +142,8 @@ def test_a_file_that_is_not_as_long_as_its_header_says_is_refused(tmp_path) -> N
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b"(" * 9000, "damaged header"),
     ],
 )
-def test_what_is_no_npy_file_is_refused(tmp_path, content, message) -> None:
-    """Before anything is made of it."""
+def test_a_malformed_npy_file_is_refused(tmp_path, content, message) -> None:
+    """The scan refuses the file before it creates an array."""
     (tmp_path / "x.npy").write_bytes(content)
 
     assert message in refused(NpySource(path=tmp_path / "x.npy"))
@@ -151,7 +151,7 @@ def test_what_is_no_npy_file_is_refused(tmp_path, content, message) -> None:
 
 @pytest.mark.parametrize("shape", ["(-3, 4)", "(True, 4)", "(3.0,)", "3", "(10**30,)", "(__import__('os').getpid(),)"])
 def test_a_header_with_a_wild_shape_is_refused(tmp_path, shape) -> None:
-    """Nothing in it is run."""
+    """The scan does not execute any code in the header."""
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".encode()
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
 
@@ -160,7 +160,7 @@ def test_a_header_with_a_wild_shape_is_refused(tmp_path, shape) -> None:
 
 @given(seed=st.integers(0, 1 << 32))
 def test_a_damaged_header_is_refused_or_read_as_what_it_says(tmp_path_factory, seed) -> None:
-    """Bytes turned at random: no other error, and never more than the file has."""
+    """Bytes changed at random raise no other error, and no read goes beyond the file."""
     random_one = random.Random(seed)
     content = io.BytesIO()
     np.save(content, numbers((4, 3), "float32"))
@@ -176,8 +176,8 @@ def test_a_damaged_header_is_refused_or_read_as_what_it_says(tmp_path_factory, s
     assert sum(values["image"].nbytes for values in samples) <= len(damaged)
 
 
-def test_a_file_that_shrinks_later_makes_bad_samples_and_kills_nobody(tmp_path) -> None:
-    """With the file's new end; which of several files it is."""
+def test_a_file_that_shrinks_later_makes_bad_samples_and_kills_no_process(tmp_path) -> None:
+    """The reason has the file's new length and says which of several files it is."""
     np.save(tmp_path / "x.npy", np.zeros((4, 8)))
     np.save(tmp_path / "y.npy", np.arange(4))
     source = NpySource(root=tmp_path, arrays={"image": "x.npy", "label": "y.npy"})
@@ -191,7 +191,7 @@ def test_a_file_that_shrinks_later_makes_bad_samples_and_kills_nobody(tmp_path) 
 
 
 def test_an_array_in_fortran_order_that_shrinks_makes_bad_samples(tmp_path) -> None:
-    """Also where each number of a sample is read by itself."""
+    """This also holds where the numbers of a sample are read one by one."""
     source = npy(tmp_path, np.asfortranarray(numbers((4, 3), "int32")))
     with opened(source) as (reader, _index):
         os.truncate(source.path, 128 + 40)
@@ -200,8 +200,8 @@ def test_an_array_in_fortran_order_that_shrinks_makes_bad_samples(tmp_path) -> N
         assert "the file ends at byte 132" in reason(reader, 2)
 
 
-def test_a_byte_that_is_no_bool_makes_a_bad_sample(tmp_path) -> None:
-    """Others would take it for something else each."""
+def test_a_byte_that_is_not_a_bool_makes_a_bad_sample(tmp_path) -> None:
+    """Different libraries would read such a byte as different values."""
     source = npy(tmp_path, np.zeros((2, 3), bool))
     status = source.path.stat()
     with opened(source) as (reader, _index), source.path.open("r+b") as stream:
@@ -214,14 +214,14 @@ def test_a_byte_that_is_no_bool_makes_a_bad_sample(tmp_path) -> None:
 
 
 def test_a_sample_longer_than_the_limit_is_a_bad_one(tmp_path) -> None:
-    """With both numbers."""
+    """The reason has the length and the limit."""
     with opened(npy(tmp_path, np.zeros((2, 8))), 63) as (reader, _index):
         assert reason(reader) == "has 64 bytes, more than max_bytes = 63"
 
 
 @pytest.mark.parametrize("probe_bytes", [array_files.PROBE_BYTES, 8192])
 def test_the_digest_tells_arrays_of_the_same_shape_apart(tmp_path, monkeypatch, probe_bytes) -> None:
-    """Also of long files, read only at their ends and in blocks; places are not part of it."""
+    """The digest reads long files at their ends and in blocks; paths are not part of it."""
     monkeypatch.setattr(array_files, "PROBE_BYTES", probe_bytes)
     array = np.zeros((1000, 1000), "uint8")
     digests = [scan(npy(tmp_path, array)).digest]
@@ -247,13 +247,13 @@ def test_the_digest_tells_arrays_of_the_same_shape_apart(tmp_path, monkeypatch, 
     ],
 )
 def test_settings_of_npy_that_make_no_sense_are_refused(options, message) -> None:
-    """Before anything is looked at."""
+    """The scan refuses them before it opens a file."""
     with pytest.raises(ValueError, match=message):
         NpySource(**options)
 
 
-def test_what_is_not_there_or_no_file_is_refused_and_not_waited_for(tmp_path) -> None:
-    """A FIFO nobody writes into, a folder, nothing; by check, too."""
+def test_missing_and_special_files_are_refused_without_a_wait(tmp_path) -> None:
+    """The scan refuses a FIFO without a writer, a folder and a missing path; so does `check`."""
     os.mkfifo(tmp_path / "fifo")
     for name in ("fifo", ".", "gone"):
         path = tmp_path / name
@@ -266,7 +266,7 @@ def test_what_is_not_there_or_no_file_is_refused_and_not_waited_for(tmp_path) ->
 
 
 def test_the_arrays_of_an_archive_are_fields(tmp_path) -> None:
-    """Under their own names, read from where they lie in the file."""
+    """The fields have the names of the arrays, and are read directly from the file."""
     x, y = numbers((5, 2, 3), "uint8"), np.arange(5, dtype=">i4")
     source = npz(tmp_path, x=x, y=y)
 
@@ -277,7 +277,7 @@ def test_the_arrays_of_an_archive_are_fields(tmp_path) -> None:
 
 
 def test_chosen_arrays_get_other_names(tmp_path) -> None:
-    """As in the archive of MNIST, whose parts are not equally long."""
+    """The archive of MNIST needs this: its arrays differ in length."""
     npz(tmp_path, x_train=np.arange(5), y_train=np.arange(5) * 2, x_test=np.arange(3))
     source = NpzSource(path=tmp_path / "a.npz", arrays={"label": "y_train", "image": "x_train"})
 
@@ -289,7 +289,7 @@ def test_chosen_arrays_get_other_names(tmp_path) -> None:
 
 
 def test_a_compressed_archive_is_refused_with_advice(tmp_path) -> None:
-    """Its samples lie nowhere."""
+    """Compressed samples have no fixed place in the file."""
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(5))
 
     assert "a.npz: x.npy is compressed" in refused(NpzSource(path=tmp_path / "a.npz"))
@@ -324,12 +324,12 @@ def saved(array: np.ndarray) -> bytes:
     ],
 )
 def test_an_archive_of_something_else_is_refused(tmp_path, members, message) -> None:
-    """With the member."""
+    """The error names the member."""
     assert message in refused(write_zip(tmp_path / "a.npz", members))
 
 
 def test_an_archive_whose_bytes_have_changed_is_refused(tmp_path) -> None:
-    """It has a checksum."""
+    """The archive's checksum shows it."""
     source = npz(tmp_path, x=np.zeros((5, 100)))
     content = bytearray(source.path.read_bytes())
     content[2000] ^= 1
@@ -339,7 +339,7 @@ def test_an_archive_whose_bytes_have_changed_is_refused(tmp_path) -> None:
 
 
 def test_an_archive_that_is_cut_or_damaged_anywhere_is_refused_or_the_same(tmp_path) -> None:
-    """No other error, and never other numbers."""
+    """The scan raises no other error, and never returns other numbers."""
     source = npz(tmp_path, x=np.arange(20.0))
     whole = source.path.read_bytes()
     for end in range(0, len(whole), 7):
@@ -360,7 +360,7 @@ def test_an_archive_that_is_cut_or_damaged_anywhere_is_refused_or_the_same(tmp_p
 
 
 def test_records_of_mixed_fields_are_cut_out_of_the_file(tmp_path) -> None:
-    """As in the files of CIFAR-10: a label and the pixels."""
+    """Files of CIFAR-10 have such records: a label and the pixels."""
     record = {"label": "uint8", "image": "uint8[3,2,2]"}
     source = raw(tmp_path, bytes(range(26)), record)
 
@@ -371,7 +371,7 @@ def test_records_of_mixed_fields_are_cut_out_of_the_file(tmp_path) -> None:
 
 
 def test_bytes_in_front_are_left_out(tmp_path) -> None:
-    """As in the files of MNIST; each file has its own."""
+    """Files of MNIST have such a header; each file has a header of its own."""
     for number in (1, 2):
         (tmp_path / f"{number}.idx").write_bytes(b"header" + bytes([number] * 8))
     source = RawSource(root=tmp_path, files=("*.idx",), record={"image": "uint8[2,2,1]"}, offset=6)
@@ -383,7 +383,7 @@ def test_bytes_in_front_are_left_out(tmp_path) -> None:
 
 @pytest.mark.parametrize("byte_order", ["little", "big"])
 def test_numbers_may_have_their_bytes_in_either_order(tmp_path, byte_order) -> None:
-    """And stand at any byte."""
+    """The numbers may begin at any byte."""
     mark = "<" if byte_order == "little" else ">"
     content = b"".join(struct.pack(f"{mark}Bhd", *values) for values in ((1, -2, 0.5), (3, -4, 1e300)))
     source = raw(tmp_path, content, {"a": "uint8", "b": "int16", "c": "float64"}, byte_order=byte_order)
@@ -401,7 +401,7 @@ def test_numbers_may_have_their_bytes_in_either_order(tmp_path, byte_order) -> N
     ],
 )
 def test_a_file_that_is_not_made_of_whole_records_is_refused(tmp_path, size, message) -> None:
-    """With the numbers."""
+    """The error has the length of the file and of a record."""
     source = raw(tmp_path, bytes(size), {"x": "uint8[5]"}, offset=16)
 
     assert refused(source) == f"{source.path}: {message}"
@@ -410,7 +410,7 @@ def test_a_file_that_is_not_made_of_whole_records_is_refused(tmp_path, size, mes
 
 
 def test_a_raw_file_that_shrinks_later_makes_bad_samples(tmp_path) -> None:
-    """One for each record that is cut."""
+    """Each record that is cut off is one bad sample."""
     source = raw(tmp_path, bytes(20), {"x": "uint8[5]"})
     with opened(source) as (reader, _index):
         os.truncate(source.path, 12)
@@ -430,6 +430,6 @@ def test_a_raw_file_that_shrinks_later_makes_bad_samples(tmp_path) -> None:
     ],
 )
 def test_settings_of_raw_that_make_no_sense_are_refused(options, message) -> None:
-    """Before anything is looked at."""
+    """The scan refuses them before it opens a file."""
     with pytest.raises(ValueError, match=message):
         RawSource(**{"path": Path("/x.bin"), **options})

@@ -1,6 +1,6 @@
-"""Batches that come as bytes, in parts, over several connections.
+"""Batches that arrive as bytes, in parts, over several connections.
 
-Cut on one side, put together on the other.
+One side cuts a batch into parts, and the other joins them.
 """
 
 import pytest
@@ -18,14 +18,14 @@ LAYOUT = place_fields([Field("image", "uint8", (3, PIECE_BYTES // 2)), Field("la
 
 
 def parcel(sequence, part=0, parts=1, **changes):
-    """A part of a batch whose position is its sequence."""
+    """A part of a batch whose position equals its sequence."""
     values = {"epoch": 0, "step": sequence, "generation": 7, "first": 0, "count": ROWS} | changes
     return Parcel(1, sequence, **values, part=part, parts=parts)
 
 
 @given(st.integers(0, ROWS - 1), st.integers(1, ROWS), st.integers(1, PARTS_MAX))
 def test_the_parts_of_a_batch_are_its_pieces_in_order_and_nearly_equal(first, count, parts):
-    """Each piece in one part; where there are fewer pieces than parts, some parts are empty."""
+    """Each piece is in one part; with fewer pieces than parts, some parts are empty."""
     count = min(count, ROWS - first)
     cut = [part_of(LAYOUT, first, count, part, parts) for part in range(parts)]
 
@@ -34,7 +34,7 @@ def test_the_parts_of_a_batch_are_its_pieces_in_order_and_nearly_equal(first, co
 
 
 def arrive(arrivals, *parts):
-    """Have parts come, one after the other: the sequences of what was handed on."""
+    """Let parts arrive one after the other; return the sequences of the completed batches."""
     handed = []
     for one in parts:
         arrivals.buffer_for(one)
@@ -43,8 +43,8 @@ def arrive(arrivals, *parts):
 
 
 @given(st.permutations([(sequence, part) for sequence in range(4) for part in range(3)]))
-def test_whatever_the_order_of_the_parts_batches_are_handed_on_whole_and_in_theirs(order):
-    """And not before their last part has come."""
+def test_batches_are_handed_on_whole_and_in_order_for_every_order_of_parts(order):
+    """No batch is handed on before its last part has arrived."""
     arrivals, come = Arrivals(LAYOUT.slot_bytes), []
     for one in order:
         handed = arrive(arrivals, parcel(*one, 3))
@@ -56,7 +56,7 @@ def test_whatever_the_order_of_the_parts_batches_are_handed_on_whole_and_in_thei
 
 
 def test_parts_of_one_batch_go_into_one_buffer_and_those_of_another_elsewhere():
-    """A buffer that is given back is used again."""
+    """A buffer that was returned is used again."""
     arrivals = Arrivals(LAYOUT.slot_bytes)
     first = arrivals.buffer_for(parcel(0, 0, 2))
     assert list(arrivals.note(parcel(0, 0, 2))) == []
@@ -82,8 +82,8 @@ def test_parts_of_one_batch_go_into_one_buffer_and_those_of_another_elsewhere():
         ([], parcel(UNDER_WAY_MAX)),
     ],
 )
-def test_parts_that_nobody_waits_for_are_refused(came, comes):
-    """Repeated, of another batch, before or far beyond the due one, or too many."""
+def test_unexpected_parts_are_refused(came, comes):
+    """Parts that are repeated, of another batch, before or far beyond the due one, or too many."""
     arrivals = Arrivals(LAYOUT.slot_bytes)
     arrive(arrivals, *came)
 

@@ -1,4 +1,4 @@
-"""Admission over TCP, with real sockets: what comes through, and the authenticator's answers."""
+"""Admission over TCP with real sockets: which messages arrive, and the authenticator's answers."""
 
 import os
 import threading
@@ -28,12 +28,12 @@ from support.waiting import PATIENCE_S
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
 DIAGNOSIS_S = 4.0
-"""A busy machine's time for half a handshake; the other half never comes: waited for in full."""
+"""A busy machine's time for half a handshake: the test waits for it, as the rest never arrives."""
 HANDSHAKE_ENDS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 FAILURES = {"HANDSHAKE_FAILED_AUTH", "HANDSHAKE_FAILED_PROTOCOL", "HANDSHAKE_FAILED_NO_DETAIL"}
-"""Which of them it is can depend on who hangs up first."""
+"""The event depends on which side disconnects first."""
 Request = list[bytes]
 
 
@@ -44,7 +44,7 @@ def keys(tmp_path) -> KeyDirectory:
 
 @pytest.fixture
 def context() -> Iterator[zmq.Context]:
-    """A context in which nothing lingers."""
+    """A ZeroMQ context without linger."""
     with zmq.Context() as context:
         context.linger = 0
         yield context
@@ -58,7 +58,7 @@ def authenticator(context, keys) -> Iterator[Authenticator]:
 
 
 class Server:
-    """A ROUTER on loopback as the daemon has one, with a monitor that tells how handshakes end."""
+    """A ROUTER on loopback like the daemon's, with a monitor that reports the end of handshakes."""
 
     def __init__(self, context: zmq.Context, keys: KeyDirectory, authenticator: Authenticator | None) -> None:
         self._authenticator = authenticator
@@ -71,13 +71,13 @@ class Server:
         self.endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
 
     def first_sign(self) -> bytes | str:
-        """Answer ZeroMQ until a message came through or a handshake failed; tell which."""
+        """Answer ZeroMQ until a message arrived or a handshake failed; return which."""
         poller = zmq.Poller()
         for socket in (self.router, self.monitor, *([self._authenticator.socket] if self._authenticator else [])):
             poller.register(socket, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(PATIENCE_MS))
-            assert ready, "nothing came through, and no handshake failed"
+            assert ready, "no message arrived, and no handshake failed"
             if self.router in ready:
                 return self.router.recv_multipart()[-1]
             if self.monitor in ready:
@@ -102,7 +102,7 @@ def serving(context: zmq.Context, keys: KeyDirectory, authenticator: Authenticat
 
 @contextmanager
 def knocking(endpoint: str, key: ConnectionKey | None = None, **options: bytes) -> Iterator[zmq.Socket]:
-    """Connect from a context of its own and send one message."""
+    """Connect from a separate context and send one message."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         if key is not None:
@@ -117,16 +117,16 @@ def knocking(endpoint: str, key: ConnectionKey | None = None, **options: bytes) 
 
 
 def stranger(keys: KeyDirectory) -> ConnectionKey:
-    """Somebody who knows the daemon's public key and has a pair of his own."""
+    """A client that knows the daemon's public key and has a key pair of its own."""
     public, secret = (key.decode() for key in zmq.curve_keypair())
     return ConnectionKey("a", keys.make_daemon_key()[0], public, secret)
 
 
-# --- through the door -----------------------------------------------------------------------------
+# --- connections ----------------------------------------------------------------------------------
 
 
-def test_the_right_key_comes_in_and_is_named(context, keys, authenticator) -> None:
-    """The message's metadata says who sent it, whatever he would say himself."""
+def test_the_right_key_is_admitted_and_named(context, keys, authenticator) -> None:
+    """The message's metadata names the sender; the client cannot choose another name."""
     key = keys.new("gpu-7", frozenset({"photos"}))
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, key, routing_id=b"root"):
         authenticator_loop(server, authenticator)
@@ -146,8 +146,8 @@ def authenticator_loop(server: Server, authenticator: Authenticator) -> None:
         authenticator.answer()
 
 
-def test_a_key_that_is_made_while_the_daemon_runs_comes_in(context, keys, authenticator) -> None:
-    """Nothing has to be restarted."""
+def test_a_key_that_is_made_while_the_daemon_runs_is_admitted(context, keys, authenticator) -> None:
+    """The daemon needs no restart."""
     with serving(context, keys, authenticator) as server:
         with knocking(server.endpoint, stranger(keys)):
             assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
@@ -156,8 +156,8 @@ def test_a_key_that_is_made_while_the_daemon_runs_comes_in(context, keys, authen
                 assert sign in FAILURES
 
 
-def test_a_revoked_key_stays_out(context, keys, authenticator) -> None:
-    """It was let in a moment ago."""
+def test_a_revoked_key_is_refused(context, keys, authenticator) -> None:
+    """The daemon admitted the key before it was revoked."""
     key = keys.new("a")
     with serving(context, keys, authenticator) as server:
         with knocking(server.endpoint, key):
@@ -169,24 +169,24 @@ def test_a_revoked_key_stays_out(context, keys, authenticator) -> None:
         assert server.router.poll(0) == 0
 
 
-def test_a_stranger_with_somebodys_name_stays_out(context, keys, authenticator) -> None:
-    """He knows the daemon's public key and calls himself by a name that is let in."""
+def test_a_stranger_with_the_name_of_a_key_is_refused(context, keys, authenticator) -> None:
+    """The client knows the daemon's public key and claims the name of an admitted key."""
     keys.new("a")
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, stranger(keys)):
         assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
         assert server.router.poll(0) == 0
 
 
-def test_the_key_of_a_worker_host_stays_out_of_the_trainers_address(context, keys, authenticator) -> None:
-    """It is a good key, but opens no batch."""
+def test_the_key_of_a_worker_host_is_refused_to_trainers(context, keys, authenticator) -> None:
+    """The key is valid, but its role does not allow batches."""
     key = keys.new("pool", role=Role.WORKER)
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, key):
         assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
         assert server.router.poll(0) == 0
 
 
-def test_a_public_key_without_its_secret_stays_out(context, keys, authenticator) -> None:
-    """Public keys lie about in the daemon's directory; having one is worth nothing."""
+def test_a_public_key_without_its_secret_is_refused(context, keys, authenticator) -> None:
+    """Public keys are readable in the daemon's directory; they must be useless by themselves."""
     key, other = keys.new("a"), stranger(keys)
     thief = ConnectionKey("a", key.daemon, key.public, other.secret)
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, thief):
@@ -194,8 +194,8 @@ def test_a_public_key_without_its_secret_stays_out(context, keys, authenticator)
         assert server.router.poll(0) == 0
 
 
-def test_who_does_not_know_the_daemon_stays_out(context, keys, authenticator) -> None:
-    """His handshake is for another daemon."""
+def test_a_client_without_the_daemons_key_is_refused(context, keys, authenticator) -> None:
+    """Its handshake is for the key of another daemon."""
     key = keys.new("a")
     lost = ConnectionKey("a", stranger(keys).public, key.public, key.secret)
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, lost):
@@ -204,16 +204,16 @@ def test_who_does_not_know_the_daemon_stays_out(context, keys, authenticator) ->
 
 
 @pytest.mark.parametrize("options", [{}, {"plain_username": b"a", "plain_password": b"b"}], ids=["NULL", "PLAIN"])
-def test_who_does_not_encrypt_stays_out(context, keys, authenticator, options) -> None:
-    """The mechanism is agreed upon before a byte of ours is sent."""
+def test_a_client_that_does_not_encrypt_is_refused(context, keys, authenticator, options) -> None:
+    """The peers agree on the mechanism before the daemon sends any data."""
     keys.new("a")
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, **options):
         assert server.first_sign() in FAILURES
         assert server.router.poll(0) == 0
 
 
-def test_a_directory_that_cannot_be_read_lets_nobody_in(context, keys, authenticator) -> None:
-    """And the daemon goes on: when the directory is good again, so are the keys."""
+def test_a_directory_that_cannot_be_read_admits_no_client(context, keys, authenticator) -> None:
+    """The daemon keeps running and admits the keys again once the directory is readable."""
     key = keys.new("a")
     with serving(context, keys, authenticator) as server:
         keys.path.chmod(0o777)
@@ -228,8 +228,8 @@ def test_a_directory_that_cannot_be_read_lets_nobody_in(context, keys, authentic
 
 
 @pytest.mark.parametrize("when", ["never there", "gone"])
-def test_without_an_authenticator_nobody_comes_in(context, keys, when) -> None:
-    """The socket demands one, so the right key does not help."""
+def test_without_an_authenticator_no_client_is_admitted(context, keys, when) -> None:
+    """The socket requires an authenticator, so the right key does not help."""
     key = keys.new("a")
     if when == "gone":
         Authenticator(context, keys.trainers).close()
@@ -242,7 +242,7 @@ def test_without_an_authenticator_nobody_comes_in(context, keys, when) -> None:
 def test_a_dead_authenticator_says_no_byte_and_is_not_taken_for_a_wrong_key(
     context, keys, tmp_path, state, monkeypatch
 ) -> None:
-    """The key is right, so no other one is asked for, whether ZeroMQ hangs up or not."""
+    """The key is right, so the client does not blame it, whether ZeroMQ disconnects or not."""
     monkeypatch.setattr(opening, "DIAGNOSIS_S", DIAGNOSIS_S)
     authenticator = Authenticator(context, keys.trainers)
     if state == "gone":
@@ -258,7 +258,7 @@ def test_a_dead_authenticator_says_no_byte_and_is_not_taken_for_a_wrong_key(
 
 
 def test_one_context_has_one_authenticator(context, keys, authenticator) -> None:
-    """A second one is an error at once; the first goes on."""
+    """A second one raises at once; the first one keeps working."""
     with pytest.raises(zmq.ZMQError, match="Address already in use"):
         Authenticator(context, keys.trainers)
     assert ask(context, authenticator, request_with(stranger(keys).public))[2] == b"400"
@@ -268,7 +268,7 @@ def test_one_context_has_one_authenticator(context, keys, authenticator) -> None
 
 
 def request_with(public: str, **changes: bytes) -> Request:
-    """A request as RFC 27 has it, for this key, with some frames changed."""
+    """A request in the form of RFC 27 for this key, with some frames changed."""
     frames = {
         "version": b"1.0",
         "number": b"7",
@@ -282,7 +282,7 @@ def request_with(public: str, **changes: bytes) -> Request:
 
 
 def ask(context: zmq.Context, authenticator: Authenticator, request: Request) -> list[bytes]:
-    """Ask as ZeroMQ does; the answer without the empty frame before it."""
+    """Send a request as ZeroMQ does; return the answer without its empty first frame."""
     with context.socket(zmq.DEALER) as dealer:
         dealer.connect(ZAP_ENDPOINT)
         dealer.send_multipart([b"", *request])
@@ -295,7 +295,7 @@ def ask(context: zmq.Context, authenticator: Authenticator, request: Request) ->
 
 
 def test_a_known_key_is_answered_with_itself(context, keys, authenticator) -> None:
-    """Version, the number that was asked with, 200, and the key as the user id; no metadata."""
+    """The answer has version, request number, 200 and the key as user id, but no metadata."""
     key = keys.new("gpu-7")
 
     assert ask(context, authenticator, request_with(key.public)) == [
@@ -311,7 +311,7 @@ def test_a_known_key_is_answered_with_itself(context, keys, authenticator) -> No
 
 @pytest.mark.parametrize("role", Role)
 def test_a_key_of_another_role_is_refused_and_the_log_says_what_helps(context, keys, role) -> None:
-    """As an unknown key is, which the log tells apart; keys of the address's role are admitted."""
+    """An unknown key gets the same answer, but the log differs; keys of the right role enter."""
     made = {one: keys.new(f"a-{one}", role=one) for one in Role}
     (other,) = (one for one in Role if one is not role)
     authenticator = Authenticator(context, keys.of(role))
@@ -350,8 +350,8 @@ def test_a_key_of_another_role_is_refused_and_the_log_says_what_helps(context, k
         {"credentials": b"x" * 40},
     ],
 )
-def test_whatever_differs_from_the_right_request_is_refused(context, keys, authenticator, changes) -> None:
-    """With the number that was asked with, 400 and nobody's name."""
+def test_requests_with_any_wrong_frame_are_refused(context, keys, authenticator, changes) -> None:
+    """The answer has the request's number, code 400 and no user id."""
     key = keys.new("a")
 
     answer = ask(context, authenticator, request_with(key.public, **changes))
@@ -361,7 +361,7 @@ def test_whatever_differs_from_the_right_request_is_refused(context, keys, authe
 
 
 def test_a_request_with_too_few_or_too_many_frames_is_refused(context, keys, authenticator) -> None:
-    """Each length up to the right one, and one more."""
+    """The test sends each length up to the right one, and one frame more."""
     right = request_with(keys.new("a").public)
     wrong = [right[:length] for length in range(len(right))] + [[*right, b""], [*right, right[-1]]]
 
@@ -374,8 +374,8 @@ def test_a_request_with_too_few_or_too_many_frames_is_refused(context, keys, aut
 @given(
     request=st.lists(st.binary(max_size=40) | st.sampled_from([b"1.0", ZAP_DOMAIN, b"CURVE", bytes(32)]), max_size=9)
 )
-def test_no_request_lets_anybody_in_without_a_key(tmp_path_factory, request) -> None:
-    """Nor does any end in an error."""
+def test_no_request_without_a_key_is_admitted(tmp_path_factory, request) -> None:
+    """No such request raises an error either."""
     keys = KeyDirectory(tmp_path_factory.getbasetemp() / "no-keys")
     with zmq.Context() as context:
         authenticator = Authenticator(context, keys.trainers)
@@ -387,7 +387,7 @@ def test_no_request_lets_anybody_in_without_a_key(tmp_path_factory, request) -> 
 
 
 def test_frames_without_an_envelope_are_survived(context, keys, authenticator) -> None:
-    """Only ZeroMQ itself talks to this socket; should anything else, it gets no further."""
+    """Only ZeroMQ itself uses this socket; messages of any other process are ignored."""
     key = keys.new("a")
     with context.socket(zmq.DEALER) as dealer:
         dealer.connect(ZAP_ENDPOINT)
@@ -402,7 +402,7 @@ def test_frames_without_an_envelope_are_survived(context, keys, authenticator) -
 def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
     context, keys, authenticator, monkeypatch
 ) -> None:
-    """Error 500: a retry may help. Other hosts enter, and so does it with new tokens."""
+    """Code 500 allows a retry. Other hosts enter, and so does this one with new tokens."""
     now_s, asked = [1000.0], []
     monkeypatch.setattr("batchd.daemon.tcp.router.monotonic", lambda: now_s[0])
     monkeypatch.setattr("batchd.daemon.limits.monotonic", lambda: now_s[0])
@@ -426,7 +426,7 @@ def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
 
 
 def test_a_client_that_is_put_off_sees_that_trying_again_may_help(context, keys, authenticator) -> None:
-    """Its monitor tells another number than for a key that nobody knows."""
+    """Its monitor reports a different number than for an unknown key."""
     for rate, expected in ((HandshakeRate(burst=0), PUT_OFF_STATUS), (HandshakeRate(), 400)):
         authenticator._rate = rate
         key = keys.new("a") if expected == PUT_OFF_STATUS else stranger(keys)
@@ -449,7 +449,7 @@ def test_a_client_that_is_put_off_sees_that_trying_again_may_help(context, keys,
 
 
 def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator, tmp_path, let_pass) -> None:
-    """Until its deadline, then with the reason; its key is not called unknown."""
+    """It retries until its deadline, then raises the reason; the error does not blame its key."""
     authenticator._rate = HandshakeRate(burst=0)
     file = tmp_path / "a.key"
     file.touch(0o600)
@@ -459,7 +459,7 @@ def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator
         while not trainer.done():
             if authenticator.socket.poll(50):
                 authenticator.answer()
-            if authenticator.refused > 1:  # so the client has read the first refusal
+            if authenticator.refused > 1:  # the client has read the first refusal
                 let_pass(PATIENCE_S)
         with pytest.raises(ConnectTimeout, match="this host connects too often"):
             trainer.result()
@@ -472,10 +472,10 @@ def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator
         (1000, "took the first of 2 connections, but not all others: the daemon says: who are you"),
     ],
 )
-def test_a_further_connection_that_is_not_taken_is_no_wrong_key(
+def test_a_further_connection_that_is_refused_is_no_wrong_key(
     context, keys, authenticator, tmp_path, let_pass, burst, hint
 ) -> None:
-    """Put off by the rate, or refused after its session's end: the whole session is retried."""
+    """After the rate limit or the end of its session refused it, the whole session is retried."""
     authenticator._rate = HandshakeRate(burst, per_s=0.0)
     file = tmp_path / "a.key"
     file.touch(0o600)
@@ -505,7 +505,7 @@ def test_a_further_connection_that_is_not_taken_is_no_wrong_key(
 
 @pytest.mark.parametrize("failure", ["a file in its place", "an error of the disk"])
 def test_a_failing_directory_is_answered_with_500(context, keys, authenticator, monkeypatch, failure) -> None:
-    """No peer is admitted, log and counters tell, and the text has nothing of our files."""
+    """No peer is admitted, log and counters report it, and the answer names none of our files."""
     key = keys.new("a")
     if failure == "a file in its place":
         keys.path.rename(keys.path.with_suffix(".old"))
@@ -523,7 +523,7 @@ def test_a_failing_directory_is_answered_with_500(context, keys, authenticator, 
 
 
 def test_one_call_answers_a_portion(context, keys, authenticator) -> None:
-    """A crowd at the door does not hold up those inside."""
+    """Many pending requests do not delay the sessions that are open."""
     key = keys.new("a")
     with context.socket(zmq.DEALER) as dealer:
         dealer.connect(ZAP_ENDPOINT)
@@ -545,7 +545,7 @@ def test_one_call_answers_a_portion(context, keys, authenticator) -> None:
 def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
     context, keys, authenticator, monkeypatch
 ) -> None:
-    """Who knocks as fast as he can does not fill the disk."""
+    """A client that connects as fast as it can does not fill the disk."""
     now_s = [1000.0]
     monkeypatch.setattr("batchd.daemon.limits.monotonic", lambda: now_s[0])
     unknown = stranger(keys).public
@@ -561,8 +561,8 @@ def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
     assert authenticator.refused == 5
 
 
-def test_a_network_of_addresses_is_complained_of_once_and_silences_nobody_else(context, keys, authenticator) -> None:
-    """One IPv6 host has 2^64 addresses, so the log forgets its oldest complaints."""
+def test_a_network_of_addresses_is_logged_once_and_hides_no_other(context, keys, authenticator) -> None:
+    """One IPv6 host has 2^64 addresses, so the log throttle drops its oldest entries."""
     unknown = stranger(keys).public
     crowd = [f"2001:db8::{number:x}".encode() for number in range(KINDS_MAX + 1)]
     with capture_logs() as lines:
@@ -571,8 +571,8 @@ def test_a_network_of_addresses_is_complained_of_once_and_silences_nobody_else(c
     assert [line["address"] for line in lines] == ["10.0.0.1", "2001:db8::0", "2001:db8:0:1::1"]
 
 
-def test_the_log_shows_odd_frames_as_they_are(context, keys, authenticator) -> None:
-    """Short, and without orders to a terminal."""
+def test_the_log_shortens_and_escapes_odd_frames(context, keys, authenticator) -> None:
+    """No frame can send control codes to a terminal."""
     public = stranger(keys).public
     with capture_logs() as lines:
         ask(context, authenticator, request_with(public, address=b"\x1b[2J\xff" + b"x" * 100, domain=b"\n"))
@@ -582,7 +582,7 @@ def test_the_log_shows_odd_frames_as_they_are(context, keys, authenticator) -> N
 
 
 def test_answering_leaves_no_thread_behind(context, keys) -> None:
-    """The loop does it all."""
+    """The daemon's loop does all the work."""
     before = threading.active_count()
     authenticator = Authenticator(context, keys.trainers)
     ask(context, authenticator, request_with(stranger(keys).public))

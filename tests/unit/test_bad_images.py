@@ -1,6 +1,6 @@
-"""Bytes that are no whole image.
+"""Bytes that are not a complete image.
 
-One typed outcome each, with a reason, and never a pixel of another sample.
+Each gives one typed outcome with a reason, and never a pixel of another sample.
 """
 
 import re
@@ -52,7 +52,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def marked():
-    """A pipeline that notices pixels of other samples."""
+    """A pipeline that detects pixels of other samples."""
     return MarkedPipeline(WHOLE_STEPS)
 
 
@@ -96,7 +96,7 @@ def marked():
     ],
 )
 def test_each_bad_file_has_its_reason(data, reason, marked):
-    """One line that says what is wrong and by how much, short enough for a list of bad samples."""
+    """The reason is one line: what is wrong and by how much, short enough for a list."""
     with pytest.raises(SampleUndecodable, match=re.escape(reason)) as bad:
         marked.run(data)
 
@@ -105,9 +105,9 @@ def test_each_bad_file_has_its_reason(data, reason, marked):
 
 
 def test_scans_are_counted_up_to_the_end_of_the_image_alone():
-    """A video or further pictures behind it have bytes that look like scans.
+    """A video or further pictures after the image have bytes that look like scans.
 
-    A comment between two scans hides none.
+    A comment between two scans does not hide either of them.
     """
     data = progressive_jpeg(IMAGE)
     hidden = jpeg_with_scans(IMAGE, JPEG_SCANS_MAX)
@@ -123,7 +123,7 @@ def test_scans_are_counted_up_to_the_end_of_the_image_alone():
 
 
 def test_a_hundred_bytes_cannot_make_a_decoder_allocate_gigabytes():
-    """The files at the limits are as small as stated, and refused by their headers."""
+    """The files at the limits have the stated sizes; the decoder refuses them by their headers."""
     for data in (huge_jpeg_header(), huge_png_header()):
         assert len(data) == 100
         assert probe_image(memoryview(data))[1:3] == (65_500, 65_500)
@@ -131,7 +131,7 @@ def test_a_hundred_bytes_cannot_make_a_decoder_allocate_gigabytes():
 
 @pytest.mark.parametrize("name", FILES)
 def test_truncation_anywhere_is_a_bad_sample(name):
-    """Cut at every 64th byte and just before the end: never grey, never half an image."""
+    """Files cut at every 64th byte and just before the end never give grey or half images."""
     data = FILES[name]
     pipeline = image_pipeline(WHOLE_STEPS)
     for end in (*range(0, len(data), 64), len(data) - 1):
@@ -141,19 +141,19 @@ def test_truncation_anywhere_is_a_bad_sample(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_rest_of_a_cut_file_is_not_taken_for_an_image(name, marked):
-    """The first half is gone instead."""
+    """This file lacks its first half."""
     with pytest.raises(SampleUndecodable):
         marked.run(FILES[name][len(FILES[name]) // 2 :])
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_trailing_garbage_changes_nothing(name, marked):
-    """Downloads and cameras append things."""
+    """Downloads and cameras append bytes to images."""
     assert np.array_equal(marked.run(FILES[name] + b"\0garbage\xff" * 50), marked.run(FILES[name]))
 
 
 def outcome(marked, data):
-    """Tell what became of a file: an image all of its own, or a reason."""
+    """Return the outcome of a file: an image with no foreign pixels, or a reason."""
     try:
         marked.run(bytes(data))
     except SampleUndecodable:
@@ -163,7 +163,7 @@ def outcome(marked, data):
 
 @pytest.mark.parametrize("name", FILES)
 def test_flipped_bits_give_an_image_of_its_own_or_a_reason(name, marked):
-    """Bits of the header and of the rest: a typed outcome, and no pixel of another sample."""
+    """Flips in the header and after it give a typed outcome, without pixels of other samples."""
     random = np.random.default_rng(0)
     data = FILES[name]
     outcomes = set()
@@ -177,7 +177,7 @@ def test_flipped_bits_give_an_image_of_its_own_or_a_reason(name, marked):
 
 @pytest.mark.parametrize("name", FILES)
 def test_missing_bytes_in_the_middle_give_an_image_of_its_own_or_a_reason(name, marked):
-    """Holes of 1 to 200 bytes, as a bad disk or a broken download leaves them."""
+    """Bad disks and broken downloads leave such holes of 1 to 200 bytes."""
     random = np.random.default_rng(1)
     data = FILES[name]
     outcomes = set()
@@ -203,7 +203,7 @@ def test_damage_under_a_right_checksum_gives_an_image_of_its_own_or_a_reason(nam
 
 
 def test_the_format_is_known_by_the_first_bytes_whatever_the_name_was():
-    """A pipeline sees no file names, so a PNG that is called .jpg is a PNG."""
+    """A pipeline does not see file names, so a PNG with the name .jpg is decoded as a PNG."""
     assert [
         probe_image(memoryview(FILES[name])).format for name in ("jpeg", "png", "animated png", "webp", "bmp", "gif")
     ] == [
@@ -218,14 +218,14 @@ def test_the_format_is_known_by_the_first_bytes_whatever_the_name_was():
 
 @pytest.mark.parametrize("name", FILES)
 def test_header_dimensions_are_those_of_the_image(name):
-    """For every format the header alone gives height and width."""
+    """The header alone gives height and width in every format."""
     header = probe_image(memoryview(FILES[name]))
 
     assert (header.height, header.width, header.orientation) == (64, 96, 1)
 
 
 def test_limits_are_exact():
-    """An image at the limit is served; one pixel or one byte more is not."""
+    """An image at the limit is served; one with one more pixel or byte is refused."""
     data = jpeg(IMAGE)
     size = Resize(size=(64, 96))
 
@@ -238,7 +238,7 @@ def test_limits_are_exact():
 
 
 def test_a_photo_with_a_large_preview_in_its_header_is_served():
-    """Hundreds of segments of 64 KiB in front of the image, end marks of a preview among them."""
+    """Hundreds of segments of 64 KiB precede the image, some with the end mark of a preview."""
     segment = b"\xff\xe2" + (65_535).to_bytes(2, "big") + b"\xff\xd9\xff\xda" * 16_383 + b"\0"
     data = jpeg_with_exif(jpeg(IMAGE), 1)
     whole = data[:2] + segment * 300 + data[2:]
@@ -248,10 +248,10 @@ def test_a_photo_with_a_large_preview_in_its_header_is_served():
         run_once(WHOLE_STEPS, whole[: len(whole) - 100])
 
 
-def test_a_bitmap_that_leaves_pixels_out_shows_none_of_another(marked):
+def test_a_bitmap_that_leaves_pixels_out_shows_none_of_another_sample(marked):
     """Run-length coded bitmaps and small first frames may skip pixels.
 
-    Those have the format's own background.
+    Skipped pixels have the format's own background.
     """
     palette = b"".join(bytes((shade, 0, 255 - shade, 0)) for shade in range(256))
     header = (96).to_bytes(4, "little") + (64).to_bytes(4, "little") + b"\1\0\x08\0\1\0\0\0" + b"\0" * 12

@@ -1,9 +1,8 @@
-"""What becomes of bad input: a table of all kinds of source that read files, and of all damage.
+"""Outcomes of bad input: a table of all sources that read files, and of all kinds of damage.
 
-Each ends in one of two ways. What cannot be served is refused at the scan (``SourceInvalid``), and
-what is wrong with one sample after that is the sample's own (``SampleUnreadable``). Both name the
-file; nothing hangs, nothing else is raised, and a sample that is read has values of the types that
-its columns say.
+There are two outcomes. The scan refuses a source that cannot be served (``SourceInvalid``), and a
+sample that becomes bad after the scan raises ``SampleUnreadable``. Both name the file. Nothing
+hangs, no other error is raised, and each value that is read has the type of its column.
 """
 
 import io
@@ -44,7 +43,7 @@ from support.videos import Coding, write_video
 IMAGES = [bytes([number]) * (40 + number) for number in range(4)]
 MAX_BYTES = 1000
 Made = tuple[SourceOptions, Path]
-"""A source, and the file of it that is damaged."""
+"""A source, and its file that the test damages."""
 
 
 def folder(root: Path) -> Made:
@@ -150,7 +149,7 @@ KINDS: dict[str, Callable[[Path], Made]] = {
     )
 }
 HELD = {"lmdb"}
-"""Kinds that map their file: a cut ends the process, which ``tests/process`` tests."""
+"""Kinds that map their file: a cut kills the process, which ``tests/process`` tests."""
 
 
 pytestmark = pytest.mark.usefixtures("forked_scans")
@@ -163,7 +162,7 @@ def places(data: bytes, tries: int) -> range:
 
 @pytest.fixture
 def made_by(request: pytest.FixtureRequest) -> str:
-    """The kind of source, by its name in the table."""
+    """The source of this name in the table."""
     return request.node.callspec.params["made"]
 
 
@@ -186,7 +185,7 @@ def outcome(source: SourceOptions, file: Path) -> str:
 
 
 def scan(source: SourceOptions) -> Callable[[], str]:
-    """Scan; gives a function that reads everything, as ``outcome`` tells it."""
+    """Scan; return a function that reads everything and returns its ``outcome``."""
     columns = {column.name: column for column in kind_of(source).columns(source, Storage())}
     index = scan_source(source, nothing, IndexCache(None), Storage())
 
@@ -211,7 +210,7 @@ def read(reader: Reader, sample: int, columns: dict[str, Column]) -> str:
 
 
 def check(value: Any, column: Column) -> None:
-    """A value is what its column says."""
+    """Assert that a value has the type of its column."""
     if column.kind == "encoded":
         assert isinstance(value, memoryview)
         assert 0 < len(value) <= MAX_BYTES
@@ -224,7 +223,7 @@ def check(value: Any, column: Column) -> None:
 
 
 def test_good_input_is_read(made: Made) -> None:
-    """So that what follows means something."""
+    """This shows that the other tests start from readable input."""
     source, file = made
 
     assert source_problems(source) == []
@@ -232,7 +231,7 @@ def test_good_input_is_read(made: Made) -> None:
 
 
 def test_a_file_that_is_missing_is_refused(made: Made) -> None:
-    """Or, where it is one of many images, is not there to begin with."""
+    """A missing file among many images is not an error: the scan does not list it."""
     source, file = made
     file.unlink()
 
@@ -240,7 +239,7 @@ def test_a_file_that_is_missing_is_refused(made: Made) -> None:
 
 
 def test_a_file_that_is_empty_is_refused_or_a_bad_sample(made: Made) -> None:
-    """Never a sample without bytes."""
+    """An empty file never gives a sample without bytes."""
     source, file = made
     file.write_bytes(b"")
 
@@ -249,7 +248,7 @@ def test_a_file_that_is_empty_is_refused_or_a_bad_sample(made: Made) -> None:
 
 @everywhere
 def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, tries: int) -> None:
-    """Every length that it may have; what is left is read, refused or bad."""
+    """Each length of the file is read, refused or bad."""
     source, file = made
     data = file.read_bytes()
     for length in (*places(data, tries), len(data) - 1):
@@ -259,7 +258,7 @@ def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, tries: int) -> N
 
 @everywhere
 def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, tries: int) -> None:
-    """At every few bytes of it, in two ways."""
+    """The test changes every few bytes in two ways."""
     source, file = made
     data = file.read_bytes()
     for place in places(data, tries):
@@ -270,7 +269,7 @@ def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, tries: int) -> 
 
 @pytest.mark.parametrize("content", [b"\0" * 3000, b"\xff" * 3000, b"<html>not found</html>", b"\x1f\x8b\x08\0" * 99])
 def test_a_file_of_something_else_has_an_outcome(content: bytes, made: Made) -> None:
-    """Zeros, ones, a web page, something compressed."""
+    """The file holds zeros, ones, a web page or compressed bytes."""
     source, file = made
     file.write_bytes(content)
 
@@ -280,8 +279,8 @@ def test_a_file_of_something_else_has_an_outcome(content: bytes, made: Made) -> 
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "loop"])
-def test_what_is_no_file_is_refused_at_once(what: str, made: Made) -> None:
-    """A FIFO without a writer holds nobody up."""
+def test_a_path_without_a_regular_file_is_refused_at_once(what: str, made: Made) -> None:
+    """A FIFO without a writer does not block the scan."""
     source, file = made
     file.unlink()
     if what == "fifo":
@@ -297,7 +296,7 @@ def test_what_is_no_file_is_refused_at_once(what: str, made: Made) -> None:
 
 
 def test_a_file_that_vanishes_after_the_scan_makes_bad_samples(made: Made) -> None:
-    """Of its samples alone."""
+    """Only the samples of that file are bad."""
     source, file = made
     read_all = scan(source)
     shutil.move(file, file.parent.parent / "elsewhere")
@@ -322,10 +321,10 @@ RECORDS = {
 
 @pytest.mark.parametrize("kind", RECORDS)
 @pytest.mark.parametrize("damage", ["vanished", "cut"])
-def test_what_is_said_of_a_lost_record_is_where_it_was_and_what_became_of_its_file(
+def test_the_error_of_a_lost_record_has_its_place_and_the_state_of_its_file(
     kind: str, damage: str, tmp_path: Path
 ) -> None:
-    """File and record are in the sample's name, once; the reason has what is left of the file."""
+    """The sample's name has file and record once; the reason has the remaining size of the file."""
     root = tmp_path / "data"
     root.mkdir()
     source, file = KINDS[kind](root)
@@ -350,10 +349,10 @@ def test_what_is_said_of_a_lost_record_is_where_it_was_and_what_became_of_its_fi
 
 
 def test_a_file_that_is_cut_after_the_scan_makes_bad_samples(made: Made, made_by: str) -> None:
-    """And no SIGBUS."""
+    """No process gets a SIGBUS."""
     source, file = made
     if made_by in HELD:
-        pytest.skip("what happens then is seen with a daemon")
+        pytest.skip("only a test with a daemon can show the outcome")
     read_all = scan(source)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 3])
 
@@ -363,7 +362,7 @@ def test_a_file_that_is_cut_after_the_scan_makes_bad_samples(made: Made, made_by
 
 
 def test_a_record_that_is_too_large_is_a_bad_sample(made: Made) -> None:
-    """Whatever its kind: nobody reads more than ``max_bytes`` for one sample."""
+    """No kind of source reads more than ``max_bytes`` for one sample."""
     source, _ = made
     index = scan_source(source, nothing, IndexCache(None), Storage())
     reader = open_reader(source, index, 3, Storage())

@@ -1,6 +1,6 @@
 """Small files that announce large images.
 
-Refused by what their bytes can hold, and what is left takes little memory.
+The decoder refuses images larger than their bytes can hold; the others need little memory.
 """
 
 import json
@@ -44,12 +44,12 @@ BOMBS = (
     bombs.starved_png,
     bombs.starved_webp,
 )
-"""By function, what makes a file of less than 4 KiB that announces any size."""
+"""For each name, the function that makes a file below 4 KiB that announces any size."""
 MEMORY_BYTES_MAX = 64_000_000
 
 
 def refusal(data, **limits):
-    """What is said of a file before it is decoded; None where it is decoded."""
+    """Return the refusal of a file before it is decoded, or None if it is decoded."""
     data = memoryview(data)
     try:
         Decoder(Decode(**limits), Scratch()).check_limits(data, probe_image(data))
@@ -60,7 +60,7 @@ def refusal(data, **limits):
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_small_file_that_announces_a_large_image_is_refused_by_its_header(bomb):
-    """With both numbers: what it announces, and what so few bytes are believed to hold."""
+    """The refusal has the announced pixels, and the most that so few bytes may hold."""
     data = bomb(9_900, 10_000)
 
     assert len(data) <= SMALL_FILE_BYTES
@@ -70,7 +70,7 @@ def test_a_small_file_that_announces_a_large_image_is_refused_by_its_header(bomb
 @pytest.mark.parametrize(("bits", "colors"), [(1, 0), (1, 3), (2, 3), (4, 3), (8, 0), (8, 2), (16, 6)])
 @pytest.mark.parametrize("interlaced", [False, True])
 def test_a_png_holds_a_thousand_times_what_its_deflated_rows_have(bits, colors, interlaced):
-    """As tight as it can be: 1000 x 1000 of one colour is served; announced for more, it is not."""
+    """The tightest 1000 x 1000 image of one colour is served; a larger announcement is refused."""
     data = bombs.flat_png(1000, 1000, bits, colors, interlaced=interlaced)
     start, end = data.index(b"IHDR") + 4, data.index(b"IHDR") + 17
     larger = data[: start - 8] + png_chunk(b"IHDR", (30_000).to_bytes(4) + data[start + 4 : end]) + data[end + 4 :]
@@ -80,7 +80,7 @@ def test_a_png_holds_a_thousand_times_what_its_deflated_rows_have(bits, colors, 
 
 
 def test_the_rows_of_an_interlaced_png_are_those_of_its_seven_images():
-    """By counting its pixels one by one, of odd sizes."""
+    """The expected value counts the pixels of odd sizes one by one."""
     for height, width in [(1, 1), (2, 5), (8, 8), (9, 17), (5, 1), (33, 20)]:
         passes = {}
         for top, down, left, across in bombs.ADAM7:
@@ -92,7 +92,7 @@ def test_the_rows_of_an_interlaced_png_are_those_of_its_seven_images():
 
 @pytest.mark.parametrize("side", [1, 2, 17, 300, 2040])
 def test_one_colour_in_lzw_is_what_its_bytes_are_believed_to_hold(side):
-    """The tightest valid file passes, with less than 5 % to spare if it is long."""
+    """The tightest valid file passes; for long files the bound leaves less than 5 % to spare."""
     data = bombs.flat_gif(side, side)
     header = probe_image(memoryview(data))
 
@@ -102,9 +102,9 @@ def test_one_colour_in_lzw_is_what_its_bytes_are_believed_to_hold(side):
 
 @pytest.mark.parametrize("pixel_bits", [1, 2, 4, 8])
 def test_an_empty_table_of_lzw_in_the_middle_never_helps(pixel_bits):
-    """So what one run of codes holds is an upper bound for any number of them.
+    """So the pixels of one run of codes are an upper bound for any number of runs.
 
-    What a block says of its length is a byte more.
+    The length of a block takes one more byte.
     """
     held = [lzw_pixels_max(pixel_bits, count) for count in range(3001)]
     for first in range(0, 3000, 37):
@@ -113,7 +113,7 @@ def test_an_empty_table_of_lzw_in_the_middle_never_helps(pixel_bits):
 
 
 def test_every_block_of_a_jpeg_counts_in_each_of_its_components():
-    """Half blocks, too; a component with a quarter of the samples has a quarter of the blocks."""
+    """Half blocks count; a component with a quarter of the samples has a quarter of them."""
     assert jpeg_blocks(16, 16, [(1, 1)]) == 4
     assert jpeg_blocks(17, 16, [(2, 2), (1, 1), (1, 1)]) == 6 + 2 + 2
     assert jpeg_blocks(32, 32, [(4, 1), (1, 4)]) == 4 + 4
@@ -148,7 +148,7 @@ def flat_files() -> Iterable[tuple[str, bytes]]:
 
 
 def test_real_images_of_one_colour_are_served():
-    """Nothing that a library writes of an ordinary image is taken for a bomb."""
+    """No ordinary image that a library writes is refused as a bomb."""
     assert {name: why for name, data in flat_files() if (why := refusal(data))} == {}
 
 
@@ -160,15 +160,15 @@ def test_real_images_of_one_colour_are_served():
 def test_an_empty_page_at_600_dpi_and_a_flat_palette_of_24_megapixels_are_served(
     height, width, bits, colors, interlaced
 ):
-    """More than 4 KiB are held to what deflate can do, and to memory, alone."""
+    """Files above 4 KiB are limited only by the ratio of deflate and by memory."""
     data = bombs.flat_png(height, width, bits, colors, interlaced=interlaced)
 
     assert SMALL_FILE_BYTES < len(data) < 16_000
     assert np.ptp(run_once([Decode(), Resize(size=(4, 4))], data), axis=(0, 1)).max() == 0
 
 
-def test_the_refusal_of_a_small_file_says_the_way_out():
-    """The same image as a PNG of 8 bits per pixel is longer, and passes."""
+def test_the_refusal_of_a_small_file_names_a_remedy():
+    """The remedy works: the same image as a PNG of 8 bits per pixel is longer and passes."""
     small = bombs.flat_png(5000, 5000, 1, 0)
 
     assert len(small) < SMALL_FILE_BYTES
@@ -179,14 +179,14 @@ def test_the_refusal_of_a_small_file_says_the_way_out():
 
 
 def test_a_first_frame_may_be_smaller_than_its_screen():
-    """Around it there is the background, for as many pixels as are believed of any small file."""
+    """The background fills the rest, up to the number of pixels that any small file may have."""
     assert refusal(bombs.empty_gif(1080, 1920)) is None
     assert (run_once([Decode(), Resize(size=(4, 4))], bombs.empty_gif(1080, 1920)) == 0).all()
 
 
 @pytest.mark.parametrize("bomb", [bombs.empty_bmp, bombs.empty_gif, bombs.endless_jpeg, bombs.flat_webp])
-def test_what_is_believed_of_pixels_that_take_no_bits_is_exact(bomb):
-    """One row more is one too many; a longer file of the same may have more."""
+def test_the_limit_of_pixels_that_take_no_bits_is_exact(bomb):
+    """One more row is refused; a longer file may have more pixels."""
     width = 2080
     height = PIXELS_PER_BYTE * SMALL_FILE_BYTES // width
 
@@ -197,9 +197,9 @@ def test_what_is_believed_of_pixels_that_take_no_bits_is_exact(bomb):
 
 
 def test_decoding_takes_no_more_memory_than_the_limit_of_pixels_allows():
-    """Coefficients of a progressive JPEG count, and what WebP and GIF hold.
+    """The limit includes coefficients of progressive JPEGs and the buffers of WebP and GIF.
 
-    A crop of a baseline JPEG takes next to none.
+    A crop of a baseline JPEG needs almost no memory.
     """
     image = photo(100, 100)
     whole = [Decode(max_pixels=10_000, scale="off"), Resize(size=(100, 100))]
@@ -214,15 +214,15 @@ def test_decoding_takes_no_more_memory_than_the_limit_of_pixels_allows():
 
 
 def measured(folder):
-    """Decode all files of a folder in a process of its own."""
+    """Decode all files of a folder in a separate process."""
     command = [sys.executable, "-m", "support.decoding_memory", folder]
-    # what the allocator keeps of one file would hide what the next one takes
+    # memory kept by the allocator would hide the needs of the next file
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     return json.loads(subprocess.check_output(command, cwd=Path(__file__).parents[1], env=environment))
 
 
 def largest_files():
-    """The largest images that are believed of 4 KiB, of every kind."""
+    """The largest images of every kind that are accepted in 4 KiB."""
     side = 2063
     yield from ((bomb.__name__, bomb(side, side)) for bomb in BOMBS)
     yield "jpeg", bombs.flat_jpeg(1000, 1000)
@@ -239,7 +239,7 @@ def largest_files():
 
 
 def test_no_file_of_4_kib_takes_more_than_64_mb(tmp_path):
-    """The largest accepted image of so few bytes, in every format, decoded in its own process."""
+    """The test decodes the largest accepted image of each format in its own process."""
     for name, data in largest_files():
         assert len(data) <= 1.05 * SMALL_FILE_BYTES
         (tmp_path / name).write_bytes(data)
@@ -263,7 +263,7 @@ def mutated(random, data):
 def throw_bombs(folder, seed, count):
     """Write files of up to 4 KiB that announce all sizes and are broken in some places.
 
-    Decode them; check what they took.
+    Decode them and check the memory that they needed.
     """
     random = np.random.default_rng(seed)
     makers = [
@@ -287,12 +287,12 @@ def throw_bombs(folder, seed, count):
 
 
 def test_broken_bombs_take_no_more_than_64_mb(tmp_path):
-    """Some hundred files, of every format."""
+    """The test decodes several hundred files of all formats."""
     throw_bombs(tmp_path, 0, 150)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_many_broken_bombs_take_no_more_than_64_mb(tmp_path, seed):
-    """Twenty thousand files, of every format."""
+    """The test decodes twenty thousand files of all formats."""
     throw_bombs(tmp_path, seed, 2000)
