@@ -1,4 +1,4 @@
-"""The step that calls a user's function: its arguments, its rights, and what it may return."""
+"""The step that calls a user's function: its arguments, its permissions and its results."""
 
 import gc
 from dataclasses import replace
@@ -27,7 +27,7 @@ def row_for(columns, steps):
 
 
 def run(steps, values=None, columns=COLUMNS, **place):
-    """Run the steps on a sample, and give its row."""
+    """Run the steps on a sample and return its row."""
     steps = steps if isinstance(steps, list) else [steps]
     pipeline, row = Pipeline(columns, steps, seed=5), row_for(columns, steps)
     pipeline.run(
@@ -37,7 +37,7 @@ def run(steps, values=None, columns=COLUMNS, **place):
 
 
 def test_declared_outputs_become_fields(write):
-    """New ones behind those that were there, changed ones in their places."""
+    """New fields come after the existing ones; changed fields keep their places."""
     write(
         "mine.py",
         """
@@ -57,7 +57,7 @@ def test_declared_outputs_become_fields(write):
 
 
 def test_without_outputs_every_field_may_change_and_none_its_type(write):
-    """What is not returned stays."""
+    """A field that the function does not return stays unchanged."""
     write(
         "mine.py",
         "def fn(sample, rng): return {'image': sample['image'][::-1]}\ndef bad(sample, rng): return {'label': 1.5}",
@@ -72,7 +72,7 @@ def test_without_outputs_every_field_may_change_and_none_its_type(write):
 
 
 def test_the_sample_may_be_changed_and_returned(write):
-    """The usual way to write it; fields that are returned as they were given are no change."""
+    """This is the usual way to write it; fields that are returned unchanged count as unchanged."""
     write("mine.py", "def fn(sample, rng):\n    sample['image'][0] = 0\n    sample['score'] = 2\n    return sample")
 
     row = run(Call(function="mine:fn", outputs={"image": "uint8[4,4,3]", "score": "int64"}))
@@ -101,16 +101,16 @@ def test_the_sample_may_be_changed_and_returned(write):
         ("raise KeyboardInterrupt", "mine:fn: KeyboardInterrupt"),
     ],
 )
-def test_what_is_not_as_declared_is_a_bad_sample(write, body, message):
-    """It says what, and where for an exception; undeclared fields cannot be changed."""
+def test_a_result_that_does_not_match_its_declaration_is_a_bad_sample(write, body, message):
+    """The reason says what is wrong, and where for an exception; other fields cannot change."""
     write("mine.py", f"def fn(sample, rng):\n    {body}")
 
     with pytest.raises(SampleUndecodable, match=message):
         run(Call(function="mine:fn", outputs={"score": "float32"}))
 
 
-def test_what_a_function_keeps_is_its_own(write):
-    """Neither the next sample nor the source's own arrays are touched."""
+def test_what_a_function_keeps_is_not_overwritten(write):
+    """A function that keeps arrays does not change the next sample or the source's arrays."""
     write(
         "mine.py",
         "kept = []\ndef fn(sample, rng):\n    kept.append(sample['image'])\n    sample['image'][:] = 9\n    return {}",
@@ -130,8 +130,8 @@ def test_what_a_function_keeps_is_its_own(write):
     gc.collect()
 
 
-def test_memory_that_nobody_keeps_is_used_again(write):
-    """And memory of which somebody keeps a part is not, through however many views."""
+def test_memory_is_reused_only_if_no_function_keeps_it(write):
+    """Memory with a live view, at any depth of views, is not reused."""
     write(
         "mine.py",
         """
@@ -156,7 +156,7 @@ def test_memory_that_nobody_keeps_is_used_again(write):
 
 
 def test_bytes_and_text_are_given_and_taken(write):
-    """The bytes of an image file as bytes, also where they lie in a reader's buffer."""
+    """The function gets the bytes of an image file as bytes, even from a reader's buffer."""
     write(
         "mine.py",
         """
@@ -184,7 +184,7 @@ def test_bytes_and_text_are_given_and_taken(write):
 
 
 def test_lengths_may_differ_where_a_step_behind_makes_them_one(write):
-    """The shape with a question mark is checked as far as it is known."""
+    """A dimension with a question mark is checked only as far as it is known."""
     write("mine.py", "def fn(sample, rng): return {'image': sample['image'][: sample['label']]}")
     steps = [Call(function="mine:fn", outputs={"image": "uint8[?,4,3]"})]
 
@@ -196,7 +196,7 @@ def test_lengths_may_differ_where_a_step_behind_makes_them_one(write):
 
 
 def test_what_follows_an_image_follows_it_behind_a_call_too(write):
-    """The type that is declared says nothing of masks."""
+    """The declared type does not say whether a field is a mask."""
     write("mine.py", "def fn(sample, rng): return {'image': 255 - sample['image']}")
     columns = (COLUMNS[0], parse_column("mask", "uint8[4,4]"))
     mask = np.arange(16, dtype=np.uint8).reshape(4, 4)
@@ -209,7 +209,7 @@ def test_what_follows_an_image_follows_it_behind_a_call_too(write):
 
 
 def test_an_image_keeps_its_channels_in_front_where_its_axes_stay():
-    """Otherwise it is what its type says."""
+    """If the axes differ, the declared type defines the image."""
     columns = {"image": replace(parse_column("image", "uint8[3,?,?]"), channels_first=True)}
     for text, is_first in (("float32[3,8,8]", True), ("float32[8,8,3]", False), ("float32[3]", False)):
         step = Call(function="a:b", outputs={"image": text})
@@ -217,7 +217,7 @@ def test_an_image_keeps_its_channels_in_front_where_its_axes_stay():
 
 
 def test_random_numbers_are_those_of_the_sample(write):
-    """The same for the same seed, epoch, sample and attempt, whatever was drawn before."""
+    """Seed, epoch, sample and attempt alone decide the numbers, not earlier draws."""
     write(
         "mine.py",
         "def fn(sample, rng):\n    rng.normal(size=sample['label'])\n    return {'score': float(rng.random())}",
@@ -234,8 +234,8 @@ def test_random_numbers_are_those_of_the_sample(write):
     assert run(step, epoch=1)["score"] == scores[1, 0, 0]
 
 
-def test_random_steps_behind_draw_on(write):
-    """A function that draws takes no numbers away from what another sample draws."""
+def test_random_steps_behind_a_call_are_not_affected(write):
+    """A function that draws numbers does not change the numbers of another sample."""
     write("mine.py", "def fn(sample, rng):\n    rng.random(sample['label'])\n    return {}")
     steps = [Call(function="mine:fn"), RandomFlip()]
 
@@ -244,8 +244,8 @@ def test_random_steps_behind_draw_on(write):
     assert 5 < sum(flips) < 35
 
 
-def test_what_promises_to_be_the_same_gets_no_random_numbers(write):
-    """So that it cannot break the promise unnoticed."""
+def test_a_function_that_promises_determinism_gets_no_random_numbers(write):
+    """So the function cannot break the promise unnoticed."""
     write(
         "mine.py", "def fn(sample, rng): return {'score': 1 if rng is None else 0}\ndef bad(sample, rng): rng.random()"
     )
@@ -259,15 +259,15 @@ def test_what_promises_to_be_the_same_gets_no_random_numbers(write):
 
 
 def test_no_memory_is_no_bad_sample(write):
-    """It is the process that has none."""
+    """The process lacks the memory; the sample is not at fault."""
     write("mine.py", "def fn(sample, rng): raise MemoryError")
 
     with pytest.raises(MemoryError):
         run(Call(function="mine:fn"))
 
 
-def test_a_function_that_cannot_be_had_is_no_bad_sample():
-    """It would be the same for every sample."""
+def test_a_function_that_cannot_be_imported_is_no_bad_sample():
+    """The error would be the same for every sample."""
     with pytest.raises(FunctionUnusable):
         Pipeline(COLUMNS, [Call(function="mine:fn")], 0)
 
@@ -276,7 +276,7 @@ def test_a_function_that_cannot_be_had_is_no_bad_sample():
     "text", ["def fn(sample): ...", "def fn(): ...", "def fn(sample, rng, more): ...", "fn = lambda: 3"]
 )
 def test_a_function_that_cannot_be_called_so_is_no_bad_sample(write, text):
-    """The message has how it is defined, and how it is called."""
+    """The message has the function's signature and the call."""
     write("mine.py", text)
 
     with pytest.raises(FunctionUnusable, match=r"mine:fn\(.*\) cannot be called as mine:fn\(sample, rng\): "):
@@ -294,15 +294,15 @@ def test_a_function_that_cannot_be_called_so_is_no_bad_sample(write, text):
         "def fn(sample, rng): return {}\nfn.__signature__ = 'nonsense'",
     ],
 )
-def test_whatever_can_be_called_so_is_called(write, text):
-    """What a decorator says of another function does not count, but what it made."""
+def test_a_function_is_judged_by_the_signature_that_is_called(write, text):
+    """A decorator's result counts, not the function that it wraps."""
     write("mine.py", text)
 
     assert run(Call(function="mine:fn"))["label"] == 3
 
 
 def test_a_masked_sample_keeps_what_no_function_changes(write):
-    """Without declared outputs that is nothing."""
+    """Without declared outputs, a masked sample keeps no field."""
     write("mine.py", "def fn(sample, rng): return {}")
     for step, label in (
         (Call(function="mine:fn", outputs={"image": "uint8[4,4,3]"}), 3),
@@ -315,14 +315,14 @@ def test_a_masked_sample_keeps_what_no_function_changes(write):
 
 
 def test_a_field_that_every_batch_has_cannot_be_made():
-    """And the problem is told before anything is imported."""
+    """The error is raised before anything is imported."""
     for name in ("index", "valid"):
         (problem,) = check_steps(COLUMNS, [Call(function="a:b", outputs={name: "int64"})])
         assert f"cannot make a field '{name}'" in problem
 
 
 def test_outputs_that_make_no_sense_are_refused():
-    """By the grammar that all fields have."""
+    """Outputs use the grammar of all fields."""
     with pytest.raises(ValueError, match='score = "float31" is not a valid type'):
         Call(function="a:b", outputs={"score": "float31"})
     assert sample_fields(COLUMNS, [Call(function="a:b", outputs={"score": "float32[2]"})], "fail")[2] == Field(
@@ -330,8 +330,8 @@ def test_outputs_that_make_no_sense_are_refused():
     )
 
 
-def test_a_function_that_changes_the_size_of_an_image_that_is_followed_is_refused(write):
-    """Nobody would move the boxes with it: by what it declares, or by what it does."""
+def test_a_function_that_resizes_an_image_with_followers_is_refused(write):
+    """The boxes would not follow: the declaration or the result shows it."""
     write("mine.py", "def half(sample, rng): return {'image': sample['image'][::2, ::2]}")
     fixed = (parse_column("image", "uint8[4,4,3]"), parse_column("boxes", "float32[1,4]"))
     free = (parse_column("image", "uint8[?,?,3]"), fixed[1])

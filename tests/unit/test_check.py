@@ -1,6 +1,6 @@
-"""`batchd check` in one round.
+"""`batchd check` in one run.
 
-All that is wrong, each at its own line, and nothing that only follows from something else.
+It reports every problem at its own line, and no consequence of another problem.
 """
 
 import json
@@ -25,7 +25,7 @@ class Checker(NamedTuple):
     capsys: pytest.CaptureFixture[str]
 
     def __call__(self, text: str, *arguments: str) -> Told:
-        """Line and message of each problem, by its path; none where the file is fine."""
+        """Return line and message of each problem by its path; empty if the file is valid."""
         file = self.folder / "batchd.toml"
         file.write_text(f'[daemon]\nruntime_dir = "run"\n{text}')
         with pytest.raises(SystemExit) as ended:
@@ -45,8 +45,8 @@ def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Checker:
     return Checker(tmp_path, capsys)
 
 
-def test_what_is_wrong_in_one_place_hides_nothing_elsewhere(check: Checker) -> None:
-    """A wrong value, a source that is not there, and steps, in one stream and in others."""
+def test_a_problem_in_one_place_hides_nothing_elsewhere(check: Checker) -> None:
+    """The file has a wrong value, a missing source and wrong steps, in one stream and in others."""
     told = check(
         """[streams.a]
 source = { type = "folder", path = "fotos" }
@@ -103,8 +103,8 @@ pipeline = [{ op = "tokenize", file = "none.json", max_length = 4 }]
         ('{ op = "call", function = 3 }, { op = "cast", field = "score", dtype = "int8" }', ["[0].function"]),
     ],
 )  # fmt: skip
-def test_nothing_is_told_that_follows_from_an_earlier_mistake(check: Checker, steps: str, wrong: list[str]) -> None:
-    """Neither what a step did not do, nor what is left at the end for want of it."""
+def test_consequences_of_an_earlier_mistake_are_not_reported(check: Checker, steps: str, wrong: list[str]) -> None:
+    """A wrong step hides its missing effect and the fields that it leaves at the end."""
     source = 'source = { type = "folder", path = "photos" }'
 
     told = check(f"[streams.a]\n{source}\nbatch_size = 4\npipeline = [{steps}]\n")
@@ -113,8 +113,8 @@ def test_nothing_is_told_that_follows_from_an_earlier_mistake(check: Checker, st
 
 
 @pytest.mark.parametrize("size", ["[8]", "8", '"8x8"', "[8, 8, 8]"])
-def test_a_size_that_is_none_is_told_with_how_it_is_written_or_how_long_it_is(check: Checker, size: str) -> None:
-    """At the key, whatever is wrong with it."""
+def test_an_invalid_size_is_reported_with_its_form_or_its_length(check: Checker, size: str) -> None:
+    """The problem is at the key, for each kind of mistake."""
     source = 'source = { type = "folder", path = "photos" }'
 
     told = check(
@@ -134,8 +134,8 @@ def test_a_size_that_is_none_is_told_with_how_it_is_written_or_how_long_it_is(ch
         ('op = "decode", top = 1', "known here: "),
     ],
 )
-def test_what_says_which_step_it_is_is_never_what_was_meant(check: Checker, step: str, help_text: str) -> None:
-    """It is there already. Another key may be, also where it was cut short."""
+def test_the_key_that_names_the_step_is_never_proposed(check: Checker, step: str, help_text: str) -> None:
+    """The step has that key already. Another key may be proposed, also for a shortened one."""
     source = 'source = { type = "folder", path = "photos", tipe = 1 }'
 
     told = check(f'[streams.a]\n{source}\nbatch_size = 4\npipeline = [{{ op = "decode" }}, {{ {step} }}]\n')
@@ -145,8 +145,8 @@ def test_what_says_which_step_it_is_is_never_what_was_meant(check: Checker, step
     assert not {"op", "type"} & set(re.findall(r"\w+", " ".join(text for _line, text in told.values())))
 
 
-def test_a_field_that_a_step_took_away_is_told_with_that_step(check: Checker) -> None:
-    """Its name is right, so nothing else was meant."""
+def test_a_field_that_a_step_removed_is_reported_with_that_step(check: Checker) -> None:
+    """The field's name is right, so no other name is proposed."""
     steps = (
         '[{ op = "decode" }, { op = "resize", size = [4, 4] }, { op = "drop", fields = ["label"] }, '
         '{ op = "one_hot", classes = 3 }]'
@@ -160,10 +160,10 @@ def test_a_field_that_a_step_took_away_is_told_with_that_step(check: Checker) ->
     )
 
 
-def test_parts_of_a_source_are_told_by_themselves(check: Checker) -> None:
-    """At their own lines.
+def test_parts_of_a_source_are_reported_one_by_one(check: Checker) -> None:
+    """Each problem is at its own line.
 
-    The columns are those of a part that is right, so steps are looked at, too.
+    The columns are those of a valid part, so steps are checked as well.
     """
     told = check(
         """[streams.a]
@@ -190,8 +190,8 @@ sources = [
     assert "did you mean 'from'?" in told["streams.a.pipeline[2].field"][1]
 
 
-def test_parts_that_do_not_agree_are_told_at_the_source(check: Checker) -> None:
-    """None of them is wrong by itself."""
+def test_parts_that_do_not_agree_are_reported_at_the_source(check: Checker) -> None:
+    """Each part is valid by itself."""
     parts = '[{ type = "folder", path = "photos" }, { type = "npy", path = "x.npy" }]'
 
     told = check(f'[streams.a]\nsource = {{ type = "concat", sources = {parts} }}\nbatch_size = 4\n')
@@ -204,7 +204,7 @@ def test_parts_that_do_not_agree_are_told_at_the_source(check: Checker) -> None:
 
 
 def test_a_wrong_key_of_the_daemon_hides_nothing(check: Checker) -> None:
-    """Nor is anything said of a key that is wrong already."""
+    """A key that is already reported gets no second message."""
     stream = '[streams.a]\nsource = { type = "npy", path = "y.npy" }\nbatch_size = 4\nmax_skew = 3\npipeline = [{ op = "x" }]\n'
 
     told = check(f'workers = 0\ntcp = "nowhere"\n{stream}')
@@ -219,8 +219,8 @@ def test_a_wrong_key_of_the_daemon_hides_nothing(check: Checker) -> None:
     assert told["streams.a.max_skew"][1] == 'max_skew counts only with lag = "lockstep"'
 
 
-def test_what_the_command_line_set_is_not_looked_for_in_the_file(check: Checker) -> None:
-    """Also where it is found wrong only after the file was read."""
+def test_values_of_the_command_line_are_not_looked_for_in_the_file(check: Checker) -> None:
+    """This also holds for problems that appear only after the file was read."""
     text = '[streams.a]\nsource = { type = "npy", path = "x.npy" }\nbatch_size = 4\n'
 
     told = check(text, "--set", f"streams.a.source.path={check.folder}/y.npy")
@@ -244,8 +244,8 @@ def test_what_the_command_line_set_is_not_looked_for_in_the_file(check: Checker)
         ('start = "99%", stop = 9', "", "the range from 99% to 9 of 10 samples is from 9 to 9, which holds none"),
     ],
 )  # fmt: skip
-def test_a_subset_is_looked_at_as_the_daemon_would(check: Checker, options: str, key: str, message: str) -> None:
-    """Its file is read, and compared with the length of the source where a header tells that."""
+def test_a_subset_is_checked_as_the_daemon_checks_it(check: Checker, options: str, key: str, message: str) -> None:
+    """`check` reads its file, and compares it with the source's length if a header has that."""
     contents = {"good": "9\n0\n", "far": "9\n10\n", "below": "-3\n", "words": "1\ntwo\n", "empty": "# none\n"}
     for name, content in contents.items():
         (check.folder / f"{name}.txt").write_text(content)
@@ -258,8 +258,8 @@ def test_a_subset_is_looked_at_as_the_daemon_would(check: Checker, options: str,
     assert told == ({f"streams.a.source{key}": (4, message.format(check.folder))} if message else {})
 
 
-def test_numbers_of_a_source_that_has_to_be_scanned_are_looked_at(check: Checker) -> None:
-    """By themselves, and beside what a scan of the source finds."""
+def test_indices_of_a_source_that_needs_a_scan_are_checked(check: Checker) -> None:
+    """`check` validates the indices by themselves, and against a scan of the source."""
     (check.folder / "zero.txt").write_text("0\n")
     (check.folder / "one.txt").write_text("1\n")
     np.save(check.folder / "below.npy", np.array([0, -3]))
@@ -316,10 +316,10 @@ twice = two
         (("python", "Derived", "{ m = 1 }"), None, ""),
     ],
 )  # fmt: skip
-def test_functions_that_cannot_be_called_so_are_told_without_importing_them(
+def test_functions_with_wrong_signatures_are_reported_without_an_import(
     check: Checker, write: Callable[..., Path], source: tuple[str, str, str] | None, call: str | None, message: str
 ) -> None:
-    """From what stands in the source; where that does not tell for sure, they pass."""
+    """`check` reads the source text; if that does not decide, the function passes."""
     file = write("mine.py", f"raise AssertionError('imported')\n{CALLED}")
     text = f'python_path = ["{file.parent}"]\n[streams.a]\nbatch_size = 1\n'
     if source is not None:
@@ -345,8 +345,8 @@ _DECLARED = {
 
 
 @pytest.mark.parametrize("kind", _DECLARED)
-def test_fields_and_their_names_are_told_together(check: Checker, kind: str) -> None:
-    """Each at its own key, and of a field whose type is none nothing else."""
+def test_fields_and_their_names_are_reported_together(check: Checker, kind: str) -> None:
+    """Each problem is at its own key; a field with an invalid type has only that problem."""
     fields = (
         'fields = { image = "image", box = "float32(4)", l = "int46", valid = "bool" }, names = { bx = "b", l = "" }'
     )
@@ -361,8 +361,8 @@ def test_fields_and_their_names_are_told_together(check: Checker, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "webdataset"])
-def test_defaults_are_told_together(check: Checker, kind: str) -> None:
-    """Not that of a field whose type is none; and each on the line where it stands."""
+def test_defaults_are_reported_together(check: Checker, kind: str) -> None:
+    """Each is at its own line; the default of a field with an invalid type is not checked."""
     told = check(
         f"""[streams.a]
 batch_size = 4
@@ -389,8 +389,8 @@ lbl = 4
     }
 
 
-def test_all_titles_that_a_table_has_not_are_told(check: Checker) -> None:
-    """At the keys that ask for them."""
+def test_all_titles_that_a_table_lacks_are_reported(check: Checker) -> None:
+    """Each problem is at the key that asks for the title."""
     (check.folder / "t.csv").write_text("file,Class Label,twice,twice\na.jpg,1,2,3\n")
     source = (
         'type = "csv", path = "t.csv", image = "fle", fields = { label = "int64", twice = "int8" }, '
@@ -408,8 +408,8 @@ def test_all_titles_that_a_table_has_not_are_told(check: Checker) -> None:
 
 
 @pytest.mark.parametrize("wrong", ['x = "int46"', 'x = "int64" }, capasity = 3, more = { y = "int8"', "x = 3"])
-def test_a_wrong_source_hides_no_key_of_its_stream_that_does_not_go_with_it(check: Checker, wrong: str) -> None:
-    """As far as its type alone tells; each at its own line."""
+def test_a_wrong_source_does_not_hide_the_conflicting_keys_of_its_stream(check: Checker, wrong: str) -> None:
+    """The type of the source alone decides; each problem is at its own line."""
     told = check(
         f"""[streams.a]
 source = {{ type = "push", when_full = "never", fields = {{ {wrong} }} }}
@@ -428,8 +428,8 @@ max_skew = "3"
 
 
 @pytest.mark.parametrize("keys", ["capacity = 0", 'capacity = "many"', 'feilds = { x = "int8" }, capacity = 2000'])
-def test_nothing_is_told_of_a_mailbox_that_nobody_could_read(check: Checker, keys: str) -> None:
-    """A batch may well come together in what was meant."""
+def test_nothing_is_reported_of_a_mailbox_that_could_not_be_read(check: Checker, keys: str) -> None:
+    """A batch may fit the values that the user meant."""
     told = check(f'[streams.a]\nsource = {{ type = "push", {keys} }}\nbatch_size = 1000\n')
 
     assert all(path.startswith("streams.a.source") for path in told)
@@ -437,8 +437,8 @@ def test_nothing_is_told_of_a_mailbox_that_nobody_could_read(check: Checker, key
 
 
 @pytest.mark.parametrize("lag", ['lag = "lockstp"', ""])
-def test_nothing_is_told_of_a_skew_whose_lag_nobody_could_read(check: Checker, lag: str) -> None:
-    """A source of an unknown type may be one that is pushed, which is always in lockstep."""
+def test_nothing_is_reported_of_a_skew_whose_lag_could_not_be_read(check: Checker, lag: str) -> None:
+    """A source of an unknown type may be a pushed one, which is always in lockstep."""
     source = '{ type = "psh" }' if not lag else '{ type = "npy", path = "x.npy" }'
 
     told = check(f"[streams.a]\nsource = {source}\nbatch_size = 1\nmax_skew = 3\n{lag}\n")
@@ -447,7 +447,7 @@ def test_nothing_is_told_of_a_skew_whose_lag_nobody_could_read(check: Checker, l
 
 
 def test_an_unknown_key_of_a_source_hides_nothing_of_its_fields(check: Checker) -> None:
-    """Of a part, too; what another key than the unknown one may have settled is not told."""
+    """This holds for parts, too; fields that the unknown key may have decided are not reported."""
     part = '{ type = "lmdb", pth = "photos", fields = { a = "int46", b = "text" }, names = { c = "d" } }'
     source = f'{{ type = "subset", of = {part} }}'
 
@@ -456,8 +456,8 @@ def test_an_unknown_key_of_a_source_hides_nothing_of_its_fields(check: Checker) 
     assert {path.removeprefix("streams.a.source.of.") for path in told} == {"path", "pth", "fields.a", "names.c"}
 
 
-def test_a_stream_that_the_file_has_not_is_told_as_the_command_line_names_it(check: Checker) -> None:
-    """Nothing is missing in a stream that nobody wanted; one that is made whole there is served."""
+def test_a_stream_that_the_file_lacks_is_reported_as_the_command_line_names_it(check: Checker) -> None:
+    """A mistyped stream has no missing keys; a stream complete on the command line is served."""
     text = '[streams.photos]\nsource = { type = "npy", path = "x.npy" }\nbatch_size = 4\n'
 
     told = check(text, "--set", "streams.photo.batch_size=4")
@@ -483,10 +483,10 @@ def test_a_stream_that_the_file_has_not_is_told_as_the_command_line_names_it(che
         ("sources.0.shards.0=''", ".sources[0].shards", "shards must not be empty (in part set by --set {})"),
     ],
 )
-def test_what_a_source_finds_wrong_in_a_value_of_the_command_line_is_told_so(
+def test_problems_in_a_value_of_the_command_line_are_reported_there(
     check: Checker, setting: str, path: str, words: str
 ) -> None:
-    """Also where it is one item of a list, and where the source was right without it."""
+    """This holds for one item of a list, and for a source that was right without it."""
     part = '{ type = "parquet", root = "photos", shards = ["a"], fields = { l = "int64" } }'
     text = f'[streams.mix]\nsource = {{ type = "mix", weights = [1, 2], sources = [{part}, {part}] }}\nbatch_size = 4\n'
     dotted = f"streams.mix.source.{setting.partition('=')[0]}"
@@ -496,7 +496,7 @@ def test_what_a_source_finds_wrong_in_a_value_of_the_command_line_is_told_so(
     assert told[f"streams.mix.source{path}"][1].endswith(words.format(dotted))
 
 
-# --- what people and programs read ----------------------------------------------------------------
+# --- output for people and programs ---------------------------------------------------------------
 
 WRONG = """[daemon]
 worker = 1
@@ -508,7 +508,7 @@ source = { type = "folder", path = "photos" }
 
 
 def told_by(check: Checker, text: str, *arguments: str) -> tuple[str, str]:
-    """The lines on both outputs."""
+    """The lines of both outputs."""
     file = check.folder / "batchd.toml"
     file.write_text(text)
     with pytest.raises(SystemExit) as ended:
@@ -519,7 +519,7 @@ def told_by(check: Checker, text: str, *arguments: str) -> tuple[str, str]:
 
 
 def test_a_problem_is_shown_with_its_line(check: Checker) -> None:
-    """The key is under the carets, also in a long line with tabs; without colours in a file."""
+    """Carets mark the key, even in a long line with tabs; output to a file has no colours."""
     out, told = told_by(check, WRONG)
 
     assert not out
@@ -547,8 +547,8 @@ def test_a_file_that_is_no_toml_is_shown_where_reading_ended(check: Checker) -> 
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_colours_are_for_terminals_and_can_be_refused(check: Checker, monkeypatch, no_color: str) -> None:
-    """NO_COLOR with any value."""
+def test_colours_are_for_terminals_and_can_be_switched_off(check: Checker, monkeypatch, no_color: str) -> None:
+    """NO_COLOR with any value switches them off."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setattr("click._compat.isatty", lambda _stream: True)
@@ -559,7 +559,7 @@ def test_colours_are_for_terminals_and_can_be_refused(check: Checker, monkeypatc
 
 
 def test_programs_read_each_problem_with_its_place(check: Checker) -> None:
-    """Key and column, and what helps apart; nothing on standard error."""
+    """Each has key and column, and the remedy in a separate key; standard error is empty."""
     out, told = told_by(check, WRONG, "--format", "json")
 
     assert not told
@@ -577,8 +577,8 @@ def test_programs_read_each_problem_with_its_place(check: Checker) -> None:
     assert (sise["line"], sise["column"]) == (6, WRONG.splitlines()[5].index("sise") + 1)
 
 
-def test_programs_read_that_there_is_no_problem_or_no_file(check: Checker) -> None:
-    """In the same form; an option that prints text is refused."""
+def test_programs_get_valid_json_without_problems_or_without_a_file(check: Checker) -> None:
+    """The output has the same form; an option that prints text is refused."""
     good = check.folder / "good.toml"
     good.write_text('[streams.a]\nbatch_size = 1\nsource = { type = "npy", path = "x.npy" }\n')
     found = []
@@ -641,10 +641,8 @@ OTHERS = '{ type = "npy", path = "x.npy" }'
         "another decode",
     ],
 )
-def test_streams_over_the_same_source_are_told_what_they_can_share(
-    check: Checker, one: str, other: str, advice: str
-) -> None:
-    """A stream over another one is not among them."""
+def test_streams_over_the_same_source_get_advice_on_sharing(check: Checker, one: str, other: str, advice: str) -> None:
+    """The advice leaves out a stream of another source."""
     streams = {"a": one, "b": other}
     text = "".join(
         f"[streams.{name}]\nsource = {PHOTOS}\nbatch_size = 1\n{keys}\n"
@@ -672,7 +670,7 @@ def test_a_budget_that_is_not_used_is_named(check: Checker) -> None:
     )
 
 
-def test_streams_over_different_sources_are_told_nothing(check: Checker) -> None:
+def test_streams_over_different_sources_get_no_advice(check: Checker) -> None:
     (check.folder / "batchd.toml").write_text(
         f'[daemon]\nruntime_dir = "run"\n[streams.a]\nsource = {PHOTOS}\nbatch_size = 1\npipeline = [{FIRST}]\n'
         f"[streams.c]\nsource = {OTHERS}\nbatch_size = 1\n"

@@ -1,4 +1,4 @@
-"""Checksums of rows: where they lie, what they cover, what they find."""
+"""Checksums of rows: their place, the bytes that they cover, and the changes that they show."""
 
 import zlib
 from struct import unpack_from
@@ -21,7 +21,7 @@ LAYOUT = place_fields((*FIELDS, CHECKSUM), ROWS)
 
 
 def filled_page(layout=LAYOUT) -> bytearray:
-    """A slot with something different in every byte, and the checksums of its rows."""
+    """A slot with different bytes everywhere, and the checksums of its rows."""
     page = bytearray(byte % 251 for byte in range(layout.slot_bytes))
     for row in range(layout.rows):
         RowChecksums(layout).write(memoryview(page), row)
@@ -29,7 +29,7 @@ def filled_page(layout=LAYOUT) -> bytearray:
 
 
 def test_a_checksum_is_the_crc_of_the_rows_bytes_field_after_field() -> None:
-    """As zlib makes it of one piece."""
+    """The zlib library computes the same value from the joined bytes."""
     page = filled_page()
     places = {field.name: field for field in LAYOUT.fields}
 
@@ -39,7 +39,7 @@ def test_a_checksum_is_the_crc_of_the_rows_bytes_field_after_field() -> None:
 
 
 def test_untouched_rows_match() -> None:
-    """All of them, and each part of them."""
+    """All rows match, and so does each range of rows."""
     page = memoryview(filled_page())
 
     for first in range(ROWS):
@@ -49,7 +49,7 @@ def test_untouched_rows_match() -> None:
 
 @given(st.sampled_from(LAYOUT.fields), st.integers(0, ROWS - 1), st.integers(0, 1 << 30), st.integers(1, 255))
 def test_one_changed_byte_is_found_in_its_row_and_in_no_other(field, row, byte, change) -> None:
-    """Whichever field it is in, the checksums among them."""
+    """This holds for each field, the checksums among them."""
     page = filled_page()
     page[field.offset + row * field.row_bytes + byte % field.row_bytes] ^= change
 
@@ -58,7 +58,7 @@ def test_one_changed_byte_is_found_in_its_row_and_in_no_other(field, row, byte, 
 
 
 def test_a_slot_without_checksums_has_nothing_to_compare() -> None:
-    """Nothing is written, nothing is wrong."""
+    """Nothing is written, and no row is wrong."""
     layout = place_fields(FIELDS, ROWS)
     page = bytearray(layout.slot_bytes)
     RowChecksums(layout).write(memoryview(page), 1)
@@ -68,13 +68,13 @@ def test_a_slot_without_checksums_has_nothing_to_compare() -> None:
 
 
 def test_users_see_no_checksums() -> None:
-    """Neither among the fields of a layout nor among the arrays of a slot."""
+    """The fields of a layout and the arrays of a slot do not include them."""
     assert [field.name for field in LAYOUT.sample_fields] == ["image", "label", "valid"]
     assert list(slot_arrays(filled_page(), LAYOUT)) == ["image", "label", "valid"]
 
 
-def test_no_field_of_a_sample_is_called_as_the_checksums_are() -> None:
-    """Whatever the policy for bad samples."""
+def test_no_field_of_a_sample_has_the_name_of_the_checksums() -> None:
+    """This holds for each policy for bad samples."""
     for policy in StreamConfig.model_fields["on_error"].annotation.__args__:
         assert CHECKSUM.name not in {
             field.name for field in sample_fields(image_columns(0), [Decode(), Resize(size=(2, 2))], policy)
@@ -83,7 +83,7 @@ def test_no_field_of_a_sample_is_called_as_the_checksums_are() -> None:
 
 @pytest.mark.parametrize("change", [["#crc32", "int64", []], ["#crc32", "uint32", [2]]])
 def test_checksums_of_another_kind_are_refused(change) -> None:
-    """A peer cannot have us read beyond them."""
+    """Otherwise a peer could make the reader read beyond the checksums."""
     wire = [[["a", "uint8", [1], 4096, "", []], [*change, 4160, "", []]], 2, 8192]
 
     with pytest.raises(ValueError, match="one uint32 for each row"):

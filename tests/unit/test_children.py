@@ -1,4 +1,4 @@
-"""Child processes: how they start, what is heard of them, and that nothing of them stays."""
+"""Child processes: their start, their output, and their end without leftovers."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ def read(child: Child, within_s: float = PATIENCE_S) -> str:
 
 
 def test_a_child_reads_what_it_is_given_and_is_read_to_its_end() -> None:
-    """However long that is: nobody waits for the child to read it."""
+    """The parent can send input of any length: it reads while it writes."""
     given = b"x" * (1 << 20)
     with start(
         "import sys; print(len(sys.stdin.read()), file=sys.stderr)", given=given, stdout=PIPE, stderr=STDOUT
@@ -38,34 +38,34 @@ def test_a_child_reads_what_it_is_given_and_is_read_to_its_end() -> None:
         assert child.end() == 0
 
 
-def test_the_last_words_are_kept() -> None:
-    """Of more than a pipe holds."""
+def test_the_end_of_the_output_is_kept() -> None:
+    """This holds for more output than a pipe has room for."""
     with start("print('x' * 1_000_000 + 'the end')", stdout=PIPE) as child:
         assert child.read(PATIENCE_S, 8) == b"the end\n"
 
 
-def test_what_is_silent_for_too_long_has_not_ended() -> None:
-    """What it has said is there."""
-    # an unbuffered print writes the end of the line by itself, and later
+def test_a_child_that_is_silent_for_too_long_has_not_ended() -> None:
+    """Its earlier output is available."""
+    # an unbuffered print writes the end of the line separately, and later
     begins = "import os; os.write(1, b'begun\\n')"
     with start(f"{begins}; {SLEEPS}", stdout=PIPE) as child:
-        said = wait_until(lambda: read(child, 0.01), "it has begun")
+        said = wait_until(lambda: read(child, 0.01), "the child has started")
         assert said == "begun\n"
         assert not child.has_ended()
         assert child.end() == -signal.SIGKILL
 
 
 def test_the_end_of_a_child_ends_what_it_has_started() -> None:
-    """It is not waited for, though it holds the pipe open."""
+    """The parent does not wait for the grandchild, though that keeps the pipe open."""
     forks = f"import os\nif os.fork() == 0:\n    print(os.getpid(), flush=True)\n    {SLEEPS}\nos.wait3(os.WNOHANG)"
     with start(forks, stdout=PIPE) as child:
         assert child.has_ended(None)
-        grandchild = int(wait_until(lambda: read(child), "it has said its number"))
-    wait_until(lambda: grandchild not in children_of(1) | children_of(os.getpid()), "it has ended")
+        grandchild = int(wait_until(lambda: read(child), "the child has sent its pid"))
+    wait_until(lambda: grandchild not in children_of(1) | children_of(os.getpid()), "the grandchild has ended")
 
 
 def test_a_child_gets_the_environment_with_changes_but_nothing_of_the_service_manager(monkeypatch) -> None:
-    """Only the daemon reports to it."""
+    """Only the daemon reports to the service manager."""
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setenv("REMOVED", "1")
     program = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -76,7 +76,7 @@ def test_a_child_gets_the_environment_with_changes_but_nothing_of_the_service_ma
 
 
 def test_a_child_has_the_descriptors_that_are_passed_and_no_other() -> None:
-    """The last argument names its channel, which ends with it."""
+    """The last argument names its channel, which closes when the child ends."""
     program = "import json, os, sys; os.write(int(sys.argv[2]), json.dumps([sys.argv[1:], os.listdir('/proc/self/fd')]).encode())"
     passed = os.open(os.devnull, os.O_RDONLY)
     child, channel = start_linked(program, "first", descriptors=[passed])
@@ -92,8 +92,8 @@ def test_a_child_has_the_descriptors_that_are_passed_and_no_other() -> None:
 
 @pytest.mark.parametrize("failing", ["pidfd_open", "setpriority"])
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), KeyboardInterrupt()])
-def test_nothing_is_left_of_a_child_that_cannot_be_started(monkeypatch, failing, error) -> None:
-    """Neither a process nor a descriptor."""
+def test_a_child_that_cannot_be_started_leaves_nothing_behind(monkeypatch, failing, error) -> None:
+    """No process and no descriptor remain."""
 
     def fail(*_arguments: object) -> int:
         raise error
@@ -107,7 +107,7 @@ def test_nothing_is_left_of_a_child_that_cannot_be_started(monkeypatch, failing,
 
 
 def test_a_child_that_cannot_be_killed_is_left(monkeypatch) -> None:
-    """Its descriptors are closed; the init process, or the next start, reaps it."""
+    """Its descriptors are closed; the init process or the next start reaps it."""
     child = start(SLEEPS)
     with monkeypatch.context() as patch:
         patch.setattr(Child, "kill", lambda _self: None)
@@ -118,7 +118,7 @@ def test_a_child_that_cannot_be_killed_is_left(monkeypatch) -> None:
 
 
 def test_an_interrupted_wait_for_the_end_kills(monkeypatch) -> None:
-    """Whoever presses Ctrl-C twice leaves nothing behind."""
+    """A second Ctrl-C leaves no process behind."""
     child = start(SLEEPS)
 
     def interrupted(_self: Child, _within_s: float) -> bool:
@@ -135,5 +135,5 @@ def test_an_interrupted_wait_for_the_end_kills(monkeypatch) -> None:
     ("status", "text"), [(0, "exit status 0"), (3, "exit status 3"), (-11, "signal 11 (SIGSEGV)"), (-99, "signal 99")]
 )
 def test_how_a_process_ended(status, text) -> None:
-    """Also with signals that have no name."""
+    """The description also covers signals without a name."""
     assert describe(status) == text

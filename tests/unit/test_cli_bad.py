@@ -1,4 +1,4 @@
-"""`batchd bad` shows names of files that somebody chose to trouble whoever looks at them."""
+"""`batchd bad` prints file names that an attacker may have chosen."""
 
 from click.testing import CliRunner
 
@@ -8,7 +8,7 @@ from support.fake_daemon import FakeDaemon
 
 
 def test_a_path_cannot_command_the_terminal(tmp_path) -> None:
-    """Its control characters are written out; a reason of several lines keeps them."""
+    """The command escapes its control characters; a reason of several lines keeps its lines."""
 
     def answer(session, message) -> bool:
         if isinstance(message, AskBad):

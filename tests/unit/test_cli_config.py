@@ -1,6 +1,6 @@
 """The command line without a daemon.
 
-Overview, `batchd config`, `batchd check`, and how errors leave it.
+The overview, `batchd config`, `batchd check`, and the exit of commands that fail.
 """
 
 import json
@@ -45,7 +45,7 @@ pipeline = [ { op = "decode" }, { op = "resize", size = [32, 48] }, { op = "norm
 
 @pytest.fixture
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration whose sources are there, in the current directory."""
+    """A configuration whose sources exist, in the current directory."""
     monkeypatch.chdir(tmp_path)
     write_photos(tmp_path / "photos", {"": 3})
     (tmp_path / "list.txt").write_text("a.jpg 1\n")
@@ -59,7 +59,7 @@ def run(*arguments: str) -> Result:
 
 
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Run as the console script does; the exit code and what stands on standard error."""
+    """Run like the console script; return the exit code and the text of standard error."""
     with pytest.raises(SystemExit) as caught:
         main(list(arguments))
     captured = capsys.readouterr()
@@ -71,7 +71,7 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 
 
 def test_help_has_every_command_and_every_exit_code() -> None:
-    """A person who knows only the name of the program gets on from here."""
+    """A user who knows only the name of the program can continue from here."""
     text = run("--help").output
 
     assert all(name in text and help_line in text for name, help_line in COMMANDS.items())
@@ -81,7 +81,7 @@ def test_help_has_every_command_and_every_exit_code() -> None:
 
 
 def test_help_imports_no_command() -> None:
-    """The overview comes at once: it waits for neither pydantic nor ZeroMQ."""
+    """The overview is fast because it does not import pydantic or ZeroMQ."""
     code = (
         "import sys\nfrom batchd.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
@@ -94,7 +94,7 @@ def test_help_imports_no_command() -> None:
 
 
 def test_the_daemon_loads_nothing_for_tracebacks_in_colour() -> None:
-    """It prints none, and starts in a tenth less time."""
+    """The daemon prints no such tracebacks, and starts in a tenth less time."""
     code = (
         "import os, sys\nfrom batchd.cli.main import main\n"
         "try:\n    main(['serve', '-c', '/nowhere.toml'])\nexcept SystemExit:\n    pass\n"
@@ -107,7 +107,7 @@ def test_the_daemon_loads_nothing_for_tracebacks_in_colour() -> None:
 
 
 def test_version_is_that_of_the_distribution() -> None:
-    """One number, from the metadata."""
+    """The version comes from the metadata only."""
     assert run("--version").output == f"batchd {version('batchd')}\n"
 
 
@@ -122,7 +122,7 @@ def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -
 def test_an_error_leaves_with_its_message_and_its_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No traceback for what is not a bug."""
+    """An error that is not a bug prints no traceback."""
 
     @click.command
     def command() -> None:
@@ -137,25 +137,25 @@ def test_an_error_leaves_with_its_message_and_its_exit_code(
 
 
 def test_config_prints_a_file_to_start_from() -> None:
-    """What is printed is the annotated file and nothing else."""
+    """The output is the annotated file and nothing else."""
     assert run("config").output == annotated_toml()
 
 
 def test_config_prints_the_schema_as_json() -> None:
-    """What an editor is pointed to."""
+    """An editor uses this schema."""
     assert json.loads(run("config", "--schema").output) == json_schema()
 
 
-def test_config_prints_the_manual() -> None:
-    """What stands in docs/configuration.md."""
+def test_config_prints_the_reference() -> None:
+    """The output equals docs/configuration.md."""
     assert run("config", "--reference").output == reference_markdown()
 
 
 # --- batchd check ---------------------------------------------------------------------------------
 
 
-def test_check_shows_what_would_be_served(config_file: Path) -> None:
-    """One row for each stream: where from, which arrays, how large a slot and how many of them."""
+def test_check_shows_the_streams_to_serve(config_file: Path) -> None:
+    """Each stream has one row: its source, its arrays, the size and the number of its slots."""
     result = run("check", str(config_file), "--set", "daemon.workers=3")
 
     lines = result.output.splitlines()
@@ -180,7 +180,7 @@ def test_check_shows_what_would_be_served(config_file: Path) -> None:
 
 
 def test_check_says_which_streams_worker_hosts_may_fill(config_file: Path) -> None:
-    """And why the others stay; nothing of that if no worker hosts may come."""
+    """It says why other streams stay local; without an address for worker hosts it says nothing."""
     with config_file.open("a") as file:
         file.write('[streams.camera]\nsource = { type = "push", fields = { x = "int64" } }\nbatch_size = 8\n')
     pool = "--set", "daemon.worker_address=127.0.0.1:7072", "--set", "streams.list.decode_at=here"
@@ -198,7 +198,7 @@ def test_check_says_which_streams_worker_hosts_may_fill(config_file: Path) -> No
 
 
 @pytest.mark.usefixtures("config_file")
-def test_check_says_how_large_a_ring_must_be_for_the_pool() -> None:
+def test_check_names_the_ring_size_that_the_pool_needs() -> None:
     """With the memory that it names the ring is large enough, and with 1 MiB less it is not."""
 
     def said(*options: str) -> str:
@@ -217,7 +217,7 @@ def test_check_says_how_large_a_ring_must_be_for_the_pool() -> None:
 
 
 def test_an_address_for_worker_hosts_beyond_loopback_needs_their_keys(config_file: Path) -> None:
-    """Those of trainers are no use there. Both addresses are told together."""
+    """Keys of trainers do not help here. Both addresses are reported together."""
     result = run(
         "check", *(f"--set=daemon.{key}={value}" for key, value in
         {"tcp": "0.0.0.0:7070", "worker_address": "0.0.0.0:7072", "keys_dir": config_file.parent / "keys"}.items())
@@ -229,27 +229,25 @@ def test_an_address_for_worker_hosts_beyond_loopback_needs_their_keys(config_fil
 
 
 def test_check_counts_the_memory_of_caches(config_file: Path) -> None:
-    """Beside that of rings, and of those that streams share once."""
+    """The total includes rings, caches, and caches that streams share once."""
     cache = ("--set", "streams.photos.cache=encoded", "--set", "streams.photos.cache_memory=1GiB")
     result = run("check", str(config_file), *cache)
 
     assert result.output.splitlines()[0].endswith("of 64.0 MiB shared memory, and up to 1.0 GiB for caches")
 
 
-def test_check_takes_batchd_toml_by_itself(config_file: Path) -> None:
-    """In the folder of the file, no argument is needed.
+def test_check_finds_batchd_toml_without_an_argument(config_file: Path) -> None:
+    """The command looks in the current directory.
 
-    The printed file passes but for its data.
+    The printed file is valid except for its data.
     """
     assert run("check").exit_code == 0
     config_file.write_text(annotated_toml())
     assert run("check", "--set", "streams.photos.source.path=photos", "--set", "daemon.runtime_dir=run").exit_code == 0
 
 
-def test_check_says_everything_that_is_wrong_with_a_valid_tree(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Missing sources, invalid steps, memory and runtime directory, in one run with lines."""
+def test_check_reports_every_problem_of_a_valid_tree(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run reports sources, steps, memory and the runtime directory, with lines."""
     rmtree(config_file.parent / "photos")
     (config_file.parent / "list.txt").unlink()
     text = CONFIG.replace('{ op = "layout" } ]', '{ op = "layout" }, { op = "random_flip" } ]')
@@ -278,7 +276,7 @@ def test_check_has_an_exit_code_for_memory_alone(config_file: Path, capsys: pyte
 
 
 def test_check_of_a_broken_file_names_the_line(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same errors that the daemon would give at its start."""
+    """The daemon reports the same errors at its start."""
     config_file.write_text(CONFIG.replace("batch_size = 64", "batch_size = 0"))
 
     code, text = fail(capsys, "check", str(config_file))
@@ -292,7 +290,7 @@ def test_check_of_a_broken_file_names_the_line(config_file: Path, capsys: pytest
 def test_settings_without_path_or_value_are_wrong_usage(
     config_file: Path, capsys: pytest.CaptureFixture[str], setting: str
 ) -> None:
-    """The message shows how it is written."""
+    """The message shows the right form."""
     code, text = fail(capsys, "check", str(config_file), "--set", setting)
 
     assert code == 2
@@ -300,7 +298,7 @@ def test_settings_without_path_or_value_are_wrong_usage(
 
 
 def test_options_of_all_commands_that_take_a_configuration() -> None:
-    """The file has a default, and settings keep what stands behind their first equals sign."""
+    """The file has a default, and a setting keeps everything after its first equals sign."""
 
     @click.command
     @config_options

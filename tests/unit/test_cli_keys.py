@@ -1,4 +1,4 @@
-"""`batchd keys` and what `batchd check` says of keys, as a person sees it."""
+"""`batchd keys` and the messages of `batchd check` about keys, as a user sees them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from support.network import free_port
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory; nothing of the user's own is in reach."""
+    """The current directory; no file of the real user can be reached."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BATCHD_KEYS_DIR", raising=False)
     monkeypatch.setattr("batchd.daemon.tcp.keys.default_keys_dir", lambda: tmp_path / "usual")
@@ -31,7 +31,7 @@ def run(*arguments: str) -> Result:
 
 
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Run as the console script does; the exit code and what stands on standard error."""
+    """Run like the console script; return the exit code and the text of standard error."""
     with pytest.raises(SystemExit) as caught:
         main(list(arguments))
     captured = capsys.readouterr()
@@ -42,7 +42,7 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 def test_a_new_key_is_printed_and_its_use_is_explained(folder: Path) -> None:
     """Standard output is the file and nothing else.
 
-    The hint stands on standard error and has no secret.
+    The hint is on standard error and does not include the secret.
     """
     result = run("new", "--name", "gpu-7", "--keys-dir", "keys", "--stream", "photos", "--stream", "val")
 
@@ -58,7 +58,7 @@ def test_a_new_key_is_printed_and_its_use_is_explained(folder: Path) -> None:
 
 
 def test_a_new_key_of_a_worker_host_is_explained_for_the_worker_host(folder: Path) -> None:
-    """The file tells its role, to people and to programs, and is no file for a trainer."""
+    """The file names its role to people and programs, and a trainer cannot use it."""
     result = run("new", "--role", "worker", "--name", "pool", "--keys-dir", "keys", "-o", "pool.key")
 
     key = read_connection_key(folder / "pool.key", Role.WORKER)
@@ -70,7 +70,7 @@ def test_a_new_key_of_a_worker_host_is_explained_for_the_worker_host(folder: Pat
 
 
 def test_a_new_key_is_written_for_its_owner_alone(folder: Path) -> None:
-    """Whatever the umask; then it can be read as it is."""
+    """The umask does not matter; afterwards the file can be read without changes."""
     before = os.umask(0)
     try:
         result = run("new", "--name", "a", "--keys-dir", "keys", "-o", "a.key")
@@ -85,7 +85,7 @@ def test_a_new_key_is_written_for_its_owner_alone(folder: Path) -> None:
 
 @pytest.mark.parametrize("target", ["a file", "a link", "a link to nothing"])
 def test_nothing_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str], target: str) -> None:
-    """Then no key is made either."""
+    """The command makes no key in that case."""
     (folder / "precious").write_text("precious")
     if target != "a file":
         (folder / "link").symlink_to("precious" if target == "a link" else "nothing")
@@ -100,7 +100,7 @@ def test_nothing_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_key_that_cannot_be_made_leaves_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that is taken, and a folder for the output that is not there."""
+    """The name is taken, or the folder for the output does not exist."""
     run("new", "--name", "a", "--keys-dir", "keys")
 
     code, text = fail(capsys, "keys", "new", "--role", "worker", "--name", "a", "--keys-dir", "keys", "-o", "a.key")
@@ -111,10 +111,10 @@ def test_a_key_that_cannot_be_made_leaves_no_file(folder: Path, capsys: pytest.C
     assert [trainer.name for trainer in KeyDirectory(folder / "keys").trainers.accepted()] == ["a"]
 
 
-def test_a_key_that_cannot_be_delivered_is_taken_back(
+def test_a_key_that_cannot_be_written_is_revoked(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has its secret, so it would stand there for ever."""
+    """No user has its secret, so the key would stay there unused."""
     file = folder / "full.key"
 
     def full(descriptor: int) -> None:
@@ -130,7 +130,7 @@ def test_a_key_that_cannot_be_delivered_is_taken_back(
 
 
 def test_keys_are_listed_for_people_and_for_programs(folder: Path) -> None:
-    """Names, roles, public keys and streams; no secret, because there is none."""
+    """The list has names, roles, public keys and streams; the daemon does not keep secrets."""
     assert "no keys in" in run("list", "--keys-dir", "keys").stdout
     keys = KeyDirectory(folder / "keys")
     one, other = keys.new("gpu-7", frozenset({"val", "photos"})), keys.new("b", role=Role.WORKER)
@@ -145,8 +145,8 @@ def test_keys_are_listed_for_people_and_for_programs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_damaged_file_is_told_beside_the_list(folder: Path, role: Role) -> None:
-    """The list itself stays what a program can read; the damaged key can be revoked."""
+def test_a_damaged_file_is_reported_next_to_the_list(folder: Path, role: Role) -> None:
+    """Programs can still read the list; the damaged key can be revoked."""
     KeyDirectory(folder / "keys").new("a", role=role)
     (folder / f"keys/{role}s/a.key").write_text("")
 
@@ -160,7 +160,7 @@ def test_a_damaged_file_is_told_beside_the_list(folder: Path, role: Role) -> Non
 
 @pytest.mark.parametrize("role", Role)
 def test_a_key_is_revoked_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str], role: Role) -> None:
-    """Whatever its role. An unknown one is told with the known ones."""
+    """Its role does not matter. The error for an unknown name lists the known ones."""
     keys = KeyDirectory(folder / "keys")
     key = keys.new("a", role=role)
     keys.new("b")
@@ -174,12 +174,12 @@ def test_a_key_is_revoked_by_its_name(folder: Path, capsys: pytest.CaptureFixtur
     assert [key.name for key in keys.trainers.accepted()] == ["b"]
 
 
-def test_the_directory_is_the_nearest_that_is_named(
+def test_the_directory_comes_from_the_most_specific_setting(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Option, environment, configuration (batchd.toml by itself), the usual one.
+    """The order is option, environment, configuration (batchd.toml by default), default path.
 
-    Two options at once are a mistake.
+    Two options at once are an error.
     """
 
     def place(*arguments: str) -> str:
@@ -201,7 +201,7 @@ def test_the_directory_is_the_nearest_that_is_named(
 
 
 def test_a_directory_that_cannot_be_used_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what helps."""
+    """The error names the remedy."""
     (folder / "file").write_text("")
 
     code, text = fail(capsys, "keys", "new", "--name", "a", "--keys-dir", "file")
@@ -210,7 +210,7 @@ def test_a_directory_that_cannot_be_used_is_named(folder: Path, capsys: pytest.C
 
 
 def test_check_says_that_tcp_needs_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With its line and the command; with keys, or on loopback, the file is fine."""
+    """The problem has line and command; with keys, or on loopback, the file is valid."""
     write_photos(folder / "photos", {".": 32})
     (folder / "run").mkdir()
     tcp = f"0.0.0.0:{free_port()}"

@@ -1,4 +1,4 @@
-"""What ``batchd peek`` says of streams that are no pictures, against a daemon that is not real."""
+"""``batchd peek`` of streams without images, against a fake daemon."""
 
 import cv2
 import numpy as np
@@ -23,7 +23,7 @@ FIELDS = (
 
 
 class WordStream(FakeStream):
-    """Words of different lengths; with a small picture beside them, or without."""
+    """Words of different lengths, with or without a small image."""
 
     def page(self, _epoch: int, _step: int) -> bytearray:
         page = bytearray(self.layout.slot_bytes)
@@ -34,13 +34,13 @@ class WordStream(FakeStream):
 
 
 def peek(tmp_path, stream, *options):
-    """Run the command; its exit status and what it printed."""
+    """Run the command; return its exit status and its output."""
     with FakeDaemon(tmp_path / "run", stream) as fake:
         return CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address, *options])
 
 
 def test_a_stream_without_images_is_printed(tmp_path) -> None:
-    """Its fields with their types, the values of its first samples, and no file."""
+    """It prints the fields with their types and the values of the first samples, but no file."""
     result = peek(tmp_path, WordStream(fields=FIELDS[:2]), "-o", str(tmp_path / "sheet.png"))
 
     assert result.exit_code == 0, result.output
@@ -57,7 +57,7 @@ def test_a_stream_without_images_is_printed(tmp_path) -> None:
 
 
 def test_a_stream_with_an_image_of_another_name_is_drawn(tmp_path) -> None:
-    """Without labels, too; and a field that is no image is refused with those that are."""
+    """Labels are optional; the error for a field without images lists the fields with images."""
     sheet = tmp_path / "sheet.png"
     drawn = peek(tmp_path, WordStream(fields=FIELDS), "-o", str(sheet))
     refused = peek(tmp_path, WordStream(fields=FIELDS), "--field", "words")
@@ -68,8 +68,8 @@ def test_a_stream_with_an_image_of_another_name_is_drawn(tmp_path) -> None:
     assert "no images in a field 'words': it has digit" in str(refused.exception)
 
 
-def test_the_daemon_says_which_images_are_blue_first(tmp_path) -> None:
-    """A pipeline that makes them so is drawn in its right colours, without being told."""
+def test_the_daemon_says_which_images_are_bgr(tmp_path) -> None:
+    """Images of a pipeline that makes BGR have the right colours without an option."""
 
     class RedStream(FakeStream):
         def page(self, _epoch: int, _step: int) -> bytearray:
@@ -88,7 +88,7 @@ def test_the_daemon_says_which_images_are_blue_first(tmp_path) -> None:
 
 
 def test_the_batch_at_a_position_is_drawn(tmp_path) -> None:
-    """Whichever was asked for; what is no position is refused."""
+    """The command draws any requested batch, and refuses an invalid position."""
     sheet = str(tmp_path / "sheet.png")
 
     assert peek(tmp_path, WordStream(fields=FIELDS), "-o", sheet, "--at", "2:3").output.endswith(
@@ -117,12 +117,12 @@ def test_the_batch_at_a_position_is_drawn(tmp_path) -> None:
     ],
 )
 def test_values_are_shortened(value, text) -> None:
-    """Numbers, starts of arrays, and bytes as text if they are text without control codes."""
+    """The table has numbers, the starts of arrays, and bytes as text if all can be printed."""
     assert batch_table(PeekedBatch(0, 0, [], {"x": value}))[2] == text
 
 
-def test_a_table_has_the_first_samples_alone() -> None:
-    """Each in its own shape."""
+def test_a_table_has_only_the_first_samples() -> None:
+    """Each sample has its own shape."""
     array, sizes = np.arange(54).reshape(18, 3), np.array([1, 3] * 9, np.int32)
     room = Room(array, sizes.reshape(18, 1).astype(np.int64), Varying("ragged", (0,)))
     batch = PeekedBatch(0, 0, [], {"x": array, "x_length": sizes}, {"x": room})
@@ -139,5 +139,5 @@ def test_a_table_has_the_first_samples_alone() -> None:
 
 
 def test_columns_are_as_wide_as_they_need_to_be() -> None:
-    """And lines have no blanks at their end."""
+    """Lines have no blanks at their end."""
     assert aligned([["a", "bb"], ["ccc", "d"]]) == ["a    bb", "ccc  d"]

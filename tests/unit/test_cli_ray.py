@@ -22,7 +22,7 @@ def keys(tmp_path) -> KeyDirectory:
 
 
 def test_a_pool_has_a_key_of_a_worker_host(keys) -> None:
-    """Named after the daemon."""
+    """The key has the name of the daemon."""
     text = ray._pool_key(keys, GPU, None)
 
     [key] = keys.workers.accepted()
@@ -31,15 +31,15 @@ def test_a_pool_has_a_key_of_a_worker_host(keys) -> None:
 
 
 def test_a_pool_keeps_the_key_of_its_running_worker_hosts(keys) -> None:
-    """A former driver has made it."""
+    """An earlier driver made the key."""
     former = ray._pool_key(keys, GPU, None)
 
     assert ray._pool_key(keys, GPU, former) == former
 
 
 @pytest.mark.parametrize("is_revoked", [True, False])
-def test_a_key_that_nobody_has_any_more_is_replaced(keys, is_revoked) -> None:
-    """Or one that was revoked: the worker hosts that have it are of no use."""
+def test_a_lost_or_revoked_key_is_replaced(keys, is_revoked) -> None:
+    """Worker hosts with such a key cannot connect."""
     former = ray._pool_key(keys, GPU, None)
     if is_revoked:
         keys.revoke("ray-gpu1-7072")
@@ -61,12 +61,12 @@ def test_a_key_that_nobody_has_any_more_is_replaced(keys, is_revoked) -> None:
     ],
 )
 def test_worker_hosts_reach_a_daemon_at_its_address_or_at_that_of_its_machine(listens_at, reached_at) -> None:
-    """In the cluster, where it listens at every address."""
+    """In a cluster the daemon may listen at every address."""
     assert ray._reached_at(listens_at, "10.0.0.7") == reached_at
 
 
-def test_a_daemon_that_is_away_is_asked_again(monkeypatch) -> None:
-    """Meanwhile there is no number."""
+def test_an_absent_daemon_is_asked_again(monkeypatch) -> None:
+    """Until it answers, there is no number."""
     wanted = ray._Wanted(None)
     answers = iter([4, BatchdError("away"), BatchdError("away"), 6])
 
@@ -81,8 +81,8 @@ def test_a_daemon_that_is_away_is_asked_again(monkeypatch) -> None:
     assert [wanted() for _ in range(4)] == [4, None, None, 6]
 
 
-def test_a_daemon_without_worker_hosts_says_how_to_let_them_in(monkeypatch) -> None:
-    """Which is a setting."""
+def test_a_daemon_without_worker_hosts_says_how_to_allow_them(monkeypatch) -> None:
+    """The error names the setting."""
     monkeypatch.setattr(ray, "ask_status", lambda _session: SimpleNamespace(pool=None))
     monkeypatch.setattr(ray, "running_daemon", lambda _address: ray.suppress())
 
@@ -99,13 +99,13 @@ def test_a_daemon_without_worker_hosts_says_how_to_let_them_in(monkeypatch) -> N
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, said) -> None:
-    """Before anything else."""
+    """The command refuses them before it does anything else."""
     assert said in batchd("ray", *arguments, status=2).stderr
 
 
 @pytest.mark.parametrize("arguments", [["tcp://gpu1:7072"], ["--", "--map", "/a=/b"], ["status"], ["down"]])
 def test_without_ray_it_says_what_to_install(monkeypatch, arguments) -> None:
-    """Nothing else of batchd needs it."""
+    """No other part of batchd needs Ray."""
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "batchd.on_ray.pool", raising=False)
 

@@ -1,4 +1,4 @@
-"""The contact sheet, looked at pixel by pixel: every kind of image that a pipeline makes."""
+"""The contact sheet, checked pixel by pixel: every kind of image that a pipeline makes."""
 
 import cv2
 import numpy as np
@@ -31,7 +31,7 @@ def batch_of(images: np.ndarray, labels: list[int] | None = None, **options: obj
 
 
 def filled(color: tuple[int, ...], height: int = 20, width: int = 20) -> np.ndarray:
-    """One image, [height, width, channels], all of one colour."""
+    """One image, [height, width, channels], in one colour."""
     return np.full((height, width, len(color)), color, np.uint8)
 
 
@@ -42,7 +42,7 @@ def tile(sheet: np.ndarray, index: int, columns: int) -> np.ndarray:
 
 
 def caption_strip(sheet: np.ndarray) -> np.ndarray:
-    """What is drawn under the first image."""
+    """The pixels of the strip below the first image."""
     return sheet[MARGIN_PIXELS + TILE_PIXELS : MARGIN_PIXELS + TILE_PIXELS + CAPTION_PIXELS]
 
 
@@ -51,7 +51,7 @@ def middle(sheet: np.ndarray, index: int = 0, columns: int = 1) -> tuple[int, ..
 
 
 def test_rgb_images_keep_their_colours_and_their_places() -> None:
-    """Row by row, the sheet itself is in OpenCV's order."""
+    """The rows of the sheet are in OpenCV's order of channels."""
     images = np.stack([filled((255, 0, 0)), filled((0, 255, 0)), filled((0, 0, 255))] * 3)
 
     sheet = draw_sheet(batch_of(images), is_bgr=False)
@@ -62,12 +62,12 @@ def test_rgb_images_keep_their_colours_and_their_places() -> None:
 
 
 def test_bgr_images_keep_their_colours_too() -> None:
-    """Who decodes to bgr says so."""
+    """The decode step declares the order."""
     assert middle(draw_sheet(batch_of(filled((255, 0, 0))[None]), is_bgr=True)) == BLUE_IN_BGR
 
 
 def test_channels_may_come_first() -> None:
-    """The same image in the other order is the same picture."""
+    """The same image in the other order of axes gives the same picture."""
     image = np.random.default_rng(5).integers(0, 256, (1, 24, 40, 3), np.uint8)
 
     last = draw_sheet(batch_of(image), is_bgr=False)
@@ -78,14 +78,14 @@ def test_channels_may_come_first() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 12, 20, 1), (1, 1, 12, 20)], ids=["last", "first"])
 def test_grey_images_are_grey(shape) -> None:
-    """One channel, wherever it stands."""
+    """The single channel may be at either end of the shape."""
     assert middle(draw_sheet(batch_of(np.full(shape, 90, np.uint8)), is_bgr=False)) == (90, 90, 90)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2)], ids=["nhwc", "nchw"])
 def test_floating_point_images_are_stretched(dtype, order) -> None:
-    """From the smallest number of the sheet to its largest; half red, half nothing."""
+    """The range is that of the whole sheet; here half is red and half is black."""
     image = np.full((1, 20, 20, 3), -2.0, dtype)
     image[0, :, :10, 0] = 2.5
 
@@ -96,10 +96,10 @@ def test_floating_point_images_are_stretched(dtype, order) -> None:
     assert tuple(drawn[80, 140]) == (0, 0, 0)
 
 
-def test_floating_point_images_of_one_value_each_are_told_apart() -> None:
-    """Numbers from 0 to 1 are drawn as they are.
+def test_floating_point_images_of_one_value_each_are_distinguishable() -> None:
+    """Numbers from 0 to 1 are drawn without a change.
 
-    Others within the range of the sheet, which may be none.
+    Other numbers are drawn within the range of the sheet, which may be empty.
     """
 
     def middles(*numbers: float) -> list[int]:
@@ -114,7 +114,7 @@ def test_floating_point_images_of_one_value_each_are_told_apart() -> None:
 
 
 def test_proportions_are_kept() -> None:
-    """Wide images have bars above and below, high ones at the sides; tiny ones stay visible."""
+    """Wide images have bars above and below, tall ones at the sides; tiny ones stay visible."""
     wide = tile(draw_sheet(batch_of(filled((0, 255, 0), 10, 40)[None]), is_bgr=False), 0, 1)
     high = tile(draw_sheet(batch_of(filled((0, 255, 0), 400, 100)[None]), is_bgr=False), 0, 1)
     line = tile(draw_sheet(batch_of(filled((0, 255, 0), 1, 1000)[None]), is_bgr=False), 0, 1)
@@ -126,7 +126,7 @@ def test_proportions_are_kept() -> None:
 
 
 def test_more_images_than_fit_are_left_out() -> None:
-    """A large batch makes no endless sheet, and a small one no wide one."""
+    """A large batch makes a sheet of limited height, and a small batch a narrow one."""
     image = filled((1, 2, 3), 2, 2)
     large = draw_sheet(batch_of(np.stack([image] * (IMAGES_MAX + 9))), is_bgr=False)
     full = draw_sheet(batch_of(np.stack([image] * IMAGES_MAX)), is_bgr=False)
@@ -137,7 +137,7 @@ def test_more_images_than_fit_are_left_out() -> None:
 
 
 def test_a_caption_is_drawn_under_its_image() -> None:
-    """In its strip and nowhere in the image; another label is another drawing."""
+    """The caption is in its strip and outside the image; another label gives other pixels."""
     seven, eight = (draw_sheet(batch_of(filled((9, 9, 9))[None], [label]), is_bgr=False) for label in (7, 8))
 
     assert (caption_strip(seven) != BACKGROUND).any()
@@ -158,13 +158,13 @@ def test_a_caption_is_drawn_under_its_image() -> None:
         (0, {"classes": ["cat"], "valid": [False]}, "bad, masked: 0 cat"),
     ],
 )
-def test_a_caption_names_the_label_as_well_as_it_can(label, options, text) -> None:
-    """Number and name in the font's letters, not wider than the image; masked samples marked."""
+def test_a_caption_shows_the_label_within_its_width(label, options, text) -> None:
+    """It has number and name in the font's letters, fits the image, and marks masked samples."""
     assert _caption(batch_of(filled((1, 1, 1))[None], [label], **options), 0) == text
 
 
 def test_the_sheet_is_written_as_a_png(tmp_path) -> None:
-    """What is read back is what was drawn; an older sheet is replaced."""
+    """The file has the drawn pixels and replaces an older sheet."""
     batch = batch_of(np.stack([filled((200, 100, 50)), filled((1, 2, 3))]))
     file = tmp_path / "sheet.out"
     file.write_bytes(b"older" * 100_000)
@@ -177,7 +177,7 @@ def test_the_sheet_is_written_as_a_png(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["missing/sheet.png", ".", "file/sheet.png"])
 def test_a_path_that_cannot_be_written_is_named(tmp_path, name) -> None:
-    """With the kernel's reason."""
+    """The error has the kernel's reason."""
     (tmp_path / "file").touch()
 
     with pytest.raises(BatchdError, match=rf"{tmp_path / name} cannot be written: [A-Z]"):
@@ -208,7 +208,7 @@ def varying_batch(kind: str, sizes: list[tuple[int, int]], *, channels_first: bo
 @pytest.mark.parametrize("kind", ["padded", "ragged"])
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_images_of_different_sizes_are_drawn_each_in_its_own(kind, channels_first) -> None:
-    """Nothing of their room is seen, and a masked one without pixels is an empty tile."""
+    """No red pixel of the room is visible, and a masked image without pixels is an empty tile."""
     sheet = draw_sheet(varying_batch(kind, [(10, 40), (40, 1), (0, 0)], channels_first=channels_first), is_bgr=False)
 
     wide, high, nothing = (tile(sheet, index, 3) for index in range(3))
@@ -219,7 +219,7 @@ def test_images_of_different_sizes_are_drawn_each_in_its_own(kind, channels_firs
 
 
 def test_images_are_known_by_their_shape() -> None:
-    """Colour or grey, channels first or last; "image" first, numbers and vectors never."""
+    """Colour or grey, channels first or last; "image" comes first, numbers and vectors never."""
     shapes = {
         "tokens": ((2, 9), np.uint8),
         "label": ((2,), np.int64),
@@ -236,7 +236,7 @@ def test_images_are_known_by_their_shape() -> None:
 
 
 def test_an_image_without_channels_is_grey() -> None:
-    """As digits are kept."""
+    """Images of digits have this shape."""
     batch = PeekedBatch(0, 0, [], {"digit": np.full((1, 9, 9), 90, np.uint8), "index": np.array([7])})
 
     assert middle(draw_sheet(batch, "digit", is_bgr=False)) == (90, 90, 90)
@@ -247,8 +247,8 @@ def test_an_image_without_channels_is_grey() -> None:
     ("label", "text"),
     [(np.array([0.25], np.float32), "0.25"), (np.zeros((1, 10), np.float32), "#3"), (np.array([True]), "True")],
 )
-def test_a_label_may_be_anything_or_not_be_there(label, text) -> None:
-    """A number as it is; of anything else, the sample's number in its source."""
+def test_a_label_may_have_any_type_or_be_absent(label, text) -> None:
+    """A number is shown directly; otherwise the caption has the sample's index in its source."""
     images = filled((1, 1, 1))[None]
 
     assert _caption(PeekedBatch(0, 0, [], {"image": images, "label": label, "index": np.array([3])}), 0) == text
