@@ -1,4 +1,4 @@
-"""What a batch is, and how long its memory stays.
+"""The content of a batch, and the lifetime of its memory.
 
 Leases follow the lifetime of Python's objects.
 """
@@ -37,11 +37,11 @@ def batches(daemon):
 
 @pytest.fixture
 def held(fake, daemon, batches):
-    """Take one more batch, and tell which earlier ones the daemon still counts as held."""
+    """Take one more batch; return the earlier ones that the daemon still counts as held."""
 
     def take_and_look() -> list[int]:
         newest = next(batches).step
-        daemon.status()  # comes behind the pull
+        daemon.status()  # its reply comes after the pull
         return [sequence for sequence in fake.held_sequences() if sequence < newest]
 
     return take_and_look
@@ -59,7 +59,7 @@ def test_batch_holds_what_its_position_says(batches, fake) -> None:
 
 
 def test_batch_is_a_mapping(batches) -> None:
-    """It goes where a dict of arrays goes."""
+    """It can replace a dict of arrays."""
     batch = next(batches)
 
     assert list(batch) == list(batch.keys()) == ["image", "label"]
@@ -71,13 +71,13 @@ def test_batch_is_a_mapping(batches) -> None:
 
 
 def test_unknown_field_is_refused_with_the_known_ones(batches) -> None:
-    """A typing error is found at once."""
+    """A mistyped name raises at once."""
     with pytest.raises(KeyError, match="image, label"):
         next(batches)["images"]
 
 
 def test_arrays_are_read_only_and_not_copied(batches) -> None:
-    """Nobody can write into memory that other trainers read."""
+    """No trainer can write into memory that other trainers read."""
     batch = next(batches)
     array = batch["image"]
 
@@ -90,7 +90,7 @@ def test_arrays_are_read_only_and_not_copied(batches) -> None:
 
 
 def test_an_export_by_dlpack_is_read_only_and_not_copied(batches) -> None:
-    """A consumer that does not know the mark for that gets nothing."""
+    """A consumer that does not know the read-only flag gets an error."""
     batch = next(batches)
     exported = np.from_dlpack(batch.dlpack("image"))
 
@@ -115,8 +115,8 @@ def test_tensors_without_torch_are_refused_with_what_to_install(batches, monkeyp
     assert batch["image"].shape == (4, 2, 2, 3)
 
 
-def test_batch_that_nobody_keeps_goes_back_with_the_next_pull(batches, held) -> None:
-    """Rebinding the loop's variable is enough."""
+def test_batch_without_references_is_returned_with_the_next_pull(batches, held) -> None:
+    """It is enough to assign the loop's variable again."""
     next(batches)
 
     assert held() == []
@@ -136,10 +136,10 @@ def test_batch_that_nobody_keeps_goes_back_with_the_next_pull(batches, held) -> 
     ],
     ids=["batch", "array", "slice", "memoryview", "frombuffer", "view", "dlpack", "capsule"],
 )
-def test_lease_lives_as_long_as_anything_that_reads_its_memory(batches, held, keep) -> None:
-    """The batch itself may be gone.
+def test_lease_lives_as_long_as_any_reader_of_its_memory(batches, held, keep) -> None:
+    """The batch object itself may be deleted earlier.
 
-    Its last view ends the lease, and the next pull gives it back.
+    Its last view ends the lease, and the next pull returns the slot.
     """
     kept = keep(next(batches))
     assert held() == [0]
@@ -150,15 +150,15 @@ def test_lease_lives_as_long_as_anything_that_reads_its_memory(batches, held, ke
 
 
 def test_copy_does_not_hold_the_lease(batches, fake, held) -> None:
-    """What the error about hoarding recommends does help."""
+    """This is the remedy that the error about hoarding names."""
     kept = next(batches)["label"].copy()
 
     assert held() == []
     np.testing.assert_array_equal(kept, fake.stream.label(0, 0))
 
 
-def test_batch_in_a_cycle_goes_back_when_the_collector_finds_it(batches, held) -> None:
-    """Leases end inside the garbage collector without harm."""
+def test_batch_in_a_cycle_is_returned_when_the_collector_finds_it(batches, held) -> None:
+    """A lease can end inside the garbage collector."""
     cycle = [next(batches)]
     cycle.append(cycle)
     assert held() == [0]
@@ -169,19 +169,19 @@ def test_batch_in_a_cycle_goes_back_when_the_collector_finds_it(batches, held) -
     assert held() == []
 
 
-def test_release_gives_back_while_views_are_alive(batches, held) -> None:
-    """The user's word is enough."""
+def test_release_returns_the_slot_while_views_are_alive(batches, held) -> None:
+    """The explicit call is enough."""
     batch = next(batches)
     view = batch["image"]
 
     batch.release()
 
     assert held() == []
-    assert view.shape == (4, 2, 2, 3)  # still mapped, if no longer its own
+    assert view.shape == (4, 2, 2, 3)  # still mapped, though the slot was returned
 
 
 def test_released_batch_refuses_access_by_name(batches) -> None:
-    """Also one whose array had been taken before."""
+    """This also holds for a batch whose array was read before."""
     batch = next(batches)
     batch["label"]
 
@@ -195,15 +195,15 @@ def test_released_batch_refuses_access_by_name(batches) -> None:
 
 
 def test_with_releases_at_its_end(batches) -> None:
-    """Also where the body fails."""
+    """This also holds if the body raises."""
     with pytest.raises(ZeroDivisionError), next(batches) as batch:
         1 / 0  # noqa: B018
 
     assert batch.released
 
 
-def test_releasing_twice_gives_back_once(batches, held) -> None:
-    """Release, release again, die: one lease ends, and no other with it."""
+def test_releasing_twice_returns_the_slot_once(batches, held) -> None:
+    """Two releases and the end of the object end one lease, and no other."""
     kept = next(batches)
     batch = next(batches)
     array = batch["label"]
@@ -215,13 +215,13 @@ def test_releasing_twice_gives_back_once(batches, held) -> None:
     assert kept["label"][0] == 0
 
 
-def test_repr_tells_what_is_in_it(batches) -> None:
-    """Enough to see what one has got in hand."""
+def test_repr_shows_the_content(batches) -> None:
+    """The fields and the position are enough to identify a batch."""
     assert repr(next(batches)) == "<Batch photos epoch=0 step=0 samples=4 image=uint8[4, 2, 2, 3] label=int64[4]>"
 
 
 def test_release_in_another_thread_wakes_a_waiting_trainer(tmp_path) -> None:
-    """While the loop waits for a slot, whoever still reads one can let it go on."""
+    """While the loop waits for a slot, another thread that reads one can release it."""
     with (
         FakeDaemon(tmp_path / "run", FakeStream(slots=2)) as fake,
         batchd_client.connect(fake.address) as daemon,
@@ -244,8 +244,8 @@ def test_release_in_another_thread_wakes_a_waiting_trainer(tmp_path) -> None:
         assert [second.step, third.step] == [1, 2]
 
 
-def test_hoarding_is_an_error_that_tells_how_many_and_ends_with_a_release(batches, fake) -> None:
-    """The loop goes on where it stood, after the remedy that the error names."""
+def test_hoarding_is_an_error_that_counts_and_ends_with_a_release(batches, fake) -> None:
+    """After that remedy, the loop continues at the same position."""
     fake.grant_up_to(3)
     hoard = [next(batches) for _ in range(3)]
     fake.answer = lambda session, message: fake.refuses(

@@ -1,4 +1,4 @@
-"""Copies and pickles of what there is once: refused, with what to do instead."""
+"""Copies and pickles of unique objects are refused, with a remedy."""
 
 import copy
 import pickle
@@ -12,10 +12,10 @@ from support.fake_live import FakeLive
 
 
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda make: make.__name__)
-def test_a_copy_is_refused_with_what_to_do(tmp_path, make) -> None:
+def test_a_copy_is_refused_with_a_remedy(tmp_path, make) -> None:
     """A copy of a batch would share its lease.
 
-    To release one would let the daemon write under the other.
+    A release of one would let the daemon overwrite the other.
     """
     with FakeDaemon(tmp_path / "run") as fake, batchd_client.connect(fake.address) as daemon:
         live = FakeLive(fake)

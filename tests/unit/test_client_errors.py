@@ -1,4 +1,4 @@
-"""What a trainer is told when something is wrong: facts first, then what helps."""
+"""The errors that a trainer gets: first the facts, then the remedy."""
 
 import os
 import pickle
@@ -38,7 +38,7 @@ from support.fake_stream import FakeSession
 from support.waiting import PATIENCE_S
 
 LEFT_S = 0.3
-"""Time that a test leaves for a request which is never answered."""
+"""Time that a test leaves for a request without an answer."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def refuse_hello(fake: FakeDaemon, error: ErrorCode, text: str) -> None:
 
 
 def test_an_error_from_another_process_has_its_remedy_once() -> None:
-    """Pools pickle errors, and a DataLoader makes them again from their text."""
+    """Pools pickle errors, and a DataLoader builds them again from their text."""
     error = errors.RingExhausted("this trainer holds 4 batches")
 
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
@@ -69,7 +69,7 @@ def test_an_error_from_another_process_has_its_remedy_once() -> None:
 
 
 def test_missing_directory_is_named_with_the_command_that_helps(tmp_path) -> None:
-    """The commonest error of all."""
+    """This is the most frequent error."""
     with pytest.raises(DaemonNotFound) as caught:
         batchd_client.connect(str(tmp_path / "nowhere"), connect_timeout_s=0.1)
 
@@ -80,13 +80,13 @@ def test_missing_directory_is_named_with_the_command_that_helps(tmp_path) -> Non
     assert "BATCHD_ADDRESS" in str(caught.value)
 
 
-def test_directory_without_a_daemon_is_told_apart(tmp_path) -> None:
-    """It exists, so the address is probably right and the daemon does not run."""
+def test_directory_without_a_daemon_has_its_own_error(tmp_path) -> None:
+    """The directory exists, so the address is probably right and the daemon does not run."""
     with pytest.raises(DaemonNotFound, match=r"the directory exists, but has no lifeline\.sock"):
         batchd_client.connect(str(tmp_path), connect_timeout_s=0)
 
 
-def test_socket_of_a_dead_daemon_is_told_apart(fake) -> None:
+def test_socket_of_a_dead_daemon_has_its_own_error(fake) -> None:
     """A killed daemon leaves its socket's file behind."""
     fake.kill()
 
@@ -95,7 +95,7 @@ def test_socket_of_a_dead_daemon_is_told_apart(fake) -> None:
 
 
 def test_every_candidate_is_named(tmp_path, monkeypatch) -> None:
-    """Where no address is given, the error lists where it was looked for."""
+    """Without an address, the error lists all places where the client looked."""
     monkeypatch.delenv("BATCHD_ADDRESS", raising=False)
     monkeypatch.setattr(runtime, "SYSTEM_DIRECTORY", tmp_path / "system")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
@@ -118,7 +118,7 @@ def test_first_candidate_that_answers_is_taken(tmp_path, monkeypatch) -> None:
 
 
 def test_environment_says_where_the_daemon_is(fake, monkeypatch) -> None:
-    """And the argument says it louder."""
+    """The argument overrides the environment."""
     monkeypatch.setenv("BATCHD_ADDRESS", fake.address)
     batchd_client.connect().close()
     monkeypatch.setenv("BATCHD_ADDRESS", "ipc:///nowhere")
@@ -129,8 +129,8 @@ def test_environment_says_where_the_daemon_is(fake, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://host", "ipc://", "/x" * 60, "host:70700", "[::1]:0"])
-def test_address_that_is_none_is_refused_with_its_origin(address: str, monkeypatch) -> None:
-    """A typing error in a job's environment is found there."""
+def test_invalid_address_is_refused_with_its_origin(address: str, monkeypatch) -> None:
+    """This finds a mistyped value in a job's environment."""
     with pytest.raises(AddressInvalid, match=r"connect\(\)"):
         batchd_client.connect(address)
 
@@ -140,12 +140,12 @@ def test_address_that_is_none_is_refused_with_its_origin(address: str, monkeypat
 
 
 def test_closed_directory_is_an_error_of_its_own(tmp_path, monkeypatch) -> None:
-    """The remedy is a group, so the error names the one that may connect."""
+    """The remedy is a group, so the error names the group that may connect."""
 
     def deny(*_arguments: object, **_options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(discovery, "patiently_open", deny)  # as root is never denied
+    monkeypatch.setattr(discovery, "patiently_open", deny)  # because root is never denied
     if os.geteuid() == 0:
         os.chown(tmp_path, -1, 1)
 
@@ -156,15 +156,15 @@ def test_closed_directory_is_an_error_of_its_own(tmp_path, monkeypatch) -> None:
 
 
 def test_daemon_that_refuses_the_peer_says_why(fake) -> None:
-    """The daemon's own words are passed on."""
+    """The error has the daemon's own text."""
     refuse_hello(fake, ErrorCode.NOT_ALLOWED, "uid 1000 is not in the group 'ml'")
 
     with pytest.raises(PermissionDenied, match="uid 1000 is not in the group"):
         batchd_client.connect(fake.address)
 
 
-def test_full_daemon_is_no_question_of_permission(fake) -> None:
-    """To join a group would not help."""
+def test_full_daemon_is_no_permission_error(fake) -> None:
+    """Membership of a group would not help."""
     refuse_hello(fake, ErrorCode.TOO_MANY_SESSIONS, "as many trainers are connected as may be (256)")
 
     with pytest.raises(DaemonFull, match=r"\(256\)[\s\S]*sessions_max") as caught:
@@ -173,7 +173,7 @@ def test_full_daemon_is_no_question_of_permission(fake) -> None:
 
 
 def test_trainer_whose_daemon_comes_back_full_waits_for_a_place(fake) -> None:
-    """Others may have been faster, and leave again."""
+    """Other trainers may have connected earlier, and may leave again."""
     with batchd_client.connect(fake.address, reconnect_timeout_s=20) as daemon:
         refused = []
 
@@ -193,7 +193,7 @@ def test_trainer_whose_daemon_comes_back_full_waits_for_a_place(fake) -> None:
 
 
 def test_daemon_of_another_version_says_which(fake) -> None:
-    """And how to find out what is installed."""
+    """The error says how to find the installed version."""
     refuse_hello(fake, ErrorCode.UNSUPPORTED_VERSION, "this daemon speaks version 2 of the protocol")
 
     with pytest.raises(VersionMismatch, match=r"version 2[\s\S]*pip show batchd-client"):
@@ -201,7 +201,7 @@ def test_daemon_of_another_version_says_which(fake) -> None:
 
 
 def test_draining_daemon_is_tried_until_the_deadline(fake, pausing) -> None:
-    """It may be followed by another one at any moment."""
+    """Another daemon may replace it at any moment."""
     refuse_hello(fake, ErrorCode.DRAINING, "finishing 3 batches")
 
     with (
@@ -211,8 +211,8 @@ def test_draining_daemon_is_tried_until_the_deadline(fake, pausing) -> None:
         batchd_client.connect(fake.address, connect_timeout_s=PATIENCE_S)
 
 
-def test_what_the_daemon_said_counts_more_than_an_attempt_that_the_deadline_cut_off(fake, pausing) -> None:
-    """It refuses once, and says nothing after that."""
+def test_the_daemons_refusal_outranks_an_attempt_that_the_deadline_cut_off(fake, pausing) -> None:
+    """The daemon refuses once and does not answer after that."""
     said = []
 
     def refuse_once(session, message) -> bool:
@@ -232,7 +232,7 @@ def test_what_the_daemon_said_counts_more_than_an_attempt_that_the_deadline_cut_
 
 
 def test_silent_daemon_is_given_up_at_the_deadline(fake) -> None:
-    """The error says at which stage it was."""
+    """The error names the stage of the connection."""
     fake.answer = lambda _session, message: isinstance(message, Hello)
 
     with pytest.raises(ConnectTimeout, match=r"lifeline\.sock took the connection, but .* did not say a word"):
@@ -248,7 +248,7 @@ def test_daemon_without_its_other_socket_is_given_up_at_the_deadline(fake, monke
         batchd_client.connect(fake.address, connect_timeout_s=PATIENCE_S)
 
 
-def test_full_queue_of_trainers_is_waited_for(tmp_path) -> None:
+def test_connect_waits_in_a_full_queue_of_trainers(tmp_path) -> None:
     """Two hundred trainers may start at once."""
     directory = runtime.runtime_directory(tmp_path)
     with (
@@ -267,8 +267,8 @@ def test_full_queue_of_trainers_is_waited_for(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("left", ["nothing", "the directory", "the sockets"])
-def test_daemon_that_restarts_is_waited_for(tmp_path, left) -> None:
-    """As over the network, where the address is given: whatever the daemon before left behind."""
+def test_connect_waits_for_a_daemon_that_restarts(tmp_path, left) -> None:
+    """The client waits as over the network, for all leftovers of the old daemon."""
     fake = FakeDaemon(tmp_path / "run")
     if left == "the directory":
         (tmp_path / "run").mkdir()
@@ -291,8 +291,8 @@ def test_daemon_that_restarts_is_waited_for(tmp_path, left) -> None:
     assert len(tries) >= 2
 
 
-def test_what_no_waiting_mends_is_said_at_once(tmp_path) -> None:
-    """A file in the place of the socket."""
+def test_errors_that_waiting_cannot_solve_are_raised_at_once(tmp_path) -> None:
+    """A file is in the place of the socket."""
     (tmp_path / "lifeline.sock").touch()
 
     with pytest.raises(DaemonNotFound, match="it is no socket"):
@@ -300,8 +300,8 @@ def test_what_no_waiting_mends_is_said_at_once(tmp_path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's place for a moment")
-def test_closed_directory_is_said_at_once(tmp_path) -> None:
-    """Waiting opens it for nobody; run as a user whom it is closed to."""
+def test_closed_directory_is_an_error_at_once(tmp_path) -> None:
+    """Waiting does not open it; the test runs as a user without permission."""
     closed = tmp_path / "run"
     closed.mkdir(mode=0o700)
     child = os.fork()
@@ -319,17 +319,17 @@ def test_closed_directory_is_said_at_once(tmp_path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-# --- a stream that cannot be ----------------------------------------------------------------------
+# --- a stream that cannot be served ---------------------------------------------------------------
 
 
 def test_unknown_stream_is_refused_with_the_known_ones(fake) -> None:
-    """The daemon's list is passed on."""
+    """The error has the daemon's list."""
     with batchd_client.connect(fake.address) as daemon, pytest.raises(StreamUnknown, match="there are 'photos'"):
         daemon.stream("photo")
 
 
 def refuse_while_busy(fake: FakeDaemon, times: int) -> None:
-    """Have the daemon find no memory for a trainer, so often."""
+    """Make the daemon refuse a trainer for lack of memory this often."""
     left = iter(range(times))
 
     def answer(session, message) -> bool:
@@ -341,8 +341,8 @@ def refuse_while_busy(fake: FakeDaemon, times: int) -> None:
     fake.answer = answer
 
 
-def test_memory_that_others_hold_is_waited_for(fake) -> None:
-    """The trainer asks again until it is let in."""
+def test_subscribe_waits_for_memory_that_others_hold(fake) -> None:
+    """The trainer asks again until it is admitted."""
     refuse_while_busy(fake, 3)
     with batchd_client.connect(fake.address) as daemon:
         assert next(iter(daemon.stream("photos"))).step == 0
@@ -350,8 +350,8 @@ def test_memory_that_others_hold_is_waited_for(fake) -> None:
     assert len(fake.heard_of(Subscribe)) == 4
 
 
-def test_memory_that_others_never_give_back_is_an_error_in_the_end(fake, pausing) -> None:
-    """It says how much they hold."""
+def test_memory_that_others_never_return_is_an_error_at_the_deadline(fake, pausing) -> None:
+    """The error says how much memory the others hold."""
     refuse_while_busy(fake, 1000)
     with (
         batchd_client.connect(fake.address, connect_timeout_s=PATIENCE_S) as daemon,
@@ -362,7 +362,7 @@ def test_memory_that_others_never_give_back_is_an_error_in_the_end(fake, pausing
 
 
 def test_memory_that_others_held_is_named_where_the_deadline_cut_the_last_request_off(fake, pausing) -> None:
-    """The daemon refuses once, and says nothing after that."""
+    """The daemon refuses once and does not answer after that."""
     refuse_while_busy(fake, 1)
     refuse = fake.answer
     fake.answer = lambda session, message: refuse(session, message) or isinstance(message, Subscribe)
@@ -375,7 +375,7 @@ def test_memory_that_others_held_is_named_where_the_deadline_cut_the_last_reques
 
 
 def test_stopped_stream_says_why_and_where_to_look(fake) -> None:
-    """After each attempt again."""
+    """The error is the same after each further attempt."""
     fake.grants_at_most = 0
     fake.answer = lambda session, message: fake.refuses(
         session, message, ErrorCode.STREAM_STOPPED, "cat/7.jpg: empty file"
@@ -388,7 +388,7 @@ def test_stopped_stream_says_why_and_where_to_look(fake) -> None:
 
 
 def late(let_pass: Callable[[float], None], pulls: int = 1) -> Callable[[FakeSession, Message], bool]:
-    """For ``answer``: let a batch be late once a trainer has said so often that it waits for it."""
+    """For ``answer``: delay a batch until a trainer has reported so often that it waits."""
     left = iter(range(pulls - 1))
 
     def answer(_session: FakeSession, message: Message) -> bool:
@@ -400,9 +400,9 @@ def late(let_pass: Callable[[float], None], pulls: int = 1) -> Callable[[FakeSes
 
 
 def test_late_batch_is_an_error_with_all_that_is_known(fake, let_pass) -> None:
-    """Which one, where, how long, what the daemon said last, and what the trainer holds.
+    """The error names batch, place, duration, the daemon's last report and the held batches.
 
-    The next call waits on.
+    The next call continues to wait.
     """
     fake.grants_at_most = 1
     with batchd_client.connect(fake.address, batch_timeout_s=PATIENCE_S) as daemon:
@@ -425,8 +425,8 @@ def test_late_batch_is_an_error_with_all_that_is_known(fake, let_pass) -> None:
         assert next(batches).step == 1
 
 
-def test_waiting_trainer_says_so_again(fake, monkeypatch, let_pass) -> None:
-    """A daemon that lost track of it is reminded, and would have to admit it."""
+def test_waiting_trainer_repeats_its_report(fake, monkeypatch, let_pass) -> None:
+    """A daemon that lost track of the trainer must notice it."""
     monkeypatch.setattr("batchd_client.reader.ANNOUNCE_AGAIN_S", 0.01)
     fake.grants_at_most = 0
     fake.answer = late(let_pass, pulls=3)
@@ -436,8 +436,8 @@ def test_waiting_trainer_says_so_again(fake, monkeypatch, let_pass) -> None:
     assert sum(pull.waiting for pull in fake.heard_of(Pull)) >= 3
 
 
-def test_refusal_that_came_too_late_is_not_raised_again(fake) -> None:
-    """Only what answers the present waiting counts."""
+def test_refusal_of_an_earlier_wait_is_not_raised_again(fake) -> None:
+    """Only answers to the present wait count."""
     fake.grants_at_most = 0
     answers = []
 
@@ -471,7 +471,7 @@ def kinds() -> list[type[BatchdClientError]]:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_every_error_says_what_happened_and_what_helps(kind) -> None:
+def test_every_error_has_facts_and_a_remedy(kind) -> None:
     """The docstring is the default message; facts replace its first paragraph only."""
     what, *remedy = str(kind()).split("\n")
     facts, *same = str(kind("17 of 4")).split("\n")
@@ -483,7 +483,7 @@ def test_every_error_says_what_happened_and_what_helps(kind) -> None:
 
 
 def test_every_code_has_its_error() -> None:
-    """The daemon's words are part of it; a code of the future is told as it is."""
+    """The error has the daemon's text; an unknown code of a later version is shown as a number."""
     for code in ErrorCode:
         assert "seventeen" in str(error_for_code(code, "seventeen"))
     assert isinstance(error_for_code(999, "new"), ProtocolError)

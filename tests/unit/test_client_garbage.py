@@ -1,6 +1,6 @@
 """Connections that become garbage in a reference cycle.
 
-They end by themselves, and the collection does, too.
+They end by themselves, and the garbage collection does not hang.
 """
 
 import gc
@@ -33,8 +33,8 @@ def everything(address):
 
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
-def test_connection_in_a_cycle_ends_with_it(fake, tie) -> None:
-    """With all that a program holds, and alone; the daemon sees the ends of both."""
+def test_connection_in_a_cycle_is_collected(fake, tie) -> None:
+    """It ends with all objects of a program, and alone; the daemon sees both ends."""
     collected(partial(everything, fake.address), tie)
     collected(partial(batchd_client.connect, fake.address), tie)
 
@@ -42,7 +42,7 @@ def test_connection_in_a_cycle_ends_with_it(fake, tie) -> None:
 
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
-def test_connection_over_tcp_in_a_cycle_ends_with_it(tie) -> None:
+def test_connection_over_tcp_in_a_cycle_is_collected(tie) -> None:
     """Its sockets have monitors, which are sockets as well."""
     with FakeRemoteDaemon() as fake:
         collected(partial(everything, fake.address), tie)
@@ -50,8 +50,8 @@ def test_connection_over_tcp_in_a_cycle_ends_with_it(tie) -> None:
 
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
-def test_producer_in_a_cycle_ends_with_it(fake, tie) -> None:
-    """And its mailbox is closed."""
+def test_producer_in_a_cycle_is_collected(fake, tie) -> None:
+    """Its mailbox is closed."""
     live = FakeLive(fake)
     try:
         collected(partial(batchd_client.push, "live", fake.address), tie)
@@ -60,7 +60,7 @@ def test_producer_in_a_cycle_ends_with_it(fake, tie) -> None:
         live.close()
 
 
-def test_connection_that_the_collector_has_ended_says_so(fake) -> None:
+def test_connection_that_the_collector_has_ended_refuses_use(fake) -> None:
     """A program's object may use it in its own finaliser, which runs after the connection's."""
     said = []
 
@@ -85,14 +85,14 @@ def test_connection_that_the_collector_has_ended_says_so(fake) -> None:
     fake.wait_until(lambda: fake.ended_sessions == 1)
 
 
-def test_forgotten_producer_closes_its_mailbox(fake) -> None:
-    """Its descriptor is no object that ends by itself."""
+def test_producer_without_references_closes_its_mailbox(fake) -> None:
+    """No object closes the raw descriptor by itself."""
     live = FakeLive(fake)
     try:
         producer = batchd_client.push("live", fake.address)
         del producer
         fake.wait_until(lambda: fake.ended_sessions == 1)
-        # That one is the fake daemon's.
+        # This descriptor belongs to the fake daemon.
         assert sum("batchd-fake" in name for name in descriptors_of("self").values()) == 1
     finally:
         live.close()

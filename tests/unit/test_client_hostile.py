@@ -1,6 +1,6 @@
-"""A daemon that sends what no daemon sends.
+"""A daemon that sends messages that no real daemon sends.
 
-Nothing of it reaches the user, and afterwards the stream goes on.
+None of them reaches the user, and afterwards the stream continues.
 """
 
 import fcntl
@@ -63,8 +63,8 @@ BAD_HANDLES = {
 
 
 @pytest.mark.parametrize("changes", BAD_HANDLES.values(), ids=BAD_HANDLES)
-def test_handle_that_does_not_fit_is_refused_and_the_next_session_goes_on(fake, daemon, changes) -> None:
-    """Checked against the position that is due, the layout, and the slot's own header."""
+def test_handle_that_does_not_fit_is_refused_and_the_next_session_works(fake, daemon, changes) -> None:
+    """The client checks the due position, the layout and the slot's own header."""
     fake.alter = altered_handle(**changes)
     stream = daemon.stream("photos")
     with pytest.raises(ProtocolError):
@@ -78,7 +78,7 @@ def test_handle_that_does_not_fit_is_refused_and_the_next_session_goes_on(fake, 
 
 
 def test_repeated_handle_is_refused(fake, daemon) -> None:
-    """The same batch twice would be a batch too many."""
+    """A repeated batch would be one batch too many."""
     fake.alter = altered_handle(sequence=0, step=0)
 
     with pytest.raises(ProtocolError, match="number 1"):
@@ -112,7 +112,7 @@ def a_device(number: int, slot_bytes: int, _descriptor: int) -> tuple[int, int, 
 @pytest.mark.parametrize(
     "share", [larger_memory, smaller_memory, honest_about_being_smaller, not_sealed, a_plain_file, a_device]
 )
-def test_memory_that_is_not_what_it_should_be_is_never_mapped(fake, daemon, share) -> None:
+def test_memory_with_wrong_size_or_seals_is_never_mapped(fake, daemon, share) -> None:
     """Size and seals come from the kernel, so the daemon cannot shrink a reader's memory."""
     daemon.status()
     before = descriptors()
@@ -123,11 +123,11 @@ def test_memory_that_is_not_what_it_should_be_is_never_mapped(fake, daemon, shar
 
     assert [batch.step for batch in daemon.stream("photos")] == [0, 1, 2, 3, 4]
     # Each slot has a descriptor for writing and one of its mapping.
-    wait_until(lambda: descriptors() <= before + 2 * len(fake.slots), "nothing that was refused is kept open")
+    wait_until(lambda: descriptors() <= before + 2 * len(fake.slots), "no refused descriptor stays open")
 
 
-def test_slot_whose_memory_never_comes_is_an_error_and_no_hang(fake, daemon, monkeypatch) -> None:
-    """The lifeline is waited for, but not for ever."""
+def test_slot_whose_memory_never_arrives_is_an_error_and_no_hang(fake, daemon, monkeypatch) -> None:
+    """The client waits for the lifeline only until its deadline."""
     monkeypatch.setattr(session_module, "SLOT_WAIT_S", 0.05)
     fake.alter = altered_handle(slot=77)
 
@@ -135,8 +135,8 @@ def test_slot_whose_memory_never_comes_is_an_error_and_no_hang(fake, daemon, mon
         next(iter(daemon.stream("photos")))
 
 
-def test_memory_that_comes_after_its_handle_is_waited_for(fake, daemon) -> None:
-    """The two sockets are not in step, and need not be."""
+def test_memory_that_arrives_after_its_handle_is_accepted(fake, daemon) -> None:
+    """The two sockets need no common order."""
     late = []
 
     def hold_back(number: int, slot_bytes: int, descriptor: int) -> tuple[int, int, int]:
@@ -146,7 +146,7 @@ def test_memory_that_comes_after_its_handle_is_waited_for(fake, daemon) -> None:
     fake.alter_slot = hold_back
     fake.grants_at_most = 1
     stream = daemon.stream("photos")
-    daemon.status()  # the handle is here now, and its memory is not
+    daemon.status()  # the handle has arrived, and its memory has not
 
     def share() -> None:
         make_honest(fake)
@@ -168,8 +168,8 @@ BAD_LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", BAD_LAYOUTS.values(), ids=BAD_LAYOUTS)
-def test_layout_that_cannot_be_is_refused(fake, daemon, layout) -> None:
-    """Nothing is ever read outside of a slot."""
+def test_impossible_layout_is_refused(fake, daemon, layout) -> None:
+    """The client never reads outside of a slot."""
     fake.alter = lambda message: replace(message, layout=layout) if isinstance(message, Subscribed) else message
 
     with pytest.raises(ProtocolError, match="slots"):
@@ -189,8 +189,8 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("data", NONSENSE.values(), ids=NONSENSE)
-def test_bytes_that_are_no_message_are_refused_and_the_next_session_goes_on(fake, daemon, data) -> None:
-    """Whatever comes over ZeroMQ is a message of the vocabulary or an error."""
+def test_bytes_that_are_no_message_are_refused_and_the_next_session_works(fake, daemon, data) -> None:
+    """Bytes from ZeroMQ are a known message or an error."""
     stream = daemon.stream("photos")
     fake.do(lambda: fake.send(fake.sessions[0], data))
 
@@ -200,8 +200,8 @@ def test_bytes_that_are_no_message_are_refused_and_the_next_session_goes_on(fake
     assert daemon.status() == {"version": "fake"}
 
 
-def test_flood_of_handles_is_cut_off(fake, daemon, monkeypatch) -> None:
-    """Memory for what was never asked for is bounded."""
+def test_flood_of_handles_is_disconnected(fake, daemon, monkeypatch) -> None:
+    """The client limits the memory for messages that it did not ask for."""
     monkeypatch.setattr(subscription_module, "HANDLES_MAX", 10)
     daemon.stream("photos").close()
     stream = daemon.stream("photos")
@@ -221,7 +221,7 @@ def test_flood_of_handles_is_cut_off(fake, daemon, monkeypatch) -> None:
     ids=["a second welcome", "a refusal", "a slot without memory"],
 )
 def test_nonsense_on_the_lifeline_is_refused(fake, daemon, message) -> None:
-    """Once the session stands, only slots with their memory may come there."""
+    """In an open session, the lifeline carries only slots with their memory."""
     fake.grants_at_most = 0
     fake.do(lambda: send_message(fake.sessions[0].lifeline, message))
 
@@ -230,7 +230,7 @@ def test_nonsense_on_the_lifeline_is_refused(fake, daemon, message) -> None:
 
 
 def test_answer_of_another_kind_is_refused(fake, daemon) -> None:
-    """A question gets the answer it asked for."""
+    """Each request accepts only its own kind of answer."""
 
     def confuse(session, message) -> bool:
         if isinstance(message, Subscribe):
@@ -248,7 +248,7 @@ def test_answer_of_another_kind_is_refused(fake, daemon) -> None:
     ids=["a short secret", "a slot"],
 )
 def test_nonsense_instead_of_a_welcome_is_refused(fake, reply) -> None:
-    """Whoever listens there is no daemon."""
+    """The process that listens there is no daemon."""
 
     def answer(session, message) -> bool:
         if isinstance(message, Hello):
@@ -260,8 +260,8 @@ def test_nonsense_instead_of_a_welcome_is_refused(fake, reply) -> None:
         batchd_client.connect(fake.address)
 
 
-def test_opening_that_is_answered_with_nonsense_is_refused(fake) -> None:
-    """Nor is it half a connection."""
+def test_opening_with_a_nonsense_answer_is_refused(fake) -> None:
+    """No half-open connection remains."""
 
     def answer(session, message) -> bool:
         if isinstance(message, Open):

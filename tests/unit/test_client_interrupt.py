@@ -1,6 +1,6 @@
 """Interrupts, signal handlers and threads.
 
-Whatever comes in between, no batch is lost and none comes twice.
+After any interruption, no batch is lost and no batch is repeated.
 """
 
 import gc
@@ -31,7 +31,7 @@ from support.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def _descriptors_lost_by_interrupts():
-    """Close descriptors that an interrupt right after their receipt lost for Python."""
+    """Close descriptors that Python lost in an interrupt right after their receipt."""
     yield
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -54,7 +54,7 @@ def daemon(fake):
 class Interrupter:
     """Raises ``KeyboardInterrupt`` at the n-th place where Python would run a signal handler.
 
-    On entry and after calls.
+    These places are function entries and returns from calls.
     """
 
     def __init__(self, place: int) -> None:
@@ -64,11 +64,11 @@ class Interrupter:
     def __call__(self, frame, event: str, _argument: object) -> None:
         if event not in ("call", "c_return") or self.happened:
             return
-        # Perhaps it only ends, as in __del__.
+        # This event can be the mere end of a generator, as in __del__.
         if event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR:
             return
         while frame is not None:
-            if frame.f_code.co_name == "__del__":  # an exception there is only printed
+            if frame.f_code.co_name == "__del__":  # Python only prints an exception there
                 return
             frame = frame.f_back
         self.place -= 1
@@ -79,9 +79,9 @@ class Interrupter:
 
 
 def interrupted(function: Callable[[], object], place: int) -> bool:
-    """Call ``function``, interrupted at ``place``; False once it has no such place."""
+    """Call ``function``, interrupted at ``place``; return False if it has no such place."""
     interrupter = Interrupter(place)
-    gc.disable()  # what others do in a collection is not what is interrupted here
+    gc.disable()  # the interrupt must not hit other objects' finalisers
     sys.setprofile(interrupter)
     try:
         function()
@@ -95,13 +95,13 @@ def interrupted(function: Callable[[], object], place: int) -> bool:
 
 @pytest.mark.parametrize("ready", [True, False], ids=["batch ready", "batch to be waited for"])
 def test_interrupt_at_any_place_of_next_loses_and_repeats_nothing(fake, daemon, ready: bool) -> None:
-    """Swept over every place; the following batches are exactly those that follow."""
+    """The test sweeps over every place; the following batches are exactly the next ones."""
     stream = daemon.stream("photos")
     taken: list[int] = []
 
     def take() -> None:
         if ready:
-            daemon.status()  # what was pulled for is here then
+            daemon.status()  # the requested batches have arrived by then
         for batch in stream:
             taken.append(batch.step)
             return
@@ -109,17 +109,17 @@ def test_interrupt_at_any_place_of_next_loses_and_repeats_nothing(fake, daemon, 
     take()
     place = 1
     while interrupted(lambda: stream._reader.take(0), place):
-        assert stream.step == taken[-1] + 1, f"the position moved at place {place}, and nobody got the batch"
+        assert stream.step == taken[-1] + 1, f"a lost batch at place {place}"
         take()
         assert taken[-2] + 1 == taken[-1], f"interrupted at place {place}"
         place += 1
 
     assert place > 20
-    assert fake.stream.steps > stream.step == taken[-1] + 2  # the last one was not interrupted
+    assert fake.stream.steps > stream.step == taken[-1] + 2  # the last call was not interrupted
 
 
 def test_interrupt_at_any_place_of_next_with_a_wrong_batch_loses_and_repeats_nothing(fake, daemon, monkeypatch) -> None:
-    """Swept through noticing it, saying so, the pause and subscribing anew."""
+    """The sweep covers the detection, the report, the pause and the new subscription."""
     monkeypatch.setattr(client_reader, "MISMATCH_PAUSE_S", 1e-6)
     to_spoil: set[int] = set()
 
@@ -134,13 +134,13 @@ def test_interrupt_at_any_place_of_next_with_a_wrong_batch_loses_and_repeats_not
     stream = daemon.stream("photos")
     place, happened = 1, True
     while happened:
-        first = 10 * place  # farther than the daemon has filled ahead
+        first = 10 * place  # beyond the batches that the daemon has filled
         to_spoil.add(first)
         stream.seek(0, first)
-        daemon.status()  # the batch is here then
+        daemon.status()  # the batch has arrived by then
         happened = interrupted(partial(stream._reader.take, 0), place)
         step = first + (not happened)
-        assert stream.step == step, f"the position moved at place {place}, and nobody got the batch"
+        assert stream.step == step, f"a lost batch at place {place}"
         batch = next(iter(stream))
         assert (batch.step, batch["label"][0]) == (step, fake.stream.label(0, step)[0]), f"interrupted at place {place}"
         place += 1
@@ -151,8 +151,8 @@ def test_interrupt_at_any_place_of_next_with_a_wrong_batch_loses_and_repeats_not
     assert {mismatched.sequence for mismatched in fake.heard_of(Mismatched)} == {0}
 
 
-def test_interrupt_at_any_place_of_next_with_a_slot_under_way_loses_and_repeats_nothing(fake) -> None:
-    """The handle is here, and the memory that it names is still to be taken off the lifeline."""
+def test_interrupt_at_any_place_of_next_with_a_slot_in_transit_loses_and_repeats_nothing(fake) -> None:
+    """The handle has arrived, and its memory is still unread on the lifeline."""
     place, happened = 1, True
     while happened:
         fake.grants_at_most = 0
@@ -173,8 +173,8 @@ def test_interrupt_at_any_place_of_next_with_a_slot_under_way_loses_and_repeats_
 
 
 @pytest.mark.parametrize("action", ["status", "stream", "seek"])
-def test_interrupt_at_any_place_of_a_question_leaves_a_connection_that_works(daemon, action: str) -> None:
-    """The answer to it, when it comes, is not taken for the answer to the next."""
+def test_interrupt_at_any_place_of_a_query_leaves_a_connection_that_works(daemon, action: str) -> None:
+    """A late answer is not taken for the answer to the next query."""
     stream = daemon.stream("photos")
     actions = {
         "status": daemon.status,
@@ -192,10 +192,10 @@ def test_interrupt_at_any_place_of_a_question_leaves_a_connection_that_works(dae
     assert place > 20
 
 
-def test_interrupted_waiting_goes_on_with_the_same_batch(fake, daemon) -> None:
-    """Ctrl-C while the daemon decodes.
+def test_interrupted_wait_continues_with_the_same_batch(fake, daemon) -> None:
+    """Ctrl-C interrupts the wait while the daemon decodes.
 
-    A real signal, at the one place where trainers stand for long.
+    The signal is real, at the place where trainers wait longest.
     """
     fake.grants_at_most = 0
     stream = daemon.stream("photos")
@@ -215,8 +215,8 @@ def test_interrupted_waiting_goes_on_with_the_same_batch(fake, daemon) -> None:
     assert stream.statistics().resubscribed == 0
 
 
-def test_signal_handler_that_uses_the_connection_is_told_so(daemon) -> None:
-    """It would wait for the very thread that it interrupts; reading the state is fine."""
+def test_signal_handler_that_uses_the_connection_gets_an_error(daemon) -> None:
+    """It would wait for the thread that it interrupts; reading the state is allowed."""
     stream = daemon.stream("photos")
     seen: list[object] = []
 
@@ -234,7 +234,7 @@ def test_signal_handler_that_uses_the_connection_is_told_so(daemon) -> None:
 
 
 def test_threads_take_turns_with_one_connection(daemon) -> None:
-    """Each with its own stream: both get all of their batches."""
+    """Each thread has its own stream and gets all of its batches."""
     found: dict[int, list[int]] = {0: [], 1: []}
 
     def read(rank: int) -> None:
@@ -255,7 +255,7 @@ def test_threads_take_turns_with_one_connection(daemon) -> None:
 
 
 def test_one_thread_waits_without_keeping_another_from_working(fake, daemon) -> None:
-    """The connection is only locked while something is being said."""
+    """The connection is locked only while a message is sent."""
     fake.grants_at_most = 0
     stream = daemon.stream("photos")
     steps: list[int] = []
@@ -280,7 +280,7 @@ def _fail(address: str) -> None:
 
 @pytest.fixture(params=["on this host", "over TCP", "a producer", "no daemon", "no port"])
 def life(request, fake):
-    """The life of a connection, from before its beginning to after its end."""
+    """A function that opens and closes a connection, or fails to open one."""
     with ExitStack() as stack:
         remote = stack.enter_context(FakeRemoteDaemon())
         if request.param == "a producer":
@@ -295,18 +295,19 @@ def life(request, fake):
 
 
 def possessions() -> list[int]:
-    """How many descriptors and threads this process has, those of libraries, too.
+    """The number of descriptors and threads of this process, including those of libraries.
 
-    Without memory: see the fixture above.
+    Descriptors of memory are not counted: see the fixture above.
     """
     descriptors = [name for name in descriptors_of("self").values() if "batchd-fake" not in name]
     return [len(descriptors), sum(1 for _ in Path("/proc/self/task").iterdir())]
 
 
 def nothing_more_than(before: list[int], place: str) -> None:
-    """Wait until the fake daemon has noticed the end, too, as it may not have ``before``.
+    """Wait until this process has no more descriptors and threads than ``before``.
 
-    An exception may be in a cycle.
+    The fake daemon may notice an end late, also that of an earlier connection: so ``before`` falls
+    with the present numbers. A garbage collection frees exceptions in reference cycles.
     """
 
     def is_no_more() -> bool:
@@ -320,20 +321,20 @@ def nothing_more_than(before: list[int], place: str) -> None:
 
 
 LIFE_S = 0.008
-"""How long the life of a connection takes, about."""
+"""Approximate duration of the life of a connection."""
 SWALLOWED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-"""What is raised inside a finalizer goes no further.
+"""Python swallows exceptions inside a finaliser.
 
-What an interrupt takes from its owner closes itself, and says so.
+An object that an interrupt takes from its owner closes itself, with a warning.
 """
 
 
 @SWALLOWED
 @pytest.mark.slow
 def test_interrupt_at_any_place_of_connect_and_close_leaves_nothing_open(life) -> None:
-    """Neither contexts of ZeroMQ nor descriptors or threads.
+    """No contexts of ZeroMQ, descriptors or threads remain.
 
-    Swept over every place, without a second call of anything.
+    The test sweeps over every place and calls nothing twice.
     """
     life()
     before = possessions()
@@ -348,9 +349,9 @@ def test_interrupt_at_any_place_of_connect_and_close_leaves_nothing_open(life) -
 @SWALLOWED
 @pytest.mark.parametrize("moments", [50, pytest.param(500, marks=pytest.mark.slow)])
 def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life, moments: int) -> None:
-    """Real ones, also within system calls.
+    """The signals are real, also within system calls.
 
-    ZeroMQ's threads end in one that a signal may cut off.
+    A signal may interrupt the call that ends ZeroMQ's threads.
     """
     is_armed = False
 
@@ -376,8 +377,8 @@ def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life, mom
         signal.signal(signal.SIGALRM, former)
 
 
-def test_interrupted_close_is_done_again(fake) -> None:
-    """By the next one: the daemon sees the end then, and not only that of the program."""
+def test_interrupted_close_is_completed_by_the_next_close(fake) -> None:
+    """The daemon sees the end of the connection then, and not only at the program's end."""
     place, happened = 1, True
     while happened:
         daemon = batchd_client.connect(fake.address)

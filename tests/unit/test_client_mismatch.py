@@ -1,6 +1,6 @@
-"""What a trainer does with batches that are not what was written.
+"""A trainer's reaction to batches whose bytes differ from the written ones.
 
-Counted by position, asked for again without haste.
+It counts them by position and asks again after a pause.
 """
 
 import pytest
@@ -32,7 +32,7 @@ def daemon(fake):
 
 @pytest.fixture
 def pauses(monkeypatch, daemon):
-    """How long the trainer wanted to sleep, which takes no time.
+    """The times that the trainer wanted to sleep; no real time passes.
 
     Meanwhile the connection is used, as by another thread.
     """
@@ -46,8 +46,8 @@ def pauses(monkeypatch, daemon):
     return pauses
 
 
-def test_others_use_the_connection_while_a_trainer_waits_to_ask_again(daemon, pauses) -> None:
-    """Each pause is twice the one before; the last mismatch is an error at once."""
+def test_other_threads_use_the_connection_while_a_trainer_waits_to_retry(daemon, pauses) -> None:
+    """Each pause is twice the previous one; the last mismatch raises at once."""
     stream = daemon.stream("photos")
     with pytest.raises(BatchCorrupt, match=f"the {MISMATCHES_MAX}th time"):
         next(iter(stream))
@@ -58,7 +58,7 @@ def test_others_use_the_connection_while_a_trainer_waits_to_ask_again(daemon, pa
 
 
 def test_mismatches_elsewhere_do_not_count_against_a_batch(daemon, pauses, monkeypatch) -> None:
-    """Four at one position, and a seek: the batch there has all its tries before it."""
+    """Four mismatches at one position and a seek: the batch there still has all its tries."""
     stream = daemon.stream("photos")
 
     def interrupt(seconds: float) -> None:
@@ -79,8 +79,8 @@ def test_mismatches_elsewhere_do_not_count_against_a_batch(daemon, pauses, monke
     assert stream.statistics().mismatches == 2 * MISMATCHES_MAX - 1
 
 
-def test_a_pause_is_not_longer_than_there_is_time_for_the_batch(fake, monkeypatch) -> None:
-    """The deadline holds for wrong batches too."""
+def test_a_pause_ends_before_the_deadline_of_the_batch(fake, monkeypatch) -> None:
+    """The deadline also holds for wrong batches."""
     monkeypatch.setattr(client_reader, "MISMATCH_PAUSE_S", 1000.0)
     with batchd_client.connect(fake.address, batch_timeout_s=0.05) as daemon:
         stream = daemon.stream("photos")
@@ -88,8 +88,8 @@ def test_a_pause_is_not_longer_than_there_is_time_for_the_batch(fake, monkeypatc
             next(iter(stream))
 
 
-def test_batches_that_are_right_again_are_read_on(fake, daemon, pauses) -> None:
-    """Every one of them once."""
+def test_batches_that_become_right_are_read(fake, daemon, pauses) -> None:
+    """The trainer reads each of them once."""
     filled: set[int] = set()
 
     def spoil_first(_epoch: int, step: int, page: bytearray) -> bytearray:

@@ -1,4 +1,4 @@
-"""Which positions a rank reads, against counting them out; states of checkpoints."""
+"""The positions that a rank reads, compared with a plain count; states of checkpoints."""
 
 import json
 from itertools import islice
@@ -39,7 +39,7 @@ streams_and_ranks = st.tuples(
 
 @given(streams_and_ranks)
 def test_a_counter_expects_exactly_the_positions_that_are_counted_out(case) -> None:
-    """For every rank, start and rest of a round, over several epochs."""
+    """This holds for every rank, start and rest of a round, over several epochs."""
     steps, world_size, drop_last, base, rank = case
     stream = FakeStream(steps=steps, drop_last=drop_last)
     it = counter(stream, rank, world_size, 2, base)
@@ -54,7 +54,7 @@ def test_a_counter_expects_exactly_the_positions_that_are_counted_out(case) -> N
 def test_state_of_one_world_resumes_in_another_without_loss_or_repetition(case, other_world, data) -> None:
     """All ranks stop after the same round.
 
-    Other ranks go on with exactly the steps that are left.
+    Another number of ranks continues with exactly the remaining steps.
     """
     steps, world_size, _, base, _ = case
     stream = FakeStream(steps=steps)
@@ -72,7 +72,7 @@ def test_state_of_one_world_resumes_in_another_without_loss_or_repetition(case, 
 
 
 def test_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
-    """Positions are normalised, also where the last round is not full."""
+    """Positions are normalised, also if the last round is incomplete."""
     it = counter(FakeStream(steps=5), rank=1, world_size=2)
 
     assert [it.position(taken) for taken in range(5)] == [(0, 0), (0, 2), (0, 4), (1, 0), (1, 2)]
@@ -85,8 +85,8 @@ def test_a_counter_that_starts_at_the_end_of_an_epoch_is_in_the_next() -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("world_size", "base"), [(1, 0), (1, 3), (2, 0), (2, 3), (3, 5), (4, 2)])
-def test_what_is_left_of_an_epoch_is_counted_to_its_end(drop_last, world_size, base) -> None:
-    """In the first epoch, which may have begun anywhere, and in whole ones."""
+def test_the_rest_of_an_epoch_is_counted_to_its_end(drop_last, world_size, base) -> None:
+    """This holds for a first epoch with any start, and for whole epochs."""
     it = counter(FakeStream(steps=5, drop_last=drop_last), 0, world_size, epoch=0, base=base)
 
     for taken in range(12):
@@ -96,14 +96,14 @@ def test_what_is_left_of_an_epoch_is_counted_to_its_end(drop_last, world_size, b
 
 
 @pytest.mark.parametrize(("rounds", "first_rounds"), [(4, 3), (1, 3), (3, 4), (3, 1), (0, 0)])
-def test_rounds_that_cannot_be_are_refused(rounds: int, first_rounds: int) -> None:
-    """A daemon whose counts contradict each other is not believed."""
+def test_impossible_rounds_are_refused(rounds: int, first_rounds: int) -> None:
+    """The client does not trust a daemon whose counts contradict each other."""
     with pytest.raises(ProtocolError):
         PositionCounter(Position(0, 0), 0, 2, 5, rounds, first_rounds)
 
 
 def test_start_behind_the_end_is_refused() -> None:
-    """A daemon that admits a step that no epoch has is not believed."""
+    """The client does not trust a daemon that admits a step beyond every epoch."""
     with pytest.raises(ProtocolError):
         PositionCounter(Position(0, 6), 0, 1, 5, 5, 0)
 
@@ -114,20 +114,20 @@ def test_state_survives_json() -> None:
 
 
 def test_state_of_another_stream_is_refused_by_name() -> None:
-    """Mixing up train and validation is noticed."""
+    """This detects a mixture of train and validation."""
     with pytest.raises(StateMismatch, match=r"'photos'.*'val'"):
         read_state(STATE, "val")
 
 
 @pytest.mark.parametrize("state", [{}, {**STATE, "epoch": "3"}, {**STATE, "fingerprint": None}])
-def test_what_is_no_state_is_refused(state: dict[str, object]) -> None:
-    """The error shows what was passed instead."""
+def test_values_that_are_no_state_are_refused(state: dict[str, object]) -> None:
+    """The error shows the value that was passed."""
     with pytest.raises(StateMismatch, match="state_dict"):
         read_state(state, "photos")
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(-1, 0), (0, -1), (True, 0), (0, 1.5), (1 << 63, 0)])
-def test_what_is_no_position_is_refused(epoch: int, step: int) -> None:
-    """Only whole numbers from 0 on."""
+def test_values_that_are_no_position_are_refused(epoch: int, step: int) -> None:
+    """A position has whole numbers from 0 on."""
     with pytest.raises(PositionInvalid):
         checked_position(epoch, step)

@@ -1,4 +1,4 @@
-"""The client inside a program: what it imports, what a fork and the program's end do to it."""
+"""The client inside a program: its imports, forks of the program, and the program's end."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def fake(tmp_path):
 
 
 def run_program(text: str, *arguments: str, mode: str = "dev") -> subprocess.CompletedProcess[str]:
-    """Run a program that, in ``dev`` mode, warns of everything that is left open."""
+    """Run a program; ``dev`` mode warns about everything that is left open."""
     return subprocess.run(
         [sys.executable, "-X", mode, "-c", textwrap.dedent(text), *arguments],
         capture_output=True,
@@ -31,8 +31,8 @@ def run_program(text: str, *arguments: str, mode: str = "dev") -> subprocess.Com
     )
 
 
-def test_import_needs_numpy_zmq_and_msgpack_alone() -> None:
-    """So it is light, independent of the server's dependencies, and safe before a fork."""
+def test_import_needs_only_numpy_zmq_and_msgpack() -> None:
+    """The client is light, independent of the server's dependencies, and safe before a fork."""
     done = run_program(
         """
         import os, sys
@@ -55,8 +55,8 @@ def test_import_needs_numpy_zmq_and_msgpack_alone() -> None:
     assert not {"asyncio", "multiprocessing", "concurrent", "http", "email", "unittest"}.intersection(by_us)
 
 
-def test_forked_child_is_told_to_connect_for_itself_and_the_parent_goes_on(fake) -> None:
-    """Whatever the child does with its copy, the parent's session lives."""
+def test_forked_child_must_connect_itself_and_the_parent_continues(fake) -> None:
+    """Use of the copy in the child does not end the parent's session."""
     with batchd_client.connect(fake.address) as daemon:
         stream = daemon.stream("photos")
         batch = next(iter(stream))
@@ -67,12 +67,12 @@ def test_forked_child_is_told_to_connect_for_itself_and_the_parent_goes_on(fake)
 
         assert os.waitstatus_to_exitcode(status) == 0
         assert [batch.step for batch in stream] == [1, 2, 3, 4]
-        assert fake.ended_sessions == 1  # the child's own
+        assert fake.ended_sessions == 1  # the session of the child
         assert stream.statistics().resubscribed == 0
 
 
 def use_in_child(daemon, stream, batch) -> int:
-    """What a child can and cannot do with what it inherited; 0 if all is as it should be."""
+    """Use the inherited objects in a child; return 0 if each refuses or works as it should."""
     for use in (lambda: next(iter(stream)), daemon.status, lambda: daemon.stream("photos"), lambda: stream.seek(0)):
         try:
             use()
@@ -89,7 +89,7 @@ def use_in_child(daemon, stream, batch) -> int:
 
 
 def test_forked_child_that_ends_normally_leaves_the_parent_alone(fake) -> None:
-    """Its interpreter tears everything down that it inherited."""
+    """The child's interpreter tears down all inherited objects."""
     done = run_program(
         """
         import os, sys, batchd_client
@@ -122,8 +122,8 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
-def test_program_ends_without_a_word(fake, ending: str) -> None:
-    """No hang, no warning, and the daemon sees the end of the lifeline."""
+def test_program_ends_silently(fake, ending: str) -> None:
+    """It does not hang or warn, and the daemon sees the end of the lifeline."""
     done = run_program(
         f"""
         import sys, batchd_client
@@ -169,7 +169,7 @@ CLOSED_LATE = {
 
 @pytest.mark.parametrize("closed", CLOSED_LATE.values(), ids=CLOSED_LATE)
 def test_connection_is_closed_after_the_program_has_ended_it(fake, closed: str) -> None:
-    """There is nothing left to do then, and nobody to wait for."""
+    """Nothing is left to do then, and the daemon does not have to be waited for."""
     done = run_program(
         """
         import atexit, sys
@@ -185,8 +185,8 @@ def test_connection_is_closed_after_the_program_has_ended_it(fake, closed: str) 
     fake.wait_until(lambda: fake.ended_sessions == 1)
 
 
-def test_connection_that_the_program_has_ended_says_so(fake) -> None:
-    """To what uses it in an end that comes later."""
+def test_connection_that_the_program_has_ended_refuses_use(fake) -> None:
+    """Code that uses it later during the exit gets an error."""
     done = run_program(
         """
         import atexit, sys
@@ -209,7 +209,7 @@ def test_connection_that_the_program_has_ended_says_so(fake) -> None:
 
 
 def test_thread_that_waits_for_a_batch_can_be_joined_at_the_end(fake) -> None:
-    """By a function that runs when the connection has been ended."""
+    """A function that runs after the connection's end joins the thread."""
     fake.grants_at_most = 0
     done = run_program(
         """
@@ -234,7 +234,7 @@ def test_thread_that_waits_for_a_batch_can_be_joined_at_the_end(fake) -> None:
 
 
 def test_failed_connect_leaves_nothing_behind(tmp_path) -> None:
-    """Neither descriptors nor threads, so it can be tried in a loop."""
+    """No descriptors or threads remain, so a program can retry in a loop."""
     done = run_program(
         """
         import os, sys, batchd_client
@@ -256,7 +256,7 @@ def test_failed_connect_leaves_nothing_behind(tmp_path) -> None:
 
 
 def test_daemon_knows_the_program_by_its_name(fake, tmp_path) -> None:
-    """What `batchd status` shows."""
+    """`batchd status` shows this name."""
     script = tmp_path / "train.py"
     script.write_text("import sys, batchd_client; batchd_client.connect(sys.argv[1]).close()")
     subprocess.run([sys.executable, script, fake.address], check=True, timeout=PATIENCE_S)
@@ -265,10 +265,10 @@ def test_daemon_knows_the_program_by_its_name(fake, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
-def test_program_that_may_start_no_thread_is_told_so(fake, threads) -> None:
-    """ZeroMQ would abort it.
+def test_program_that_may_start_no_thread_gets_an_error(fake, threads) -> None:
+    """ZeroMQ would abort the program.
 
-    There is room in its address space for the stacks of so many threads; a connection needs two.
+    Its address space has room for the stacks of this many threads; a connection needs two.
     """
     stack_bytes = 1 << 32
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The daemon goes away and returns: the loop only waits longer, and each position comes once."""
+"""The daemon disappears and returns: the loop only waits longer and gets each position once."""
 
 import logging
 import re
@@ -45,7 +45,7 @@ def restart(fake: FakeDaemon) -> None:
 
 @pytest.mark.parametrize("deaths", [{0}, {1}, {4}, {2, 3, 9}, set(range(15))], ids=str)
 def test_restarted_daemon_is_asked_for_the_next_position(fake, daemon, deaths) -> None:
-    """Also across the ends of epochs, and also when it dies again and again."""
+    """This holds across the ends of epochs, and for repeated restarts."""
     stream = daemon.stream("photos")
     found = []
     for _ in range(3):
@@ -59,7 +59,7 @@ def test_restarted_daemon_is_asked_for_the_next_position(fake, daemon, deaths) -
 
 
 def test_daemon_that_dies_while_the_trainer_waits_is_asked_again(fake, daemon) -> None:
-    """End of file on the lifeline ends the waiting, not a time-out."""
+    """End of file on the lifeline ends the wait, not a timeout."""
     fake.grants_at_most = 0
     stream = daemon.stream("photos")
 
@@ -77,7 +77,7 @@ def test_daemon_that_dies_while_the_trainer_waits_is_asked_again(fake, daemon) -
     assert (batch.epoch, batch.step) == (0, 0)
 
 
-def test_daemon_that_comes_back_late_is_waited_for(fake, daemon) -> None:
+def test_stream_waits_for_a_daemon_that_returns_late(fake, daemon) -> None:
     """Meanwhile there is no socket at all."""
     stream = daemon.stream("photos")
     batches = iter(stream)
@@ -96,18 +96,18 @@ def test_daemon_that_comes_back_late_is_waited_for(fake, daemon) -> None:
 
 
 def absences(caplog) -> list[str]:
-    """The lines about a daemon that is away, without times."""
+    """The log lines about an absent daemon, without times."""
     lines = [record.getMessage() for record in caplog.records if record.name == "batchd_client"]
     return [re.sub(r"[0-9.]+ s", "N s", line) for line in lines if "the daemon at" in line]
 
 
 @pytest.mark.parametrize("mentioned", [True, False])
-def test_an_absence_is_one_line_and_the_return_another(tmp_path, caplog, monkeypatch, mentioned) -> None:
-    """For all streams and connections of the program together; a short one is not mentioned."""
+def test_an_absence_logs_one_line_and_the_return_another(tmp_path, caplog, monkeypatch, mentioned) -> None:
+    """The line covers all streams and connections of the program; a short absence logs nothing."""
     caplog.set_level(logging.INFO, "batchd_client")
     monkeypatch.setattr(hints, "ABSENCE_S", 0.0 if mentioned else 3600.0)
     with (
-        FakeDaemon(tmp_path / "run", FakeStream(slots=32)) as fake,  # for three loops at once
+        FakeDaemon(tmp_path / "run", FakeStream(slots=32)) as fake,  # enough for three loops
         batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon,
         batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as other,
     ):
@@ -127,7 +127,7 @@ def test_an_absence_is_one_line_and_the_return_another(tmp_path, caplog, monkeyp
 
 
 def test_an_absence_ends_with_a_new_connection_too(fake, caplog, monkeypatch) -> None:
-    """A program may give the old one up; repeated attempts of it write no further line."""
+    """A program may abandon the old connection; its repeated attempts log no further line."""
     caplog.set_level(logging.INFO, "batchd_client")
     monkeypatch.setattr(hints, "ABSENCE_S", 0.0)
     with batchd_client.connect(fake.address, reconnect_timeout_s=0.1) as daemon:
@@ -144,8 +144,8 @@ def test_an_absence_ends_with_a_new_connection_too(fake, caplog, monkeypatch) ->
     ]
 
 
-def test_batches_that_were_held_stay_readable_and_are_not_given_back_to_the_new_daemon(fake, daemon) -> None:
-    """Leases belong to the session in which they were granted."""
+def test_held_batches_stay_readable_and_are_not_returned_to_the_new_daemon(fake, daemon) -> None:
+    """A lease belongs to the session that granted it."""
     fake.grants_at_most = 2
     batches = iter(daemon.stream("photos"))
     kept = [next(batches), next(batches)]
@@ -168,8 +168,8 @@ def mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:batchd-fake")
 
 
-def test_old_memory_is_kept_only_for_what_is_still_read(fake, daemon) -> None:
-    """Many restarts do not add up."""
+def test_old_memory_is_kept_only_while_it_is_read(fake, daemon) -> None:
+    """The memory of many restarts does not add up."""
     stream = daemon.stream("photos")
     kept = [batch["label"] for batch in stream if batch.step == 3]
     for _ in range(3):
@@ -183,7 +183,7 @@ def test_old_memory_is_kept_only_for_what_is_still_read(fake, daemon) -> None:
 
 
 def steps_of(stream: Iterable[batchd_client.Batch]) -> list[int]:
-    """Read an epoch and keep nothing of it."""
+    """Read an epoch and keep no batch."""
     steps = []
     for batch in stream:
         steps.append(batch.step)
@@ -191,8 +191,8 @@ def steps_of(stream: Iterable[batchd_client.Batch]) -> list[int]:
     return steps
 
 
-def test_a_trainer_that_waits_keeps_nothing_but_living_batches(fake, daemon) -> None:
-    """The next daemon needs the memory, also that of connections which nobody uses just now."""
+def test_a_trainer_that_waits_keeps_only_living_batches(fake, daemon) -> None:
+    """The next daemon needs the memory, including that of idle connections."""
     with batchd_client.connect(fake.address, reconnect_timeout_s=20) as idle:
         with idle.stream("photos") as other:
             list(other)
@@ -208,8 +208,8 @@ def test_a_trainer_that_waits_keeps_nothing_but_living_batches(fake, daemon) -> 
             assert waiting.result() == [0, 1, 2, 3, 4]
 
 
-def test_a_program_that_connects_lets_go_of_what_it_has_of_a_dead_daemon(fake, daemon) -> None:
-    """Its successor may be waiting for the memory while it takes nobody in."""
+def test_a_program_that_connects_releases_the_memory_of_a_dead_daemon(fake, daemon) -> None:
+    """The next daemon may wait for the memory and admit no trainer meanwhile."""
     list(daemon.stream("photos"))
     assert mappings()
     released = threading.Event()
@@ -231,7 +231,7 @@ def test_a_program_that_connects_lets_go_of_what_it_has_of_a_dead_daemon(fake, d
 
 
 def restart_draining(fake, times) -> list[Hello]:
-    """Restart the daemon as a draining one that refuses so many sessions; the refused so far."""
+    """Restart the daemon; it drains and refuses this many sessions. Return the refusals so far."""
     refused: list[Hello] = []
 
     def drain(session, message) -> bool:
@@ -249,8 +249,8 @@ def restart_draining(fake, times) -> list[Hello]:
 
 @pytest.mark.parametrize("error", [OSError("no descriptor"), MemoryError(), RuntimeError("CUDA")], ids=repr)
 @pytest.mark.parametrize("fails", ["check_link", "let_go"])
-def test_an_error_of_one_connection_stays_out_of_another_ones_connect(fake, daemon, error, fails) -> None:
-    """Its own next use opens a new session."""
+def test_an_error_of_one_connection_does_not_reach_the_connect_of_another(fake, daemon, error, fails) -> None:
+    """The next use of the failed connection opens a new session."""
 
     def fail() -> None:
         if not connected:
@@ -271,8 +271,8 @@ def test_an_error_of_one_connection_stays_out_of_another_ones_connect(fake, daem
     assert [batch.step for batch in stream] == [1, 2, 3, 4]
 
 
-def test_what_has_been_forgotten_is_not_kept_to_be_told_of_a_loss(daemon) -> None:
-    """A connection may live for months, and have a loader in each epoch."""
+def test_connections_without_references_are_not_kept_for_the_report_of_a_loss(daemon) -> None:
+    """A connection may live for months, with one loader for each epoch."""
     stream = daemon.stream("photos")
     for _ in range(100):
         stream.when_lost(Keeper(list).let_go)
@@ -281,7 +281,7 @@ def test_what_has_been_forgotten_is_not_kept_to_be_told_of_a_loss(daemon) -> Non
 
 
 class Keeper:
-    """What lets go of memory, as a feed does."""
+    """An object that releases memory, like a feed."""
 
     def __init__(self, let_go) -> None:
         self._let_go = let_go
@@ -290,8 +290,8 @@ class Keeper:
         self._let_go()
 
 
-def test_several_streams_go_on_each_at_its_position(fake, daemon) -> None:
-    """Each is claimed anew when it is used next."""
+def test_several_streams_continue_each_at_its_position(fake, daemon) -> None:
+    """Each stream subscribes again at its next use."""
     fake.grants_at_most = 1
     train, validation = daemon.stream("photos"), daemon.stream("photos", rank=1, world_size=2)
     first, second = iter(train), iter(validation)
@@ -305,7 +305,7 @@ def test_several_streams_go_on_each_at_its_position(fake, daemon) -> None:
 
 
 def test_other_fingerprint_after_a_restart_is_an_error(fake, daemon) -> None:
-    """The same position would be another batch; the stream stands where it stood."""
+    """The same position would be another batch; the stream keeps its position."""
     fake.grants_at_most = 1
     stream = daemon.stream("photos")
     next(iter(stream))
@@ -324,7 +324,7 @@ def test_other_fingerprint_after_a_restart_is_an_error(fake, daemon) -> None:
 
 @pytest.mark.parametrize("changes", [{"rows": 8}, {"steps": 9}], ids=str)
 def test_other_layout_under_the_same_fingerprint_is_an_error(fake, daemon, changes) -> None:
-    """Old code is never handed arrays of another shape."""
+    """Old code never gets arrays of another shape."""
     stream = daemon.stream("photos")
     next(iter(stream))
     fake.kill()
@@ -336,7 +336,7 @@ def test_other_layout_under_the_same_fingerprint_is_an_error(fake, daemon, chang
 
 
 def test_daemon_that_stays_away_is_an_error_that_the_stream_survives(fake, pausing) -> None:
-    """After ``reconnect_timeout_s``; the same loop goes on once a daemon is there."""
+    """The error comes after ``reconnect_timeout_s``; the same loop continues with a new daemon."""
     fake.grants_at_most = 1
     with batchd_client.connect(fake.address, reconnect_timeout_s=PATIENCE_S) as daemon:
         stream = daemon.stream("photos")
@@ -356,8 +356,8 @@ def test_daemon_that_stays_away_is_an_error_that_the_stream_survives(fake, pausi
         assert [batch.step for batch in stream] == [1, 2, 3, 4]
 
 
-def test_daemon_that_dies_again_and_again_does_not_hold_the_trainer_for_ever(fake) -> None:
-    """Each session that begins and ends at once is still bounded by the deadlines."""
+def test_daemon_that_dies_again_and_again_does_not_block_the_trainer_for_ever(fake) -> None:
+    """The deadlines also limit sessions that begin and end at once."""
     with batchd_client.connect(fake.address, reconnect_timeout_s=0.3, batch_timeout_s=0.3) as daemon:
         stream = daemon.stream("photos")
 
@@ -375,7 +375,7 @@ def test_daemon_that_dies_again_and_again_does_not_hold_the_trainer_for_ever(fak
 
 @pytest.mark.parametrize("error", [ErrorCode.DRAINING, ErrorCode.UNKNOWN_SESSION])
 def test_daemon_that_no_longer_wants_the_session_is_asked_for_another(fake, daemon, error) -> None:
-    """Whether it says so to a pull or to a claim."""
+    """The daemon may refuse a pull or a subscription."""
     stream = daemon.stream("photos")
     next(iter(stream))
     fake.do(lambda: fake.send(fake.sessions[0], Refused(0, 0, error, "going down")))
@@ -394,8 +394,8 @@ def test_daemon_that_no_longer_wants_the_session_is_asked_for_another(fake, daem
     assert len(refused) == 1
 
 
-def test_draining_daemon_is_tried_again_until_another_serves(fake, daemon) -> None:
-    """It refuses on the lifeline while it finishes; the next one welcomes."""
+def test_connect_retries_a_draining_daemon_until_another_serves(fake, daemon) -> None:
+    """The daemon refuses on the lifeline while it finishes; the next one admits the client."""
     stream = daemon.stream("photos")
     refused = restart_draining(fake, times=3)
 
@@ -403,8 +403,8 @@ def test_draining_daemon_is_tried_again_until_another_serves(fake, daemon) -> No
     assert len(refused) == 3
 
 
-def test_daemon_that_forgot_the_subscription_is_asked_for_it_again(fake, daemon) -> None:
-    """It says so to the next pull."""
+def test_daemon_that_forgot_the_subscription_gets_it_again(fake, daemon) -> None:
+    """The daemon reports this at the next pull."""
     stream = daemon.stream("photos")
     batches = iter(stream)
     next(batches)
@@ -414,8 +414,8 @@ def test_daemon_that_forgot_the_subscription_is_asked_for_it_again(fake, daemon)
     assert [batch.step for batch in batches] == [1, 2, 3, 4]
 
 
-def test_what_became_of_a_subscription_that_was_given_up_is_no_error(fake, daemon) -> None:
-    """A reload replaces the stream during a seek: the former claim's refusal is on its way."""
+def test_late_messages_about_an_ended_subscription_are_no_error(fake, daemon) -> None:
+    """A reload replaces the stream during a seek: the old refusal is still in transit."""
     stream = daemon.stream("photos")
     next(iter(stream)).release()
     former = max(fake.sessions[0].subscriptions)
@@ -432,7 +432,7 @@ def test_what_became_of_a_subscription_that_was_given_up_is_no_error(fake, daemo
 
 
 def test_newer_daemon_after_a_restart_is_an_error_at_once(fake, daemon) -> None:
-    """Waiting would not help."""
+    """A wait would not help."""
     stream = daemon.stream("photos")
     fake.kill()
 
@@ -450,7 +450,7 @@ def test_newer_daemon_after_a_restart_is_an_error_at_once(fake, daemon) -> None:
 
 
 def test_new_session_opens_with_a_new_secret(fake, daemon) -> None:
-    """Nothing of the old session speaks for the new one."""
+    """No secret of the old session is valid in the new one."""
     stream = daemon.stream("photos")
     next(iter(stream))
     restart(fake)
@@ -461,11 +461,11 @@ def test_new_session_opens_with_a_new_secret(fake, daemon) -> None:
 
 
 def test_closing_while_the_daemon_is_away_does_not_wait_for_it(fake) -> None:
-    """Streams and connection close at once, also where only ZeroMQ has noticed the loss."""
+    """Streams and connection close at once, also if only ZeroMQ has noticed the loss."""
     with batchd_client.connect(fake.address, reconnect_timeout_s=3600) as daemon, daemon.stream("photos") as stream:
         batch = next(iter(stream))
         fake.kill()
-        wait_until(lambda: not daemon._connection.session.send(AskStatus(9)), "ZeroMQ notices that nobody is there")
+        wait_until(lambda: not daemon._connection.session.send(AskStatus(9)), "ZeroMQ notices the disconnect")
     assert batch.step == 0
     with pytest.raises(DaemonNotFound):
         batchd_client.connect(fake.address, connect_timeout_s=0)
@@ -494,7 +494,7 @@ print([int(dealer.recv(zmq.NOBLOCK)) for _ in range(299)] == list(range(1, 300))
 """
 
 
-def test_a_daemon_that_dies_while_a_batch_is_read_over_tcp_leaves_the_trainer_alive() -> None:
-    """ZeroMQ would abort the process, which only another process can show."""
+def test_a_daemon_that_dies_during_a_read_over_tcp_leaves_the_trainer_alive() -> None:
+    """ZeroMQ would abort the process, so the trainer runs in another process."""
     done = subprocess.run([sys.executable, "-c", READ_IN_TWO], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

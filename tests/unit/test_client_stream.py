@@ -26,7 +26,7 @@ def daemon(fake):
 
 
 def positions(stream) -> list[tuple[int, int]]:
-    """The rest of an epoch, each batch checked to be the one it says it is."""
+    """The rest of an epoch; the content of each batch is checked against its position."""
     found = []
     for batch in stream:
         np.testing.assert_array_equal(batch["label"], FakeStream().label(batch.epoch, batch.step))
@@ -34,8 +34,8 @@ def positions(stream) -> list[tuple[int, int]]:
     return found
 
 
-def test_stream_tells_what_it_is_before_the_first_batch(daemon) -> None:
-    """What a model and a progress bar need to know."""
+def test_stream_describes_itself_before_the_first_batch(daemon) -> None:
+    """A model and a progress bar need these values."""
     stream = daemon.stream("photos", rank=1, world_size=2)
 
     assert len(stream) == 3
@@ -46,7 +46,7 @@ def test_stream_tells_what_it_is_before_the_first_batch(daemon) -> None:
 
 
 def test_each_for_is_one_epoch(daemon) -> None:
-    """Like a DataLoader, and the epochs follow each other."""
+    """The loop works as with a DataLoader, and the epochs follow each other."""
     stream = daemon.stream("photos")
 
     assert [positions(stream) for _ in range(3)] == [[(epoch, step) for step in range(5)] for epoch in range(3)]
@@ -67,8 +67,8 @@ def test_progress_counts_the_batches_that_the_loop_got(daemon) -> None:
     assert (stream.progress().epoch, stream.progress().step) == (1, 0)
 
 
-def test_rates_of_a_progress_are_those_since_another_one(daemon) -> None:
-    """By default since the first batch was asked for."""
+def test_rates_of_a_progress_are_relative_to_another_progress(daemon) -> None:
+    """By default they are relative to the first request for a batch."""
     stream = daemon.stream("photos")
     batches = iter(stream)
     next(batches)
@@ -96,7 +96,7 @@ def test_progress_is_one_line(steps, text) -> None:
 
 
 def test_prefetch_runs_across_the_end_of_an_epoch(daemon, fake) -> None:
-    """The next epoch's first batches are asked for while the last of this one are in use."""
+    """The client requests the next epoch's first batches while it uses this epoch's last ones."""
     batches = iter(daemon.stream("photos"))
     for _ in range(5):
         next(batches)
@@ -105,8 +105,8 @@ def test_prefetch_runs_across_the_end_of_an_epoch(daemon, fake) -> None:
     assert max(fake.held_sequences()) >= 5
 
 
-def test_many_batches_that_are_here_are_reported_some_at_a_time(daemon, fake) -> None:
-    """The daemon knows of three quarters of the taken batches; at an epoch's end, of all."""
+def test_many_ready_batches_are_reported_in_groups(daemon, fake) -> None:
+    """The daemon knows of three quarters of the taken batches, and of all at an epoch's end."""
     fake.stream = FakeStream(slots=60)
     stream = daemon.stream("photos", window=40)
     fake.wait_until(lambda: len(fake.held_sequences()) == 40)
@@ -125,7 +125,7 @@ def test_many_batches_that_are_here_are_reported_some_at_a_time(daemon, fake) ->
 
 
 def test_few_batches_are_reported_one_by_one(daemon, fake) -> None:
-    """Each is a good part of the window: it is reported, or waited for and counted when granted."""
+    """Each is a large part of the window: the client reports it, or counts it on arrival."""
     stream = daemon.stream("photos", window=3)
     fake.wait_until(lambda: len(fake.held_sequences()) == 3)
     for _ in range(3):
@@ -134,8 +134,8 @@ def test_few_batches_are_reported_one_by_one(daemon, fake) -> None:
         fake.wait_until(lambda heard=heard: len(fake.heard_of(Pull)) > heard)
 
 
-def test_for_that_was_left_goes_on_where_it_stopped(daemon) -> None:
-    """Nothing is lost with a break, nor repeated."""
+def test_for_loop_that_was_left_continues_where_it_stopped(daemon) -> None:
+    """A break loses no batch and repeats none."""
     stream = daemon.stream("photos")
     for batch in stream:
         if batch.step == 1:
@@ -144,8 +144,8 @@ def test_for_that_was_left_goes_on_where_it_stopped(daemon) -> None:
     assert positions(stream) == [(0, 2), (0, 3), (0, 4)]
 
 
-def test_for_that_was_left_at_its_last_batch_is_followed_by_the_next_epoch(daemon) -> None:
-    """An epoch of which nothing is left gives no empty loop."""
+def test_for_loop_that_was_left_at_its_last_batch_is_followed_by_the_next_epoch(daemon) -> None:
+    """An epoch without remaining batches gives no empty loop."""
     stream = daemon.stream("photos")
     for batch in stream:
         if batch.step == 4:
@@ -155,7 +155,7 @@ def test_for_that_was_left_at_its_last_batch_is_followed_by_the_next_epoch(daemo
 
 
 def test_iterator_stays_at_its_end(daemon) -> None:
-    """The protocol of iterators holds although the stream goes on."""
+    """The protocol of iterators holds although the stream continues."""
     stream = daemon.stream("photos")
     batches = iter(stream)
     assert len(list(batches)) == 5
@@ -165,7 +165,7 @@ def test_iterator_stays_at_its_end(daemon) -> None:
 
 
 def test_epochs_bound_iteration_and_prefetch(daemon, fake) -> None:
-    """Nothing is decoded that nobody reads; a longer loop is just empty."""
+    """The daemon decodes no batch beyond the limit; a longer loop is just empty."""
     stream = daemon.stream("photos", epochs=2)
 
     assert [len(positions(stream)) for _ in range(4)] == [5, 5, 0, 0]
@@ -173,10 +173,10 @@ def test_epochs_bound_iteration_and_prefetch(daemon, fake) -> None:
     assert [one.granted for session in fake.sessions for one in session.subscriptions.values()] == [10]
 
 
-def test_the_end_of_a_loop_is_the_daemons_last_word_of_it(daemon, fake) -> None:
-    """The last batch goes back, and how long it was waited for is said.
+def test_the_end_of_a_loop_is_the_last_report_to_the_daemon(daemon, fake) -> None:
+    """The client returns the last batch and reports its waiting time.
 
-    Once, however often the loop is tried again.
+    It reports this once, however often the loop is tried again.
     """
     stream = daemon.stream("photos", epochs=1)
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_the_end_of_a_loop_is_the_daemons_last_word_of_it(daemon, fake) -> None:
 
 
 def test_epochs_count_from_the_beginning_of_the_training(daemon) -> None:
-    """A resumed script says the same number and does what is left."""
+    """A resumed script gives the same number and reads the rest."""
     state = {"stream": "photos", "fingerprint": FakeStream().fingerprint, "epoch": 1, "step": 3}
 
     stream = daemon.stream("photos", epochs=2, state=state)
@@ -200,14 +200,14 @@ def test_epochs_count_from_the_beginning_of_the_training(daemon) -> None:
 
 
 def test_stream_resumed_past_its_epochs_is_empty(daemon) -> None:
-    """A training that is over can be started again and ends at once."""
+    """A finished training can be started again and ends at once."""
     state = {"stream": "photos", "fingerprint": FakeStream().fingerprint, "epoch": 4, "step": 1}
 
     assert positions(daemon.stream("photos", epochs=2, state=state)) == []
 
 
 def test_position_in_the_loop_is_that_of_the_next_batch(daemon) -> None:
-    """So a checkpoint that is written in the loop's body counts the batch in hand as done."""
+    """A checkpoint that is written in the loop's body counts the current batch as done."""
     stream = daemon.stream("photos")
     seen = [(stream.epoch, stream.step) for _ in stream]
 
@@ -215,8 +215,8 @@ def test_position_in_the_loop_is_that_of_the_next_batch(daemon) -> None:
 
 
 @pytest.mark.parametrize("stop", range(12))
-def test_state_resumes_exactly_there(daemon, stop: int) -> None:
-    """Through JSON, at every position, in another stream object."""
+def test_state_resumes_at_the_exact_position(daemon, stop: int) -> None:
+    """The test resumes at every position through JSON, in another stream object."""
     first = daemon.stream("photos", epochs=3)
     taken = []
     while len(taken) < stop:
@@ -233,7 +233,7 @@ def test_state_resumes_exactly_there(daemon, stop: int) -> None:
 
 
 def test_ranks_share_an_epoch_and_resume_as_another_number_of_ranks(daemon) -> None:
-    """Two ranks do two rounds, three ranks do the rest; every step once."""
+    """Two ranks do two rounds, three ranks do the rest; every step occurs once."""
     pair = [daemon.stream("photos", rank, 2) for rank in range(2)]
     done = []
     for stream in pair:
@@ -249,8 +249,8 @@ def test_ranks_share_an_epoch_and_resume_as_another_number_of_ranks(daemon) -> N
     assert sorted(done + rest) == [0, 1, 2, 3, 4]
 
 
-def test_seek_goes_on_anywhere(daemon) -> None:
-    """Forwards, backwards, and in the middle of a loop."""
+def test_seek_continues_at_any_position(daemon) -> None:
+    """The test seeks forwards, backwards, and in the middle of a loop."""
     stream = daemon.stream("photos")
     next(iter(stream))
     stream.seek(7, 3)
@@ -269,15 +269,15 @@ def test_seek_goes_on_anywhere(daemon) -> None:
 
 
 def test_seek_to_the_end_of_an_epoch_is_the_next_epoch(daemon) -> None:
-    """As a position that was counted up to there would be."""
+    """A position that was counted up to the end gives the same result."""
     stream = daemon.stream("photos")
     stream.seek(2, 5)
 
     assert (stream.epoch, stream.step) == (3, 0)
 
 
-def test_seek_keeps_what_is_held_and_gives_it_back_later(daemon, fake) -> None:
-    """Leases outlive the subscription they came with."""
+def test_seek_keeps_held_batches_and_returns_them_later(daemon, fake) -> None:
+    """Leases outlive their subscription."""
     stream = daemon.stream("photos")
     batches = iter(stream)
     kept, other = next(batches), next(batches)
@@ -301,8 +301,8 @@ def leases(fake: FakeDaemon) -> list[tuple[int, int, int]]:
     ]
 
 
-def test_seek_outside_leaves_the_stream_where_it_was(daemon) -> None:
-    """The error says how many steps there are."""
+def test_seek_outside_leaves_the_position_unchanged(daemon) -> None:
+    """The error has the number of steps."""
     stream = daemon.stream("photos")
     next(iter(stream))
 
@@ -315,7 +315,7 @@ def test_seek_outside_leaves_the_stream_where_it_was(daemon) -> None:
 
 
 def test_load_state_dict_goes_back(daemon) -> None:
-    """The other half of ``state_dict``."""
+    """It is the inverse of ``state_dict``."""
     stream = daemon.stream("photos")
     batches = iter(stream)
     next(batches)
@@ -328,7 +328,7 @@ def test_load_state_dict_goes_back(daemon) -> None:
 
 
 def test_state_of_other_data_is_refused_and_changes_nothing(daemon) -> None:
-    """Both at the start and later."""
+    """This holds at the start and later."""
     stream = daemon.stream("photos")
     next(iter(stream))
     state = {**stream.state_dict(), "fingerprint": "00" * 32}
@@ -342,14 +342,14 @@ def test_state_of_other_data_is_refused_and_changes_nothing(daemon) -> None:
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 1), (0, 0)])
-def test_rank_that_cannot_be_is_refused(daemon, rank: int, world_size: int) -> None:
-    """Before anything is asked of the daemon."""
+def test_impossible_rank_is_refused(daemon, rank: int, world_size: int) -> None:
+    """The client refuses it before it sends a request."""
     with pytest.raises(RankInvalid, match=f"rank {rank} of world_size {world_size}"):
         daemon.stream("photos", rank, world_size)
 
 
 def test_window_is_passed_on_and_checked(daemon, fake) -> None:
-    """None means the stream's own."""
+    """None means the stream's own window."""
     daemon.stream("photos")
     daemon.stream("photos", window=7)
 
@@ -359,7 +359,7 @@ def test_window_is_passed_on_and_checked(daemon, fake) -> None:
 
 
 def test_two_streams_share_a_connection(daemon) -> None:
-    """Training and validation, taken in turns."""
+    """Training and validation alternate."""
     train, validation = daemon.stream("photos"), daemon.stream("photos", rank=1, world_size=2)
 
     found = [(one.step, other.step) for one, other in zip(train, validation, strict=False)]
@@ -367,8 +367,8 @@ def test_two_streams_share_a_connection(daemon) -> None:
     assert found[:2] == [(0, 1), (1, 3)]
 
 
-def test_statistics_tell_what_happened(daemon) -> None:
-    """A frozen value that metrics can be made of."""
+def test_statistics_count_the_loop(daemon) -> None:
+    """Metrics can be made from this frozen value."""
     stream = daemon.stream("photos")
     kept = [batch for batch in stream if batch.step < 2]
 
@@ -380,7 +380,7 @@ def test_statistics_tell_what_happened(daemon) -> None:
 
 
 def test_waiting_time_is_reported_to_the_daemon(daemon, fake) -> None:
-    """In microseconds, as a total that never goes down."""
+    """The report is a total in microseconds that never decreases."""
     positions(daemon.stream("photos"))
     waits = [pull.wait_us for pull in fake.heard_of(Pull)]
 
@@ -388,8 +388,8 @@ def test_waiting_time_is_reported_to_the_daemon(daemon, fake) -> None:
     assert waits[-1] > 0
 
 
-def test_closed_stream_gives_up_its_claim_and_refuses_use(daemon, fake) -> None:
-    """Its position can still be asked for, and what was read stays readable."""
+def test_closed_stream_ends_its_subscription_and_refuses_use(daemon, fake) -> None:
+    """Its position stays available, and its batches stay readable."""
     with daemon.stream("photos") as stream:
         batch = next(iter(stream))
     daemon.status()
@@ -403,8 +403,8 @@ def test_closed_stream_gives_up_its_claim_and_refuses_use(daemon, fake) -> None:
     stream.close()
 
 
-def test_forgotten_stream_gives_up_its_claim_with_the_next_question(daemon, fake) -> None:
-    """Whoever drops a stream without closing it does not keep its memory busy."""
+def test_stream_without_references_ends_its_subscription_at_the_next_message(daemon, fake) -> None:
+    """A program that drops a stream without a close does not keep its memory reserved."""
     batch = next(iter(daemon.stream("photos")))
     gc.collect()
     daemon.status()
@@ -417,7 +417,7 @@ def test_forgotten_stream_gives_up_its_claim_with_the_next_question(daemon, fake
 
 
 def test_closed_daemon_refuses_use_by_name(daemon) -> None:
-    """Also through its streams; closing twice is fine."""
+    """Its streams refuse use as well; a second close is allowed."""
     stream = daemon.stream("photos")
     batches = iter(stream)
     daemon.close()
@@ -433,7 +433,7 @@ def test_closed_daemon_refuses_use_by_name(daemon) -> None:
 
 
 def test_daemon_answers_questions(daemon, fake) -> None:
-    """Status and bad samples, as the command line prints them."""
+    """They are status and bad samples, as the command line prints them."""
     assert daemon.status() == {"version": "fake"}
     assert daemon.bad("photos").samples[0]._asdict() == {
         "sample": 7,

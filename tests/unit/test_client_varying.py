@@ -1,4 +1,4 @@
-"""Padded and ragged fields as a trainer gets them, and from a daemon that lies about sizes."""
+"""Padded and ragged fields in a trainer, and from a daemon that lies about sizes."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def stream(fake):
 
 
 def test_a_padded_field_is_cut_to_the_largest_of_the_batch(stream) -> None:
-    """A view: as high as the highest, as wide as the widest."""
+    """The field is a view with the height of the tallest and the width of the widest sample."""
     image = next(iter(stream))["image"]
 
     assert image.shape == (4, 3, 5, 3)
@@ -61,7 +61,7 @@ def test_a_padded_field_is_cut_to_the_largest_of_the_batch(stream) -> None:
 
 
 def test_a_ragged_field_is_a_list_of_arrays(stream) -> None:
-    """One for each sample, each in its own shape, contiguous and read-only."""
+    """Each sample has one array in its own shape, contiguous and read-only."""
     tokens = next(iter(stream))["tokens"]
 
     assert [one.shape for one in tokens] == [(length, 2) for length in LENGTHS]
@@ -72,9 +72,9 @@ def test_a_ragged_field_is_a_list_of_arrays(stream) -> None:
 
 
 def test_a_ragged_field_is_also_one_array(stream) -> None:
-    """With where each sample begins and how long it is.
+    """The array comes with the start and the length of each sample.
 
-    Or copied, without the room between them.
+    The compacted copy has no room between the samples.
     """
     batch = next(iter(stream))
 
@@ -89,7 +89,7 @@ def test_a_ragged_field_is_also_one_array(stream) -> None:
 
 
 def test_one_sample_of_a_ragged_field_holds_the_whole_batch(stream) -> None:
-    """As any other array of it does; the compacted copy does not."""
+    """This holds for any other array of the batch; the compacted copy does not hold it."""
     batches = iter(stream)
     kept = next(batches)["tokens"][3]
     copy = next(batches).ragged("tokens").compact()
@@ -104,7 +104,7 @@ def test_one_sample_of_a_ragged_field_holds_the_whole_batch(stream) -> None:
 
 
 def test_a_ragged_field_is_exported_in_parts(stream) -> None:
-    """There is no one array of samples."""
+    """No single array has all samples."""
     batch = next(iter(stream))
     with pytest.raises(KeyError, match=r"export batch\.ragged\('tokens'\)\.values"):
         batch.dlpack("tokens")
@@ -115,14 +115,14 @@ def test_a_ragged_field_is_exported_in_parts(stream) -> None:
 @pytest.mark.parametrize(
     ("name", "message"), [("image", "'image' is not a ragged field"), ("words", "'words' is not a field of this batch")]
 )
-def test_what_is_not_ragged_is_refused_by_name(stream, name, message) -> None:
-    """And says how it is read instead."""
+def test_fields_that_are_not_ragged_are_refused_by_name(stream, name, message) -> None:
+    """The error says how to read the field instead."""
     with pytest.raises(KeyError, match=message):
         next(iter(stream)).ragged(name)
 
 
 def test_a_released_batch_has_no_ragged_field(stream) -> None:
-    """As it has no other."""
+    """Its other fields are released, too."""
     batch = next(iter(stream))
     batch.release()
 
@@ -130,8 +130,8 @@ def test_a_released_batch_has_no_ragged_field(stream) -> None:
         batch.ragged("tokens")
 
 
-def test_schema_and_repr_tell_what_varies(stream) -> None:
-    """With the largest that there may be."""
+def test_schema_and_repr_show_the_varying_dimensions(stream) -> None:
+    """They have the largest possible sizes."""
     assert stream.schema["image"] == (np.uint8, (4, 6, 3), Varying("padded", (0, 1)))
     assert stream.schema["tokens"].varying.kind == "ragged"
     assert stream.schema["label"].varying is None
@@ -150,14 +150,14 @@ def test_schema_and_repr_tell_what_varies(stream) -> None:
         (SHAPES, [1, -(1 << 31), 1, 1], "tokens"),
     ],
 )
-def test_sizes_larger_than_the_room_are_never_believed(fake, stream, shapes, lengths, field) -> None:
-    """The batch says which field and row.
+def test_sizes_larger_than_the_room_are_rejected(fake, stream, shapes, lengths, field) -> None:
+    """The error names field and row.
 
-    Its other fields can be read, and the next batch comes.
+    The other fields of the batch stay readable, and the next batch arrives.
     """
     fake.stream.shapes, fake.stream.lengths = shapes, lengths
     batches = iter(stream)
-    for _ in range(9):  # those that were ready before
+    for _ in range(9):  # those that were ready earlier
         batch = next(batches)
     for read in [lambda: batch[field], *([lambda: batch.ragged(field)] if field == "tokens" else [])]:
         with pytest.raises(ProtocolError, match=rf"epoch 0, step 8\) of stream 'photos': field '{field}': row 1 has"):
@@ -169,7 +169,7 @@ def test_sizes_larger_than_the_room_are_never_believed(fake, stream, shapes, len
 
 
 def test_checksums_cover_the_room_and_the_sizes() -> None:
-    """A bit that changes in either is found before anybody looks at a size."""
+    """A changed bit in either is found before the client uses a size."""
     layout = place_fields((*FIELDS, CHECKSUM), 4)
     checksums = RowChecksums(layout)
     page = memoryview(bytearray(layout.slot_bytes))

@@ -1,6 +1,6 @@
 """Slots that are mapped writable, for devices.
 
-Asked for in each session, and arrays over them are as read-only as ever.
+The client asks for them in each session, and arrays over them stay read-only.
 """
 
 import os
@@ -17,7 +17,7 @@ from support.kernel import mapped_slots
 
 @pytest.fixture
 def fake(tmp_path):
-    """A daemon that allows it."""
+    """A daemon that allows writable slots."""
     with FakeDaemon(tmp_path / "run", FakeStream(steps=6)) as fake:
         fake.writable_slots = True
         yield fake
@@ -25,7 +25,7 @@ def fake(tmp_path):
 
 @pytest.fixture
 def connect(fake):
-    """Connect to it; closed with the test."""
+    """Connect to the daemon; the connection is closed with the test."""
     connections = []
 
     def connect(**options):
@@ -38,13 +38,13 @@ def connect(fake):
 
 
 def is_writable(batch):
-    """Is the memory of this batch mapped writable?"""
+    """Whether the memory of this batch is mapped writable."""
     return not batch.memory.page.readonly
 
 
 @pytest.mark.parametrize(("allowed", "asked"), [(True, True), (True, False), (False, True)])
 def test_a_slot_is_mapped_as_it_was_shared(fake, connect, allowed, asked) -> None:
-    """Writable where that was asked for and the daemon allows it."""
+    """The mapping is writable if the client asks for it and the daemon allows it."""
     fake.writable_slots = allowed
     batch = next(iter(connect(writable_slots=asked).stream("photos")))
 
@@ -54,8 +54,8 @@ def test_a_slot_is_mapped_as_it_was_shared(fake, connect, allowed, asked) -> Non
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_nobody_writes_through_an_array(connect, writable) -> None:
-    """Neither the field nor what is made of it, nor by asking numpy for the right to."""
+def test_no_write_goes_through_an_array(connect, writable) -> None:
+    """The field, its views and a request to numpy for write access all refuse."""
     batch = next(iter(connect(writable_slots=writable).stream("photos")))
     for array in (batch["image"], batch["image"][1:], batch.room("label").array, np.asarray(batch["label"])):
         with pytest.raises(ValueError, match="read-only"):
@@ -65,7 +65,7 @@ def test_nobody_writes_through_an_array(connect, writable) -> None:
 
 
 def test_it_is_asked_for_again_after_every_reconnect(fake, connect) -> None:
-    """And the daemon may have another mind by then."""
+    """The daemon may have changed its setting by then."""
     connection = connect(writable_slots=True)
     batches = iter(connection.stream("photos", epochs=1))
     seen = [(batch.step, is_writable(batch)) for batch in (next(batches), next(batches))]
