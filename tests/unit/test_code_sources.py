@@ -1,4 +1,4 @@
-"""Sources of users' own Python: objects that give samples by number, and generators."""
+"""Sources of users' own Python code: objects that give samples by number, and generators."""
 
 from pathlib import Path
 
@@ -43,8 +43,8 @@ def open_generator(fields=FIELDS, function="mine:generate", **changes):
     return open_reader(source, None, 1000, Storage())
 
 
-def test_a_source_is_somebodys_own_code_if_a_part_of_it_is():
-    """Wherever in it that part is."""
+def test_a_source_is_user_code_if_a_part_of_it_is():
+    """The part may be at any depth."""
     folder = FolderSource(path=Path("/photos"))
     own = [
         PythonSource(function="mine:Data", fields=FIELDS),
@@ -74,7 +74,7 @@ def test_a_source_is_somebodys_own_code_if_a_part_of_it_is():
     ],
 )
 def test_samples_come_as_tuples_dicts_or_values(write, given, fields):
-    """As people's datasets give them, unchanged."""
+    """Users' datasets give such samples; batchd takes them unchanged."""
     write(
         "mine.py",
         f"""
@@ -108,8 +108,8 @@ def test_samples_come_as_tuples_dicts_or_values(write, given, fields):
         ("raise StopIteration", "StopIteration"),
     ],
 )
-def test_a_sample_that_cannot_be_had_is_a_bad_one(write, body, message):
-    """With the type, the message and the place."""
+def test_a_sample_that_raises_is_a_bad_one(write, body, message):
+    """The reason has the type, the message and the place of the exception."""
     write("mine.py", f"import numpy as np\nclass Data:\n    def __getitem__(self, i): {body}")
 
     with pytest.raises(SampleUnreadable, match=message):
@@ -129,7 +129,7 @@ def test_images_as_bytes_are_decoded_by_the_pipeline_and_not_longer_than_allowed
 
 @pytest.mark.usefixtures("importable")
 def test_an_object_keeps_its_arrays(write):
-    """No step writes into what a dataset has in its memory."""
+    """No step writes into memory of a dataset."""
     write(
         "mine.py",
         """
@@ -169,8 +169,8 @@ def test_an_object_keeps_its_arrays(write):
         ("import nothing_of_this_name", "importing mine:Data in a worker: ModuleNotFoundError"),
     ],
 )
-def test_an_object_that_cannot_be_made_is_no_bad_sample(write, text, message):
-    """It would be the same for each of them."""
+def test_an_object_that_cannot_be_created_is_no_bad_sample(write, text, message):
+    """The error would be the same for each sample."""
     write("mine.py", text)
 
     with pytest.raises(FunctionUnusable, match=message):
@@ -182,8 +182,8 @@ def scan_python(survey, **changes):
     return kind_of(source).scan(source, survey)
 
 
-def test_the_length_is_asked_for_in_another_process(write, survey, capfd):
-    """Nothing of it is imported here; it may print what it likes, and leave threads behind."""
+def test_another_process_asks_for_the_length(write, survey, capfd):
+    """This process imports nothing of it; the object may print, and leave threads running."""
     write(
         "mine.py",
         """
@@ -207,7 +207,7 @@ def test_the_length_is_asked_for_in_another_process(write, survey, capfd):
 
 
 def test_the_digest_knows_source_options_length_and_the_text(write, survey):
-    """Whatever of these changes, a saved position is refused."""
+    """A change of any of these makes a saved position invalid."""
     text = "def Data(n): return range(n)"
     write("mine.py", text)
     changes = [
@@ -243,23 +243,23 @@ def test_the_digest_knows_source_options_length_and_the_text(write, survey):
         ("import os\ndef Data(n): os._exit(0)", "gives an object with None samples"),
     ],
 )
-def test_an_object_without_a_length_is_refused_with_its_last_words(write, survey, text, message):
-    """Whatever its process does."""
+def test_an_object_without_a_length_is_refused_with_its_output(write, survey, text, message):
+    """This holds for every behaviour of its process."""
     write("mine.py", text)
 
     with pytest.raises(SourceInvalid, match=message):
         scan_python(survey)
 
 
-def test_options_may_be_called_anything(write, survey):
-    """Also what our own functions call theirs."""
+def test_options_may_have_any_name(write, survey):
+    """Names of parameters of batchd's own functions are allowed as well."""
     write("mine.py", "def Data(function, source, self): return range(function)")
 
     assert len(scan_python(survey, options={"function": 3, "source": 1, "self": 2})) == 3
 
 
 def test_functions_within_other_sources_are_looked_for(write, code):
-    """With the key of the part, and their digests go to workers as well."""
+    """Each has the key of its part, and its digest goes to workers as well."""
     write("mine.py", "def Data(): ...")
     parts = [PythonSource(function=f"mine:{name}", fields=FIELDS) for name in ("Data", "Date")]
     source = SubsetSource(of=ConcatSource(sources=tuple(parts)))
@@ -272,8 +272,8 @@ def test_functions_within_other_sources_are_looked_for(write, code):
     assert code_of(stream, [code]).digests == {"mine": find_module("mine", [code]).digest}
 
 
-def test_an_object_that_never_answers_is_given_up(write, survey):
-    """With everything that it has started."""
+def test_an_object_that_never_answers_is_killed(write, survey):
+    """All processes that it started are killed, too."""
     write(
         "mine.py",
         "import subprocess, time\ndef Data(n):\n    subprocess.Popen(['sleep', '1000'])\n    time.sleep(1000)",
@@ -283,8 +283,8 @@ def test_an_object_that_never_answers_is_given_up(write, survey):
         scan_python(survey, length_timeout_s=0.5)
 
 
-def test_a_module_that_is_gone_is_refused(survey):
-    """It was there when the configuration was checked."""
+def test_a_module_that_has_disappeared_is_refused(survey):
+    """The module existed when the configuration was checked."""
     with pytest.raises(SourceInvalid, match="there is no module mine"):
         scan_python(survey)
 
@@ -293,8 +293,8 @@ def test_a_module_that_is_gone_is_refused(survey):
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_generator_gives_the_next_whatever_number_is_asked_for(write):
-    """Numbers count; they name nothing."""
+def test_a_generator_gives_the_next_sample_for_every_requested_number(write):
+    """Numbers only count samples; they do not identify them."""
     write("mine.py", "def generate(first=0):\n    yield from ({'label': n, 'x': 0.5} for n in range(first, 100))")
     reader = open_generator({"label": "int64", "x": "float32"}, options={"first": 5})
 
@@ -304,8 +304,8 @@ def test_a_generator_gives_the_next_whatever_number_is_asked_for(write):
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_generator_that_ends_is_begun_anew_with_another_seed(write):
-    """And so is each instance."""
+def test_a_generator_that_ends_is_restarted_with_another_seed(write):
+    """Each instance has a seed of its own, too."""
     write("mine.py", "seeds = []\ndef generate(rng):\n    seeds.append(rng.integers(1 << 62))\n    yield from (1, 2)")
     import mine  # noqa: PLC0415  it is there by now
 
@@ -317,8 +317,8 @@ def test_a_generator_that_ends_is_begun_anew_with_another_seed(write):
 
 
 @pytest.mark.usefixtures("importable")
-def test_with_a_seed_each_worker_has_random_numbers_of_its_own_that_can_be_had_again(write, monkeypatch):
-    """By anybody who knows the seed, the worker, and how often its generator was begun again."""
+def test_with_a_seed_each_worker_has_its_own_reproducible_random_numbers(write, monkeypatch):
+    """Seed, worker and number of restarts of its generator determine the numbers."""
     write("mine.py", "def generate(rng):\n    yield int(rng.integers(1 << 62))")
 
     def values(worker, seed):
@@ -332,8 +332,8 @@ def test_with_a_seed_each_worker_has_random_numbers_of_its_own_that_can_be_had_a
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_seed_is_part_of_what_a_stream_is(write, survey):
-    """So a state saved under another seed is refused; without one, digests stay."""
+def test_a_seed_is_part_of_the_digest(write, survey):
+    """A state that was saved under another seed is refused; without a seed, digests stay equal."""
     write("mine.py", "def generate(rng):\n    yield 1")
     sources = [GeneratorSource(function="mine:generate", fields=FIELDS, seed=seed) for seed in (None, 1, 2, 1)]
     digests = [kind_of(source).scan(source, survey).digest for source in sources]
@@ -346,8 +346,8 @@ def test_a_seed_is_part_of_what_a_stream_is(write, survey):
 @pytest.mark.parametrize(
     ("signature", "gets"), [("rng", True), ("**options", True), ("*, rng=None", True), ("", False), ("other=1", False)]
 )
-def test_random_numbers_are_given_to_who_takes_them(write, signature, gets):
-    """A generator that was written for something else need not be changed."""
+def test_random_numbers_are_passed_to_functions_that_take_them(write, signature, gets):
+    """A generator that was written for another purpose needs no change."""
     write("mine.py", f"def generate({signature}):\n    given = dict(locals())\n    yield int('rng' in str(given))")
 
     assert bool(open_generator({"x": "int64"}).read(0)["x"]) is gets
@@ -371,7 +371,7 @@ def test_random_numbers_are_given_to_who_takes_them(write, signature, gets):
     ],
 )
 def test_a_generator_that_cannot_be_called_so_is_no_bad_sample(write, signature, options, message):
-    """It would be the same for each of them, so the stream stops."""
+    """The error would be the same for each sample, so the stream stops."""
     write("mine.py", f"def generate({signature}): yield 1")
 
     with pytest.raises(FunctionUnusable, match=message):
@@ -379,8 +379,8 @@ def test_a_generator_that_cannot_be_called_so_is_no_bad_sample(write, signature,
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_generator_that_raises_is_a_bad_sample_and_begun_anew(write):
-    """So the next one that is asked for is a good one."""
+def test_a_generator_that_raises_is_a_bad_sample_and_is_restarted(write):
+    """The next requested sample is a good one."""
     write(
         "mine.py",
         """
@@ -411,8 +411,8 @@ def test_a_generator_that_raises_is_a_bad_sample_and_begun_anew(write):
         ("yield 'a'", "'x' is str instead of int64"),
     ],
 )
-def test_what_is_no_sample_is_a_bad_one(write, body, message):
-    """Without end, where it is always so; nothing is waited for."""
+def test_values_that_are_no_sample_are_bad_samples(write, body, message):
+    """A source that never gives anything else makes bad samples without end, and does not hang."""
     write("mine.py", f"def generate():\n    {body}")
     reader = open_generator({"x": "int64"})
 
@@ -422,8 +422,8 @@ def test_what_is_no_sample_is_a_bad_one(write, body, message):
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_function_that_returns_no_generator_is_told(write):
-    """Anything that can be gone through will do."""
+def test_a_function_that_returns_no_generator_is_reported(write):
+    """Any iterable is accepted."""
     write("mine.py", "def generate(): return 3\ndef many(): return [1, 2]")
 
     with pytest.raises(SampleUnreadable, match="TypeError: 'int' object is not iterable"):
@@ -433,8 +433,8 @@ def test_a_function_that_returns_no_generator_is_told(write):
 
 
 @pytest.mark.usefixtures("importable")
-def test_batches_are_taken_apart(write):
-    """As Keras's generators give them: tuples or dicts of arrays, the last one shorter."""
+def test_batches_are_split_into_samples(write):
+    """Keras's generators give such batches: tuples or dicts of arrays, the last one shorter."""
     write(
         "mine.py",
         """
@@ -465,8 +465,8 @@ def test_batches_are_taken_apart(write):
         ("(np.zeros((2, 2), np.uint8), 7)", "TypeError: object of type 'int' has no len"),
     ],
 )
-def test_a_batch_that_cannot_be_taken_apart_is_a_bad_sample(write, batch, message):
-    """With what is wrong with it."""
+def test_a_batch_that_cannot_be_split_is_a_bad_sample(write, batch, message):
+    """The reason says why."""
     write("mine.py", f"import numpy as np\ndef generate():\n    while True: yield {batch}")
 
     with pytest.raises(SampleUnreadable, match=message):
@@ -474,7 +474,7 @@ def test_a_batch_that_cannot_be_taken_apart_is_a_bad_sample(write, batch, messag
 
 
 def test_an_endless_epoch_costs_nothing(write, survey):
-    """Neither an index nor a plan knows each sample."""
+    """No index or plan lists each sample."""
     write("mine.py", "def generate(): yield 1")
     source = GeneratorSource(function="mine:generate", fields={"x": "int64"})
 
@@ -494,7 +494,7 @@ def test_an_endless_epoch_costs_nothing(write, survey):
     )
 
 
-def test_a_generator_is_no_part_of_another_source():
+def test_a_generator_cannot_be_part_of_another_source():
     """Its samples have no numbers that could be mixed or chosen."""
     generator = GeneratorSource(function="mine:generate", fields={"x": "int64"})
     for make in (lambda: ConcatSource(sources=(generator,)), lambda: SubsetSource(of=generator)):
@@ -502,6 +502,6 @@ def test_a_generator_is_no_part_of_another_source():
             make()
 
 
-def test_functions_that_failed_are_no_errors_of_ours():
-    """What people's code raises reaches the reader's caller as a bad sample alone."""
+def test_functions_that_failed_are_no_errors_of_batchd():
+    """An exception of user code reaches the reader's caller only as a bad sample."""
     assert not issubclass(FunctionFailed, (SampleUnreadable, ValueError))

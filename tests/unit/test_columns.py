@@ -1,4 +1,4 @@
-"""Columns of a sample: how users write them, and their way through a pipeline."""
+"""Columns of a sample: their notation, and their way through a pipeline."""
 
 import re
 from dataclasses import replace
@@ -45,13 +45,13 @@ from support.steps import check_steps
         Column("picture", dtype="uint8", shape=(None, None, 3)),
     ],
 )
-def test_a_column_is_what_its_text_says(column):
-    """People write it, and messages carry it."""
+def test_a_column_is_described_by_its_text(column):
+    """Users write this text, and messages carry it."""
     assert parse_column(column.name, column.text) == column
 
 
 def test_spaces_in_a_shape_do_not_matter():
-    """They are how people write."""
+    """Users write them."""
     assert parse_column("x", "float32[3, 4]").shape == (3, 4)
 
 
@@ -71,8 +71,8 @@ def test_spaces_in_a_shape_do_not_matter():
         ("x" * 65, "int64", "is not a valid field name"),
     ],
 )
-def test_what_is_no_column_is_refused(name, text, message):
-    """With what it would have to be."""
+def test_text_that_is_no_column_is_refused(name, text, message):
+    """The error has the valid forms."""
     with pytest.raises(ValueError, match=message):
         parse_column(name, text)
 
@@ -95,8 +95,8 @@ def test_what_is_no_column_is_refused(name, text, message):
         ("", None),
     ],
 )
-def test_the_type_that_was_probably_meant_is_proposed(text, meant):
-    """But none where several are as near."""
+def test_the_nearest_type_is_proposed(text, meant):
+    """No type is proposed if several are equally near."""
     with pytest.raises(ValueError, match="is not a valid type") as refused:
         parse_column("x", text)
 
@@ -137,8 +137,8 @@ def sample(**changes):
     }
 
 
-def test_each_field_goes_its_own_way():
-    """Two decoded images, pixels that need no decoding, and plain numbers; steps may be mixed."""
+def test_each_field_has_its_own_steps():
+    """The sample has two decoded images, raw pixels and plain numbers; steps may be mixed."""
     row = row_for(COLUMNS, STEPS)
     pipeline = Pipeline(COLUMNS, STEPS, 0)
 
@@ -175,8 +175,8 @@ def test_each_field_goes_its_own_way():
     ],
     ids=lambda step: step.op,
 )
-def test_what_a_step_does_to_a_second_image_is_what_it_does_to_an_only_one(step):
-    """By its field; the first image stays as it was, and advice for the second names it."""
+def test_a_step_has_the_same_effect_on_a_second_image_as_on_an_only_one(step):
+    """Its field selects it; the first image stays unchanged, and advice for the second names it."""
     made = {}
     for name in ("right", "image"):
         columns = (Column("left", "encoded"), Column(name, "encoded"), Column("mask", "encoded"))
@@ -211,7 +211,7 @@ def test_what_a_step_does_to_a_second_image_is_what_it_does_to_an_only_one(step)
     ],
 )  # fmt: skip
 def test_advice_for_one_of_two_images_names_it(steps, text):
-    """So that it can be copied as it stands."""
+    """The advice can be copied without a change."""
     columns = [Column("left", "encoded"), Column("right", "encoded"), Column("label", dtype="int64")]
 
     (told,) = check_steps(columns, steps)
@@ -227,14 +227,14 @@ def test_advice_for_one_of_two_images_names_it(steps, text):
         ({"weight": "heavy"}, "'weight' is <U5"),
     ],
 )
-def test_a_value_that_is_not_what_its_column_says_is_a_bad_sample(changes, message):
-    """Nothing is stretched, cut or cast in silence."""
+def test_a_value_that_does_not_match_its_column_is_a_bad_sample(changes, message):
+    """No value is silently stretched, cut or cast."""
     with pytest.raises(SampleUndecodable, match=message):
         Pipeline(COLUMNS, STEPS, 0).run(sample(**changes), 0, 0, 0, row_for(COLUMNS, STEPS))
 
 
-def test_a_masked_sample_keeps_what_is_known_and_no_step_changes():
-    """The rest is zeros."""
+def test_a_masked_sample_keeps_known_values_that_no_step_changes():
+    """All other values are zero."""
     row = row_for(COLUMNS, STEPS)
 
     Pipeline(COLUMNS, STEPS, 0).keep({"weight": 2.5, "pixels": sample()["pixels"]}, row)
@@ -255,19 +255,19 @@ def test_a_masked_sample_keeps_what_is_known_and_no_step_changes():
     ],
 )
 def test_steps_that_do_not_fit_the_columns_are_named(columns, steps, problem):
-    """With the field, and what it is."""
+    """The error has the field and its type."""
     assert [text for text in check_steps(columns, steps) if problem in text]
 
 
-def test_one_mistake_is_told_once():
-    """The steps behind it on the same field would only repeat it."""
+def test_one_mistake_is_reported_once():
+    """Later steps on the same field would only repeat the message."""
     columns = [Column("image", "encoded"), Column("other", "encoded")]
     steps = [Resize(size=(2, 2)), RandomFlip(), Layout(), Decode(field="other"), Resize(field="other", size=(2, 2))]
 
     assert len(check_steps(columns, steps)) == 1
 
 
-def test_a_field_that_is_as_it_should_be_is_no_problem():
+def test_a_field_that_needs_no_step_is_no_problem():
     """Numbers need no step at all."""
     columns = [Column("label", dtype="int64"), Column("digit", dtype="uint8", shape=(28, 28))]
 
@@ -276,7 +276,7 @@ def test_a_field_that_is_as_it_should_be_is_no_problem():
 
 
 def test_more_fields_than_a_batch_can_hold_are_refused():
-    """As a wide table may have; before any worker finds out."""
+    """A wide table may have too many; the error comes before a worker starts."""
     columns = [Column(f"x{number}", dtype="int64") for number in range(SAMPLE_FIELDS_MAX + 1)]
 
     assert check_steps(columns[1:], []) == []

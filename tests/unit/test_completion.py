@@ -1,6 +1,6 @@
-"""What a shell offers after Tab: commands, options, streams.
+"""Completions of a shell after Tab: commands, options, streams.
 
-In the shells themselves, where they are installed.
+The tests use the shells themselves if they are installed.
 """
 
 import os
@@ -40,21 +40,21 @@ TAB = {
     """,
     "fish": "source {script}; complete -C {line} | string split -f 1 \\t",
 }
-"""What stands for the key in each shell.
+"""The program that replaces the completion key in each shell.
 
-Where zsh would draw what ``_describe`` and ``compadd`` are given, it is printed.
+For zsh it prints the arguments of ``_describe`` and ``compadd``.
 """
 
 
 def offered(*words: str, incomplete: str = "") -> list[str]:
-    """What completes the last word of a line."""
+    """Return the completions of the last word of a line."""
     completion = BashComplete(cli, {}, "batchd", VARIABLE)
     return [item.value for item in completion.get_completions(list(words), incomplete)]
 
 
 @pytest.fixture
 def batchd_on_path(tmp_path):
-    """An environment in which ``batchd`` is this interpreter's, for shells' scripts."""
+    """An environment in which ``batchd`` is that of this interpreter, for shells' scripts."""
     program = tmp_path / "bin" / "batchd"
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nfrom batchd.cli.main import main\nmain()\n")
@@ -64,7 +64,7 @@ def batchd_on_path(tmp_path):
 
 
 def run(*command: str, environment: dict[str, str]) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd="/"
     )
@@ -73,7 +73,7 @@ def run(*command: str, environment: dict[str, str]) -> str:
 
 
 def press_tab(shell: str, words: list[str], environment: dict[str, str], folder: Path) -> list[str]:
-    """What a real shell offers with the script that installations put in place."""
+    """Return the completions of a real shell with the script that installations use."""
     if not shutil.which(shell):
         pytest.skip(f"{shell} is not installed")
     script = folder / f"completion.{shell}"
@@ -87,19 +87,19 @@ def press_tab(shell: str, words: list[str], environment: dict[str, str], folder:
 
 @pytest.mark.parametrize("shell", TAB)
 def test_a_shell_completes_commands_and_options(shell, batchd_on_path, tmp_path) -> None:
-    """With the very scripts that `make install` and the package put in place."""
+    """The test uses the scripts that `make install` and the package install."""
     assert press_tab(shell, ["batchd", "sta"], batchd_on_path, tmp_path) == ["status"]
     assert press_tab(shell, ["batchd", "peek", "--out"], batchd_on_path, tmp_path) == ["--output"]
 
 
 def test_every_command_is_offered() -> None:
-    """And none that is not there."""
+    """No command is offered that does not exist."""
     assert sorted(offered()) == sorted(COMMANDS)
     assert offered("check", incomplete="--s") == ["--set"]
 
 
 def test_streams_of_the_running_daemon_are_offered(tmp_path) -> None:
-    """Where a command asks the daemon about one; of the daemon that the line names."""
+    """They are offered to commands that query a daemon, for the daemon that the line names."""
 
     def answer(session, message) -> bool:
         if isinstance(message, AskStatus):
@@ -114,14 +114,14 @@ def test_streams_of_the_running_daemon_are_offered(tmp_path) -> None:
         assert offered("bad", *at, incomplete="p") == ["photos", "plants"]
 
 
-def test_without_a_daemon_nothing_is_offered_and_nothing_said(tmp_path, capfd) -> None:
-    """The line that somebody writes is no place for messages."""
+def test_without_a_daemon_nothing_is_offered_or_printed(tmp_path, capfd) -> None:
+    """A message would disturb the line that the user types."""
     assert offered("peek", "--address", str(tmp_path)) == []
     assert capfd.readouterr() == ("", "")
 
 
 def test_streams_of_the_configuration_are_offered(tmp_path) -> None:
-    """To a command that needs no daemon, whatever is wrong with them."""
+    """They are offered to commands that need no daemon, even if the streams are invalid."""
     file = tmp_path / "my.toml"
     file.write_text(CONFIG)
 
@@ -130,7 +130,7 @@ def test_streams_of_the_configuration_are_offered(tmp_path) -> None:
 
 @pytest.mark.parametrize("text", ["streams = 3", "[[", None])
 def test_a_file_without_streams_offers_none(tmp_path, text) -> None:
-    """Nor does one that is not there, or is no TOML."""
+    """A missing file and a file that is not TOML offer none either."""
     file = tmp_path / "my.toml"
     if text is not None:
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""Sources that are made of others: one after the other, mixed by weight, and parts of one."""
+"""Sources that consist of others: concatenated, mixed by weight, and parts of one."""
 
 import os
 from collections import Counter
@@ -34,7 +34,7 @@ def scan(source: SourceOptions) -> SourceIndex:
 
 
 def reader_of(source: SourceOptions) -> Reader:
-    """A reader as a worker has it: from plain data and a descriptor."""
+    """A reader as in a worker: from plain data and a descriptor."""
     index = scan(source)
     descriptor = index.to_memfd()
     try:
@@ -46,7 +46,7 @@ def reader_of(source: SourceOptions) -> Reader:
 
 
 def contents(source: SourceOptions) -> list[str]:
-    """What every sample's file holds."""
+    """The content of every sample's file."""
     reader = reader_of(source)
     found = [bytes(reader.read(sample)["image"]).decode() for sample in range(len(scan(source)))]
     reader.close()
@@ -68,7 +68,7 @@ def folders(tmp_path: Path) -> Iterator[tuple[FolderSource, FolderSource]]:
 
 
 def test_concat_has_one_source_after_the_other(folders) -> None:
-    """Each sample with its own label, and named where it is."""
+    """Each sample has its own label, and its name has its path."""
     source = ConcatSource(sources=folders, source_field="from")
     reader = reader_of(source)
 
@@ -82,8 +82,8 @@ def test_concat_has_one_source_after_the_other(folders) -> None:
             reader.read(sample)
 
 
-def test_sources_of_different_kinds_go_together(tmp_path: Path, folders) -> None:
-    """A list, shards, and another composed source."""
+def test_sources_of_different_kinds_can_be_combined(tmp_path: Path, folders) -> None:
+    """The test combines a list, shards, and another composed source."""
     write_shard(tmp_path / "0.tar", [("x.jpg", b"six"), ("x.cls", b"9")])
     (tmp_path / "list.txt").write_text("1/a/1.jpg 7\n")
     shards = WebDatasetSource(root=tmp_path, shards=("*.tar",))
@@ -95,7 +95,7 @@ def test_sources_of_different_kinds_go_together(tmp_path: Path, folders) -> None
 
 
 def test_classes_that_differ_are_refused(tmp_path: Path, folders) -> None:
-    """Label 1 would mean two things."""
+    """Label 1 would have two meanings."""
     make(tmp_path / "other", "a/1.jpg", "c/2.jpg")
     make(tmp_path / "fewer", "a/1.jpg")
     for name, message in (
@@ -120,7 +120,7 @@ def test_fields_that_differ_are_refused(folders) -> None:
 
 
 def test_the_part_that_is_wrong_is_named(tmp_path: Path, folders) -> None:
-    """Before the scan, and by it."""
+    """The checks before the scan name it, and the scan does."""
     gone = ConcatSource(sources=(folders[0], FolderSource(path=tmp_path / "gone")))
     (tmp_path / "empty").mkdir()
     empty = ConcatSource(sources=(folders[0], FolderSource(path=tmp_path / "empty")))
@@ -130,8 +130,8 @@ def test_the_part_that_is_wrong_is_named(tmp_path: Path, folders) -> None:
         scan(empty)
 
 
-def test_progress_goes_on_from_part_to_part(folders) -> None:
-    """People see one number that grows."""
+def test_progress_continues_from_part_to_part(folders) -> None:
+    """The user sees one number that grows."""
     told: list[int] = []
 
     scan_source(ConcatSource(sources=folders), told.append, IndexCache(None), Storage())
@@ -139,8 +139,8 @@ def test_progress_goes_on_from_part_to_part(folders) -> None:
     assert told == [3, 5]
 
 
-def test_an_index_of_parts_is_kept_while_all_of_them_are_what_they_were(folders) -> None:
-    """One part that nobody can watch, and none is kept."""
+def test_an_index_of_parts_is_kept_while_no_part_changes(folders) -> None:
+    """If one part cannot be watched, no index is kept."""
     survey = Survey(nothing)
     kind_of(ConcatSource(sources=folders)).scan(ConcatSource(sources=folders), survey)
 
@@ -153,15 +153,15 @@ def test_an_index_of_parts_is_kept_while_all_of_them_are_what_they_were(folders)
 # --- mix ------------------------------------------------------------------------------------------
 
 
-def test_mix_gives_every_stretch_its_shares(folders) -> None:
-    """Two of the first for one of the second, which repeats until the first is through."""
+def test_mix_gives_every_stretch_its_share(folders) -> None:
+    """Two of the first for one of the second, which repeats until the first is exhausted."""
     source = MixSource(sources=folders, weights=(1, 2))
 
     assert contents(source) == ["4", "1", "5", "4", "2", "5", "4", "3", "5"]
 
 
-def test_mix_until_the_first_has_no_more(folders) -> None:
-    """Nothing comes twice."""
+def test_mix_ends_with_its_first_exhausted_part(folders) -> None:
+    """No sample occurs twice."""
     source = MixSource(sources=folders, weights=(2, 1), until="first")
 
     assert contents(source) == ["1", "4", "2", "3"]
@@ -172,7 +172,7 @@ def test_mix_until_the_first_has_no_more(folders) -> None:
     st.booleans(),
 )
 def test_a_mix_is_even_and_whole(parts: list[tuple[int, int]], whole: bool) -> None:
-    """Each prefix has each part's share to within one, for any number of parts; "all" is all."""
+    """In each prefix, each part has its share to within one; "all" reads every sample."""
     samples, weights = [count for count, _ in parts], tuple(float(weight) for _, weight in parts)
     order, numbers = mixed_order(samples, weights, whole=whole)
 
@@ -191,13 +191,13 @@ def test_a_mix_is_even_and_whole(parts: list[tuple[int, int]], whole: bool) -> N
 
 
 def test_a_mix_that_would_never_end_is_refused(folders) -> None:
-    """Weights that are far apart make a small source begin again for ever."""
+    """Weights that are far apart would make a small source repeat almost without end."""
     with pytest.raises(SourceInvalid, match="make an epoch of 6000000000000003"):
         scan(MixSource(sources=folders, weights=(1, 2e15)))
 
 
 def test_the_order_is_part_of_the_digest(folders) -> None:
-    """Other weights are other positions."""
+    """Other weights give other positions."""
     digests = {
         scan(source).digest
         for source in (
@@ -227,15 +227,15 @@ def test_the_order_is_part_of_the_digest(folders) -> None:
         ({"start": 4, "stop": 5}, "5"),
     ],
 )
-def test_a_range_of_a_source(options, expected, folders) -> None:
-    """By number and by percentage; what begins where another ends shares nothing with it."""
+def test_a_range_selects_part_of_a_source(options, expected, folders) -> None:
+    """By number and by percentage; adjacent ranges share no sample."""
     source = SubsetSource(of=ConcatSource(sources=folders), **options)
 
     assert "".join(contents(source)) == expected
 
 
 def test_parts_of_a_shuffled_source_share_nothing_and_leave_nothing_out(folders) -> None:
-    """A training and a validation set."""
+    """They can be a training and a validation set."""
     whole = ConcatSource(sources=folders)
     train = contents(SubsetSource(of=whole, stop="60%", shuffle_seed=5))
     rest = contents(SubsetSource(of=whole, start="60%", shuffle_seed=5))
@@ -245,8 +245,8 @@ def test_parts_of_a_shuffled_source_share_nothing_and_leave_nothing_out(folders)
     assert train + rest != list("12345")
 
 
-def test_the_shuffle_of_a_subset_is_for_ever() -> None:
-    """A sample never moves from one set to the other, whatever the version of a library."""
+def test_the_shuffle_of_a_subset_never_changes() -> None:
+    """No version of a library moves a sample from one set to the other."""
     assert shuffled(10, 7).tolist() == GOLDEN
     assert sorted(shuffled(1000, 1).tolist()) == list(range(1000))
     firsts = np.array([shuffled(100, seed)[0] for seed in range(500)])
@@ -276,8 +276,8 @@ def write_indices(file: Path, content: object) -> Path:
         np.array([4, 0, 4], np.uint8),
     ],
 )
-def test_a_file_says_which(content, tmp_path: Path, folders) -> None:
-    """In this order, as often as it says."""
+def test_a_file_selects_samples(content, tmp_path: Path, folders) -> None:
+    """The subset has the order and the repetitions of the file."""
     file = write_indices(tmp_path / "indices", content)
 
     assert contents(SubsetSource(of=ConcatSource(sources=folders), indices=file)) == ["5", "1", "5"]
@@ -308,15 +308,15 @@ CUT = b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': 
     ],
 )
 def test_indices_that_make_no_sense_are_refused(content, message, tmp_path: Path, folders) -> None:
-    """With the line."""
+    """The error names the line."""
     file = write_indices(tmp_path / "indices", content)
 
     with pytest.raises(SourceInvalid, match=message):
         scan(SubsetSource(of=ConcatSource(sources=folders), indices=file))
 
 
-def test_a_file_of_indices_that_is_not_there_is_found_without_a_scan(tmp_path: Path, folders) -> None:
-    """And a FIFO in its place does not hold anybody up."""
+def test_a_missing_file_of_indices_is_found_without_a_scan(tmp_path: Path, folders) -> None:
+    """A FIFO in its place does not block the check."""
     source = SubsetSource(of=folders[0], indices=tmp_path / "none")
     assert source_problems(source) == [f"there is no file {tmp_path}/none"]
     os.mkfifo(tmp_path / "none")
@@ -334,7 +334,7 @@ def test_a_file_of_indices_that_is_not_there_is_found_without_a_scan(tmp_path: P
     ],
 )
 def test_a_range_without_samples_is_refused(options, message, folders) -> None:
-    """With the numbers that its percentages came to."""
+    """The error has the numbers that its percentages give."""
     with pytest.raises(SourceInvalid, match=message):
         scan(SubsetSource(of=ConcatSource(sources=folders), **options))
 
@@ -352,7 +352,7 @@ def test_a_range_without_samples_is_refused(options, message, folders) -> None:
     ],
 )
 def test_a_share_is_a_number_or_a_percentage(given, share) -> None:
-    """Exactly: 29 % of 100 are 29, which they are not in floating-point numbers."""
+    """The share is exact: 29 % of 100 are 29, which floating-point numbers would miss."""
     assert share_of(given, 100) == share
 
 
@@ -371,7 +371,7 @@ def test_a_share_is_a_number_or_a_percentage(given, share) -> None:
     ],
 )
 def test_options_that_make_no_sense_are_refused(kind, options) -> None:
-    """Before anything is looked at."""
+    """The error comes before any file is opened."""
     with pytest.raises(ValueError, match=r"weights|sources|start|shuffle_seed|indices"):
         kind(**options)
 
@@ -389,7 +389,7 @@ pipeline = [ { op = "decode" }, { op = "resize", size = [2, 2] } ]
 """
 
 
-def test_sources_stand_in_sources_in_the_file(tmp_path: Path) -> None:
+def test_sources_are_nested_in_the_file(tmp_path: Path) -> None:
     """Relative paths are relative to the file at every depth."""
     config = load(tmp_path, NESTED)
 
@@ -397,8 +397,8 @@ def test_sources_stand_in_sources_in_the_file(tmp_path: Path) -> None:
     assert config.streams["a"].source == SubsetSource(of=MixSource(sources=folders, weights=(3, 1.5)), stop="90%")
 
 
-def test_what_is_wrong_within_is_found_where_it_stands(tmp_path: Path) -> None:
-    """A misspelt key and an unknown kind, two levels down."""
+def test_problems_of_nested_sources_have_their_place(tmp_path: Path) -> None:
+    """A misspelt key and an unknown kind are two levels deep."""
     text = NESTED.replace('path = "/more"', 'pth = "/more"').replace(
         '{ type = "folder", path = "photos" }', '{ type = "fold" }'
     )

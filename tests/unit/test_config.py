@@ -1,4 +1,4 @@
-"""The configuration: what is accepted and refused, and whether the refusal helps."""
+"""The configuration: valid and invalid values, and helpful errors."""
 
 import re
 from collections.abc import Mapping
@@ -48,11 +48,11 @@ def problems(
     return found
 
 
-# --- what is accepted -----------------------------------------------------------------------------
+# --- valid values ---------------------------------------------------------------------------------
 
 
 def test_a_short_file_gives_a_whole_tree_of_defaults(tmp_path: Path) -> None:
-    """What the file does not say is the default; steps and sources are plain dataclasses."""
+    """A missing key has its default; steps and sources are plain dataclasses."""
     config = load(tmp_path, f"[streams.photos]{STREAM}")
 
     assert config.daemon == DaemonConfig(python_path=(tmp_path,))
@@ -64,7 +64,7 @@ def test_a_short_file_gives_a_whole_tree_of_defaults(tmp_path: Path) -> None:
 
 
 def test_the_tree_is_frozen(tmp_path: Path) -> None:
-    """Nobody changes the configuration of a running daemon by accident."""
+    """No code changes the configuration of a running daemon by accident."""
     config = load(tmp_path, WHOLE)
 
     with pytest.raises(ValidationError):
@@ -73,8 +73,8 @@ def test_the_tree_is_frozen(tmp_path: Path) -> None:
         config.streams["photos"].source.path = Path("/")  # type: ignore[misc]
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
-    """One order of precedence, the nearest to the user's fingers first."""
+def test_flags_override_the_environment_and_that_overrides_the_file(tmp_path: Path) -> None:
+    """Flags have the highest precedence, then the environment, then the file."""
     environment = {"BATCHD_WORKERS": "3", "BATCHD_MEMORY": "64MiB", "BATCHD_SESSIONS_MAX": ""}
 
     config = load(tmp_path, WHOLE, {"daemon.workers": "5", "streams.photos.seed": "7"}, environment)
@@ -86,7 +86,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
 
 
 def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
-    """No key of [daemon] can be set in the file alone."""
+    """No key of [daemon] can be set only in the file."""
     given = {
         "runtime_dir": ("/tmp/x", Path("/tmp/x")),
         "tcp": ("[::1]:7070", "[::1]:7070"),
@@ -140,7 +140,7 @@ def test_overrides_reach_quoted_names_and_whole_tables(tmp_path: Path) -> None:
 
 
 def test_paths_are_relative_to_where_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the file: to the file. In commands, environment: to the current directory. ~ is home."""
+    """Paths in the file are relative to it, others to the current directory. ~ is home."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -177,7 +177,7 @@ def test_names_of_the_user_s_own_are_no_paths(tmp_path: Path) -> None:
     assert in_file.path == tmp_path / "t.csv"
 
 
-def test_what_people_name_themselves_is_no_path(tmp_path: Path) -> None:
+def test_names_that_users_choose_are_no_paths(tmp_path: Path) -> None:
     """A field may be called "path". Options of that name and module folders are paths."""
     text = """
     [daemon]
@@ -263,7 +263,7 @@ def test_what_people_name_themselves_is_no_path(tmp_path: Path) -> None:
     ],
 )
 def test_sources_survive_the_way_to_a_worker(source: SourceOptions) -> None:
-    """A source is the same after it was plain data, and what it names is in the same order."""
+    """A source survives the conversion to plain data, and its names keep their order."""
     copy = source_from_plain(source_to_plain(source))
     assert copy == source
     assert str(copy) == str(source)
@@ -273,7 +273,7 @@ def test_sources_survive_the_way_to_a_worker(source: SourceOptions) -> None:
     "plain", [{}, {"type": "folder"}, {"type": "folder", "path": "/a", "more": 1}, {"type": "list", "path": "/a"}]
 )
 def test_plain_data_that_is_no_source_is_refused(plain: dict[str, object]) -> None:
-    """A worker takes exactly what the daemon writes."""
+    """A worker accepts exactly the data that the daemon writes."""
     with pytest.raises(ValueError, match=r"is not one of|has the options"):
         source_from_plain(plain)
 
@@ -293,7 +293,7 @@ def test_plain_data_that_is_no_source_is_refused(plain: dict[str, object]) -> No
     ],
 )
 def test_plain_data_of_another_type_is_refused(changes: dict[str, object]) -> None:
-    """Each option is what its dataclass says."""
+    """Each option has the type of its dataclass."""
     folder, glob = FolderSource(path=Path("/data")), GlobSource(root=Path("/data"), patterns=("*",))
     raw = RawSource(path=Path("/data"), record={"x": "int8"})
     plain = source_to_plain(raw if "record" in changes else folder if "path" in changes else glob)
@@ -303,7 +303,7 @@ def test_plain_data_of_another_type_is_refused(changes: dict[str, object]) -> No
 
 
 def test_a_mapping_of_another_type_is_refused() -> None:
-    """Its keys and its values are what its dataclass says."""
+    """Keys and values have the types of the dataclass."""
     plain = source_to_plain(TFRecordSource(root=Path("/data"), shards=("*",), fields={"a": "int64"}))
 
     for changes in ({"fields": ["a"]}, {"fields": {"a": 3}}, {"names": {"a": None}}, {"defaults": {"a": [["x"]]}}):
@@ -331,7 +331,7 @@ def test_names_in_a_table_of_the_users_own_are_no_paths(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dotted", ["streams.photos.pipeline.1.size", "streams.photos.pipeline[1].size"])
 def test_overrides_reach_items_of_lists(tmp_path: Path, dotted: str) -> None:
-    """By numbers, as in messages or with dots; each finds what earlier ones have made."""
+    """Items have numbers, as in messages or with dots; each override sees the earlier ones."""
     replaced = {"streams.photos.pipeline": '[{ op = "decode" }, { op = "resize", size = [1, 1] }]'}
 
     assert load(tmp_path, WHOLE, {dotted: "[9, 7]"}).streams["photos"].pipeline[1] == RandomResizedCrop(size=(9, 7))
@@ -339,7 +339,7 @@ def test_overrides_reach_items_of_lists(tmp_path: Path, dotted: str) -> None:
 
 
 def test_overrides_reach_parts_of_sources_and_whole_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path in one is relative to the current directory, as all on the command line are."""
+    """A path in one is relative to the current directory, like all paths on the command line."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -359,7 +359,7 @@ def test_overrides_reach_parts_of_sources_and_whole_items(tmp_path: Path, monkey
 
 
 def test_a_stream_whose_name_is_a_number_is_no_item(tmp_path: Path) -> None:
-    """Numbers are items only of lists."""
+    """A number means an item only in lists."""
     assert load(tmp_path, f"[streams.0]{STREAM}", {"streams.0.seed": "3"}).streams["0"].seed == 3
 
 
@@ -374,16 +374,16 @@ def test_a_stream_whose_name_is_a_number_is_no_item(tmp_path: Path) -> None:
         ("streams.photos.batch_size.0", "streams.photos.batch_size is neither a table nor a list"),
     ],
 )
-def test_an_item_that_is_not_there_is_told_with_how_many_there_are(tmp_path: Path, dotted: str, message: str) -> None:
-    """Nothing is added at the end of a list by mistake."""
+def test_a_missing_item_is_reported_with_the_length_of_the_list(tmp_path: Path, dotted: str, message: str) -> None:
+    """An override never adds an item to a list by mistake."""
     (problem,) = problems(tmp_path, WHOLE, {dotted: "[8, 8]"}).values()
 
     assert problem.message.startswith(f"cannot be set by --set {dotted}: ")
     assert problem.message.endswith(message)
 
 
-def test_what_an_override_makes_wrong_in_an_item_names_it(tmp_path: Path) -> None:
-    """The item's line in the file is not where it stands."""
+def test_a_problem_that_an_override_causes_in_an_item_names_the_override(tmp_path: Path) -> None:
+    """The problem has no line, because the value is not in the file."""
     (problem,) = problems(tmp_path, WHOLE, {"streams.photos.pipeline.1.size": "224"}).values()
 
     assert problem.path == "streams.photos.pipeline[1].size"
@@ -393,7 +393,7 @@ def test_what_an_override_makes_wrong_in_an_item_names_it(tmp_path: Path) -> Non
     assert problem.line is None
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- invalid values -------------------------------------------------------------------------------
 
 WRONG_VALUES = [
     ("daemon.workers", "0", "at least 1|greater than or equal to 1"),
@@ -430,7 +430,7 @@ WRONG_VALUES = [
 
 
 def test_gateways_beyond_the_last_port_are_refused(tmp_path: Path) -> None:
-    """Each has a port of its own, from that of worker_address on."""
+    """Each gateway has its own port, counted from that of worker_address."""
     text = WHOLE.replace("workers = 2", 'worker_address = "10.0.0.5:65534"\npool_gateways = 2')
     assert load(tmp_path, text).daemon.pool_gateways == 2
     found = problems(tmp_path, text.replace("pool_gateways = 2", "pool_gateways = 3"))
@@ -442,7 +442,7 @@ def test_gateways_beyond_the_last_port_are_refused(tmp_path: Path) -> None:
 def test_a_wrong_value_is_named_with_its_line_and_its_meaning(
     tmp_path: Path, path: str, value: str, message: str
 ) -> None:
-    """The message says where, what was expected, what stood there, and what the key is for."""
+    """The error has the place, the expected and the found value, and the meaning of the key."""
     table, _, key = path.rpartition(".")
     streams = dict(line.split(" = ", 1) for line in STREAM.strip().splitlines())
     if table == "daemon":
@@ -460,8 +460,8 @@ def test_a_wrong_value_is_named_with_its_line_and_its_meaning(
     assert re.search(message, found[path].message)
 
 
-def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
-    """One run shows all: several tables and kinds of mistakes, in the order of the file."""
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
+    """One run shows several tables and kinds of mistakes, in the order of the file."""
     text = """
     [daemon]
     wokers = 3
@@ -541,7 +541,7 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_words_of_other_tools_lead_to_the_right_key(tmp_path: Path, table: str, words: str, remedy: str) -> None:
-    """Here, in another table, or nowhere."""
+    """That key is in the same table, in another one, or does not exist."""
     text = {
         "daemon": f"[daemon]\n{words}\n[streams.photos]{STREAM}",
         "stream": f"[streams.photos]{STREAM}\n{words}\n",
@@ -551,8 +551,8 @@ def test_words_of_other_tools_lead_to_the_right_key(tmp_path: Path, table: str, 
     assert remedy in [problem.remedy for problem in problems(tmp_path, text).values()]
 
 
-def test_every_word_of_another_tool_leads_to_something_that_there_is() -> None:
-    """To a key, a step or a source; none of them to itself, nor to ``op`` or ``type``."""
+def test_every_word_of_another_tool_leads_to_something_that_exists() -> None:
+    """It leads to a key, a step or a source, never to itself, ``op`` or ``type``."""
     kinds = {*STEP_KINDS, *SOURCE_KINDS}
     tables = [Config, DaemonConfig, StreamConfig]
     keys = {key for table in tables for key in table.model_fields}
@@ -568,7 +568,7 @@ def test_every_word_of_another_tool_leads_to_something_that_there_is() -> None:
 
 
 def test_the_text_of_an_error_names_the_file_the_line_and_the_key(tmp_path: Path) -> None:
-    """What a person sees needs nothing looked up."""
+    """A user can read the message without the documentation."""
     with pytest.raises(ConfigInvalid) as caught:
         load(tmp_path, f"[daemon]\nworkers = 0\n[streams.photos]{STREAM}")
 
@@ -578,7 +578,7 @@ def test_the_text_of_an_error_names_the_file_the_line_and_the_key(tmp_path: Path
 
 
 def test_an_unknown_step_without_a_near_name_lists_the_known_ones(tmp_path: Path) -> None:
-    """Who does not know the steps learns them from the message."""
+    """A user learns the known steps from the message."""
     found = problems(tmp_path, WHOLE.replace('"random_resized_crop"', '"xyz"'))
 
     message = found["streams.photos.pipeline[1].op"].message
@@ -586,7 +586,7 @@ def test_an_unknown_step_without_a_near_name_lists_the_known_ones(tmp_path: Path
 
 
 def test_skew_without_lockstep_is_refused(tmp_path: Path) -> None:
-    """An option that would have no effect is a misunderstanding."""
+    """An option without an effect is a misunderstanding."""
     found = problems(tmp_path, WHOLE + "max_skew = 3\n")
 
     assert found["streams.photos.max_skew"].message == 'max_skew counts only with lag = "lockstep"'
@@ -598,8 +598,8 @@ RESIZED = WHOLE.replace(
 )
 
 
-def test_a_cache_has_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
-    """Samples are kept where that is asked for, and an option without effect is refused."""
+def test_a_cache_needs_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
+    """Samples are kept only on request, and an option without an effect is refused."""
     found = problems(tmp_path, WHOLE + 'cache = "encoded"\n')
     assert found["streams.photos.cache"].message.startswith('cache = "encoded" needs cache_memory')
 
@@ -613,7 +613,7 @@ def test_a_cache_has_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
 
 
 def test_a_cache_on_disk_has_a_size_and_no_memory(tmp_path: Path) -> None:
-    """The one key is for memory, the other for the folder."""
+    """One key is for memory, the other for the folder."""
     on_disk = 'cache = "encoded"\ncache_dir = "/ssd"\n'
     stream = load(tmp_path, WHOLE + on_disk + 'cache_size = "8GiB"\n').streams["photos"]
     assert (stream.cache_dir, stream.cache_bytes, stream.cache_memory) == (Path("/ssd"), 8 << 30, None)
@@ -653,15 +653,15 @@ batch_size = 8
         (TOKENS.replace("/data", "s3://bucket"), "", "off"),
     ],
 )
-def test_what_is_kept_follows_from_the_budget_the_steps_and_the_place(
+def test_the_cache_follows_from_the_budget_the_steps_and_the_place(
     tmp_path: Path, text: str, keys: str, kind: str
 ) -> None:
-    """``cache = "auto"`` refuses no budget, and keeps nothing that gains nothing."""
+    """``cache = "auto"`` refuses no budget, and keeps nothing if that gains nothing."""
     assert load(tmp_path, f"{text}{keys}\n").streams["photos"].cache_kind == kind
 
 
-def test_a_short_side_is_for_what_is_decoded(tmp_path: Path) -> None:
-    """Files are kept as they are."""
+def test_a_short_side_is_for_decoded_samples(tmp_path: Path) -> None:
+    """A cache of files keeps them unchanged."""
     short = 'cache_memory = "8GiB"\ncache_short_side = 256\n'
     assert load(tmp_path, WHOLE + 'cache = "decoded"\n' + short).streams["photos"].cache_short_side == 256
 
@@ -671,8 +671,8 @@ def test_a_short_side_is_for_what_is_decoded(tmp_path: Path) -> None:
     )
 
 
-def test_a_cache_of_what_comes_once_is_refused(tmp_path: Path) -> None:
-    """Of samples that are pushed, and of those of a generator."""
+def test_a_cache_of_samples_that_occur_once_is_refused(tmp_path: Path) -> None:
+    """These are pushed samples and those of a generator."""
     for source in ('type = "push", capacity = 8', 'type = "generator", function = "a:b"'):
         text = f"""
         [streams.a]
@@ -685,8 +685,8 @@ def test_a_cache_of_what_comes_once_is_refused(tmp_path: Path) -> None:
         assert "come once, so there is nothing to keep of them" in found["streams.a.cache"].message
 
 
-def test_shuffling_what_has_no_order_is_refused(tmp_path: Path) -> None:
-    """Where it is asked for in so many words; the default does no harm."""
+def test_shuffle_of_a_source_without_order_is_refused(tmp_path: Path) -> None:
+    """Only an explicit key is refused; the default has no effect."""
     text = """
     [streams.a]
     source = { type = "generator", function = "a:b", fields = { x = "int64" } }
@@ -733,7 +733,7 @@ def test_shuffling_what_has_no_order_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_source_of_code_that_makes_no_sense_is_refused(tmp_path: Path, source: str, message: str) -> None:
-    """Without looking for the module."""
+    """The check does not look for the module."""
     found = problems(tmp_path, f"[streams.a]\nsource = {source}\nbatch_size = 1\n")
 
     assert [problem.line for problem in found.values()] == [2]
@@ -742,13 +742,13 @@ def test_a_source_of_code_that_makes_no_sense_is_refused(tmp_path: Path, source:
 
 @pytest.mark.parametrize("text", ["", "[daemon]\nworkers = 1\n", "[streams]\n"])
 def test_a_daemon_without_streams_is_refused(tmp_path: Path, text: str) -> None:
-    """An empty file is no configuration."""
+    """An empty file is not a valid configuration."""
     assert "streams" in problems(tmp_path, text)
 
 
 @pytest.mark.parametrize("name", ["two words", "a/b", "ä", "x" * 65, ""])
-def test_a_stream_name_that_no_command_line_takes_is_refused(tmp_path: Path, name: str) -> None:
-    """Names of streams go into commands, logs and metrics."""
+def test_a_stream_name_that_a_command_line_cannot_take_is_refused(tmp_path: Path, name: str) -> None:
+    """Names of streams appear in commands, logs and metrics."""
     found = problems(tmp_path, f'[streams."{name}"]{STREAM}')
 
     assert [problem.line for problem in found.values()] == [1]
@@ -771,7 +771,7 @@ def test_a_stream_name_that_no_command_line_takes_is_refused(tmp_path: Path, nam
 def test_text_that_is_no_toml_is_refused_with_its_line(
     tmp_path: Path, text: str, path: str, line: int | None, message: str
 ) -> None:
-    """A slip of the pen, a stream named twice, and what a hostile file may hold."""
+    """The text has a typing mistake, a duplicate stream, or hostile content."""
     found = problems(tmp_path, text)
 
     assert list(found) == [path]
@@ -780,7 +780,7 @@ def test_text_that_is_no_toml_is_refused_with_its_line(
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """Missing, a directory, not text, endless: each is one sentence."""
+    """The file is missing, a directory, not text or endless: each error is one sentence."""
     (tmp_path / "latin1.toml").write_bytes(b"# good\n# caf\xe9\n")
     expected = {
         tmp_path / "none.toml": "No such file or directory; `batchd init PATH` writes one for your data",
@@ -796,7 +796,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_values_from_outside_the_file_name_where_they_came_from(tmp_path: Path) -> None:
+def test_values_from_outside_the_file_name_their_origin(tmp_path: Path) -> None:
     """A wrong variable or flag is not looked for in the file."""
     found = problems(
         tmp_path, WHOLE, {"streams.photos.window": "0", "streams.photos.sed": "1"}, {"BATCHD_WORKERS": "many"}
@@ -808,8 +808,8 @@ def test_values_from_outside_the_file_name_where_they_came_from(tmp_path: Path) 
     assert [problem.line for problem in found.values()] == [None, None, None]
 
 
-def test_overrides_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
-    """A path through a number, a path that is none, and bytes that are no text."""
+def test_overrides_with_invalid_paths_are_refused(tmp_path: Path) -> None:
+    """The path leads through a number, is malformed, or has bytes that are not text."""
     found = problems(
         tmp_path,
         WHOLE,
@@ -842,8 +842,8 @@ ANY_PLACE = st.sampled_from(
 
 
 @given(ANY_PLACE, st.one_of(SCALARS, TREES, st.lists(TREES | st.fixed_dictionaries({"op": SCALARS | TREES}))))
-def test_whatever_stands_there_the_answer_is_a_tree_or_the_problems(path: str, value: Any) -> None:
-    """Any value at any place: the loader returns, and each problem is inside the change."""
+def test_every_value_gives_a_tree_or_problems(path: str, value: Any) -> None:
+    """For any value at any place the loader returns, and each problem is inside the change."""
     with NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(WHOLE)
         file.flush()
@@ -857,7 +857,7 @@ def test_whatever_stands_there_the_answer_is_a_tree_or_the_problems(path: str, v
 
 
 def test_every_error_has_its_exit_code() -> None:
-    """The tree is complete: no exit code twice by mistake, none that only a number knows."""
+    """No two errors share an exit code by mistake, and no code lacks a name."""
     codes = {
         kind.__name__: int(kind.exit_code)
         for kind in BatchdError.__subclasses__()

@@ -1,4 +1,4 @@
-"""What the configuration is made with.
+"""The helpers of the configuration.
 
 Lines of keys, amounts of memory, CPUs, the runtime directory.
 """
@@ -29,7 +29,7 @@ def paths_of(value: Any, path: KeyPath = ()) -> set[KeyPath]:
 
 @given(TREES, st.sampled_from(["", " ", "\n", " # ] } ,\n\t"]))
 def test_every_key_that_tomllib_reads_has_a_line(tree: dict[str, Any], separator: str) -> None:
-    """Lines and values have the same keys, whatever strings and comments contain."""
+    """Lines and values have the same keys, for all contents of strings and comments."""
     tables = {key: value for key, value in tree.items() if isinstance(value, dict)}
     plain = {key: value for key, value in tree.items() if key not in tables}
     text = "".join(f"{json.dumps(key)} = {written(value, separator)}\n" for key, value in plain.items())
@@ -40,8 +40,8 @@ def test_every_key_that_tomllib_reads_has_a_line(tree: dict[str, Any], separator
     assert set(key_places(text)) == paths_of(tomllib.loads(text)) - {()}
 
 
-def test_lines_are_those_where_the_keys_stand() -> None:
-    """Over multi-line strings, arrays of tables and dotted keys."""
+def test_lines_are_those_of_the_keys() -> None:
+    """The text has multi-line strings, arrays of tables and dotted keys."""
     text = "a = \"\"\"\n[x]\n\"\"\"\nb.c = 1\n[[d]]\ne = [\n1,\n{ f = 2 }]\n[[d]]\n[d.g]\nh = '''\n'''\ni = 1979-05-27 07:32:00\n"
 
     assert {path: place.line for path, place in key_places(text).items()} == {
@@ -62,7 +62,7 @@ def test_lines_are_those_where_the_keys_stand() -> None:
 
 
 def test_places_are_columns_and_lengths_too() -> None:
-    """Of keys as they are written, with quotes, and of the first character of items."""
+    """They are those of written keys, with quotes, and of the first character of items."""
     text = '[a]\n"b c".d = 1\n  e = [\n1, """x\n""", { f = 2 }]\n'
 
     assert {path: place for path, place in key_places(text).items() if len(path) > 1} == {
@@ -81,25 +81,25 @@ def test_places_are_columns_and_lengths_too() -> None:
     [("4GiB", 4 << 30), ("512 mib", 512 << 20), ("1.5KiB", 1536), ("1GB", 10**9), ("100", 100), ("7 B", 7)],
 )
 def test_amounts_of_memory_are_read(text: str, count: int) -> None:
-    """Binary and decimal units, fractions where they are whole bytes."""
+    """Units are binary or decimal; fractions are allowed if they give whole bytes."""
     assert parse_bytes(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e9", "4G", "1 GiB 2", "0.3B", "٤GiB"])
-def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
-    """Nothing is guessed: "4G" could mean two things."""
+def test_text_that_is_no_amount_of_memory_is_refused(text: str) -> None:
+    """The reader guesses nothing: "4G" could have two meanings."""
     with pytest.raises(ValueError, match=r"no amount|whole number"):
         parse_bytes(text)
 
 
 @given(st.integers(0, 1 << 60))
 def test_amounts_are_written_exactly(count: int) -> None:
-    """What is printed as a default means the default."""
+    """A default that is printed reads back as the same value."""
     assert parse_bytes(format_bytes(count)) == count
 
 
 def test_amounts_for_people_have_one_decimal() -> None:
-    """Slots are about 38.5 MB, and nobody counts their bytes."""
+    """Slots have about 38.5 MB, and no user counts their bytes."""
     assert [round_bytes(count) for count in (0, 1023, 1024, 38_543_360)] == ["0 B", "1023 B", "1.0 KiB", "36.8 MiB"]
 
 
@@ -134,22 +134,22 @@ V1 = "32 31 0:29 /docker/1 /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,
 def test_cpus_are_affinity_and_quota_whichever_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: tuple[str, str, dict[str, str]], cpus: int
 ) -> None:
-    """Both versions of control groups, limits of parents, containers with a partial view."""
+    """The table has both versions of control groups, limits of parents, and partial containers."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
 
     assert available_cpus(fake_cgroup(tmp_path, *group)) == cpus
 
 
 def test_as_many_workers_as_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The word "auto" is resolved where the daemon runs, not where the file was written."""
+    """The value "auto" is resolved on the daemon's machine, not where the file was written."""
     monkeypatch.setattr("batchd.config.tree.available_cpus", lambda: 5)
 
     assert DaemonConfig().worker_count() == 5
     assert DaemonConfig(workers=3).worker_count() == 3
 
 
-def test_the_first_runtime_directory_that_is_ours_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Existing or not, it must be possible to put sockets there."""
+def test_the_first_runtime_directory_that_is_usable_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may exist or not, but the daemon must be able to create sockets there."""
     blocked = tmp_path / "blocked"
     blocked.write_text("a file, so nothing can be made in it")
     monkeypatch.setattr("batchd_wire.runtime.SYSTEM_DIRECTORY", blocked / "batchd")

@@ -1,6 +1,6 @@
-"""Connections that are no sessions.
+"""Connections that are not sessions.
 
-Counted, closed in time, and never anything else closed in their place.
+The guard counts them, closes them in time, and never closes anything else instead.
 """
 
 import os
@@ -25,25 +25,25 @@ from support.waiting import PATIENCE_S
 TRAINERS = GuardLimits(pending_max=2)
 FRAMES_MAX, UNREAD_BYTES_MAX = TRAINERS.frames_max, TRAINERS.unread_bytes_max
 HOST = "127.0.0.1"
-"""Where connections come from, if no other host is said."""
+"""The host of connections by default."""
 
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """What closes everything in the end."""
+    """Closes everything at the end of the test."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture
 def server(stack) -> socket.socket:
-    """A port of loopback."""
+    """A listening socket on loopback."""
     return stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
 
 @pytest.fixture
 def connect(stack, server):
-    """Connect from an address of loopback: our end and the other one."""
+    """Connect from an address of loopback; return our end and the other one."""
 
     def connect(host=HOST):
         theirs = stack.enter_context(socket.create_connection(server.getsockname(), PATIENCE_S, (host, 0)))
@@ -62,7 +62,7 @@ def sessions() -> set[int]:
 
 @pytest.fixture
 def guard(stack, server, sessions) -> ConnectionGuard:
-    """Two pending connections are enough for it."""
+    """A guard that allows two pending connections."""
     guard = ConnectionGuard(sessions, TRAINERS)
     stack.callback(guard.close)
     guard.open(server.getsockname()[1])
@@ -70,7 +70,7 @@ def guard(stack, server, sessions) -> ConnectionGuard:
 
 
 def has_ended(theirs: socket.socket) -> bool:
-    """Has the other end been told that it is over?"""
+    """Whether the other end has seen the end of the connection."""
     return bool(select.select([theirs], [], [], 0)[0]) and theirs.recv(1) == b""
 
 
@@ -79,8 +79,8 @@ def let_pass(guard: ConnectionGuard, ticks: int) -> None:
         guard.tick()
 
 
-def test_a_connection_that_becomes_no_session_is_closed_in_time(guard, connect) -> None:
-    """Not before, and only once."""
+def test_a_connection_without_a_session_is_closed_in_time(guard, connect) -> None:
+    """The guard closes it not earlier, and only once."""
     ours, theirs = connect()
     guard.add(ours.fileno())
 
@@ -97,8 +97,8 @@ def test_a_connection_that_becomes_no_session_is_closed_in_time(guard, connect) 
     assert (len(guard), guard.pending()) == (0, {})
 
 
-def test_a_session_stays_and_its_connection_goes_some_time_after_it(guard, sessions, connect) -> None:
-    """Its last words have time to arrive."""
+def test_a_session_stays_and_its_connection_is_closed_some_time_later(guard, sessions, connect) -> None:
+    """The last messages of the session have time to arrive."""
     ours, theirs = connect()
     guard.add(ours.fileno())
     let_pass(guard, PENDING_TICKS // 2)
@@ -112,8 +112,8 @@ def test_a_session_stays_and_its_connection_goes_some_time_after_it(guard, sessi
 
 
 @pytest.mark.parametrize("has_other", [False, True], ids=["closed", "another's"])
-def test_a_connection_whose_end_was_told_before_its_beginning_is_forgotten(guard, connect, has_other) -> None:
-    """Nobody tells of it again. It is not closed in the place of what has its number by now."""
+def test_a_connection_whose_end_is_reported_before_its_beginning_is_forgotten(guard, connect, has_other) -> None:
+    """No second report follows. The guard does not close the next user of its number instead."""
     ours, _theirs = connect()
     guard.add(ours.fileno())
     number = ours.fileno()
@@ -133,7 +133,7 @@ def test_a_connection_whose_end_was_told_before_its_beginning_is_forgotten(guard
 
 
 def test_the_host_with_most_pending_connections_loses_its_oldest(guard, sessions, connect) -> None:
-    """Sessions do not count, and who comes alone is not touched for the crowd of another."""
+    """Sessions do not count, and many connections of one host do not affect another host."""
     alone, peer = connect("127.0.0.2"), connect()
     crowd = [connect() for _ in range(4)]
     sessions.add(peer[0].fileno())
@@ -148,8 +148,8 @@ def test_the_host_with_most_pending_connections_loses_its_oldest(guard, sessions
     assert guard.closed == 3
 
 
-def test_a_number_that_means_something_else_by_now_is_left_alone(guard, connect, stack) -> None:
-    """ZeroMQ may close a connection at any moment, and the number goes to the next who asks."""
+def test_a_number_that_has_been_reused_is_left_alone(guard, connect, stack) -> None:
+    """ZeroMQ may close a connection at any moment, and the kernel reuses its number."""
     ours, _ = connect()
     number = ours.fileno()
     guard.add(number)
@@ -169,7 +169,7 @@ def test_a_number_that_means_something_else_by_now_is_left_alone(guard, connect,
     assert guard.closed == 0
 
 
-def test_what_is_no_connection_to_our_port_is_never_noted(guard, connect, server, stack) -> None:
+def test_descriptors_that_are_no_connection_to_our_port_are_never_noted(guard, connect, server, stack) -> None:
     """A closed number, a pipe, a local socket, a listener, the other end, a datagram socket."""
     _, theirs = connect()
     pair, _end = (stack.enter_context(one) for one in socket.socketpair())
@@ -184,7 +184,7 @@ def test_what_is_no_connection_to_our_port_is_never_noted(guard, connect, server
 
 
 def test_a_number_that_is_accepted_again_is_the_new_connection(guard, connect) -> None:
-    """The news of the first one's end may have been lost."""
+    """The report of the first connection's end may have been lost."""
     first, _ = connect()
     guard.add(first.fileno())
     let_pass(guard, PENDING_TICKS)
@@ -199,7 +199,7 @@ def test_a_number_that_is_accepted_again_is_the_new_connection(guard, connect) -
 
 
 def say(theirs: socket.socket, ours: socket.socket, count: int) -> None:
-    """Send so many bytes, and have them taken."""
+    """Send this many bytes and let the other end receive them."""
     taken = 0
     theirs.setblocking(False)
     while taken < count:
@@ -208,8 +208,8 @@ def say(theirs: socket.socket, ours: socket.socket, count: int) -> None:
 
 
 @pytest.mark.parametrize("is_session", [False, True])
-def test_who_sends_more_than_is_read_is_closed(guard, sessions, connect, is_session) -> None:
-    """A session, too. What has been read counts for nothing, however much it is."""
+def test_a_peer_that_sends_more_than_is_read_is_disconnected(guard, sessions, connect, is_session) -> None:
+    """This holds for a session, too. Bytes that were read do not count, in any amount."""
     ours, theirs = connect()
     guard.add(ours.fileno())
     if is_session:
@@ -225,8 +225,8 @@ def test_who_sends_more_than_is_read_is_closed(guard, sessions, connect, is_sess
     assert not guard.count_message(ours.fileno(), HOST, 1, 1)
 
 
-def test_it_makes_no_difference_how_slowly_the_unread_bytes_come(guard, connect, monkeypatch) -> None:
-    """A message that never ends, a little at a time; heartbeats are slower still, and wear off."""
+def test_slow_unread_bytes_count_like_fast_ones(guard, connect, monkeypatch) -> None:
+    """An endless message may arrive in small parts; heartbeats are slower still, and expire."""
     now = 1000.0
     monkeypatch.setattr("batchd.daemon.tcp.connection_guard.monotonic", lambda: now)
     guard.audit()
@@ -246,8 +246,8 @@ def test_it_makes_no_difference_how_slowly_the_unread_bytes_come(guard, connect,
     assert (has_ended(slow[1]), has_ended(quiet[1])) == (True, False)
 
 
-def test_reading_more_than_came_earns_nothing(guard, connect) -> None:
-    """Else one could save up for a message that never ends."""
+def test_reading_more_than_arrived_earns_nothing(guard, connect) -> None:
+    """Otherwise a peer could save credit for an endless message."""
     ours, theirs = connect()
     guard.add(ours.fileno())
     for _ in range(50):
@@ -258,8 +258,8 @@ def test_reading_more_than_came_earns_nothing(guard, connect) -> None:
     assert has_ended(theirs)
 
 
-def test_of_a_host_with_too_much_unread_the_one_with_most_of_it_is_closed(guard, sessions, connect) -> None:
-    """Though none has too much by itself; other hosts have nothing to do with it."""
+def test_a_host_with_too_much_unread_loses_the_connection_with_most_of_it(guard, sessions, connect) -> None:
+    """No single connection has too much; other hosts are not affected."""
     part = UNREAD_BYTES_MAX * 3 // 4
     crowd, other = [connect() for _ in range(7)], connect("127.0.0.2")
     for number, (ours, theirs) in enumerate((*crowd, other)):
@@ -270,8 +270,8 @@ def test_of_a_host_with_too_much_unread_the_one_with_most_of_it_is_closed(guard,
     assert [has_ended(theirs) for _, theirs in (*crowd, other)] == [number == 3 for number in range(8)]
 
 
-def test_bytes_that_were_asked_for_may_be_unread(guard, connect) -> None:
-    """Until they are read; others of the same connection count as always."""
+def test_requested_bytes_may_be_unread(guard, connect) -> None:
+    """The allowance ends with their receipt; other bytes of the connection always count."""
     ours, theirs = connect()
     guard.add(ours.fileno())
     asked = 10 * UNREAD_BYTES_MAX
@@ -292,7 +292,7 @@ def test_bytes_that_were_asked_for_may_be_unread(guard, connect) -> None:
 
 
 def test_bytes_asked_of_one_connection_are_not_unread_for_its_host(guard, sessions, connect) -> None:
-    """Nor may another connection of the host send them."""
+    """Another connection of the host may not send them."""
     asked = 10 * TRAINERS.unread_host_bytes_max
     crowd = [connect() for _ in range(4)]
     for ours, _ in crowd:
@@ -306,8 +306,8 @@ def test_bytes_asked_of_one_connection_are_not_unread_for_its_host(guard, sessio
     assert [has_ended(theirs) for _, theirs in crowd] == [False, False, False, True]
 
 
-def test_limits_are_those_of_the_user(stack, server, connect) -> None:
-    """One guard may allow more, or less, than another."""
+def test_limits_belong_to_each_guard(stack, server, connect) -> None:
+    """One guard may allow more or less than another."""
     wide = GuardLimits(9, FRAMES_MAX * 2, UNREAD_BYTES_MAX * 8, UNREAD_BYTES_MAX * 9)
     narrow = GuardLimits(9, 10, 1_000, 2_000)
     ended = []
@@ -325,8 +325,8 @@ def test_limits_are_those_of_the_user(stack, server, connect) -> None:
     assert ended == [[False, False], [True, True]]
 
 
-def test_who_sends_too_many_messages_between_two_audits_is_closed_and_not_heard_any_more(guard, connect) -> None:
-    """Small ones are no excuse, nor are the frames of one."""
+def test_a_peer_with_too_many_messages_between_two_audits_is_disconnected_and_ignored(guard, connect) -> None:
+    """Small messages count as well, and so do the frames of one message."""
     ours, theirs = connect()
     guard.add(ours.fileno())
     for _ in range(2):
@@ -339,8 +339,8 @@ def test_who_sends_too_many_messages_between_two_audits_is_closed_and_not_heard_
     assert guard.closed == 1
 
 
-def test_nobody_is_let_in_for_a_while_from_where_somebody_said_too_much(guard, connect, monkeypatch) -> None:
-    """Others are, and those who are in stay."""
+def test_a_host_that_sent_too_much_cannot_connect_for_a_while(guard, connect, monkeypatch) -> None:
+    """Other hosts can, and existing connections stay."""
     now = 1000.0
     monkeypatch.setattr("batchd.daemon.tcp.connection_guard.monotonic", lambda: now)
     loud, before = connect(), connect()
@@ -358,8 +358,8 @@ def test_nobody_is_let_in_for_a_while_from_where_somebody_said_too_much(guard, c
     assert not has_ended(later[1])
 
 
-def test_the_hosts_that_are_kept_out_are_so_many_at_most(guard, connect) -> None:
-    """The one that has been longest in the list goes first."""
+def test_the_number_of_blocked_hosts_is_limited(guard, connect) -> None:
+    """The host that was blocked first is removed first."""
     ours, _ = connect("127.0.0.3")
     guard.add(ours.fileno())
     guard._banned_until_s = {str(number): 0.0 for number in range(BANNED_MAX)}
@@ -368,8 +368,8 @@ def test_the_hosts_that_are_kept_out_are_so_many_at_most(guard, connect) -> None
     assert list(guard._banned_until_s)[:: BANNED_MAX - 1] == ["1", "127.0.0.3"]
 
 
-def test_an_audit_asks_what_has_the_number_by_now_and_harms_nothing(guard, connect, stack) -> None:
-    """Another connection that has received much, a pipe, nothing at all."""
+def test_an_audit_checks_a_reused_number_and_harms_nothing(guard, connect, stack) -> None:
+    """The number belongs to another connection with much traffic, to a pipe, or to nothing."""
     ours, _ = connect()
     number = ours.fileno()
     guard.add(number)
@@ -380,7 +380,7 @@ def test_an_audit_asks_what_has_the_number_by_now_and_harms_nothing(guard, conne
     assert not has_ended(its_peer)
     later = connect()
     guard.add(later[0].fileno())
-    assert not has_ended(later[1]), "a host is kept out for what another one said"
+    assert not has_ended(later[1]), "a host is blocked for the messages of another"
     reading, writing = os.pipe()
     stack.callback(os.close, writing)
     os.dup2(reading, number, inheritable=False)
@@ -390,8 +390,8 @@ def test_an_audit_asks_what_has_the_number_by_now_and_harms_nothing(guard, conne
     assert os.read(number, 1) == b"x"
 
 
-def test_gripping_changes_nothing_about_what_is_held(stack) -> None:
-    """No descriptor more afterwards, and a socket that does not wait still does not."""
+def test_holding_a_descriptor_changes_nothing_about_it(stack) -> None:
+    """No descriptor is added, and a non-blocking socket stays non-blocking."""
     pair, end = (stack.enter_context(one) for one in socket.socketpair())
     pair.setblocking(False)
     held_descriptor = HeldDescriptor()
@@ -409,7 +409,7 @@ def test_gripping_changes_nothing_about_what_is_held(stack) -> None:
 
 
 def test_a_connection_whose_session_has_ended_is_closed_soon_unless_another_begins(guard, sessions, connect) -> None:
-    """Two ticks, in which the last words arrive."""
+    """It is closed after two ticks, in which the last messages arrive."""
     (leaving, told_to_leave), (staying, told_to_stay) = connect(), connect()
     for ours in (leaving, staying):
         guard.add(ours.fileno())
@@ -425,8 +425,8 @@ def test_a_connection_whose_session_has_ended_is_closed_soon_unless_another_begi
     guard.hurry(999_999)
 
 
-def test_a_host_that_is_kept_out_gets_no_further_connection(guard, connect) -> None:
-    """The one that it has stays; other hosts are let in."""
+def test_a_blocked_host_gets_no_further_connection(guard, connect) -> None:
+    """Its existing connection stays; other hosts can connect."""
     ours, theirs = connect()
     guard.add(ours.fileno())
     guard.keep_out("127.0.0.1")

@@ -1,6 +1,6 @@
 """The core under random trainers, workers, failures and time.
 
-All is checked after every step, and in the end all go on.
+All invariants are checked after every step, and at the end all trainers must progress.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from support.core_world import SAMPLE_TIMEOUT_S, WORKERS, Trainer, make_spec
 
 FIRST_REMOTE_SESSION = 5
 GOAL_BATCHES = 3
-"""So many more must every trainer get in the end."""
+"""Every trainer must get this many further batches at the end."""
 DRAIN_TURNS = 150
 STREAMS_MAX = 4
 ORDERS_A_TURN = 4
 NO_SAMPLE = 1 << 20
 EXAMPLES_MIN = 150
-"""Cheap ones, and the heart of the matter: more than other tests try."""
+"""The examples are cheap and the core is central: so there are more than in other tests."""
 
 specs = st.fixed_dictionaries(
     {
@@ -44,13 +44,13 @@ specs = st.fixed_dictionaries(
 
 
 class CoreMachine(RuleBasedStateMachine):
-    """Trainers pull, hoard, come and go.
+    """Trainers pull, hoard, subscribe and leave.
 
-    Workers fill, die and hang; memory runs out; samples are bad, or deadly.
+    Workers fill, die and hang; memory runs out; samples are bad or deadly.
     """
 
     stream_settings: ClassVar[dict[str, object]] = {}
-    """Of all streams."""
+    """Settings of all streams."""
 
     @initialize(
         chosen=st.lists(specs, min_size=1, max_size=3),
@@ -68,11 +68,11 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.start_workers()
         self.world.subscribe(1, 1)
 
-    # --- trainers and workers at their work -------------------------------------------------------
+    # --- trainers and workers ---------------------------------------------------------------------
 
     @rule(moves=st.lists(st.integers(0, 1 << 12), min_size=15, max_size=60))
     def go_on(self, moves):
-        """Many small steps in a random order: each number says who does what."""
+        """Many small steps in a random order: each number selects an actor and its action."""
         for move in moves:
             who, what = divmod(move, 12)
             if what < 5 and (busy := self._at_work()):
@@ -81,9 +81,9 @@ class CoreMachine(RuleBasedStateMachine):
                 self._pull(self._trainer(who), what, waiting=who % 3 == 0)
 
     def _pull(self, trainer: Trainer, what: int, *, waiting: bool) -> None:
-        """Mostly like a good trainer.
+        """The trainer mostly releases and pulls as a good one does.
 
-        Now and then one that does not wait, hoards, or takes batches one at a time.
+        Sometimes it does not wait, hoards, or takes batches one at a time.
         """
         if what == 5:
             self.world.pull(trainer.number, consume=1, release=1, waiting=waiting)
@@ -102,7 +102,7 @@ class CoreMachine(RuleBasedStateMachine):
         course=st.sampled_from([(0, 0, None), (0, 0, None), (0, 1, None), (1, 0, 1), (0, 0, 1), (1, 1 << 20, 4)]),
     )
     def subscribe(self, stream, session, place, window, course):
-        """A trainer comes; ``course``: its first epoch and step, and its end epoch."""
+        """A trainer subscribes; ``course`` has its first epoch and step, and its end epoch."""
         spec = self.world.specs[self.world.serving[(stream - 1) % len(self.world.serving)]]
         rank, world_size = place
         epoch, step, end_epoch = course
@@ -114,20 +114,20 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reserve(self):
-        """A slot is made before anybody needs it."""
+        """The daemon reserves a slot in advance."""
         self.world.do(ev.SlotWanted())
 
     @precondition(lambda self: self._sending())
     @rule(who=st.integers(0, 9))
     def send(self, who):
-        """A remote trainer's batch has left."""
+        """The daemon has sent a remote trainer's batch."""
         sending = self._sending()
         self.world.send(sending[who % len(sending)].number)
 
     @precondition(lambda self: len(self.world.trainers) > 1)
     @rule(who=st.integers(0, 9), how=st.sampled_from(["ends", "ends", "dies", "is cut off"]))
     def leave(self, who, how):
-        """A trainer goes, in one of three ways."""
+        """A trainer leaves in one of three ways."""
         trainer = self._trainer(who)
         if how == "dies":
             self.world.end_session(trainer.session)
@@ -139,7 +139,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.trainers)
     @rule(who=st.integers(0, 9), epoch=st.integers(3, 9), number=st.integers(1, 3))
     def start_elsewhere(self, who, epoch, number):
-        """A trainer leaves while its batches are filled, and others want different ones."""
+        """A trainer leaves while its batches are filled, and others want different batches."""
         trainer = self._trainer(who)
         if not trainer.ended:
             self.world.end(trainer.number)
@@ -149,7 +149,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.trainers)
     @rule(who=st.integers(0, 9), generation=st.integers(0, 3), sequence=st.integers(0, 9), foreign=st.booleans())
     def talk_nonsense(self, who, generation, sequence, foreign):
-        """Leases that are not, and subscriptions of others, change nothing."""
+        """Unknown leases and subscriptions of other sessions change nothing."""
         trainer = self._trainer(who)
         if sequence in trainer.leases and not foreign:
             generation = trainer.leases[sequence][1] + 1
@@ -163,7 +163,7 @@ class CoreMachine(RuleBasedStateMachine):
     def _trainer(self, who: int) -> Trainer:
         return list(self.world.trainers.values())[who % len(self.world.trainers)]
 
-    # --- the configuration is read again ----------------------------------------------------------
+    # --- reload of the configuration --------------------------------------------------------------
 
     @rule(
         number=st.integers(0, 9),
@@ -173,7 +173,7 @@ class CoreMachine(RuleBasedStateMachine):
         renews=st.booleans(),
     )
     def reload(self, number, new, how, workers, renews):
-        """Streams come, go and change, and workers too, whatever is under way."""
+        """Streams are added, removed and changed, and workers too, during any other work."""
         serving, replaced, removed = self.world.serving, (), ()
         victim = serving[number % len(serving)]
         first = max(self.world.specs) + 1
@@ -196,12 +196,12 @@ class CoreMachine(RuleBasedStateMachine):
             renews_workers=renews and everything,
         )
 
-    # --- what goes wrong --------------------------------------------------------------------------
+    # --- failures ---------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.trainers)
     @rule(who=st.integers(0, 9), back=st.integers(1, 4))
     def find_mismatch(self, who, back):
-        """A trainer finds other bytes in one of its last batches than were written."""
+        """A trainer finds other bytes in one of its last batches than the worker wrote."""
         trainer = self._trainer(who)
         if trainer.granted >= back:
             self.world.mismatch(trainer.number, trainer.granted - back)
@@ -220,7 +220,7 @@ class CoreMachine(RuleBasedStateMachine):
         from_outside=st.booleans(),
     )
     def kill_worker(self, who, row, note, from_outside):
-        """A worker crashes, or somebody kills it."""
+        """A worker crashes, or another process kills it."""
         number = self._worker(who)
         orders = self.world.workers[number].orders
         if note == "in hand" and orders:
@@ -234,10 +234,10 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.workers)
     @rule(who=st.integers(0, 9), hangs=st.booleans())
     def observe(self, who, hangs):
-        """The daemon looks at a worker's note, perhaps for the second time after long."""
+        """The daemon reads a worker's note, perhaps for the second time after a long pause."""
         number = self._worker(who)
         if self.world.workers[number].link:
-            return  # its host observes it
+            return  # its worker host observes it
         orders = self.world.workers[number].orders
         note = ev.Note(orders[0].order, orders[0].rows[0], self.world.samples(orders[0])[0]) if orders else None
         self.world.do(ev.WorkerObserved(number, note))
@@ -248,7 +248,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(pause_s=st.sampled_from([0.1, 0.6, 6.0, 100.0]))
     def time_passes(self, pause_s):
-        """Workers that were told to die do, and new ones come up."""
+        """Killed workers die, and new ones start."""
         self.world.now += pause_s
         self.world.do(ev.Ticked())
         self._let_workers_come_and_go()
@@ -269,9 +269,9 @@ class CoreMachine(RuleBasedStateMachine):
         return [number for number, worker in self.world.workers.items() if worker.orders]
 
     def _work(self, number: int, *, with_note: bool, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> None:
-        """Carry out the oldest order of a worker, or all of them that are of its stream.
+        """Carry out the oldest order of a worker, or all its orders of that stream.
 
-        A deadly sample ends it, unless it is known not to be touched.
+        A deadly sample kills the worker, unless the sample is in quarantine.
         """
         orders = self.world.workers[number].orders
         order, together = orders[0], len(orders) if with_note else 1
@@ -297,7 +297,7 @@ class CoreMachine(RuleBasedStateMachine):
         for number in [number for number, worker in self.world.workers.items() if not worker.ready]:
             self.world.ready(number)
 
-    # --- the end: whoever wants to go on, goes on -------------------------------------------------
+    # --- the end: trainers that want batches get them ---------------------------------------------
 
     def teardown(self):
         if not hasattr(self, "world"):
@@ -312,7 +312,7 @@ class CoreMachine(RuleBasedStateMachine):
                 break
             self._all_take_a_turn(live, turn)
         else:
-            pytest.fail(f"{behind} do not go on, though they release what they read")
+            pytest.fail(f"{behind} get no batches, though they release those that they read")
         self._all_leave()
 
     def _is_content(self, trainer: Trainer, goal: int) -> bool:
@@ -326,7 +326,7 @@ class CoreMachine(RuleBasedStateMachine):
     def _all_take_a_turn(self, live: list[Trainer], turn: int) -> None:
         """Live trainers hold one batch and wait for the next.
 
-        The others stand still with what they hold.
+        The others keep their batches and send nothing.
         """
         self.world.now += 0.6
         self.world.do(ev.Ticked())
@@ -342,7 +342,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.world.pull(trainer.number, release=max(0, len(trainer.leases) - 1))
 
     def _all_leave(self) -> None:
-        """When the last trainer is gone, nothing is promised and nothing is held."""
+        """After the last trainer has left, no slot is promised or held."""
         for session in {one.session for one in self.world.trainers.values()}:
             self.world.end_session(session)
         while sending := self._sending():

@@ -1,6 +1,6 @@
-"""Courses against a model that deals batches out by hand.
+"""Courses, compared with a model that deals batches out by hand.
 
-Every world size, every start, shared and dropped last rounds.
+The tests cover every world size, every start, shared and dropped last rounds.
 """
 
 from collections import Counter
@@ -23,12 +23,12 @@ WORLD_SIZES = range(1, 8)
 
 
 def courses(plan: Plan, world_size: int, base: int = 0, epoch: int = 0, end_epoch: int | None = None) -> list[Course]:
-    """All ranks that start together."""
+    """The courses of all ranks, which start together."""
     return [Course(plan, rank, world_size, epoch, base, end_epoch) for rank in range(world_size)]
 
 
 def read(course: Course) -> list[Share]:
-    """Everything on a course that ends."""
+    """All shares of a course that ends."""
     shares = []
     while (share := course.at(len(shares))) is not None:
         shares.append(share)
@@ -36,9 +36,9 @@ def read(course: Course) -> list[Share]:
 
 
 def rows_read(plan: Plan, shares: list[Share]) -> Counter[tuple[Position, int]]:
-    """How often each row was read.
+    """The number of times that each row is read.
 
-    Where more ranks than rows share a batch, only that each was, and nobody got none.
+    If more ranks than rows share a batch, each row counts once, and each rank must have a row.
     """
     readers = Counter(share.position for share in shares)
     counts = Counter((share.position, share.first + row) for share in shares for row in range(share.rows))
@@ -53,7 +53,7 @@ def all_rows(plan: Plan, epoch: int, steps: range) -> Counter[tuple[Position, in
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_course_reads_what_dealing_by_hand_gives(plan):
-    """For every rank of every world, from every start, over three epochs."""
+    """This holds for every rank of every world, from every start, over three epochs."""
     for world_size in WORLD_SIZES:
         for base in range(plan.steps + 1):
             for course in courses(plan, world_size, base, epoch=2):
@@ -65,7 +65,7 @@ def test_a_course_reads_what_dealing_by_hand_gives(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_sequence_of_is_the_inverse_of_at(plan):
-    """A position that is read is found where it is read; one that is not, nowhere."""
+    """The inverse finds a position that is read at its place, and other positions nowhere."""
     for world_size, base, end_epoch in product(WORLD_SIZES, range(plan.steps + 1), (4, None)):
         for course in courses(plan, world_size, base, 2, end_epoch):
             if course.rounds == 0:
@@ -77,7 +77,7 @@ def test_sequence_of_is_the_inverse_of_at(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_all_ranks_get_equally_many_batches(plan):
-    """In a partial first epoch and in whole ones, by ``first_rounds`` and ``rounds``."""
+    """``first_rounds`` counts a partial first epoch, and ``rounds`` whole ones."""
     for world_size in WORLD_SIZES:
         for base in range(plan.steps + 1):
             both = courses(plan, world_size, base, epoch=1, end_epoch=3)
@@ -90,9 +90,9 @@ def test_all_ranks_get_equally_many_batches(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_ranks_together_read_every_sample_exactly_once(plan):
-    """Also where the last round has fewer batches than ranks.
+    """This also holds if the last round has fewer batches than ranks.
 
-    Only ``drop_last`` leaves out that round.
+    Only ``drop_last`` leaves that round out.
     """
     for world_size in WORLD_SIZES:
         ranks = courses(plan, world_size, end_epoch=1)
@@ -105,7 +105,7 @@ def test_ranks_together_read_every_sample_exactly_once(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_resuming_at_any_round_with_another_world_size_loses_and_repeats_nothing(plan):
-    """The batches of the former ranks and of the new ones make the epoch, each sample once."""
+    """The batches of the former and of the new ranks make up the epoch, each sample once."""
     for before, after in product(WORLD_SIZES, WORLD_SIZES):
         for rounds in range(plan.steps // before + 1):
             base = rounds * before
@@ -139,7 +139,7 @@ def test_a_course_ends_before_its_end_epoch():
 
 
 def test_far_places_cost_nothing():
-    """A course is arithmetic: the millionth epoch is at hand, and found again."""
+    """A course is computed: the millionth epoch takes no longer than the first."""
     course = Course(Plan(10**9, 256, 0, shuffle=True, drop_last=False), 5, 8, 0, 0, None)
     share = course.at(10**15)
     assert share is not None

@@ -1,4 +1,4 @@
-"""Keys that systemd hands to the daemon: flat copies, which it can read and nobody changes."""
+"""Keys that systemd gives to the daemon: flat copies, which it can read and not change."""
 
 import shutil
 from collections.abc import Callable
@@ -19,7 +19,7 @@ NAMES = ["a", "gpu_7", "x.key"]
 
 @pytest.fixture
 def roots(tmp_path: Path) -> KeyDirectory:
-    """The directory of which root has the keys."""
+    """Root's directory of keys."""
     keys = KeyDirectory(tmp_path / "keys")
     for name in NAMES:
         keys.new(name, frozenset({"photos"}) if name == "a" else None)
@@ -28,7 +28,7 @@ def roots(tmp_path: Path) -> KeyDirectory:
 
 
 def hand_over(roots: KeyDirectory, given: Path) -> CredentialKeys:
-    """Copy them as systemd does: each file by its path, with underscores, readable alone."""
+    """Copy the keys as systemd does: names with underscores, readable by the owner alone."""
     given.mkdir(exist_ok=True)
     for file in (file for file in roots.path.rglob("*") if file.is_file()):
         copy = given / "_".join(["keys", *file.relative_to(roots.path).parts])
@@ -39,14 +39,14 @@ def hand_over(roots: KeyDirectory, given: Path) -> CredentialKeys:
 
 @pytest.fixture
 def credentials(roots: KeyDirectory, tmp_path: Path) -> CredentialKeys:
-    """The copies, among other things that the service was given."""
+    """The copies, next to other credentials of the service."""
     keys = hand_over(roots, tmp_path / "given")
     (tmp_path / "given/s3_token.key").write_text("something else")
     return keys
 
 
-def test_copies_let_in_whom_the_keys_let_in(roots: KeyDirectory, credentials: CredentialKeys) -> None:
-    """The same names, streams and keys, and the daemon's own."""
+def test_copies_admit_the_same_clients_as_the_keys(roots: KeyDirectory, credentials: CredentialKeys) -> None:
+    """Names, streams and keys are the same, and so is the daemon's own key."""
     assert credentials.daemon_key() == roots.daemon_key() is not None
     assert [key.name for key in credentials.trainers.accepted()] == sorted(NAMES)
     assert [key.name for key in credentials.workers.accepted()] == ["pool"]
@@ -65,15 +65,15 @@ def test_copies_let_in_whom_the_keys_let_in(roots: KeyDirectory, credentials: Cr
     ids=["new", "revoke", "daemon"],
 )
 def test_copies_are_not_changed(credentials: CredentialKeys, change: Callable[[KeyDirectory], object]) -> None:
-    """Who tries is told where the keys are, and what to do then."""
+    """The error names the directory of the keys, and the commands to use there."""
     before = sorted(credentials.path.iterdir())
     with pytest.raises(KeysInvalid, match=r"in /etc/batchd/keys and then: systemctl restart batchd"):
         change(credentials)
     assert sorted(credentials.path.iterdir()) == before
 
 
-def test_a_copy_under_a_wrong_name_lets_nobody_in(credentials: CredentialKeys) -> None:
-    """As in the directory: name and role stand in the file."""
+def test_a_copy_under_a_wrong_name_admits_no_client(credentials: CredentialKeys) -> None:
+    """As in the directory, the file itself has name and role."""
     (credentials.path / "keys_trainers_a.key").rename(credentials.path / "keys_trainers_b.key")
     assert [trainer.name for trainer in credentials.trainers.accepted()] == ["gpu_7", "x.key"]
     assert "which is not that of the file" in credentials.trainers.damaged()[credentials.path / "keys_trainers_b.key"]
@@ -85,7 +85,7 @@ def test_a_copy_under_a_wrong_name_lets_nobody_in(credentials: CredentialKeys) -
 
 
 def test_the_group_may_read_and_others_may_not(credentials: CredentialKeys) -> None:
-    """Newer systemds grant credentials by access lists, which show as the group's bits."""
+    """Newer versions of systemd grant access by access lists, which appear as the group's bits."""
     secret = credentials.path / "keys_daemon.key"
     secret.chmod(0o440)
     assert credentials.daemon_key() is not None
@@ -94,10 +94,10 @@ def test_the_group_may_read_and_others_may_not(credentials: CredentialKeys) -> N
         credentials.daemon_key()
 
 
-def test_credentials_come_before_the_users_own_keys_and_behind_the_configuration(
+def test_credentials_rank_above_the_users_own_keys_and_below_the_configuration(
     credentials: CredentialKeys, roots: KeyDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there are any, nothing else is looked at, even if none of them is a key."""
+    """If there are credentials, no other directory is used, even if none of them is a key."""
     monkeypatch.setattr("batchd.daemon.tcp.keys.default_keys_dir", lambda: tmp_path / "own")
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     assert open_keys(None).path == tmp_path / "own"
@@ -111,8 +111,8 @@ def test_credentials_come_before_the_users_own_keys_and_behind_the_configuration
     assert open_keys(None).daemon_key() is None
 
 
-def test_a_service_without_keys_is_told_where_they_are_made(tmp_path: Path) -> None:
-    """By root, and what takes them over."""
+def test_a_service_without_keys_gets_the_command_that_makes_them(tmp_path: Path) -> None:
+    """Root makes them, and a restart passes them on."""
     (tmp_path / "given").mkdir()
     config = load(tmp_path, WHOLE, {"daemon.tcp": "10.0.0.5:7070"})
     problem = check_tcp_keys(config.daemon.tcp, ("daemon", "tcp"), CredentialKeys(tmp_path / "given").workers)
@@ -121,10 +121,10 @@ def test_a_service_without_keys_is_told_where_they_are_made(tmp_path: Path) -> N
     assert "LoadCredential=keys:/etc/batchd/keys" in problem.message
 
 
-def test_who_changes_the_systems_keys_is_told_of_the_restart(
+def test_a_change_of_the_systems_keys_reports_the_needed_restart(
     roots: KeyDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service has copies; in any other directory a change counts at once."""
+    """A service has copies; in any other directory a change takes effect at once."""
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     assert Path("/etc/batchd/keys") == SYSTEM_KEYS_DIRECTORY
     elsewhere = CliRunner().invoke(cli, ["keys", "new", "--name", "c", "--keys-dir", str(roots.path)])

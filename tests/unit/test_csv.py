@@ -1,4 +1,4 @@
-"""Tables in CSV format: their records, their cells, and messages for each kind of damage."""
+"""Tables in CSV format: their records, their cells, and an error for each kind of damage."""
 
 import os
 import subprocess
@@ -36,18 +36,18 @@ def rows(source: CsvSource) -> list[tuple]:
 
 
 def refused(source: CsvSource) -> str:
-    """What the scan says of a table."""
+    """Return the error text of the scan of a table."""
     with pytest.raises(SourceInvalid) as caught:
         scan(source)
     assert str(source.path or source.root) in str(caught.value)
     return str(caught.value)
 
 
-# --- what a table says ----------------------------------------------------------------------------
+# --- content of a table ---------------------------------------------------------------------------
 
 
 def test_chosen_columns_become_fields_of_their_types(tmp_path) -> None:
-    """In the order in which they are named; the others are left out."""
+    """They have the order of the configuration; other columns are left out."""
     fields = {
         "name": "text",
         "age": "float32",
@@ -79,7 +79,7 @@ def test_chosen_columns_become_fields_of_their_types(tmp_path) -> None:
 
 
 def test_columns_are_the_image_and_the_fields(tmp_path) -> None:
-    """Known without a look at the table."""
+    """The columns are known before the table is opened."""
     source = CsvSource(path=tmp_path / "gone.csv", fields={"x": "float32[3]", "t": "text"}, image="file")
 
     assert kind_of(source).columns(source, Storage()) == (
@@ -107,14 +107,14 @@ def test_columns_are_the_image_and_the_fields(tmp_path) -> None:
     ],
 )
 def test_records_are_those_of_rfc_4180(tmp_path, monkeypatch, content, expected) -> None:
-    """Wherever the blocks end in which they are found."""
+    """This holds for every end of the blocks in which the scan reads."""
     for block in (*range(1, 12), 1 << 20):
         monkeypatch.setattr(csv_scan, "BLOCK_BYTES", block)
         assert rows(table(tmp_path, content)) == expected, block
 
 
-def test_another_delimiter(tmp_path) -> None:
-    """Commas are text then."""
+def test_another_delimiter_can_be_chosen(tmp_path) -> None:
+    """Commas are ordinary text then."""
     assert rows(table(tmp_path, 'a\tb\n1,5\t"x\ty"\n', delimiter="\t")) == [("1,5", "x\ty")]
 
 
@@ -127,8 +127,8 @@ CELLS = st.text(st.sampled_from('ab,;"\r\n é1😀'), max_size=6)
     block=st.integers(1, 40),
     quote_all=st.booleans(),
 )
-def test_whatever_is_written_is_read(tmp_path_factory, cells, ends, block, quote_all) -> None:
-    """Any text in cells, with line ends and quotes; with or without a last line end."""
+def test_a_written_table_reads_back_unchanged(tmp_path_factory, cells, ends, block, quote_all) -> None:
+    """Cells have any text, line ends and quotes; the last line end is optional."""
     end, has_last_end = ends
 
     def written(cell: str) -> str:
@@ -142,7 +142,7 @@ def test_whatever_is_written_is_read(tmp_path_factory, cells, ends, block, quote
 
 @given(content=st.lists(st.sampled_from([b"a", b"b", b",", b'"', b"\n", b"\r", b"\0", b"\xff", b"1"]), max_size=30))
 def test_bytes_of_any_kind_are_refused_or_read(tmp_path_factory, content) -> None:
-    """No other error, at the scan or later; a record is bad by itself."""
+    """No other error is raised, at the scan or later; each bad record is one bad sample."""
     source = table(tmp_path_factory.getbasetemp(), b"a,b\n" + b"".join(content))
     try:
         scan(source)
@@ -155,7 +155,7 @@ def test_bytes_of_any_kind_are_refused_or_read(tmp_path_factory, content) -> Non
 
 
 def test_a_table_that_is_cut_anywhere_is_refused_or_lacks_its_end(tmp_path) -> None:
-    """Every record but the last one is as it was; that one may be bad."""
+    """Every record except the last is unchanged; the last one may be bad."""
     content = b'a,b\n"one, ""1""",2\n"three\nlines",4\n5,6\n'
     whole = rows(table(tmp_path, content))
     for end in range(len(b"a,b\n") + 1, len(content)):
@@ -169,7 +169,7 @@ def test_a_table_that_is_cut_anywhere_is_refused_or_lacks_its_end(tmp_path) -> N
 
 
 def test_the_index_is_eight_bytes_for_each_record(tmp_path) -> None:
-    """So workers share what little there is."""
+    """Workers share this small index."""
     source = table(tmp_path, "a,b\n" + "1,2\n" * 20_000)
 
     index = scan(source)
@@ -198,8 +198,8 @@ print(len(index), *numbers, peak_kib)
 
 
 @pytest.mark.slow
-def test_a_table_that_is_larger_than_the_memory_is_never_in_it(tmp_path) -> None:
-    """Only where its records begin; those at its end are read as those at its beginning."""
+def test_a_table_that_is_larger_than_the_memory_is_never_loaded_whole(tmp_path) -> None:
+    """Memory has only the starts of records; late records are read like early ones."""
     rows_at_once, pieces, filler = 10_000, 110, "x" * 1_000
     with (tmp_path / "t.csv").open("w") as stream:
         stream.write("number,text\n")
@@ -218,7 +218,7 @@ def test_a_table_that_is_larger_than_the_memory_is_never_in_it(tmp_path) -> None
 
 
 def test_several_tables_follow_each_other_in_the_order_of_their_names(tmp_path) -> None:
-    """With the same titles."""
+    """All of them have the same titles."""
     for number in (2, 1):
         table(tmp_path, f"a,b\n{number},x\n{number},y", f"part-{number}.csv")
     source = CsvSource(root=tmp_path, files=("part-{1..2}.csv",), fields=FIELDS)
@@ -229,7 +229,7 @@ def test_several_tables_follow_each_other_in_the_order_of_their_names(tmp_path) 
 
 
 def test_the_digest_names_the_content_and_the_options_but_not_the_place(tmp_path) -> None:
-    """The same table elsewhere is the same source; one changed letter is another."""
+    """The same table at another path is the same source; one changed letter makes another."""
 
     def digest(content: str, folder: str = "x", **options) -> str:
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -240,7 +240,7 @@ def test_the_digest_names_the_content_and_the_options_but_not_the_place(tmp_path
     assert len({same, digest("a,b\n1,3\n"), digest("a,b\n1,2\n", names={"a": "b", "b": "a"})}) == 3
 
 
-# --- what no scan takes ---------------------------------------------------------------------------
+# --- tables that the scan refuses -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,15 +268,15 @@ def test_the_digest_names_the_content_and_the_options_but_not_the_place(tmp_path
         (b'a,b\n1,"2\n3,4\n5,"6"\n', "record 1, which begins at byte 4, has a quote at byte 15 that neither begins"),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path, monkeypatch, content, message) -> None:
-    """With the record and the byte, wherever blocks end."""
+def test_files_that_are_no_table_are_refused(tmp_path, monkeypatch, content, message) -> None:
+    """The error has the record and the byte, for every end of the scan's blocks."""
     for block in (*range(1, 8), 1 << 20):
         monkeypatch.setattr(csv_scan, "BLOCK_BYTES", block)
         assert message in refused(table(tmp_path, content)), block
 
 
 def test_a_quote_that_is_left_open_does_not_fill_the_memory(tmp_path, monkeypatch) -> None:
-    """A record has a limit."""
+    """The length of a record is limited."""
     monkeypatch.setattr(csv_scan, "RECORD_BYTES_MAX", 1000)
     monkeypatch.setattr(csv_scan, "BLOCK_BYTES", 100)
 
@@ -289,7 +289,7 @@ def test_a_quote_that_is_left_open_does_not_fill_the_memory(tmp_path, monkeypatc
 
 
 def test_tables_with_other_titles_or_no_records_are_refused(tmp_path) -> None:
-    """Whichever file it is."""
+    """The error names the file."""
     table(tmp_path, "a,b\n1,2\n", "1.csv")
     second = table(tmp_path, "b,a\n1,2\n", "2.csv").path
     source = CsvSource(root=tmp_path, files=("*.csv",), fields=FIELDS)
@@ -299,8 +299,8 @@ def test_tables_with_other_titles_or_no_records_are_refused(tmp_path) -> None:
     assert f"{second} holds no record behind its titles; leave it out of the files" in refused(source)
 
 
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path) -> None:
-    """A FIFO nobody writes into, a folder, nothing."""
+def test_paths_without_a_file_are_refused_without_a_wait(tmp_path) -> None:
+    """The path is a FIFO without a writer, a folder, or missing."""
     os.mkfifo(tmp_path / "fifo")
     for name, message in (
         ("fifo", "is not a regular file"),
@@ -313,7 +313,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path) -> None:
 
 
 def test_a_wrong_title_is_found_by_check(tmp_path) -> None:
-    """Before any daemon starts; a right one is no problem."""
+    """The check needs no daemon; a right title is no problem."""
     assert source_problems(table(tmp_path, "a,B\n1,2\n")) == [f"{tmp_path}/t.csv has no column 'b'; did you mean B?"]
     assert source_problems(table(tmp_path, "a,b\n1,2\n")) == []
 
@@ -335,12 +335,12 @@ def test_a_wrong_title_is_found_by_check(tmp_path) -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options, message) -> None:
-    """Before anything is looked at."""
+    """The error comes before any file is opened."""
     with pytest.raises(ValueError, match=message):
         CsvSource(**{"path": Path("/t.csv"), **options})
 
 
-# --- what is wrong with one record ----------------------------------------------------------------
+# --- problems of one record -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -367,8 +367,8 @@ def test_settings_that_make_no_sense_are_refused(options, message) -> None:
         ("int8[2,?]", "1 2 3", "'x' has 3 numbers, not those of int8[2,?]"),
     ],
 )
-def test_a_cell_that_is_not_what_its_column_is_makes_a_bad_sample(tmp_path, dtype, cell, message) -> None:
-    """Named with the title and the text; its neighbours are fine."""
+def test_a_cell_that_does_not_match_its_column_makes_a_bad_sample(tmp_path, dtype, cell, message) -> None:
+    """The reason has the title and the text; neighbouring records are readable."""
     source = table(tmp_path, f"x,y\n1 1 1 1 1 1,0\n{cell},0\n", fields={"x": dtype})
     with opened(source) as (reader, _index):
         assert message in reason(reader, 1)
@@ -388,15 +388,15 @@ def test_a_cell_that_is_not_what_its_column_is_makes_a_bad_sample(tmp_path, dtyp
         ),
     ],
 )
-def test_a_record_that_is_none_makes_a_bad_sample(tmp_path, record, message) -> None:
-    """Its neighbours are fine."""
+def test_a_malformed_record_makes_a_bad_sample(tmp_path, record, message) -> None:
+    """Neighbouring records are readable."""
     with opened(table(tmp_path, b"a,b\n1,2\n" + record + b"\n3,4\n"), 4096) as (reader, _index):
         assert message in reason(reader, 1)
         assert [reader.read(sample)["a"] for sample in (0, 2)] == ["1", "3"]
 
 
 def test_a_table_that_is_cut_or_changed_after_the_scan_makes_bad_samples(tmp_path) -> None:
-    """By size and time; if these are equal, by records that no longer end in their places."""
+    """Size and time show it; if these are equal, records that no longer end in their places do."""
     content = "a,b\n" + "".join(f"{number},{number}\n" for number in range(10, 20))
     source = table(tmp_path, content)
     status = source.path.stat()
@@ -426,7 +426,7 @@ def test_a_table_that_is_cut_or_changed_after_the_scan_makes_bad_samples(tmp_pat
 
 
 def pictures(folder: Path, *cells: str, **options) -> CsvSource:
-    """A table of paths in ``folder/in``, around which there are other files."""
+    """A table of paths in ``folder/in``, with other files next to that folder."""
     (folder / "in" / "sub").mkdir(parents=True)
     (folder / "in" / "sub" / "1.jpg").write_bytes(b"picture 1")
     (folder / "in" / "2.jpg").symlink_to("sub/1.jpg")
@@ -441,22 +441,22 @@ OUTSIDE = ["../secret", "sub/../../secret", "{}/secret", "away.jpg", "up/secret"
 
 
 def test_a_column_of_paths_becomes_images(tmp_path) -> None:
-    """Relative to the folder of the table; a link within is as good as a file."""
+    """Paths are relative to the folder of the table; a link inside it counts as a file."""
     first, second = read_samples(pictures(tmp_path, "sub/1.jpg", "2.jpg"))
 
     assert first == {"image": b"picture 1", "label": 0}
     assert second["image"] == b"picture 1"
 
 
-def test_the_folder_of_the_images_may_be_another_one(tmp_path) -> None:
-    """Such as one that is itself a link."""
+def test_the_images_may_be_in_another_folder(tmp_path) -> None:
+    """That folder may itself be a link."""
     (tmp_path / "link").symlink_to("in/sub")
 
     assert read_samples(pictures(tmp_path, "1.jpg", image_root=tmp_path / "link"))[0]["image"] == b"picture 1"
 
 
 def test_no_path_leads_out_of_the_root(tmp_path) -> None:
-    """By its text, or through a link, of the file or of a folder on the way."""
+    """The path's text, a link to a file, or a link to a folder on the way could lead out."""
     with opened(pictures(tmp_path, *(path.format(tmp_path) for path in OUTSIDE))) as (reader, _index):
         reasons = [reason(reader, sample) for sample in range(len(OUTSIDE))]
 
@@ -465,8 +465,8 @@ def test_no_path_leads_out_of_the_root(tmp_path) -> None:
     assert all(f"a link leads out of the root, to {tmp_path}/secret" in text for text in reasons[3:])
 
 
-def test_paths_may_lead_out_of_the_root_where_that_is_allowed(tmp_path) -> None:
-    """All of them."""
+def test_paths_may_leave_the_root_if_that_is_allowed(tmp_path) -> None:
+    """All the paths of the previous test are accepted."""
     cells = [path.format(tmp_path) for path in OUTSIDE]
 
     assert {values["image"] for values in read_samples(pictures(tmp_path, *cells, allow_outside_root=True))} == {
@@ -474,8 +474,8 @@ def test_paths_may_lead_out_of_the_root_where_that_is_allowed(tmp_path) -> None:
     }
 
 
-def test_an_image_that_is_not_there_is_a_bad_sample_with_its_path(tmp_path) -> None:
-    """So is an empty cell."""
+def test_a_missing_image_is_a_bad_sample_with_its_path(tmp_path) -> None:
+    """An empty cell is a bad sample, too."""
     with opened(pictures(tmp_path, "gone.jpg", "", "sub")) as (reader, _index):
         assert [reason(reader, sample) for sample in range(3)] == [
             "'file' is 'gone.jpg': No such file or directory",

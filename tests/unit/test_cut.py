@@ -1,4 +1,4 @@
-"""The cut of a pipeline for a cache of decoded samples, and equal bytes with it."""
+"""The cut of a pipeline for a cache of decoded samples, and equal bytes with and without it."""
 
 import re
 
@@ -45,8 +45,8 @@ PIPELINES = {
 }
 
 
-def test_it_is_cut_in_front_of_what_is_random_or_makes_numbers():
-    """Whichever comes first."""
+def test_the_cut_is_before_random_steps_and_steps_that_make_numbers():
+    """The first such step decides."""
     cuts = {name: [step.op for step in steps[: cut_of(steps)]] for name, steps in PIPELINES.items()}
 
     assert cuts == {
@@ -60,8 +60,8 @@ def test_it_is_cut_in_front_of_what_is_random_or_makes_numbers():
     }
 
 
-def test_a_short_side_is_a_resize_behind_decode():
-    """And behind what says which fields follow, so that these are resized as well."""
+def test_a_short_side_is_a_resize_after_decode():
+    """It also comes after the step that declares followers, so that these are resized as well."""
     resize = Resize(shorter_side=256)
 
     assert steps_of((Decode(), CROP), 256) == (Decode(), resize, CROP)
@@ -79,8 +79,8 @@ def test_a_short_side_is_a_resize_behind_decode():
         ([Call(function="a:b", random=False), Decode()], r'"call" \(pipeline\[0\]\) runs in each epoch'),
     ],
 )
-def test_what_cannot_be_cut_is_told_what_helps(steps, text):
-    """Everything else can."""
+def test_a_pipeline_without_a_cut_gets_a_remedy(steps, text):
+    """Every other pipeline can be cut."""
     problem = cut_problem(steps)
 
     assert problem is not None
@@ -91,7 +91,7 @@ def test_what_cannot_be_cut_is_told_what_helps(steps, text):
 
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("kind", ["jpeg", "large", "exif", "png"])
-def test_nobody_can_tell_what_came_out_of_a_cache(name, kind):
+def test_a_cache_does_not_change_any_bytes(name, kind):
     """Each epoch has the same bytes from new pixels and from cached ones."""
     steps = PIPELINES[name]
     image = photo(480, 600) if kind == "large" else photo(120, 150)
@@ -103,7 +103,7 @@ def test_nobody_can_tell_what_came_out_of_a_cache(name, kind):
     columns = COLUMNS if name == "follow" else COLUMNS[:2]
     values = {column.name: values[column.name] for column in columns}
     if kind == "exif" and name == "follow":
-        pytest.skip("a mask lies as its image is looked at")
+        pytest.skip("a mask has the orientation of its displayed image")
     cut = cut_of(steps)
     maker = Pipeline(columns, steps[:cut], 7, has_rows=False)
     rest = Pipeline(list(maker.columns.values()), steps[cut:], 7)
@@ -120,8 +120,8 @@ def test_nobody_can_tell_what_came_out_of_a_cache(name, kind):
         assert fresh["image"].any()
 
 
-def test_files_that_are_cropped_first_of_all_may_be_seekable():
-    """As nobody else sees their bytes: neither a function, nor a step that comes before."""
+def test_files_that_are_cropped_first_may_be_seekable():
+    """This needs that no function and no earlier step reads their bytes."""
     limited = Decode(field="photo", max_bytes=5000)
 
     assert cropped_files([Decode(), CROP, FLIP]) == {"image": Decode().max_bytes}
