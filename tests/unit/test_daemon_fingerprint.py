@@ -1,4 +1,4 @@
-"""What a stream's fingerprint depends on: everything that decides bytes, and nothing else."""
+"""The inputs of a stream's fingerprint: everything that decides bytes, and nothing else."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -119,13 +119,13 @@ OTHER_OPTIONS = {
 }
 WITHOUT_FIELD = {"drop", "call"}
 OTHER_WAYS = {"resize": {"size"}, "pad": {"size"}, "rotate": {"quarter_turns"}}
-"""Options that stand instead of others, which the steps above have."""
+"""Options that exclude others, which the steps above have."""
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "mask"}
 DECIDE_TIME = {"window": 9, "lag": "lockstep", "max_bad_fraction": 0.5, "memory": 1 << 20, "verify": True}
 BASE = {"source": FolderSource(path=Path("/data")), "pipeline": STEPS, "batch_size": 4}
 DIGEST = "5e" * 32
 DIGESTS = {Path("/") / name: name * 64 for name in "abcd"}
-"""What is in the files that steps read."""
+"""Digests of the files that steps read."""
 
 
 def fingerprint_with(digest: str = DIGEST, digests: Mapping[Path, str] = DIGESTS, **changes: object) -> str:
@@ -135,14 +135,14 @@ def fingerprint_with(digest: str = DIGEST, digests: Mapping[Path, str] = DIGESTS
 def plan_of(
     config: StreamConfig, digests: Mapping[Path, str] = DIGESTS, modules: Mapping[str, str] = MappingProxyType({})
 ) -> StreamPlan:
-    """The plan of a stream, for which nothing is read."""
+    """The plan of a stream; it reads no data."""
     columns = kind_of(config.source).columns(config.source, Storage())
     pipeline = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
     return StreamPlan("a", config, columns, pipeline, digests, StreamCode((), dict(modules)), runs_own_code=False)
 
 
 def test_every_option_of_every_step_changes_the_fingerprint() -> None:
-    """And no two of them to the same; a new option is missed here first."""
+    """All of them give different fingerprints; this test fails first for a forgotten new option."""
     seen = {fingerprint_with()}
     for place, step in enumerate(STEPS):
         options = OTHER_OPTIONS[step.op] | ({"field": "other"} if step.op not in WITHOUT_FIELD else {})
@@ -158,7 +158,7 @@ def test_every_option_of_every_step_changes_the_fingerprint() -> None:
 
 
 def test_the_order_and_the_number_of_steps_change_the_fingerprint() -> None:
-    """Cropping and then resizing is another picture."""
+    """A crop before a resize gives another image than a crop after it."""
     steps = [STEPS, (STEPS[0], STEPS[2], STEPS[1], *STEPS[3:]), STEPS[:-1], (*STEPS[:2], *STEPS[3:])]
     sized = [(Decode(), Resize(size=(32, 32))), (Decode(), Resize(shorter_side=32))]
 
@@ -166,14 +166,14 @@ def test_the_order_and_the_number_of_steps_change_the_fingerprint() -> None:
 
 
 def test_a_field_for_paths_changes_the_fingerprint() -> None:
-    """A batch holds more then, so a trainer that goes on would find another one."""
+    """The batch has one more field, so a resumed trainer would find another batch."""
     with_paths = FolderSource(path=Path("/data"), path_bytes=64)
 
     assert len({fingerprint_with(), fingerprint_with(source=with_paths)}) == 2
 
 
 def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> None:
-    """The mark of a key is what puts it into the fingerprint."""
+    """The mark on a key includes it in the fingerprint."""
     assert set(keys_marked(Mark.DECIDES_BYTES, StreamConfig)) == DECIDE_BYTES.keys()
     assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 6
     assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
@@ -184,7 +184,7 @@ def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> No
 
 
 def test_a_cache_of_decoded_samples_changes_the_fingerprint() -> None:
-    """Cached pixels are decoded whole, a shorter side is a resize. The size has no effect."""
+    """Cached images are decoded whole, and a short side resizes them. The size has no effect."""
     decoded = {"cache": "decoded", "cache_memory": 1 << 20}
     steps = (Decode(), RandomResizedCrop(size=(32, 32)))
     resized = (Decode(), Resize(shorter_side=64), RandomResizedCrop(size=(32, 32)))
@@ -200,8 +200,8 @@ def test_a_cache_of_decoded_samples_changes_the_fingerprint() -> None:
     assert fingerprint_with(pipeline=steps, cache="decoded", cache_dir=Path("/ssd"), cache_size=1 << 30) == seen[1]
 
 
-def test_the_source_of_peoples_functions_counts() -> None:
-    """A function that was changed makes other bytes; where there is none, nothing is added."""
+def test_the_text_of_users_functions_counts() -> None:
+    """A changed function gives other bytes; a pipeline without functions adds nothing."""
     config = StreamConfig(**BASE)
     seen = [
         fingerprint(plan_of(config, DIGESTS, modules), DIGEST) for modules in ({}, {"a": "1"}, {"a": "2"}, {"b": "1"})
@@ -212,21 +212,21 @@ def test_the_source_of_peoples_functions_counts() -> None:
 
 
 def test_the_source_counts_by_its_content_alone() -> None:
-    """The same files elsewhere are the same stream; other files in the same place are not."""
+    """The same files at another path are the same stream; other files at the same path are not."""
     assert fingerprint_with(source=FolderSource(path=Path("/mnt/copy"))) == fingerprint_with()
     assert fingerprint_with(digest="5f" + DIGEST[2:]) != fingerprint_with()
 
 
 def test_a_file_that_a_step_reads_counts_by_its_content_alone() -> None:
-    """Elsewhere it is the same stream; with other content it is another one."""
+    """At another path it is the same stream; with other content it is another one."""
     moved = tuple(replace(step, file=Path("/moved")) if isinstance(step, Tokenize) else step for step in STEPS)
 
     assert fingerprint_with(pipeline=moved, digests={**DIGESTS, Path("/moved"): "a" * 64}) == fingerprint_with()
     assert fingerprint_with(digests={**DIGESTS, Path("/a"): "e" * 64}) != fingerprint_with()
 
 
-def test_how_a_number_is_written_makes_no_difference(tmp_path) -> None:
-    """1 and 1.0 are equal, 2 and 2.0 too; and defaults may be written out."""
+def test_the_notation_of_a_number_makes_no_difference(tmp_path) -> None:
+    """1 equals 1.0, 2 equals 2.0, and defaults may be written out."""
     texts = ("probability = 1", "probability = 1.0", 'probability = 1.0, direction = "horizontal"')
     streams = [
         load(
@@ -242,6 +242,6 @@ def test_how_a_number_is_written_makes_no_difference(tmp_path) -> None:
 
 
 def test_a_fingerprint_is_short_text() -> None:
-    """It travels in every saved state."""
+    """Every saved state includes it."""
     assert len(fingerprint_with()) == FINGERPRINT_DIGITS
     int(fingerprint_with(), 16)

@@ -1,4 +1,4 @@
-"""How much memory there is, by whose account, and what the memory of a slot is to whom."""
+"""The size of the available memory by each limit, and access to the memory of a slot."""
 
 import errno
 import fcntl
@@ -38,7 +38,7 @@ NOBODY = 65_534
 
 
 class Machine:
-    """A made-up /proc and /sys/fs/cgroup."""
+    """A simulated /proc and /sys/fs/cgroup."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.cgroups = root / "proc", root / "cgroup"
@@ -54,11 +54,11 @@ class Machine:
             self._write(self.cgroups / path / name, f"{content}\n")
 
     def limit(self, path: str, limit: object, used: int, statistics: str = "") -> None:
-        """A limit of version 2."""
+        """Set a limit of version 2."""
         self.group(path, **{"memory.max": limit, "memory.current": used, "memory.stat": statistics})
 
     def limit_v1(self, path: str, limit: object, used: int, statistics: str = "") -> None:
-        """A limit of version 1."""
+        """Set a limit of version 1."""
         self.group(
             f"memory/{path}",
             **{"memory.limit_in_bytes": limit, "memory.usage_in_bytes": used, "memory.stat": statistics},
@@ -76,12 +76,12 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path):
-    """8 GiB available of 16, no cgroup limits."""
+    """A machine with 8 GiB available of 16, without cgroup limits."""
     return Machine(tmp_path)
 
 
 class Giving:
-    """Memory that comes back, so much with each look."""
+    """Memory that is released in equal parts, one with each look."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: int, limit: int = 16 * GIBIBYTE) -> None:
         self.looks = list(looks)
@@ -94,8 +94,8 @@ class Giving:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
 
-def test_memory_that_others_give_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for what is said once in the log, and to the service manager."""
+def test_the_daemon_waits_for_memory_that_other_processes_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log reports the wait once, and so does the message to the service manager."""
     giving = Giving(monkeypatch, GIBIBYTE, GIBIBYTE, 2 * GIBIBYTE, 5 * GIBIBYTE)
     with capture_logs() as lines:
         assert wait_for_memory(4 * GIBIBYTE, giving.told.append) is None
@@ -112,8 +112,8 @@ def test_memory_that_others_give_back_is_waited_for(monkeypatch: pytest.MonkeyPa
     [((GIBIBYTE, 5 * GIBIBYTE), 4 * GIBIBYTE, 1), ((GIBIBYTE,), 16 * GIBIBYTE, 1), ((5 * GIBIBYTE,), 16 * GIBIBYTE, 1)],
     ids=["can never come", "does not come", "is there"],
 )
-def test_memory_is_not_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch, looks, limit, left) -> None:
-    """A size beyond the machine is refused at once, one that does not become free later."""
+def test_the_daemon_does_not_wait_for_memory_in_vain(monkeypatch: pytest.MonkeyPatch, looks, limit, left) -> None:
+    """A size beyond the machine is refused at once, and one that is not released later."""
     giving = Giving(monkeypatch, *looks, limit=limit)
     monkeypatch.setattr(available, "MEMORY_WAIT_S", 0.01)
     problem = wait_for_memory(4 * GIBIBYTE, giving.told.append)
@@ -123,8 +123,8 @@ def test_memory_is_not_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch, looks
     assert problem is None or problem.startswith("need 4.0 GiB of shared memory, have 960.0 MiB: set memory =")
 
 
-def test_those_who_have_slots_mapped_are_named(tmp_path: Path) -> None:
-    """The largest first; who may not be looked at is left out."""
+def test_processes_that_have_slots_mapped_are_named(tmp_path: Path) -> None:
+    """The largest is first; a process that cannot be inspected is left out."""
     line = "7f00{:04x}000-7f00{:04x}000 r--s 00000000 00:01 7 /memfd:{} (deleted)\n"
     for pid, pages in ((12, 3), (7, 512), (9, 0)):
         folder = tmp_path / str(pid)
@@ -138,9 +138,9 @@ def test_those_who_have_slots_mapped_are_named(tmp_path: Path) -> None:
 
 
 def test_names_of_any_bytes_hide_no_holder(tmp_path: Path) -> None:
-    """Of files that a process has mapped, and of the process.
+    """Names of mapped files and of processes may have any bytes.
 
-    No UTF-8, and characters that end a line for Python alone.
+    They have invalid UTF-8, and characters that end a line only for Python.
     """
     line = b"7f0000000000-7f0000003000 r--s 00000000 00:01 7 /%b\n"
     for pid, comm in ((7, b"tr\xffin\n"), (8, b"a\x85b\n")):
@@ -156,8 +156,8 @@ def test_names_of_any_bytes_hide_no_holder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 16 * GIBIBYTE), (3 * GIBIBYTE, 3 * GIBIBYTE)])
-def test_the_most_that_there_may_be_is_the_machines_or_the_groups(machine, limit, most) -> None:
-    """However much of it is in use."""
+def test_the_largest_possible_memory_is_that_of_the_machine_or_the_group(machine, limit, most) -> None:
+    """The amount in use does not matter."""
     if limit is not None:
         machine.belongs_to("0::/a/b")
         machine.limit("a", limit, limit)
@@ -166,7 +166,7 @@ def test_the_most_that_there_may_be_is_the_machines_or_the_groups(machine, limit
 
 
 def test_without_limits_the_machines_memory_counts(machine) -> None:
-    """MemAvailable, not MemFree and not MemTotal."""
+    """MemAvailable counts, not MemFree or MemTotal."""
     assert machine.available == 8 * GIBIBYTE
 
 
@@ -176,7 +176,7 @@ def test_without_limits_the_machines_memory_counts(machine) -> None:
     ids=["counted", "not counted", "no such file"],
 )
 def test_the_kernels_count_of_processes_killed_for_memory_is_read(machine, vmstat, kills) -> None:
-    """Where it keeps one; containers may hide it."""
+    """Containers may hide the count."""
     oom_kills = OomKills(machine.proc)
     if vmstat is not None:
         (machine.proc / "vmstat").write_text(vmstat)
@@ -185,7 +185,7 @@ def test_the_kernels_count_of_processes_killed_for_memory_is_read(machine, vmsta
 
 
 def test_two_kills_for_memory_before_the_first_death_explain_both(machine) -> None:
-    """But no death much later, and none by itself."""
+    """They do not explain a much later death, or a death without a kill."""
     (machine.proc / "vmstat").write_text("oom_kill 3\n")
     oom_kills = OomKills(machine.proc)
     (machine.proc / "vmstat").write_text("oom_kill 6\n")
@@ -196,15 +196,15 @@ def test_two_kills_for_memory_before_the_first_death_explain_both(machine) -> No
     assert not oom_kills.explain(2.0 + OOM_KILL_S, is_killed=True)
 
 
-def test_a_kernel_that_does_not_say_is_taken_to_have_enough(machine) -> None:
-    """Its own word comes when memory is reserved."""
+def test_a_kernel_that_reports_no_memory_is_assumed_to_have_enough(machine) -> None:
+    """The kernel refuses later if the memory cannot be reserved."""
     (machine.proc / "meminfo").write_text("MemTotal: 16777216 kB\n")
 
     assert machine.available == UNLIMITED_BYTES
 
 
 def test_the_tightest_group_on_the_way_up_counts(machine) -> None:
-    """Version 2: the limit of a slice binds the service in it."""
+    """In version 2, the limit of a slice binds the service in it."""
     machine.belongs_to("0::/system.slice/batchd.service")
     machine.limit("system.slice/batchd.service", 4 * GIBIBYTE, 1 * GIBIBYTE)
     assert machine.available == 3 * GIBIBYTE
@@ -224,7 +224,7 @@ def test_a_group_without_a_limit_limits_nothing(machine) -> None:
 
 
 def test_a_limit_of_version_1_counts(machine) -> None:
-    """Under its own mount, whatever other controllers stand with it, and the parent's too."""
+    """Its mount may have other controllers, and the parent's limit counts, too."""
     machine.belongs_to("11:cpu,cpuacct:/jobs/9", "7:memory,hugetlb:/jobs/9", "1:name=systemd:/jobs/9", "0::/")
     machine.limit_v1("jobs/9", 4 * GIBIBYTE, 1 * GIBIBYTE)
     assert machine.available == 3 * GIBIBYTE
@@ -233,9 +233,9 @@ def test_a_limit_of_version_1_counts(machine) -> None:
 
 
 def test_in_a_container_the_visible_root_counts(machine) -> None:
-    """The path is the host's, which is not mounted.
+    """The path is that of the host, which is not mounted.
 
-    The container's own limit is at the root of what is.
+    The container's own limit is at the root of the mounted tree.
     """
     machine.belongs_to("0::/docker/0123456789abcdef")
     machine.limit("", 2 * GIBIBYTE, GIBIBYTE // 2)
@@ -247,7 +247,7 @@ def test_in_a_container_the_visible_root_counts(machine) -> None:
 
 @pytest.mark.parametrize("path", ["/../elsewhere", "/a:b/c", "/"])
 def test_odd_paths_of_groups_do_no_harm(machine, path) -> None:
-    """Outside of our namespace, with a colon, or the root."""
+    """The path is outside of the namespace, has a colon, or is the root."""
     machine.belongs_to(f"0::{path}")
     machine.limit("", 2 * GIBIBYTE, GIBIBYTE)
 
@@ -255,16 +255,16 @@ def test_odd_paths_of_groups_do_no_harm(machine, path) -> None:
 
 
 def test_a_group_over_its_limit_has_nothing_left(machine) -> None:
-    """Not less than nothing."""
+    """The remaining memory is never negative."""
     machine.limit("", GIBIBYTE, 2 * GIBIBYTE)
 
     assert machine.available == 0
 
 
-def test_cached_files_are_not_in_the_way(machine) -> None:
-    """Reading images fills a group with cache that is given up on demand.
+def test_cached_files_count_as_free_memory(machine) -> None:
+    """A group that reads images fills up with cache that the kernel reclaims on demand.
 
-    Shared memory is none of it.
+    Shared memory is not part of that cache.
     """
     cached = f"anon {GIBIBYTE}\nfile {7 * GIBIBYTE}\nshmem {GIBIBYTE}\ninactive_file {4 * GIBIBYTE}\nactive_file {2 * GIBIBYTE}"
     machine.limit("", 8 * GIBIBYTE, 8 * GIBIBYTE, cached)
@@ -272,7 +272,7 @@ def test_cached_files_are_not_in_the_way(machine) -> None:
 
 
 def test_cached_files_of_groups_below_count_in_version_1(machine) -> None:
-    """There the plain names are the group's own and ``total_`` is what the usage is made of."""
+    """In version 1 the plain names count the group alone, and ``total_`` counts the usage."""
     machine.belongs_to("4:memory:/")
     cached = f"inactive_file 0\nactive_file 0\ntotal_inactive_file {2 * GIBIBYTE}\ntotal_active_file {GIBIBYTE}"
     machine.limit_v1("", 8 * GIBIBYTE, 8 * GIBIBYTE, cached)
@@ -280,13 +280,13 @@ def test_cached_files_of_groups_below_count_in_version_1(machine) -> None:
     assert machine.available == 3 * GIBIBYTE
 
 
-def test_this_machine_can_be_asked() -> None:
-    """The real /proc and cgroups, whatever they are."""
+def test_the_memory_of_this_machine_can_be_read() -> None:
+    """The test reads the real /proc and cgroups, with any values."""
     assert 0 <= available_bytes() < UNLIMITED_BYTES
 
 
-def test_shortage_says_what_is_needed_what_there_is_and_what_helps() -> None:
-    """What is left for the others is not offered."""
+def test_shortage_reports_need_supply_and_remedy() -> None:
+    """The remedy does not offer the memory that is reserved for other processes."""
     text = shortage(3 * GIBIBYTE, 2 * GIBIBYTE + RESERVE_BYTES)
 
     assert text is not None
@@ -295,7 +295,7 @@ def test_shortage_says_what_is_needed_what_there_is_and_what_helps() -> None:
 
 
 def test_shortage_is_to_the_byte() -> None:
-    """Exactly enough is enough, and numbers that differ never look the same."""
+    """Exactly enough is enough, and different numbers are never printed as equal."""
     assert shortage(GIBIBYTE, GIBIBYTE + RESERVE_BYTES) is None
     assert "need 1.0 GiB of shared memory, have 1023.9 MiB" in (shortage(GIBIBYTE, GIBIBYTE + RESERVE_BYTES - 1) or "")
 
@@ -316,7 +316,7 @@ def header(memory: SlotPool, slot: int) -> bytes:
 
 
 def test_a_slot_is_sealed_reserved_and_private(memory) -> None:
-    """Nobody can change its size, every page of it is there, and only its owner may open it."""
+    """No process can change its size, all its pages exist, and only its owner can open it."""
     memory.create(5, SLOT_BYTES)
     descriptor = memory.writable(5)
 
@@ -333,8 +333,8 @@ def test_a_slot_is_sealed_reserved_and_private(memory) -> None:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 
 
-def test_slots_are_known_by_number_and_counted_in_bytes(memory) -> None:
-    """What ``batchd status`` shows is what was reserved."""
+def test_slots_have_numbers_and_are_counted_in_bytes(memory) -> None:
+    """``batchd status`` shows the reserved bytes."""
     memory.create(1, SLOT_BYTES)
     memory.create(7, 2 * SLOT_BYTES)
 
@@ -350,8 +350,8 @@ def slots_open() -> int:
     return sum("memfd:batchd-slot" in name for name in names) // SLOT_DESCRIPTORS
 
 
-def test_what_was_given_back_is_closed_before_a_slot_is_refused(memory, monkeypatch) -> None:
-    """One by one, until there is enough: each that is open still has its memory."""
+def test_returned_slots_are_closed_before_a_slot_is_refused(memory, monkeypatch) -> None:
+    """They are closed one by one until there is enough: each open one still has its memory."""
     before = slots_open()
     for slot in range(3):
         memory.create(slot, SLOT_BYTES)
@@ -368,8 +368,8 @@ def test_what_was_given_back_is_closed_before_a_slot_is_refused(memory, monkeypa
     assert still_open() == 0
 
 
-def test_closing_lets_go_of_everything() -> None:
-    """And may be done twice."""
+def test_closing_releases_everything() -> None:
+    """A second close is allowed."""
     before = open_descriptors()
     memory = SlotPool()
     for slot in range(3):
@@ -382,8 +382,8 @@ def test_closing_lets_go_of_everything() -> None:
     assert 1 not in memory
 
 
-def test_who_has_a_slot_mapped_keeps_its_pages(memory) -> None:
-    """The daemon may go; the trainer reads on."""
+def test_a_process_that_has_a_slot_mapped_keeps_its_pages(memory) -> None:
+    """The daemon may end; the trainer can still read."""
     memory.create(1, SLOT_BYTES)
     os.pwrite(memory.writable(1), b"pixels", 4096)
     with mmap.mmap(memory.readable(1), SLOT_BYTES, prot=mmap.PROT_READ) as mapped:
@@ -393,7 +393,7 @@ def test_who_has_a_slot_mapped_keeps_its_pages(memory) -> None:
 
 
 def test_both_descriptors_are_the_same_memory(memory) -> None:
-    """What a worker writes, a trainer sees."""
+    """A trainer sees the bytes that a worker writes."""
     memory.create(1, SLOT_BYTES)
     with (
         mmap.mmap(memory.writable(1), SLOT_BYTES) as worker,
@@ -405,7 +405,7 @@ def test_both_descriptors_are_the_same_memory(memory) -> None:
 
 
 def test_the_trainers_descriptor_cannot_be_written_or_mapped_for_writing(memory) -> None:
-    """The kernel's word, not the client's good will."""
+    """The kernel enforces this, not the client."""
     memory.create(1, SLOT_BYTES)
     readable = memory.readable(1)
 
@@ -417,9 +417,9 @@ def test_the_trainers_descriptor_cannot_be_written_or_mapped_for_writing(memory)
 
 
 def test_a_writable_descriptor_for_a_trainer_changes_neither_the_slots_size_nor_our_own_descriptor(memory) -> None:
-    """It maps writable, and what it does to its flags is its own affair.
+    """The descriptor maps writable, and the trainer may change its flags.
 
-    Headers stand where they belong afterwards.
+    Headers are in their places afterwards.
     """
     memory.create(1, SLOT_BYTES)
     theirs = memory.writable_anew(1)
@@ -443,10 +443,10 @@ def test_a_writable_descriptor_for_a_trainer_changes_neither_the_slots_size_nor_
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as another user")
 @pytest.mark.parametrize(("mode", "may"), [(0o600, False), (0o666, True)])
-def test_another_user_cannot_open_his_descriptor_again_for_writing(memory, mode, may) -> None:
-    """Through /proc he could, were it not for the mode.
+def test_another_user_cannot_reopen_a_descriptor_for_writing(memory, mode, may) -> None:
+    """Without the mode, /proc would allow it.
 
-    The second case shows that nothing else stops him.
+    The second case shows that nothing else prevents it.
     """
     memory.create(1, SLOT_BYTES)
     os.fchmod(memory.writable(1), mode) if may else None
@@ -484,7 +484,7 @@ def test_the_header_is_unfinished_until_it_is_committed(memory) -> None:
 
 
 def test_marking_a_slot_leaves_its_pixels_alone(memory) -> None:
-    """The daemon writes 64 bytes of the header page and no others."""
+    """The daemon writes only 64 bytes of the header page."""
     memory.create(1, SLOT_BYTES)
     os.pwrite(memory.writable(1), b"\xa5" * SLOT_BYTES, 0)
     memory.reserve(1)
@@ -494,7 +494,7 @@ def test_marking_a_slot_leaves_its_pixels_alone(memory) -> None:
 
 
 def test_too_little_memory_makes_no_slot(memory, monkeypatch) -> None:
-    """The error is the shortage's, and there is nothing to clean up."""
+    """The error is that of a shortage, and nothing is left to clean up."""
     monkeypatch.setattr(slot_memory, "available_bytes", lambda: RESERVE_BYTES + SLOT_BYTES - 1)
     before = open_descriptors()
 
@@ -508,7 +508,7 @@ def test_too_little_memory_makes_no_slot(memory, monkeypatch) -> None:
 
 @contextmanager
 def limited(kind: int, number: int) -> Iterator[None]:
-    """This process under a limit of the kernel's, for a moment."""
+    """Set a limit of the kernel for this process for a moment."""
     soft, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (number, hard))
     try:
@@ -533,7 +533,7 @@ def lowest_free_descriptor() -> int:
     ids=["no room", "no descriptor for the memory", "no descriptor for the trainer"],
 )
 def test_a_slot_that_cannot_be_made_leaves_nothing_open(memory, monkeypatch, kind, number, error) -> None:
-    """Wherever on the way it fails; and later it can be made."""
+    """This holds for a failure at any step; later the slot can be made."""
     monkeypatch.setattr(slot_memory, "available_bytes", lambda: UNLIMITED_BYTES)
     before = open_descriptors()
 

@@ -1,4 +1,4 @@
-"""The daemon's side of the observer: its address, and how often one is started again."""
+"""The observer from the daemon's side: its address and its restarts."""
 
 import socket
 from itertools import pairwise
@@ -17,24 +17,24 @@ from batchd_wire.runtime import RuntimeDirectory
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch):
-    """An address that is taken stays taken."""
+    """The daemon does not wait for an address in use."""
     monkeypatch.setattr(observer, "BIND_PATIENCE_S", 0.0)
 
 
 @pytest.fixture
 def taken():
-    """An address that somebody else has."""
+    """An address that another socket uses."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         yield f"127.0.0.1:{holder.getsockname()[1]}"
 
 
 def by_default(http: str) -> DaemonConfig:
-    """A configuration in which nobody wrote ``http``, on a machine where that is the default."""
+    """A configuration without ``http``, on a machine where that is the default."""
     return DaemonConfig.model_construct(_fields_set=set(), http=http)
 
 
-def test_a_default_address_that_is_taken_is_done_without(taken):
-    """Two daemons of two users on one machine both start; one line says what to do."""
+def test_a_default_address_in_use_is_skipped(taken):
+    """Two daemons of two users on one machine both start; one log line names the remedy."""
     with capture_logs() as lines:
         door = open_http(by_default(taken), is_embedded=False)
 
@@ -46,16 +46,16 @@ def test_a_default_address_that_is_taken_is_done_without(taken):
     assert "http in [daemon]" in line["advice"]
 
 
-def test_an_address_that_was_asked_for_is_had_or_it_is_an_error(taken):
-    """Whoever wrote it has something that scrapes it."""
+def test_a_configured_address_in_use_is_an_error(taken):
+    """Its user has a program that reads metrics there."""
     with pytest.raises(ConfigInvalid, match=r"daemon\.http: .* cannot be had: Address already in use; set http"):
         open_http(DaemonConfig(http=taken), is_embedded=False)
     with pytest.raises(ConfigInvalid, match=r"no-such-host\.invalid"):
         open_http(DaemonConfig(http="no-such-host.invalid:7071"), is_embedded=False)
 
 
-def test_an_address_that_is_let_go_in_a_moment_is_waited_for(monkeypatch):
-    """The daemon before was killed, and its observer has not noticed yet."""
+def test_an_address_that_is_released_in_a_moment_is_waited_for(monkeypatch):
+    """The previous daemon was killed, and its observer has not noticed yet."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         http = f"127.0.0.1:{holder.getsockname()[1]}"
         monkeypatch.setattr(observer, "BIND_PATIENCE_S", 60.0)
@@ -67,8 +67,8 @@ def test_an_address_that_is_let_go_in_a_moment_is_waited_for(monkeypatch):
         door.close()
 
 
-def test_nobody_comes_in_where_nobody_wants_it():
-    """Switched off, or inside a script."""
+def test_no_address_is_opened_if_it_is_switched_off():
+    """The observer is off, or the daemon runs inside a script."""
     assert open_http(DaemonConfig(http="off"), is_embedded=False) == HttpSocket()
     assert open_http(by_default("127.0.0.1:0"), is_embedded=True) == HttpSocket()
 
@@ -83,7 +83,7 @@ def test_nobody_comes_in_where_nobody_wants_it():
     ],
 )
 def test_a_free_port_is_chosen_and_named(http, start):
-    """For tests and for many daemons on one machine; also of an embedded daemon, if it asks."""
+    """This helps tests and many daemons on one machine; an embedded daemon can ask for it."""
     door = open_http(DaemonConfig(http=http), is_embedded=True)
     try:
         assert door.address is not None
@@ -94,14 +94,14 @@ def test_a_free_port_is_chosen_and_named(http, start):
 
 
 @pytest.mark.parametrize("text", ["", "7071", "localhost", "127.0.0.1:70000", "http://localhost:7071", ":7071", "On"])
-def test_what_is_no_place_is_told_how_to_write_one(text):
-    """With an example, and the word for none."""
+def test_an_invalid_address_is_refused_with_the_right_form(text):
+    """The error has an example, and the word for no address."""
     with pytest.raises(ValueError, match=r'write for example "127\.0\.0\.1:7071", or "off"'):
         parse_http(text)
 
 
-def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
-    """And soon again, once one has lived for a while."""
+def test_an_observer_that_always_fails_is_restarted_less_and_less_often(monkeypatch):
+    """After one has lived for a while, the next restart is soon again."""
     now = [1000.0]
     monkeypatch.setattr(observer, "monotonic", lambda: now[0])
     selector = Selector()
@@ -131,7 +131,7 @@ def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
 
 
 def test_at_the_default_address_the_first_visitor_starts_the_observer(monkeypatch):
-    """Once; the connection waits for it."""
+    """The observer starts once; the connection waits for it."""
     starts = []
 
     def start(process: ObserverProcess) -> None:
@@ -156,7 +156,7 @@ def test_at_the_default_address_the_first_visitor_starts_the_observer(monkeypatc
     selector.close()
 
 
-def test_a_daemon_that_ends_before_anybody_asked_watches_nothing_any_more():
+def test_a_daemon_that_ends_before_the_first_visitor_watches_nothing_any_more():
     selector = Selector()
     with (
         capture_logs(),
@@ -172,8 +172,8 @@ def test_a_daemon_that_ends_before_anybody_asked_watches_nothing_any_more():
     selector.close()
 
 
-def test_an_address_is_nobody_elses_from_the_first_moment() -> None:
-    """Two daemons that start together do not both think that it is theirs."""
+def test_an_address_is_exclusive_from_the_first_moment() -> None:
+    """Two daemons that start together do not both use it."""
     first = open_http(DaemonConfig(http="127.0.0.1:0"), is_embedded=False)
     assert first.address is not None
     same = first.address.removeprefix("http://")

@@ -21,14 +21,14 @@ from support.waiting import PATIENCE_S
 
 @pytest.fixture
 def clock(monkeypatch):
-    """What time it is, in seconds; a list of one number that a test changes."""
+    """The present time in seconds: a list of one number that a test changes."""
     now = [1000.0]
     monkeypatch.setattr(limits, "monotonic", lambda: now[0])
     return now
 
 
-def test_the_same_thing_is_said_once_a_minute(clock) -> None:
-    """Being asked in between does not put it off."""
+def test_the_same_message_is_logged_once_a_minute(clock) -> None:
+    """Attempts in between do not postpone the next line."""
     limit = OncePerMinute()
 
     assert limit.allows("accept")
@@ -39,8 +39,8 @@ def test_the_same_thing_is_said_once_a_minute(clock) -> None:
     assert not limit.allows("accept")
 
 
-def test_different_things_do_not_silence_each_other(clock) -> None:
-    """Each kind has its own minute."""
+def test_different_messages_do_not_hide_each_other(clock) -> None:
+    """Each key has its own minute."""
     limit = OncePerMinute()
 
     assert [limit.allows(kind) for kind in ("a", "b", "a", "b", "c")] == [True, True, False, False, True]
@@ -49,8 +49,8 @@ def test_different_things_do_not_silence_each_other(clock) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_endlessly_many_kinds_take_no_endless_memory() -> None:
-    """A peer that chooses the kinds cannot fill ours; that something is said again is the price."""
+def test_an_endless_number_of_keys_takes_limited_memory() -> None:
+    """A peer that chooses the keys cannot fill the memory; the price is a repeated line."""
     limit = OncePerMinute()
     for number in range(10 * KINDS_MAX):
         assert limit.allows(f"kind {number}")
@@ -71,7 +71,7 @@ def selector():
 
 @pytest.fixture
 def pipes():
-    """Reading ends of three pipes with a byte each; those still open are closed in the end."""
+    """Reading ends of three pipes with a byte each; the fixture closes the open ones."""
     opened = [os.pipe() for _ in range(3)]
     for _reading, writing in opened:
         os.write(writing, b"x")
@@ -81,8 +81,8 @@ def pipes():
             os.close(descriptor)
 
 
-def test_only_what_is_ready_is_called(selector, pipes) -> None:
-    """And again while there is something left to read."""
+def test_only_ready_descriptors_are_called(selector, pipes) -> None:
+    """They are called again while there is more to read."""
     called = []
     for number, reading in enumerate(pipes):
         selector.add(reading, lambda number=number: called.append(number))
@@ -94,8 +94,8 @@ def test_only_what_is_ready_is_called(selector, pipes) -> None:
     assert sorted(called) == [0, 0, 2, 2]
 
 
-def test_the_end_of_the_other_side_calls_too(selector) -> None:
-    """That is what lifelines are for."""
+def test_the_end_of_the_other_side_is_called_too(selector) -> None:
+    """Lifelines depend on this."""
     called = []
     reading, writing = os.pipe()
     selector.add(reading, lambda: called.append("end"))
@@ -111,7 +111,7 @@ def test_the_end_of_the_other_side_calls_too(selector) -> None:
 
 
 def test_a_callback_may_remove_itself_and_all_others(selector, pipes) -> None:
-    """Those that were ready at the same moment are passed over."""
+    """Callbacks that were ready at the same moment are skipped."""
     called = []
 
     def remove_all(number: int) -> None:
@@ -127,7 +127,7 @@ def test_a_callback_may_remove_itself_and_all_others(selector, pipes) -> None:
     assert len(called) == 1
 
 
-def test_who_takes_over_a_descriptors_number_is_not_called_for_his_predecessor(selector, pipes) -> None:
+def test_a_new_descriptor_with_an_old_number_is_not_called_for_the_old_one(selector, pipes) -> None:
     """A callback closes another session and accepts a new one, which gets the same number."""
     called = []
 
@@ -148,8 +148,8 @@ def test_who_takes_over_a_descriptors_number_is_not_called_for_his_predecessor(s
     assert called.count("successor") == 2
 
 
-def test_watching_twice_is_our_mistake_and_removing_twice_is_none(selector, pipes) -> None:
-    """Ends of things come from several sides."""
+def test_adding_twice_is_an_error_and_removing_twice_is_none(selector, pipes) -> None:
+    """Several parts may report the end of the same object."""
     selector.add(pipes[0], list)
     with pytest.raises(AssertionError, match="watched already"):
         selector.add(pipes[0], list)
@@ -188,7 +188,7 @@ with hold(Path(sys.argv[1])):
 
 @pytest.fixture
 def usual_umask():
-    """Group and others may not write."""
+    """Group and others have no write permission."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -200,8 +200,8 @@ def mode(path: Path) -> int:
 
 @pytest.mark.usefixtures("usual_umask")
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
-def test_the_directory_is_made_for_owner_and_group(tmp_path, umask) -> None:
-    """0750, whatever the umask: its group is who may connect."""
+def test_the_directory_is_created_for_owner_and_group(tmp_path, umask) -> None:
+    """Its mode is 0750 for any umask: members of its group may connect."""
     os.umask(umask)
     with hold(tmp_path / "a" / "run") as names:
         assert mode(names.path) == 0o750
@@ -209,23 +209,23 @@ def test_the_directory_is_made_for_owner_and_group(tmp_path, umask) -> None:
 
 @pytest.mark.usefixtures("usual_umask")
 def test_the_lock_names_its_holder(tmp_path) -> None:
-    """Owner and group may read it; it is nobody else's business."""
+    """Owner and group may read it, other users may not."""
     with hold(tmp_path / "a" / "run") as names:
         assert mode(names.lock_path) == 0o640
         assert names.lock_path.read_text() == f"{os.getpid()}\n"
 
 
 @pytest.mark.usefixtures("usual_umask")
-def test_a_directory_that_is_there_keeps_its_mode(tmp_path) -> None:
-    """Systemd made it, or the operator, who knows why."""
+def test_an_existing_directory_keeps_its_mode(tmp_path) -> None:
+    """Systemd or the operator chose that mode."""
     (tmp_path / "run").mkdir(mode=0o755)
 
     with hold(tmp_path / "run"):
         assert mode(tmp_path / "run") == 0o755
 
 
-def test_a_second_holder_is_refused_with_the_first_ones_pid(tmp_path) -> None:
-    """And what to do; the exit code is that of a daemon that runs already."""
+def test_a_second_holder_is_refused_with_the_pid_of_the_first(tmp_path) -> None:
+    """The error has a remedy; its exit code is that of a daemon that already runs."""
     with hold(tmp_path / "run"):
         with pytest.raises(AlreadyRunning, match=rf"pid {os.getpid()}\).*{tmp_path}/run; use it, stop it") as caught:
             hold(tmp_path / "run").__enter__()
@@ -237,7 +237,7 @@ def test_a_second_holder_is_refused_with_the_first_ones_pid(tmp_path) -> None:
 
 
 def test_a_killed_holder_leaves_sockets_but_no_lock(tmp_path) -> None:
-    """The kernel gives the lock up; the next daemon owns what lies there, and names itself."""
+    """The kernel releases the lock; the next daemon takes the files over and writes its pid."""
     run = tmp_path / "run"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -255,7 +255,7 @@ def test_a_killed_holder_leaves_sockets_but_no_lock(tmp_path) -> None:
 
 
 def test_the_end_removes_the_sockets_and_keeps_the_lock_file(tmp_path) -> None:
-    """Removing that would let two daemons hold two locks of one name."""
+    """Without the file, two daemons could hold two locks of one name."""
     with hold(tmp_path / "run") as names:
         for path in (names.lifeline_path, names.zmq_path, names.path / "notes"):
             path.touch()
@@ -264,7 +264,7 @@ def test_the_end_removes_the_sockets_and_keeps_the_lock_file(tmp_path) -> None:
 
 
 def test_a_private_directory_is_removed_at_the_end(tmp_path) -> None:
-    """Unless somebody else has put something there, which is his."""
+    """It stays if another program has put a file there."""
     with hold(tmp_path / "run", is_private=True) as names:
         names.zmq_path.touch()
     assert not (tmp_path / "run").exists()
@@ -274,15 +274,15 @@ def test_a_private_directory_is_removed_at_the_end(tmp_path) -> None:
 
 
 def test_a_lock_file_of_another_boot_is_no_lock(tmp_path) -> None:
-    """Its text is for people; only ``flock`` counts. Nothing of a longer text is left."""
+    """Its text is for people; only ``flock`` counts. The new text replaces a longer one."""
     (tmp_path / "lock").write_text("1234567890123\nand more\n")
 
     with hold(tmp_path) as names:
         assert names.lock_path.read_text() == f"{os.getpid()}\n"
 
 
-def test_a_child_neither_keeps_the_lock_nor_gives_it_up(tmp_path) -> None:
-    """Programs started by the daemon do not inherit it, even if they inherit all else."""
+def test_a_child_neither_keeps_nor_releases_the_lock(tmp_path) -> None:
+    """Programs that the daemon starts do not inherit it, even if they inherit all else."""
     with hold(tmp_path):
         subprocess.run(["/bin/true"], close_fds=False, check=True)
         with pytest.raises(AlreadyRunning):
@@ -290,14 +290,14 @@ def test_a_child_neither_keeps_the_lock_nor_gives_it_up(tmp_path) -> None:
         survivor = subprocess.Popen(["/bin/cat"], close_fds=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         survivor.stdin.write(b"x")
         survivor.stdin.flush()
-        assert survivor.stdout.read(1) == b"x"  # it has begun, so the kernel has closed descriptors
+        assert survivor.stdout.read(1) == b"x"  # it has started, so the kernel has closed descriptors
     with hold(tmp_path):
         assert survivor.poll() is None
     survivor.communicate()
 
 
 def test_a_refused_holder_leaves_no_descriptor(tmp_path) -> None:
-    """Nor does it touch what the first one wrote."""
+    """The text of the first holder stays unchanged."""
     with hold(tmp_path) as names:
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
         for _again in range(3):
@@ -308,8 +308,8 @@ def test_a_refused_holder_leaves_no_descriptor(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "in a file", "lock is a link", "lock is a directory"])
-def test_a_directory_that_cannot_be_used_is_refused_with_what_helps(tmp_path, kind) -> None:
-    """A link in place of the lock could make us write over somebody's file."""
+def test_an_unusable_directory_is_refused_with_a_remedy(tmp_path, kind) -> None:
+    """A link in place of the lock could make the daemon overwrite another file."""
     run, precious = tmp_path / "run", tmp_path / "precious"
     precious.write_text("keep")
     match kind:
@@ -328,8 +328,8 @@ def test_a_directory_that_cannot_be_used_is_refused_with_what_helps(tmp_path, ki
     assert precious.read_text() == "keep"
 
 
-def test_a_path_too_long_for_sockets_is_the_configurations_mistake(tmp_path) -> None:
-    """Nothing is made."""
+def test_a_path_too_long_for_sockets_is_a_configuration_error(tmp_path) -> None:
+    """No directory is created."""
     with pytest.raises(ConfigInvalid, match="choose a shorter one"):
         hold(tmp_path / ("d" * 100)).__enter__()
     assert list(tmp_path.iterdir()) == []

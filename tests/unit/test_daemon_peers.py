@@ -1,4 +1,4 @@
-"""Who is let in, asked from the kernel with real sockets and processes of other users."""
+"""Which peers may connect, from the kernel, with real sockets and processes of other users."""
 
 import os
 import secrets
@@ -43,12 +43,12 @@ if int(user) != os.getuid():
 peer.connect(chr(0) + address)
 sys.stdin.read()
 """
-"""Connects as another user until its input ends; to an abstract address, which has no mode."""
+"""Connects as another user until its input ends; an abstract address has no mode."""
 
 
 @contextmanager
 def connected_as(user: int, group: int, *others: int) -> Iterator[tuple[socket.socket, PeerCredentials, int]]:
-    """Our end of a connection from that user and his groups, who it is, and the process id."""
+    """Our end of a connection from that user and its groups, the peer, and the process id."""
     address = f"batchd-test-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.settimeout(PATIENCE_S)
@@ -63,24 +63,24 @@ def connected_as(user: int, group: int, *others: int) -> Iterator[tuple[socket.s
 
 
 def may_connect(lifeline: socket.socket, credentials: PeerCredentials, about: os.stat_result) -> bool:
-    """Whether the peer is let in."""
+    """Whether the peer may connect."""
     return why_refused(lifeline, credentials, about) is None
 
 
 def test_the_kernel_says_who_connected() -> None:
-    """Process, user and group, whatever the peer would say of itself."""
+    """Process, user and group come from the kernel, not from the peer."""
     with connected_as(os.getuid(), os.getgid()) as (_lifeline, credentials, pid):
         assert credentials == PeerCredentials(pid, os.geteuid(), os.getegid())
 
 
 def test_the_daemons_own_user_may_connect() -> None:
-    """Whatever group the directory has."""
+    """The group of the directory does not matter."""
     with connected_as(os.getuid(), os.getgid()) as (lifeline, credentials, _pid):
         assert may_connect(lifeline, credentials, OPEN)
 
 
 def test_root_may_connect_to_any_users_daemon(monkeypatch) -> None:
-    """Root may do so anyway; refusing would only be in the way."""
+    """Root can open the daemon's memory anyway, so a refusal would not protect anything."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     with ours, theirs:
@@ -88,8 +88,8 @@ def test_root_may_connect_to_any_users_daemon(monkeypatch) -> None:
 
 
 @as_root
-def test_a_daemon_that_is_not_roots_lets_its_own_user_in(monkeypatch) -> None:
-    """His second process belongs to none of the directory's groups."""
+def test_a_daemon_of_another_user_than_root_admits_its_own_user(monkeypatch) -> None:
+    """The user's second process belongs to none of the directory's groups."""
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     with connected_as(STRANGER, STRANGERS_GROUP) as (lifeline, credentials, _pid):
         assert may_connect(lifeline, credentials, OPEN)
@@ -97,7 +97,7 @@ def test_a_daemon_that_is_not_roots_lets_its_own_user_in(monkeypatch) -> None:
 
 @as_root
 def test_a_stranger_may_not_connect() -> None:
-    """Neither without further groups nor with some that are not the directory's."""
+    """It has no further groups, or only groups other than the directory's."""
     for others in ((), (STRANGERS_GROUP + 10, STRANGERS_GROUP + 11)):
         with connected_as(STRANGER, STRANGERS_GROUP, *others) as (lifeline, credentials, pid):
             assert credentials == PeerCredentials(pid, STRANGER, STRANGERS_GROUP)
@@ -115,15 +115,15 @@ def test_a_stranger_may_not_connect() -> None:
     ids=["as the primary one", "as the only other", "as one of two hundred"],
 )
 def test_members_of_the_directorys_group_may_connect(groups) -> None:
-    """The group may be any of the peer's."""
+    """The group may be any of the peer's groups."""
     with connected_as(STRANGER, *groups) as (lifeline, credentials, _pid):
         assert credentials.user == STRANGER
         assert may_connect(lifeline, credentials, OPEN)
 
 
 @as_root
-def test_of_a_peer_in_too_many_groups_the_primary_one_counts() -> None:
-    """Too many groups to ask for end in an answer, not in an error that ends the daemon."""
+def test_for_a_peer_in_too_many_groups_the_primary_one_counts() -> None:
+    """A number of groups beyond the limit gives an answer, and no error that ends the daemon."""
     many = range(60_000, 60_300)
     with connected_as(STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP, *many) as (lifeline, credentials, _pid):
         assert not may_connect(lifeline, credentials, OPEN)
@@ -131,7 +131,7 @@ def test_of_a_peer_in_too_many_groups_the_primary_one_counts() -> None:
         assert may_connect(lifeline, credentials, OPEN)
 
 
-def test_who_connected_is_known_after_he_is_gone() -> None:
+def test_the_peer_is_known_after_it_has_ended() -> None:
     """The kernel keeps the credentials with the connection; a reused pid changes nothing."""
     with connected_as(os.getuid(), os.getgid()) as (lifeline, credentials, _pid):
         lifeline.shutdown(socket.SHUT_RDWR)
@@ -140,7 +140,7 @@ def test_who_connected_is_known_after_he_is_gone() -> None:
 
 
 def test_a_peer_without_a_number_here_has_none() -> None:
-    """The kernel says 0 for a process that is outside of the daemon's container."""
+    """The kernel reports 0 for a process outside of the daemon's container."""
     raw = struct.pack("iII", 0, 4_000_000_000, 4_000_000_001)
 
     credentials = credentials_of(cast("socket.socket", SimpleNamespace(getsockopt=lambda *_arguments: raw)))
@@ -149,12 +149,12 @@ def test_a_peer_without_a_number_here_has_none() -> None:
 
 
 @pytest.fixture
-def everybody_unmapped(monkeypatch) -> None:
-    """A daemon in a user namespace that knows nobody but root."""
+def all_users_unmapped(monkeypatch) -> None:
+    """A daemon in a user namespace that maps only root."""
     monkeypatch.setattr(listener, "unmapped_id", lambda _kind: NOBODY)
 
 
-@pytest.mark.usefixtures("everybody_unmapped")
+@pytest.mark.usefixtures("all_users_unmapped")
 @pytest.mark.parametrize(
     ("credentials", "group"),
     [
@@ -164,8 +164,8 @@ def everybody_unmapped(monkeypatch) -> None:
     ],
     ids=["both", "the user", "the group"],
 )
-def test_where_numbers_tell_nothing_the_directorys_mode_does(monkeypatch, credentials, group) -> None:
-    """The kernel let it into a closed directory, so it is no stranger, whatever its numbers."""
+def test_where_user_ids_are_unmapped_the_directorys_mode_decides(monkeypatch, credentials, group) -> None:
+    """The kernel let the peer into a closed directory, so its user has the permission."""
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -175,9 +175,9 @@ def test_where_numbers_tell_nothing_the_directorys_mode_does(monkeypatch, creden
         assert "chmod o-rwx" in (why_refused(ours, credentials, directory(group, 0o755)) or "")
 
 
-@pytest.mark.usefixtures("everybody_unmapped")
-def test_numbers_that_tell_who_somebody_is_are_enough() -> None:
-    """Root of the daemon's user namespace, and a known group; strangers are told the reason."""
+@pytest.mark.usefixtures("all_users_unmapped")
+def test_mapped_user_ids_are_enough() -> None:
+    """Root of the daemon's namespace and a known group may connect; others get the reason."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert may_connect(ours, PeerCredentials(None, 0, 0), directory(NOBODY, 0o755))
@@ -187,8 +187,8 @@ def test_numbers_that_tell_who_somebody_is_are_enough() -> None:
         assert why_refused(ours, stranger, directory(DIRECTORY_GROUP, 0o750)) == reason
 
 
-def test_root_and_the_daemons_own_user_alone_are_its_own(monkeypatch) -> None:
-    """Who is let in by his group may read data, and say nothing of what is served."""
+def test_only_root_and_the_daemons_own_user_control_it(monkeypatch) -> None:
+    """A peer that may connect by its group may read data, but not change what is served."""
     monkeypatch.setattr("batchd.daemon.local.listener.unmapped_id", lambda _kind: 65534)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert [is_ours(user) for user in (0, 1000, 1001, 65534)] == [True, True, False, False]

@@ -1,4 +1,4 @@
-"""The sockets in the runtime directory: who may open them, and the order of their messages."""
+"""The sockets in the runtime directory: their permissions, and the order of their messages."""
 
 import errno
 import fcntl
@@ -32,7 +32,7 @@ DIRECTORY_GROUP = 54_323
 
 @pytest.fixture
 def sessions() -> Iterator[LocalDoor]:
-    """A door that nobody comes to."""
+    """A door for local trainers to which no trainer connects."""
     with closing(Selector()) as selector:
         sessions = LocalDoor(DaemonSide(selector, print, SlotPool()), SessionLimits(1, 1))
         yield sessions
@@ -46,14 +46,14 @@ def names(tmp_path: Path) -> RuntimeDirectory:
 
 
 def access(path: Path) -> tuple[int, int]:
-    """Group and mode."""
+    """Return the group and the mode of a file."""
     status = path.stat()
     return status.st_gid, stat.S_IMODE(status.st_mode)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other groups")
 def test_the_sockets_have_the_directorys_group(sessions: LocalDoor, names: RuntimeDirectory) -> None:
-    """Which is not the daemon's own where the operator chose it."""
+    """The operator may have chosen a group other than the daemon's own."""
     os.chown(names.path, -1, DIRECTORY_GROUP)
 
     sessions.bind(names.lifeline_path, names.zmq_path)
@@ -62,8 +62,10 @@ def test_the_sockets_have_the_directorys_group(sessions: LocalDoor, names: Runti
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other groups")
-def test_a_group_that_the_daemon_cannot_give_is_said(sessions: LocalDoor, names: RuntimeDirectory, monkeypatch) -> None:
-    """It is not a member; those who are would be refused without a word in the log."""
+def test_a_group_that_the_daemon_cannot_set_is_logged(
+    sessions: LocalDoor, names: RuntimeDirectory, monkeypatch
+) -> None:
+    """The daemon is not a member; otherwise members would be refused without a log line."""
 
     def refuse(*_arguments: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -79,10 +81,10 @@ def test_a_group_that_the_daemon_cannot_give_is_said(sessions: LocalDoor, names:
     assert access(names.lifeline_path)[1] == 0o660
 
 
-def test_only_what_the_directory_refuses_is_said_of_it(
+def test_only_errors_of_the_directory_are_reported_as_such(
     sessions: LocalDoor, names: RuntimeDirectory, monkeypatch
 ) -> None:
-    """What is lacking for the epoll is no matter of its file system."""
+    """A missing descriptor for the epoll is no error of the directory's file system."""
 
     def refuse(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -94,10 +96,8 @@ def test_only_what_the_directory_refuses_is_said_of_it(
 
 
 @pytest.mark.parametrize("call", ["unlink", "chmod"])
-def test_a_directory_without_room_is_said_to_be(
-    sessions: LocalDoor, names: RuntimeDirectory, monkeypatch, call
-) -> None:
-    """Whichever call finds out."""
+def test_a_directory_without_room_is_reported(sessions: LocalDoor, names: RuntimeDirectory, monkeypatch, call) -> None:
+    """Any of the calls may find it out."""
 
     def refuse(*_arguments: object, **_named: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -117,7 +117,7 @@ LAYOUT = place_fields((Field("label", "int64", ()),), 1)
 
 
 class Trainer:
-    """One with an open session and earlier requests. The door may hear ZeroMQ first."""
+    """A trainer with an open session and earlier requests. The daemon may read ZeroMQ first."""
 
     def __init__(self, stack: ExitStack, directory: Path, *, allowed: bool, asks: bool) -> None:
         names = RuntimeDirectory(directory)
@@ -144,7 +144,7 @@ class Trainer:
         self.dealer.send(Open(PROTOCOL_VERSION, welcome.secret).encode())
         wait_until(
             lambda: selector.dispatch() or self.sessions.receive(()) or self.sessions.trainers()[0].connection,
-            "it is open",
+            "the session is open",
         )
 
     def shared(self) -> int:
@@ -162,8 +162,8 @@ class Trainer:
     ("allowed", "asks", "mode"),
     [(True, True, os.O_RDWR), (True, False, os.O_RDONLY), (False, True, os.O_RDONLY), (False, False, os.O_RDONLY)],
 )
-def test_a_slot_is_shared_writable_if_that_is_asked_for_and_allowed(tmp_path: Path, allowed, asks, mode) -> None:
-    """What a trainer said on its lifeline before it opened the session is known when it is open."""
+def test_a_slot_is_shared_writable_on_request_if_that_is_allowed(tmp_path: Path, allowed, asks, mode) -> None:
+    """A request on the lifeline before the session opens is known when the session is open."""
     with ExitStack() as stack:
         trainer = Trainer(stack, tmp_path, allowed=allowed, asks=asks)
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
@@ -173,7 +173,7 @@ def test_a_slot_is_shared_writable_if_that_is_asked_for_and_allowed(tmp_path: Pa
 
 
 def test_a_daemon_short_of_descriptors_shares_slots_read_only(tmp_path: Path, monkeypatch) -> None:
-    """The trainer copies them by the CPU then, and the operator is told."""
+    """The trainer then copies them with the CPU, and the log reports it."""
 
     def none(_slot: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")

@@ -1,6 +1,6 @@
 """Photographs with damage inside of their image data.
 
-What libjpeg warns of is a bad sample, whatever decodes it.
+A file of which libjpeg warns is a bad sample with every decoder.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ KINDS = {
 
 
 def damaged(data, random):
-    """Flip a bit, take bytes out, or put some in, somewhere in the image data."""
+    """Flip a bit, remove bytes, or insert some, at a random place in the image data."""
     scan = data.rindex(b"\xff\xda") + 14
     place = int(random.integers(scan, len(data) - 60))
     kind = random.integers(3)
@@ -50,7 +50,7 @@ def damaged(data, random):
 
 
 def warning(data):
-    """What libjpeg says of a file."""
+    """Return libjpeg's warning about a file."""
     try:
         simplejpeg.decode_jpeg(data, "RGB")
     except ValueError as error:
@@ -59,7 +59,7 @@ def warning(data):
 
 
 def outcome(data):
-    """The image, as bytes, or None where it is a bad sample."""
+    """Return the image as bytes, or None for a bad sample."""
     try:
         return run_once(WHOLE, data).tobytes()
     except SampleUndecodable:
@@ -68,8 +68,8 @@ def outcome(data):
 
 @needs_extension
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_libjpeg_warns_of_is_a_bad_sample_on_every_path(kind, monkeypatch):
-    """Sixty photographs: served ones leave no byte of a scan, and both decoders agree."""
+def test_a_file_of_which_libjpeg_warns_is_a_bad_sample_on_every_path(kind, monkeypatch):
+    """Sixty photographs: served ones use all bytes of their scans, and both decoders agree."""
     random = np.random.default_rng(4)
     files = [damaged(KINDS[kind](photo(HEIGHT, WIDTH, number)), random) for number in range(PHOTOS)]
     warned = [warning(data) for data in files]
@@ -84,13 +84,13 @@ def test_what_libjpeg_warns_of_is_a_bad_sample_on_every_path(kind, monkeypatch):
 
 
 PATHS = {"boxes": (), "simplejpeg": ("IS_BUILT",), "cv2": ("IS_BUILT", "simplejpeg")}
-"""What decodes, by what is not there."""
+"""For each decoder, the modules that must be missing for its use."""
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_that_belong_to_no_scan_are_harmless(path, kind, monkeypatch):
-    """Behind the end, as fill bytes before markers, between the header's segments."""
+    """The bytes are after the end, fill bytes before markers, or between the header's segments."""
     data = KINDS[kind](photo(HEIGHT, WIDTH))
     for name in PATHS[path]:
         monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
@@ -114,10 +114,10 @@ PADDED = KINDS | {
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", PADDED)
-def test_padding_behind_the_last_block_is_harmless(path, kind, monkeypatch):
-    """Webcams and cameras write zeros, or fill bytes, in front of the end.
+def test_padding_after_the_last_block_is_harmless(path, kind, monkeypatch):
+    """Webcams and cameras write zeros or fill bytes before the end.
 
-    Trailers and previews do not matter.
+    Trailers and previews have no effect.
     """
     data = PADDED[kind](photo(HEIGHT, WIDTH))
     for name in PATHS[path]:
@@ -135,8 +135,8 @@ def test_padding_behind_the_last_block_is_harmless(path, kind, monkeypatch):
 
 @pytest.mark.parametrize("path", ["boxes", "simplejpeg"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_bytes_behind_the_last_block_are_damage(path, kind, monkeypatch):
-    """With zeros around them as well, and where the last blocks were decoded from zeros."""
+def test_other_bytes_after_the_last_block_are_damage(path, kind, monkeypatch):
+    """This holds with zeros around them, and if the last blocks were decoded from zeros."""
     data = KINDS[kind](photo(HEIGHT, WIDTH))
     for name in PATHS[path]:
         monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
@@ -167,8 +167,8 @@ def test_padding_is_harmless_to_every_crop_and_to_transcoding(kind):
 
 
 @needs_extension
-def test_a_crop_of_a_seekable_file_is_refused_where_bytes_are_left_in_a_part_of_it():
-    """As the whole file is; a crop beside the damage is served."""
+def test_a_crop_of_a_seekable_file_is_refused_if_its_part_has_leftover_bytes():
+    """The whole file is refused as well; a crop beside the damage is served."""
     data = tiled(photo(HEIGHT, 640))
     parts = data[data.rindex(b"\xff\xda") :].split(b"\xff")
     middle = len(parts) // 2

@@ -38,13 +38,13 @@ from support.pipelines import UPRIGHT_64_96, run_once
 
 @pytest.fixture
 def without_simplejpeg(monkeypatch):
-    """Run with cv2 alone: as if simplejpeg were not installed, nor the extension built."""
+    """Run with cv2 alone: simplejpeg is not installed, and the extension is not built."""
     monkeypatch.setattr(jpeg_box, "IS_BUILT", False)
     monkeypatch.setattr(decode, "simplejpeg", None)
 
 
 def decoded(data, factor=1, box=None, **options):
-    """Decode alone, as stored: the box, or all."""
+    """Decode without other steps, in the stored orientation: the box, or the whole image."""
     view = memoryview(data)
     header = probe_image(view)
     whole = Cut(0, 0, -(-header.height // factor), -(-header.width // factor))
@@ -52,7 +52,7 @@ def decoded(data, factor=1, box=None, **options):
 
 
 def close(result, image, tolerance=3):
-    """Compare within what compression changes in flat colours, away from their edges."""
+    """Compare with a tolerance for compression, in flat colours away from their edges."""
     return all(np.abs(result[y, x].astype(int) - image[y, x]).max() <= tolerance for y in (10, 50) for x in (10, 80))
 
 
@@ -80,18 +80,18 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_whole_image_shows_its_colours(name):
-    """Alpha dropped, 16 bits made 8, the first frame taken, and what follows the end ignored."""
+    """Alpha is dropped, 16 bits become 8, the first frame counts, and trailing bytes do not."""
     assert close(run_once(UPRIGHT_64_96, WHOLE[name]), corners())
 
 
 @pytest.mark.parametrize("data", [encode(corners(), ".gif"), animation(".gif", [corners(), corners()[::-1].copy()])])
 def test_a_gif_shows_its_first_frame(data):
-    """As near as the palette of whoever wrote it allows."""
+    """The tolerance is that of the palette of the file's encoder."""
     assert close(run_once(UPRIGHT_64_96, data), corners(), tolerance=60)
 
 
 def test_a_palette_with_alpha_gives_the_colours_of_the_palette():
-    """Transparency does not change what is stored."""
+    """Transparency does not change the stored colours."""
     palette = np.array([(220, 30, 30), (30, 200, 30), (30, 30, 220), (240, 240, 240)])
     indices = np.repeat(np.repeat([[0, 1], [2, 3]], 32, axis=0), 48, axis=1)
 
@@ -99,16 +99,16 @@ def test_a_palette_with_alpha_gives_the_colours_of_the_palette():
 
 
 def test_grey_images_become_grey_colours():
-    """JPEG, PNG and 16-bit PNG of one channel, as three equal ones."""
+    """A JPEG, a PNG and a 16-bit PNG of one channel give three equal channels."""
     grey = corners()[..., 0]
     for data in (jpeg(grey), encode(grey, ".png"), png16(grey)):
         assert close(run_once(UPRIGHT_64_96, data), np.dstack([grey] * 3))
 
 
 def test_inks_become_colours():
-    """CMYK and YCCK with Adobe's inverted inks.
+    """CMYK and YCCK have Adobe's inverted inks.
 
-    The colour times the light that black lets through.
+    The result is the colour times the light that black lets through.
     """
     colors = corners()
     light = colors.max(axis=2, keepdims=True)
@@ -118,8 +118,8 @@ def test_inks_become_colours():
     assert close(run_once(UPRIGHT_64_96, cmyk_jpeg((200, 120, 140))), np.full((64, 96, 3), (200, 120, 140)))
 
 
-def test_the_colour_order_is_the_chosen_one():
-    """The same pixels in another order, and luma where grey is wanted, for either decoder."""
+def test_the_colour_order_is_the_configured_one():
+    """Both decoders give the same pixels in another order, and luma for grey."""
     for data in (jpeg(photo()), encode(photo(), ".png")):
         color = decoded(data)
 
@@ -130,8 +130,8 @@ def test_the_colour_order_is_the_chosen_one():
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_every_orientation_comes_out_upright_in_every_format(orientation):
-    """JPEG, PNG and WebP, tags in either byte order."""
+def test_every_orientation_becomes_upright_in_every_format(orientation):
+    """The formats are JPEG, PNG and WebP, with tags in either byte order."""
     stored = stored_as(corners(), orientation)
     for data in (
         jpeg_with_exif(jpeg(stored), orientation),
@@ -143,8 +143,8 @@ def test_every_orientation_comes_out_upright_in_every_format(orientation):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_is_left_alone_where_that_is_wanted(orientation):
-    """With exif = "ignore": as stored, whatever the tag says and whoever decodes."""
+def test_orientation_is_ignored_on_request(orientation):
+    """With exif = "ignore", each decoder gives the stored orientation for every tag."""
     ignoring = [Decode(exif="ignore"), Resize(size=(64, 96))]
     for data, tagged in (
         (jpeg(corners()), jpeg_with_exif(jpeg(corners()), orientation)),
@@ -157,9 +157,9 @@ def test_orientation_is_left_alone_where_that_is_wanted(orientation):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("color", ["rgb", "bgr", "gray"])
 def test_all_jpeg_decoders_give_the_same_bytes(orientation, color, monkeypatch):
-    """At every scale, in every colour order, for every orientation.
+    """This holds at every scale, in every colour order, for every orientation.
 
-    A machine with one of them alone sees the same batches.
+    A machine with only one of the decoders makes the same batches.
     """
     data = jpeg_with_exif(jpeg(stored_as(photo(203, 305), orientation)), orientation)
     sizes = [(203, 305), (100, 150), (50, 70), (20, 30)]
@@ -173,7 +173,7 @@ def test_all_jpeg_decoders_give_the_same_bytes(orientation, color, monkeypatch):
 
 
 @pytest.mark.usefixtures("without_simplejpeg")
-def test_without_simplejpeg_whole_and_truncated_jpegs_are_still_told_apart():
+def test_without_simplejpeg_truncated_jpegs_are_still_detected():
     """The fallback serves the same images, refuses the same truncated ones, and logs that."""
     data = jpeg(corners())
 
@@ -184,8 +184,8 @@ def test_without_simplejpeg_whole_and_truncated_jpegs_are_still_told_apart():
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
-def test_a_smaller_scale_is_the_mean_of_what_it_replaces(factor):
-    """1/2, 1/4 and 1/8 of the size, rounded up, and near the mean of each block."""
+def test_a_smaller_scale_is_the_mean_of_the_pixels_that_it_replaces(factor):
+    """Sizes are 1/2, 1/4 and 1/8, rounded up, and pixels are near the mean of each block."""
     image = photo(160, 240)
 
     small = decoded(jpeg(image, quality=100, subsampling="444"), factor=factor)
@@ -198,7 +198,7 @@ def test_a_smaller_scale_is_the_mean_of_what_it_replaces(factor):
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 3), (7, 9)])
 def test_the_smallest_images_are_decoded_exactly(size):
-    """Although simplejpeg picks the smallest sufficient scale, and tiny sizes round up."""
+    """Simplejpeg picks the smallest sufficient scale, and tiny sizes round up."""
     data = jpeg(photo(*size), subsampling="444")
     reference = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
 
@@ -206,9 +206,9 @@ def test_the_smallest_images_are_decoded_exactly(size):
 
 
 def test_an_unusual_tag_means_upright():
-    """No tag, a tag of another type, a number that is no orientation, a directory that ends early.
+    """The tag is missing, of another type, no orientation, or in a directory that ends early.
 
-    Never an error.
+    None of these raises an error.
     """
     blocks = [
         b"",
@@ -228,14 +228,14 @@ def test_an_unusual_tag_means_upright():
 
 
 def test_the_first_exif_block_counts():
-    """A second one, as some editors leave behind, does not turn the image again."""
+    """Some editors leave a second one behind, which does not turn the image again."""
     data = jpeg_with_exif(jpeg_with_exif(jpeg(corners()), 6), 1)
 
     assert close(run_once(UPRIGHT_64_96, data), corners())
 
 
-def test_cv2_is_set_up_whatever_the_environment_says():
-    """One thread, no messages, and the configured limit, which cv2 reads elsewhere."""
+def test_cv2_is_configured_independently_of_the_environment():
+    """Cv2 has one thread, no messages, and the configured limit instead of its own variable."""
     code = (
         "from batchd.pipeline.image.opencv import cv2; import numpy as np;"
         "png = cv2.imencode('.png', np.full((64, 96, 3), 9, np.uint8))[1];"

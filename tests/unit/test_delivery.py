@@ -1,6 +1,6 @@
-"""From claim to release: what one event makes the daemon do.
+"""From claim to release: the daemon's actions for one event.
 
-Every event is followed by a look at all invariants.
+Each event is followed by a check of all invariants.
 """
 
 import pytest
@@ -14,24 +14,24 @@ from support.core_world import make_spec, pick, work
 
 
 def world_of(workers: int = 1, **changes) -> CheckedWorld:
-    """One stream."""
+    """A world of one stream."""
     world = CheckedWorld([make_spec(**changes)], workers)
     world.start_workers()
     return world
 
 
 def granted(actions) -> list[tuple[int, int, int]]:
-    """(subscription, sequence, step) of the leases handed out, in order."""
+    """(subscription, sequence, step) of the granted leases, in order."""
     return [(lease.subscription, lease.sequence, lease.step) for lease in pick(act.GrantLease, actions)]
 
 
 def reserved(actions) -> list[int]:
-    """The slots that are filled anew."""
+    """The slots that are reserved for a new batch."""
     return [action.slot for action in pick(act.ReserveSlot, actions)]
 
 
 def test_a_subscription_claims_its_window_and_orders_it_at_once():
-    """The trainer hears first; then come two slots, and one order for each, nearest batch first."""
+    """The actions are a message to the trainer, two slots, and their orders, nearest first."""
     world = world_of()
     actions = world.subscribe()
     course = actions[0].course
@@ -51,16 +51,16 @@ def test_a_subscription_claims_its_window_and_orders_it_at_once():
     [([], 0, False), ([1], 0, True), ([None], 0, False), ([2], 0, False), ([2], 1, True), ([1, 3], 0, False)],
     ids=["no-trainer", "one-epoch", "endless", "first-of-two", "second-of-two", "one-of-two-trainers"],
 )
-def test_samples_are_read_once_more_while_one_trainer_has_another_epoch(ends, epoch, is_last):
-    """What is kept for later epochs depends on it."""
+def test_samples_are_read_again_while_one_trainer_is_in_another_epoch(ends, epoch, is_last):
+    """The caches for later epochs depend on this."""
     world = world_of()
     for session, end in enumerate(ends, 1):
         world.subscribe(session=session, epoch=epoch, end_epoch=end)
     assert world.state.streams[1].delivery.is_in_last_epoch is is_last
 
 
-def test_a_whole_batch_is_committed_and_handed_out():
-    """The slot is marked whole before anybody hears of it."""
+def test_a_complete_batch_is_committed_and_handed_out():
+    """The slot is marked complete before any trainer is notified."""
     world = world_of()
     world.subscribe()
     assert world.fill(1) == [
@@ -70,7 +70,7 @@ def test_a_whole_batch_is_committed_and_handed_out():
 
 
 def test_a_batch_with_a_row_missing_is_not_handed_out():
-    """Chunks of two rows and one row: only the second makes the batch whole."""
+    """Chunks of two rows and one row: only the second chunk completes the batch."""
     world = CheckedWorld([make_spec()], chunk_rows_max=2)
     world.start_workers()
     world.subscribe()
@@ -79,7 +79,7 @@ def test_a_batch_with_a_row_missing_is_not_handed_out():
 
 
 def test_batches_are_handed_out_in_order_although_they_are_filled_out_of_order():
-    """The second batch is whole first, and waits for the first."""
+    """The second batch is complete first, and waits for the first one."""
     world = world_of(workers=2)
     world.subscribe()
     second = next(number for number, worker in world.workers.items() if worker.orders[0].position.step == 1)
@@ -87,8 +87,8 @@ def test_batches_are_handed_out_in_order_although_they_are_filled_out_of_order()
     assert granted(world.fill_all()) == [(1, 0, 0), (1, 1, 1)]
 
 
-def test_no_more_is_handed_out_than_the_window():
-    """Two batches ahead, and the next when one of them is taken."""
+def test_no_more_batches_are_handed_out_than_the_window():
+    """The window is two batches; the next one follows when one of them is consumed."""
     world = world_of()
     world.subscribe()
     assert granted(world.fill_all()) == [(1, 0, 0), (1, 1, 1)]
@@ -97,8 +97,8 @@ def test_no_more_is_handed_out_than_the_window():
     assert granted(world.fill_all()) == [(1, 2, 2)]
 
 
-def test_what_a_waiting_trainer_gets_counts_as_taken():
-    """So the batch after it is claimed without another word from the trainer."""
+def test_a_batch_for_a_waiting_trainer_counts_as_consumed():
+    """So the daemon claims the next batch without another message from the trainer."""
     world = world_of(window=1)
     world.subscribe()
     world.pull(1)
@@ -109,8 +109,8 @@ def test_what_a_waiting_trainer_gets_counts_as_taken():
     assert world.trainers[1].granted == 2
 
 
-def test_a_trainer_that_waits_for_what_is_on_its_way_has_taken_it():
-    """Its word and the handle crossed: the batch counts as taken, so the next one is claimed."""
+def test_a_trainer_that_waits_for_a_handle_in_transit_has_consumed_it():
+    """Its pull and the handle crossed: the batch counts as consumed; the next one is claimed."""
     world = world_of(window=1)
     world.subscribe()
     world.fill_all()
@@ -126,8 +126,8 @@ def test_the_next_epoch_is_prefetched_without_a_gap():
     assert world.slots[2].committed == Position(1, 0)
 
 
-def test_a_course_that_is_over_is_over():
-    """Nothing is claimed, handed out or said after the last batch; releases are still taken."""
+def test_a_finished_course_has_no_further_actions():
+    """After the last batch nothing is claimed, granted or sent; releases are still accepted."""
     world = world_of(slots_max=2)
     world.subscribe(step=2, end_epoch=1)
     world.fill_all()
@@ -142,8 +142,8 @@ def test_a_course_that_is_over_is_over():
     [(1, [(0, 2)]), (1, [(0, 0)]), (1, [(1, 1)]), (1, [(77, 1)]), (2, [(0, 1)])],
     ids=["later generation", "earlier generation", "not handed out", "never was", "another session's"],
 )
-def test_a_release_that_is_not_right_frees_nothing(session, released):
-    """The right subscription, sequence and generation, or the slot stays as it is."""
+def test_an_invalid_release_frees_nothing(session, released):
+    """Only the right subscription, sequence and generation free a slot."""
     world = world_of(window=1)
     world.subscribe()
     world.fill_all()
@@ -151,8 +151,8 @@ def test_a_release_that_is_not_right_frees_nothing(session, released):
     assert world.holders(1) == [1]
 
 
-def test_repeating_a_release_frees_nothing_twice():
-    """A pull that arrives twice is as good as once."""
+def test_a_repeated_release_frees_nothing_twice():
+    """A pull that arrives twice has the effect of one."""
     world = world_of(window=1)
     world.subscribe()
     world.subscribe(session=2)
@@ -162,7 +162,7 @@ def test_repeating_a_release_frees_nothing_twice():
     assert world.holders(1) == [2]
 
 
-def test_an_overtaken_pull_takes_nothing_back():
+def test_an_older_pull_takes_nothing_back():
     """Positions are totals, and the larger one counts."""
     world = world_of()
     world.subscribe()
@@ -173,9 +173,9 @@ def test_an_overtaken_pull_takes_nothing_back():
 
 
 def test_mirror_trainers_read_the_same_slot():
-    """One order, one commit, two leases of the same generation.
+    """There are one order, one commit, and two leases of the same generation.
 
-    The slot is free when both are back.
+    The slot is free when both trainers have released it.
     """
     world = world_of(window=1)
     world.subscribe(session=1)
@@ -197,8 +197,8 @@ def test_ranks_that_share_a_batch_read_their_rows_of_one_slot():
     assert [(lease.slot, lease.first, lease.count) for lease in leases] == [(1, 0, 1), (1, 1, 1), (1, 2, 1)]
 
 
-def test_an_ended_subscription_keeps_what_it_reads_and_gives_back_what_it_has_not_seen():
-    """The user may still look at arrays; the batches that were on their way are free at once."""
+def test_an_ended_subscription_keeps_its_batches_and_frees_those_in_transit():
+    """The user may still read arrays; batches that have not arrived are free at once."""
     world = world_of()
     world.subscribe()
     world.fill_all()
@@ -210,10 +210,10 @@ def test_an_ended_subscription_keeps_what_it_reads_and_gives_back_what_it_has_no
     assert world.state.statistics().streams[0].subscriptions == ()
 
 
-def test_a_dead_trainer_gives_everything_back():
-    """All subscriptions of its session, whatever they hold, claim or wait for.
+def test_a_dead_trainer_returns_everything():
+    """This covers all leases, claims and waits of all subscriptions of its session.
 
-    Others keep theirs.
+    Other trainers keep theirs.
     """
     world = world_of(window=1)
     world.subscribe(session=1)
@@ -225,8 +225,8 @@ def test_a_dead_trainer_gives_everything_back():
     assert [one.number for one in world.state.statistics().streams[0].subscriptions] == [3]
 
 
-def test_nothing_is_handed_to_a_session_while_it_is_being_ended():
-    """What one of its subscriptions gives back is not given to another that goes with it."""
+def test_nothing_is_granted_to_a_session_while_it_ends():
+    """A slot that one of its subscriptions returns does not go to another one of the session."""
     world = world_of(slots_max=4, window=3)
     world.subscribe(session=1)
     world.subscribe(session=1, epoch=5)
@@ -234,8 +234,8 @@ def test_nothing_is_handed_to_a_session_while_it_is_being_ended():
     assert world.end_session(1) == []
 
 
-def test_a_trainer_that_is_cut_off_may_read_what_it_has():
-    """Only its lifeline's end proves that it reads no more."""
+def test_a_disconnected_trainer_may_still_read_its_batches():
+    """Only the end of its lifeline proves that it no longer reads."""
     world = world_of()
     world.subscribe()
     world.fill_all()
@@ -245,8 +245,8 @@ def test_a_trainer_that_is_cut_off_may_read_what_it_has():
     assert world.holders(1) == []
 
 
-def test_a_claim_waits_for_the_worker_that_still_writes_into_the_only_free_slot():
-    """An abandoned filling keeps its slot until its order is done; then the slot is filled anew."""
+def test_a_claim_waits_for_a_worker_that_still_writes_to_the_only_free_slot():
+    """An abandoned fill keeps its slot until its order is done; then the slot is filled again."""
     world = world_of(slots_max=2)
     world.subscribe(session=1)
     world.end_session(1)
@@ -258,7 +258,7 @@ def test_a_claim_waits_for_the_worker_that_still_writes_into_the_only_free_slot(
 
 @pytest.mark.parametrize("note", [None, ev.Note(2, 0, 3), ev.Note(77, 0, 0)], ids=["no note", "of the second", "stale"])
 def test_a_claim_gets_the_slots_of_a_dead_workers_orders(note):
-    """Whatever the worker had in hand when it died, both slots are free for who waits for them."""
+    """Both slots of the dead worker are free for the trainers that wait for them."""
     world = world_of(slots_max=2)
     world.subscribe(session=1)
     world.end_session(1)
@@ -266,8 +266,8 @@ def test_a_claim_gets_the_slots_of_a_dead_workers_orders(note):
     assert sorted(reserved(world.kill(1, note))) == [1, 2]
 
 
-def test_a_filling_that_was_given_up_is_taken_up_again():
-    """Rows that are written stay written for whoever comes next for that batch."""
+def test_an_abandoned_fill_is_resumed():
+    """Written rows stay for the next trainer that needs the batch."""
     world = CheckedWorld([make_spec()], chunk_rows_max=1)
     world.start_workers()
     world.subscribe(session=1)
@@ -279,8 +279,8 @@ def test_a_filling_that_was_given_up_is_taken_up_again():
     assert [(order.position.step, order.rows[0]) for order in pick(act.OrderChunk, actions)] == [(1, 0), (1, 1)]
 
 
-def test_a_stopped_stream_tells_whoever_waits_and_fills_nothing_more():
-    """Now and at every later pull; what is held can still be given back."""
+def test_a_stopped_stream_notifies_waiting_trainers_and_fills_no_more():
+    """Later pulls get the same answer; leases can still be released."""
     world = world_of(on_error="fail", window=1)
     world.subscribe(session=1)
     world.subscribe(session=2)
@@ -295,7 +295,7 @@ def test_a_stopped_stream_tells_whoever_waits_and_fills_nothing_more():
 
 
 def test_a_hopeless_chunk_stops_its_stream():
-    """A worker that found nothing to put into a row says why, and so does the stream."""
+    """A worker that found no sample for a row reports why, and so does the stream."""
     world = world_of()
     world.subscribe()
     order = world.workers[1].orders.pop(0)
@@ -305,8 +305,8 @@ def test_a_hopeless_chunk_stops_its_stream():
     assert pick(act.ReportStopped, actions)[0].text == "none of 32 samples could stand in for 0.jpg"
 
 
-def test_streams_have_nothing_to_do_with_each_other():
-    """A full ring, or a stopped stream, is nobody else's business."""
+def test_streams_do_not_affect_each_other():
+    """A full ring or a stopped stream has no effect on other streams."""
     world = CheckedWorld([make_spec(1, on_error="fail"), make_spec(2)])
     world.start_workers()
     world.subscribe(1, session=1)
@@ -315,8 +315,8 @@ def test_streams_have_nothing_to_do_with_each_other():
     assert [lease.subscription for lease in pick(act.GrantLease, world.fill_all())] == [2, 2]
 
 
-def test_a_session_speaks_only_for_its_own_subscriptions():
-    """A pull or an end for another's changes nothing; the pull is answered."""
+def test_a_session_controls_only_its_own_subscriptions():
+    """A pull or an end for another subscription changes nothing; the pull gets an answer."""
     world = world_of()
     world.subscribe(session=1)
     before = world.state.statistics()
@@ -326,8 +326,8 @@ def test_a_session_speaks_only_for_its_own_subscriptions():
     assert world.state.statistics() == before
 
 
-def test_a_remote_trainer_has_two_batches_on_their_way_at_most():
-    """However many are ready, and though it waits: what is sent takes room until it has left."""
+def test_a_remote_trainer_has_at_most_two_batches_in_transit():
+    """More may be ready, and it may wait: a batch that is sent uses memory until it has left."""
     world = CheckedWorld([make_spec(samples=60, window=6)])
     world.start_workers()
     world.subscribe(is_remote=True)
@@ -338,8 +338,8 @@ def test_a_remote_trainer_has_two_batches_on_their_way_at_most():
     assert len(world.trainers[1].leases) == 2
 
 
-def test_what_a_remote_trainer_says_ends_no_lease():
-    """Its batches may still be read for sending."""
+def test_releases_of_a_remote_trainer_end_no_lease():
+    """The daemon may still read its batches to send them."""
     world = CheckedWorld([make_spec(samples=60)])
     world.start_workers()
     world.subscribe(is_remote=True)
@@ -353,8 +353,8 @@ def test_what_a_remote_trainer_says_ends_no_lease():
     assert not world.trainers
 
 
-def test_a_remote_trainer_that_waits_for_the_network_is_told_nothing():
-    """It holds nothing itself: what is on its way arrives, in the tightest ring too."""
+def test_a_remote_trainer_that_waits_for_the_network_gets_no_message():
+    """It holds no slot itself: its batches in transit arrive, also in the smallest ring."""
     world = CheckedWorld([make_spec(samples=60, slots_max=2)])
     world.start_workers()
     world.subscribe(is_remote=True)

@@ -1,6 +1,6 @@
-"""What a trainer is told of whatever else may listen where it looks for a daemon.
+"""A trainer's hints about other programs that listen at the daemon's address.
 
-Each has its own hint, and none is final.
+Each kind has its own hint, and the trainer retries after each.
 """
 
 import socket
@@ -23,7 +23,7 @@ assert len(GREETING) == GREETING_BYTES
 
 @pytest.fixture
 def sockets() -> Iterator[Sockets]:
-    """What a connection would open its sockets in."""
+    """The context in which a connection opens its sockets."""
     sockets = Sockets(1)
     yield sockets
     sockets.destroy()
@@ -31,9 +31,9 @@ def sockets() -> Iterator[Sockets]:
 
 @contextmanager
 def listening(behave: Callable[[socket.socket, int], None]) -> Iterator[TcpAddress]:
-    """Listen, and let ``behave`` have each connection and its number.
+    """Listen, and call ``behave`` with each connection and its number.
 
-    It hangs up where that returns.
+    The connection is closed when ``behave`` returns.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -56,7 +56,7 @@ def listening(behave: Callable[[socket.socket, int], None]) -> Iterator[TcpAddre
 
 
 def says(words: bytes) -> Callable[[socket.socket, int], None]:
-    """Listen to a few words, say these, and hang up."""
+    """Read a few bytes, send these, and close the connection."""
 
     def behave(connection: socket.socket, _number: int) -> None:
         connection.recv(1)
@@ -69,7 +69,7 @@ def says(words: bytes) -> Callable[[socket.socket, int], None]:
 
 
 def stay_silent(connection: socket.socket, _number: int) -> None:
-    """Read, and say nothing."""
+    """Read, and send nothing."""
     while connection.recv(1 << 16):
         pass
 
@@ -90,16 +90,16 @@ def stay_silent(connection: socket.socket, _number: int) -> None:
         (says(GREETING.replace(b"CURVE", b"NULL\0")), "the connection was cut while it was made"),
     ],
 )
-def test_what_is_no_daemon_that_answers_is_said_and_worth_another_try(sockets, behave, hint) -> None:
-    """Somebody else's port, a daemon that stands still, a cable."""
+def test_programs_that_are_no_answering_daemon_are_named_and_retried(sockets, behave, hint) -> None:
+    """The port of another program, a stopped daemon, and a broken cable."""
     with listening(behave) as address:
         reason = diagnose(sockets, address, None, SECONDS, timed_out=False)
     assert isinstance(reason, OSError)
     assert hint in str(reason)
 
 
-def test_a_daemon_that_greets_and_does_not_answer_is_said_to_hang(sockets) -> None:
-    """It has no keys, so nothing else can be wrong."""
+def test_a_daemon_that_greets_and_does_not_answer_is_reported_as_hanging(sockets) -> None:
+    """It has no keys, so no other cause is possible."""
     with listening(says(GREETING.replace(b"CURVE", b"NULL\0"))) as address:
         reason = diagnose(sockets, address, None, SECONDS, timed_out=True)
     assert isinstance(reason, OSError)
@@ -107,8 +107,8 @@ def test_a_daemon_that_greets_and_does_not_answer_is_said_to_hang(sockets) -> No
 
 
 @pytest.mark.parametrize("cut_after", [0, 1, GREETING_BYTES - 1, GREETING_BYTES + 1, GREETING_BYTES + 100])
-def test_a_cut_in_the_handshake_is_no_wrong_key(sockets, tmp_path, cut_after) -> None:
-    """Hanging up right behind the greeting means other keys; anywhere else it is the network."""
+def test_a_disconnect_in_the_handshake_is_no_wrong_key(sockets, tmp_path, cut_after) -> None:
+    """A disconnect right after the greeting means other keys; any other one means the network."""
     keys = KeyDirectory(tmp_path / "keys")
     keys.make_daemon_key()
     words = GREETING + bytes(1000)

@@ -1,4 +1,4 @@
-"""A cache on disk returns what was stored, after a restart, too; a bad file is no error."""
+"""A cache on disk returns stored samples, also after a restart; a damaged file is no error."""
 
 import errno
 import mmap
@@ -34,7 +34,7 @@ KEY = "5e" * 32
 
 
 class Opened:
-    """Caches of a folder, as daemons and workers have them open."""
+    """Caches of a folder, opened as by daemons and workers."""
 
     def __init__(self, folder):
         self.spec = CacheSpec("encoded", KEY, SAMPLES, BUDGET_BYTES, str(folder))
@@ -43,23 +43,23 @@ class Opened:
         self._workers = []
 
     def daemon(self, **changes):
-        """As a daemon that starts has it."""
+        """Open the caches as a starting daemon does."""
         self._daemons.append(CacheOnDisk(self.spec._replace(**changes)))
         return self._daemons[-1]
 
     def worker(self):
-        """As one more worker of the last daemon has it."""
+        """Open the caches as one more worker of the last daemon does."""
         self._workers.append(DiskCache(*self._daemons[-1].descriptors))
         return self._workers[-1]
 
     def restart(self):
-        """The daemon and its workers are gone, and another one has come: a worker of it."""
+        """End the daemon and its workers; start another daemon and return a worker of it."""
         self.close()
         self.daemon()
         return self.worker()
 
     def close(self):
-        """All of them end."""
+        """Close all caches."""
         for one in [*self._workers, *self._daemons]:
             one.close()
         self._workers, self._daemons = [], []
@@ -75,7 +75,7 @@ def opened(tmp_path):
 
 
 def content(sample, size=SAMPLE_BYTES):
-    """The bytes of a sample, which no other has."""
+    """The unique bytes of a sample."""
     return sample.to_bytes(4, "little") * (size // 4)
 
 
@@ -84,7 +84,7 @@ def keep(cache, sample, size=SAMPLE_BYTES):
 
 
 def held(cache, samples=range(SAMPLES), size=SAMPLE_BYTES):
-    """Which of some samples are in a cache, each with its own bytes."""
+    """Return the samples that a cache has, after a check of their bytes."""
     kept = []
     for sample in samples:
         found = cache.find(sample)
@@ -95,12 +95,12 @@ def held(cache, samples=range(SAMPLES), size=SAMPLE_BYTES):
 
 
 def place_of(path, sample):
-    """Where the file says that the record of a sample begins."""
+    """The start of a sample's record, according to the file."""
     return int.from_bytes(path.read_bytes()[4096 + 8 * sample :][:8], "little")
 
 
 def flip(path, place):
-    """Turn one bit of a file over."""
+    """Flip one bit of a file."""
     with path.open("r+b") as file:
         file.seek(place)
         (byte,) = file.read(1)
@@ -109,7 +109,7 @@ def flip(path, place):
 
 
 def test_a_restart_finds_everything(opened):
-    """Whichever worker had kept it; what is kept afterwards lies behind it."""
+    """Any worker may have stored it; later records follow it."""
     opened.daemon()
     workers = [opened.worker() for _ in range(3)]
     for sample in range(100):
@@ -124,7 +124,7 @@ def test_a_restart_finds_everything(opened):
 
 
 def test_samples_of_all_lengths_come_back(opened):
-    """Also one that is longer than any before it, and an empty one."""
+    """One sample is longer than all before it, and one is empty."""
     opened.daemon()
     worker = opened.worker()
     for sample, size in enumerate((4, 1 << 20, 0, 400)):
@@ -135,7 +135,7 @@ def test_samples_of_all_lengths_come_back(opened):
 
 
 def test_it_never_grows_beyond_its_budget(opened):
-    """What was kept stays, and with a larger budget there is room again."""
+    """Stored samples stay, and a larger budget gives room again."""
     daemon = opened.daemon()
     worker = opened.worker()
     for sample in range(SAMPLES):
@@ -151,8 +151,8 @@ def test_it_never_grows_beyond_its_budget(opened):
 
 
 @pytest.mark.parametrize("offset", [0, 9, 13, 21, 26, 40, 3000])
-def test_a_bit_that_is_flipped_makes_one_sample_absent(opened, offset):
-    """Wherever in its record it is; it is said once, and the sample can be kept again."""
+def test_a_flipped_bit_loses_only_one_sample(opened, offset):
+    """This holds for any bit of its record; one log line reports it, and a new store works."""
     opened.daemon()
     worker = opened.worker()
     for sample in range(3):
@@ -169,8 +169,8 @@ def test_a_bit_that_is_flipped_makes_one_sample_absent(opened, offset):
     assert held(worker) == held(opened.restart()) == [0, 1, 2]
 
 
-def test_a_file_that_was_cut_off_has_lost_what_was_there(opened):
-    """While workers have it open, and after a restart: no error, and no bus error."""
+def test_a_truncated_file_has_lost_only_the_samples_behind_the_cut(opened):
+    """Open workers and a restart get no error, and no bus error."""
     opened.daemon()
     worker = opened.worker()
     for sample in range(4):
@@ -187,8 +187,8 @@ def test_a_file_that_was_cut_off_has_lost_what_was_there(opened):
     assert held(opened.restart()) == [5]
 
 
-def test_a_worker_that_comes_when_the_file_is_cut_off_or_gone_goes_on(opened):
-    """Nothing of it is taken for granted, not its beginning either."""
+def test_a_worker_that_starts_after_a_truncation_or_removal_works(opened):
+    """It relies on no part of the file, not even on its beginning."""
     opened.daemon()
     for sample in range(3):
         keep(opened.worker(), sample)
@@ -206,7 +206,7 @@ def test_a_worker_that_comes_when_the_file_is_cut_off_or_gone_goes_on(opened):
 
 
 def test_a_file_that_cannot_be_opened_any_more_is_read_and_not_written(opened, monkeypatch):
-    """And the daemon is told."""
+    """The daemon gets a report."""
     daemon = opened.daemon()
     keep(opened.worker(), 1)
     really = os.open
@@ -224,8 +224,8 @@ def test_a_file_that_cannot_be_opened_any_more_is_read_and_not_written(opened, m
     assert troubles(daemon.descriptors[1], 0) == [Trouble(0, errno.EACCES)]
 
 
-def test_an_entry_without_its_record_is_not_there(opened):
-    """As after a power cut: it names zeros, another sample, or a place beyond the end."""
+def test_an_entry_without_its_record_is_absent(opened):
+    """After a power cut it may point to zeros, to another sample, or beyond the end."""
     opened.daemon()
     keep(opened.worker(), 1)
     place, end = place_of(opened.path, 1), opened.path.stat().st_size
@@ -239,8 +239,8 @@ def test_an_entry_without_its_record_is_not_there(opened):
 
 
 @pytest.mark.parametrize("damage", [b"BATCHDD0", b"other"])
-def test_a_file_that_begins_otherwise_is_begun_anew(opened, damage):
-    """Another format's, or another cache's. Who still has the old one open writes into nobody's."""
+def test_a_file_with_a_wrong_beginning_is_replaced(opened, damage):
+    """It has another format or is another cache's. Old workers write into the removed file."""
     opened.daemon()
     old = opened.worker()
     keep(old, 1)
@@ -255,10 +255,10 @@ def test_a_file_that_begins_otherwise_is_begun_anew(opened, damage):
     assert held(opened.worker()) == []
 
 
-def test_records_of_another_cache_are_none_of_this(opened):
-    """Though they lie where this one's would.
+def test_records_of_another_cache_are_not_returned(opened):
+    """They are at the places of this cache's records.
 
-    On a disk the blocks of a file that is gone may come back.
+    A disk may return old blocks of a deleted file.
     """
     opened.daemon()
     keep(opened.worker(), 1)
@@ -279,9 +279,9 @@ def test_records_of_another_cache_are_none_of_this(opened):
 
 
 def test_two_daemons_do_not_fill_one_file(opened):
-    """The second is told so, and another cache of the same folder is no matter.
+    """The second daemon gets the reason, and can use another cache of the same folder.
 
-    A worker that is left over holds no lock.
+    A leftover worker holds no lock.
     """
     first = opened.daemon()
     opened.worker()
@@ -295,8 +295,8 @@ def test_two_daemons_do_not_fill_one_file(opened):
     opened.daemon()
 
 
-def test_what_is_not_ours_alone_is_not_used(opened, tmp_path):
-    """A file that others may write, and a link."""
+def test_files_that_other_users_could_change_are_not_used(opened, tmp_path):
+    """The file is writable for others, or a link."""
     opened.daemon()
     opened.close()
     opened.path.chmod(0o620)
@@ -309,10 +309,10 @@ def test_what_is_not_ours_alone_is_not_used(opened, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_a_file_of_another_user_is_said_to_be_his(opened):
-    """By the daemon, and by a check that another user than the daemon's makes.
+def test_a_file_of_another_user_is_reported_with_its_owner(opened):
+    """The daemon reports it, and so does a check by a user other than the daemon's.
 
-    It may be quite right.
+    In the latter case it may be valid.
     """
     opened.daemon()
     opened.close()
@@ -324,13 +324,13 @@ def test_a_file_of_another_user_is_said_to_be_his(opened):
 
 
 def test_a_missing_folder_is_named(opened, tmp_path):
-    """And what makes it."""
+    """The error names the command that creates it."""
     with pytest.raises(CacheUnusable, match=r"gone does not exist: create it on a local disk \(mkdir -p"):
         opened.daemon(folder=str(tmp_path / "gone"))
 
 
 class Clock:
-    """The time, for caches."""
+    """A clock for caches."""
 
     def __init__(self):
         self.s = 1000.0
@@ -339,8 +339,8 @@ class Clock:
         return self.s
 
 
-def test_a_disk_that_is_full_is_asked_again_later(opened, monkeypatch):
-    """A file may not be longer, say: samples are not kept, and what was begun is no record."""
+def test_a_full_disk_is_tried_again_later(opened, monkeypatch):
+    """A limit of the file size fails writes: samples are not stored, and no part is a record."""
     later = Clock()
     monkeypatch.setattr(disk_cache, "monotonic", later)
     daemon = opened.daemon()
@@ -365,8 +365,8 @@ def test_a_disk_that_is_full_is_asked_again_later(opened, monkeypatch):
     assert held(worker) == held(opened.restart()) == [1, 5]
 
 
-def test_a_disk_that_fails_is_a_sample_that_is_not_there(opened, monkeypatch):
-    """Reading and writing."""
+def test_a_failing_disk_makes_a_sample_absent(opened, monkeypatch):
+    """Reads and writes fail."""
     daemon = opened.daemon()
     worker = opened.worker()
     keep(worker, 1)
@@ -385,8 +385,8 @@ def test_a_disk_that_fails_is_a_sample_that_is_not_there(opened, monkeypatch):
     assert troubles(daemon.descriptors[1], 0) == [Trouble(1, errno.EIO), Trouble(2, errno.EIO)]
 
 
-def test_nobody_can_cut_the_index_short(opened):
-    """It is mapped."""
+def test_no_process_can_truncate_the_index(opened):
+    """The index is mapped, so a truncation would kill its readers."""
     opened.daemon()
     memory = opened._daemons[-1].descriptors[0]
     with pytest.raises(PermissionError):
@@ -401,10 +401,10 @@ def test_nobody_can_cut_the_index_short(opened):
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_is_damaged_a_sample_is_right_or_absent(damage):
-    """Bits, pages and the end of the file, in its header, its index and its records.
+def test_for_any_damage_a_sample_is_right_or_absent(damage):
+    """Bits, pages and the end of the file change, in header, index and records.
 
-    While it is open, and after a restart.
+    The file is open during the change, or opened after it.
     """
     with TemporaryDirectory() as folder:
         opened = Opened(folder)
@@ -438,7 +438,7 @@ def test_whatever_is_damaged_a_sample_is_right_or_absent(damage):
 
 
 def problems_of(folder, *sizes, **changes):
-    """What is wrong with streams whose caches are in a folder, with these sizes, by key."""
+    """The problems of streams whose caches are in a folder, with these sizes, by key."""
     keys = {
         "source": FolderSource(path=Path("/data")),
         "batch_size": 4,
@@ -451,8 +451,8 @@ def problems_of(folder, *sizes, **changes):
     return {problem.path: problem.message for problem in cache_problems(Config(streams=streams))}
 
 
-def test_check_says_what_is_wrong_with_folders_and_sizes(tmp_path):
-    """Before anything is opened."""
+def test_check_reports_problems_of_folders_and_sizes(tmp_path):
+    """The check opens no cache."""
     (tmp_path / "file").touch()
 
     assert problems_of(tmp_path, 1 << 30, 1 << 30) == {}
@@ -464,8 +464,8 @@ def test_check_says_what_is_wrong_with_folders_and_sizes(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_of_somebody_else_is_told(tmp_path):
-    """With what helps."""
+def test_a_folder_of_another_user_is_reported(tmp_path):
+    """The report has a remedy."""
     tmp_path.chmod(0o500)
 
     assert "may not write into" in problems_of(tmp_path, 1 << 30)["streams.s0.cache_dir"]

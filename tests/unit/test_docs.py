@@ -1,6 +1,6 @@
-"""What stands in Markdown is so: links, commands, configurations and programs.
+"""Markdown pages are correct: links, commands, configurations and programs.
 
-And pages that are made are current.
+Generated pages are current.
 """
 
 import ast
@@ -28,13 +28,13 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LEFT_OUT = {"build", "dist", "demo", "node_modules"}
 FRAGMENTS = {"metrics_head.md"}
-"""What `make docs` puts into other pages."""
+"""Files that `make docs` inserts into other pages."""
 NOT_GIVEN = {"missing", "required"}
-"""What is missing in a part of a configuration is not wrong with it."""
+"""Kinds of problems that a part of a configuration may have."""
 
 
 def load(path):
-    """A script of docs/ as a module."""
+    """Load a script of docs/ as a module."""
     spec = spec_from_file_location(path.stem, path)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -45,7 +45,7 @@ stage = load(DOCS / "site" / "stage.py")
 
 
 def pages():
-    """Every Markdown file of the repository, but those that are installed or made."""
+    """Every Markdown file of the repository, except installed and generated ones."""
     for path in sorted(ROOT.rglob("*.md")):
         parts = path.relative_to(ROOT).parts
         if not any(part.startswith(".") or part in LEFT_OUT or part.endswith(".egg-info") for part in parts):
@@ -71,7 +71,7 @@ def blocks(name, language):
 
 
 def anchors(path):
-    """The anchors of a page, as code hosts and the site make them of its headings."""
+    """The anchors of a page, as code hosts and the site derive them from its headings."""
     seen = {}
     for _number, line, is_code in stage.numbered(path.read_text()):
         heading = None if is_code else re.match(r"#{1,6} (.+?)\s*#*$", line)
@@ -86,30 +86,30 @@ def anchors(path):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_link_of_a_page_leads_somewhere(name):
-    """To a file or folder that is there, and to a heading that it has."""
+def test_every_link_of_a_page_has_a_target(name):
+    """The target is an existing file or folder, and a heading that it has."""
     page = ROOT / name
     for link in stage.links_of(page.read_text()):
         goal = (page.parent / link.path).resolve() if link.path else page
-        assert goal.exists(), f"{name}:{link.line}: there is no {link.path}"
+        assert goal.exists(), f"{name}:{link.line}: {link.path} does not exist"
         assert goal.is_relative_to(ROOT), f"{name}:{link.line}: {link.path} is not in the repository"
         if link.anchor:
             assert link.anchor in anchors(goal), f"{name}:{link.line}: {link.path} has no heading #{link.anchor}"
 
 
 def test_every_page_is_in_the_index():
-    """Whoever looks for something finds it there, and the site's sidebar is made of it."""
+    """Readers find pages there, and the site's sidebar is made from it."""
     index = (DOCS / "README.md").read_text()
     linked = {link.path for link in stage.links_of(index)}
 
     folders = [*DOCS.glob("*.md"), *DOCS.glob("moving/*.md")]
     there = {path.relative_to(DOCS).as_posix() for path in folders} - FRAGMENTS - {"README.md"}
 
-    assert there <= linked, f"say in docs/README.md what these pages are about: {sorted(there - linked)}"
+    assert there <= linked, f"add these pages to docs/README.md: {sorted(there - linked)}"
 
 
 def test_every_page_begins_with_its_title():
-    """One, of the first level, in its first line."""
+    """The title is the only heading of the first level, in the first line."""
     for path in (*DOCS.glob("*.md"), *DOCS.glob("moving/*.md")):
         titles = [
             line for _, line, is_code in stage.numbered(path.read_text()) if line.startswith("# ") and not is_code
@@ -120,10 +120,10 @@ def test_every_page_begins_with_its_title():
 # --- the site -------------------------------------------------------------------------------------
 
 
-def test_the_site_has_every_page_and_all_that_pages_link_to():
-    """Pages of docs/ at the top, others where they are, files as pages.
+def test_the_site_has_every_page_and_all_linked_files():
+    """Pages of docs/ are at the top, others at their paths, and files become pages.
 
-    No link of any leads nowhere.
+    Every link has a target.
     """
     staged = dict(stage.Stage().pages())
 
@@ -139,7 +139,7 @@ def test_the_site_has_every_page_and_all_that_pages_link_to():
             assert not link.path or stage.target_of(place, link.path) in staged, f"{place}: {link.path}"
 
 
-def test_a_link_that_says_a_file_name_says_the_title_on_the_site():
+def test_a_link_with_a_file_name_gets_the_title_on_the_site():
     """A reader of the site sees no files."""
     page = dict(stage.Stage().pages())[PurePosixPath("quickstart.md")]
 
@@ -148,7 +148,7 @@ def test_a_link_that_says_a_file_name_says_the_title_on_the_site():
 
 
 def test_the_sidebar_has_the_headings_of_the_index():
-    """With the pages under them, each once."""
+    """It has the pages under them, each once."""
     index = dict(stage.Stage().pages())[PurePosixPath("index.md")]
 
     captions = re.findall(r":caption: (.+)", index)
@@ -159,8 +159,8 @@ def test_the_sidebar_has_the_headings_of_the_index():
     assert index.count("\nquickstart\n") == 1
 
 
-def test_a_link_that_leads_nowhere_is_no_page_of_the_site(tmp_path):
-    """It is named, with the page."""
+def test_a_link_without_a_target_stops_the_site(tmp_path):
+    """The error names the link and its page."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "README.md").write_text("# Title\n\n[gone](gone.md)\n")
 
@@ -169,7 +169,7 @@ def test_a_link_that_leads_nowhere_is_no_page_of_the_site(tmp_path):
 
 
 def test_links_in_code_are_none():
-    """Neither in blocks, of any fence, nor where the text is not followed by a target."""
+    """This covers blocks with any fence, and text without a target after it."""
     text = "```sh\n[a](b)\n```\n~~~~\n[c](d)\n~~~\n[e](f)\n~~~~\n[g](h#i) and [j] (k) and [`l[m]`](n)\n"
 
     assert [(link.line, link.path, link.anchor) for link in stage.links_of(text)] == [(9, "h", "i"), (9, "n", "")]
@@ -184,9 +184,9 @@ SPAN = re.compile(r"`([^`]+)`")
 
 
 def typed(name):
-    """Everything on a page that somebody may type, by line.
+    """Every line on a page that a user may type, with its number.
 
-    Lines of shell blocks, and code in the text.
+    These are lines of shell blocks, and code in the text.
     """
     for first, text in blocks(name, "sh"):
         for number, line in enumerate(text.replace("\\\n", "  ").splitlines(), first):
@@ -197,7 +197,7 @@ def typed(name):
 
 
 def commands_of(line):
-    """The calls of batchd in a line, each as its words behind ``batchd``."""
+    """The calls of batchd in a line, each as its words after ``batchd``."""
     for part in re.split(r"&&|\|\||[|;&]|\$\(|\s#\s", line):
         words = BEFORE_A_COMMAND.sub("", part.strip()).rstrip(")").split()
         if len(words) > 1 and words[0] in ("batchd", ".venv/bin/batchd"):
@@ -205,11 +205,11 @@ def commands_of(line):
 
 
 def complaint(words):
-    """What is wrong with the words behind ``batchd``; None where nothing is."""
+    """Return the problem of the words after ``batchd``; None if they are valid."""
     command, context = cli, click.Context(cli, info_name="batchd", **cli.context_settings)
     for word in words:
         if word == "--":
-            break  # the rest is for another command
+            break  # the rest belongs to another command
         if word.startswith("-"):
             if default := getattr(command, "default", None):
                 command = command.commands[default]
@@ -227,7 +227,7 @@ def complaint(words):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_command_and_option_on_a_page_exists(name):
-    """What somebody copies into a shell is understood there."""
+    """A user can copy each of them into a shell."""
     for number, line in typed(name):
         for words in commands_of(line):
             wrong = complaint(words)
@@ -245,13 +245,13 @@ def test_every_command_and_option_on_a_page_exists(name):
         ("usermod -aG batchd alice", None),
     ],
 )
-def test_what_is_not_understood_is_found(line, wrong):
-    """The test above sees commands behind others, too."""
+def test_invalid_commands_are_found(line, wrong):
+    """The test above also sees commands behind other commands."""
     assert [found for words in commands_of(line) if (found := complaint(words))] == ([wrong] if wrong else [])
 
 
-def test_there_are_commands_to_look_at():
-    """The reading of the pages finds them."""
+def test_the_pages_have_commands():
+    """The test above would pass without any."""
     found = sum(1 for name in PAGES for _number, line in typed(name) for _words in commands_of(line))
 
     assert found > 60
@@ -261,7 +261,7 @@ def test_there_are_commands_to_look_at():
 
 
 def wrong_with(text, tmp_path):
-    """What is wrong with a configuration, or a part of one, but for what it leaves out."""
+    """The problems of a configuration, or of a part of one, except for missing keys."""
     data = tomllib.loads(text)
     file = tmp_path / "batchd.toml"
     if not ({"streams", "daemon"} & set(data)):
@@ -272,17 +272,17 @@ def wrong_with(text, tmp_path):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_configuration_on_a_page_is_understood(name, tmp_path):
-    """Its keys are known and their values fit.
+def test_every_configuration_on_a_page_is_valid(name, tmp_path):
+    """Its keys are known and its values are valid.
 
-    A part may leave out what the text around it is not about.
+    A part may leave out keys that its text does not discuss.
     """
     for number, text in blocks(name, "toml"):
         assert not wrong_with(text, tmp_path), f"{name}:{number}"
 
 
-def test_what_is_wrong_with_a_configuration_is_found(tmp_path):
-    """Unknown keys, also in a part of one, and values that do not fit."""
+def test_problems_of_a_configuration_are_found(tmp_path):
+    """They are unknown keys, also in a part of a configuration, and invalid values."""
     assert "bath_size" in str(wrong_with("[streams.a]\nbath_size = 1\n", tmp_path))
     assert "sise" in str(wrong_with('pipeline = [ { op = "resize", sise = [1, 1] } ]', tmp_path))
     assert wrong_with("[daemon]\nworkers = -1\n", tmp_path)
@@ -290,7 +290,7 @@ def test_what_is_wrong_with_a_configuration_is_found(tmp_path):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_program_on_a_page_is_python(name):
-    """It compiles."""
+    """Each program compiles."""
     for number, text in blocks(name, "python"):
         try:
             ast.parse(text)
@@ -312,14 +312,14 @@ def test_every_line_for_a_shell_can_be_split(name):
 
 
 def test_every_verdict_of_batchd_why_is_on_its_page_and_no_other():
-    """With what it means and what helps."""
+    """Each has its meaning and its remedy."""
     rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \| (.+) \|$", (DOCS / "why.md").read_text(), re.MULTILINE)
 
     assert sorted(kind for kind, _meaning, _remedy in rows) == sorted(kind.value for kind in verdicts.Kind)
 
 
-def test_the_shares_by_which_verdicts_are_made_are_those_of_the_code():
-    """In the words of the page."""
+def test_the_shares_on_the_page_of_verdicts_are_those_of_the_code():
+    """The page spells them out."""
     rules = (DOCS / "why.md").read_text().partition("## How it decides")[2]
     for words, share in (
         ("less than {} % of the time", verdicts.WAIT_SHARE_MIN),
@@ -331,20 +331,20 @@ def test_the_shares_by_which_verdicts_are_made_are_those_of_the_code():
     ):
         assert words.format(round(100 * share)) in " ".join(rules.split())
     in_words = (verdicts.MAIN_SHARE, verdicts.SLOW_ROWS_SHARE_MAX, verdicts.BAD_SHARE_MIN)
-    assert in_words == (0.5, 0.25, 0.05), "half, a quarter and a twentieth stand in words"
+    assert in_words == (0.5, 0.25, 0.05), "the page says half, a quarter and a twentieth"
 
 
-# --- pages that are made --------------------------------------------------------------------------
+# --- generated pages ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def errors_page():
-    """The page as it should be."""
+    """The page as the generator makes it."""
     return load(DOCS / "make_errors.py").errors_markdown()
 
 
 def test_the_pages_of_errors_and_commands_are_current(errors_page):
-    """They are what the code says."""
+    """They equal the output of their generators."""
     assert (DOCS / "errors.md").read_text() == errors_page, "run `make docs`"
     assert (DOCS / "commands.md").read_text() == load(DOCS / "make_commands.py").commands_markdown(), "run `make docs`"
 
@@ -355,8 +355,8 @@ def test_the_json_schema_is_current():
     assert Path(schema.__file__).with_name("schema.json").read_text() == made, "run `make docs`"
 
 
-def test_every_exception_of_the_client_is_on_the_page_with_what_helps(errors_page):
-    """All that have a remedy in their docstring, which is all but the branches."""
+def test_every_exception_of_the_client_is_on_the_page_with_its_remedy(errors_page):
+    """All have a remedy in their docstring, except base classes."""
     for kind in vars(errors).values():
         if (
             isinstance(kind, type)
@@ -372,13 +372,13 @@ def test_every_exception_of_the_client_is_on_the_page_with_what_helps(errors_pag
 
 @pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.name)
 def test_every_number_is_on_the_page_of_errors(errors_page, code):
-    """With when it is sent, and what it becomes."""
+    """Each number has its occasion and its exception."""
     (row,) = [line for line in errors_page.splitlines() if line.startswith(f"| {code.value} | `{code.name}` |")]
     assert all(cell.strip() for cell in row.strip("|").split("|"))
 
 
 def test_every_exit_code_is_on_both_pages(errors_page):
-    """By its number."""
+    """The pages list it by its number."""
     for code, meaning in EXIT_CODE_MEANINGS.items():
         assert f"| {int(code)} | {meaning} |" in errors_page
         assert f"| {int(code)} | {meaning} |" in (DOCS / "commands.md").read_text()
@@ -400,7 +400,7 @@ def test_every_command_has_a_manual_page_with_all_of_its_options():
 
 
 def commands_below(group, path):
-    """Every command, as it is typed."""
+    """Every command, as a user types it."""
     context = click.Context(group, **group.context_settings)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -410,7 +410,7 @@ def commands_below(group, path):
 
 
 def test_every_command_is_on_its_page_with_all_of_its_options():
-    """Those of commands below commands, too."""
+    """This includes commands of subcommands."""
     page = (DOCS / "commands.md").read_text()
     for path, command in commands_below(cli, "batchd"):
         section = page.partition(f"# `{path}`\n")[2].partition("\n#")[0]

@@ -1,6 +1,6 @@
-"""What `batchd doctor` says of machines that are made for it.
+"""The report of `batchd doctor` on simulated machines.
 
-Folders with the files of the kernel.
+The machines are folders with copies of the kernel's files.
 """
 
 import errno
@@ -37,8 +37,8 @@ def levels(findings):
     return [(finding.subject, finding.level) for finding in findings]
 
 
-def test_a_fine_machine_is_fine(tmp_path):
-    """No check that reads the machine has anything against it, or a remedy for it."""
+def test_a_good_machine_has_no_findings(tmp_path):
+    """No check of the machine has a warning or a remedy."""
     machine = made_machine(tmp_path)
     findings = [
         checks.check_memory(machine, GIBIBYTE),
@@ -59,8 +59,8 @@ def test_a_fine_machine_is_fine(tmp_path):
     assert [finding for finding in findings if finding.level is not Level.OK or finding.advice] == []
 
 
-def test_a_machine_that_says_nothing_is_no_problem(tmp_path):
-    """A container may hide any file of the kernel: what cannot be read is not held against it."""
+def test_a_machine_with_hidden_files_is_no_problem(tmp_path):
+    """A container may hide any file of the kernel: unreadable values are not reported."""
     machine = made_machine(tmp_path)
     for folder in ("proc", "sys"):
         shutil.rmtree(tmp_path / folder)
@@ -83,7 +83,7 @@ def test_a_machine_that_says_nothing_is_no_problem(tmp_path):
 
 
 def test_memory_that_is_too_small_is_a_problem_with_its_key(tmp_path):
-    """By the same rule by which the daemon refuses to start."""
+    """The daemon refuses to start by the same rule."""
     finding = checks.check_memory(made_machine(tmp_path), 32 * GIBIBYTE)
 
     assert finding.level is Level.PROBLEM
@@ -93,7 +93,7 @@ def test_memory_that_is_too_small_is_a_problem_with_its_key(tmp_path):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_limit_of_a_control_group_counts(tmp_path, version):
-    """Of either version; what would raise it is another knob than the machine's."""
+    """Both versions count; the remedy is the group's limit, not the machine's memory."""
     files = (
         {f"{GROUP}/memory.max": str(2 * GIBIBYTE), f"{GROUP}/memory.current": str(GIBIBYTE)}
         if version == 2
@@ -110,8 +110,8 @@ def test_the_limit_of_a_control_group_counts(tmp_path, version):
     assert "MemoryMax=" in finding.advice
 
 
-def test_the_slots_of_a_daemon_that_runs_are_not_missing(tmp_path):
-    """They are what the rings want, and they are taken already."""
+def test_the_slots_of_a_running_daemon_are_not_missing(tmp_path):
+    """The rings need them, and they are reserved already."""
     files = {"proc/meminfo": f"MemAvailable: {2 * GIBIBYTE // 1024} kB\n"}
     machine = made_machine(tmp_path, files)
     assert checks.check_memory(machine, 4 * GIBIBYTE).level is Level.PROBLEM
@@ -122,8 +122,8 @@ def test_the_slots_of_a_daemon_that_runs_are_not_missing(tmp_path):
 
 
 @pytest.mark.parametrize(("group", "level"), [("batchd", Level.OK), ("other", Level.PROBLEM)])
-def test_a_limit_is_relieved_by_what_is_held_below_it(tmp_path, group, level):
-    """The daemon of another control group takes nothing from this one's limit."""
+def test_a_limit_counts_only_the_slots_of_its_own_group(tmp_path, group, level):
+    """The daemon of another control group uses nothing of this one's limit."""
     files = {
         f"{GROUP}/memory.max": str(4 * GIBIBYTE),
         f"{GROUP}/memory.current": str(3 * GIBIBYTE),
@@ -134,8 +134,8 @@ def test_a_limit_is_relieved_by_what_is_held_below_it(tmp_path, group, level):
     assert checks.check_memory(made_machine(tmp_path, files), 3 * GIBIBYTE, running).level is level
 
 
-def test_a_small_limit_of_locked_memory_is_worth_a_note(tmp_path):
-    """It matters to those who let devices read the ring, and to nobody else."""
+def test_a_small_limit_of_locked_memory_is_a_note(tmp_path):
+    """It matters only to trainers that let devices read the ring."""
     machine = made_machine(tmp_path, limits={"locked memory": 8 << 20})
 
     assert checks.check_locked_memory(machine, GIBIBYTE).level is Level.NOTE
@@ -146,16 +146,16 @@ def test_a_small_limit_of_locked_memory_is_worth_a_note(tmp_path):
     ("choice", "level"),
     [("never", Level.NOTE), ("within_size", Level.OK), ("always", Level.NOTE), ("advise", Level.NOTE)],
 )
-def test_huge_pages_are_told_by_what_they_do_to_slots(tmp_path, choice, level):
-    """None of it is a warning."""
+def test_huge_pages_are_described_by_their_effect_on_slots(tmp_path, choice, level):
+    """None of the settings is a warning."""
     path = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
     (finding,) = checks.check_huge_pages(made_machine(tmp_path, {path: f"x [{choice}] y\n"}))
 
     assert finding.level is level
 
 
-def test_huge_pages_that_nobody_can_use_are_counted(tmp_path):
-    """They are taken off the memory that batchd could have."""
+def test_unused_huge_pages_are_counted(tmp_path):
+    """They reduce the memory that batchd can use."""
     files = {"proc/meminfo": "MemAvailable: 1 kB\nHugePages_Total:    1024\nHugepagesize:       2048 kB\n"}
     *_, finding = checks.check_huge_pages(made_machine(tmp_path, files))
 
@@ -164,15 +164,15 @@ def test_huge_pages_that_nobody_can_use_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(("free", "level"), [(100, Level.OK), (50, Level.WARNING)])
-def test_swap_matters_when_it_is_used(tmp_path, free, level):
-    """Slots that are on the disk are no cache."""
+def test_swap_matters_if_it_is_used(tmp_path, free, level):
+    """Slots that are on the disk are slow."""
     files = {"proc/meminfo": f"SwapTotal: 100 kB\nSwapFree: {free} kB\n"}
 
     assert checks.check_swap(made_machine(tmp_path, files)).level is level
 
 
-def test_several_nodes_are_worth_a_note(tmp_path):
-    """With what pins a daemon to one."""
+def test_several_nodes_are_a_note(tmp_path):
+    """The note has the command that pins a daemon to one node."""
     finding = checks.check_nodes(made_machine(tmp_path, {"sys/devices/system/node/node1/cpulist": "8-15"}))
 
     assert (finding.level, finding.found) == (Level.NOTE, "2 nodes")
@@ -181,8 +181,8 @@ def test_several_nodes_are_worth_a_note(tmp_path):
 # --- processors -----------------------------------------------------------------------------------
 
 
-def test_workers_beyond_the_processors_are_worth_a_note(tmp_path):
-    """They help where they wait for files. Affinity counts, and is named beside what there is."""
+def test_workers_beyond_the_processors_are_a_note(tmp_path):
+    """They help if they wait for files. The note has the affinity and the number of processors."""
     (finding,) = checks.check_count(made_machine(tmp_path, affinity=4), 16)
 
     assert finding.level is Level.NOTE
@@ -206,7 +206,7 @@ PLAIN = [{"op": "decode"}, {"op": "resize", "size": [224, 224]}]
 
 
 def about_pool(folder: Path, streams: dict[str, dict], cpus: int = 8, **daemon: object) -> list[Finding]:
-    """What is said of worker hosts, of a configuration with a folder of photographs."""
+    """The findings on worker hosts, for a configuration with a folder of photographs."""
     write_photos(folder / "photos", {"": 1})
     shared = {"workers": 8, "worker_address": "127.0.0.1:7072", **daemon}
     config = load_config(write_settings(folder / "batchd.toml", streams, shared))
@@ -214,8 +214,8 @@ def about_pool(folder: Path, streams: dict[str, dict], cpus: int = 8, **daemon: 
         return list(checks.check_pool(config, plan_rings(config, files), cpus))
 
 
-def test_before_worker_hosts_come_the_remedies_that_cost_less(tmp_path, monkeypatch):
-    """All CPUs of this host, a cache, access points, less work, and what the wire carries."""
+def test_cheaper_remedies_are_named_before_worker_hosts(tmp_path, monkeypatch):
+    """They are more CPUs, a cache, access points and less work; the network's rate is named."""
     monkeypatch.setattr(checks, "interface_of", lambda _address: ("eth0", 25e9 / 8))
     photos = folder_stream(tmp_path / "photos", pipeline=CROPS, cache="off")
     (finding,) = about_pool(tmp_path, {"photos": photos}, cpus=32)
@@ -229,7 +229,7 @@ def test_before_worker_hosts_come_the_remedies_that_cost_less(tmp_path, monkeypa
         assert remedy in finding.advice
 
 
-def test_a_stream_with_nothing_left_to_try_is_ready_for_worker_hosts(tmp_path, monkeypatch):
+def test_a_stream_without_cheaper_remedies_is_ready_for_worker_hosts(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "interface_of", lambda _address: ("", None))
     photos = folder_stream(tmp_path / "photos", pipeline=PLAIN, cache="encoded", cache_memory="1MiB")
     (finding,) = about_pool(tmp_path, {"photos": photos})
@@ -237,8 +237,8 @@ def test_a_stream_with_nothing_left_to_try_is_ready_for_worker_hosts(tmp_path, m
     assert "a network of 10 Gbit/s" in finding.found
 
 
-def test_nothing_is_said_of_worker_hosts_where_none_may_come(tmp_path):
-    """Not without an address, and not of streams that stay here."""
+def test_worker_hosts_are_not_mentioned_where_none_can_connect(tmp_path):
+    """There is no address for them, or the streams are local."""
     photos = folder_stream(tmp_path / "photos", pipeline=CROPS)
     (tmp_path / "none").mkdir()
     assert about_pool(tmp_path, {"photos": photos | {"decode_at": "here"}}) == []
@@ -251,7 +251,7 @@ def test_nothing_is_said_of_worker_hosts_where_none_may_come(tmp_path):
     [("flags : sse2 avx2", Level.OK), ("flags : sse2 sse4_2", Level.WARNING), ("Features : fp asimd", Level.OK)],
 )
 def test_instructions_are_those_that_decoders_use(tmp_path, flags, level):
-    """On both kinds of processors."""
+    """The test has both kinds of processors."""
     assert checks.check_flags(made_machine(tmp_path, {"proc/cpuinfo": f"processor : 0\n{flags}\n"})).level is level
 
 
@@ -263,8 +263,8 @@ def test_instructions_are_those_that_decoders_use(tmp_path, flags, level):
         ("performance", "acpi-cpufreq", Level.OK),
     ],
 )
-def test_a_low_clock_is_a_warning_where_it_is_one(tmp_path, governor, driver, level):
-    """With some drivers "powersave" is no brake."""
+def test_a_low_clock_is_a_warning_where_it_matters(tmp_path, governor, driver, level):
+    """With some drivers "powersave" does not slow the processor down."""
     folder = "sys/devices/system/cpu/cpu0/cpufreq"
     files = {f"{folder}/scaling_governor": governor, f"{folder}/scaling_driver": driver}
 
@@ -276,7 +276,7 @@ def test_a_low_clock_is_a_warning_where_it_is_one(tmp_path, governor, driver, le
 
 @pytest.mark.parametrize(("limit", "level"), [(50, Level.PROBLEM), (500, Level.WARNING), (5000, Level.OK)])
 def test_open_files_are_judged_by_the_daemons_own_plan(tmp_path, limit, level):
-    """Too few to begin with, too few for everybody, enough."""
+    """There are too few to start, too few for all trainers, or enough."""
     plan = DescriptorPlan(limit=limit, own=70, slots=400, connections=100)
     machine = made_machine(tmp_path, limits={"files": limit})
     finding = checks.check_files(machine, plan, 1)
@@ -286,7 +286,7 @@ def test_open_files_are_judged_by_the_daemons_own_plan(tmp_path, limit, level):
 
 
 def test_processes_are_limited_by_user_and_group(tmp_path):
-    """Whichever is the tighter; the user's limit does not count for root."""
+    """The tighter limit counts; the user's limit does not apply to root."""
     files = {f"{GROUP}/pids.max": "100\n", f"{GROUP}/pids.current": "90\n"}
     machine = made_machine(tmp_path, files)
     assert checks.check_processes(machine, 8).level is Level.PROBLEM
@@ -298,10 +298,10 @@ def test_processes_are_limited_by_user_and_group(tmp_path):
     assert checks.check_processes(made_machine(tmp_path / "c", limits=few, user=0), 8).level is Level.OK
 
 
-def test_what_a_user_has_started_already_counts_against_his_limit(tmp_path):
-    """In threads, as the kernel counts.
+def test_a_users_running_threads_count_against_the_limit(tmp_path):
+    """The kernel counts threads.
 
-    What others have started does not count, nor does a daemon that would be replaced.
+    Those of other users do not count, nor does a daemon that would be replaced.
     """
     status = "Name: x\nUid:\t{user}\t0\t0\t0\nThreads:\t{threads}\n"
     files = {
@@ -317,8 +317,8 @@ def test_what_a_user_has_started_already_counts_against_his_limit(tmp_path):
     assert checks.check_processes(machine, 8, running).found == "70 more, 48 needed for 8 workers"
 
 
-def test_the_limits_that_count_are_those_that_the_kernel_enforces(monkeypatch):
-    """The soft ones; a daemon raises that of open files alone to the hard one."""
+def test_the_enforced_limits_are_those_that_count(monkeypatch):
+    """These are the soft ones; a daemon raises only that of open files to the hard one."""
     monkeypatch.setattr(resource, "getrlimit", lambda number: (number, 1000 + number))
 
     assert Machine().limits == {
@@ -329,7 +329,7 @@ def test_the_limits_that_count_are_those_that_the_kernel_enforces(monkeypatch):
 
 
 def test_a_kernel_without_memfd_is_a_problem_and_one_without_populate_is_not(tmp_path):
-    """A seccomp profile may be what is in the way."""
+    """A seccomp profile may block the call."""
     machine = made_machine(tmp_path)
     finding = checks.check_kernel(machine, {"memfd": "Operation not permitted", "sealing": "", "pidfd": ""})
 
@@ -338,8 +338,8 @@ def test_a_kernel_without_memfd_is_a_problem_and_one_without_populate_is_not(tmp
     assert checks.check_kernel(machine, {"memfd": "", "populate": "Invalid argument"}).level is Level.OK
 
 
-def test_what_the_kernel_refuses_is_told(monkeypatch):
-    """Here is a kernel that has everything; there is one whose memfd_create is forbidden."""
+def test_calls_that_the_kernel_refuses_are_reported(monkeypatch):
+    """One kernel allows everything; another forbids memfd_create."""
     assert {name: why for name, why in checks.try_features().items() if name in checks.WANTED} == dict.fromkeys(
         ("memfd", "sealing", "pidfd"), ""
     )
@@ -353,14 +353,14 @@ def test_what_the_kernel_refuses_is_told(monkeypatch):
 
 @pytest.mark.parametrize(("source", "level"), [("tsc", Level.OK), ("kvm-clock", Level.OK), ("hpet", Level.WARNING)])
 def test_a_slow_clock_is_a_warning(tmp_path, source, level):
-    """Every batch looks at it."""
+    """The daemon reads the clock for every batch."""
     path = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 
     assert checks.check_source(made_machine(tmp_path, {path: source})).level is level
 
 
 def test_the_date_is_not_before_the_installation(tmp_path):
-    """And where systemd keeps it, it is known whether it is kept."""
+    """If systemd manages the clock, the report says whether it is synchronised."""
     machine = made_machine(tmp_path)
     assert levels(checks.check_date(machine, 1e9, 1.1e9)) == [("date", Level.WARNING)]
     folder = tmp_path / checks.TIMESYNC
@@ -392,16 +392,16 @@ def test_the_date_is_not_before_the_installation(tmp_path):
         ([], [Level.PROBLEM]),
     ],
 )
-def test_a_decoder_without_simd_is_told_by_its_speed(speeds, expected):
-    """It is the first one that counts.
+def test_a_decoder_without_simd_is_detected_by_its_speed(speeds, expected):
+    """Only the first decoder counts.
 
-    None that decodes crops is a note, no simplejpeg at all a warning.
+    No decoder of crops is a note, and no simplejpeg at all a warning.
     """
     assert [finding.level for finding in decoding.check_decoding(speeds)] == expected
 
 
 def test_a_missing_extension_for_resampling_is_a_warning():
-    """It costs nothing but time, and a compiler brings it."""
+    """Without it batches are only slower, and a compiler is enough to build it."""
     finding = decoding.check_resampling(is_built=False)
 
     assert finding.level is Level.WARNING
@@ -410,7 +410,7 @@ def test_a_missing_extension_for_resampling_is_a_warning():
 
 
 def test_decoders_are_measured_with_simd_and_without():
-    """In children of their own; the first is the one that workers use."""
+    """They run in separate processes; the first one is that of workers."""
     first, *_ = decoding.measure_decoders()
 
     assert first.name.startswith("libjpeg-turbo" if jpeg_box.IS_BUILT else "simplejpeg")
@@ -419,7 +419,7 @@ def test_decoders_are_measured_with_simd_and_without():
 
 
 class SlowStorage:
-    """Files of this machine as on a slow storage, with a clock that only reading advances."""
+    """Files of this machine on a simulated slow storage, with a clock that only reads advance."""
 
     def __init__(self, monkeypatch):
         self._now_s = 0.0
@@ -431,7 +431,7 @@ class SlowStorage:
         monkeypatch.setattr(storage, "perf_counter", self.perf_counter)
 
     def perf_counter(self):
-        """Say what time it is; no two times are the same."""
+        """Return the time; no two calls return the same value."""
         self._now_s += 1e-9
         return self._now_s
 
@@ -441,12 +441,12 @@ class SlowStorage:
             self._now_s += 0.003
 
     def stat(self, path, **named):
-        """Find a file."""
+        """Look a file up."""
         self._find(path)
         return self._stat(path, **named)
 
     def open(self, path, flags, *rest, **named):
-        """Find a file, which takes 3 ms the first time."""
+        """Look a file up, which takes 3 ms the first time."""
         self._find(path)
         return self._open(path, flags, *rest, **named)
 
@@ -462,8 +462,8 @@ class SlowStorage:
 # --- storage --------------------------------------------------------------------------------------
 
 
-def test_the_places_of_a_source_are_those_of_its_parts_each_once(tmp_path):
-    """The paths in a list are relative to its folder, so it is the files there that are read."""
+def test_the_places_of_a_source_are_those_of_its_parts_without_duplicates(tmp_path):
+    """The paths in a list are relative to its folder, so the files there are measured."""
     photos = FolderSource(type="folder", path=tmp_path / "photos")
     listed = ListSource(type="list", path=tmp_path / "lists" / "a.tsv")
     both = ConcatSource(type="concat", sources=(photos, listed, photos))
@@ -485,7 +485,7 @@ def test_the_places_of_a_source_are_those_of_its_parts_each_once(tmp_path):
     ],
 )
 def test_a_place_is_judged_by_its_speed_and_a_network_is_named(tmp_path, kind, speed, level):
-    """Small files have no speed in order that means anything."""
+    """Small files have no meaningful sequential speed."""
     mounts = f"22 1 8:1 / / rw - ext4 /dev/sda rw\n23 22 0:9 / /data\\040sets rw - {kind} server:/ rw\n"
     machine = made_machine(tmp_path, {"proc/self/mountinfo": mounts})
     finding = storage.check_place(machine, "photos", Path("/data sets/train"), speed)
@@ -494,8 +494,8 @@ def test_a_place_is_judged_by_its_speed_and_a_network_is_named(tmp_path, kind, s
     assert ("over the network" in finding.found) == (kind != "ext4" and speed is not None)
 
 
-def test_a_folder_is_measured_and_left_as_it_is(tmp_path):
-    """A few files, of which some are empty, or in folders below."""
+def test_a_folder_is_measured_and_stays_unchanged(tmp_path):
+    """It has a few files; some are empty, and some are in folders below."""
     (tmp_path / "below").mkdir()
     for name in ("a", "b", "below/c"):
         (tmp_path / name).write_bytes(os.urandom(100_000))
@@ -507,8 +507,8 @@ def test_a_folder_is_measured_and_left_as_it_is(tmp_path):
     assert speed.piece_ms > 0
 
 
-def test_nothing_is_looked_up_or_read_before_it_is_timed(tmp_path, monkeypatch):
-    """A storage: 3 ms to find a file, 2 ms to read a piece, 0 the second time."""
+def test_nothing_is_looked_up_or_read_before_its_measurement(tmp_path, monkeypatch):
+    """The storage takes 3 ms to find a file, 2 ms to read a piece, and 0 the second time."""
     small = [tmp_path / f"{number}.jpg" for number in range(50)]
     for file in small:
         file.write_bytes(bytes(1000))
@@ -516,13 +516,13 @@ def test_nothing_is_looked_up_or_read_before_it_is_timed(tmp_path, monkeypatch):
     slow = SlowStorage(monkeypatch)
     speed = storage.measure_place(tmp_path)
 
-    pieces = 50 + 3  # of the large one as many as make it 200 with the files
+    pieces = 50 + 3  # the large one fills up to 200 with the files
     assert (speed.files, len(slow.read)) == (51, pieces)
     assert speed.piece_ms == pytest.approx((51 * 3 + pieces * 2) / pieces, rel=0.01)
 
 
 def test_no_piece_of_a_single_file_is_read_twice(tmp_path, monkeypatch):
-    """A shard, of which there are fewer pieces than could be read."""
+    """The file is a shard with fewer pieces than the measurement could read."""
     (tmp_path / "shard.tar").write_bytes(bytes(10 * storage.PIECE_BYTES))
     slow = SlowStorage(monkeypatch)
     speed = storage.measure_place(tmp_path / "shard.tar")
@@ -531,10 +531,10 @@ def test_no_piece_of_a_single_file_is_read_twice(tmp_path, monkeypatch):
     assert speed.piece_ms == pytest.approx(2, rel=0.01)
 
 
-def test_files_that_cannot_be_read_or_hold_nothing_are_passed_over(tmp_path):
-    """Links to what is gone, to folders, to a FIFO that would hold up whoever opens it.
+def test_unreadable_and_empty_files_are_skipped(tmp_path):
+    """They are links to missing files, to folders, and to a FIFO that would block an open.
 
-    And empty files.
+    Empty files are skipped, too.
     """
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "pipe").symlink_to(tmp_path / "fifo")
@@ -547,15 +547,15 @@ def test_files_that_cannot_be_read_or_hold_nothing_are_passed_over(tmp_path):
     assert storage.measure_place(tmp_path).files == 1
 
 
-def test_what_cannot_be_measured_says_why(tmp_path):
-    """Nothing there, nothing in it, and a server."""
+def test_a_failed_measurement_has_a_reason(tmp_path):
+    """The path is missing, empty, or on a server."""
     assert storage.measure_place(tmp_path / "nothing").failure == "No such file or directory"
     assert "no file can be read" in storage.measure_place(tmp_path).failure
     assert storage.measure_place(Url("s3://bucket/train")) is None
 
 
-def test_a_storage_that_does_not_answer_holds_nobody_up(tmp_path, monkeypatch):
-    """A file server that is gone keeps whoever reads; here it is a FIFO to which nobody writes."""
+def test_a_storage_that_does_not_answer_blocks_nothing(tmp_path, monkeypatch):
+    """A lost file server blocks its readers; the test uses a FIFO without a writer."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     hangs = []
@@ -572,14 +572,14 @@ def test_a_storage_that_does_not_answer_holds_nobody_up(tmp_path, monkeypatch):
 
     assert hangs
     fifo.write_bytes(b"")
-    wait_until(lambda: not hangs, "the reader has come back")
+    wait_until(lambda: not hangs, "the reader has returned")
 
 
 # --- surroundings ---------------------------------------------------------------------------------
 
 
-def test_the_runtime_directory_is_there_or_can_be_made(tmp_path):
-    """And is open to no more people than it should be."""
+def test_the_runtime_directory_exists_or_can_be_created(tmp_path):
+    """It is not open to more users than it should be."""
     folder = tmp_path / "run"
     assert examine.check_runtime_directory(folder).level is Level.OK
     folder.mkdir(mode=0o750)
@@ -592,13 +592,13 @@ def test_the_runtime_directory_is_there_or_can_be_made(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_runtime_directory_of_somebody_else_is_a_problem():
-    """With the command that helps."""
+def test_a_runtime_directory_of_another_user_is_a_problem():
+    """The report has the command that helps."""
     assert re.search(r"as root$", examine.check_runtime_directory(Path("/usr/nowhere")).advice)
 
 
-def test_libraries_have_to_be_there_and_to_fit():
-    """Server and client of one version; extras are extra."""
+def test_libraries_must_exist_and_match():
+    """Server and client must have one version; extras are optional."""
     there = dict.fromkeys(examine.LIBRARIES, "1.0")
     assert {level for _, level in levels(examine.check_libraries(there))} == {Level.OK}
     assert ("libraries", Level.PROBLEM) in levels(examine.check_libraries({**there, "numpy": None}))
@@ -606,7 +606,7 @@ def test_libraries_have_to_be_there_and_to_fit():
 
 
 def test_a_daemon_of_another_version_is_a_warning():
-    """It was not started anew after an upgrade."""
+    """It was not restarted after an upgrade."""
     running = read_status({"daemon": {"version": "1.0", "pid": 7}}).daemon
 
     assert examine.check_daemon(running, "", "1.0").level is Level.OK
@@ -614,18 +614,18 @@ def test_a_daemon_of_another_version_is_a_warning():
     assert examine.check_daemon(None, "no daemon was found", "1.0").level is Level.NOTE
 
 
-def test_a_core_that_was_slow_for_a_moment_does_not_make_a_decoder_one_without_simd(
+def test_a_core_that_was_slow_for_a_moment_does_not_look_like_a_missing_simd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The best of several rounds counts, of both."""
+    """For both decoders, the best of several rounds counts."""
     rounds = iter([{"simplejpeg": 8.0}, {"simplejpeg": 7.3}, {"simplejpeg": 7.9}, {"simplejpeg": 3.8}])
     monkeypatch.setattr(decoding, "_measured", lambda _environment: next(rounds))
 
     assert decoding.measure_decoders() == [DecoderSpeed("simplejpeg", 3.8, 7.9)]
 
 
-def test_a_decoder_without_simd_stays_one_however_often_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And it is not measured for ever."""
+def test_a_decoder_without_simd_is_found_after_any_number_of_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of measurements is limited."""
     monkeypatch.setattr(decoding, "_measured", lambda _environment: {"simplejpeg": 7.5})
 
     (speed,) = decoding.measure_decoders()
