@@ -1,4 +1,4 @@
-"""Passes: what a framework gets that reads ahead, drops what it has, and begins anew."""
+"""Passes for a framework that reads ahead, drops batches, and starts again."""
 
 import pytest
 
@@ -43,7 +43,7 @@ class Stream:
 
 
 def read(passes, batches=STEPS):
-    """The steps of so many batches of a new pass, and its epoch."""
+    """The steps of this many batches of a new pass, and its epoch."""
     turn = passes.begin()
     taken = [passes.take(turn) for _ in range(batches)]
     assert len({epoch for epoch, _ in taken}) <= 1
@@ -51,7 +51,7 @@ def read(passes, batches=STEPS):
 
 
 def test_passes_are_epochs():
-    """One after the other, without a seek."""
+    """They follow each other without a seek."""
     passes = EpochPasses(Stream())
     for epoch in range(3):
         turn = passes.begin()
@@ -61,8 +61,8 @@ def test_passes_are_epochs():
 
 
 @pytest.mark.parametrize("left_after", [0, 1, 3])
-def test_a_pass_that_is_left_is_begun_anew(left_after):
-    """Nobody knows what of it reached the loop."""
+def test_an_abandoned_pass_starts_again(left_after):
+    """The loop may have received any part of it."""
     passes = EpochPasses(Stream())
     read(passes)
     assert read(passes, left_after) == list(range(left_after))
@@ -71,15 +71,15 @@ def test_a_pass_that_is_left_is_begun_anew(left_after):
     assert passes.stream.epoch == 2
 
 
-def test_all_who_read_a_stream_share_its_passes():
-    """Two data sets that are made of one stream do not begin in its middle."""
+def test_all_readers_of_a_stream_share_its_passes():
+    """Two data sets over one stream do not start in its middle."""
     stream = Stream()
     read(EpochPasses(stream), 2)
     assert read(EpochPasses(stream)) == [0, 1, 2, 3]
 
 
 def test_a_resumed_pass_has_the_rest_of_its_epoch():
-    """Also when it is left and begun anew; the one behind it is whole."""
+    """This holds after an abandoned pass, too; the next pass is a whole epoch."""
     stream = Stream()
     stream.seek(3, 1)
     passes = EpochPasses(stream)
@@ -90,7 +90,7 @@ def test_a_resumed_pass_has_the_rest_of_its_epoch():
 
 
 def test_a_stream_that_the_program_has_moved_is_read_from_there():
-    """Whether a pass was over or not."""
+    """The pass before may be finished or not."""
     stream = Stream()
     passes = EpochPasses(stream)
     read(passes, 2)
@@ -101,8 +101,8 @@ def test_a_stream_that_the_program_has_moved_is_read_from_there():
     assert read(passes, 1) == [3]
 
 
-def test_an_older_pass_ends_where_a_newer_has_begun():
-    """Else each would have some of the batches."""
+def test_an_older_pass_ends_when_a_newer_one_starts():
+    """Otherwise each would get only some of the batches."""
     passes = EpochPasses(Stream())
     older = passes.begin()
     passes.take(older)
@@ -113,8 +113,8 @@ def test_an_older_pass_ends_where_a_newer_has_begun():
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_state_is_behind_the_batches_that_were_counted(world_size):
-    """Whatever was taken ahead of them."""
+def test_a_state_follows_the_counted_batches(world_size):
+    """Batches that were read ahead do not count."""
     stream = Stream(world_size)
     passes = EpochPasses(stream)
     rounds = stream.left
@@ -127,8 +127,8 @@ def test_a_state_is_behind_the_batches_that_were_counted(world_size):
             assert (state["epoch"], state["step"]) == expected[batches]
 
 
-def test_batches_that_were_trained_on_are_counted_in_each_pass_anew():
-    """By somebody else."""
+def test_trained_batches_are_counted_from_zero_in_each_pass():
+    """The framework reports them."""
     passes = EpochPasses(Stream())
     read(passes)
     passes.train(1)
@@ -138,16 +138,16 @@ def test_batches_that_were_trained_on_are_counted_in_each_pass_anew():
     assert passes.trained == passes.taken == 0
 
 
-def test_the_same_pass_can_be_wanted_again_when_it_is_over():
-    """By one who only looked at it."""
+def test_the_same_pass_can_be_read_again_after_its_end():
+    """A caller that only looked at it does this."""
     passes = EpochPasses(Stream())
     read(passes)
     passes.begin(same=True)
     assert passes.take() == (0, 0)
 
 
-def test_it_goes_back_to_a_batch_that_it_gave():
-    """And on from there."""
+def test_a_pass_goes_back_to_an_earlier_batch():
+    """It continues from that batch."""
     passes = EpochPasses(Stream())
     read(passes, 3)
     passes.rewind(1)
@@ -156,8 +156,8 @@ def test_it_goes_back_to_a_batch_that_it_gave():
 
 
 @pytest.mark.parametrize("error", [BatchTimeout(), KeyboardInterrupt()])
-def test_a_batch_that_cannot_be_had_is_the_next_one_nevertheless(error):
-    """Where a batch had been taken and was lost on its way, the stream is moved back."""
+def test_a_lost_batch_is_still_the_next_one(error):
+    """If a taken batch was lost on its way, the stream is moved back."""
     stream = Stream()
     passes = EpochPasses(stream)
     turn = passes.begin()

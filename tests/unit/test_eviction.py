@@ -1,4 +1,4 @@
-"""Which batch gives way: the one that is needed last, and before it those that nobody needs."""
+"""Eviction: first the batches that no trainer needs, then the one that is needed last."""
 
 import random
 
@@ -14,14 +14,14 @@ from support.core_world import make_spec, pick
 
 
 def world_of(**changes) -> CheckedWorld:
-    """One stream and one worker."""
+    """A world of one stream and one worker."""
     world = CheckedWorld([make_spec(**changes)])
     world.start_workers()
     return world
 
 
 def ring_of(slots_max: int, *steps: int, readers_at: tuple[int, ...] = ()) -> Ring:
-    """A ring with whole batches of epoch 0, and trainers at these steps of it."""
+    """A ring with complete batches of epoch 0, and trainers at these steps of it."""
     plan = Plan(60, 3, 0, shuffle=False, drop_last=False)
     readers = Readers(plan, repeats=False)
     for number, step in enumerate(readers_at, 1):
@@ -36,12 +36,12 @@ def ring_of(slots_max: int, *steps: int, readers_at: tuple[int, ...] = ()) -> Ri
 
 
 def steps_held(world: CheckedWorld) -> set[int]:
-    """The steps whose batches are in the ring, whole."""
+    """The steps whose batches are complete in the ring."""
     return {slot.committed.step for slot in world.slots.values() if slot.committed is not None}
 
 
 def read_on(world: CheckedWorld, number: int, batches: int) -> list[act.Action]:
-    """A trainer takes some batches and gives each back at once."""
+    """A trainer takes some batches and releases each at once."""
     actions = []
     for _ in range(batches):
         actions += world.fill_all()
@@ -49,36 +49,36 @@ def read_on(world: CheckedWorld, number: int, batches: int) -> list[act.Action]:
     return actions + world.fill_all()
 
 
-def test_the_batch_that_is_needed_last_gives_way():
-    """A full ring gives up step 7, five batches before its reader.
+def test_the_batch_that_is_needed_last_is_evicted():
+    """A full ring evicts step 7, which is five batches before its reader.
 
-    Step 9 is only one before another.
+    Step 9 is only one batch before another trainer.
     """
     ring = ring_of(3, 3, 7, 9, readers_at=(2, 8))
     assert ring.choose() is ring.slots[2]
 
 
-def test_a_batch_that_nobody_needs_gives_way_first():
-    """Also while the ring could still grow: memory that was never touched stays untouched."""
+def test_a_batch_that_no_trainer_needs_is_evicted_first():
+    """This holds while the ring could still grow: untouched memory stays untouched."""
     ring = ring_of(8, 5, 1, 6, readers_at=(2,))
     assert ring.choose() is ring.slots[2]
 
 
 def test_a_batch_that_is_needed_stays_while_the_ring_can_grow():
-    """However late it is needed."""
+    """The time of the need does not matter."""
     assert ring_of(4, 0, 1, 19, readers_at=(0,)).choose() is None
 
 
 @pytest.mark.parametrize(("kept_ahead", "chosen"), [(18, 3), (19, None)])
-def test_a_batch_that_is_needed_late_gives_way_to_the_growth_of_the_ring(kept_ahead, chosen):
-    """Where a limit is set: a trainer that is far behind does not fill the memory."""
+def test_a_batch_that_is_needed_late_is_evicted_before_the_ring_grows(kept_ahead, chosen):
+    """With a limit, a trainer that is far behind does not fill the memory."""
     ring = ring_of(4, 0, 1, 19, readers_at=(0,))
     ring._kept_ahead = kept_ahead
     assert ring.choose() is ring.slots.get(chosen)
 
 
-def test_what_is_read_claimed_or_written_never_gives_way():
-    """A lease, a claim or an order keeps a slot from being chosen, whatever it holds."""
+def test_slots_in_use_are_never_evicted():
+    """A lease, a claim or an order protects a slot with any content."""
     ring = ring_of(3, 0, 1, 2)
     for slot in ring.slots.values():
         ring.claim(slot, 7)
@@ -91,15 +91,15 @@ def test_what_is_read_claimed_or_written_never_gives_way():
     assert ring.choose() is None
 
 
-def test_an_abandoned_filling_gives_way_before_whole_batches():
-    """Half a batch is worth less than a needed whole one, and than untouched memory."""
+def test_an_abandoned_fill_is_evicted_before_complete_batches():
+    """Half a batch is worth less than a needed complete one, and than untouched memory."""
     for slots_max in (3, 4):
         ring = ring_of(slots_max, 0, 1, 2, readers_at=(0,))
         ring.take(ring.slots[2], Position(0, 7), 3)
         assert ring.choose() is ring.slots[2]
 
 
-def test_a_trainer_leaves_behind_what_a_slower_one_will_read():
+def test_a_trainer_leaves_batches_for_a_slower_one():
     """The ring keeps the batches between the two; the slower one gets them without a worker."""
     world = world_of(window=1, slots_max=8)
     world.subscribe(session=1)
@@ -111,7 +111,7 @@ def test_a_trainer_leaves_behind_what_a_slower_one_will_read():
 
 
 def test_a_trainer_too_far_behind_has_its_own_batches_decoded():
-    """A full ring gives up the batches that it needs last, and keeps those it needs next."""
+    """A full ring evicts the batches that it needs last, and keeps those that it needs next."""
     world = world_of(window=1, slots_max=5, samples=60)
     world.subscribe(session=1)
     world.subscribe(session=2)
@@ -123,10 +123,10 @@ def test_a_trainer_too_far_behind_has_its_own_batches_decoded():
     assert reached < stream.decoded_batches < reached + world.trainers[2].granted
 
 
-def test_what_only_a_trainer_that_left_would_have_read_gives_way():
-    """A full ring kept batches 0 and 1 for the slower one.
+def test_batches_for_a_trainer_that_left_are_evicted():
+    """A full ring keeps batches 0 and 1 for the slower trainer.
 
-    When it goes, the other's next batches take their slots.
+    When that trainer leaves, the other one's next batches take their slots.
     """
     world = world_of(window=1, slots_max=5, samples=60)
     world.subscribe(session=1)
@@ -150,9 +150,9 @@ def test_batches_that_repeat_are_decoded_in_the_first_epoch_only():
 
 
 def test_a_ring_that_holds_part_of_a_repeating_epoch_saves_that_part():
-    """Going round and round, keeping what is needed soonest saves decodes in every epoch.
+    """In a cycle, the batches that are needed soonest save decodes in every epoch.
 
-    Keeping the latest would save none.
+    The latest batches would save none.
     """
     world = world_of(repeats=True, slots_max=8, samples=30, window=1)
     world.subscribe()
@@ -164,7 +164,7 @@ def test_a_ring_that_holds_part_of_a_repeating_epoch_saves_that_part():
 
 
 def test_repeating_batches_serve_trainers_in_different_epochs():
-    """One in epoch 0 and one in epoch 7 read the same slots."""
+    """One trainer in epoch 0 and one in epoch 7 read the same slots."""
     world = world_of(repeats=True, slots_max=8)
     world.subscribe(session=1)
     world.subscribe(session=2, epoch=7)
@@ -174,9 +174,9 @@ def test_repeating_batches_serve_trainers_in_different_epochs():
 
 
 def test_a_window_longer_than_a_repeating_epoch_leases_a_slot_twice():
-    """The same slot is batch 0 and batch 1 of a stream with one batch to an epoch.
+    """The same slot is batch 0 and batch 1 of a stream with one batch in each epoch.
 
-    It is free when both are back.
+    It is free when both leases are released.
     """
     world = world_of(repeats=True, samples=3, window=3)
     world.subscribe()
@@ -185,7 +185,7 @@ def test_a_window_longer_than_a_repeating_epoch_leases_a_slot_twice():
     assert world.state.statistics().streams[0].slots == 1
 
 
-def test_eviction_is_as_good_as_knowing_the_future():
+def test_eviction_is_as_good_as_the_optimal_choice():
     """Repeated epochs cost at most the decodes of the best choice with one slot less."""
     steps, slots = 7, 4
     world = world_of(repeats=True, samples=3 * steps, slots_max=slots, window=1)
@@ -196,7 +196,7 @@ def test_eviction_is_as_good_as_knowing_the_future():
 
 
 def fewest_decodes(reads: list[int], slots: int) -> int:
-    """Bélády's own counting: on a miss with a full cache, drop what is read again last."""
+    """Bélády's algorithm: on a miss with a full cache, evict the batch that is read last."""
     cache: set[int] = set()
     decodes = 0
     for place, step in enumerate(reads):
@@ -210,7 +210,7 @@ def fewest_decodes(reads: list[int], slots: int) -> int:
     return decodes
 
 
-def test_wandering_mirror_trainers_share_what_the_ring_can_keep():
+def test_mirror_trainers_that_drift_share_the_batches_of_the_ring():
     """Four trainers that drift apart by less than the ring decode hardly more than one would."""
     world = world_of(slots_max=20, window=2, samples=300)
     for session in range(1, 5):

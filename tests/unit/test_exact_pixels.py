@@ -1,4 +1,4 @@
-"""Pixels in whole numbers: the extension equals numpy to the bit, and stays in its memory."""
+"""Integer pixels: the extension equals numpy bit for bit, and stays within its memory."""
 
 import math
 
@@ -17,7 +17,7 @@ needs_extension = pytest.mark.skipif(not resample.IS_BUILT, reason="the extensio
 
 
 def image(*shape):
-    """Noise, or black and white, from which sums are largest."""
+    """Noise, or black and white, which gives the largest sums."""
     return (
         RANDOM.integers(0, 256, shape, np.uint8)
         if RANDOM.random() < 0.5
@@ -26,7 +26,7 @@ def image(*shape):
 
 
 def both(monkeypatch, make):
-    """What the extension makes, and what numpy makes."""
+    """Return the result of the extension, and that of numpy."""
     made = []
     for is_built in (True, False):
         monkeypatch.setattr(resample, "IS_BUILT", is_built)
@@ -40,8 +40,8 @@ FLIPS = [Orientation(False, *flips) for flips in ((True, False), (False, True), 
 
 
 def of_each_kind(make):
-    """What the extension makes with AVX2, where the processor has it, and without; and numpy."""
-    from batchd.pipeline import _pixels  # noqa: PLC0415  not there where it was not built
+    """Results of the extension with AVX2 (if the processor has it) and without, and of numpy."""
+    from batchd.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
 
     made = []
     try:
@@ -83,7 +83,7 @@ def test_the_extension_resamples_as_numpy_does(source, target, channels, method,
         resample.resample(pixels, into, method, mirrored, turn)
         made = into.copy()
         into[...] = 7
-        assert (around == 7).all(), "it wrote beside the target"
+        assert (around == 7).all(), "the extension wrote beside the target"
         return made
 
     with_avx2, without, by_numpy = of_each_kind(make)
@@ -115,7 +115,7 @@ def test_a_flip_while_resampling_is_a_flip_afterwards(method) -> None:
 @pytest.mark.parametrize("sides", [(5000, 1), (5000, 3), (9, 4000), (70_000, 2)])
 @pytest.mark.parametrize("method", METHODS)
 def test_sums_stay_within_their_bits(method, sides) -> None:
-    """White stays white, however many pixels become one."""
+    """White stays white for any number of pixels that become one."""
     source, target = sides
     for shape, new in (((source, 2), (target, 2)), ((2, source), (2, target))):
 
@@ -130,7 +130,7 @@ def test_sums_stay_within_their_bits(method, sides) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_add_up(method) -> None:
-    """To the power of two that sums are divided by, within the source."""
+    """They add up to the power of two by which sums are divided, within the source."""
     for source in (1, 2, 3, 5, 64, 333, 5000):
         for target in (1, 2, 3, 7, 64, 331, 700):
             first, weights, shift = resample.taps(source, target, method)
@@ -143,7 +143,7 @@ def test_weights_add_up(method) -> None:
 @needs_extension
 @pytest.mark.parametrize("method", ["nearest", "linear"])
 def test_the_extension_warps_as_numpy_does(monkeypatch, method) -> None:
-    """By any angle, and by those whose places lie on pixels or between them."""
+    """Angles are arbitrary, or such that places are on pixels or between them."""
     for number in range(80):
         height, width, channels = (int(number) for number in RANDOM.integers(1, (50, 50, 5)))
         pixels = image(height, width, channels)
@@ -162,7 +162,7 @@ def test_the_extension_warps_as_numpy_does(monkeypatch, method) -> None:
 @needs_extension
 @pytest.mark.parametrize("is_bgr", [False, True])
 def test_the_extension_shifts_hues_as_numpy_does(monkeypatch, is_bgr) -> None:
-    """Every hue, grey among them, by shifts of all sizes."""
+    """The test covers every hue and grey, with shifts of all sizes."""
     for turns in (0.0, 0.5, -0.5, 1 / 3, -1e-9, *RANDOM.uniform(-0.5, 0.5, 20).tolist()):
         pixels = image(40, 50, 3)
         pixels[:5, :5] = 99
@@ -175,8 +175,8 @@ def test_the_extension_shifts_hues_as_numpy_does(monkeypatch, is_bgr) -> None:
         assert np.array_equal(*both(monkeypatch, make))
 
 
-def test_sines_are_right_to_the_last_bits() -> None:
-    """Made of sums and products alone; exact where they are whole."""
+def test_sines_are_exact_to_the_last_bits() -> None:
+    """They are made of sums and products alone; whole numbers are exact."""
     for degrees in [*np.linspace(-180, 180, 5001).tolist(), 1e-9, -1e-300]:
         sine, cosine = sine_and_cosine(degrees)
         assert abs(sine - math.sin(math.radians(degrees))) < 2**-50
@@ -210,9 +210,9 @@ def test_sines_are_right_to_the_last_bits() -> None:
         ("shift_hue", lambda: (PIXELS.copy(), 6 * 2**16 + 1, False)),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(name, arguments) -> None:
-    """Before a byte is read or written."""
-    from batchd.pipeline import _pixels  # noqa: PLC0415  not there where it was not built
+def test_invalid_arguments_are_refused(name, arguments) -> None:
+    """No byte is read or written before."""
+    from batchd.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
 
     with pytest.raises(ValueError, match=r"image|taps|fill|channels"):
         getattr(_pixels, name)(*arguments())
@@ -224,8 +224,8 @@ TAPS = resample.taps(4, 4, "linear")
 
 @needs_extension
 def test_places_far_outside_are_fill() -> None:
-    """However far: nothing else is read."""
-    from batchd.pipeline import _pixels  # noqa: PLC0415  not there where it was not built
+    """This holds for any distance: nothing else is read."""
+    from batchd.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
 
     for place in (2**60, -(2**60)):
         for is_linear in (True, False):
@@ -235,9 +235,9 @@ def test_places_far_outside_are_fill() -> None:
 
 
 @needs_extension
-def test_memory_that_may_not_be_written_is_refused() -> None:
-    """A target, or pixels that change in place."""
-    from batchd.pipeline import _pixels  # noqa: PLC0415  not there where it was not built
+def test_read_only_memory_is_refused() -> None:
+    """It is a target, or pixels that change in place."""
+    from batchd.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
 
     frozen = PIXELS.copy()
     frozen.flags.writeable = False

@@ -1,6 +1,6 @@
 """`batchd check --explain`.
 
-For a few samples of each stream what is decoded, and what is done to it.
+The output has the decoded box and the steps, for a few samples of each stream.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def explain(
     folder: Path, steps: str = CROP, source: str = '{ type = "folder", path = "photos" }', keys: str = ""
 ) -> list[str]:
-    """What is printed behind the table of streams, with single blanks."""
+    """Return the output after the table of streams, with single blanks."""
     file = folder / "batchd.toml"
     file.write_text(f'[daemon]\nruntime_dir = "run"\n{STREAM.format(source=source, steps=steps)}{keys}')
     result = CliRunner().invoke(cli, ["check", "--explain", str(file)])
@@ -45,8 +45,8 @@ def put(folder: Path, **files: bytes) -> None:
 
 
 @pytest.mark.parametrize(("is_built", "how"), [(True, "alone"), (False, "cut from 200 x 160")])
-def test_each_sample_has_its_box_and_what_is_made_of_it(folder, is_built, how, monkeypatch) -> None:
-    """By the header alone: the decoder of a JPEG's crop, and the reasons to decode it whole."""
+def test_each_sample_has_its_box_and_its_steps(folder, is_built, how, monkeypatch) -> None:
+    """The header alone gives the decoder of a JPEG's crop, and the reasons to decode it whole."""
     monkeypatch.setattr(jpeg_box, "IS_BUILT", is_built)
     image = photo(160, 200)
     inks = np.dstack([image, image[..., 0]])
@@ -70,8 +70,8 @@ def test_each_sample_has_its_box_and_what_is_made_of_it(folder, is_built, how, m
     assert "a bad sample truncated: a JPEG of 2000 bytes" in rows[3]
 
 
-def test_scales_and_turns_are_shown_as_they_are_stored(folder) -> None:
-    """A photograph on its side: the box is the stored one, and the turn is made last."""
+def test_scales_and_turns_are_shown_for_the_stored_image(folder) -> None:
+    """A photograph is stored on its side: the box is the stored one, and the turn is last."""
     put(folder, a_jpg=jpeg_with_exif(jpeg(photo(300, 400)), 6))
 
     *_, row = explain(
@@ -97,15 +97,15 @@ def test_scales_and_turns_are_shown_as_they_are_stored(folder) -> None:
         ),
     ],
 )
-def test_moves_are_told_in_their_order(folder, steps, done) -> None:
-    """All that follows the decoder, up to the first step on pixels."""
+def test_moves_are_listed_in_their_order(folder, steps, done) -> None:
+    """They are all moves after the decoder, up to the first step on pixels."""
     put(folder, a_jpg=jpeg(photo(80, 120)))
 
     assert done in explain(folder, steps)[-1]
 
 
 def test_streams_without_such_a_plan_say_why(folder) -> None:
-    """Samples that are still to come, and pixels that nobody decodes."""
+    """Their samples are pushed later, or their pixels are not decoded."""
     np.save(folder / "x.npy", np.zeros((4, 8, 8, 3), np.uint8))
     push = '{ type = "push", fields = { image = "uint8[8,8,3]" } }'
 
@@ -113,8 +113,8 @@ def test_streams_without_such_a_plan_say_why(folder) -> None:
     assert explain(folder, "", push) == ["s: its samples are not there yet"]
 
 
-def test_names_of_files_are_no_orders_to_a_terminal(folder) -> None:
-    """Odd characters are written out."""
+def test_file_names_cannot_control_a_terminal(folder) -> None:
+    """Unusual characters are escaped."""
     (folder / "photos").mkdir()
     (folder / "photos" / "a\x1b[2J.jpg").write_bytes(jpeg(photo(160, 200)))
 
@@ -122,8 +122,8 @@ def test_names_of_files_are_no_orders_to_a_terminal(folder) -> None:
 
 
 @pytest.mark.skipif(not jpeg_box.IS_BUILT, reason="the extension is not built: apt install gcc libjpeg62-turbo-dev")
-def test_tiles_that_are_cut_out_are_counted(folder) -> None:
-    """Of a file with restart markers: three of the five in each row of blocks, in 14 rows of 20."""
+def test_decoded_tiles_are_counted(folder) -> None:
+    """The file has restart markers: three of the five in each row of blocks, in 14 rows of 20."""
     put(folder, a_jpg=jpeg_of(photo(160, 200), "444", restart=5))
 
     *_, row = explain(folder)
@@ -131,8 +131,8 @@ def test_tiles_that_are_cut_out_are_counted(folder) -> None:
     assert "60 x 100 from 70, 30, cut from 42 of 100 tiles" in row
 
 
-def test_where_a_cache_of_decoded_samples_cuts_is_shown(folder) -> None:
-    """What it keeps, what is left to do in each epoch, and how much all samples need."""
+def test_the_cut_for_a_cache_of_decoded_samples_is_shown(folder) -> None:
+    """The output has the kept steps, the steps of each epoch, and the memory for all samples."""
     put(folder, a_jpg=jpeg(photo(160, 200)), b_jpg=jpeg(photo(160, 200)))
     keys = "cache = 'decoded'\ncache_memory = '8MiB'\ncache_short_side = 80\n"
 
@@ -147,7 +147,7 @@ def test_where_a_cache_of_decoded_samples_cuts_is_shown(folder) -> None:
 
 
 def test_a_pipeline_that_cannot_be_cut_is_refused(folder) -> None:
-    """With what to do instead, at its own key."""
+    """The problem has a remedy, at its own key."""
     put(folder, a_jpg=jpeg(photo(160, 200)))
     file = folder / "batchd.toml"
     steps = '{ op = "call", function = "numpy:array", outputs = { image = "uint8[8,8,3]" } }'

@@ -1,4 +1,4 @@
-"""Faults at named steps, each in a process of its own that must not be ours."""
+"""Faults at named steps, each in a separate process."""
 
 import os
 import signal
@@ -21,9 +21,9 @@ for step in sys.argv[1:]:
     failpoints.passing(name, int(sample)) if sample else failpoints.passing(name)
     print(step, flush=True)
 """
-"""Passes the steps that it is told and says each one afterwards.
+"""Passes the given steps, and prints each one afterwards.
 
-``name#7`` is with sample 7 in hand.
+``name#7`` passes the step with sample 7.
 """
 
 
@@ -46,7 +46,7 @@ def passing(faults: str, *steps: str, **environment: str) -> Iterator["subproces
 def passed(faults: str, *steps: str, **environment: str) -> tuple[int, list[str], str]:
     """Pass the steps.
 
-    Gives the exit status, the steps that were passed, and what was complained of.
+    Returns the exit status, the steps that were passed, and the error output.
     """
     with passing(faults, *steps, **environment) as process:
         said, complaint = process.communicate(timeout=PATIENCE_S)
@@ -54,8 +54,8 @@ def passed(faults: str, *steps: str, **environment: str) -> tuple[int, list[str]
 
 
 @pytest.mark.parametrize(("action", "number"), [("kill", signal.SIGKILL), ("segv", signal.SIGSEGV)])
-def test_a_process_ends_at_the_step_that_is_named(action, number) -> None:
-    """By the signal, so that nothing of it is tidied up; other steps are passed."""
+def test_a_process_ends_at_the_named_step(action, number) -> None:
+    """A signal ends it, so that nothing is cleaned up; other steps are passed."""
     assert passed(f"worker.b={action}", "worker.a", "worker.bb", "worker.b", "worker.c") == (
         -number,
         ["worker.a", "worker.bb"],
@@ -63,45 +63,45 @@ def test_a_process_ends_at_the_step_that_is_named(action, number) -> None:
     )
 
 
-def test_the_third_time_is_the_third_time() -> None:
-    """Counted for each step by itself; and the last one before the end, if somebody survives it."""
+def test_the_third_time_counts_each_step_by_itself() -> None:
+    """The last fault can be the last step before the end, if the process survives it."""
     assert passed("a=kill@3;b=kill@2", "a", "b", "a", "c", "a", "b")[1] == ["a", "b", "a", "c"]
 
 
-def test_a_fault_may_belong_to_one_sample() -> None:
-    """Whoever has that sample in hand, and nobody else."""
+def test_a_fault_can_belong_to_one_sample() -> None:
+    """Only a process that works on that sample is affected."""
     assert passed("read:7=kill", "read#6", "read#77", "read", "read#7", "read#8")[1] == ["read#6", "read#77", "read"]
     assert passed("read:7=kill@2", "read#7", "read#6", "read#7")[1] == ["read#7", "read#6"]
     assert passed("read=kill@2", "read#7", "read#6")[1] == ["read#7"]
 
 
 def test_a_hanging_process_hangs_and_can_be_killed() -> None:
-    """It stands still without using the processor, as a decoder that waits for ever."""
+    """It uses no processor time, like a decoder that waits for ever."""
     with passing("b=hang", "a", "b", "c") as process:
         assert process.stdout.readline() == "a\n"
-        wait_until(lambda: _is_asleep(process.pid), "it hangs")
+        wait_until(lambda: _is_asleep(process.pid), "the process hangs")
         assert is_alive(process.pid)
         process.kill()
         assert process.stdout.read() == ""
 
 
 def _is_asleep(pid: int) -> bool:
-    """It has nothing else to wait for than a signal."""
+    """Whether the process waits only for a signal."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-def test_a_stopped_process_goes_on_when_it_is_continued() -> None:
-    """And does not stop again at the same step."""
+def test_a_stopped_process_resumes_on_continue() -> None:
+    """It does not stop again at the same step."""
     with passing("b=stop", "a", "b", "b") as process:
         assert process.stdout.readline() == "a\n"
-        wait_until(lambda: is_stopped(process.pid), "it stands still")
+        wait_until(lambda: is_stopped(process.pid), "the process is stopped")
         process.send_signal(signal.SIGCONT)
         assert process.communicate(timeout=PATIENCE_S)[0] == "b\nb\n"
         assert process.returncode == 0
 
 
 def test_with_a_ledger_each_fault_happens_once_in_all_processes(tmp_path) -> None:
-    """It belongs to who was first, by his process id; the others pass."""
+    """The first process records its pid; the others pass."""
     ledger = {"BATCHD_FAILPOINTS_LEDGER": str(tmp_path)}
     faults = "a=kill;read:7=kill"
     with passing(faults, "a", **ledger) as first:
@@ -115,14 +115,14 @@ def test_with_a_ledger_each_fault_happens_once_in_all_processes(tmp_path) -> Non
 
 @pytest.mark.parametrize("faults", ["", ";", ";;a=kill@2;"])
 def test_without_faults_nothing_happens(faults) -> None:
-    """An empty variable is as good as none."""
+    """An empty variable equals a missing one."""
     assert passed(faults, "a", "b#1") == (0, ["a", "b#1"], "")
 
 
-def test_what_cannot_be_read_is_refused_at_the_start() -> None:
-    """A test with a slip in it must not pass because no fault happened.
+def test_invalid_faults_are_refused_at_the_start() -> None:
+    """A test with a mistake in it must not pass because no fault happened.
 
-    All slips are tried in one process.
+    All mistakes are tried in one process.
     """
     slips = [
         "a",
@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_refused_at_the_start() -> None:
 
 @pytest.mark.parametrize("variable", ["NOTIFY_SOCKET", "INVOCATION_ID"])
 def test_a_service_refuses_faults(variable) -> None:
-    """Nobody wants them there; without faults the service starts."""
+    """A service must not have faults; without them it starts."""
     status, said, complaint = passed("a=kill", "a", **{variable: "x"})
 
     assert (status, said) == (1, [])

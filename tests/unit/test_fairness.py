@@ -1,8 +1,8 @@
 """Workers go to waiting trainers, then to the next to wait; equals get equal time.
 
 The bound: over any period, among trainers that all wait, none gets more worker time than another by
-more than two orders take, one of each; however long they want, whatever their samples cost, and
-whatever happened before.
+more than the time of two orders, one of each. This holds for any length of the wait, any cost of
+samples, and any earlier events.
 """
 
 import pytest
@@ -15,9 +15,9 @@ from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS
 from support.core_world import WORKERS, make_spec, pick, work
 
 ROWS = 1 << 30
-"""Batches so large that no test comes to the end of one."""
+"""Batches so large that no test finishes one."""
 SLACK = 1.001
-"""Times are sums of floats."""
+"""Tolerance: times are sums of floats."""
 
 
 def endless(number: int = 1) -> StreamSpec:
@@ -28,7 +28,7 @@ def endless(number: int = 1) -> StreamSpec:
 class Workplace:
     """Workers that carry out orders first come, first served, at each stream's price for a sample.
 
-    Every order is kept.
+    The object records every order.
     """
 
     def __init__(self, specs: list[StreamSpec], sample_us: dict[int, int], workers: int = 1) -> None:
@@ -41,14 +41,14 @@ class Workplace:
             self.do(ev.WorkerReady(spawned.worker))
 
     def do(self, event: ev.Event) -> list[act.Action]:
-        """Let one event happen, and take the orders."""
+        """Handle one event and take the orders."""
         actions = self.state.handle(event, 0.0)
         self.orders += pick(act.OrderChunk, actions)
         self.grants += pick(act.GrantLease, actions)
         return actions
 
     def subscribe(self, number: int, stream: int = 1, epoch: int = 0, window: int = 0, *, waiting: bool = True) -> None:
-        """A trainer comes, and perhaps waits at once."""
+        """A trainer subscribes, and optionally waits at once."""
         asked = ev.SubscriptionAsked(
             number, number, number, f"stream{stream}", 0, 1, window, epoch, 0, None, None, is_spectator=False
         )
@@ -56,11 +56,11 @@ class Workplace:
         self.wait(number, waiting=waiting)
 
     def wait(self, number: int, *, waiting: bool = True, consumed: int = 0) -> None:
-        """A trainer waits for its next batch, or does not."""
+        """A trainer starts or stops to wait for its next batch."""
         self.do(ev.Pulled(number, number, consumed, waiting, 0, []))
 
     def work(self, orders: int) -> list[act.OrderChunk]:
-        """Carry out so many orders; returns those that were given meanwhile."""
+        """Carry out this many orders; return those that were given meanwhile."""
         before = len(self.orders)
         for _ in range(orders):
             order = self.orders[self.done]
@@ -98,7 +98,7 @@ class Workplace:
     ids=["equal", "far", "four"],
 )
 def test_waiting_trainers_get_equal_time(workers, sample_us):
-    """Cheap samples or dear ones: no stream ever leads another by more than two orders."""
+    """Samples are cheap or expensive: no stream ever leads another by more than two orders."""
     place = Workplace([endless(number) for number in sample_us], sample_us, workers)
     for number in sample_us:
         place.subscribe(number, stream=number)
@@ -111,7 +111,7 @@ def test_waiting_trainers_get_equal_time(workers, sample_us):
 
 
 def test_trainers_of_one_stream_take_turns():
-    """Three trainers in different epochs, all waiting: none ever leads by more than two orders."""
+    """Three trainers in different epochs all wait: none ever leads by more than two orders."""
     place = Workplace([endless()], {1: 1000})
     for number in (1, 2, 3):
         place.subscribe(number, epoch=number)
@@ -124,7 +124,7 @@ def test_trainers_of_one_stream_take_turns():
         assert max(leads) - min(leads) <= 2
 
 
-def test_who_wanted_nothing_for_long_has_saved_nothing_up():
+def test_a_trainer_that_wanted_nothing_for_long_has_no_credit():
     """A trainer that paused while another had the workers does not shut it out later."""
     place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000})
     place.subscribe(1, stream=1)
@@ -140,7 +140,7 @@ def test_who_wanted_nothing_for_long_has_saved_nothing_up():
 
 
 def test_a_newcomer_does_not_shut_out_the_others():
-    """Its stream has never cost anything, and still it gets no more than its half."""
+    """Its stream has had no cost so far, and still it gets no more than its half."""
     place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000})
     place.subscribe(1, stream=1)
     place.work(10_000)
@@ -150,8 +150,8 @@ def test_a_newcomer_does_not_shut_out_the_others():
     assert place.spread(together) <= 2 * CHUNK_TARGET_S * SLACK
 
 
-def test_a_trainer_that_waits_goes_before_one_that_prefetches():
-    """However much it has had before."""
+def test_a_waiting_trainer_precedes_one_that_prefetches():
+    """Its earlier worker time does not matter."""
     place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000})
     place.subscribe(1, stream=1, waiting=False)
     place.subscribe(2, stream=2, waiting=False)
@@ -161,10 +161,10 @@ def test_a_trainer_that_waits_goes_before_one_that_prefetches():
     assert {order.stream for order in place.work(50)} == {2}
 
 
-def test_the_batch_that_is_nearest_to_its_trainer_goes_first():
-    """With nothing measured yet.
+def test_the_batch_that_is_nearest_to_its_trainer_is_first():
+    """No costs are measured yet.
 
-    First batches before second ones, second ones before third ones, whoever wants them.
+    First batches precede second ones, and second ones third ones, for all trainers.
     """
     place = Workplace([make_spec(1), make_spec(2)], {1: 1000, 2: 1000})
     place.subscribe(1, stream=1, window=4, waiting=False)
@@ -179,7 +179,7 @@ def test_the_batch_that_is_nearest_to_its_trainer_goes_first():
 
 
 def test_a_trainer_that_shares_a_batch_is_not_charged_for_it_twice():
-    """The order is charged to the one that needed it most, and the other has had nothing."""
+    """The order is charged to the trainer that needed it most, and the other one pays nothing."""
     place = Workplace([endless()], {1: 1000})
     place.subscribe(1, waiting=False)
     place.subscribe(2)
@@ -189,8 +189,8 @@ def test_a_trainer_that_shares_a_batch_is_not_charged_for_it_twice():
     assert second.served_s > 0.0
 
 
-def test_chunks_begin_small_and_then_aim_at_the_target():
-    """Before anything is measured a chunk has a few rows; then as many as 20 ms of work."""
+def test_chunks_start_small_and_then_reach_the_target():
+    """Without a measurement a chunk has a few rows; then it has the rows of 20 ms of work."""
     place = Workplace([endless()], {1: 100})
     place.subscribe(1)
     assert [len(order.rows) for order in place.orders] == [FIRST_CHUNK_ROWS] * 2
@@ -200,17 +200,17 @@ def test_chunks_begin_small_and_then_aim_at_the_target():
 
 
 @pytest.mark.parametrize(("sample_us", "rows"), [(1, 256), (19_999, 1), (500_000, 1)])
-def test_chunks_have_at_least_a_row_and_at_most_what_one_message_can_tell(sample_us, rows):
-    """However cheap or dear a sample is."""
+def test_chunks_have_at_least_a_row_and_fit_into_one_message(sample_us, rows):
+    """This holds for cheap and expensive samples."""
     place = Workplace([endless()], {1: sample_us})
     place.subscribe(1)
     assert len(place.work(30)[-1].rows) == rows
 
 
 def test_workers_share_the_batch_that_a_trainer_waits_for():
-    """Eight rows and four workers that have nothing else to do.
+    """There are eight rows and four idle workers.
 
-    Two rows each, so that all end together.
+    Each gets two rows, so that all end together.
     """
     place = Workplace([make_spec(samples=80, batch_size=8, window=1)], {1: 1000}, workers=4)
     place.subscribe(1, waiting=False)
@@ -220,7 +220,7 @@ def test_workers_share_the_batch_that_a_trainer_waits_for():
     assert rows == [2, 2, 2, 2]
 
 
-def test_a_batch_that_a_trainer_waits_for_is_not_cut_up_where_all_workers_have_something_to_do():
+def test_a_batch_that_a_trainer_waits_for_is_not_split_if_all_workers_are_busy():
     """Otherwise trainers faster than the workers would make orders small and messages many."""
     place = Workplace([make_spec(samples=800, batch_size=8, window=12, slots_max=16)], {1: 1000}, workers=4)
     place.subscribe(1)
@@ -232,8 +232,8 @@ def test_a_batch_that_a_trainer_waits_for_is_not_cut_up_where_all_workers_have_s
     assert {len(order.rows) for order in place.orders[-20:]} == {8}
 
 
-def test_the_more_workers_there_are_the_longer_is_an_order():
-    """So the daemon has as many messages a second, however many workers there are."""
+def test_more_workers_get_longer_orders():
+    """So the daemon has as many messages a second for any number of workers."""
     rows = {}
     for workers in (1, 64, 192):
         place = Workplace(

@@ -1,4 +1,4 @@
-"""Leaving fields out and calling them something else."""
+"""Steps that remove fields and rename them."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def fields_after(steps, columns=COLUMNS):
 
 
 def test_fields_get_the_names_that_other_steps_expect():
-    """The image is decoded where it is, and the caption is nowhere."""
+    """The image is decoded at its place, and the caption is removed."""
     steps = [
         Rename(field="jpg", to="image"),
         Drop(fields=("caption",)),
@@ -42,8 +42,8 @@ def test_fields_get_the_names_that_other_steps_expect():
     assert row["label"].tolist() == [0, 0, 1]
 
 
-def test_an_image_may_be_renamed_when_it_is_done():
-    """It is the same picture under another name."""
+def test_an_image_may_be_renamed_after_its_steps():
+    """It is the same image under another name."""
     columns = [Column("image", "encoded")]
     steps = [Decode(), Resize(size=(2, 3)), Rename(field="image", to="photo")]
     row, alone = ({name: np.zeros((2, 3, 3), np.uint8)} for name in ("photo", "image"))
@@ -56,7 +56,7 @@ def test_an_image_may_be_renamed_when_it_is_done():
 
 
 def test_two_fields_can_change_places():
-    """By way of a third name; each keeps its own place among the fields."""
+    """A third name makes this possible; each field keeps its place."""
     columns = [Column("a", dtype="int8"), Column("b", dtype="int16")]
     steps = [Rename(field="a", to="c"), Rename(field="b", to="a"), Rename(field="c", to="b")]
     row = {"b": np.zeros((), np.int8), "a": np.zeros((), np.int16)}
@@ -67,8 +67,8 @@ def test_two_fields_can_change_places():
     assert (row["b"], row["a"]) == (1, 2)
 
 
-def test_a_masked_sample_carries_nothing_under_a_name_that_was_another_fields():
-    """What is known of "label" is not what is called so in the end."""
+def test_a_masked_sample_has_no_value_under_a_name_of_another_field():
+    """The known value of "label" does not belong to the field with that name at the end."""
     columns = [Column("label", dtype="int64"), Column("kind", dtype="int64")]
     steps = [Drop(fields=("label",)), Rename(field="kind", to="label")]
     row = {"label": np.full((), 77)}
@@ -89,6 +89,6 @@ def test_a_masked_sample_carries_nothing_under_a_name_that_was_another_fields():
         ([Rename(field="cls", to="valid")], "would make a field 'valid'"),
     ],
 )
-def test_what_makes_no_sense_is_named(steps, problem):
-    """With the names that there are."""
+def test_invalid_names_are_reported(steps, problem):
+    """The error lists the valid names."""
     assert [text for text in check_steps(COLUMNS, steps) if problem in text]

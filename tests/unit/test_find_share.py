@@ -1,4 +1,4 @@
-"""Which share a process reads, by what its launcher says."""
+"""The share that a process reads, according to its launcher."""
 
 import pytest
 
@@ -17,20 +17,20 @@ SRUN = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
         (SRUN | {"RANK": "0", "WORLD_SIZE": "2"}, (0, 2)),
     ],
-    ids=["nobody", "torchrun", "srun", "mpirun", "torchrun within srun"],
+    ids=["no launcher", "torchrun", "srun", "mpirun", "torchrun within srun"],
 )
-def test_the_launcher_says_which_share(environment, share):
+def test_the_launcher_determines_the_share(environment, share):
     """The innermost launcher counts."""
     assert find_share(environment) == share
 
 
-def test_a_batch_script_of_slurm_is_alone():
-    """Its job has tasks, but it is not one of them: it would read an eighth and nobody the rest."""
+def test_a_batch_script_of_slurm_reads_everything():
+    """Its job has tasks, but it is none of them: with an eighth, the rest would be lost."""
     assert find_share({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}) == (0, 1)
 
 
-def test_what_is_given_counts_more():
-    """Both or neither."""
+def test_arguments_override_the_launcher():
+    """Both arguments are given, or neither."""
     assert find_share(SRUN, 1, 2) == (1, 2)
     for given in ((1, None), (None, 2)):
         with pytest.raises(RankInvalid, match="both, or neither"):
@@ -49,13 +49,13 @@ def test_what_is_given_counts_more():
     ],
 )
 def test_a_rank_is_never_guessed(environment, message):
-    """Two ranks that read the same share would not be noticed."""
+    """Two ranks with the same share would stay unnoticed."""
     with pytest.raises(RankInvalid, match=message):
         find_share(environment)
 
 
 @pytest.mark.parametrize("given", [(2, 2), (-1, 2), (0, 0)])
-def test_a_share_that_is_given_has_to_be_one(given):
-    """As the daemon would say."""
+def test_an_invalid_share_is_refused(given):
+    """The error is that of the daemon."""
     with pytest.raises(RankInvalid, match="there is no such share"):
         find_share({}, *given)

@@ -1,4 +1,4 @@
-"""Workers: when they start, when they are given up, and what becomes of their orders."""
+"""Workers: their start, the reasons to kill them, and their orders."""
 
 import pytest
 
@@ -11,14 +11,14 @@ from support.core_world import SAMPLE_TIMEOUT_S, WORKERS, make_spec, pick, work
 
 
 def world_of(workers: int = 1, chunk_rows_max: int = 256, **changes) -> CheckedWorld:
-    """One stream with a trainer that wants two batches, and workers that are up."""
+    """One stream with a trainer that wants two batches, and workers that are ready."""
     world = CheckedWorld([make_spec(**changes)], workers, chunk_rows_max)
     world.start_workers()
     return world
 
 
 def note_of(world: CheckedWorld, number: int) -> ev.Note:
-    """What a worker's note says while it works on the first row of its oldest order."""
+    """A worker's note while it works on the first row of its oldest order."""
     order = world.workers[number].orders[0]
     return ev.Note(order.order, order.rows[0], world.samples(order)[0])
 
@@ -29,14 +29,14 @@ def rows_ordered(actions) -> list[tuple[int, int, int]]:
 
 
 def test_workers_are_started_by_the_first_tick():
-    """One for each place, and no more later."""
+    """One worker is started for each place, and no more later."""
     world = CheckedWorld([make_spec()], workers=3)
     assert world.do(ev.Ticked()) == [act.SpawnWorker(1), act.SpawnWorker(2), act.SpawnWorker(3)]
     assert world.do(ev.Ticked()) == []
 
 
 def test_a_worker_gets_orders_when_it_is_ready_and_no_sooner():
-    """A process that is still importing cannot take any."""
+    """A process that still imports modules cannot take any."""
     world = CheckedWorld([make_spec()])
     world.subscribe()
     assert pick(act.OrderChunk, world.do(ev.Ticked())) == []
@@ -45,7 +45,7 @@ def test_a_worker_gets_orders_when_it_is_ready_and_no_sooner():
 
 @pytest.mark.parametrize("orders_max", [2, 4])
 def test_a_worker_has_as_many_orders_as_its_kind_allows(orders_max):
-    """One in hand, and the others are there when it is done."""
+    """One is in progress, and the others are queued for its end."""
     world = CheckedWorld([make_spec(window=5)], kind=WorkerKind(orders_max, 60.0, 0.0))
     world.start_workers()
     world.subscribe()
@@ -55,15 +55,15 @@ def test_a_worker_has_as_many_orders_as_its_kind_allows(orders_max):
 
 
 def test_a_worker_without_any_order_is_served_first():
-    """So that all of them work before one has two."""
+    """So all workers are busy before one has two orders."""
     world = world_of(workers=3, window=5)
     orders = pick(act.OrderChunk, world.subscribe())
     assert [order.worker for order in orders[:3]] == [1, 2, 3]
     assert sorted(order.worker for order in orders[3:]) == [1, 2]
 
 
-def test_a_worker_that_did_something_is_replaced_at_once():
-    """Under a new number; its place is the same."""
+def test_a_worker_that_worked_before_its_death_is_replaced_at_once():
+    """The replacement has a new number and the same place."""
     world = world_of()
     world.subscribe()
     world.fill(1)
@@ -71,8 +71,8 @@ def test_a_worker_that_did_something_is_replaced_at_once():
     assert [(one.number, one.place) for one in world.state.statistics().workers] == [(2, 0)]
 
 
-def test_workers_that_die_without_a_chunk_come_back_less_and_less_often():
-    """A tenth of a second, then twice as long each time, up to five seconds."""
+def test_workers_that_die_without_a_chunk_are_restarted_less_and_less_often():
+    """The pause is a tenth of a second, then twice as long each time, up to five seconds."""
     world = world_of()
     pauses = []
     for number in range(1, 11):
@@ -89,7 +89,7 @@ def test_workers_that_die_without_a_chunk_come_back_less_and_less_often():
 
 
 def test_one_chunk_ends_the_back_off():
-    """A place whose worker did something again starts over."""
+    """A place whose worker finished a chunk starts again with the shortest pause."""
     world = world_of()
     world.subscribe()
     for number in (1, 2, 3):
@@ -101,7 +101,7 @@ def test_one_chunk_ends_the_back_off():
 
 
 def test_each_place_has_its_own_back_off():
-    """One place whose workers die does not keep the other's from coming back."""
+    """A place whose workers die does not delay the restart of another place."""
     world = world_of(workers=2)
     world.subscribe()
     world.fill(2)
@@ -110,7 +110,7 @@ def test_each_place_has_its_own_back_off():
 
 
 def test_a_worker_stuck_on_a_sample_is_killed():
-    """Its note says the same for ``sample_timeout_s``.
+    """Its note is the same for ``sample_timeout_s``.
 
     It gets no further orders, and keeps its own until it is dead.
     """
@@ -127,8 +127,8 @@ def test_a_worker_stuck_on_a_sample_is_killed():
     assert pick(act.OrderChunk, world.fill(1)) == []
 
 
-def test_a_worker_whose_note_arrives_late_has_so_much_longer():
-    """The note of a worker on another host says what it had in hand a while ago."""
+def test_a_worker_whose_note_arrives_late_gets_that_much_longer():
+    """The note of a remote worker describes an earlier moment."""
     world = CheckedWorld([make_spec()], kind=WorkerKind(2, 60.0, note_delay_s=1.5))
     world.start_workers()
     world.subscribe()
@@ -140,8 +140,8 @@ def test_a_worker_whose_note_arrives_late_has_so_much_longer():
     assert pick(act.KillWorker, world.do(ev.WorkerObserved(1, note))) != []
 
 
-def test_a_worker_that_goes_on_is_not_stuck():
-    """Another row, another order, or nothing to do: each starts the clock anew."""
+def test_a_worker_that_progresses_is_not_stuck():
+    """Another row, another order, or no order: each restarts the timeout."""
     world = world_of()
     world.subscribe()
     first = note_of(world, 1)
@@ -157,8 +157,8 @@ def test_a_worker_that_goes_on_is_not_stuck():
     assert world.do(ev.WorkerObserved(1, None)) == []
 
 
-def test_a_worker_that_carries_out_orders_is_not_stuck_whatever_its_note_says():
-    """Orders may take so little that each look at the note is between two of them."""
+def test_a_worker_that_finishes_orders_is_not_stuck_for_any_note():
+    """Orders may be so short that each look at the note is between two of them."""
     world = world_of()
     world.subscribe()
     for _ in range(4):
@@ -169,7 +169,7 @@ def test_a_worker_that_carries_out_orders_is_not_stuck_whatever_its_note_says():
     assert world.workers[1].orders
 
 
-def test_a_worker_that_never_begins_its_order_is_stuck_too():
+def test_a_worker_that_never_starts_its_order_is_stuck_too():
     """Its note stays empty although it has had an order for long."""
     world = world_of()
     world.subscribe()
@@ -177,8 +177,8 @@ def test_a_worker_that_never_begins_its_order_is_stuck_too():
     assert pick(act.KillWorker, world.do(ev.WorkerObserved(1, None))) != []
 
 
-def test_a_worker_that_does_not_come_up_is_killed():
-    """After the start timeout of its kind, once."""
+def test_a_worker_that_does_not_start_is_killed():
+    """It is killed once, after the start timeout of its kind."""
     world = CheckedWorld([make_spec()])
     world.do(ev.Ticked())
     while world.now < WORKERS.start_timeout_s:
@@ -191,10 +191,10 @@ def test_a_worker_that_does_not_come_up_is_killed():
     assert world.do(ev.Ticked()) == []
 
 
-def test_a_pause_of_the_machine_is_held_against_nobody():
-    """An hour between two ticks was not the workers' hour.
+def test_a_pause_of_the_machine_kills_no_worker():
+    """The workers did not run in an hour between two ticks.
 
-    Neither the one at work nor the one coming up is killed.
+    Neither a busy worker nor a starting one is killed.
     """
     world = world_of()
     world.subscribe()
@@ -216,8 +216,8 @@ def test_a_pause_of_the_machine_is_held_against_nobody():
     assert pick(act.KillWorker, world.do(ev.WorkerObserved(2, note))) != []
 
 
-def test_a_pause_of_the_machine_is_not_held_against_a_worker_that_comes_up():
-    """Its minute to start goes on where it stopped."""
+def test_a_pause_of_the_machine_does_not_count_for_a_starting_worker():
+    """Its minute to start continues after the pause."""
     world = CheckedWorld([make_spec()])
     world.do(ev.Ticked())
     world.now += 3600.0
@@ -227,7 +227,7 @@ def test_a_pause_of_the_machine_is_not_held_against_a_worker_that_comes_up():
 
 
 def test_a_worker_that_was_idle_for_long_has_its_whole_time_for_the_next_order():
-    """Its clock starts when it gets the order, whenever it was last looked at."""
+    """Its timeout starts with the order, at any distance from the last look."""
     world = world_of()
     world.now = 5000.0
     world.subscribe()
@@ -236,8 +236,8 @@ def test_a_worker_that_was_idle_for_long_has_its_whole_time_for_the_next_order()
     assert world.do(ev.WorkerObserved(1, None)) == []
 
 
-def test_a_pause_is_not_given_to_what_began_after_it():
-    """A note first seen after the pause has its thirty seconds from then on."""
+def test_a_pause_does_not_extend_later_timeouts():
+    """A note first seen after the pause has thirty seconds from then on."""
     world = world_of()
     world.subscribe()
     world.do(ev.Ticked())
@@ -251,8 +251,8 @@ def test_a_pause_is_not_given_to_what_began_after_it():
     assert pick(act.KillWorker, world.do(ev.WorkerObserved(1, note))) != []
 
 
-def test_ordinary_ticks_forgive_nothing():
-    """Up to two seconds between ticks the clock runs."""
+def test_ordinary_ticks_extend_no_timeout():
+    """The timeout runs for up to two seconds between ticks."""
     world = world_of()
     world.subscribe()
     note = note_of(world, 1)
@@ -264,7 +264,7 @@ def test_ordinary_ticks_forgive_nothing():
 
 
 def test_a_dead_workers_orders_are_carried_out_by_another():
-    """Every row once more, in order; only the order it had in hand is cut in two."""
+    """Every row is ordered again, in order; only the order in progress is cut in two."""
     world = world_of()
     world.subscribe()
     world.kill(1)
@@ -275,8 +275,8 @@ def test_a_dead_workers_orders_are_carried_out_by_another():
     assert [lease.step for lease in pick(act.GrantLease, actions)] == [0, 1]
 
 
-def test_a_dead_workers_note_says_which_order_it_had_in_hand():
-    """The second one: so the first goes back whole, and the named row stands alone."""
+def test_a_dead_workers_note_names_the_order_in_progress():
+    """This is the second one: so the first is repeated whole, and the named row is alone."""
     world = world_of()
     world.subscribe()
     world.kill(1, ev.Note(2, 1, 4))
@@ -285,7 +285,7 @@ def test_a_dead_workers_note_says_which_order_it_had_in_hand():
     assert rows_ordered(world.ready(2) + world.fill_all()) == [(0, 0, 3), (1, 0, 1), (1, 1, 1), (1, 2, 1)]
 
 
-def test_a_note_of_an_order_that_is_done_puts_nothing_under_suspicion():
+def test_a_note_of_a_finished_order_makes_no_sample_suspect():
     """The worker died between two orders."""
     world = world_of()
     world.subscribe()
@@ -295,8 +295,8 @@ def test_a_note_of_an_order_that_is_done_puts_nothing_under_suspicion():
     assert rows_ordered(world.ready(2)) == [(0, 0, 3), (1, 0, 3)]
 
 
-def test_a_report_that_arrives_from_a_dying_worker_still_counts():
-    """It was told to die, but had filled the rows before."""
+def test_a_report_from_a_dying_worker_still_counts():
+    """The daemon killed it, but it had filled the rows before."""
     world = world_of()
     world.subscribe()
     world.now = SAMPLE_TIMEOUT_S + 1
@@ -311,7 +311,7 @@ SMALL = WorkerKind(2, 60.0, 0.0, small_orders_max=6)
     ("order_s", "orders"), [(SMALL_ORDERS_S / 100, 6), (SMALL_ORDERS_S / 4, 4), (SMALL_ORDERS_S, 2)]
 )
 def test_a_worker_has_many_orders_while_they_are_small(order_s, orders):
-    """While their expected work is little; before a time was measured, as many as of any."""
+    """The sum of their expected work is limited; without a measurement, their number is."""
     world = CheckedWorld([make_spec(window=20, slots_max=30)], kind=SMALL)
     world.start_workers()
     world.subscribe()
@@ -323,8 +323,8 @@ def test_a_worker_has_many_orders_while_they_are_small(order_s, orders):
     assert len(world.workers[1].orders) == orders
 
 
-def test_orders_that_are_reported_together_are_handed_out_together():
-    """In order; their time is that of all their samples."""
+def test_orders_that_are_reported_together_are_granted_together():
+    """They keep their order; their time is that of all their samples."""
     world = CheckedWorld([make_spec(window=5)], kind=SMALL)
     world.start_workers()
     world.subscribe()
@@ -340,7 +340,7 @@ def test_orders_that_are_reported_together_are_handed_out_together():
 
 
 def test_small_orders_are_spread_over_all_workers():
-    """The one with the fewest gets the next."""
+    """The worker with the fewest orders gets the next."""
     world = CheckedWorld([make_spec(samples=60, window=10, slots_max=20)], workers=3, kind=SMALL)
     world.start_workers()
     world.subscribe(window=1)
@@ -358,8 +358,8 @@ def test_a_worker_that_reports_orders_that_cannot_be_done_is_killed(numbers):
     assert isinstance(kill, act.KillWorker)
 
 
-def test_a_worker_that_reports_what_it_was_not_ordered_is_killed():
-    """Once, and it is given nothing more."""
+def test_a_worker_that_reports_unknown_orders_is_killed():
+    """It is killed once, and gets no further orders."""
     world = world_of(window=3)
     world.subscribe()
     first = world.do(ev.ChunkDone(1, (77,), work(1000), [], ""))
@@ -368,8 +368,8 @@ def test_a_worker_that_reports_what_it_was_not_ordered_is_killed():
     assert pick(act.OrderChunk, world.fill(1)) == []
 
 
-def test_a_draining_daemon_finishes_what_is_under_way_and_begins_nothing():
-    """No further orders, no further workers; then it is drained."""
+def test_a_draining_daemon_finishes_its_work_and_starts_nothing():
+    """It gives no further orders and starts no workers; then it is drained."""
     world = world_of(workers=2)
     world.subscribe()
     world.do(ev.DrainAsked())
@@ -383,8 +383,8 @@ def test_a_draining_daemon_finishes_what_is_under_way_and_begins_nothing():
     assert world.state.fleet.next_spawn_s is None
 
 
-def test_what_workers_did_is_counted():
-    """Chunks, samples and busy time of each worker; deaths of all."""
+def test_the_work_of_workers_is_counted():
+    """The counters are chunks, samples and busy time of each worker, and deaths of all."""
     world = world_of(chunk_rows_max=2)
     world.subscribe(end_epoch=1)
     for _ in range(3):

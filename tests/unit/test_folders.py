@@ -34,16 +34,16 @@ def content(opened, path):
         os.close(descriptor)
 
 
-def test_files_are_read_again_and_again(opened, root):
-    """The first time by its path, then by its folder."""
+def test_files_are_read_repeatedly(opened, root):
+    """The first read uses the path, later ones the open folder."""
     assert [content(opened, root / name) for name in ("a/1", "b/1", "a/1", "a/1")] == [
         f"root/{name}" for name in ("a/1", "b/1", "a/1", "a/1")
     ]
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_link_that_leads_out_is_refused(opened, root, is_known):
-    """Also where it has just taken the place of a file, in a folder that is open."""
+def test_a_link_that_leads_outside_is_refused(opened, root, is_known):
+    """This holds for a link that has just replaced a file, in a folder that is open."""
     if is_known:
         content(opened, root / "a" / "1")
         content(opened, root / "a" / "1")
@@ -55,8 +55,8 @@ def test_a_link_that_leads_out_is_refused(opened, root, is_known):
             content(opened, root / "a" / "1")
 
 
-def test_a_link_that_stays_within_is_followed(opened, root):
-    """And so are the others of its folder, from then on by their paths."""
+def test_a_link_that_stays_inside_is_followed(opened, root):
+    """From then on, the other files of its folder are read by their paths."""
     content(opened, root / "a" / "1")
     (root / "a" / "2").symlink_to(root / "b" / "1")
     assert content(opened, root / "a" / "2") == "root/b/1"
@@ -64,9 +64,9 @@ def test_a_link_that_stays_within_is_followed(opened, root):
 
 
 def test_a_folder_that_becomes_a_link_leads_nowhere_else(opened, root):
-    """What is open is the folder that was looked at.
+    """The folder that was checked stays open.
 
-    A link in its place is looked at like any other.
+    A link in its place is checked like any other.
     """
     content(opened, root / "a" / "1")
     (root / "a").rename(root / "old")
@@ -77,8 +77,8 @@ def test_a_folder_that_becomes_a_link_leads_nowhere_else(opened, root):
         content(opened, root / "a" / "1")
 
 
-def test_a_folder_that_was_made_anew_is_found(opened, root):
-    """As by its path."""
+def test_a_folder_that_was_replaced_is_found(opened, root):
+    """The result is that of its path."""
     content(opened, root / "a" / "1")
     (root / "a" / "1").unlink()
     (root / "a").rmdir()
@@ -90,15 +90,15 @@ def test_a_folder_that_was_made_anew_is_found(opened, root):
 
 
 def test_more_folders_than_may_be_open_are_read_as_well(opened, root, monkeypatch):
-    """By their paths."""
+    """The others are read by their paths."""
     monkeypatch.setattr(reader, "FOLDERS_MAX", 1)
     for _ in range(2):
         assert [content(opened, root / name / "1") for name in "ab"] == ["root/a/1", "root/b/1"]
     assert len(opened._open) == 1
 
 
-def test_no_descriptor_for_a_folder_is_no_fault_of_a_file(opened, root, monkeypatch):
-    """It is read by its path."""
+def test_a_missing_descriptor_for_a_folder_is_no_fault_of_a_file(opened, root, monkeypatch):
+    """The file is read by its path."""
     really = os.open
 
     def open_file(path, flags, *mode, **options):
@@ -111,7 +111,7 @@ def test_no_descriptor_for_a_folder_is_no_fault_of_a_file(opened, root, monkeypa
 
 
 def test_without_a_bound_nothing_stays_open(root):
-    """There is nothing to look at, then."""
+    """Without a root there is nothing to check."""
     opened = Folders(None)
     assert content(opened, root / "a" / "1") == content(opened, root / "a" / "1") == "root/a/1"
     assert not opened._open

@@ -1,6 +1,6 @@
-"""Masks, boxes and points that follow an image, held against the image itself.
+"""Masks, boxes and points that follow an image, compared with the image itself.
 
-It shows where everything went.
+The image's colours show where each pixel comes from.
 """
 
 from dataclasses import replace
@@ -68,16 +68,16 @@ GEOMETRY = [
 
 
 def where(height=HEIGHT, width=WIDTH):
-    """An image that says where its pixels are.
+    """An image whose pixels encode their places.
 
-    Red is x, green is y, in proportion, and blue that it is the image.
+    Red is x, green is y, in proportion, and blue marks the image.
     """
     y, x = np.mgrid[:height, :width] + 0.5
     return np.rint(np.stack([x / width * 255, y / height * 255, np.full_like(x, 255)], axis=-1)).astype(np.uint8)
 
 
 def columns_of(count, mask=True):
-    """The columns of an image that is followed by everything."""
+    """The columns of an image with all kinds of followers."""
     return [
         Column("image", "encoded"),
         Column("mask", "encoded") if mask else Column("mask", shape=(None, None)),
@@ -95,9 +95,9 @@ def run_all(steps, image, mask, sample=0, **others):
 
 
 def at(image, point):
-    """An image between its pixels.
+    """Interpolate an image between its pixels.
 
-    None at its edge and where anything of what is no image shows.
+    Returns None at its edge, and next to pixels outside of the image.
     """
     x, y = point - 0.5
     left, top = int(np.floor(x)), int(np.floor(y))
@@ -111,7 +111,7 @@ def at(image, point):
 
 
 def check_points(fields, tolerance_pixels):
-    """Each point that is in the picture is where the picture says; gives how many were."""
+    """Assert that each visible point is at its place in the image; return their number."""
     levels = tolerance_pixels * np.array([255 / WIDTH, 255 / HEIGHT])
     seen = 0
     for before, after in zip(GRID, fields["points"], strict=True):
@@ -125,9 +125,9 @@ def check_points(fields, tolerance_pixels):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("step", GEOMETRY, ids=lambda step: "-".join(map(str, vars_of(step))))
 def test_points_stay_on_what_they_point_at(step, orientation):
-    """For every step on geometry and every way to store the image.
+    """This holds for every step on geometry and every way to store the image.
 
-    Within half a pixel of the source.
+    The error is within half a pixel of the source.
     """
     file = png_with_exif(encode(stored_as(where(), orientation), ".png"), orientation)
     mask = encode(where()[..., 2], ".png")
@@ -138,7 +138,7 @@ def test_points_stay_on_what_they_point_at(step, orientation):
 
 
 def vars_of(step):
-    """What makes a step this one, for the name of a test."""
+    """The options of a step, for the name of a test."""
     plain = {name: getattr(step, name) for name in step.__dataclass_fields__}
     return [plain.pop("op"), *(value for name, value in plain.items() if name in ("size", "padding", "direction"))]
 
@@ -147,7 +147,7 @@ SEQUENCES = st.lists(st.sampled_from(GEOMETRY), max_size=4)
 
 
 @given(SEQUENCES, st.integers(1, 8), st.integers(0, 99))
-def test_points_stay_where_they_are_through_any_steps(steps, orientation, sample):
+def test_points_stay_at_their_places_through_any_steps(steps, orientation, sample):
     """Each resampling may round by a level of 255."""
     file = png_with_exif(encode(stored_as(where(), orientation), ".png"), orientation)
 
@@ -157,10 +157,10 @@ def test_points_stay_where_they_are_through_any_steps(steps, orientation, sample
 
 
 @given(SEQUENCES, st.integers(1, 8), st.integers(0, 99), st.sampled_from([0, 1]))
-def test_a_mask_shows_what_its_image_shows(steps, orientation, sample, axis):
-    """A mask that is x or y, held against the image's red or green.
+def test_a_mask_shows_the_same_places_as_its_image(steps, orientation, sample, axis):
+    """The mask is x or y, and is compared with the image's red or green.
 
-    Each pixel within a few of the source's.
+    Each pixel differs by at most a few pixels of the source.
     """
     file = png_with_exif(encode(stored_as(where(), orientation), ".png"), orientation)
     coordinate = np.ascontiguousarray(np.indices((HEIGHT, WIDTH))[1 - axis], np.uint8)
@@ -174,10 +174,10 @@ def test_a_mask_shows_what_its_image_shows(steps, orientation, sample, axis):
 
 
 @given(SEQUENCES, st.integers(0, 99), st.booleans())
-def test_a_box_ends_where_its_object_does(steps, sample, is_turned):
-    """A filled rectangle, done to as a mask, ends within two pixels of the box.
+def test_a_box_ends_at_its_object(steps, sample, is_turned):
+    """A filled rectangle, changed like a mask, ends within two pixels of the box.
 
-    One that is turned may reach further.
+    A rotated box may reach further.
     """
     file = png_with_exif(encode(stored_as(where(), 6), ".png"), 6) if is_turned else encode(where(), ".png")
     for box in BOXES:
@@ -199,12 +199,12 @@ def test_a_box_ends_where_its_object_does(steps, sample, is_turned):
 
 
 def any_angle(steps):
-    """Does a step rotate by an angle?"""
+    """Whether a step rotates by an angle."""
     return any(step.op == "rotate" and step.degrees for step in steps)
 
 
-def test_the_geometry_is_drawn_once_for_all():
-    """With followers the image is the one that it is without them."""
+def test_the_geometry_is_drawn_once_for_an_image_and_its_followers():
+    """With followers the image is equal to that without them."""
     steps = [RandomResizedCrop(size=(30, 30)), RandomFlip(direction="both"), Rotate(degrees=(-9, 9)), Normalize()]
     file = jpeg_with_exif(jpeg(photo(HEIGHT, WIDTH)), 3)
     columns, values = [Column("image", "encoded")], {"image": memoryview(file)}
@@ -215,7 +215,7 @@ def test_the_geometry_is_drawn_once_for_all():
 
 
 def test_followers_follow_through_every_stage():
-    """Steps on pixels in between, and another type in the end, change nothing for them."""
+    """Steps on pixels in between and another type at the end change nothing for them."""
     file = encode(where(), ".png")
     mask = np.random.default_rng(1).integers(0, 20, (HEIGHT, WIDTH), np.uint8)
     geometry = [
@@ -237,8 +237,8 @@ def test_followers_follow_through_every_stage():
     assert other["image"].shape == (3, 70, 50)
 
 
-def test_an_image_that_is_renamed_still_leads():
-    """Followers may be padded to one number for all, or become another type, at the end."""
+def test_an_image_that_is_renamed_still_has_its_followers():
+    """Followers may be padded to one number for all, or get another type, at the end."""
     mask = np.random.default_rng(1).integers(0, 20, (HEIGHT, WIDTH), np.uint8)
     columns = [
         Column("image", "encoded"),
@@ -263,7 +263,7 @@ def test_an_image_that_is_renamed_still_leads():
 
 
 def test_the_mask_of_a_bad_sample_is_all_fill():
-    """Where people train on 255 as "ignore", they ignore it."""
+    """A training that ignores the value 255 ignores the whole mask."""
     steps = [Decode(), Follow(mask="mask", mask_fill=255), Resize(size=(4, 5))]
     pipeline = Pipeline([Column("image", "encoded"), Column("mask", "encoded")], steps, 0)
     row = {"image": np.full((4, 5, 3), 7, np.uint8), "mask": np.full((4, 5), 7, np.uint8)}
@@ -274,7 +274,7 @@ def test_the_mask_of_a_bad_sample_is_all_fill():
     assert not row["image"].any()
 
 
-def test_scaled_decoding_moves_nothing():
+def test_scaled_decoding_moves_no_follower():
     """Boxes, points and mask are bit-equal for a JPEG decoded at an eighth or whole."""
     file = jpeg(photo(640, 480))
     mask = np.random.default_rng(1).integers(0, 20, (640, 480), np.uint8)
@@ -289,8 +289,8 @@ def test_scaled_decoding_moves_nothing():
         assert all(np.array_equal(scaled[name], whole[name]) for name in ("mask", "boxes", "points"))
 
 
-def test_numbers_of_a_mask_are_kept_and_its_fill_is_its_own():
-    """No number comes out that did not go in, but for the fill, which is not the image's."""
+def test_values_of_a_mask_are_kept_and_it_has_its_own_fill():
+    """Each value occurs in the input, or is the mask's fill, which differs from the image's."""
     mask = np.random.default_rng(2).choice([3, 90, 200], (HEIGHT, WIDTH)).astype(np.uint8)
     steps = [
         Follow(mask="mask", mask_fill=255),
@@ -312,9 +312,9 @@ def test_numbers_of_a_mask_are_kept_and_its_fill_is_its_own():
 
 @pytest.mark.parametrize("factor", [2, 3, 4, 5])
 def test_a_mask_is_resampled_at_the_middle_of_its_new_pixels(factor):
-    """The old pixel in which the new one's centre lies.
+    """The value is that of the old pixel in which the new pixel's centre is.
 
-    Nothing is shifted, by shrinking or growing.
+    No pixel is shifted when the mask shrinks or grows.
     """
     mask = np.random.default_rng(3).integers(0, 256, (60, 60), np.uint8)
     columns = [Column("image", shape=(None, None, 3)), Column("mask", shape=(None, None))]
@@ -328,10 +328,10 @@ def test_a_mask_is_resampled_at_the_middle_of_its_new_pixels(factor):
         assert np.array_equal(made["mask"], mask[centres][:, centres])
 
 
-def test_boxes_are_cut_off_and_those_that_are_gone_are_zeros_in_their_place():
+def test_boxes_are_clipped_and_lost_ones_become_zeros():
     """The number and the order of boxes stay.
 
-    What was cut away does not come back where it is padded.
+    A clipped part does not return when the image is padded.
     """
     boxes = np.array(
         [[0, 0, 10, 10], [10, 10, 70, 50], [70, 20, 80, 30], [30, 30, 30, 40], [50, 9, 40, 20]], np.float32
@@ -353,10 +353,10 @@ def test_boxes_are_cut_off_and_those_that_are_gone_are_zeros_in_their_place():
     assert np.array_equal(boxes[0], [0, 0, 10, 10]), "the source's own boxes were changed"
 
 
-def test_a_rotated_box_is_the_one_around_its_corners():
-    """45 degrees about the middle of the image.
+def test_a_rotated_box_encloses_its_corners():
+    """The rotation is 45 degrees about the middle of the image.
 
-    A square becomes one that is the square root of 2 larger.
+    A square becomes larger by the square root of 2.
     """
     columns = [Column("image", "encoded"), Column("boxes", dtype="float32", shape=(1, 4))]
     values = {"image": memoryview(encode(where(), ".png")), "boxes": np.array([[30, 20, 50, 40]], np.float32)}
@@ -370,7 +370,7 @@ def test_a_rotated_box_is_the_one_around_its_corners():
 
 
 def test_points_outside_keep_their_coordinates():
-    """They say how far outside they are."""
+    """The coordinates show how far outside they are."""
     columns = [Column("image", "encoded"), Column("points", dtype="float32", shape=(2, 2))]
     values = {"image": memoryview(encode(where(), ".png")), "points": np.array([[0, 0], [79, 59]], np.float32)}
 
@@ -383,7 +383,7 @@ def test_points_outside_keep_their_coordinates():
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_the_indices_of_a_palette_are_the_mask(bits):
-    """Whatever its colours and alphas are; as many data sets store their classes."""
+    """Colours and alphas do not matter; many data sets store their classes this way."""
     indices = np.random.default_rng(4).integers(0, 1 << min(bits, 5), (8, 16)).astype(np.uint8)
     colors = np.random.default_rng(5).integers(0, 256, (1 << min(bits, 5), 3), np.uint8)
     mask = packed_palette_png(indices, colors, bits) if bits < 8 else palette_png(indices, colors, [0, 255])
@@ -410,7 +410,7 @@ def packed_palette_png(indices, palette, bits):
 
 
 def test_the_exif_tag_of_a_mask_does_not_count():
-    """Its pixels stand as those of the image are looked at."""
+    """Its pixels match those of the upright image."""
     indices = np.random.default_rng(4).integers(0, 9, (8, 16)).astype(np.uint8)
     columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
     values = {"image": where(8, 16), "mask": memoryview(png_with_exif(encode(indices, ".png"), 3))}
@@ -431,15 +431,15 @@ def test_the_exif_tag_of_a_mask_does_not_count():
     ],
     ids=["colours", "size", "jpeg", "16 bits", "nothing", "truncated", "array"],
 )
-def test_a_mask_that_is_none_is_a_bad_sample(mask, problem):
-    """With what is wrong with it, and both sizes where they differ."""
+def test_an_invalid_mask_is_a_bad_sample(mask, problem):
+    """The reason says why, with both sizes if they differ."""
     with pytest.raises(SampleUndecodable, match=problem):
         run_all([FINAL], encode(where(), ".png"), mask)
 
 
 @pytest.mark.parametrize("name", ["boxes", "points"])
 def test_a_coordinate_that_is_no_number_is_a_bad_sample(name):
-    """Named by its field."""
+    """The reason names its field."""
     broken = {"boxes": BOXES.copy(), "points": GRID.copy()}
     broken[name][1, 1] = np.nan
 

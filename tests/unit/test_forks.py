@@ -1,4 +1,4 @@
-"""The fork server and the daemon's side of it when something goes wrong."""
+"""Failures of the fork server, and the daemon's reaction."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ TALKS_NONSENSE = "import os, sys; os.write(int(sys.argv[1]), b'nonsense'); impor
 
 
 class Workers:
-    """The daemon's side, with a program of ours in place of the fork server."""
+    """The daemon's side, with a test program in place of the fork server."""
 
     def __init__(self, monkeypatch, program):
         monkeypatch.setattr(children, "command", lambda _module, channel: [sys.executable, "-c", program, channel])
@@ -39,7 +39,7 @@ class Workers:
             self.selector.dispatch()
             return [(event.worker, event.how) for event in self.events if isinstance(event, WorkerGone)]
 
-        return wait_until(ends, "a worker is gone")
+        return wait_until(ends, "a worker has ended")
 
     def close(self):
         self.workers.close(0.1)
@@ -59,8 +59,8 @@ def started(monkeypatch):
         one.close()
 
 
-def test_one_that_forks_nobody_in_time_is_killed_and_its_workers_are_gone(started):
-    """The core tells that a worker takes too long; only the fork server can be killed yet."""
+def test_a_fork_server_that_does_not_fork_in_time_is_killed_and_its_workers_end(started):
+    """The core reports that a worker takes too long; only the fork server can be killed yet."""
     it = started(SLEEPS)
     it.workers.spawn(1)
     it.workers.spawn(2)
@@ -70,8 +70,8 @@ def test_one_that_forks_nobody_in_time_is_killed_and_its_workers_are_gone(starte
     assert it.workers.pids() == {}
 
 
-def test_one_that_talks_nonsense_is_killed(started):
-    """Whatever it meant: nobody was forked."""
+def test_a_fork_server_that_sends_nonsense_is_killed(started):
+    """For every such message, no worker was forked."""
     it = started(TALKS_NONSENSE)
     it.workers.spawn(1)
     assert it.gone() == [(1, "it could not be started")]
@@ -79,7 +79,7 @@ def test_one_that_talks_nonsense_is_killed(started):
 
 @pytest.fixture
 def descriptors_max():
-    """Allows so many; as many as before afterwards."""
+    """Set a limit of descriptors; restore the old limit afterwards."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield lambda count: resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -90,8 +90,8 @@ def take_all(held):
         held.append(os.open(os.devnull, os.O_RDONLY))
 
 
-def test_whoever_was_asked_for_is_taken_in_when_all_descriptors_are_taken(started, descriptors_max):
-    """Those for the answer were held ready; here there is not one more."""
+def test_requested_workers_are_accepted_when_all_descriptors_are_in_use(started, descriptors_max):
+    """The descriptors for the answer were reserved; the process has no other free one."""
     it = started(REAL)
     it.workers.spawn(1)
     channel = it.workers._forks._channel
@@ -108,8 +108,8 @@ def test_whoever_was_asked_for_is_taken_in_when_all_descriptors_are_taken(starte
     assert it.gone() == [(1, "signal 11 (SIGSEGV)")]
 
 
-def test_where_no_descriptor_can_be_had_workers_are_tried_again(started, descriptors_max):
-    """Whose answer was lost is not known, so all of them go, and the fork server too."""
+def test_without_free_descriptors_workers_are_tried_again(started, descriptors_max):
+    """The lost answer is unknown, so all workers and the fork server are ended."""
     it = started(REAL)
     it.workers.spawn(1)
     channel = it.workers._forks._channel
@@ -120,8 +120,8 @@ def test_where_no_descriptor_can_be_had_workers_are_tried_again(started, descrip
     assert it.gone() == [(1, "it could not be started")]
 
 
-def test_one_that_ends_is_followed_by_another(started):
-    """With the next worker."""
+def test_a_fork_server_that_ends_is_replaced(started):
+    """The next worker starts the replacement."""
     it = started("pass")
     for number in (1, 2):
         it.workers.spawn(number)
@@ -129,8 +129,8 @@ def test_one_that_ends_is_followed_by_another(started):
         it.events.clear()
 
 
-def test_the_end_of_the_daemon_ends_one_that_is_stopped(started):
-    """Whatever it does, and though workers were asked for."""
+def test_the_end_of_the_daemon_ends_a_stopped_fork_server(started):
+    """This holds for every state of it, also with requested workers."""
     it = started(SLEEPS)
     it.workers.spawn(1)
     pid = it.workers._forks._child.pid
@@ -141,8 +141,8 @@ def test_the_end_of_the_daemon_ends_one_that_is_stopped(started):
     it.selector = Selector()  # for the fixture
 
 
-def test_a_kernel_that_forks_nobody_is_passed_on(monkeypatch):
-    """With its reason, for the log; the fork server goes on."""
+def test_a_kernel_that_refuses_to_fork_is_reported(monkeypatch):
+    """The log gets the reason; the fork server keeps running."""
 
     def refuse():
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")

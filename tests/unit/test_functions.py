@@ -1,4 +1,4 @@
-"""Users' functions: found without an import, imported as found, errors told in few lines."""
+"""Users' functions: found without an import, imported unchanged, with short error messages."""
 
 import sys
 
@@ -36,7 +36,7 @@ BOMB = "raise AssertionError('imported')\n"
     ],
 )
 def test_a_module_is_found_without_being_imported(code, write, files, name, found):
-    """Nor are the packages around it, which would raise."""
+    """The packages around it, which would raise, are not imported either."""
     for file in files:
         write(file, BOMB)
 
@@ -47,8 +47,8 @@ def test_a_module_is_found_without_being_imported(code, write, files, name, foun
     assert name not in sys.modules
 
 
-def test_the_digest_is_of_the_source(code, write):
-    """And of nothing else."""
+def test_the_digest_covers_the_source(code, write):
+    """It covers nothing else."""
     one = (write("one.py", "a = 1"), find_module("one", [code]))[1]
     write("two.py", "a = 1")
     write("three.py", "a = 2")
@@ -57,8 +57,8 @@ def test_the_digest_is_of_the_source(code, write):
     assert find_module("three", [code]).digest != one.digest
 
 
-def test_the_first_folder_wins_and_the_interpreter_comes_last(code, write, tmp_path):
-    """As with ``sys.path``: one may have a module of one's own in place of an installed one."""
+def test_the_first_folder_wins_and_the_interpreter_is_last(code, write, tmp_path):
+    """As with ``sys.path``, a user's module can replace an installed one."""
     write("numpy.py")
     (tmp_path / "other").mkdir()
 
@@ -81,8 +81,8 @@ def test_the_first_folder_wins_and_the_interpreter_comes_last(code, write, tmp_p
         ("qqqq", "{code}-gone (which is not there)"),
     ],
 )
-def test_a_module_that_is_not_there_is_told_with_the_folders(code, write, name, message):
-    """And with the nearest name."""
+def test_a_missing_module_is_reported_with_the_folders(code, write, name, message):
+    """The error has the nearest name."""
     write("augment.py")
     write("package/__init__.py", BOMB)
     write("package/inner.py")
@@ -131,8 +131,8 @@ DEFINED = (
 
 
 @pytest.mark.parametrize("name", DEFINED.split())
-def test_what_a_module_defines_at_its_top_level_is_seen(code, write, name):
-    """However it is bound, and nothing runs for it."""
+def test_the_top_level_definitions_of_a_module_are_found(code, write, name):
+    """This covers every kind of binding, and executes nothing."""
     write("names.py", BOMB + NAMES)
 
     assert function_problems(f"names:{name}", [code]) == []
@@ -193,10 +193,10 @@ if names:
         *[(name, None) for name in ("run", "late", "twice", "made", "alias", "taken", "perhaps")],
     ],
 )
-def test_what_plainly_cannot_be_called_is_a_problem(code, write, name, what):
-    """As far as the source tells for sure.
+def test_objects_that_clearly_cannot_be_called_are_a_problem(code, write, name, what):
+    """The source text must be unambiguous.
 
-    Nothing is said where a decorator or an import may have made it a function.
+    Objects of a decorator or an import are not reported, because they may be functions.
     """
     write("values.py", BOMB + VALUES)
 
@@ -207,7 +207,7 @@ def test_what_plainly_cannot_be_called_is_a_problem(code, write, name, what):
 
 @pytest.mark.parametrize("missing", ["nomodule", "datasets", "x"])
 def test_only_a_near_module_is_proposed(code, write, missing):
-    """There are always some, among all that are installed, that only look similar."""
+    """Some installed modules always have a name that is merely similar."""
     for module in ("mdurl", "dataclasses", "augment"):
         write(f"{module}.py")
 
@@ -217,8 +217,8 @@ def test_only_a_near_module_is_proposed(code, write, missing):
     assert "did you mean" not in str(told.value)
 
 
-def test_a_misspelt_function_is_told_with_the_nearest_name(code, write):
-    """And where nothing is near, with all names."""
+def test_a_misspelt_function_is_reported_with_the_nearest_name(code, write):
+    """Without a near name, the error lists all names."""
     write("names.py", "def augment(): ...\ndef other(): ...")
 
     assert function_problems("names:augmnet", [code])[0].endswith("; did you mean augment?")
@@ -227,8 +227,8 @@ def test_a_misspelt_function_is_told_with_the_nearest_name(code, write):
 
 
 @pytest.mark.parametrize("text", ["from other import *", "def __getattr__(name): ..."])
-def test_where_nobody_can_tell_every_name_passes(code, write, text):
-    """What is imported with a star is not looked for."""
+def test_after_a_star_import_every_name_passes(code, write, text):
+    """The imported module is not searched."""
     write("names.py", text)
 
     assert function_problems("names:anything", [code]) == []
@@ -238,7 +238,7 @@ def test_where_nobody_can_tell_every_name_passes(code, write, text):
     ("text", "problem"), [("def f(:\n", "names.py, line 1 is no Python: "), ("a = '\0'", "names.py")]
 )
 def test_a_module_that_is_no_python_is_a_problem(code, write, text, problem):
-    """With its line."""
+    """The problem has its line."""
     write("names.py", text)
 
     assert problem in function_problems("names:f", [code])[0]
@@ -248,8 +248,8 @@ def test_a_module_that_is_no_python_is_a_problem(code, write, text, problem):
 @pytest.mark.parametrize(
     "text", ["", "module", "module:", ":name", "a b:c", "a.:b", "a:b.", "1a:b", "a:b:c", "a" * 300 + ":b"]
 )
-def test_what_names_no_function_is_refused(text):
-    """With how it is written."""
+def test_text_that_names_no_function_is_refused(text):
+    """The error has the right form."""
     with pytest.raises(ValueError, match=r"must be written as .package\.module:name"):
         parse_function(text)
 
@@ -259,7 +259,7 @@ def test_what_names_no_function_is_refused(text):
 
 @pytest.mark.usefixtures("importable")
 def test_a_function_is_imported_from_the_folders(write):
-    """Or a class, or what is in one."""
+    """Classes and members of classes are imported, too."""
     write("mine.py", "class Kind:\n    @staticmethod\n    def method(): return 7\ndef function(): return 8")
 
     assert load("mine:function")() == 8
@@ -280,8 +280,8 @@ def test_a_function_is_imported_from_the_folders(write):
         ("", "other:f", "there is no module other"),
     ],
 )
-def test_what_cannot_be_imported_is_told(write, text, name, message):
-    """Whatever the module does; the process lives on."""
+def test_failed_imports_are_reported(write, text, name, message):
+    """The module may do anything; the process survives."""
     write("mine.py", text)
 
     with pytest.raises(FunctionUnusable) as told:
@@ -291,8 +291,8 @@ def test_what_cannot_be_imported_is_told(write, text, name, message):
 
 
 @pytest.mark.usefixtures("importable")
-def test_the_place_of_a_failed_import_is_told(write):
-    """The line that imports the missing module, also two modules deep, without the machinery."""
+def test_the_place_of_a_failed_import_is_reported(write):
+    """It is the line that imports the missing module, also two modules deep, without importlib."""
     outer = write("mine.py", "import deeper_one")
     inner = write("deeper_one.py", "\nimport not_there_at_all")
 
@@ -308,7 +308,7 @@ def test_the_place_of_a_failed_import_is_told(write):
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_source_that_has_changed_is_not_run(code, write):
+def test_a_changed_source_is_not_executed(code, write):
     """It would make other bytes at the same positions."""
     write("mine.py", "def f(): ...")
     expect([str(code)], {"mine": find_module("mine", [code]).digest})
@@ -319,15 +319,15 @@ def test_a_source_that_has_changed_is_not_run(code, write):
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_name_that_is_taken_is_told(write):
-    """The process has another module of this name already, which would be used in silence."""
+def test_a_name_conflict_is_reported(write):
+    """The process has imported another module of this name, and would silently use that one."""
     write("numpy.py", "def f(): ...")
 
     with pytest.raises(FunctionUnusable, match=r"gives .*numpy/__init__\.py instead of .*give yours another name"):
         load("numpy:f")
 
 
-# --- what is raised -------------------------------------------------------------------------------
+# --- exceptions -----------------------------------------------------------------------------------
 
 
 def deep(levels):
@@ -336,8 +336,8 @@ def deep(levels):
     raise KeyError("no such key")
 
 
-def test_an_exception_is_told_with_its_innermost_places_first():
-    """So what matters is still there where the text is cut."""
+def test_an_exception_is_reported_with_its_innermost_places_first():
+    """So they remain when the text is cut."""
     with pytest.raises(FunctionFailed) as told:
         call(deep, 1)
 
@@ -381,16 +381,16 @@ class Rude(Exception):  # noqa: N818  says what it is
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_whatever_is_raised_is_told_on_a_line(error, first):
-    """Nothing that a terminal would act upon is in it, and it cannot be endless."""
+def test_every_exception_is_reported_on_one_line(error, first):
+    """The text is limited, and has nothing that a terminal would execute."""
     with pytest.raises(FunctionFailed) as told:
         call(raise_, error)
 
     assert str(told.value).splitlines()[0] == first
 
 
-def test_the_cause_is_told():
-    """What led to it often says more."""
+def test_the_cause_is_reported():
+    """The cause often says more than the exception."""
 
     def wrapped():
         try:
@@ -403,8 +403,8 @@ def test_the_cause_is_told():
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(12, "no memory"), OSError(24, "too many files")])
-def test_what_is_the_processs_own_fault_is_raised(error):
-    """A good sample is not called bad for it."""
+def test_faults_of_the_process_itself_are_raised(error):
+    """They do not turn a good sample into a bad one."""
     with pytest.raises(type(error)):
         call(raise_, error)
 
@@ -413,7 +413,7 @@ def test_what_is_the_processs_own_fault_is_raised(error):
 
 
 class Tensor:
-    """What a tensor of torch or TensorFlow has, as far as it matters here."""
+    """The part of a tensor of torch or TensorFlow that batchd uses."""
 
     def __init__(self, array):
         self._array = array
@@ -425,7 +425,7 @@ class Tensor:
 
 
 class Picture:
-    """What an image of PIL has."""
+    """The part of an image of PIL that batchd uses."""
 
     def __init__(self, array):
         self.__array_interface__ = array.__array_interface__
@@ -452,8 +452,8 @@ class Picture:
         ("uint8[2,2]", np.arange(16, dtype=np.uint8).reshape(4, 4)[::2, ::-2], np.array([[3, 1], [11, 9]], np.uint8)),
     ],
 )
-def test_a_value_as_declared_is_taken(text, value, expected):
-    """Arrays of any library, and numbers of Python, which have no dtype of their own."""
+def test_a_value_of_the_declared_type_is_accepted(text, value, expected):
+    """It is an array of any library, or a number of Python, which has no dtype."""
     array = checked_value(parse_column("x", text), value)
 
     assert array.dtype == expected.dtype
@@ -486,22 +486,22 @@ def test_a_value_as_declared_is_taken(text, value, expected):
         ("int64", "7", "'x' is str instead of int64"),
     ],
 )
-def test_a_value_that_is_not_as_declared_is_told(text, value, message):
-    """With what it is, and what was declared; nothing is cast in silence."""
+def test_a_value_of_another_type_is_reported(text, value, message):
+    """The error has its type and the declared one; nothing is cast silently."""
     with pytest.raises(NotAsDeclared, match=message):
         checked_value(parse_column("x", text), value)
 
 
-def test_a_value_that_cannot_become_an_array_is_told_by_whom():
-    """A tensor on a graphics card says itself what to do."""
+def test_the_error_of_a_value_that_cannot_become_an_array_is_reported():
+    """A tensor on a GPU has a remedy in its own error."""
     with pytest.raises(FunctionFailed, match=r"TypeError: use Tensor\.cpu\(\)"):
         checked_value(parse_column("x", "float32"), Tensor(TypeError("use Tensor.cpu()")))
     with pytest.raises(FunctionFailed, match="ValueError"):
         checked_value(parse_column("x", "float32[2]"), [[1], [2, 3]])
 
 
-def test_bytes_and_text_are_taken_as_they_are():
-    """Each kind of bytes."""
+def test_bytes_and_text_are_accepted_unchanged():
+    """The test has each kind of bytes."""
     for value in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
         assert bytes(checked_value(parse_column("x", "image"), value)) == b"abc"
     assert checked_value(parse_column("x", "text"), "abc") == "abc"
