@@ -1,4 +1,4 @@
-"""Registration in the gateway, and links whose connections end at odd moments."""
+"""Registration in the gateway, and links whose connections end at unexpected moments."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ REGISTER = Register(LINK_VERSION, "1.2.3", CONTENT_VERSION, "pod-1", "node-1", 7
 
 
 class Events:
-    """What the loop is told."""
+    """The events that the loop gets."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int, str]] = []
@@ -75,7 +75,7 @@ def connect(hosts) -> Iterator[Any]:
 
 
 def read(hosts) -> None:
-    """Wait for a message, and read all that there are."""
+    """Wait for a message, and read all available ones."""
     assert hosts.router.poll(int(PATIENCE_S * 1000))
     hosts.receive({hosts.router: zmq.POLLIN})
 
@@ -92,18 +92,18 @@ def register(hosts, host, **differently: Any) -> Message:
 
 
 def late_registration(hosts, connect) -> list[zmq.Frame]:
-    """A ``Register`` that nobody has looked at, of a connection that is gone."""
+    """An unread ``Register`` of a connection that has ended."""
     leaving = connect()
     leaving.send(REGISTER.encode())
     assert hosts.router.poll(int(PATIENCE_S * 1000))
     frames = hosts.router.recv_multipart(copy=False)
     leaving.close()
-    wait_until(lambda: hosts.note_ends() or not len(hosts._guard), "the connection is gone")
+    wait_until(lambda: hosts.note_ends() or not len(hosts._guard), "the connection has ended")
     return frames
 
 
-def test_a_link_that_begins_after_its_end_was_reported_is_ended_all_the_same(hosts, connect, events) -> None:
-    """At once if ZeroMQ knows it, else in some ticks: no end is reported again."""
+def test_a_link_that_begins_after_the_report_of_its_end_is_ended_all_the_same(hosts, connect, events) -> None:
+    """It ends at once if ZeroMQ knows it, else after some ticks: no second report follows."""
     routing, head = late_registration(hosts, connect)
 
     hosts._register(routing.bytes, head, REGISTER)
@@ -117,8 +117,8 @@ def test_a_link_that_begins_after_its_end_was_reported_is_ended_all_the_same(hos
     assert not hosts.links.by_descriptor
 
 
-def test_a_living_link_whose_descriptor_a_dead_one_had_is_told_of_its_end(hosts, connect, events) -> None:
-    """A late ``Register`` of a dead connection comes with a number that another has by now."""
+def test_a_living_link_with_the_descriptor_of_a_dead_one_gets_its_own_end(hosts, connect, events) -> None:
+    """A late ``Register`` of a dead connection has a number that another connection uses now."""
     living = connect()
     first = register(hosts, living)
     assert isinstance(first, Admitted)
@@ -136,8 +136,8 @@ def test_a_living_link_whose_descriptor_a_dead_one_had_is_told_of_its_end(hosts,
     assert list(hosts.links.by_number) == [again.link]
 
 
-def test_a_worker_host_that_reads_nothing_is_ended(hosts, connect, events) -> None:
-    """Its orders go to others; ZeroMQ says that its queue is full."""
+def test_a_worker_host_that_reads_nothing_is_disconnected(hosts, connect, events) -> None:
+    """Its orders go to other hosts; ZeroMQ reports that its queue is full."""
 
     class Full:
         """A ROUTER whose queues are full."""
@@ -157,7 +157,7 @@ def test_a_worker_host_that_reads_nothing_is_ended(hosts, connect, events) -> No
 
 
 def test_two_connections_with_one_name_are_two_links(hosts, events) -> None:
-    """ZeroMQ keeps the first; a name is no right."""
+    """ZeroMQ keeps the first; a name gives no permission."""
     with zmq.Context() as context:
         pair = [context.socket(zmq.DEALER) for _ in range(2)]
         for one in pair:
@@ -173,7 +173,7 @@ def test_two_connections_with_one_name_are_two_links(hosts, events) -> None:
 
 
 def test_a_host_that_registers_too_often_waits(hosts, connect) -> None:
-    """Without keys; with keys ZeroMQ's handshakes are limited."""
+    """This limit is for hosts without keys; with keys ZeroMQ's handshakes are limited."""
     hosts._rate = HandshakeRate(burst=1, per_s=0.0001)
     assert isinstance(register(hosts, connect()), Admitted)
     refused = register(hosts, connect())
@@ -182,8 +182,8 @@ def test_a_host_that_registers_too_often_waits(hosts, connect) -> None:
 
 
 @pytest.mark.parametrize("field", ["version", "content_version"])
-def test_versions_must_be_equal_and_both_are_named(field) -> None:
-    """Newer is as wrong as older; the version of the program alone does not matter."""
+def test_versions_must_be_equal_and_the_error_names_both(field) -> None:
+    """A newer version is as wrong as an older one; the program's version alone does not matter."""
     fields = {name: getattr(REGISTER, name) for name in REGISTER.field_names}
     assert mismatch(Register(**{**fields, "batchd": "9.9"})) == ""
     for other in (fields[field] - 1, fields[field] + 1):
@@ -193,10 +193,8 @@ def test_versions_must_be_equal_and_both_are_named(field) -> None:
         assert "(9?.9)" in text
 
 
-def test_a_host_is_sent_to_the_gateway_with_fewer_links_and_admitted_here_when_it_returns(
-    hosts, connect, events
-) -> None:
-    """It says where it was not admitted."""
+def test_a_host_is_sent_to_the_gateway_with_fewer_links_and_admitted_here_if_it_returns(hosts, connect, events) -> None:
+    """The host names the gateway that did not admit it."""
     assert isinstance(register(hosts, connect()), Admitted)
     hosts.placement.tell([1, 0])
     host = connect()
@@ -206,8 +204,8 @@ def test_a_host_is_sent_to_the_gateway_with_fewer_links_and_admitted_here_when_i
     assert isinstance(register(hosts, host, not_at=[1]), Admitted)
 
 
-def test_a_gateway_with_its_part_of_the_hosts_of_a_key_sends_the_next_one_elsewhere(hosts, connect) -> None:
-    """It is refused when no other gateway admits it, with the limit of each."""
+def test_a_gateway_with_its_share_of_the_hosts_of_a_key_sends_the_next_one_elsewhere(hosts, connect) -> None:
+    """The host is refused if no other gateway admits it, with the limit of each."""
     hosts.rules = replace(RULES, links_per_key=1, gateways=2)
     hosts.placement.tell([0, 9])
     assert isinstance(register(hosts, connect()), Admitted)
@@ -219,7 +217,7 @@ def test_a_gateway_with_its_part_of_the_hosts_of_a_key_sends_the_next_one_elsewh
 
 
 def test_a_host_of_another_version_is_refused_and_not_sent_elsewhere(hosts, connect) -> None:
-    """Every gateway would."""
+    """Every gateway would refuse it."""
     hosts.placement.tell([0, 0])
     hosts.placement.tell([5, 0])
     refused = register(hosts, connect(), version=LINK_VERSION + 1)

@@ -1,4 +1,4 @@
-"""The table of orders at remote workers: who may write rows, and when nobody may any more."""
+"""The table of orders at remote workers: which worker may write rows, and until when."""
 
 from typing import cast
 
@@ -20,7 +20,7 @@ STREAM = HostStream(1, "photos", LAYOUT, cast("IndexMemory", None), serve_messag
 
 @pytest.fixture
 def table() -> OrderTable:
-    """One link, one worker."""
+    """A table with one link and one worker."""
     table = OrderTable()
     table.add_worker(11, 0)
     return table
@@ -45,8 +45,8 @@ def test_an_order_is_found_under_its_link_and_worker_only(table) -> None:
     assert [table.find(*key) for key in ((11, 1, 1), (12, 0, 1), (11, 0, 2), (13, 0, 1), (11, 7, 1))] == [None] * 5
 
 
-def test_a_withdrawn_order_has_no_memory_that_could_be_written(table) -> None:
-    """It stays, since the worker host is not done with it."""
+def test_a_withdrawn_order_has_no_writable_memory(table) -> None:
+    """It stays in the table, because the worker host still works on it."""
     given = order()
     table.give(given)
     table.withdraw(given)
@@ -56,7 +56,7 @@ def test_a_withdrawn_order_has_no_memory_that_could_be_written(table) -> None:
 
 
 def test_the_orders_of_a_worker_end_with_it(table) -> None:
-    """Those of the link's others stay."""
+    """The orders of the link's other workers stay."""
     table.add_worker(11, 1)
     table.give(order(number=1))
     other = order(worker=1, number=2)
@@ -73,14 +73,14 @@ def test_the_orders_of_a_worker_end_with_it(table) -> None:
 
 
 def test_an_order_is_given_once(table) -> None:
-    """Its number would name two."""
+    """Otherwise its number would be ambiguous."""
     table.give(order())
     with pytest.raises(AssertionError, match="given before"):
         table.give(order())
 
 
-def test_an_order_more_is_sent_when_another_has_ended(table) -> None:
-    """Until then the worker host has never heard of it."""
+def test_a_further_order_is_sent_when_another_has_ended(table) -> None:
+    """Until then the worker host does not know it."""
     orders = [order(number=number) for number in range(1, ORDERS_MAX + 2)]
     for one in orders:
         table.give(one)
@@ -89,14 +89,14 @@ def test_an_order_more_is_sent_when_another_has_ended(table) -> None:
     assert table.find(11, 0, ORDERS_MAX + 1) is orders[-1]
     assert table.find_sent(11, 0, ORDERS_MAX + 1) is None
     table.withdraw(orders[0])
-    assert table.next_to_send(11, 0) is None, "the worker host has it still"
+    assert table.next_to_send(11, 0) is None, "the worker host still has it"
     table.end(orders[0])
     assert table.next_to_send(11, 0) is orders[-1]
     assert table.find_sent(11, 0, ORDERS_MAX + 1) is orders[-1]
 
 
-def test_the_bytes_that_may_come_are_those_of_the_rows_and_a_report(table) -> None:
-    """As they are on the wire, at most; for what was sent."""
+def test_the_expected_bytes_are_those_of_the_rows_and_a_report(table) -> None:
+    """They are the most bytes on the wire, for orders that were sent."""
     given = order()
     table.give(given)
     assert table.due_bytes(11) == 0
@@ -110,7 +110,7 @@ def test_the_bytes_that_may_come_are_those_of_the_rows_and_a_report(table) -> No
 
 
 class TableModel(RuleBasedStateMachine):
-    """The table against a plain set of what was given and not ended."""
+    """The table, compared with a plain set of the orders that were given and have not ended."""
 
     @initialize()
     def begin(self) -> None:

@@ -40,7 +40,7 @@ def page() -> bytearray:
 
 @pytest.fixture
 def frames(page) -> list[bytes]:
-    """Rows 2 to 9 of it."""
+    """The frames of its rows 2 to 9."""
     return frames_of(page, FIRST, COUNT)
 
 
@@ -52,11 +52,11 @@ def changed(frames, number, data) -> list[bytes]:
     return [*frames[:number], data, *frames[number + 1 :]]
 
 
-# --- written --------------------------------------------------------------------------------------
+# --- writes ---------------------------------------------------------------------------------------
 
 
 def test_rows_are_written_at_their_place_and_nowhere_else(frames) -> None:
-    """The rows before and behind, and the header, stay as they are."""
+    """The rows before and after them, and the header, stay unchanged."""
     former = random_rows(LAYOUT.rows, seed=1)
     slot = bytearray(former)
 
@@ -71,8 +71,8 @@ def test_rows_are_written_at_their_place_and_nowhere_else(frames) -> None:
 
 
 @given(st.integers(0, 15), st.integers(1, 16))
-def test_any_rows_come_out_as_they_went_in(first, count) -> None:
-    """What is copied out of a slot is what was written."""
+def test_rows_survive_the_copy_unchanged(first, count) -> None:
+    """A slot gets exactly the bytes that were copied out of another."""
     count = min(count, LAYOUT.rows - first)
     places = places_of(LAYOUT, [(first, count)])
     frames = frames_of(random_rows(LAYOUT.rows), first, count)
@@ -89,7 +89,7 @@ RUNS = st.sets(st.integers(0, LAYOUT.rows - 1), min_size=1).map(lambda rows: run
 
 @given(RUNS)
 def test_rows_with_gaps_are_written_at_their_places_and_nowhere_else(runs) -> None:
-    """The frames are those of a contiguous order; what lies in the gaps stays as it is."""
+    """The frames are those of a contiguous order; the gaps stay unchanged."""
     rows = list(rows_of(runs))
     made, former = random_rows(LAYOUT.rows), random_rows(LAYOUT.rows, seed=1)
     packed = bytearray(LAYOUT.slot_bytes)
@@ -113,7 +113,7 @@ def test_rows_with_gaps_are_written_at_their_places_and_nowhere_else(runs) -> No
 
 
 def test_frames_that_would_fill_the_gaps_are_refused(page) -> None:
-    """A host that sends the rows between its own, too, sends too many bytes."""
+    """A host that also sends the rows in the gaps sends too many bytes."""
     places = places_of(LAYOUT, [(2, 2), (7, 2)])
 
     with pytest.raises(RowsInvalid):
@@ -121,7 +121,7 @@ def test_frames_that_would_fill_the_gaps_are_refused(page) -> None:
 
 
 def test_a_difference_in_rows_with_gaps_names_the_row_of_the_batch(page) -> None:
-    """The third row of these is row 7."""
+    """The third row of the order is row 7 of the batch."""
     ours = frames_of(page, 0, 4)
     theirs = bytearray(page)
     field_array(memoryview(theirs), LAYOUT.fields[0], LAYOUT.rows)[2] += 1
@@ -130,24 +130,24 @@ def test_a_difference_in_rows_with_gaps_names_the_row_of_the_batch(page) -> None
 
 
 def test_the_header_page_is_never_written() -> None:
-    """It is the daemon's."""
+    """Only the daemon writes it."""
     with pytest.raises(AssertionError, match="header"):
         write(memoryview(bytearray(LAYOUT.slot_bytes)), [(Piece(HEADER_BYTES - 1, HEADER_BYTES),)], [b""])
 
 
-# --- refused --------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_too_few_and_too_many_frames_are_refused(frames) -> None:
-    """With both numbers."""
+    """The error has both numbers."""
     for wrong in ([], frames[:-1], [*frames, b""]):
         with pytest.raises(RowsInvalid, match=rf"^{len(wrong)} frames of rows came instead of {len(frames)}$"):
             check(wrong)
 
 
 @pytest.mark.parametrize("delta", [-1, 1])
-def test_a_frame_of_another_length_is_refused_whichever_it_is(frames, delta) -> None:
-    """Its number and both lengths are named; swapped ones are found, too."""
+def test_a_frame_of_another_length_is_refused_at_every_place(frames, delta) -> None:
+    """The error has its number and both lengths; swapped frames are found, too."""
     for number, frame in enumerate(frames):
         wrong = changed(frames, number, frame[:-1] if delta < 0 else frame + b"!")
         with pytest.raises(
@@ -160,7 +160,7 @@ def test_a_frame_of_another_length_is_refused_whichever_it_is(frames, delta) -> 
 
 @pytest.mark.parametrize("size", [-1, 41, 1 << 30, -(1 << 31)])
 def test_a_size_beyond_its_room_is_refused_before_anything_is_written(page, size) -> None:
-    """A reader would look at the memory behind."""
+    """A reader would read the memory after the room."""
     sizes = next(field for field in LAYOUT.fields if field.name == "text_length")
     field_array(memoryview(page), sizes, LAYOUT.rows)[FIRST + 3] = size
 
@@ -168,8 +168,8 @@ def test_a_size_beyond_its_room_is_refused_before_anything_is_written(page, size
         check(frames_of(page, FIRST, COUNT))
 
 
-def test_sizes_of_several_dimensions_are_checked_each() -> None:
-    """NAME_shape has one for each."""
+def test_each_size_of_several_dimensions_is_checked() -> None:
+    """NAME_shape has one size for each."""
     image = Field("image", "uint8", (4, 6, 3), Varying(PADDED, (0, 1)))
     sizes = sizes_field(image)
     assert sizes is not None
@@ -194,8 +194,8 @@ def report(bad=(), **work: Any) -> HostFilled:
     return HostFilled(1, 0, 9, NO_WORK._replace(**work), list(bad), "")
 
 
-def test_an_honest_report_is_taken() -> None:
-    """All of a chunk may be bad, slow and read twice."""
+def test_a_valid_report_is_accepted() -> None:
+    """All samples of a chunk may be bad, slow and read twice."""
     work = {"busy_us": 10_000_000, "parts_us": [9_000_000, 1_000_000], "read_bytes": 7 * 1000, "slow_rows": 7}
     check_report(report([(1, "a.jpg", "bad")] * 7, **work, slow=[(1, "a.jpg", 5)], cache_misses=14), 7, 1000, 10.0)
 
@@ -214,19 +214,19 @@ def test_an_honest_report_is_taken() -> None:
     ],
     ids=str,
 )
-def test_a_report_of_more_than_can_be_is_refused(work) -> None:
-    """Otherwise the daemon's sums would soon be numbers that no message carries."""
+def test_a_report_of_impossible_numbers_is_refused(work) -> None:
+    """Otherwise the daemon's sums would soon exceed the numbers that a message can carry."""
     with pytest.raises(RowsInvalid, match=r"^a worker (says|reports)"):
         check_report(report(**work), COUNT, 1000, 1.0)
 
 
-def test_more_bad_samples_than_rows_can_have_are_refused() -> None:
-    """A worker tries some substitutes for each row, and no more."""
+def test_more_bad_samples_than_rows_can_have_is_refused() -> None:
+    """A worker tries a limited number of substitutes for each row."""
     with pytest.raises(RowsInvalid, match="more samples than 1 rows can have"):
         check_report(report([(1, "", "")] * (TRIES_MAX + 1)), 1, 1000, 1.0)
 
 
-# --- compared -------------------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------------
 
 
 def frame_of(name: str) -> int:
@@ -244,13 +244,13 @@ def differing(frames, name, row, values, dtype) -> list[bytes]:
     return changed(frames, number, bytes(data))
 
 
-def test_equal_rows_differ_in_nothing(frames) -> None:
-    """However they are held."""
+def test_equal_rows_have_no_difference(frames) -> None:
+    """The type of the buffers does not matter."""
     assert difference(LAYOUT, ROWS, frames, [memoryview(frame) for frame in frames]) == ""
 
 
-def test_another_pixel_is_told_with_its_field_number_size_and_row(frames) -> None:
-    """One difference of 3 and one of 200, in the second and third of the rows."""
+def test_a_changed_pixel_is_reported_with_its_field_number_size_and_row(frames) -> None:
+    """One difference is 3 and one is 200, in the second and third of the rows."""
     ours = differing(frames, "image", 1, [10, 11, 12], np.uint8)
     theirs = differing(ours, "image", 1, [10, 14, 12], np.uint8)
     ours = differing(ours, "image", 2, [250], np.uint8)
@@ -262,14 +262,14 @@ def test_another_pixel_is_told_with_its_field_number_size_and_row(frames) -> Non
 
 
 def test_every_byte_of_every_frame_counts(frames) -> None:
-    """Also those of checksums, sizes, and behind a ragged sample."""
+    """This includes checksums, sizes, and the room after a ragged sample."""
     for number, frame in enumerate(frames):
         theirs = changed(frames, number, frame[:-1] + bytes([frame[-1] ^ 1]))
         assert "1 of " in difference(LAYOUT, ROWS, frames, theirs)
 
 
 def test_numbers_of_every_type_are_compared_bit_for_bit() -> None:
-    """NaN is equal to itself, zero is not minus zero, and large numbers do not overflow."""
+    """NaN equals itself, zero differs from minus zero, and large numbers do not overflow."""
     for dtype, ours, theirs, largest in (
         ("float32", np.nan, np.nan, None),
         ("float32", 0.0, -0.0, "0"),
@@ -287,6 +287,6 @@ def test_numbers_of_every_type_are_compared_bit_for_bit() -> None:
 
 
 def test_a_layout_without_varying_fields_needs_no_sizes() -> None:
-    """Most streams have none."""
+    """Most streams have no varying fields."""
     layout = replace(place_fields((Field("x", "uint8", (5,)),), 4))
     check_rows(layout, 2, places_of(layout, [(1, 2)]), [bytes(10)])

@@ -18,7 +18,7 @@ CONTENT = os.urandom(3 * INDEX_PART_BYTES + 5)
 
 @pytest.fixture
 def streams(monkeypatch) -> Iterator[HostStreams]:
-    """No stream; digests take a part at a time. Indexes end with the test."""
+    """Streams without an entry; digests take one part at a time. Indexes end with the test."""
     monkeypatch.setattr(module, "DIGESTED_AT_ONCE", INDEX_PART_BYTES)
     streams = HostStreams()
     yield streams
@@ -27,15 +27,15 @@ def streams(monkeypatch) -> Iterator[HostStreams]:
 
 
 def digest_all(streams) -> list[list[int]]:
-    """The streams that got ready, portion by portion."""
+    """The streams that became ready, portion by portion."""
     portions = []
     while streams.is_digesting:
         portions.append([stream.number for stream in streams.digest_some()])
     return portions
 
 
-def test_a_large_index_is_digested_in_portions_and_its_stream_ready_after_the_last(streams) -> None:
-    """So rows do not wait for it."""
+def test_a_large_index_is_digested_in_portions_and_then_its_stream_is_ready(streams) -> None:
+    """So rows do not wait for the digest."""
     assert streams.add(serve_message(), index_descriptor(CONTENT)) is None
     assert streams.ready() == []
 
@@ -45,7 +45,7 @@ def test_a_large_index_is_digested_in_portions_and_its_stream_ready_after_the_la
 
 
 def test_streams_over_one_source_share_its_index_and_one_digest(streams) -> None:
-    """They come with copies of one descriptor; one that comes later is ready at once."""
+    """They have copies of one descriptor; a later one is ready at once."""
     descriptor = index_descriptor(CONTENT)
     streams.add(serve_message(1, "a"), os.dup(descriptor))
     streams.add(serve_message(2, "b"), os.dup(descriptor))
@@ -58,7 +58,7 @@ def test_streams_over_one_source_share_its_index_and_one_digest(streams) -> None
 
 
 def test_equal_indexes_in_two_places_have_one_digest(streams) -> None:
-    """Hosts keep an index by its digest, so either will do."""
+    """Hosts keep an index by its digest, so both are equivalent."""
     for number in (1, 2):
         streams.add(serve_message(number), index_descriptor(b"same"))
     digest_all(streams)
@@ -67,8 +67,8 @@ def test_equal_indexes_in_two_places_have_one_digest(streams) -> None:
     assert streams.index(sha256(b"same").hexdigest()) is streams[2].index
 
 
-def test_a_stream_that_is_forgotten_is_digested_no_more(streams) -> None:
-    """Unless another stream has the same index."""
+def test_a_removed_stream_is_digested_no_more(streams) -> None:
+    """The digest continues if another stream has the same index."""
     descriptor = index_descriptor(CONTENT)
     streams.add(serve_message(1), os.dup(descriptor))
     streams.add(serve_message(2), descriptor)
@@ -79,8 +79,8 @@ def test_a_stream_that_is_forgotten_is_digested_no_more(streams) -> None:
     assert streams.index("") is None
 
 
-def test_a_host_gets_the_stream_as_a_worker_does(streams) -> None:
-    """With the name of its index, and its length."""
+def test_a_host_gets_the_same_stream_as_a_local_worker(streams) -> None:
+    """The message has the name and the length of its index."""
     streams.add(serve_message(), index_descriptor(CONTENT))
     digest_all(streams)
     (serve,) = streams[1].messages(77)
@@ -92,8 +92,8 @@ def test_a_host_gets_the_stream_as_a_worker_does(streams) -> None:
     assert streams[1].record_bytes_max == 1 << 20
 
 
-def test_quarantined_samples_travel_in_portions_that_a_message_can_carry(streams) -> None:
-    """The first of them with the stream."""
+def test_quarantined_samples_are_sent_in_portions_that_fit_into_a_message(streams) -> None:
+    """The first portion is sent with the stream."""
     streams.add(serve_message(), index_descriptor(b"x"))
     streams[1].quarantined.extend(range(2 * QUARANTINED_AT_ONCE + 1))
     serve, *more = streams[1].messages(77)
@@ -106,8 +106,8 @@ def test_quarantined_samples_travel_in_portions_that_a_message_can_carry(streams
     ]
 
 
-def test_the_parts_of_an_index_are_its_bytes() -> None:
-    """The last one is shorter; no part begins elsewhere."""
+def test_the_parts_of_an_index_make_up_its_bytes() -> None:
+    """The last part is shorter; parts begin only at fixed places."""
     index = IndexMemory(index_descriptor(CONTENT))
     offsets = range(0, len(CONTENT), INDEX_PART_BYTES)
     assert b"".join(index.part(offset) for offset in offsets) == CONTENT

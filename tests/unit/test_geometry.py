@@ -1,4 +1,4 @@
-"""The steps on paper: boxes, sizes and turns, and the statistics of the random ones."""
+"""The geometry steps on paper: boxes, sizes and turns, and statistics of the random ones."""
 
 import math
 
@@ -29,7 +29,7 @@ PADDED = Padding(0, 0, 600, 10)
 
 
 def plan(step, height, width, orientation=1, sample=0):
-    """Apply one step on paper to an image."""
+    """Apply one step to an image on paper."""
     RANDOM.start(0, sample, 0)
     geometry = Geometry(height, width, orientation, PIXELS_MAX)
     planner_for(step)(geometry, RANDOM.random)
@@ -37,12 +37,12 @@ def plan(step, height, width, orientation=1, sample=0):
 
 
 def random_boxes(step, height, width, count):
-    """Draw the boxes that ``count`` samples of the same size get."""
+    """Draw the boxes of ``count`` samples of the same size."""
     return np.array([plan(step, height, width, sample=sample).moves[0] for sample in range(count)])
 
 
 def torchvision_boxes(height, width, count):
-    """Draw boxes as torchvision documents it, with numbers of numpy's own."""
+    """Draw boxes as torchvision's documentation describes, with random numbers of numpy."""
     random = np.random.default_rng(0)
     boxes = []
     while len(boxes) < count:
@@ -56,16 +56,16 @@ def torchvision_boxes(height, width, count):
 
 
 def distance(one, other):
-    """Kolmogorov-Smirnov distance of two samples' distributions: 0 alike, 1 apart."""
+    """Kolmogorov-Smirnov distance of two samples' distributions: 0 equal, 1 disjoint."""
     points = np.sort(np.concatenate([one, other]))
     ranks = [np.searchsorted(np.sort(values), points, side="right") / len(values) for values in (one, other)]
     return np.abs(ranks[0] - ranks[1]).max()
 
 
 def test_random_boxes_stay_within_area_and_proportions():
-    """Areas from 8 % to all, proportions from 3:4 to 4:3, up to the rounding to pixels.
+    """Areas are from 8 % to all, proportions from 3:4 to 4:3, up to the rounding to pixels.
 
-    Always inside the image.
+    Boxes are always inside the image.
     """
     top, left, height, width = random_boxes(RandomResizedCrop(size=(224, 224)), 375, 500, 3000).T
 
@@ -80,8 +80,8 @@ def test_random_boxes_stay_within_area_and_proportions():
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (1000, 1000)])
-def test_random_boxes_are_distributed_as_torchvisions(height, width):
-    """Area and proportions follow the documented procedure, rejections included."""
+def test_random_boxes_have_the_distribution_of_torchvision(height, width):
+    """Area and proportions follow the documented procedure, including rejections."""
     boxes = random_boxes(RandomResizedCrop(size=(224, 224)), height, width, 4000)
     reference = torchvision_boxes(height, width, 4000)
 
@@ -89,8 +89,8 @@ def test_random_boxes_are_distributed_as_torchvisions(height, width):
     assert distance(boxes[:, 3] / boxes[:, 2], reference[:, 1] / reference[:, 0]) < 0.043
 
 
-def test_random_boxes_lie_anywhere_they_fit():
-    """The place of a box is uniform over all places that keep it inside, both ends included."""
+def test_random_boxes_are_uniform_over_all_places():
+    """The place of a box is uniform over all places inside the image, both ends included."""
     top, left, height, width = random_boxes(
         RandomResizedCrop(size=(8, 8), scale=(0.3, 0.3), ratio=(1, 1)), 40, 50, 4000
     ).T
@@ -112,19 +112,19 @@ def test_random_boxes_lie_anywhere_they_fit():
         (1, 1, Cut(0, 0, 1, 1)),
     ],
 )
-def test_where_no_random_box_fits_the_largest_in_the_middle_is_taken(height, width, box):
-    """After ten attempts: as wide or high as the proportions allow, in the middle, never empty."""
+def test_if_no_random_box_fits_the_largest_central_one_is_used(height, width, box):
+    """After ten attempts the box is as large as the proportions allow, central and not empty."""
     assert plan(RandomResizedCrop(size=(224, 224), scale=(1, 1)), height, width).moves[0] == box
 
 
-def test_the_whole_image_is_taken_where_only_that_is_in_range():
-    """All of the area in the proportions of the image."""
+def test_the_whole_image_is_used_if_only_that_is_in_range():
+    """The range allows only the whole area in the proportions of the image."""
     assert plan(RandomResizedCrop(size=(8, 8), scale=(1, 1), ratio=(1, 1)), 90, 90).moves[0] == Cut(0, 0, 90, 90)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.25, 0.5, 1.0])
-def test_flips_come_as_often_as_said(probability):
-    """Within four deviations for 10,000 samples; 0 is never and 1 is always."""
+def test_flips_have_the_configured_probability(probability):
+    """They are within four deviations for 10,000 samples; 0 is never and 1 is always."""
     step = RandomFlip(probability=probability)
 
     flipped = sum(plan(step, 4, 4, sample=sample).turn.horizontal for sample in range(10_000))
@@ -132,8 +132,8 @@ def test_flips_come_as_often_as_said(probability):
     assert abs(flipped - 10_000 * probability) <= 4 * math.sqrt(10_000 * probability * (1 - probability))
 
 
-def test_a_flip_is_horizontal_unless_told_otherwise():
-    """Left and right by default, top and bottom by name, and twice is not at all."""
+def test_a_flip_is_horizontal_by_default():
+    """It is vertical by name, and two flips cancel each other."""
     always = RandomFlip(probability=1)
     vertical = RandomFlip(probability=1, direction="vertical")
 
@@ -143,12 +143,12 @@ def test_a_flip_is_horizontal_unless_told_otherwise():
 
 
 def test_a_center_crop_takes_the_middle():
-    """Rounded to whole pixels."""
+    """The box is rounded to whole pixels."""
     assert plan(CenterCrop(size=(224, 200)), 256, 341).moves == [Cut(16, 70, 224, 200)]
 
 
 def test_a_center_crop_of_a_smaller_image_is_padded():
-    """Each side on its own: cut where there is too much, padded where there is too little."""
+    """Each dimension is independent: a larger one is cut, a smaller one is padded."""
     geometry = plan(CenterCrop(size=(100, 100)), 50, 300)
 
     assert geometry.moves == [Cut(0, 100, 50, 100), Padding(25, 0, 100, 100)]
@@ -156,13 +156,13 @@ def test_a_center_crop_of_a_smaller_image_is_padded():
 
 
 def test_shorter_side_keeps_proportions():
-    """The longer side is rounded down, whichever it is."""
+    """The longer side is rounded down in both orientations."""
     assert plan(Resize(shorter_side=256), 375, 500).moves == [Resampling(256, 341, "auto")]
     assert plan(Resize(shorter_side=256), 500, 375).moves == [Resampling(341, 256, "auto")]
     assert plan(Resize(shorter_side=256), 500, 375, orientation=6).moves == [Resampling(341, 256, "auto")]
 
 
-def test_resizing_a_very_long_image_is_refused_instead_of_filling_the_memory():
+def test_resizing_a_very_long_image_is_refused_and_does_not_fill_the_memory():
     """1 x 60,000 pixels to a shorter side of 2,000 would be 240 gigapixels."""
     with pytest.raises(SampleUndecodable, match="more than the 100000000 pixels of max_pixels"):
         plan(Resize(shorter_side=2_000), 1, 60_000)
@@ -183,7 +183,7 @@ def test_resizing_a_very_long_image_is_refused_instead_of_filling_the_memory():
     ],
 )
 def test_decoding_shrinks_no_further_than_the_first_scaling_needs(moves, factor):
-    """What is scaled keeps at least the size it is scaled to."""
+    """The decoded image has at least the size to which it is scaled."""
     assert decode_factor(moves, 600, 800) == factor
 
 
@@ -199,18 +199,18 @@ def test_decoding_shrinks_no_further_than_the_first_scaling_needs(moves, factor)
         ([Cut(0, 801, 600, 0), PADDED], True, DecodePlan(1, Cut(0, 0, 600, 801), [Cut(0, 801, 600, 0), PADDED])),
     ],
 )
-def test_what_is_decoded_is_the_first_cut_and_no_more(moves, is_scaled, plan):
-    """The moves that are left begin behind it.
+def test_only_the_first_crop_is_decoded(moves, is_scaled, plan):
+    """The remaining moves follow it.
 
-    A cut of nothing is left to itself, as no decoder makes nothing.
+    An empty crop stays a move, because no decoder makes an empty image.
     """
     assert plan_decoding(moves, 600, 801, is_scaled=is_scaled) == plan
 
 
 def test_a_box_keeps_its_size_and_place_at_a_smaller_scale():
-    """For every box and factor.
+    """This holds for every box and factor.
 
-    Inside the decoded image, within a pixel of where it was, and never smaller than needed.
+    The box is inside the decoded image, within a pixel of its place, and never smaller than needed.
     """
     random = np.random.default_rng(0)
     for _ in range(2000):

@@ -15,7 +15,7 @@ from support.source_files import make, nothing, scan_files
 
 
 def scan(root: Path, *patterns: str, **changes: object):
-    """The index of a glob source."""
+    """Return the index of a glob source."""
     return scan_files(GlobSource(root=root, patterns=patterns, **changes))
 
 
@@ -23,8 +23,8 @@ def names_of(index) -> list[str]:
     return [index.name(sample).decode() for sample in range(len(index))]
 
 
-def test_files_that_match_are_taken_once_folder_by_folder(tmp_path) -> None:
-    """Several patterns may find the same file; their order means nothing."""
+def test_matching_files_are_listed_once_folder_by_folder(tmp_path) -> None:
+    """Several patterns may find the same file; the order of patterns has no effect."""
     make(tmp_path, "b/2.jpg", "b/10.jpg", "a/x/1.jpg", "a/1.png", "a/note.txt", "c.jpg", "a-b/0.jpg")
     expected = ["c.jpg", "a/1.png", "a-b/0.jpg", "a/x/1.jpg", "b/10.jpg", "b/2.jpg"]
 
@@ -35,23 +35,23 @@ def test_files_that_match_are_taken_once_folder_by_folder(tmp_path) -> None:
         assert index.class_names == ("",)
 
 
-def test_a_pattern_says_what_a_file_is_not_its_ending(tmp_path) -> None:
-    """Whoever names a file means it."""
+def test_the_pattern_alone_selects_a_file_not_its_ending(tmp_path) -> None:
+    """A pattern that names a file includes it."""
     make(tmp_path, "a.tiff", "b", "c.jpg")
 
     assert names_of(scan(tmp_path, "*")) == ["a.tiff", "b", "c.jpg"]
 
 
-def test_hidden_files_are_taken_where_the_pattern_has_the_dot(tmp_path) -> None:
-    """As in a shell."""
+def test_hidden_files_match_only_patterns_with_the_dot(tmp_path) -> None:
+    """A shell does the same."""
     make(tmp_path, ".a.jpg", "b.jpg", ".cache/c.jpg")
 
     assert names_of(scan(tmp_path, "**/*.jpg")) == ["b.jpg"]
     assert names_of(scan(tmp_path, ".*", ".cache/*")) == [".a.jpg", ".cache/c.jpg"]
 
 
-def test_labels_may_be_the_folders_in_their_order(tmp_path) -> None:
-    """Only of those that hold something that matches."""
+def test_labels_may_be_the_sorted_folders(tmp_path) -> None:
+    """Only folders with a matching file get a label."""
     make(tmp_path, "train/owl/1.jpg", "train/cat/1.jpg", "train/cat/2.jpg", "train/none/x.txt", "train/cat/big/3.jpg")
 
     index = scan(tmp_path, "train/**/*.jpg", classes="folder")
@@ -65,8 +65,8 @@ def test_labels_may_be_the_folders_in_their_order(tmp_path) -> None:
     }
 
 
-def test_folders_that_cannot_match_are_not_looked_into(tmp_path) -> None:
-    """Else one that is a link to itself, or that nobody may read, would be an error."""
+def test_folders_that_cannot_match_are_not_opened(tmp_path) -> None:
+    """A link to itself, or a folder without permission, would otherwise be an error."""
     make(tmp_path, "photos/1.jpg", "other/x.jpg")
     (tmp_path / "other/loop").symlink_to(tmp_path / "other")
 
@@ -75,8 +75,8 @@ def test_folders_that_cannot_match_are_not_looked_into(tmp_path) -> None:
         scan(tmp_path, "**")
 
 
-def test_nothing_that_matches_is_an_error_that_names_the_patterns(tmp_path) -> None:
-    """And the folder."""
+def test_patterns_without_a_match_are_an_error_that_names_them(tmp_path) -> None:
+    """The error names the folder, too."""
     make(tmp_path, "a.png")
 
     with pytest.raises(SourceInvalid, match=rf"no file below {tmp_path} matches '\*\.jpg', 'b/\*'"):
@@ -84,8 +84,8 @@ def test_nothing_that_matches_is_an_error_that_names_the_patterns(tmp_path) -> N
 
 
 @pytest.mark.parametrize("pattern", ["/a", "../a", "{a", "a**"])
-def test_wrong_patterns_are_found_without_looking_at_any_file(tmp_path, pattern) -> None:
-    """By `batchd check`, as at the start."""
+def test_wrong_patterns_are_found_without_opening_any_file(tmp_path, pattern) -> None:
+    """`batchd check` and the start of the daemon report them."""
     source = GlobSource(root=tmp_path, patterns=("*.jpg", pattern))
 
     (problem,) = KINDS[GlobSource].problems(source, Storage())
@@ -94,8 +94,8 @@ def test_wrong_patterns_are_found_without_looking_at_any_file(tmp_path, pattern)
         scan_source(source, nothing, IndexCache(None), Storage())
 
 
-def test_a_root_that_is_not_there_is_named(tmp_path) -> None:
-    """Or is a file."""
+def test_a_missing_root_is_named(tmp_path) -> None:
+    """A root that is a file is named, too."""
     make(tmp_path, "file")
 
     assert KINDS[GlobSource].problems(GlobSource(root=tmp_path / "no", patterns=("*",)), Storage()) == [
@@ -107,7 +107,7 @@ def test_a_root_that_is_not_there_is_named(tmp_path) -> None:
 
 
 def test_a_path_that_does_not_fit_into_its_field_is_refused_by_name(tmp_path) -> None:
-    """Nothing is cut."""
+    """The path is not cut."""
     make(tmp_path, "short.jpg", "folder/longer.jpg")
 
     assert len(scan(tmp_path, "**/*.jpg", path_bytes=len("folder/longer.jpg"))) == 2
@@ -116,7 +116,7 @@ def test_a_path_that_does_not_fit_into_its_field_is_refused_by_name(tmp_path) ->
 
 
 def test_names_that_are_no_text_are_matched_and_kept(tmp_path) -> None:
-    """A name is bytes."""
+    """A name can have any bytes."""
     raw = os.path.join(os.fsencode(tmp_path), b"\xff\xfe.jpg")  # noqa: PTH118
     with open(raw, "wb"):  # noqa: PTH123
         pass
@@ -126,7 +126,7 @@ def test_names_that_are_no_text_are_matched_and_kept(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"patterns": ()}, {"path_bytes": -1}, {"path_bytes": 4097}, {"root": Path()}])
-def test_settings_that_cannot_be_are_refused(changes) -> None:
-    """By the key's name."""
+def test_invalid_settings_are_refused(changes) -> None:
+    """The error has the name of the key."""
     with pytest.raises(ValueError, match=next(iter(changes))):
         GlobSource(**{"root": Path("/a"), "patterns": ("*",)} | changes)

@@ -1,4 +1,4 @@
-"""What a trainer is told of a better way."""
+"""Hints to a trainer about a better way to connect or to read."""
 
 import logging
 import os
@@ -11,8 +11,8 @@ from batchd_client.hints import log_once, shared_batches_hint, shared_memory_hin
 FAR = "tcp://bigbox:7070"
 
 
-def test_a_directory_that_is_here_is_only_named(tmp_path: Path) -> None:
-    """That is all that the trainer needs."""
+def test_an_accessible_directory_is_only_named(tmp_path: Path) -> None:
+    """The trainer needs only its name."""
     (tmp_path / "lifeline.sock").touch()
 
     assert shared_memory_hint(FAR, f"ipc://{tmp_path}") == (
@@ -21,8 +21,8 @@ def test_a_directory_that_is_here_is_only_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_directory_that_is_not_here_is_to_be_shared(tmp_path: Path, exists: bool) -> None:
-    """We are in a container, or the daemon is; one of the same name may be there and be another."""
+def test_an_inaccessible_directory_is_to_be_shared(tmp_path: Path, exists: bool) -> None:
+    """Trainer or daemon may be in a container; a directory of the same name may be another one."""
     directory = tmp_path / "run"
     if exists:
         directory.mkdir()
@@ -32,8 +32,8 @@ def test_a_directory_that_is_not_here_is_to_be_shared(tmp_path: Path, exists: bo
     )
 
 
-def test_a_directory_that_is_closed_is_here(tmp_path: Path, monkeypatch) -> None:
-    """Connecting to it says which group opens it."""
+def test_a_closed_directory_exists(tmp_path: Path, monkeypatch) -> None:
+    """The error of a connection names the group that may open it."""
 
     def refuse(_path: object) -> None:
         raise PermissionError
@@ -44,13 +44,13 @@ def test_a_directory_that_is_closed_is_here(tmp_path: Path, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("odd", ["tcp://elsewhere:1", "ipc://", "http://x", "ipc:///" + "a" * 200])
-def test_what_is_no_directory_of_ours_is_never_an_error(odd: str) -> None:
-    """The daemon may say anything; it is only a hint."""
+def test_an_unknown_directory_is_never_an_error(odd: str) -> None:
+    """The daemon may send any text; it is only a hint."""
     assert "is not seen from here" in shared_memory_hint(FAR, odd)
 
 
-def test_a_hint_is_given_once(caplog) -> None:
-    """At INFO."""
+def test_a_hint_is_logged_once(caplog) -> None:
+    """Its level is INFO."""
     log_once.cache_clear()
     with caplog.at_level(logging.INFO, "batchd_client"):
         for _ in range(3):
@@ -63,8 +63,8 @@ def test_a_hint_is_given_once(caplog) -> None:
     ("ranks", "said"),
     [(4, None), (5, "4 batches for 5 ranks"), (16, "fewer samples"), (17, "and some of them the same")],
 )
-def test_ranks_that_share_batches_are_told(ranks: int, said: str | None) -> None:
-    """Where an epoch of 16 samples has 4 batches."""
+def test_ranks_that_share_batches_get_a_hint(ranks: int, said: str | None) -> None:
+    """An epoch of 16 samples has 4 batches here."""
     text = shared_batches_hint("photos", ranks, 4, 16)
 
     assert text is None if said is None else said in str(text)

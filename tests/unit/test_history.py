@@ -1,6 +1,6 @@
-"""The last quarter of an hour that the page plots.
+"""The last quarter of an hour, which the page plots.
 
-What is kept, for how long, and how much of it at most.
+The tests cover its values, its period, and its limit of memory.
 """
 
 import json
@@ -31,7 +31,7 @@ TICK = 1_000
 
 
 def overview(**changes: Any) -> Overview:
-    """What there is to see of a made daemon."""
+    """The overview of a simulated daemon."""
     return replace(overview_between(*two_looks(waits={"workers_s": 4.0})), **changes)
 
 
@@ -41,8 +41,8 @@ def series(history: History, kind: str, *of: str, tick: int = TICK) -> list[floa
     return found["values"]
 
 
-def test_what_was_stands_where_it_was():
-    """The newest last, and nothing where nothing was known."""
+def test_values_stay_at_their_times():
+    """The newest value is last, and an unknown value is None."""
     history = History()
     history.add(TICK - 3, overview())
     history.add(TICK, overview())
@@ -53,18 +53,18 @@ def test_what_was_stands_where_it_was():
     assert series(history, WAIT_KIND, "photos", "train-01", "0")[-1] == 0.4
 
 
-def test_a_daemon_that_says_nothing_leaves_a_gap():
-    """The plots go on, without it."""
+def test_a_daemon_that_does_not_answer_leaves_a_gap():
+    """The plots continue without its values."""
     history = History()
     history.add(TICK, overview())
 
-    assert series(history, "decoded_per_s", "photos", tick=TICK + 1)[-1] == 1000.0, "the next point is yet to come"
+    assert series(history, "decoded_per_s", "photos", tick=TICK + 1)[-1] == 1000.0, "the next point is not complete yet"
     assert series(history, "decoded_per_s", "photos", tick=TICK + 3)[-4:] == [1000.0, None, None, None]
     assert series(history, "decoded_per_s", "photos", tick=TICK + POINTS) == [None] * POINTS
 
 
-def test_what_is_older_than_the_plots_is_forgotten():
-    """With the names that it had."""
+def test_values_older_than_the_plots_are_removed():
+    """Their names are removed, too."""
     history = History()
     gone = replace(overview().streams[0], name="gone")
     history.add(TICK - POINTS, overview(streams=(gone,)))
@@ -74,8 +74,8 @@ def test_what_is_older_than_the_plots_is_forgotten():
     assert {one["of"][0] for one in history.plain(TICK)} == {"photos"}
 
 
-def test_memory_is_bounded_whatever_there_is():
-    """What more there are count together: rates as their sum, waiting as the worst."""
+def test_memory_is_limited_for_any_number_of_series():
+    """Further series count together: rates as their sum, waiting as the worst value."""
     stream, trainer = overview().streams[0], overview().trainers[0]
     parts = tuple((f"step {number}", 1.0) for number in range(100))
     streams = tuple(replace(stream, name=f"stream {number}", parts=parts) for number in range(100))
@@ -91,8 +91,8 @@ def test_memory_is_bounded_whatever_there_is():
     assert series(history, PART_KIND, "stream 0", OTHER)[-1] == 100 - PARTS_MAX
 
 
-def test_trainers_that_come_and_go_do_not_add_up():
-    """However many there have been in a quarter of an hour."""
+def test_trainers_that_connect_and_leave_do_not_add_up():
+    """Any number of them may have connected in a quarter of an hour."""
     trainer = overview().trainers[0]
     history = History()
     for tick in range(TICK, TICK + POINTS):
@@ -103,7 +103,7 @@ def test_trainers_that_come_and_go_do_not_add_up():
 
 
 def test_a_recorder_keeps_a_point_every_few_seconds():
-    """However often the daemon is asked, and its answer is plain data."""
+    """The number of requests to the daemon does not matter, and its answer is plain data."""
     now = [0.0]
     recorder = StatusRecorder(lambda: now[0])
     _before, status = two_looks()
@@ -120,7 +120,7 @@ def test_a_recorder_keeps_a_point_every_few_seconds():
 
 
 def test_a_recorder_knows_nothing_before_the_first_answer():
-    """And makes nothing up."""
+    """It returns no invented values."""
     recorder = StatusRecorder()
 
     assert recorder.overview() is None
