@@ -1,7 +1,7 @@
-"""The courses of trainers by brute force, to compare ``batchd.core.course`` with. Tests only.
+"""The courses of trainers by brute force, for comparison with ``batchd.core.course``.
 
-Batches are dealt out round by round; a last round with too few batches is either left out or shared
-row by row.
+Tests only. Batches are dealt out round by round; a last round with too few batches is either left
+out or shared row by row.
 """
 
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ def rounds_of(plan: Plan, world_size: int, base: int) -> list[list[tuple[int, in
 
 
 def rows_of(plan: Plan, step: int) -> int:
-    """Count the samples of a batch, of which the last one may have fewer."""
+    """Count the samples of a batch; the last batch may have fewer."""
     return len(range(plan.samples)[step * plan.batch_size : (step + 1) * plan.batch_size])
 
 
 def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: int | None) -> Iterator[Share]:
-    """What one rank reads, in order; endless where ``end_epoch`` is None."""
+    """The batches that one rank reads, in order; endless if ``end_epoch`` is None."""
     epoch, base = start
     while end_epoch is None or epoch < end_epoch:
         for dealt in rounds_of(plan, world_size, base):
@@ -40,7 +40,7 @@ def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: 
 
 
 def sequence_of(course: Course, position: Position) -> int | None:
-    """The place of a course where ``position`` is read; None where it never is."""
+    """The place of a course where ``position`` is read; None if it never is."""
     epoch, step = position
     if epoch < course.epoch or (course.end_epoch is not None and epoch >= course.end_epoch):
         return None
@@ -54,9 +54,9 @@ def sequence_of(course: Course, position: Position) -> int | None:
 
 
 def _shared_round(plan: Plan, world_size: int, batches: list[int]) -> list[tuple[int, int, int]]:
-    """Ranks in order stand before the batches, as evenly as can be.
+    """Ranks in order are spread over the batches as evenly as possible.
 
-    Those before one cut its rows evenly, one each at least.
+    The ranks of one batch cut its rows evenly, at least one row each.
     """
     members: dict[int, list[int]] = {step: [] for step in batches}
     for rank in range(world_size):

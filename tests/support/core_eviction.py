@@ -1,4 +1,4 @@
-"""Which slot may be given up, spelled out slowly: each reader is asked about each slot.
+"""The choice of the slot to evict, computed slowly: each slot is compared with each reader.
 
 Tests only.
 """
@@ -15,9 +15,9 @@ NEVER = float("inf")
 
 
 def next_use(readers: Iterable[tuple[Course, int]], key: Position, *, repeats: bool) -> float:
-    """How many batches until one of ``readers`` (course, next sequence) reads ``key``.
+    """The number of batches until one of ``readers`` (course, next sequence) reads ``key``.
 
-    ``NEVER`` where none will.
+    ``NEVER`` if none will read it.
     """
     nearest = NEVER
     for course, sequence in readers:
@@ -33,7 +33,7 @@ def next_use(readers: Iterable[tuple[Course, int]], key: Position, *, repeats: b
 
 
 def next_use_of_slot(delivery: Delivery, slot: Slot) -> float:
-    """How far away the next reading of a slot is; what is not whole is of no use to anybody."""
+    """The distance of the next read of a slot; no trainer can use an incomplete slot."""
     if slot.position is None or slot.fill is not None:
         return NEVER
     trainers = [one for one in delivery.subscriptions.values() if not one.ended and not one.is_spectator]
@@ -42,13 +42,13 @@ def next_use_of_slot(delivery: Delivery, slot: Slot) -> float:
 
 
 def check_choice(delivery: Delivery, chosen: Slot | None) -> None:
-    """The chosen slot is not needed, or needed later than all others, and the ring cannot grow."""
+    """Assert that the chosen slot is not needed, or needed last while the ring cannot grow."""
     uses = [next_use_of_slot(delivery, slot) for slot in delivery.ring.slots.values() if slot.is_idle]
     latest = max(uses, default=None)
     kept_ahead = NEVER if delivery.spec.kept_ahead is None else delivery.spec.kept_ahead
     if latest is None or (latest != NEVER and latest <= kept_ahead and delivery.ring.can_grow):
-        assert chosen is None, "a slot is given up that somebody needs, or uses"
+        assert chosen is None, "a slot is evicted that is needed or in use"
     else:
-        assert chosen is not None, "no slot is found where there is one"
+        assert chosen is not None, "no slot is found although there is one"
         assert chosen.is_idle
-        assert next_use_of_slot(delivery, chosen) == latest, "a slot is given up before one that is needed later"
+        assert next_use_of_slot(delivery, chosen) == latest, "a slot is evicted before one that is needed later"

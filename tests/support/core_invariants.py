@@ -32,7 +32,7 @@ class CheckedWorld(World):
             _check_choices(self.state.streams[number].delivery)
 
     def do(self, event: Event) -> list[Action]:
-        """Let one event happen, perform and check what follows, then look at everything."""
+        """Handle one event, perform and check the actions, then check all invariants."""
         actions = super().do(event)
         check_invariants(self)
         self._check_new_choices()
@@ -40,7 +40,7 @@ class CheckedWorld(World):
 
 
 def _check_choices(delivery: Delivery) -> None:
-    """Have the ring's choices compared with a slow look at all slots."""
+    """Compare the ring's choices with a slow search of all slots."""
     choose = delivery.ring.choose
 
     def checked() -> Slot | None:
@@ -52,7 +52,7 @@ def _check_choices(delivery: Delivery) -> None:
 
 
 def check_invariants(world: World) -> None:
-    """Fail where anything is not as it must be."""
+    """Fail if any invariant does not hold."""
     _check_takers(world)
     _check_streams(world)
     for stream in world.state.streams.values():
@@ -61,30 +61,32 @@ def check_invariants(world: World) -> None:
         _check_fills(stream, world)
         _check_trainers(stream, world)
         if stream.delivery.stopped is None:
-            _check_nobody_forgotten(stream.delivery)
+            _check_none_forgotten(stream.delivery)
     _check_workers(world)
 
 
 def _check_streams(world: World) -> None:
-    """What is served is what was asked for.
+    """The requested streams are served.
 
-    What is not served any more is there for those alone who still hold some of it.
+    A removed stream exists only while trainers still hold some of its slots.
     """
     assert sorted(world.state.numbers.values()) == sorted(world.serving)
     for number, stream in world.state.streams.items():
         assert (stream.delivery.retired is None) == (number in world.serving)
         if stream.delivery.retired is None:
             continue
-        assert all(not slot.is_idle for slot in stream.delivery.ring.slots.values()), "memory is kept for nobody"
+        assert all(not slot.is_idle for slot in stream.delivery.ring.slots.values()), "memory is kept without a reader"
         assert (number in world.ended) == (not stream.delivery.ring.slots)
         producers = stream.delivery.supply.mailbox.producers
-        assert stream.delivery.ring.slots or stream.delivery.subscriptions or producers, "a stream is kept for nobody"
+        assert stream.delivery.ring.slots or stream.delivery.subscriptions or producers, (
+            "a stream is kept without a user"
+        )
     assert {slot.stream for slot in world.slots.values()} <= set(world.state.streams)
     assert not world.ended & {slot.stream for slot in world.slots.values()}
 
 
 def _check_takers(world: World) -> None:
-    """Who takes orders is kept step by step as a look at all workers would find it."""
+    """The incremental set of workers that take orders equals the result of a full search."""
     fleet, links = world.state.fleet, world.state.links.by_number
     for count, takers in enumerate(fleet._takers):
         found = {
@@ -100,7 +102,7 @@ def _check_takers(world: World) -> None:
 
 
 def _check_promises(delivery: Delivery) -> None:
-    """The ring can keep what it promised, and what is kept step by step is what a look finds."""
+    """The ring can keep its promises, and its incremental sums equal those of a full search."""
     subscriptions = delivery.subscriptions.values()
     committed = sum(one.committed for one in subscriptions)
     assert committed == delivery.claims.committed
@@ -111,9 +113,7 @@ def _check_promises(delivery: Delivery) -> None:
     for one in subscriptions:
         assert not one.ended or (one.leases and not one.claims), "an ended subscription lingers"
         assert [claim.sequence for claim in one.claims] == list(range(one.granted, one.next_sequence))
-        assert one.waits.cause is delivery.claims.cause(one), (
-            "its time is put down to what it does not wait for any more"
-        )
+        assert one.waits.cause is delivery.claims.cause(one), "its time is booked to a reason that has ended"
 
 
 def _check_slots(stream: Stream, world: World) -> None:
@@ -130,10 +130,10 @@ def _check_slots(stream: Stream, world: World) -> None:
     assert ring.pending_in == {share: {number for number in shares if share in shares[number]} for share in every}
     for one in subscriptions:
         is_placed = all(claim.slot is not None for claim in one.claims)
-        assert is_placed or Blocked.NO_SLOT in one.blocked, "a claim that nobody tries to place again"
+        assert is_placed or Blocked.NO_SLOT in one.blocked, "a claim that is never tried again"
         exhausted = [claim.slot for claim in one.claims if claim.sequence < one.exhausted]
         assert all(slot is None or slot.number not in ring.pending for slot in exhausted), (
-            "rows that a worker would not find"
+            "rows that no worker would find"
         )
     positions = [slot.position for slot in ring.slots.values() if slot.position is not None]
     assert len(positions) == len(set(positions)), "a position is in two slots"
@@ -143,7 +143,7 @@ def _check_slots(stream: Stream, world: World) -> None:
         if _is_emptied(stream, slot, world):
             continue
         assert (slot.position is None) == (model.spoilt or model.is_ahead), (
-            "a slot was made for nothing, or is spoilt and found"
+            "a slot is unused, or damaged and still findable"
         )
         assert slot.position is None or ring.find(slot.position) is slot
         assert slot.generation == model.generation
@@ -167,7 +167,7 @@ def _is_emptied(stream: Stream, slot: Slot, world: World) -> bool:
 
 
 def _check_fills(stream: Stream, world: World) -> None:
-    """Each row of a filling is either waiting for a worker, at a worker, or written."""
+    """Each row of a fill waits for a worker, is at a worker, or is written."""
     ordered = {
         number: order for worker in world.state.fleet.workers.values() for number, order in worker.orders.items()
     }
@@ -188,7 +188,7 @@ def _check_fills(stream: Stream, world: World) -> None:
 
 
 def _check_trainers(stream: Stream, world: World) -> None:
-    """The core and the trainers agree on where they stand and what they hold."""
+    """The core and the trainers agree on their positions and leases."""
     trainers = {one.number: one for one in world.trainers.values() if one.spec.number == stream.spec.number}
     assert set(trainers) == set(stream.delivery.subscriptions)
     for number, one in stream.delivery.subscriptions.items():
@@ -200,8 +200,8 @@ def _check_trainers(stream: Stream, world: World) -> None:
         assert one.ended or one.consumed == trainer.consumed
 
 
-def _check_nobody_forgotten(delivery: Delivery) -> None:
-    """Whoever could have something now has it: nothing waits for an event that may never come."""
+def _check_none_forgotten(delivery: Delivery) -> None:
+    """Each trainer that could have a batch has it: none waits for an event that may never occur."""
     ring = delivery.ring
     fair_slots = max(ENTITLEMENT_SLOTS, ring.slots_max // max(1, len(delivery.subscriptions)))
     for one in delivery.subscriptions.values():
@@ -209,8 +209,8 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
             continue
         for place, claim in enumerate(one.claims):
             if claim.slot is None:
-                assert not any(slot.is_idle for slot in ring.slots.values()), "a claim waits beside an idle slot"
-                assert len(ring.slots) == ring.slots_max, "a claim waits beside a slot that could be made"
+                assert not any(slot.is_idle for slot in ring.slots.values()), "a claim waits although a slot is idle"
+                assert len(ring.slots) == ring.slots_max, "a claim waits although a slot could be made"
             else:
                 kept = place or _is_kept_for_newcomers(delivery, one)
                 assert kept or not claim.slot.is_ready, "a ready batch is not handed out"
@@ -224,13 +224,13 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
             if other is not one
         )
         hoards = not one.claims and not one.is_remote and len(one.leases) + others >= ring.slots_max
-        assert not (one.waiting and hoards), "a trainer that holds all it may hold waits for ever"
+        assert not (one.waiting and hoards), "a trainer that holds its maximum waits for ever"
 
 
 def _is_kept_for_newcomers(delivery: Delivery, one: Subscription) -> bool:
-    """Whether it has its share with one more trainer, or would leave a newcomer too little.
+    """Whether it has its share with one more trainer, or would leave a new trainer too little.
 
-    Remote trainers have two batches on their way at most, so there it is the next one that is kept.
+    Remote trainers have at most two batches in transit, so the next one is kept for them.
     """
     if one.is_remote:
         return len(one.leases) >= ENTITLEMENT_SLOTS
@@ -242,12 +242,12 @@ def _is_kept_for_newcomers(delivery: Delivery, one: Subscription) -> bool:
 
 
 def _wants_more(delivery: Delivery, one: Subscription) -> bool:
-    """Is there a next position within its window, and not too far ahead of the slowest?"""
+    """Whether it has a next position in its window, not too far ahead of the slowest trainer."""
     share = one.course.at(one.next_sequence)
     if share is None or one.next_sequence >= one.consumed + one.window:
         return False
     if one.is_spectator and delivery.spec.live is not None:
-        return False  # nobody owes it anything
+        return False  # it gets nothing more
     return not is_too_far_ahead(delivery, one)
 
 
@@ -275,9 +275,9 @@ def is_too_far_ahead(delivery: Delivery, one: Subscription) -> bool:
 
 
 def _check_workers(world: World) -> None:
-    """No worker stands idle while rows that a trainer claimed wait for one.
+    """No worker is idle while rows that a trainer claimed wait for one.
 
-    And core and workers agree on the orders.
+    The core and the workers agree on the orders.
     """
     fleet = world.state.fleet
     assert len(fleet._places) == world.workers_wanted
@@ -301,11 +301,11 @@ def _check_workers(world: World) -> None:
         assert link.workers == {number for number, worker in world.workers.items() if worker.link == link.number}
         assert link.proofs == sum(len(world.workers[number].proofs) for number in link.workers)
     _check_windows(world)
-    _check_nobody_idles(world)
+    _check_none_idles(world)
 
 
 def _check_windows(world: World) -> None:
-    """The orders of each link, and the sums of all, are kept as a count finds them."""
+    """The incremental counts of orders, by link and in all, equal a full count."""
     fleet = world.state.fleet
     windows = fleet.windows
     assert set(windows.by_link) == {link.number for link in world.state.links.by_number.values() if link.workers}
@@ -320,8 +320,8 @@ def _check_windows(world: World) -> None:
     assert windows.limit == pytest.approx(sum(window.limit for window in windows.by_link.values()))
 
 
-def _check_nobody_idles(world: World) -> None:
-    """No worker that takes orders stands idle beside rows that it may fill."""
+def _check_none_idles(world: World) -> None:
+    """No worker that takes orders is idle while there are rows that it may fill."""
     if world.state.draining:
         return
     have_time = [one for one in world.state.fleet.workers.values() if _takes_one(one)]
@@ -340,7 +340,7 @@ def _check_nobody_idles(world: World) -> None:
                 found = {part.share for part in fill.pending}
                 idle = [one for one in remote if found and (shares is None or _should_fill(one, shares, found))]
                 if idle or (local and (fill.pending or fill.doubted)):
-                    assert not _has_samples(stream, one, claim), "a worker stands idle beside rows to fill"
+                    assert not _has_samples(stream, one, claim), "a worker is idle although there are rows to fill"
 
 
 def _takes_one(worker: Worker) -> bool:
@@ -353,7 +353,7 @@ def _takes_one(worker: Worker) -> bool:
 
 
 def _should_fill(worker: Worker, shares: Shares, found: set[int]) -> bool:
-    """Whether rows of these shares are its own, or it has so little to do that it fills others'."""
+    """Whether it owns rows of these shares, or has so little work that it fills those of others."""
     return (
         bool(found & {ANY_SHARE, UNDIVIDED, shares.of_link[worker.link]})
         or len(worker.orders) + len(worker.unsettled) < FEW_ORDERS

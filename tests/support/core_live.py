@@ -1,13 +1,13 @@
-"""A world with producers around ``DaemonState``, in which every sample that is pushed has a number.
+"""A world with producers around ``DaemonState``, in which every pushed sample has a number.
 
 Tests only.
 
     producer --PlaceAsked, SamplePushed--> DaemonState --LendPlace--> World: sample of each place
                                                        --OrderChunk-> World: samples of each slot
 
-Checked, besides what every world checks: a place is lent to one producer at a time, and to nobody
-while its sample is still to be read; no sample is in two batches, nor comes to a trainer twice; and
-with ``when_full = "block"`` none is ever lost. What a spectator looks at is still to be read.
+This world adds checks: a place is lent to one producer at a time, and to none while its sample is
+unread; no sample is in two batches, or reaches a trainer twice; with ``when_full = "block"`` no
+sample is ever lost. A batch that a spectator has seen is still unread.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from support.core_invariants import CheckedWorld
 from support.core_world import make_spec
 
 Key = tuple[int, Position]
-"""One position of one stream."""
+"""A position of a stream."""
 
 
 def live_spec(number: int = 1, *, capacity: int = 12, when_full: WhenFull = "block", **changes: object) -> StreamSpec:
@@ -38,7 +38,7 @@ def live_spec(number: int = 1, *, capacity: int = 12, when_full: WhenFull = "blo
 
 @dataclass(eq=False)
 class ModelProducer:
-    """One producer of one stream: which place it may write into, and whether it waits for one."""
+    """One producer of one stream: the place that it may write to, and whether it waits for one."""
 
     session: int
     stream: int
@@ -49,33 +49,30 @@ class ModelProducer:
 
 
 class LiveWorld(CheckedWorld):
-    """See the module. Sessions of producers are 1000 and above."""
+    """The world of the module docstring. Sessions of producers are 1000 and above."""
 
     def __init__(self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256) -> None:
         super().__init__(specs, workers, chunk_rows_max)
         self.producers: dict[int, ModelProducer] = {}
         self.places: dict[tuple[int, int], int | None] = {}
-        """By (stream, place): the sample in it that is still to be read by somebody.
-
-        None where there is none.
-        """
+        """By (stream, place): its unread sample, or None."""
         self.pushed: dict[int, set[int]] = {spec.number: set() for spec in specs}
         self.dropped: dict[int, set[int]] = {spec.number: set() for spec in specs}
         self.handed_out: dict[int, dict[int, Position]] = {spec.number: {} for spec in specs}
-        """By stream and sample: the batch that it is in."""
+        """By stream and sample: its batch."""
         self.seen: dict[int, set[int]] = {}
         """By subscription: the samples that its trainer got."""
         self._in_slot: dict[int, dict[int, int]] = {}
         """By slot: the sample in each row."""
         self._read: dict[int, dict[int, tuple[int, int]]] = {}
-        """By order: for each row its place, and the sample that was in it."""
+        """By order: for each row its place, and the sample in it."""
         self._positions: dict[int, Position] = {}
         self._handed_slots: set[tuple[int, int]] = set()
-        """(slot, generation) of the batches that somebody got."""
+        """(slot, generation) of the granted batches."""
         self._sample = 0
         self._request = 0
 
-    # --- what can be done -------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def produce(self, session: int, stream: int = 1) -> list[act.Action]:
         """A session becomes a producer."""
@@ -83,21 +80,19 @@ class LiveWorld(CheckedWorld):
         return self.do(ev.ProducerAsked(session, self._request, self.specs[stream].name))
 
     def ask(self, session: int) -> list[act.Action]:
-        """A producer wants a place."""
+        """A producer requests a place."""
         producer = self.producers[session]
         self._request += 1
         producer.request = self._request
         return self.do(ev.PlaceAsked(session, self._request, producer.stream))
 
     def push(self, session: int) -> list[act.Action]:
-        """A producer writes a sample into its place, and says so."""
+        """A producer writes a sample into its place, and reports it."""
         producer = self.producers[session]
         assert producer.place is not None
         place, producer.place = producer.place, None
         self._sample += 1
-        assert self.places.get((producer.stream, place)) is None, (
-            "a producer writes over a sample that is still to be read"
-        )
+        assert self.places.get((producer.stream, place)) is None, "a producer overwrites an unread sample"
         self.places[producer.stream, place] = self._sample
         self.pushed[producer.stream].add(self._sample)
         self._request += 1
@@ -105,7 +100,7 @@ class LiveWorld(CheckedWorld):
         return self.do(ev.SamplePushed(session, self._request, producer.stream, place))
 
     def put(self, session: int) -> bool:
-        """What a good producer does: a sample, if there is room for one."""
+        """A good producer's next step: it pushes a sample if there is room for one."""
         if self.producers[session].place is None:
             self.ask(session)
         if self.producers[session].place is None:
@@ -114,7 +109,7 @@ class LiveWorld(CheckedWorld):
         return True
 
     def push_all(self, session: int = 1000, count: int = 1 << 30) -> int:
-        """Push until there is no room, or ``count`` samples; how many they were."""
+        """Push until there is no room, or ``count`` samples; return their number."""
         if session not in self.producers:
             self.produce(session)
         pushed = 0
@@ -123,38 +118,38 @@ class LiveWorld(CheckedWorld):
         return pushed
 
     def mismatch(self, number: int, sequence: int) -> list[act.Action]:
-        """A trainer says that a batch which it was handed is not what was written.
+        """A trainer reports a mismatched batch.
 
-        Nobody loses it for that.
+        No trainer loses the batch for that.
         """
         trainer = self.trainers[number]
         _slot, generation = trainer.grants[sequence]
         return self.do(ev.BatchMismatched(trainer.session, number, sequence, generation))
 
     def withdraw(self, session: int) -> list[act.Action]:
-        """A producer has waited long enough."""
+        """A producer stops waiting."""
         producer = self.producers[session]
         producer.place = producer.request = None
         return self.do(ev.PlaceWithdrawn(session, producer.stream))
 
     def end_producer(self, session: int) -> list[act.Action]:
-        """A producer dies, or goes."""
+        """A producer dies or disconnects."""
         del self.producers[session]
         return self.do(ev.SessionEnded(session))
 
     def fill(self, number: int, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> list[act.Action]:
         """A worker carries out its oldest order.
 
-        What it read must have stayed in its place till now.
+        Its samples must have stayed in their places until now.
         """
         order = self.workers[number].orders[0]
         for row, (place, sample) in self._read.get(order.order, {}).items():
-            assert self.places[order.stream, place] == sample, "a place was given away under a worker that reads it"
+            assert self.places[order.stream, place] == sample, "a place was lent while a worker reads it"
             self._in_slot[order.slot][row] = sample
         return super().fill(number, busy_us, bad)
 
     def do(self, event: ev.Event) -> list[act.Action]:
-        """Let one event happen; then everything must be where it is."""
+        """Handle one event; then check all samples."""
         actions = super().do(event)
         for number, stream in self.state.streams.items():
             counted, spec = stream.delivery.supply.statistics(), self.specs[number]
@@ -166,16 +161,16 @@ class LiveWorld(CheckedWorld):
             assert (counted.lent_places, counted.queued_samples + counted.bound_samples) == (lent, unread)
             if number not in self.stopped:
                 assert counted.waiting_producers == waiting
-                assert not waiting or lent + unread == spec.live.capacity, "a producer waits beside a free place"
+                assert not waiting or lent + unread == spec.live.capacity, "a producer waits although a place is free"
             assert counted.pushed_samples == len(self.pushed[number])
             assert counted.dropped_oldest == len(self.dropped[number])
             if self.slots_max[number] == spec.slots_max:
-                assert counted.lost_batches == 0, "a batch is gone that somebody wants"
+                assert counted.lost_batches == 0, "a wanted batch is lost"
             accounted = len(self.handed_out[number]) + len(self.dropped[number]) + unread
             assert accounted == len(self.pushed[number]), "a sample is lost"
         return actions
 
-    # --- performing, with distrust ----------------------------------------------------------------
+    # --- actions, checked -------------------------------------------------------------------------
 
     def _perform_AdmitProducer(self, action: act.AdmitProducer) -> None:  # noqa: N802
         assert action.request == self._request
@@ -185,10 +180,10 @@ class LiveWorld(CheckedWorld):
         producer = self.producers[action.session]
         live = self.specs[producer.stream].live
         assert live is not None
-        assert producer.request == action.request, "an answer to a question that nobody asked"
+        assert producer.request == action.request, "an answer without a request"
         producer.request = None
         if action.place is None:
-            assert live.when_full != "block", "a sample is dropped where producers wait"
+            assert live.when_full != "block", "a sample is dropped though producers wait"
             producer.dropped += 1
             return
         self._lend(producer, action.place)
@@ -205,15 +200,17 @@ class LiveWorld(CheckedWorld):
         assert spec.live is not None
         assert 0 <= place < spec.live.capacity
         if producer.place == place:
-            return  # it is told again
+            return  # the answer is repeated
         assert producer.place is None, "a producer has two places"
         lent = {one.place for one in self.producers.values() if one.stream == producer.stream}
         assert place not in lent, "two producers have one place"
         sample = self.places.get((producer.stream, place))
         if sample is not None:
-            assert spec.live.when_full == "drop_oldest", "a sample is dropped that nobody allowed to be"
+            assert spec.live.when_full == "drop_oldest", "a sample is dropped without permission"
             unread = [one for (stream, _), one in self.places.items() if stream == producer.stream and one is not None]
-            assert len(unread) + len(lent - {None}) == spec.live.capacity, "a sample is dropped beside a free place"
+            assert len(unread) + len(lent - {None}) == spec.live.capacity, (
+                "a sample is dropped although a place is free"
+            )
             self.dropped[producer.stream].add(sample)
             self.places[producer.stream, place] = None
         producer.place = place
@@ -229,7 +226,7 @@ class LiveWorld(CheckedWorld):
             return
         assert len(order.places) == len(order.rows)
         samples = [self.places.get((order.stream, place)) for place in order.places]
-        assert None not in samples, "a worker is to read a place with nothing in it"
+        assert None not in samples, "a worker is ordered to read an empty place"
         assert not set(samples) & set(self._in_slot[order.slot].values()), "a sample is in two rows"
         rows = order.rows
         self._read[order.order] = {
@@ -244,7 +241,7 @@ class LiveWorld(CheckedWorld):
         if self.specs[lease.stream].live is None:
             return
         if self.trainers[lease.subscription].is_spectator:
-            return  # a look takes nothing from anybody
+            return  # a spectator takes no batch from a trainer
         samples = self._in_slot[lease.slot]
         position = Position(lease.epoch, lease.step)
         if (lease.slot, lease.generation) not in self._handed_slots:
@@ -270,7 +267,7 @@ class LiveWorld(CheckedWorld):
             producer.told.append(ErrorCode(action.error))
 
     def _start(self, asked: ev.SubscriptionAsked, action: act.AdmitSubscription) -> Position:
-        """Behind everything that is gone, and in the same rounds as its fellow ranks."""
+        """The start after all lost batches, in the same rounds as its fellow ranks."""
         start, wanted = Position(action.course.epoch, action.course.base), super()._start(asked, action)
         if self.specs[action.stream].live is None:
             return wanted
@@ -279,5 +276,5 @@ class LiveWorld(CheckedWorld):
             assert (start.step - wanted.step) % asked.world_size == 0
         there = {slot.committed for slot in self.slots.values() if slot.stream == action.stream and not slot.spoilt}
         gone = [position for position in self.handed_out[action.stream].values() if position not in there]
-        assert all(position < start for position in gone), "a trainer begins before batches that are gone"
+        assert all(position < start for position in gone), "a trainer begins before lost batches"
         return start

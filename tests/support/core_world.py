@@ -4,7 +4,7 @@
     worker  --------->                                  leases = readers and generation of slots
                                                         courses = batches, by ``core_course``
 
-Invariant: what the world keeps comes from events and actions alone, never from the inside of the
+Invariant: the state of the world comes from events and actions alone, never from the inside of the
 core.
 """
 
@@ -65,35 +65,35 @@ def pick(kind: type[Kind], actions: list[act.Action]) -> list[Kind]:
 
 @dataclass(eq=False)
 class ModelSlot:
-    """What is in one slot's memory."""
+    """The content of one slot's memory."""
 
     stream: int
     lost: bool = False
     generation: int = 0
     committed: Position | None = None
     spoilt: bool = False
-    """Somebody got something else out of it than was written: nobody shall be given that again."""
+    """A reader found other bytes than were written: the slot must never be granted again."""
     is_ahead: bool = False
-    """It was made before anybody needed it, and nobody has needed it yet."""
+    """It was made in advance, and no trainer has needed it yet."""
     rows: set[tuple[Position, int]] = field(default_factory=set)
     only_here: set[int] = field(default_factory=set)
-    """Rows that a worker host reported bad: no other one may fill them."""
+    """Rows that a worker host reported bad: no other host may fill them."""
 
 
 @dataclass(eq=False)
 class ModelWorker:
-    """What one worker process knows."""
+    """The knowledge of one worker process."""
 
     ready: bool = False
     killed: bool = False
     orders: list[act.OrderChunk] = field(default_factory=list)
     link: int = 0
-    """Of a remote worker: its worker host."""
+    """The worker host of a remote worker; 0 for a local one."""
     proofs: list[act.ProveChunk] = field(default_factory=list)
     withdrawing: list[int] = field(default_factory=list)
-    """Orders that the daemon wants back."""
+    """Orders that the daemon withdraws."""
     unsettled: list[int] = field(default_factory=list)
-    """Orders that it was relieved of, and does not know yet."""
+    """Withdrawn orders that the worker does not know of yet."""
 
 
 @dataclass(eq=False)
@@ -121,28 +121,28 @@ class Trainer:
     waiting: bool = False
     ended: bool = False
     is_remote: bool = False
-    """It gets batches as bytes: a lease ends when they are sent, and no message of it ends one."""
+    """It gets batches as bytes: a lease ends when they are sent, not by a message."""
     is_spectator: bool = False
-    """It only wants a look."""
+    """It only looks at batches."""
     told: list[ErrorCode] = field(default_factory=list)
     leases: dict[int, tuple[int, int]] = field(default_factory=dict)
     grants: list[tuple[int, int]] = field(default_factory=list)
-    """All leases there ever were."""
+    """All its leases so far."""
 
     @property
     def committed_least(self) -> int:
-        """Slots that nobody can take from it."""
+        """Slots that the core must not take from it."""
         return len(self.leases) if self.ended else max(ENTITLEMENT, len(self.leases))
 
 
 NEVER_SEEN = 1 << 60
-"""A sequence beyond all that are."""
+"""A sequence beyond all used ones."""
 
 
 class World:
     """Feeds events, performs and checks actions.
 
-    ``slots_left`` is how many more slots the machine has memory for.
+    ``slots_left`` is the number of further slots for which the machine has memory.
     """
 
     def __init__(
@@ -160,10 +160,10 @@ class World:
         self.kind = kind
         self.links: dict[int, ModelLink] = {}
         self.specs = {spec.number: spec for spec in specs}
-        """All that ever were."""
+        """All specs so far."""
         self.serving = [spec.number for spec in specs]
         self.ended: set[int] = set()
-        """Streams that the core wants to hear and speak of no more."""
+        """Streams that the core has ended, and must not mention again."""
         self.workers_wanted = workers
         self.now = 0.0
         self.slots: dict[int, ModelSlot] = {}
@@ -184,12 +184,12 @@ class World:
         self._workers_seen: set[int] = set()
         self._links_seen: set[int] = set()
 
-    # --- what can be done -------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def do(self, event: ev.Event) -> list[act.Action]:
-        """Let one event happen; perform and check what follows."""
+        """Handle one event; perform and check the actions."""
         while self.links and self.losses and isinstance(event, ev.Ticked):
-            self.lose_next()  # it was in the queue before
+            self.lose_next()  # it was in the queue already
         self._is_ahead = isinstance(event, ev.SlotWanted)
         actions = self.state.handle(event, self.now)
         for action in actions:
@@ -197,19 +197,19 @@ class World:
         return actions
 
     def start_workers(self) -> None:
-        """Let every worker that is due come up."""
+        """Make every worker that is due ready."""
         self.do(ev.Ticked())
         for number, worker in self.workers.items():
             if not worker.ready:
                 self.ready(number)
 
     def ready(self, number: int) -> list[act.Action]:
-        """A worker comes up."""
+        """A worker becomes ready."""
         self.workers[number].ready = True
         return self.do(ev.WorkerReady(number))
 
     def subscribe(self, stream: int = 1, session: int = 1, **changes: object) -> list[act.Action]:
-        """A trainer claims a stream; the subscription's number is the next one."""
+        """A trainer subscribes to a stream; the subscription has the next number."""
         values: dict[str, object] = {
             "rank": 0,
             "world_size": 1,
@@ -235,8 +235,8 @@ class World:
 
         Then it may wait for the next.
 
-        A trainer that waits for a batch that was granted already has crossed its handle on the way,
-        and takes it.
+        If a trainer waits for a batch that was already granted, its message and the handle crossed,
+        and the batch counts as consumed.
         """
         trainer = self.trainers[number]
         consumed = min(trainer.granted, trainer.consumed + consume)
@@ -258,7 +258,7 @@ class World:
         *,
         renews_workers: bool = False,
     ) -> list[act.Action]:
-        """The configuration is read again; ``added`` have numbers that were never there."""
+        """The configuration is read again; ``added`` streams have new numbers."""
         self.workers_wanted = workers or self.workers_wanted
         self.serving = [number for number in self.serving if number not in {*removed, *replaced}]
         for spec in added:
@@ -271,7 +271,7 @@ class World:
         )
 
     def send(self, number: int) -> list[act.Action]:
-        """The oldest batch of a remote trainer has left, or never will."""
+        """The oldest batch of a remote trainer was sent, or never will be."""
         trainer = self.trainers[number]
         sequence = min(trainer.leases)
         _slot, generation = trainer.leases.pop(sequence)
@@ -299,7 +299,7 @@ class World:
         return self.do(ev.BatchMismatched(trainer.session, number, sequence, generation))
 
     def end(self, number: int) -> list[act.Action]:
-        """A trainer gives up its claim: unread batches are freed at once, or when they are sent."""
+        """A trainer unsubscribes: unread batches are freed at once, or when they are sent."""
         trainer = self.trainers[number]
         consumed = NEVER_SEEN if trainer.is_remote else trainer.consumed
         self._end(trainer, leases_from=consumed)
@@ -315,7 +315,7 @@ class World:
         return self.do(ev.SessionEnded(session))
 
     def cut_off(self, session: int) -> list[act.Action]:
-        """A trainer is not listened to any more; what it was handed it may still read."""
+        """The daemon disconnects a trainer, which may still read its leased batches."""
         for trainer in [one for one in self.trainers.values() if one.session == session]:
             self._end(trainer, leases_from=NEVER_SEEN)
         return self.do(ev.SessionCutOff(session))
@@ -335,9 +335,9 @@ class World:
     # --- worker hosts -----------------------------------------------------------------------------
 
     def host_joins(self, workers: int, name: str = "", *, at_first: bool = False) -> int:
-        """A worker host comes that can fill all streams; returns its link.
+        """A worker host connects that can fill all streams; return its link.
 
-        Its window is as wide as can be, unless it shall be as it is ``at_first``.
+        Its window has the largest limit, or with ``at_first`` the initial one.
         """
         link = len(self._links_seen) + 1
         self._links_seen.add(link)
@@ -350,7 +350,7 @@ class World:
         return link
 
     def opens(self, link: int, stream: int) -> None:
-        """A worker host can fill one more stream."""
+        """A worker host opens one more stream."""
         self.links[link].opened.add(stream)
         self.do(ev.StreamOpened(link, stream))
 
@@ -430,21 +430,21 @@ class World:
         return self.do(ev.OrderWithdrawn(number, order))
 
     def settle(self, number: int) -> list[act.Action]:
-        """A remote worker is done with an order that it was relieved of."""
+        """A remote worker has finished an order that was withdrawn from it."""
         return self.do(ev.OrderSettled(number, self.workers[number].unsettled.pop(0)))
 
     def _perform_ProveChunk(self, proof: act.ProveChunk) -> None:  # noqa: N802  named after the action
         worker, slot = self.workers[proof.worker], self.slots[proof.slot]
         link = self.links[worker.link]
-        assert worker.link, "a local worker has to prove itself"
+        assert worker.link, "a local worker gets a proof"
         assert not link.closed
         assert not link.leaving
         assert proof.stream in link.opened
-        assert proof.order not in self._orders_seen, "an order's number comes twice"
+        assert proof.order not in self._orders_seen, "an order's number is used twice"
         self._orders_seen.add(proof.order)
         assert not any(one.proofs for one in self.workers.values() if one.link == worker.link)
         rows = {(proof.position, row) for row in proof.rows}
-        assert rows <= slot.rows, "rows are compared that are not filled"
+        assert rows <= slot.rows, "unfilled rows are compared"
         worker.proofs.append(proof)
 
     def _perform_WithdrawOrder(self, action: act.WithdrawOrder) -> None:  # noqa: N802
@@ -464,23 +464,23 @@ class World:
     def _check_remote(self, order: act.OrderChunk, worker: ModelWorker) -> None:
         """A remote worker may fill these rows."""
         link, spec = self.links[worker.link], self.specs[order.stream]
-        assert not link.closed, "a link has an order that was closed"
-        assert not link.leaving, "a link has an order that leaves"
+        assert not link.closed, "a closed link has an order"
+        assert not link.leaving, "a leaving link has an order"
         assert order.stream in link.opened
         assert not spec.decodes_here
         assert spec.live is None
-        assert link.equal_rows[order.stream] >= PROOF_ROWS, "rows come from a link that has not proved itself"
-        assert not {*order.rows} & self.slots[order.slot].only_here, "what is bad is decided elsewhere"
+        assert link.equal_rows[order.stream] >= PROOF_ROWS, "rows of a link without a passed proof are used"
+        assert not {*order.rows} & self.slots[order.slot].only_here, "a remote worker decides about bad samples"
 
     def fill_all(self) -> list[act.Action]:
-        """Let the workers carry out everything that is ordered, and what follows from it."""
+        """Let the workers carry out all orders, and those that follow."""
         actions: list[act.Action] = []
         while busy := [number for number, worker in self.workers.items() if worker.orders]:
             actions += [action for number in busy for action in self.fill(number)]
         return actions
 
     def fill_all_local(self) -> None:
-        """Let the local workers carry out everything that they are ordered."""
+        """Let the local workers carry out all their orders."""
         while busy := [number for number, worker in self.workers.items() if worker.orders and not worker.link]:
             for number in busy:
                 self.fill(number)
@@ -498,10 +498,10 @@ class World:
         return self.kill(number, ev.Note(order.order, row, sample), **why)
 
     def lose_next(self) -> list[act.Action]:
-        """The daemon says that the memory for a slot could not be had."""
+        """The daemon reports that the memory for a slot is not available."""
         lost = self.losses.pop(0)
         if lost.slot not in self.slots:
-            return self.do(lost)  # it was given back before
+            return self.do(lost)  # it was returned before
         self.slots_max[lost.stream] = sum(slot.stream == lost.stream for slot in self.slots.values()) - 1
         del self.slots[lost.slot]
         return self.do(lost)
@@ -513,7 +513,7 @@ class World:
         return [int(batch[row]) for row in order.rows]
 
     def orders_for(self, slot: int) -> list[act.OrderChunk]:
-        """What workers, dead or alive, may still write into a slot."""
+        """The orders whose workers, dead or alive, may still write into a slot."""
         return [order for worker in self.workers.values() for order in worker.orders if order.slot == slot]
 
     def proofs_of(self, slot: int) -> list[act.ProveChunk]:
@@ -525,7 +525,7 @@ class World:
         return [one.number for one in self.trainers.values() for held, _ in one.leases.values() if held == slot]
 
     def active(self, stream: int) -> list[Trainer]:
-        """The trainers of a stream that want more."""
+        """The trainers of a stream that want more batches."""
         return [one for one in self.trainers.values() if one.spec.number == stream and not one.ended]
 
     def _end(self, trainer: Trainer, leases_from: int) -> None:
@@ -538,10 +538,10 @@ class World:
         if trainer.ended and not trainer.leases:
             self.trainers.pop(trainer.number, None)
 
-    # --- performing, with distrust ----------------------------------------------------------------
+    # --- actions, checked -------------------------------------------------------------------------
 
     def _perform_SpawnWorker(self, action: act.SpawnWorker) -> None:  # noqa: N802  named after the action
-        assert action.worker not in self._workers_seen, "a worker's number comes twice"
+        assert action.worker not in self._workers_seen, "a worker's number is used twice"
         self._workers_seen.add(action.worker)
         self.workers[action.worker] = ModelWorker()
 
@@ -552,12 +552,12 @@ class World:
 
     def _perform_DismissWorker(self, action: act.DismissWorker) -> None:  # noqa: N802
         worker = self.workers[action.worker]
-        assert not worker.killed, "a worker is told to go that was killed"
-        assert not worker.orders, "a worker is told to go with something in hand"
+        assert not worker.killed, "a killed worker is dismissed"
+        assert not worker.orders, "a worker with orders is dismissed"
         worker.killed = True
 
     def _perform_FreeSlots(self, action: act.FreeSlots) -> None:  # noqa: N802
-        assert action.stream not in self.serving, "a slot is freed of a stream that is served"
+        assert action.stream not in self.serving, "a slot of a served stream is freed"
         for slot in action.slots:
             assert not self.holders(slot), f"slot {slot} is freed under its readers"
             assert not self.orders_for(slot), f"slot {slot} is freed under its writers"
@@ -570,7 +570,7 @@ class World:
         self.ended.add(action.stream)
 
     def _perform_CreateSlot(self, action: act.CreateSlot) -> None:  # noqa: N802
-        assert action.slot not in self.slots, "a slot's number comes twice"
+        assert action.slot not in self.slots, "a slot's number is used twice"
         slot = self.slots[action.slot] = ModelSlot(action.stream, is_ahead=self._is_ahead)
         assert sum(one.stream == action.stream for one in self.slots.values()) <= self.slots_max[action.stream]
         if self.slots_left is not None:
@@ -594,16 +594,16 @@ class World:
     def _perform_OrderChunk(self, order: act.OrderChunk) -> None:  # noqa: N802
         worker, slot = self.workers[order.worker], self.slots[order.slot]
         assert worker.ready, "a worker is ordered before it is ready"
-        assert not worker.killed, "a worker is ordered that was told to die"
+        assert not worker.killed, "a killed worker gets an order"
         orders_max = REMOTE.orders_max if worker.link else self.kind.orders_max
         orders_max = max(orders_max, 0 if worker.link else self.kind.small_orders_max)
         assert len(worker.orders) + len(worker.unsettled) < orders_max, "a worker has more orders than its kind allows"
         if worker.link:
             self._check_remote(order, worker)
-        assert order.order not in self._orders_seen, "an order's number comes twice"
+        assert order.order not in self._orders_seen, "an order's number is used twice"
         self._orders_seen.add(order.order)
         assert slot.stream == order.stream
-        assert slot.committed is None, "a whole batch is filled again"
+        assert slot.committed is None, "a complete batch is filled again"
         assert not self.holders(order.slot), f"slot {order.slot} is written under its readers"
         rows = {(order.position, row) for row in order.rows}
         assert list(order.rows) == sorted(set(order.rows)), "rows are not in order, or named twice"
@@ -612,7 +612,7 @@ class World:
             assert other.position == order.position, "two positions are filled into one slot"
             taken = {(other.position, row) for row in other.rows}
             assert not taken & rows, "a row is ordered twice"
-        assert not slot.rows & rows, "a row that is written is ordered again"
+        assert not slot.rows & rows, "a written row is ordered again"
         assert {position for position, _row in slot.rows} <= {order.position}
         if not slot.lost:
             worker.orders.append(order)
@@ -620,8 +620,8 @@ class World:
     def _perform_CommitSlot(self, action: act.CommitSlot) -> None:  # noqa: N802
         slot = self.slots[action.slot]
         rows = rows_of(self.specs[action.stream].plan, action.position.step)
-        assert slot.rows == {(action.position, row) for row in range(rows)}, "a batch with holes is called whole"
-        assert not self.orders_for(action.slot), "a batch is called whole while it is written"
+        assert slot.rows == {(action.position, row) for row in range(rows)}, "an incomplete batch is committed"
+        assert not self.orders_for(action.slot), "a batch is committed while it is written"
         assert (action.samples, action.generation) == (rows, slot.generation)
         slot.committed = action.position
 
@@ -646,13 +646,13 @@ class World:
         self.trainers[trainer.number] = trainer
 
     def _start(self, asked: ev.SubscriptionAsked, _action: act.AdmitSubscription) -> Position:
-        """Where a trainer must begin that asked for this."""
+        """The position at which a trainer with this request must begin."""
         return Position(asked.epoch, asked.step)
 
     def _perform_GrantLease(self, lease: act.GrantLease) -> None:  # noqa: N802
         trainer, slot = self.trainers[lease.subscription], self.slots[lease.slot]
         position, first, rows = trainer.upcoming or (None, 0, 0)
-        assert not trainer.ended, "a trainer that wants no more gets a batch"
+        assert not trainer.ended, "an ended trainer gets a batch"
         assert (trainer.session, trainer.is_remote) == (lease.session, lease.is_remote)
         assert not trainer.is_remote or len(trainer.leases) < ENTITLEMENT, "a third batch is sent to one host"
         assert (lease.sequence, lease.epoch, lease.step, lease.first, lease.count) == (
@@ -661,11 +661,11 @@ class World:
             first,
             rows,
         )
-        assert lease.sequence < trainer.consumed + trainer.window, "more is handed out than the window"
-        assert slot.committed is not None, "a batch is handed out before it is whole"
-        assert not slot.spoilt, "a batch is handed out that somebody found spoilt"
+        assert lease.sequence < trainer.consumed + trainer.window, "more batches are granted than the window"
+        assert slot.committed is not None, "a batch is granted before it is complete"
+        assert not slot.spoilt, "a batch with a mismatch is granted"
         assert slot.committed == (Position(0, lease.step) if trainer.spec.repeats else position), (
-            "another batch is handed out"
+            "another batch is granted"
         )
         assert (slot.stream, slot.generation) == (trainer.spec.number, lease.generation)
         trainer.leases[lease.sequence] = (lease.slot, lease.generation)
@@ -688,7 +688,7 @@ class World:
             )
         elif action.subscription:
             trainer = self.trainers[action.subscription]
-            assert trainer.waiting, "a trainer that does not wait is told something"
+            assert trainer.waiting, "a trainer that does not wait gets a message"
             trainer.waiting = False
             trainer.told.append(code)
             assert code is not ErrorCode.RING_EXHAUSTED or len(trainer.leases) >= ENTITLEMENT
@@ -708,10 +708,10 @@ class World:
         self.stopped.add(action.stream)
 
     def committed_least(self, stream: int) -> int:
-        """Slots that are promised whatever happens: two for each trainer, or what it holds."""
+        """Slots that are promised in every case: two for each trainer, or its leases."""
         return sum(one.committed_least for one in self.trainers.values() if one.spec.number == stream)
 
 
 def work(busy_us: int) -> Work:
-    """What a worker says of a chunk that kept it busy for so long."""
+    """A worker's report of a chunk that kept it busy for this long."""
     return NO_WORK._replace(busy_us=busy_us)
