@@ -24,7 +24,7 @@ def numbers(batches):
 
 
 def loader_given_to_prepare(address, folder):
-    """The recommended way, with a checkpoint in the middle of the epoch."""
+    """Prepare our loader, as the documentation recommends; save a checkpoint inside the epoch."""
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -47,7 +47,7 @@ def loader_given_to_prepare(address, folder):
 
 
 def data_loader_left_out(address):
-    """A DataLoader that is not prepared."""
+    """Use a DataLoader that is not prepared."""
     accelerator = Accelerator(cpu=True)
     dataset = BatchdDataset(BatchdLoader("photos", address=address, as_dict=True))
     say(rank=accelerator.process_index, seen=numbers(DataLoader(dataset, batch_size=None)))
@@ -55,7 +55,7 @@ def data_loader_left_out(address):
 
 
 def data_loader_prepared(address, dispatch):
-    """What not to do."""
+    """Prepare a DataLoader, which the documentation advises against."""
     dispatch_batches = {"unsaid": None, "false": False}[dispatch]
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch_batches))
     dataset = BatchdDataset(BatchdLoader("photos", address=address, as_dict=True))
@@ -68,12 +68,12 @@ def data_loader_prepared(address, dispatch):
 
 
 def train_with_trainer(address, folder, die_at):
-    """``transformers.Trainer`` over two epochs; from its last checkpoint, where there is one."""
+    """Run ``transformers.Trainer`` over two epochs; from its last checkpoint, if there is one."""
     from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: PLC0415  it takes seconds to load
     from transformers.trainer_utils import get_last_checkpoint  # noqa: PLC0415  the same
 
     class Model(torch.nn.Module):
-        """Remembers the samples of each step."""
+        """Records the samples of each step."""
 
         def __init__(self):
             super().__init__()
@@ -86,7 +86,7 @@ def train_with_trainer(address, folder, die_at):
             return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
     class Position(TrainerCallback):
-        """Write the position beside each checkpoint, and end after ``die_at`` steps."""
+        """Write the position beside each checkpoint, and exit after ``die_at`` steps."""
 
         def on_save(self, args, state, control, **_):  # noqa: ARG002
             file = Path(args.output_dir, f"checkpoint-{state.global_step}", "batchd.json")
@@ -97,7 +97,7 @@ def train_with_trainer(address, folder, die_at):
                 raise InterruptedError
 
     class PhotoTrainer(Trainer):
-        """Reads our loader."""
+        """A trainer that reads our loader."""
 
         def get_train_dataloader(self):
             return loader

@@ -14,21 +14,21 @@ import numpy as np
 from support.images import PNG_MAGIC, arithmetic_jpeg, encode, jpeg, jpeg_announcing, png_chunk
 
 GIF_CODE_BITS = 12
-"""Of the longest codes."""
+"""The length of the longest codes."""
 
 
 def empty_gif(height, width):
-    """35 bytes, with a frame of one pixel."""
+    """A GIF of 35 bytes, with a frame of one pixel."""
     return _gif(height, width, (1, 1), b"\x02\x02\x44\x01\0")
 
 
 def starved_gif(height, width):
-    """One frame of the whole screen, with the data of one pixel."""
+    """A GIF with one frame of the whole screen, and the data of one pixel."""
     return _gif(height, width, (height, width), b"\x02\x02\x44\x01\0")
 
 
 def flat_gif(height, width):
-    """Write one colour as compactly as LZW can: each code is a pixel longer."""
+    """Write one colour as compactly as LZW can: each code is one pixel longer than the previous."""
     bits = _BitsFromBelow()
     bits.write(4, 3)
     left, length, size = height * width, 1, 3
@@ -52,7 +52,7 @@ def _gif(height, width, frame, body):
 
 
 class _BitsFromBelow:
-    """Numbers of any number of bits, the lowest first."""
+    """Numbers of any number of bits, the lowest bit first."""
 
     def __init__(self):
         self._number, self._bits, self._parts = 0, 0, bytearray()
@@ -76,7 +76,7 @@ def empty_bmp(height, width, compression=1):
 
 
 def flat_bmp(height, width):
-    """Write runs of 255 pixels, for as much of 4 KiB as there is, and nothing behind."""
+    """Write runs of 255 pixels up to 4 KiB, and nothing after them."""
     return empty_bmp(height, width)[:1078] + b"\xff\7" * 1500 + b"\0\1"
 
 
@@ -106,7 +106,7 @@ def starved_png(height, width):
 
 
 def flat_webp(height, width, *, alpha=True):
-    """Write one colour without loss: with one symbol in each code, no pixel takes a bit."""
+    """Write one colour without loss: each code has one symbol, so no pixel needs a bit."""
     bits = _BitsFromBelow()
     for number, size in ((0x2F, 8), (width - 1, 14), (height - 1, 14), (int(alpha), 1), (0, 3), (0, 1), (0, 1), (0, 1)):
         bits.write(number, size)
@@ -117,7 +117,7 @@ def flat_webp(height, width, *, alpha=True):
 
 
 def flat_lossy_webp(height, width):
-    """Write one colour, as the library does that everybody has."""
+    """Write one colour with the standard library for WebP."""
     return encode(np.full((height, width, 3), 99, np.uint8), ".webp", cv2.IMWRITE_WEBP_QUALITY, 1)
 
 
@@ -129,7 +129,7 @@ def starved_webp(height, width):
 
 
 def enveloped_webp(height, width):
-    """Announce any size in the extended header alone."""
+    """Announce any size only in the extended header."""
     size = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     inner = flat_webp(8, 8)[12:]
     return _riff(b"VP8X", b"\0\0\0\0" + size, inner)
@@ -146,7 +146,7 @@ def starved_jpeg(height, width):
 
 
 def flat_jpeg(height, width):
-    """Write one colour, in scans: a bit for a block."""
+    """Write one colour, in scans: one bit for each block."""
     flat = np.full((height, width), 128, np.uint8)
     return encode(flat, ".jpg", cv2.IMWRITE_JPEG_PROGRESSIVE, 1, cv2.IMWRITE_JPEG_OPTIMIZE, 1)
 

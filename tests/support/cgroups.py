@@ -1,4 +1,4 @@
-"""Memory groups (cgroups, version 1) that a test makes. For tests of processes."""
+"""Memory groups (cgroups, version 1) for tests of processes."""
 
 import os
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ _numbers = count(1)
 
 @contextmanager
 def memory_group(limit_bytes: int) -> Iterator[Path]:
-    """Make a group that may take so much; skips the test where that cannot be.
+    """Create a group with this limit; skip the test if that is impossible.
 
-    Whoever is in it must have ended at its end.
+    The processes in it must have ended before the block does.
     """
     group = CONTROLLER / f"batchd-test-{os.getpid()}-{next(_numbers)}"
     try:
         group.mkdir()
     except OSError as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
+        pytest.skip(f"cannot create a memory cgroup: {error}")
     with cleared_by("rmdir", str(group)):
         try:
             (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
@@ -35,12 +35,12 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
 
 
 def _removed(group: Path) -> bool:
-    """Remove it; False where the kernel has not done with its last processes."""
+    """Remove the group; return False if the kernel still has its last processes."""
     with suppress(OSError):
         group.rmdir()
     return not group.exists()
 
 
 def into(group: Path) -> list[str]:
-    """Words before a command that run it in the group."""
+    """The words before a command that run it in the group."""
     return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]

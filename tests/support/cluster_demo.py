@@ -1,4 +1,4 @@
-"""The demo of the pool as a process, and what it says. For tests of processes and of Ray."""
+"""The demo of the pool as a process, and its output. For tests of processes and of Ray."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo_cluster.py"
 
 
 def start_demo(folder: Path, *options: str) -> "subprocess.Popen[str]":
-    """Start it in a folder with some photographs, and nothing else."""
+    """Start the demo in a folder with some photographs, and nothing else."""
     write_photos(folder / "photos", {"a": 32, "b": 32})
     return subprocess.Popen(
         [sys.executable, str(DEMO), "--data", "photos", "--seconds", "0.5", *options],
@@ -26,7 +26,7 @@ def start_demo(folder: Path, *options: str) -> "subprocess.Popen[str]":
 
 
 def check_demo(folder: Path, *options: str) -> str:
-    """Run it to its end, and check what it found and left; what it said."""
+    """Run the demo to its end, check its findings and leftovers, and return its output."""
     with start_demo(folder, *options) as demo:
         try:
             said, complained = demo.communicate(timeout=2 * PATIENCE_S)

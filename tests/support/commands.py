@@ -1,4 +1,4 @@
-"""Runs ``batchd`` commands as a person would. For tests of processes."""
+"""Runs ``batchd`` commands like a user. For tests of processes."""
 
 import io
 import signal
@@ -13,15 +13,15 @@ from support.daemon_process import clean_environment
 from support.waiting import PATIENCE_S
 
 PROCESSES = {"serve", "doctor", "top"}
-"""Commands that serve, look at their own process, or want a terminal."""
+"""Commands that serve, inspect their own process, or need a terminal."""
 
 
 def batchd(
     *arguments: str | Path, address: str | None = None, folder: Path | None = None, status: int = 0
 ) -> "subprocess.CompletedProcess[str]":
-    """Run ``batchd`` with these arguments, expect an exit status, and give what it wrote.
+    """Run ``batchd`` with these arguments, expect an exit status, and return the output.
 
-    Most commands run in this process: one of their own would import for longer than it works.
+    Most commands run in this process: the imports of a separate one take longer than its work.
     """
     words = [*map(str, arguments)]
     environment = clean_environment() | ({"BATCHD_ADDRESS": address} if address else {})

@@ -6,8 +6,8 @@ For tests of processes.
     Container(shares={run: "/run/batchd"})      /  a tmpfs: interpreter, packages, tests, read-only;
                                                    own /proc, /tmp and /dev/shm, and the shares
 
-Invariant: a container ends with the process that ``command`` starts, and nothing of its mounts is
-ever seen outside.
+Invariant: a container ends with the process that ``command`` starts, and its mounts are
+never visible outside.
 """
 
 import shlex
@@ -35,14 +35,14 @@ _FOREVER = ("--fork", "--kill-child=KILL")
 
 @dataclass(frozen=True)
 class Container:
-    """Where a process is put.
+    """A container for one process.
 
-    ``shares``: paths outside and where they are seen inside; ``shm_kib`` 0: no /dev/shm.
+    ``shares``: paths outside and their paths inside; ``shm_kib`` 0: no /dev/shm.
 
     ``identity``: user, group and further groups, instead of root. ``user_map``: arguments of
-    ``unshare --user``, for a user namespace of its own. ``network``: None for a network of its own
-    without any cable, else words that run a command in one. ``environment`` is added to that of the
-    process.
+    ``unshare --user``, for a separate user namespace. ``network``: None for a separate network
+    without any interface, else the words that run a command in a network. ``environment`` is added
+    to that of the process.
     """
 
     root: Path
@@ -61,7 +61,7 @@ class Container:
         return [*(self.network or ()), "unshare", *namespaces, "sh", "-c", script, "container"]
 
     def _mounts(self) -> list[str]:
-        """Build the tree, and make it the root of everything."""
+        """Build the tree, and make it the root of the namespace."""
         root = self.root
         lines = ["set -e", f"mount -t tmpfs -o mode=755 tmpfs {root}", f"mkdir {root}/proc {root}/dev"]
         lines += [f"mkdir -m 1777 {root}/tmp", f"mount -t proc proc {root}/proc"]
@@ -100,10 +100,10 @@ def process_inside(pid: int) -> int:
 
 
 def need_containers() -> None:
-    """Skip the test where no namespaces can be made, and say why."""
+    """Skip the test with a reason if no namespaces can be created."""
     problem = _problem()
     if problem:
-        pytest.skip(f"no namespaces can be made here (root and util-linux 2.38 are needed): {problem}")
+        pytest.skip(f"cannot create namespaces (root and util-linux 2.38 are needed): {problem}")
 
 
 @cache

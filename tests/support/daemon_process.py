@@ -1,11 +1,11 @@
-"""A real daemon as a child of the test: ``batchd serve`` in a runtime directory of its own.
+"""A real daemon as a child of the test: ``batchd serve`` in a separate runtime directory.
 
 For tests of processes.
 
     start -> [ address, status, kill | terminate | restart ]* -> close
 
-Invariant: after ``close`` nothing of the daemon is left, neither worker nor socket, or ``close``
-fails and says what.
+Invariant: after ``close`` no worker and no socket of the daemon is left, or ``close`` raises with
+the leftovers.
 """
 
 import json
@@ -33,12 +33,12 @@ LEFT_WHEN_DOWN = {"lock"}
 
 
 class DaemonProcess:
-    """One daemon, perhaps several times started. ``daemon`` are keys of ``[daemon]``.
+    """One daemon, which may be started several times. ``daemon`` are keys of ``[daemon]``.
 
-    ``faults`` are named steps with what shall happen there (see ``batchd.failpoints``), once, in
-    whichever process comes there first; ``lasting_faults`` happen in every process that comes
-    there. ``environment`` is added to the daemon's. ``descriptors_max`` is how many descriptors it
-    may ever have. ``log_level`` may be set before it starts, and ``through``: words before its
+    ``faults`` are named steps with their faults (see ``batchd.failpoints``); each happens once, in
+    the first process that reaches the step. ``lasting_faults`` happen in every process that reaches
+    their step. ``environment`` is added to the daemon's. ``descriptors_max`` limits its
+    descriptors. ``log_level`` may be set before it starts, and so may ``through``: words before its
     command, such as those that run it in a container.
     """
 
@@ -83,11 +83,11 @@ class DaemonProcess:
     # --- its life ---------------------------------------------------------------------------------
 
     def start(self, *, ready: bool = True) -> Self:
-        """Start it, and wait until trainers may come, unless that is not to be waited for."""
-        assert self._process is None, "it runs already"
+        """Start it, and by default wait until trainers can connect."""
+        assert self._process is None, "the daemon runs already"
         self._has_workers = False
         command = [
-            *("env", "--default-signal=HUP"),  # it is ignored where the tests run under nohup
+            *("env", "--default-signal=HUP"),  # the signal is ignored in tests under nohup
             *self._limit,
             sys.executable,
             "-m",
@@ -122,30 +122,30 @@ class DaemonProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
-        assert self._process is not None, "it does not run"
+        """The process id of the daemon."""
+        assert self._process is not None, "the daemon does not run"
         return self._process.pid
 
     @property
     def output(self) -> int:
         """The descriptor of its address, for callers that poll other descriptors, too."""
-        assert self._process is not None, "it does not run"
+        assert self._process is not None, "the daemon does not run"
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
     @property
     def has_ended(self) -> bool:
-        """Is it gone, for whatever reason?"""
+        """Whether the daemon has ended, for any reason."""
         return self._process is None or self._process.poll() is not None
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        assert self._process is not None, "it does not run"
+        """Send a signal to the daemon."""
+        assert self._process is not None, "the daemon does not run"
         self._process.send_signal(number)
 
     def wait(self, seconds: float = PATIENCE_S) -> int:
-        """Wait for its end; its exit status, or minus the signal."""
-        assert self._process is not None, "it does not run"
+        """Wait for its end; return its exit status, or minus the signal."""
+        assert self._process is not None, "the daemon does not run"
         status = self._process.wait(seconds)
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -153,12 +153,12 @@ class DaemonProcess:
         return status
 
     def terminate(self) -> int:
-        """Have it drain, and wait for its end."""
+        """Let it drain, and wait for its end."""
         self.send(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> None:
-        """Kill it, and leave everything else to the kernel."""
+        """Kill it, and leave all cleanup to the kernel."""
         self.send(signal.SIGKILL)
         assert self.wait() == -signal.SIGKILL
 
@@ -168,25 +168,25 @@ class DaemonProcess:
         self.start()
 
     def close(self) -> None:
-        """End it, if it still runs, and see that nothing is left of it."""
+        """End it, if it still runs, and check that nothing of it is left."""
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.kill()
             self.wait()
         try:
-            wait_until(lambda: not self.offspring(), f"the workers of {self.folder} are gone")
+            wait_until(lambda: not self.offspring(), f"the workers of {self.folder} have ended")
         finally:
             for pid in self.offspring():
                 os.kill(pid, signal.SIGKILL)
         log = self.log
         print(f"--- log of {self.folder} ---\n{log}")  # noqa: T201  pytest shows it where the test fails
         shutil.rmtree(self.folder)
-        assert "Traceback" not in log, "the daemon or a worker met a bug of ours; see its log"
+        assert "Traceback" not in log, "the daemon or a worker raised an unexpected error; see its log"
 
-    # --- looking at it ----------------------------------------------------------------------------
+    # --- observations -----------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What ``batchd status --json`` prints, asked by a session of its own."""
+        """The output of ``batchd status --json``, from a separate session."""
         with batchd_client.connect(self.address) as connection:
             return connection.status()
 
@@ -202,7 +202,7 @@ class DaemonProcess:
         return outcome.text
 
     def worker_pids(self) -> set[int]:
-        """The processes of its workers, as the kernel knows them.
+        """The processes of its workers, according to the kernel.
 
         The first ones are forked soon after its start.
         """
@@ -217,30 +217,30 @@ class DaemonProcess:
         return pid
 
     def kill_a_worker(self) -> None:
-        """End its oldest worker that was not ended so before.
+        """Kill its oldest worker that this method has not killed before.
 
-        Who is about to die may be gone at any moment.
+        A dying worker may disappear at any moment.
         """
-        victim = min(wait_until(lambda: self.worker_pids() - self._killed, "a worker lives"))
+        victim = min(wait_until(lambda: self.worker_pids() - self._killed, "a worker runs"))
         os.kill(victim, signal.SIGKILL)
         self._killed.add(victim)
 
     def offspring(self) -> set[int]:
-        """Everything that it ever started and that still lives."""
+        """All living processes that it ever started."""
         return carriers(self._marker) - ({self._process.pid} if self._process is not None else set())
 
     def wait_for_fault(self, name: str) -> int:
-        """Wait until the fault has happened; the process that it happened to."""
+        """Wait until the fault has happened; return the process in which it happened."""
         entry = self._ledger / name
         return int(wait_until(lambda: entry.exists() and entry.read_text(), f"{name} was passed"))
 
     def files(self) -> set[str]:
-        """What is in its runtime directory."""
+        """The files in its runtime directory."""
         return {path.name for path in self.runtime_dir.iterdir()} if self.runtime_dir.exists() else set()
 
     @property
     def log(self) -> str:
-        """Everything that it has written to standard error."""
+        """Its whole output on standard error."""
         return self.log_file.read_text()
 
     def log_lines(self, event: str) -> list[dict[str, Any]]:

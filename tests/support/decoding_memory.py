@@ -26,7 +26,7 @@ def memory(name):
 
 def measure(pipeline, data):
     """Decode one file."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
+    Path("/proc/self/clear_refs").write_text("5")  # the peak becomes the present value
     before, started_s = memory("VmRSS"), process_time()
     try:
         run(pipeline, data)

@@ -22,7 +22,7 @@ def write_sizes(folder: Path) -> None:
 
 
 def streams_over(photos: Path, sizes: Path, **changes: Any) -> dict[str, Any]:
-    """Photographs; images of different sizes, padded and ragged."""
+    """A stream of photographs, and streams of images of different sizes, padded and ragged."""
     room = {"max_shape": LARGEST}
     return {
         "photos": folder_stream(photos, **changes),
@@ -46,14 +46,14 @@ def bare(daemon: DaemonProcess, stream: str = "photos", epochs: int = 1) -> list
 
 
 def channels_first(field: Any) -> Any:
-    """As the loader gives images."""
+    """Put the channels of images first, as the loader does."""
     if type(field) is list:
         return [channels_first(row[np.newaxis])[0] for row in field]
     return field.transpose(0, 3, 1, 2) if field.dtype == np.uint8 and field.ndim == 4 else field
 
 
 def assert_same(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Every tensor of a batch is the bare client's array."""
+    """Assert that every tensor of a batch equals the bare client's array."""
     assert list(given) == list(expected)
     for name, tensor in given.items():
         array = channels_first(expected[name])
@@ -64,6 +64,6 @@ def assert_same(given: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def idle(daemon: DaemonProcess, stream: str = "photos") -> bool:
-    """Nobody has a claim, and no slot is held."""
+    """Whether there is no subscription and no slot is held."""
     status = daemon.stream_status(stream)
     return not status["subscriptions"] and status["leased_slots"] == 0

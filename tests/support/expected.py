@@ -1,7 +1,7 @@
-"""What trainers should get. For tests of processes.
+"""The batches that trainers should get. For tests of processes.
 
-``Expected`` works out every batch of a stream by itself, in this process, from the configuration
-and the files alone: no daemon, no worker, no shared memory, one sample after the other.
+``Expected`` computes every batch of a stream in this process, from the configuration and the files
+alone: no daemon, no worker, no shared memory, one sample after the other.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ ROWS_KNOWN_MAX = 4096
 
 
 class Expected:
-    """The batches of one stream of a configuration file, worked out the slow way."""
+    """The batches of one stream of a configuration file, computed without a daemon."""
 
     def __init__(self, config_file: Path, stream: str = "photos") -> None:
         config = load_config(config_file, {}, {}).streams[stream]
@@ -46,14 +46,14 @@ class Expected:
         self._known_rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
 
     def batch(self, epoch: int, step: int) -> Seen:
-        """One whole batch."""
+        """One complete batch."""
         known = self._known.get((epoch, step))
         if known is None:
             known = self._known[epoch, step] = self._make(epoch, step)
         return known
 
     def rows(self, epoch: int, step: int) -> list[tuple[int, str]]:
-        """The rows of one batch, each by itself. The last few thousand batches are remembered."""
+        """The rows of one batch, each computed alone. The last few thousand batches are cached."""
         known = self._known_rows.get((epoch, step))
         if known is None:
             if len(self._known_rows) >= ROWS_KNOWN_MAX:
@@ -66,11 +66,11 @@ class Expected:
         return [self.batch(epoch, step) for step in (range(self.plan.steps) if steps is None else steps)]
 
     def close(self) -> None:
-        """Give back what the source has open."""
+        """Close everything that the source has open."""
         self._reader.close()
 
     def path(self, sample: int) -> str:
-        """The path of a sample, as people read it."""
+        """The path of a sample as text."""
         return self._reader.name(sample)
 
     def _make(self, epoch: int, step: int) -> Seen:
@@ -96,7 +96,7 @@ class Expected:
         return arrays
 
     def _fill(self, fields: dict[str, np.ndarray], epoch: int, sample: int) -> int | None:
-        """Make a sample, or the first that can stand in for it; which one it was."""
+        """Fill a row with a sample or its first usable substitute; return its number."""
         for attempt, candidate in enumerate(self._candidates(epoch, sample)):
             try:
                 values = self._reader.read(candidate)

@@ -4,9 +4,8 @@ For tests of the torch loader's way to a GPU.
 
     copy_(non_blocking) in ``aside`` --> queue --(event done, awaited, adopted; ``work``)--> tensor
 
-What a device would do without a word is an assertion here: to read memory that is not registered,
-or no longer so; to read a batch that was given back before it was read; to have memory unmapped
-that is registered.
+Errors that a real device would not report are assertions here: a read of memory that is not
+registered, or no longer; a read of a batch after its release; an unmap of registered memory.
 """
 
 import ctypes
@@ -26,11 +25,11 @@ from batchd_client.torch.cuda import REGISTER_READ_ONLY
 _libc = ctypes.CDLL(None)
 
 POISON = 77
-"""What a tensor holds until its copy is made."""
+"""The value of a tensor until its copy is made."""
 
 
 class Mapping(NamedTuple):
-    """A piece of this process's address space, as the kernel lists it."""
+    """A part of this process's address space, as the kernel lists it."""
 
     start: int
     end: int
@@ -39,7 +38,7 @@ class Mapping(NamedTuple):
 
 
 def mappings() -> list[Mapping]:
-    """All there are."""
+    """All mappings of this process."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, mode, _offset, _device, inode, *_name = line.split(maxsplit=5)
@@ -49,7 +48,7 @@ def mappings() -> list[Mapping]:
 
 
 def is_mapped(address: int, size: int) -> bool:
-    """Is there memory at each page of this place? One call of the kernel.
+    """Whether there is memory at each page of this place, by one call of the kernel.
 
     ``mappings`` lists a thousand with torch loaded.
     """
@@ -58,13 +57,13 @@ def is_mapped(address: int, size: int) -> bool:
 
 
 def mapping_of(address: int, size: int, among: list[Mapping]) -> Mapping | None:
-    """What is mapped at this place; None where nothing is, or several things are."""
+    """The single mapping at this place; None if there is none or several."""
     return next((one for one in among if one.start <= address and address + size <= one.end), None)
 
 
 @dataclass(eq=False)
 class Registration:
-    """Memory that the device reads by itself."""
+    """Memory that the device can read by itself."""
 
     address: int
     size: int
@@ -77,7 +76,7 @@ class Registration:
 
 @dataclass(eq=False)
 class Copy:
-    """One that has been asked for. It holds nothing of the source that a device would not hold."""
+    """A requested copy. It holds no reference to the source that a real device would not hold."""
 
     target: torch.Tensor
     address: int
@@ -88,7 +87,7 @@ class Copy:
 
 
 class Making(NamedTuple):
-    """A tensor that is to be made on the device of numbers that the host has given already."""
+    """A tensor to be made on the device from numbers that the host has passed."""
 
     target: torch.Tensor
     value: torch.Tensor
@@ -96,14 +95,14 @@ class Making(NamedTuple):
 
 
 class Bytes:
-    """What lies at an address now."""
+    """The bytes at an address now."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, True)}
 
 
 class FakeEvent:
-    """A point in the queue; it says that it is done when it has been asked ``patience`` times."""
+    """A point in the queue; it reports its end after ``patience`` queries."""
 
     def __init__(self, cuda: "FakeCuda", end: int) -> None:
         self._cuda = cuda
@@ -131,7 +130,7 @@ class FakeEvent:
 
 
 class FakeStep:
-    """A point in the loop's own stream: the device reaches it only when it is waited for."""
+    """A point in the loop's own stream: the device reaches it only when the host waits for it."""
 
     def __init__(self, cuda: "FakeCuda") -> None:
         self._cuda = cuda
@@ -148,11 +147,11 @@ class FakeStep:
 
 
 class FakeCuda:
-    """See above, and ``batchd_client.torch.cuda.CudaRuntime``.
+    """The fake of the module docstring, and of ``batchd_client.torch.cuda.CudaRuntime``.
 
-    ``takes_read_only``, ``takes_any``: which memory it registers. ``interrupt(at, after=)``:
-    ``KeyboardInterrupt`` in one of its calls, before it has had its effect or after that.
-    ``patience``: how often an event is asked until it is done.
+    ``takes_read_only``, ``takes_any``: the memory that it registers. ``interrupt(at, after=)``:
+    ``KeyboardInterrupt`` in one of its calls, before or after the effect of the call.
+    ``patience``: the number of queries until an event is done.
     """
 
     device = torch.device("cpu")
@@ -168,11 +167,11 @@ class FakeCuda:
         self.calls = 0
         self.faults: list[str] = []
         self.waits = 0
-        """For the side stream."""
+        """Waits of the side stream."""
         self.adopted: list[set[int]] = []
-        """Where the tensors lie that the loop's stream was told of, by batch."""
+        """Addresses of the tensors that the loop's stream knows, by batch."""
         self.tried: list[int] = []
-        """What was to be unregistered since the device broke down."""
+        """Addresses that were to be unregistered since the device broke down."""
         self.queue: deque[Copy | Making] = deque()
         self.steps: list[FakeStep] = []
         self._begun = 0
@@ -184,30 +183,30 @@ class FakeCuda:
         self._refuses = False
 
     def break_down(self, *, refuses: bool) -> None:
-        """From now on nothing is done, and who asks for it is told so.
+        """From now on no work is done, and each wait for it raises an error.
 
-        ``refuses``: also to unregister memory.
+        ``refuses``: memory cannot be unregistered either.
         """
         self._is_broken = True
         self._refuses = refuses
         self.queue.clear()
 
     def check_sound(self) -> None:
-        """Raise what torch raises of a broken device."""
+        """Raise the error of torch for a broken device."""
         if self._is_broken:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def interrupt(self, at: int | None, *, after: bool = False) -> None:
-        """Interrupt the call that comes as number ``at`` from now on; None for no more of it."""
+        """Interrupt the call with number ``at`` from now on; None cancels the interrupt."""
         self._interrupt_at = None if at is None else self.calls + at
         self._interrupt_after = after
 
     @property
     def was_interrupted(self) -> bool:
-        """Has it come to that?"""
+        """Whether the interrupt has happened."""
         return self._interrupt_at is not None and self.calls >= self._interrupt_at
 
-    # --- what the loader calls --------------------------------------------------------------------
+    # --- calls of the loader ----------------------------------------------------------------------
 
     def register(self, address: int, size: int, flags: int) -> bool:
         return self.call("register", lambda: self._register(address, size, flags))
@@ -236,7 +235,7 @@ class FakeCuda:
     # --- inside -----------------------------------------------------------------------------------
 
     def call(self, name: str, effect: Callable[[], Any]) -> Any:
-        """Let something happen, or an interrupt."""
+        """Perform a call, or interrupt it."""
         self.calls += 1
         is_interrupted = self.calls == self._interrupt_at
         if name in {"register", "unregister", "mark"}:
@@ -249,7 +248,7 @@ class FakeCuda:
         return result
 
     def work(self, end: int | None = None) -> None:
-        """Make the copies up to there; all by default."""
+        """Make the copies up to this one; by default all of them."""
         if self.queue:
             self._check_mapped()
         while self.queue and (end is None or self._done < end):
@@ -257,7 +256,7 @@ class FakeCuda:
             self._done += 1
 
     def begin_copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        """Take note of a copy; the target holds something else until it is made."""
+        """Record a copy; the target holds other bytes until the copy is made."""
         size = source.numel() * source.element_size()
         if not size:
             return target
@@ -274,7 +273,7 @@ class FakeCuda:
         return target
 
     def begin_making(self, value: torch.Tensor) -> torch.Tensor:
-        """Take note of a tensor that is made of numbers; it holds others until it is."""
+        """Record a tensor that is made from numbers; it holds others until it is made."""
         self.queue.append(Making(torch.full_like(value, POISON), value))
         self._begun += 1
         return self.queue[-1].target
@@ -339,7 +338,7 @@ class FakeCuda:
 
 
 class Aside(TorchFunctionMode):
-    """Within it, copies that nobody waits for are made late, and so are tensors of numbers."""
+    """Inside this context, copies without a waiting caller are late, and so are new tensors."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()

@@ -2,18 +2,18 @@
 
 Runs as a thread of the test.
 
-It serves one stream, whose batches say which position they are, and obeys like a good daemon unless
-it is told otherwise:
+It serves one stream, whose batches contain their position, and behaves like a good daemon except
+for these settings of a test:
 
-    fake.alter = function        message -> what is sent instead (a message, bytes, or None)
-    fake.alter_page = function   (epoch, step, page) -> the bytes that are put into a slot instead
+    fake.alter = function        message -> its replacement (a message, bytes, or None)
+    fake.alter_page = function   (epoch, step, page) -> the bytes for the slot instead
     fake.alter_slot = function   (slot, slot_bytes, descriptor) -> the same, for the lifeline (the
                                  daemon closes both descriptors)
-    fake.answer = function       (session, message) -> True where it has answered itself
-    fake.writable_slots = True   slots are shared writable with those who ask for that
+    fake.answer = function       (session, message) -> True if it has answered itself
+    fake.writable_slots = True   slots are shared writable on request
     fake.do(function)            run something inside the daemon's thread, and wait for it
 
-Invariant: all state is the thread's; tests look at it through ``do`` or ``wait_until``.
+Invariant: all state belongs to the thread; tests read it through ``do`` or ``wait_until``.
 """
 
 import fcntl
@@ -132,13 +132,13 @@ class FakeDaemon:
         assert done.wait(PATIENCE_S), "the fake daemon is stuck"
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait until something has come true in the daemon."""
+        """Wait until a condition is true in the daemon."""
         with self._changed:
             assert self._changed.wait_for(condition, PATIENCE_S), f"never: {condition}"
 
     @property
     def plain_status(self) -> dict[str, object]:
-        """How it says that it is."""
+        """The status that the daemon reports."""
         bgr_fields = list(self.stream.bgr_fields)
         return {"version": "fake"} | (
             {"streams": [{"name": self.stream.name, "bgr_fields": bgr_fields}]} if bgr_fields else {}
@@ -162,7 +162,7 @@ class FakeDaemon:
             self._router.send_multipart([session.routing, data])
 
     def refuses(self, session: FakeSession, message: Message, error: ErrorCode, text: str) -> bool:
-        """For ``answer``: tell a trainer that waits why it will get nothing.
+        """For ``answer``: refuse a waiting trainer with this reason.
 
         Inside the daemon's thread only.
         """
@@ -173,7 +173,7 @@ class FakeDaemon:
         return True
 
     def grant_up_to(self, total: int) -> None:
-        """Let each subscription have no more than ``total`` batches."""
+        """Grant at most ``total`` batches to each subscription."""
 
         def grant() -> None:
             self.grants_at_most = total
@@ -250,7 +250,7 @@ class FakeDaemon:
                 send_message(session.lifeline, Welcome(PROTOCOL_VERSION, session.secret))
 
     def _is_answered(self, session: FakeSession, message: Message) -> bool:
-        """Let the test answer; its client may have hung up meanwhile."""
+        """Let the test answer; its client may have disconnected meanwhile."""
         try:
             return self.answer(session, message)
         except ChannelClosed:
@@ -262,7 +262,7 @@ class FakeDaemon:
                 one.routing = routing if one.secret == message.secret else one.routing
         session = next((one for one in self.sessions if one.routing == routing), None)
         self.heard.append(message)
-        if session is None:  # its lifeline ended while the message was under way
+        if session is None:  # its lifeline ended while the message was in transit
             return
         if self._is_answered(session, message):
             return
@@ -366,14 +366,14 @@ class FakeDaemon:
         mode = os.O_RDWR if self.writable_slots and session.wants_writable else os.O_RDONLY
         shared = os.open(f"/proc/self/fd/{slot.descriptor}", mode | os.O_CLOEXEC)
         number, slot_bytes, descriptor = self.alter_slot(slot.number, self.stream.layout.slot_bytes, shared)
-        with suppress(ChannelClosed):  # its end of file is the next thing to hear
+        with suppress(ChannelClosed):  # its end of file is read next
             send_message(session.lifeline, SlotShared(number, slot_bytes), (descriptor,))
         for each in {shared, descriptor}:
             os.close(each)
 
 
 def make_slot(slot_bytes: int, seals: int = SEALS) -> int:
-    """Make the memory of a slot, and give its writable descriptor."""
+    """Create the memory of a slot, and return its writable descriptor."""
     descriptor = os.memfd_create("batchd-fake", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.posix_fallocate(descriptor, 0, slot_bytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)

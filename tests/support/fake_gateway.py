@@ -1,8 +1,8 @@
-"""A small gateway in the test, and worker hosts that dial it. For tests of processes.
+"""A small gateway in the test, and worker hosts that connect to it. For tests of processes.
 
     gateway.admit() -> gateway.serve(stream) -> gateway.opened() -> gateway.fill(...) -> Rows
 
-The gateway does what it is told, one message at a time; a test that wants nonsense sends it.
+A test calls the gateway for each message; it can also send invalid ones.
 """
 
 import os
@@ -71,7 +71,7 @@ def index_of(stream: ServedStream) -> bytes:
 
 @dataclass
 class Rows:
-    """What came for an order: its fields by name, each ``[count, *shape]``; None without frames.
+    """The rows of an order: its fields by name, each ``[count, *shape]``; None without frames.
 
     ``wrong``: rows that differ from their checksums.
     """
@@ -82,7 +82,7 @@ class Rows:
 
 
 class FakeGateway:
-    """One worker host at a time. Closed in the end; ``restart`` is what a new daemon looks like."""
+    """A gateway for one worker host at a time. ``restart`` makes it look like a new daemon."""
 
     def __init__(self, keys: KeyDirectory | None = None, port: int = 0) -> None:
         self._keys = keys
@@ -92,7 +92,7 @@ class FakeGateway:
         self.routing = b""
         self.workers: set[int] = set()
         self.frames: list[bytes] = []
-        """Behind the last message."""
+        """The frames after the last message."""
         self._orders = 0
         self._layouts: dict[int, SlotLayout] = {}
         self._indexes: dict[str, bytes] = {}
@@ -123,12 +123,12 @@ class FakeGateway:
     # --- messages ---------------------------------------------------------------------------------
 
     def send(self, message: Message, *frames: bytes) -> None:
-        """Send to the worker host that spoke last."""
+        """Send to the worker host that sent the last message."""
         assert self._zeromq is not None
         self._zeromq.socket.send_multipart([self.routing, message.encode(), *frames])
 
     def expect(self, kind: type[M], timeout_s: float = PATIENCE_S) -> M:
-        """The next message of a kind; others wait for their turn, and workers are remembered."""
+        """Return the next message of a kind; others stay queued, and workers are recorded."""
         deadline = time.monotonic() + timeout_s
         passed = 0
         while True:
@@ -144,7 +144,7 @@ class FakeGateway:
             self._pump(left_s)
 
     def hears(self, kind: type[Message], seconds: float) -> bool:
-        """Does a message of this kind arrive within so many seconds? It stays in the queue."""
+        """Whether a message of this kind arrives within this time. It stays in the queue."""
         deadline = time.monotonic() + seconds
         while not any(isinstance(one, kind) for one, _ in self._queue) and time.monotonic() < deadline:
             self._pump(deadline - time.monotonic())
@@ -170,10 +170,10 @@ class FakeGateway:
                 self.workers.add(message.worker)
             self._queue.append((message, frames))
 
-    # --- what a gateway does ----------------------------------------------------------------------
+    # --- a gateway's actions ----------------------------------------------------------------------
 
     def admit(self, sample_timeout_s: float = SAMPLE_TIMEOUT_S) -> Register:
-        """Let the next worker host in."""
+        """Admit the next worker host."""
         register = self.expect(Register)
         self.link += 1
         self.workers.clear()
@@ -182,7 +182,7 @@ class FakeGateway:
         return register
 
     def serve(self, stream: ServedStream, quarantined: tuple[int, ...] = ()) -> None:
-        """Tell of a stream."""
+        """Announce a stream."""
         index = index_of(stream)
         digest = sha256(index).hexdigest()
         self._indexes[digest] = index
@@ -191,7 +191,7 @@ class FakeGateway:
         self.send(HostServe(self.link, stream.message.encode(), digest, len(index), list(quarantined)))
 
     def send_parts(self, most: int = 1 << 30) -> int:
-        """Send up to so many parts of an index as they are asked for, until one is opened."""
+        """Send at most this many requested parts of an index, until one index is opened."""
         for sent in range(most):
             while not self.hears(AskIndex, 0.1):
                 if any(isinstance(one, HostOpened | CannotOpen) for one, _ in self._queue):
@@ -202,7 +202,7 @@ class FakeGateway:
         return most
 
     def opened(self, stream: ServedStream) -> None:
-        """Tell of a stream, send its index if it is asked for, and wait until it is open."""
+        """Announce a stream, send its index on request, and wait until it is open."""
         self.serve(stream)
         self.send_parts()
         assert self.expect(HostOpened).stream == stream.number
@@ -214,7 +214,7 @@ class FakeGateway:
         return min(self.workers)
 
     def order(self, stream: ServedStream, epoch: int, step: int, first: int, count: int, worker: int = 0) -> HostFill:
-        """Order rows; of any worker if none is named."""
+        """Order rows from this worker, or from any worker."""
         return self.order_runs(stream, epoch, step, [(first, count)], worker)
 
     def order_runs(
@@ -227,7 +227,7 @@ class FakeGateway:
         return fill
 
     def rows(self, fill: HostFill) -> Rows:
-        """The answer to an order; others' must not come before it."""
+        """Return the answer to an order; no other answer may precede it."""
         answer = self.expect(HostFilled)
         assert (answer.link, answer.worker, answer.order) == (self.link, fill.worker, fill.order)
         if not self.frames:
@@ -258,7 +258,7 @@ class FakeGateway:
 
 
 class WorkerHostProcess:
-    """A ``batchd worker`` that dials a gateway. ``close`` ends it and looks at its log."""
+    """A ``batchd worker`` that connects to a gateway. ``close`` ends it and checks its log."""
 
     def __init__(self, folder: Path, address: str, *options: str, environment: dict[str, str] | None = None) -> None:
         self.log_file = folder / f"host-{time.monotonic_ns()}.log"
@@ -277,12 +277,12 @@ class WorkerHostProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of the worker host."""
         return self.process.pid
 
     @property
     def log(self) -> str:
-        """Everything that it has written to standard error."""
+        """Its whole output on standard error."""
         return self.log_file.read_text()
 
     def worker_pids(self) -> set[int]:
@@ -299,19 +299,19 @@ class WorkerHostProcess:
         self.process.send_signal(number)
 
     def wait(self, gateway: FakeGateway | None = None) -> int:
-        """Wait for its end, with a gateway that hears what it says; its exit status."""
+        """Wait for its end while the gateway reads its messages; return its exit status."""
         while gateway is not None and self.process.poll() is None:
             gateway.pump(0.05)
         return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """End it, and see that no process is left of it."""
+        """End it, and check that no process of it is left."""
         offspring = children_of(self.pid) | self.worker_pids()
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(PATIENCE_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
-        wait_until(lambda: not any(map(is_alive, offspring)), "the workers are gone")
+        wait_until(lambda: not any(map(is_alive, offspring)), "the workers have ended")
         print(self.log)  # noqa: T201  pytest shows it where the test fails
-        assert "Traceback" not in self.log, "a worker host or a worker met a bug of ours; see its log"
+        assert "Traceback" not in self.log, "a worker host or a worker raised an unexpected error; see its log"

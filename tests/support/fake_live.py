@@ -37,8 +37,8 @@ class FakeLive:
             case Produce():
                 descriptor = make_slot(self.mailbox_bytes, self.seals)
                 self.close()
-                self.mailbox = descriptor  # first: a test of the producer's end closes it
-                with suppress(ChannelClosed):  # its end of file is the next thing to hear
+                self.mailbox = descriptor  # set first: a test of the producer's end closes it
+                with suppress(ChannelClosed):  # its end of file is read next
                     send_message(session.lifeline, MailboxShared(1, CAPACITY * LAYOUT.place_bytes), (descriptor,))
                 self.fake.send(session, replace(self.producing, request=message.request))
             case AskPlace():

@@ -2,11 +2,11 @@
 
 Tests the client's validation.
 
-It serves one ``FakeStream`` as a good daemon would, unless it is told otherwise:
+It serves one ``FakeStream`` like a good daemon, except for this setting of a test:
 
-    fake.alter = function     message and its frames -> the frames that are sent instead
+    fake.alter = function     message and its frames -> the frames to send instead
 
-Invariant: what is kept of trainers is the thread's; a test changes ``alter`` alone.
+Invariant: the record of trainers belongs to the thread; a test changes only ``alter``.
 """
 
 import threading
@@ -46,7 +46,7 @@ def honest(_message: Message, frames: list[bytes]) -> list[bytes]:
 
 @dataclass
 class _Claim:
-    """One subscription: where it stands, and how many batches were sent."""
+    """One subscription: its position, and the number of sent batches."""
 
     positions: Iterator[tuple[int, int]]
     window: int

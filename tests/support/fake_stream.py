@@ -1,4 +1,4 @@
-"""What the fake daemon serves, and what it remembers of its trainers: data without behaviour."""
+"""The stream of the fake daemon and its record of trainers: data without behaviour."""
 
 import socket
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from batchd_wire.views import slot_arrays
 
 @dataclass
 class FakeStream:
-    """What the fake serves."""
+    """The stream that the fake daemon serves."""
 
     name: str = "photos"
     fingerprint: str = "f1" * 32
@@ -36,7 +36,7 @@ class FakeStream:
         return full + bool(rest and not self.drop_last)
 
     def positions(self, asked: Subscribe) -> Iterator[tuple[int, int]]:
-        """Every (epoch, step) that a subscription shall get, counted out the slow way."""
+        """Every (epoch, step) of a subscription, counted one by one."""
         epoch, start = asked.epoch, asked.step
         while asked.end_epoch is None or epoch < asked.end_epoch:
             while (left := self.steps - start) > 0:
@@ -48,7 +48,7 @@ class FakeStream:
             epoch, start = epoch + 1, 0
 
     def page(self, epoch: int, step: int) -> bytearray:
-        """A slot with this position in it, but for its header."""
+        """A slot with this position in it, without its header."""
         page = bytearray(self.layout.slot_bytes)
         arrays = slot_arrays(page, self.layout)
         arrays["image"][:] = (10 * epoch + step) % 256
@@ -59,7 +59,7 @@ class FakeStream:
         return page
 
     def admit(self, asked: Subscribe, number: int) -> Subscribed:
-        """Admit a claim as this subscription."""
+        """Admit a request as this subscription."""
         return Subscribed(
             asked.request,
             number,
@@ -77,7 +77,7 @@ class FakeStream:
         )
 
     def label(self, epoch: int, step: int) -> np.ndarray:
-        """What the field ``label`` holds at a position."""
+        """The values of the field ``label`` at a position."""
         return np.arange(self.rows) + 1_000_000 * epoch + self.rows * step
 
 
@@ -93,7 +93,7 @@ class FakeSlot:
 
 @dataclass(eq=False)
 class FakeSubscription:
-    """What the fake knows of one subscription."""
+    """The fake daemon's record of one subscription."""
 
     number: int
     asked: Subscribe
@@ -108,7 +108,7 @@ class FakeSubscription:
 
 @dataclass(eq=False)
 class FakeSession:
-    """One trainer."""
+    """One trainer's session."""
 
     lifeline: socket.socket
     secret: bytes | None = None

@@ -16,7 +16,7 @@ HEIGHT, WIDTH = 48, 64
 
 
 def columns(_source: PluginSource) -> tuple[Column, ...]:
-    """An image and all that can follow it."""
+    """An image with all kinds of followers."""
     return (
         Column("image", "encoded"),
         Column("mask", "encoded"),
@@ -26,7 +26,7 @@ def columns(_source: PluginSource) -> tuple[Column, ...]:
 
 
 def scan(source: PluginSource, _survey: Survey) -> SourceIndex:
-    """Nothing is there to be looked at."""
+    """Return the index without a scan."""
     return SourceIndex.build(source.options["samples"], {}, {}, {})
 
 

@@ -3,8 +3,7 @@
 For one unit test.
 
 It reads the syntax tree and follows names through imports (``import yaml as y``, ``from os import
-system``), so that what is found is the full name of the thing, wherever it is mentioned, called or
-not.
+system``), so that it finds the full name of each object that is mentioned, with or without a call.
 """
 
 import ast
@@ -24,7 +23,7 @@ NAMES = {
     "yaml.full_load", "yaml.full_load_all", "yaml.unsafe_load", "yaml.unsafe_load_all", "pandas.read_pickle", "torch.load",
     "types.FunctionType", "types.CodeType",
 }  # fmt: skip
-"""These load objects, start a shell, or use something that does."""
+"""These load objects, start a shell, or use a function that does."""
 METHODS = {"recv_pyobj", "send_pyobj", "from_address"}
 """Forbidden attributes: ZeroMQ's sockets pickle with the first two, ctypes reads any address."""
 ARRAY_LOADERS = {"numpy.load", "numpy.lib.format.read_array", "numpy.lib.npyio.NpzFile", "numpy.lib.npyio.load"}
@@ -32,14 +31,14 @@ IMPORTERS = {"importlib.import_module", "importlib.reload"}
 
 
 class Finding(NamedTuple):
-    """Something that may not be there: its full name, and its line."""
+    """A forbidden object: its full name, and its line."""
 
     name: str
     line: int
 
 
 def forbidden_in(source: str) -> list[Finding]:
-    """Everything in the text of a module that may not be there."""
+    """Every forbidden object in the text of a module."""
     nodes = list(ast.walk(ast.parse(source)))
     names = dict(_imported_names(nodes))
     found = {finding for node in nodes for finding in _findings(node, names)} | set(_handed_on(nodes, names))
@@ -47,7 +46,7 @@ def forbidden_in(source: str) -> list[Finding]:
 
 
 def _handed_on(nodes: list[ast.AST], names: dict[str, str]) -> Iterator[Finding]:
-    """Whatever imports, mentioned and not called there: nobody sees what it is called with."""
+    """Objects that import modules, mentioned without a call: their arguments are unknown."""
     called = {node.func for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and node not in called:
@@ -57,7 +56,7 @@ def _handed_on(nodes: list[ast.AST], names: dict[str, str]) -> Iterator[Finding]
 
 
 def _imported_names(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
-    """Each name that an import binds anywhere, with the full name of what it stands for."""
+    """Each name that an import binds anywhere, with the full name of its object."""
     for node in nodes:
         match node:
             case ast.Import():
@@ -96,7 +95,7 @@ def _forbidden_from(node: ast.ImportFrom) -> Iterator[str]:
     for alias in node.names:
         full = f"{node.module or ''}.{alias.name}"
         if alias.name == "*" or node.level:
-            # Its names cannot be followed.
+            # The names of a star import cannot be followed.
             yield f"from {'.' * node.level}{node.module or ''} import {alias.name}"
         elif _is_of(full, MODULES) or _is_of(full, NAMES):
             yield full
@@ -130,9 +129,9 @@ def _forbidden_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
 
 
 def _full_name(node: ast.expr, names: dict[str, str]) -> str | None:
-    """What a name, or a chain of attributes that starts with one, stands for.
+    """The full name of a name, or of a chain of attributes that starts with one.
 
-    None where no import bound it.
+    None if no import bound it.
     """
     match node:
         case ast.Name(id=name):
@@ -145,7 +144,7 @@ def _full_name(node: ast.expr, names: dict[str, str]) -> str | None:
 
 
 def _is_of(name: str, forbidden: set[str]) -> bool:
-    """Is it one of these, or inside one of these?"""
+    """Whether it is one of these, or inside one of these."""
     parts = name.split(".")
     return any(".".join(parts[:count]) in forbidden for count in range(1, len(parts) + 1))
 

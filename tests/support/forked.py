@@ -1,6 +1,6 @@
-"""Programs of batchd as forks of this process: apart like any process, but without its imports.
+"""Programs of batchd as forks of this process: separate processes without new imports.
 
-For tests of scans and reloads. A fork has what the test has patched.
+For tests of scans and reloads. A fork has the patches of the test.
 """
 
 import faulthandler
@@ -30,14 +30,14 @@ class Forked:
         self.returncode: int | None = None
 
     def wait(self) -> int:
-        """Its exit status, or minus the signal."""
+        """Wait for its end; return its exit status, or minus the signal."""
         _pid, status = os.waitpid(self.pid, 0)
         self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
 
 def start_scan(module: str, *arguments: str, given: bytes, **_how: Any) -> Child:
-    """Fork for a scan apart. Takes the place of ``children.start``."""
+    """Fork for a separate scan. Replaces ``children.start``."""
     scan = import_module(module).scan
     return Child(Forked(lambda: answer(scan), arguments, given))  # type: ignore[arg-type]
 

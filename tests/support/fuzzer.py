@@ -1,8 +1,8 @@
-"""A trainer that says whatever it is told to, and remembers of the answers what it could use.
+"""A trainer that sends any message of a test, and records useful values of the answers.
 
 For fuzzing a daemon.
 
-Each way to a daemon has its own kind, which says how to ``tell`` and to ``listen``.
+Each way to a daemon has its own subclass, which defines ``tell`` and ``listen``.
 """
 
 import itertools
@@ -27,26 +27,26 @@ PLAIN: dict[str, Any] = {
     "fingerprint": None,
     "wait_us": 1,
 }
-"""What makes a message good where one of its kind would not be, with the example of its type."""
+"""Field values that make a message valid where the example of the type would not."""
 _unused_numbers = itertools.count(1_000_000)
 
 
 class Fuzzer:
-    """See above. ``known`` is what the next good message is made of."""
+    """A fuzzer as in the module docstring. ``known`` has the values for the next good message."""
 
     def __init__(self) -> None:
         self.known = dict(PLAIN)
         self.refusals: list[str] = []
 
     def tell(self, *frames: bytes) -> None:
-        """Send anything over ZeroMQ, and hear what there is to hear.
+        """Send any message over ZeroMQ, and read what has arrived.
 
-        Who was hung up on speaks to nobody.
+        After a disconnect nothing is sent.
         """
         raise NotImplementedError
 
     def listen(self) -> None:
-        """Take in what the daemon has said so far; it is always a message."""
+        """Read the daemon's messages so far; each is always valid."""
         raise NotImplementedError
 
     def settle(self) -> None:
@@ -55,11 +55,11 @@ class Fuzzer:
         answer = f"message number {number} is not expected here"
         wait_until(
             lambda: self.tell(msgpack.packb([number])) or answer in self.refusals,
-            "the last is answered",
+            "the last message is answered",
         )
 
     def tell_and_learn(self, kind: type[Message], name: str) -> None:
-        """Send a good message, and wait until its answer has said what ``name`` is."""
+        """Send a good message, and wait until its answer contains ``name``."""
         self.tell(good_message(kind, self.known))
         self.wait_to_learn(kind, name)
 
@@ -68,7 +68,7 @@ class Fuzzer:
         wait_until(lambda: self.listen() or name in self.known, f"a good {kind.__name__} is answered")
 
     def learn(self, message: Message) -> None:
-        """Keep of a message what may be of use."""
+        """Record the useful values of a message."""
         if isinstance(message, Refused):
             self.refusals.append(message.text)
         if isinstance(message, (Welcome, Subscribed, Handle, Parcel)) or "daemon" in message.field_names:

@@ -9,11 +9,11 @@ from typing import Any
 from weakref import ref
 
 DEADLINE_S = 30.0
-"""A collection takes milliseconds; one that waits for a socket that nobody closes never ends."""
+"""A collection takes milliseconds; one that waits for an open socket never ends."""
 
 
 def collected(make: Callable[[], object], tie: Callable[[object], None]) -> None:
-    """Put an object into a cycle, drop it and collect: in a thread, which may hang."""
+    """Put an object into a cycle, drop it and collect it: in a thread, which may hang."""
     errors: list[BaseException] = []
 
     def live_and_end() -> None:
@@ -24,7 +24,7 @@ def collected(make: Callable[[], object], tie: Callable[[object], None]) -> None
             errors.append(error)
 
     thread = Thread(target=live_and_end, name="garbage", daemon=True)
-    gc.disable()  # it is to be collected there, and not by chance here
+    gc.disable()  # the thread must collect it, not this one by chance
     try:
         thread.start()
         thread.join(DEADLINE_S)
@@ -43,7 +43,7 @@ class _Node(SimpleNamespace):
 
 
 class _Closing(_Node):
-    """One whose own end closes what it has, as programs do."""
+    """An object whose own finaliser closes its contents, as in programs."""
 
     def __del__(self) -> None:
         for one in self.things if isinstance(self.things, tuple) else (self.things,):

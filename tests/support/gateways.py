@@ -1,4 +1,4 @@
-"""The real gateway process, driven as the daemon does, and worker hosts that say what a test wants.
+"""The real gateway process, driven as by the daemon, and worker hosts that send a test's messages.
 
 For tests of processes.
 
@@ -53,7 +53,7 @@ M = TypeVar("M", bound=Message)
 
 
 def serve_message(stream: int = 1, name: str = "photos", layout: SlotLayout = LAYOUT) -> ServeStream:
-    """A stream, as the daemon tells a gateway."""
+    """A stream, as the daemon announces it to a gateway."""
     return ServeStream(stream, name, RECIPE, 1000, 16, True, "substitute", (1, 2, 3), layout.to_wire(), "off")
 
 
@@ -65,7 +65,7 @@ def index_descriptor(content: bytes) -> int:
 
 
 def random_rows(count: int, seed: int = 0, layout: SlotLayout = LAYOUT) -> bytearray:
-    """A whole slot whose rows 0 to ``count`` are random, with sizes that are right."""
+    """A whole slot whose rows 0 to ``count`` are random, with valid sizes."""
     page = bytearray(np.random.default_rng(seed).bytes(layout.slot_bytes))
     sizes = next(field for field in layout.fields if field.name == "text_length")
     np.frombuffer(page, np.int32, count, sizes.offset)[:] = np.arange(count) % 41
@@ -73,7 +73,7 @@ def random_rows(count: int, seed: int = 0, layout: SlotLayout = LAYOUT) -> bytea
 
 
 def frames_of(page: bytearray, first: int, count: int, layout: SlotLayout = LAYOUT) -> list[bytes]:
-    """Rows of a slot, as they travel."""
+    """Rows of a slot as frames of a message."""
     return [bytes(page[start:end]) for start, end in pieces(layout, first, count)]
 
 
@@ -86,20 +86,20 @@ class Slot:
         os.posix_fallocate(self.descriptor, 0, layout.slot_bytes)
 
     def read(self) -> bytes:
-        """All of it."""
+        """All bytes of the slot."""
         return os.pread(self.descriptor, self.layout.slot_bytes, 0)
 
     def rows(self, first: int, count: int) -> list[bytes]:
-        """Some rows, cut as frames."""
+        """Some rows, cut into frames."""
         return frames_of(bytearray(self.read()), first, count, self.layout)
 
     def put(self, page: bytes) -> None:
-        """Replace all of it."""
+        """Replace all bytes of the slot."""
         os.pwrite(self.descriptor, page, 0)
 
 
 class WorkerHost:
-    """A DEALER that says what a test wants."""
+    """A DEALER that sends the messages of a test."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", port: int, key: ConnectionKey | None, source: str
@@ -118,7 +118,7 @@ class WorkerHost:
 
     def hear_all(self) -> tuple[Message, list[bytes]]:
         """Wait for the next message, with its frames."""
-        assert self.socket.poll(PATIENCE_S * 1000), "the gateway says nothing"
+        assert self.socket.poll(PATIENCE_S * 1000), "the gateway sends nothing"
         head, *frames = self.socket.recv_multipart()
         return TO_HOST.decode(head), frames
 
@@ -144,7 +144,7 @@ class WorkerHost:
         return self
 
     def register(self, **differently: Any) -> Message:
-        """Register; the answer."""
+        """Register, and return the answer."""
         self.asks_to_register(**differently)
         answer, _frames = self.hear_all()
         if isinstance(answer, Admitted):
@@ -152,7 +152,7 @@ class WorkerHost:
         return answer
 
     def answer(self, order: int, *frames: bytes, worker: int = 0, **differently: Any) -> None:
-        """Say that an order is over."""
+        """Report that an order is finished."""
         said = {"work": NO_WORK, "bad": [], "hopeless": "", **differently}
         self.send(HostFilled(self.link, worker, order, **said), *frames)
 
@@ -192,7 +192,7 @@ class GatewayProcess:
         self._stack.close()
 
     def send(self, message: Message, *descriptors: int) -> None:
-        """Tell the gateway, as the daemon does."""
+        """Send a message to the gateway, as the daemon does."""
         send_message(self.channel, message, descriptors)
 
     def hear_any(self) -> Message:
@@ -213,18 +213,18 @@ class GatewayProcess:
         return message
 
     def hear_what_there_is(self) -> None:
-        """Drop what it has said: it waits for a daemon that does not listen."""
+        """Drop its messages so far: it waits for a daemon that does not read."""
         while select.select([self.channel], [], [], 0)[0]:
             receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
 
     def hear_of(self, link: int, kind: type[M]) -> M:
-        """Wait for a message of this kind about a link; drop what comes before."""
+        """Wait for a message of this kind about a link; drop earlier messages."""
         while not isinstance(message := self.hear_any(), kind) or getattr(message, "link", 0) != link:
             pass
         return message
 
     def hear_log(self, event: str) -> ChildLogged:
-        """Wait for a line of the log; nothing else is said before it."""
+        """Wait for a line of the log; no other message may precede it."""
         while not (found := [line for line in self.logged if line.event == event]):
             message, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
             assert isinstance(message, ChildLogged | LinkTraffic), message
@@ -233,7 +233,7 @@ class GatewayProcess:
         return found[0]
 
     def hear_traffic(self) -> LinkTraffic:
-        """Wait for traffic that was not heard of."""
+        """Wait for traffic that was not reported yet."""
         while not self.traffic:
             message, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
             assert isinstance(message, LinkTraffic | ChildLogged), message
@@ -242,23 +242,23 @@ class GatewayProcess:
         return self.traffic.pop(0)
 
     def serve(self, message: ServeStream, index: bytes = b"an index") -> None:
-        """Tell of a stream."""
+        """Announce a stream."""
         descriptor = index_descriptor(index)
         self.send(message, descriptor)
         os.close(descriptor)
 
     def use(self, slot: int, memory: Slot) -> None:
-        """Hand over a slot."""
+        """Send a slot."""
         self.send(UseSlot(slot, memory.layout.slot_bytes), memory.descriptor)
 
     def host(self, key: ConnectionKey | None = None, source: str = "127.0.0.1") -> WorkerHost:
-        """Make a worker host at the address ``source`` that has said nothing."""
+        """Create a worker host at the address ``source`` that has sent nothing."""
         host = WorkerHost(self._context, self.port, key, source)
         self._stack.callback(host.close)
         return host
 
     def linked(self, key: ConnectionKey | None = None, workers: int = 1, source: str = "127.0.0.1") -> WorkerHost:
-        """Make a worker host that has registered, with workers 0 and so on."""
+        """Create a worker host that has registered, with workers 0 and so on."""
         host = self.host(key, source)
         answer = host.register()
         assert isinstance(answer, Admitted), answer
@@ -269,15 +269,15 @@ class GatewayProcess:
         return host
 
     def fill(self, host: WorkerHost, order: int, first: int, count: int, slot: int = 5, worker: int = 0) -> None:
-        """Give an order."""
+        """Send an order."""
         self.send(RemoteFill(host.link, worker, order, 1, slot, 0, 3, [(first, count)]))
 
     def prove(self, host: WorkerHost, order: int, first: int, count: int, slot: int = 5) -> None:
-        """Give an order whose rows are compared."""
+        """Send an order whose rows are compared."""
         self.send(RemoteProve(host.link, 0, order, 1, slot, 0, 3, [(first, count)]))
 
     def has_ended(self) -> bool:
-        """Is the channel's next word its end?"""
+        """Whether the channel ends with the next read."""
         try:
             while True:
                 receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)

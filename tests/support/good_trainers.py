@@ -1,12 +1,12 @@
-"""Trainers that read on while others misbehave, and know what every batch should be.
+"""Trainers that keep reading while others misbehave, and check the content of every batch.
 
 For tests of processes.
 
-with good_trainers(daemon) as good: ...      one here, another over TCP if there is a port
-good.read()                                  each takes its next batch, byte for byte
+with good_trainers(daemon) as good: ...      a local one, and one over TCP if there is a port
+good.read()                                  each takes and compares its next batch
 
-Invariant: at the end of the ``with`` everybody else is forgotten, and no worker and no stream has
-come to harm.
+Invariant: at the end of the ``with`` the daemon has removed all other sessions, and no worker and
+no stream has failed.
 """
 
 import itertools
@@ -26,7 +26,7 @@ EPOCHS = 1 << 20
 
 
 class GoodTrainer:
-    """Reads one batch after the other, and knows what each should be."""
+    """Reads one batch after the other, and checks the content of each."""
 
     def __init__(self, expected: Expected, connection: batchd_client.Daemon) -> None:
         self._expected = expected
@@ -37,7 +37,7 @@ class GoodTrainer:
         self._positions = ((epoch, step) for epoch in range(EPOCHS) for step in range(steps))
 
     def read(self) -> None:
-        """Take the next batch: it is the next one, and is whole."""
+        """Take the next batch, and check its position and its content."""
         with next(self._batches) as batch:
             assert look_at(batch) == self._expected.batch(*next(self._positions))
 
@@ -56,19 +56,21 @@ class GoodTrainers:
             one.read()
 
     def status(self) -> dict[str, Any]:
-        """The daemon's status, asked by one of them."""
+        """The daemon's status, from one of them."""
         return self._connections[0].status()
 
     def wait_until_alone(self) -> None:
-        """Wait until the daemon has heard everything, and has forgotten everybody else."""
-        wait_until(lambda: len(self.status()["trainers"]) == len(self._all), "the daemon has forgotten the others")
+        """Wait until the daemon has read everything, and has removed all other sessions."""
+        wait_until(
+            lambda: len(self.status()["trainers"]) == len(self._all), "the daemon has removed the other trainers"
+        )
 
 
 @contextmanager
 def good_trainers(daemon: DaemonProcess, key: Path | None = None) -> Iterator[GoodTrainers]:
-    """Good trainers of this daemon, the one over TCP with ``key``.
+    """Good trainers of this daemon; the one over TCP has ``key``.
 
-    At the end the daemon has had no accident.
+    At the end, the daemon has had no failure.
     """
     with ExitStack() as stack:
         connections = [stack.enter_context(batchd_client.connect(daemon.address))]
@@ -86,7 +88,7 @@ def good_trainers(daemon: DaemonProcess, key: Path | None = None) -> Iterator[Go
 
 
 def private_bytes(pid: int) -> int:
-    """What a process has of memory that it shares with nobody."""
+    """The private memory of a process, in bytes."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)
     assert found is not None
@@ -97,6 +99,6 @@ def descriptor_count(pid: int) -> int:
     """Number of a process's open descriptors without slots: a ring grows on first use."""
     found = 0
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
             found += not str(link.readlink()).startswith("/memfd:")
     return found

@@ -1,8 +1,8 @@
-"""A real server on this machine that answers as Google Cloud Storage does, to what is asked of it.
+"""A real server on this machine with the part of Google Cloud Storage that batchd uses.
 
 For tests of sources.
 
-The name of a file is BUCKET/PATH. A bucket is listed as its XML interface lists one:
+The name of a file is BUCKET/PATH. The server lists a bucket like the XML interface:
 ?list-type=2&prefix=a/&delimiter=/
 """
 
@@ -15,7 +15,7 @@ MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
 class GoogleServer(FileServer):
-    """Serves ``files``, without asking for credentials."""
+    """Serves ``files`` without credentials."""
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(port)
@@ -23,11 +23,11 @@ class GoogleServer(FileServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What those who read of it need."""
+        """The environment variables that readers need."""
         return {"GOOGLE_BASE_URL": self.url, "GOOGLE_SKIP_SIGNATURE": "true"}
 
     def find(self, name: str) -> bytes | None:
-        """A file, or what is in a folder of a bucket."""
+        """A file, or the entries of a folder of a bucket."""
         bucket, question, query = name.partition("?")
         return self._listed(f"{bucket.rstrip('/')}/", parse_qs(query)) if question else super().find(name)
 

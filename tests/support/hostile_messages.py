@@ -23,7 +23,7 @@ REPEATS_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the session knows under this name; a plain value where it knows nothing."""
+    """The session's value of this name; a plain value if the session has none."""
 
     name: str
     otherwise: Any
@@ -65,7 +65,7 @@ def _hostile(kind: type[Message]) -> st.SearchStrategy[list[Any]]:
 
 
 def _fitting(hint: Any) -> st.SearchStrategy[Any]:
-    """Values that the codec lets pass, large and small."""
+    """Values that the codec accepts, large and small."""
     if get_origin(hint) is list:
         return st.lists(_fitting(get_args(hint)[0]), max_size=6)
     if parts := parts_of(hint):
@@ -103,15 +103,15 @@ def parts_of(hint: Any) -> tuple[Any, ...]:
 
 
 def without_none(hint: Any) -> Any:
-    """The type of a field that may be None, where it is not."""
+    """The type of a field that may be None, without None."""
     (alternative,) = set(get_args(hint)) - {NoneType}
     return alternative
 
 
 def encode(parts: list[Any], known: dict[str, Any]) -> bytes:
-    """The bytes of a message, with what the session knows.
+    """The bytes of a message, with the session's values.
 
-    What msgpack itself cannot carry goes as its ``repr``.
+    Values that msgpack cannot carry are sent as their ``repr``.
     """
     plain = [known.get(part.name, part.otherwise) if isinstance(part, Known) else part for part in parts]
     packed: bytes = msgpack.packb(plain, default=repr, unicode_errors="surrogatepass")
@@ -122,7 +122,7 @@ def encode(parts: list[Any], known: dict[str, Any]) -> bytes:
 
 
 def good_message(kind: type[Message], known: dict[str, Any]) -> bytes:
-    """A message as a session that knows so much would send it."""
+    """A valid message of a session with these values."""
     hints = get_type_hints(kind)
     return encode([kind.code, *[Known(name, example(hints[name])) for name in kind.field_names]], known)
 
@@ -133,7 +133,7 @@ def corpus(*vocabularies: Vocabulary, known: dict[str, Any]) -> list[bytes]:
 
 
 def mutated(corpus: list[bytes], chance: Random) -> bytes:
-    """One of the messages, spoilt once or several times."""
+    """One of the messages, changed once or several times."""
     data = bytearray(chance.choice(corpus))
     for _ in range(chance.randrange(1, FLIPS_MAX)):
         chance.choice([_flip, _flip, _set, _cut, _repeat, _splice])(data, corpus, chance)

@@ -1,4 +1,4 @@
-"""What a ZeroMQ peer says over TCP, and what becomes of it below ZeroMQ. For fuzzing.
+"""The bytes of a ZeroMQ peer over TCP, and damaged forms of them. For fuzzing.
 
 The format is ZMTP 3 (RFC 23).
 
@@ -35,7 +35,7 @@ CUT_SHARE = 0.25
 
 
 def recorded(said: bytes) -> list[bytes]:
-    """Cut what a good peer said into its greeting and its frames."""
+    """Cut the bytes of a good peer into its greeting and its frames."""
     parts, rest = [said[:GREETING_BYTES]], said[GREETING_BYTES:]
     while rest:
         head, length_bytes = (9, 8) if rest[0] & LONG else (2, 1)
@@ -67,9 +67,9 @@ def introduce(connection: socket) -> None:
 
 
 def spoilt(parts: list[bytes], chance: Random) -> list[bytes]:
-    """The same parts with something wrong with them, once or several times, at any layer.
+    """The same parts with errors in them, once or several times, at any layer.
 
-    And perhaps not all of them.
+    Some parts may be left out.
     """
     parts = list(parts)
     for _ in range(chance.randrange(1, CHANGES_MAX + 1)):
@@ -109,13 +109,13 @@ def _cut(parts: list[bytes], number: int, chance: Random) -> None:
 
 
 def _lie_about_length(parts: list[bytes], number: int, chance: Random) -> None:
-    """A frame that says it is of another length than it is."""
+    """A frame with a wrong length."""
     length = chance.choice([*LENGTHS, len(parts[number]) + 1, max(0, len(parts[number]) - 3)])
     parts[number] = bytes([LONG | (parts[number] or b"\0")[0]]) + length.to_bytes(8, "big") + parts[number][2:]
 
 
 def _lie_inside(parts: list[bytes], number: int, chance: Random) -> None:
-    """Four bytes anywhere that say a length, as those of a property in READY do."""
+    """Four bytes at any place that announce a length, as those of a property in READY do."""
     data = parts[number]
     start = chance.randrange(len(data) + 1)
     parts[number] = data[:start] + chance.choice(LENGTHS).to_bytes(8, "big")[4:] + data[start + 4 :]
@@ -134,7 +134,7 @@ def _insert(parts: list[bytes], number: int, chance: Random) -> None:
 
 
 def _change_greeting(parts: list[bytes], _number: int, chance: Random) -> None:
-    """Another version, mechanism or role; or a greeting of the times before there were versions."""
+    """Another version, mechanism or role; or a greeting from before ZMTP had versions."""
     greeting = bytearray(parts[0])
     where = chance.choice([0, 9, VERSION_BYTE, VERSION_BYTE + 1, MECHANISM_BYTE, 32])
     if where < len(greeting):

@@ -1,11 +1,11 @@
-"""A real HTTP server over files in memory, with range requests and every way in which servers fail.
+"""A real HTTP server over files in memory, with range requests and all failures of servers.
 
 For tests of sources.
 
-server.files["a.tar"] = b"..."          what there is
+server.files["a.tar"] = b"..."          its files
 server.faults["a.tar"] = [Status(500)]  faults of the next requests for it, in order
-server.asked                            what was asked for, in order
-server.connections                      how many there were
+server.asked                            the requests, in order
+server.connections                      the number of connections
 """
 
 import threading
@@ -27,9 +27,9 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Says nothing until the server is closed.
+    """Sends nothing until the server is closed.
 
-    With ``after``, once so many bytes of the body are out.
+    With ``after``, it first sends this many bytes of the body.
     """
 
     after: int | None = None
@@ -37,14 +37,14 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Closes the connection after so many bytes of the body."""
+    """Closes the connection after this many bytes of the body."""
 
     after: int
 
 
 @dataclass(frozen=True, slots=True)
 class IgnoreRange:
-    """Sends everything, whatever was asked for."""
+    """Sends everything, for any requested range."""
 
 
 Fault = Status | Stall | Cut | IgnoreRange
@@ -61,7 +61,7 @@ class Asked(NamedTuple):
 
 
 class FileServer:
-    """Serves ``files``; ``url`` is where."""
+    """Serves ``files`` at ``url``."""
 
     def __init__(self, port: int = 0) -> None:
         self.files: dict[str, bytes] = {}
@@ -69,7 +69,7 @@ class FileServer:
         self.asked: list[Asked] = []
         self.connections = 0
         self.headers: dict[str, str] = {}
-        """Sent with each answer."""
+        """Headers of each answer."""
         self.delay_s = 0.0
         self.has_etags = True
         self.honours_if_match = True
@@ -81,24 +81,24 @@ class FileServer:
         self._thread.start()
 
     def find(self, name: str) -> bytes | None:
-        """What there is under a name."""
+        """The file of a name."""
         return self.files.get(name)
 
     def next_fault(self, name: str) -> Fault | None:
-        """What happens to this request."""
+        """The fault for this request."""
         waiting = self.faults[name] or self.faults["*"]
         return waiting.pop(0) if waiting else None
 
     def dawdle(self) -> None:
-        """Take ``delay_s`` for an answer, but at the end."""
+        """Delay the answer by ``delay_s``, unless the server ends."""
         self._closing.wait(self.delay_s)
 
     def stall(self) -> None:
-        """Say nothing until the end."""
+        """Send nothing until the end."""
         self._closing.wait()
 
     def close(self) -> None:
-        """End, with all connections."""
+        """End the server, with all connections."""
         self._closing.set()
         self._server.shutdown()
         self._thread.join()
@@ -126,7 +126,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def end_connections(self) -> None:
-        """Wake those that wait for another request."""
+        """Wake the threads that wait for another request."""
         for connection in list(self._connections):
             try:
                 connection.shutdown(2)
@@ -134,7 +134,7 @@ class _Server(ThreadingHTTPServer):
                 continue
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that leave are no news."""
+        """Clients that disconnect are not reported."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, *_arguments: Any) -> None:
-        """Nobody reads it."""
+        """The log is not used."""
 
     def _answer(self) -> None:
         files = self.server.files
@@ -169,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer_with(self, content: bytes, span: str | None, fault: Fault | None) -> None:
         files = self.server.files
-        etag = f'"{hash(content):x}"'  # of the same bytes the same, and worked out once
+        etag = f'"{hash(content):x}"'  # equal for equal bytes, and computed once
         headers = {"ETag": etag} if files.has_etags else {}
         if files.honours_if_match and self.headers.get("If-Match") not in (None, etag):
             self._send(412, headers, b"")
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, headers: dict[str, str], content: bytes, after: int | None = None) -> None:
         """Send an answer.
 
-        Only ``after`` bytes of its body, where that is a number, and nothing more on this
+        With a number in ``after``, send only this many bytes of its body, and close this
         connection.
         """
         self.send_response(status)
