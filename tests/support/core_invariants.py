@@ -344,7 +344,7 @@ def _check_none_idles(world: World) -> None:
 
 
 def _takes_one(worker: Worker) -> bool:
-    """Whether a worker takes one more order, by the limits of its kind and the window of its link."""
+    """Whether a worker takes one more order, by its kind and the window of its link."""
     orders, kind = len(worker.orders) + len(worker.unsettled), worker.kind
     has_little = sum(order.expected_s for order in worker.orders.values()) < SMALL_ORDERS_S
     takes = orders < kind.orders_max or (has_little and orders < kind.small_orders_max)

@@ -221,7 +221,7 @@ def test_what_is_unusual_or_broken_has_no_points(data):
 
 
 def test_a_file_that_is_broken_anywhere_has_no_points_or_other_pixels_nowhere():
-    """The walk refuses files of which libjpeg warns; files that both accept have equal pixels."""
+    """The walk refuses files with a libjpeg warning; files that both accept have equal pixels."""
     data = jpeg_of(photo(120, 160))
     begin = data.index(b"\xff\xda") + 14
     chance = random.Random(3)

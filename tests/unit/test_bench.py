@@ -1,4 +1,4 @@
-"""What `batchd bench` makes of its figures, and the configuration of its daemons."""
+"""The verdicts of `batchd bench` on its figures, and the configuration of its daemons."""
 
 import os
 import tomllib
@@ -42,7 +42,7 @@ def read(text: str = TEXT) -> LoadedConfig:
 def measurement(
     samples_per_s: float = 1000.0, cpu_ms: float = 2.0, *, workers: int = 2, epoch: int = 0, **looks: Any
 ) -> Measurement:
-    """Ten seconds of a stream."""
+    """Figures of ten seconds of a stream."""
     reading = compare(*two_looks(**looks))
     assert reading is not None
     samples = round(10 * samples_per_s)
@@ -73,7 +73,7 @@ def loader(samples_per_s: float, cpu_ms: float, others_cpus: float = 0.0) -> Fig
     ids=["faster", "as fast", "slower", "busy CPUs: by CPU time", "no sample", "no torch"],
 )  # fmt: skip
 def test_the_verdict_has_its_numbers(beside: Figures | None, answer: str) -> None:
-    """Samples a second count, unless other programs took the CPUs."""
+    """The samples per second decide, unless other programs used the CPUs."""
     found = result(measurement(), loader=beside, why_no_loader="" if beside else "torch is away")
 
     assert verdict(found)[0].startswith(answer)
@@ -88,8 +88,8 @@ def test_later_epochs_count_for_the_verdict() -> None:
     assert disturbances(found) == []
 
 
-def test_what_spoils_the_figures_is_said() -> None:
-    """Other programs, an empty cache, bad samples, and a measurement that was too short."""
+def test_disturbances_of_the_figures_are_reported() -> None:
+    """They are other programs, an empty cache, bad samples, and too short a measurement."""
     bad = replace(measurement(0), bad=3, bad_named=("a.jpg: no image",))
     found = result(bad, loader=loader(1, 1.0, others_cpus=1.5), notes=["the cache was in memory"])
 
@@ -104,7 +104,7 @@ def test_what_spoils_the_figures_is_said() -> None:
 
 
 def test_the_cpu_time_of_the_steps_is_that_of_the_workers() -> None:
-    """That of reading is measured; the steps share the rest as they share the time."""
+    """That of reads is measured; the steps share the rest in proportion to their time."""
     looks = two_looks(work={"cpu_s": 10.0, "read_cpu_s": 1.0}, parts={"read": 5.0, "decode": 8.0, "flip": 4.0})
     reading = compare(*looks)
     assert reading is not None
@@ -115,8 +115,8 @@ def test_the_cpu_time_of_the_steps_is_that_of_the_workers() -> None:
     assert found == pytest.approx({"read": 0.1, "decode": 0.6, "flip": 0.3, "daemon and trainer": 0.2})
 
 
-def test_what_helps_begins_with_what_the_trainer_waits_for() -> None:
-    """Then what has not been done, files that crops cannot enter, and what more workers bring."""
+def test_the_advice_starts_with_the_bottleneck() -> None:
+    """Unused features, files without access points, and the effect of more workers follow."""
     busy = {"work": {"busy_s": 19.0, "cpu_s": 18.0}, "waits": {"workers_s": 9.5}}
     found = result(measurement(600, workers=1), measurement(1000, **busy), without_points=(3, 8))
 
@@ -130,7 +130,7 @@ def test_what_helps_begins_with_what_the_trainer_waits_for() -> None:
 
 
 def test_the_daemon_of_a_measurement_serves_one_stream_to_one_trainer(tmp_path: Path) -> None:
-    """It has the stream's own settings, and no address, so the daemon that runs is not disturbed."""
+    """It has the stream's own settings and no address, so the running daemon is not disturbed."""
     reading = read()
     assert reading.config is not None
     file = tmp_path / "batchd.toml"
@@ -151,8 +151,8 @@ def test_the_daemon_of_a_measurement_serves_one_stream_to_one_trainer(tmp_path: 
     assert parse_config(file.read_text(), file).problems == ()
 
 
-def test_a_cache_on_disk_is_in_memory_meanwhile(tmp_path: Path) -> None:
-    """Its file belongs to the daemon that runs; a part of the source is a subset of it."""
+def test_a_cache_on_disk_is_replaced_by_one_in_memory(tmp_path: Path) -> None:
+    """Its file belongs to the running daemon; a part of the source is a subset of it."""
     cache = 'cache = "encoded"\ncache_dir = "/data"\ncache_size = "200GiB"'
     reading = read(TEXT.replace("batch_size = 64", f"batch_size = 64\n{cache}"))
     assert reading.config is not None
@@ -171,7 +171,7 @@ def test_a_cache_on_disk_is_in_memory_meanwhile(tmp_path: Path) -> None:
 
 
 def test_cpu_time_is_that_of_a_process_and_of_the_machine() -> None:
-    """Work of this process shows in both."""
+    """The work of this process appears in both."""
     before = cpu_times(os.getpid())
     while tree_cpu_s(os.getpid()) < before.tree_s + 0.03:
         sum(range(10_000))

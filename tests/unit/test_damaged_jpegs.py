@@ -1,6 +1,6 @@
 """Photographs with damage inside of their image data.
 
-A file of which libjpeg warns is a bad sample with every decoder.
+A file with a libjpeg warning is a bad sample with every decoder.
 """
 
 import numpy as np
@@ -68,7 +68,7 @@ def outcome(data):
 
 @needs_extension
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_of_which_libjpeg_warns_is_a_bad_sample_on_every_path(kind, monkeypatch):
+def test_a_file_with_a_libjpeg_warning_is_a_bad_sample_on_every_path(kind, monkeypatch):
     """Sixty photographs: served ones use all bytes of their scans, and both decoders agree."""
     random = np.random.default_rng(4)
     files = [damaged(KINDS[kind](photo(HEIGHT, WIDTH, number)), random) for number in range(PHOTOS)]

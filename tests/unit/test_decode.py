@@ -263,7 +263,7 @@ SCALES = [
 
 @pytest.mark.parametrize(("data", "move", "options", "factors"), SCALES)
 def test_an_image_is_kept_at_the_scales_at_which_its_crops_are_decoded(data, move, options, factors):
-    """Whole, and at 1/2 if none is decoded even smaller; the file is not read again for these."""
+    """Scales are 1 and, if no crop is decoded smaller, 1/2; the file is not read again for them."""
     kept = KeptFiles(decoded=["image"])
     decoder = Decoder(Decode(**options), Scratch(), kept)
     header = probe_image(memoryview(data))
@@ -285,7 +285,7 @@ def stopped(name):
 
 
 def test_an_image_is_kept_only_with_room_for_all_of_its_scales():
-    """Else it is decoded for its crop alone."""
+    """Without the room, only its crop is decoded."""
     kept = KeptFiles(decoded=["image"])
     decoder = Decoder(Decode(), Scratch(), kept)
     asked = []

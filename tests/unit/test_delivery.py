@@ -367,7 +367,7 @@ def test_a_remote_trainer_that_waits_for_the_network_gets_no_message():
 
 
 def test_a_batch_that_no_trainer_waits_for_any_more_is_partial_and_not_filling():
-    """The orders under way end; the rest of its rows is never ordered."""
+    """Orders in progress end; the rest of its rows is never ordered."""
     world = world_of()
     world.subscribe()
 

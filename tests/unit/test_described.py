@@ -1,4 +1,4 @@
-"""What a stream is, in words for people: nothing secret, nothing endless, nothing a terminal obeys."""
+"""Descriptions of streams for people: no secrets, limited length, no control codes."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,13 @@ LAYOUT = SlotLayout((), 4, 4096)
 
 
 def described(source: dict[str, Any], *steps: dict[str, Any]):
-    """The description of such a stream."""
+    """The description of a stream with this source and these steps."""
     plain = {"source": source, "pipeline": [{"op": "decode"}, *steps], "batch_size": 4}
     return describe(StreamConfig.model_validate_json(json.dumps(plain)), LAYOUT)
 
 
 def test_a_step_has_the_options_that_are_not_its_defaults() -> None:
-    """As TOML has them; of the user's own options only that there are some."""
+    """Options have the form of TOML; names that users chose are left out."""
     found = described(
         {"type": "folder", "path": "/data/photos"},
         {"op": "random_resized_crop", "size": [224, 224]},
@@ -43,14 +43,14 @@ def test_a_step_has_the_options_that_are_not_its_defaults() -> None:
     ],
 )
 def test_secrets_of_urls_are_not_shown(root, shards, shown) -> None:
-    """A signature behind the path; a pattern on a disk is whole. No URL may hold a password."""
+    """A signature may follow the path; a pattern on a disk is shown. URLs cannot have passwords."""
     found = described({"type": "webdataset", "root": root, "shards": [shards]})
 
     assert found.source == f"webdataset {shown}"
 
 
 def test_a_long_pipeline_is_cut() -> None:
-    """A status has the descriptions of all streams, and has to fit into a message."""
+    """A status has the descriptions of all streams, and must fit into a message."""
     found = described({"type": "folder", "path": "/data"}, *[{"op": "random_crop", "size": [20, 20]}] * 63)
 
     assert found.pipeline[0] == "decode"
@@ -59,7 +59,7 @@ def test_a_long_pipeline_is_cut() -> None:
 
 
 def test_a_path_is_short_and_printable() -> None:
-    """Whatever it is called."""
+    """This holds for every name."""
     found = described({"type": "folder", "path": str(Path("/") / ("\x1b[2J" + "x" * 999))})
 
     assert len(found.source) == TEXT_CHARACTERS_MAX

@@ -94,7 +94,7 @@ def test_the_extension_resamples_as_numpy_does(source, target, channels, method,
 @needs_extension
 @pytest.mark.parametrize("method", METHODS)
 def test_a_flip_while_resampling_is_a_flip_afterwards(method) -> None:
-    """Also of an image that has the new size already."""
+    """This also holds for an image that already has the new size."""
     for size in ((30, 40), (20, 50)):
         pixels = image(*size, 3)
         upright = np.zeros((30, 40, 3), np.uint8)

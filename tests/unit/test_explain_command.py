@@ -31,7 +31,7 @@ def whole(lines: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What the examples name: photographs, a function, and a configuration that is fine."""
+    """The files that the examples name: photographs, a function, and a valid configuration."""
     write_photos(tmp_path / "photos", {"": 4})
     (tmp_path / "augment.py").write_text("def brighten(sample, rng):\n    return sample\n")
     (tmp_path / "batchd.toml").write_text(whole(""))
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(example: str, folder: Path, status: int) -> list[str]:
-    """The names of the problems that an example has."""
+    """The names of the problems of an example."""
     words = ["check", "example.toml"]
     if example.startswith("batchd "):
         words = shlex.split(example)[1:]
@@ -51,15 +51,15 @@ def names(example: str, folder: Path, status: int) -> list[str]:
 
 @pytest.mark.parametrize("kind", WITH_EXAMPLES)
 def test_each_example_has_its_problem_and_the_right_one_none(kind: ProblemKind, folder: Path) -> None:
-    """As `batchd check` says."""
+    """`batchd check` reports the problems."""
     status = 5 if kind is ProblemKind.MEMORY_TOO_SMALL else 2
 
     assert names(MANUAL[kind].wrong, folder, status) == [kind]
     assert names(MANUAL[kind].right, folder, 0) == []
 
 
-def test_kinds_without_an_example_are_no_texts_of_a_file() -> None:
-    """One is about limits of the process, the other about a command."""
+def test_kinds_without_an_example_do_not_concern_a_file() -> None:
+    """One concerns limits of the process, the other a command."""
     assert set(ProblemKind) - set(WITH_EXAMPLES) == {ProblemKind.TOO_FEW_DESCRIPTORS, ProblemKind.NOT_TO_PREPARE}
     refusal = DescriptorPlan(limit=10, own=20, slots=4, connections=4).refusal(1)
     assert refusal is not None
@@ -67,7 +67,7 @@ def test_kinds_without_an_example_are_no_texts_of_a_file() -> None:
 
 
 def test_check_prints_the_name_and_explain_its_manual(folder: Path) -> None:
-    """The text of a problem leads to the command, which takes the name as it is printed."""
+    """The text of a problem names the command, which accepts the printed name."""
     (folder / "batchd.toml").write_text(whole("batch_size = 0"))
 
     said = batchd("check", folder=folder, status=2).stderr
@@ -80,6 +80,6 @@ def test_check_prints_the_name_and_explain_its_manual(folder: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    """Without a name, all are listed."""
+    """Without a name, the command lists all kinds."""
     assert "did you mean unknown-key?" in batchd("explain", "unknown-keys", status=2).stderr
     assert batchd("explain").stdout.split() == list(ProblemKind)

@@ -1,4 +1,4 @@
-"""Of a large JPEG on a server, only what a crop needs is read, with the same pixels; if in doubt, all of it."""
+"""Crops of a large JPEG on a server: only the needed bytes are read, or in doubt the whole file."""
 
 from contextlib import ExitStack, closing
 from functools import cache
@@ -37,14 +37,14 @@ CROPS = {
 
 
 def noisy(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
-    """A photograph whose file is long."""
+    """A photograph with a long file."""
     noise = np.random.default_rng(seed).integers(0, 60, (*size, 3), np.uint8)
     return photo(*size, seed=seed) // 2 + noise
 
 
 @cache
 def files() -> dict[str, bytes]:
-    """Three files by name."""
+    """The bytes of three files by name."""
     return {f"{seed}.jpg": jpeg_of(noisy(seed), quality=85) for seed in range(3)}
 
 
@@ -56,7 +56,7 @@ def server(web: FileServer) -> FileServer:
 
 @pytest.fixture
 def make(server, storage, tmp_path):
-    """Make the samples of one epoch, as a worker with a cache of access points or without."""
+    """Make the samples of one epoch, like a worker with a cache of access points or without."""
     stack = ExitStack()
     memory = stack.enter_context(closing(CacheMemory(CacheSpec("points", "key", len(files()), 4 << 20))))
     memory.allow(4 << 20)
@@ -97,7 +97,7 @@ def same(one: list[np.ndarray | str], other: list[np.ndarray | str]) -> bool:
 
 
 def asked(server: FileServer) -> list[tuple[str, int | None]]:
-    """The files that were asked for since the last call, each with how many bytes; None: all."""
+    """The files requested since the last call, each with the number of bytes; None means all."""
     found = [(one.name, one.span) for one in server.asked if one.method == "GET" and one.name in server.files]
     server.asked.clear()
     ends = [(name, span.removeprefix("bytes=").split("-") if span else None) for name, span in found]
@@ -107,7 +107,7 @@ def asked(server: FileServer) -> list[tuple[str, int | None]]:
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("color", ["rgb", "gray"])
 def test_parts_have_the_pixels_of_whole_files(make, server, crop, color):
-    """In many epochs, with one request for each file, as before."""
+    """This holds in many epochs, with one request for each file."""
     by_parts, whole = make(crop, color=color), make(crop, "off", color)
     all_bytes = sum(map(len, files().values()))
     assert same(by_parts(0)[0], whole(0)[0])
@@ -125,7 +125,7 @@ def test_parts_have_the_pixels_of_whole_files(make, server, crop, color):
 
 
 def test_objects_of_a_bucket_are_read_in_parts(make, bucket):
-    """A folder of them, as any other."""
+    """A folder in a bucket behaves like any other folder."""
     bucket.put({f"photos/cat/{name}": data for name, data in files().items()})
     source = "{ type = 'folder', path = 's3://bucket/photos' }"
     by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
@@ -150,8 +150,8 @@ def test_objects_of_a_bucket_are_read_in_parts(make, bucket):
     ],
     ids=["as large", "damaged", "of another size", "shorter", "a PNG", "no image", "progressive"],
 )
-def test_a_file_that_is_another_one_by_now_is_read_whole(make, server, other):
-    """It gives what it gives without access points, or is as bad."""
+def test_a_file_that_was_replaced_is_read_whole(make, server, other):
+    """The result is the same as without access points, good or bad."""
     by_parts = make("in the middle")
     by_parts(0)
     server.files["1.jpg"] = other(files()["1.jpg"])
@@ -161,7 +161,7 @@ def test_a_file_that_is_another_one_by_now_is_read_whole(make, server, other):
 
 
 def test_a_crop_that_was_not_planned_is_read_whole(make):
-    """Requests for one epoch are of no use for another one."""
+    """The requests of one epoch cannot serve another one."""
     by_parts, whole = make("anywhere"), make("anywhere", "off")
     by_parts(0)
     assert same(by_parts(2, planned_for=7)[0], whole(2)[0])
@@ -169,7 +169,7 @@ def test_a_crop_that_was_not_planned_is_read_whole(make):
 
 @pytest.mark.parametrize("fault", [IgnoreRange(), Status(404)])
 def test_a_server_that_sends_no_part_is_asked_for_the_whole_file(make, server, fault):
-    """The part is refused, or more than it is sent."""
+    """The server refuses the part, or sends more than it."""
     by_parts, whole = make("in the middle"), make("in the middle", "off")
     by_parts(0)
     expected = whole(1)[0]
@@ -178,7 +178,7 @@ def test_a_server_that_sends_no_part_is_asked_for_the_whole_file(make, server, f
 
 
 def test_streams_with_other_limits_share_points_and_not_limits(make):
-    """An image is too large for one of them, whatever the other one has found."""
+    """An image is too large for one stream, independently of the other one."""
     by_parts = make("in the middle")
     by_parts(0)
     limited = [make("in the middle", kind, limits=", max_pixels = 1_000_000") for kind in ("points", "off")]
@@ -188,7 +188,7 @@ def test_streams_with_other_limits_share_points_and_not_limits(make):
 
 
 def test_a_short_file_is_read_whole(make, server):
-    """And so is one that has no access points."""
+    """A file without access points is read whole, too."""
     server.files |= {"0.jpg": jpeg(photo(200, 300)), "1.jpg": encode(noisy(1), ".png")}
     by_parts = make("in the middle")
     by_parts(0)
@@ -202,8 +202,8 @@ def test_a_short_file_is_read_whole(make, server):
 
 
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
-def test_nothing_but_the_part_is_read(subsampling):
-    """Other bytes are noise, and the pixels are right; with less than the part there are none."""
+def test_only_the_part_is_read(subsampling):
+    """All other bytes are noise, and the pixels are right; a smaller part gives no pixels."""
     image = noisy(4, (400, 330))
     data = jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling)
     header = probe_image(memoryview(data))

@@ -128,7 +128,7 @@ def test_a_recorder_knows_nothing_before_the_first_answer():
 
 
 def test_the_first_minute_has_finer_steps():
-    """And a range has as many points as it needs: few at the start, never more than are kept."""
+    """A range has few points at the start, and never more than are kept."""
     now = [1000.0]
     recorder = StatusRecorder(lambda: now[0])
     _before, status = two_looks()
