@@ -24,7 +24,7 @@ BOTH = {"image": "image", "label": "int64"}
 
 
 def photographs(file: Path, images: list[bytes | None] = IMAGES, **options: object) -> Path:
-    """Images in Hugging Face's way, numbered."""
+    """Numbered images in the format of Hugging Face."""
     return write_arrow(file, {"image": hugging_face(images), "label": list(range(len(images)))}, **options)
 
 
@@ -39,7 +39,7 @@ def open_arrow(root: Path, fields: dict[str, str], **changes: object):
 @pytest.mark.parametrize("rows", [1, 7, 1000])
 @pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
 def test_every_row_is_read_in_any_order(tmp_path, rows, new) -> None:
-    """Over two files, one of them with other columns between."""
+    """The rows are in two files; one of them has other columns in between."""
     photographs(tmp_path / "a.arrow", IMAGES[:30], rows=rows, new=new)
     columns = {"x": [[1.5]] * 30, "image": hugging_face(IMAGES[30:]), "text": ["long " * 99] * 30, "label": range(30)}
     write_arrow(tmp_path / "b.arrow", {name: pa.array(values) for name, values in columns.items()}, rows=rows, new=new)
@@ -75,7 +75,7 @@ def test_every_type_that_a_field_may_have_is_read(tmp_path) -> None:
 
 
 def test_the_scan_of_images_reads_none_of_their_bytes(tmp_path) -> None:
-    """Only their lengths; the values themselves are read by their places."""
+    """The scan reads only their lengths; workers read the values by their places."""
 
     class Counted:
         def __init__(self, stream):
@@ -106,7 +106,7 @@ def test_the_scan_of_images_reads_none_of_their_bytes(tmp_path) -> None:
 
 
 def test_an_image_without_bytes_is_the_file_that_it_names(tmp_path) -> None:
-    """And one without both is a bad sample."""
+    """An image without bytes and file is a bad sample."""
     (tmp_path / "one.jpg").write_bytes(b"a picture")
     write_arrow(tmp_path / "a.arrow", {"image": hugging_face([b"x", None, None], ["", "one.jpg", None])})
 
@@ -118,7 +118,7 @@ def test_an_image_without_bytes_is_the_file_that_it_names(tmp_path) -> None:
 
 
 def test_labels_have_the_names_that_hugging_face_wrote_into_the_file(tmp_path) -> None:
-    """In the metadata of the schema."""
+    """They are in the metadata of the schema."""
     write_arrow(tmp_path / "a.arrow", {"label": [0, 1]}, class_labels(label=["cat", "owl"]))
 
     assert scan_arrow(tmp_path, {"label": "int64"})[1].class_names == ("cat", "owl")
@@ -135,8 +135,8 @@ def test_labels_have_the_names_that_hugging_face_wrote_into_the_file(tmp_path) -
         (b"ARROW1\0\0", "is cut: it ends at byte 8"),
     ],
 )
-def test_what_is_no_arrow_file_is_refused(tmp_path, data, reason) -> None:
-    """By name."""
+def test_a_file_in_another_format_is_refused(tmp_path, data, reason) -> None:
+    """The error names the file."""
     (tmp_path / "a.arrow").write_bytes(data)
 
     with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.arrow cannot be read as Arrow: .*({reason})"):
@@ -153,8 +153,8 @@ def test_what_is_no_arrow_file_is_refused(tmp_path, data, reason) -> None:
         ({}, {"y": pa.array([1, 2])}, "has no column 'x' for the field x"),
     ],
 )
-def test_what_cannot_be_served_is_refused(tmp_path, options, columns, reason) -> None:
-    """With the file and what helps."""
+def test_unsupported_columns_are_refused(tmp_path, options, columns, reason) -> None:
+    """The error has the file and a remedy."""
     write_arrow(tmp_path / "a.arrow", columns, **options)
 
     with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.arrow.*{reason}"):
@@ -162,7 +162,7 @@ def test_what_cannot_be_served_is_refused(tmp_path, options, columns, reason) ->
 
 
 def test_a_record_batch_that_no_worker_could_keep_is_refused_with_the_numbers(tmp_path) -> None:
-    """Where a value cannot be read alone."""
+    """This concerns columns whose values cannot be read one by one."""
     write_arrow(tmp_path / "a.arrow", {"x": [[1, 2, 3]] * 100}, rows=100)
 
     with pytest.raises(SourceInvalid, match=r"more than cache_bytes = 100, .* rows in each record batch"):
@@ -170,7 +170,7 @@ def test_a_record_batch_that_no_worker_could_keep_is_refused_with_the_numbers(tm
 
 
 def test_a_file_that_is_cut_anywhere_is_refused(tmp_path) -> None:
-    """At many lengths, by name."""
+    """The test cuts it at many lengths; the error names the file."""
     file = photographs(tmp_path / "a.arrow", IMAGES[:3])
     data = file.read_bytes()
     for length in (*range(0, len(data), 7), len(data) - 1):
@@ -181,7 +181,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("change", [0xFF, 0x01, 0x80])
 def test_a_file_with_any_byte_changed_is_refused_or_read_and_never_anything_else(tmp_path, change) -> None:
-    """Each byte in turn: ``SourceInvalid``, ``SampleUnreadable``, or values as declared."""
+    """Each changed byte gives ``SourceInvalid``, ``SampleUnreadable``, or values of the type."""
     columns = {"image": hugging_face([b"first", b"2nd"]), "label": [0, 1], "ids": [[1, 2], [3]], "text": ["a", None]}
     file = write_arrow(tmp_path / "a.arrow", columns)
     data = file.read_bytes()
@@ -208,8 +208,8 @@ def test_a_file_with_any_byte_changed_is_refused_or_read_and_never_anything_else
     assert outcomes == {"refused", "bad", "read"}
 
 
-def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
-    """Replaced, cut, gone: in record batches that are read as a whole."""
+def test_a_file_that_changes_later_makes_bad_samples(tmp_path) -> None:
+    """It is replaced, cut or deleted; its record batches are read as a whole."""
 
     def write(values: list[list[int]]) -> Path:
         return write_arrow(tmp_path / "a.arrow", {"x": values})
@@ -233,7 +233,7 @@ def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
 
 
 def test_files_of_a_server_are_read_by_ranges(tmp_path, web: FileServer, storage: Storage) -> None:
-    """Images by their places, lists by record batches."""
+    """Images are read by their places, lists by record batches."""
     file = write_arrow(tmp_path / "a.arrow", {"image": hugging_face(IMAGES[:9]), "ids": [[n, n + 1] for n in range(9)]})
     web.files["a.arrow"] = file.read_bytes()
 

@@ -385,7 +385,7 @@ def test_every_exit_code_is_on_both_pages(errors_page):
 
 
 def test_every_command_has_a_manual_page_with_all_of_its_options():
-    """Nothing in the text of one is a request to roff."""
+    """The text of a page contains no requests to roff."""
     pages = dict(load(DOCS / "make_manpages.py").manual_pages())
 
     assert set(pages) == {"batchd.1"} | {
