@@ -33,7 +33,7 @@ def memory():
 
 @pytest.fixture
 def start_worker(memory):
-    """A function that opens the cache as one more worker has it."""
+    """A function that opens the cache as a further worker does."""
     opened = []
 
     def start():
@@ -46,7 +46,7 @@ def start_worker(memory):
 
 
 def content(sample, size=SAMPLE_BYTES):
-    """The bytes of a sample, which no other has."""
+    """The bytes of a sample: no other sample has the same."""
     return sample.to_bytes(4, "little") * (size // 4)
 
 
@@ -55,7 +55,7 @@ def keep(cache, sample, size=SAMPLE_BYTES):
 
 
 def held(cache, samples, size=SAMPLE_BYTES):
-    """Which of some samples are in a cache, each with its own bytes."""
+    """The samples among ``samples`` that the cache holds, each checked to have its own bytes."""
     found = {sample: cache.find(sample) for sample in samples}
     for sample, parts in found.items():
         assert parts is None or [bytes(part) for part in parts] == [b"facts", content(sample, size)]
@@ -63,7 +63,7 @@ def held(cache, samples, size=SAMPLE_BYTES):
 
 
 def test_every_kind_of_value_comes_back_as_it_was():
-    """In type, order, shape and content; also what is no character, and what has no elements."""
+    """Type, order, shape and content survive, for half a surrogate pair and empty arrays, too."""
     values = {
         "image": memoryview(b"\xff\xd8 bytes"),
         "label": np.int64(-7),
@@ -93,7 +93,7 @@ def test_every_kind_of_value_comes_back_as_it_was():
 
 
 def test_an_array_from_the_cache_is_the_steps_to_write_into(start_worker):
-    """What they do to it, the next epoch does not see."""
+    """Changes that a step makes to the array do not reach the next epoch."""
     cache = start_worker()
     cache.keep(3, *pack({"x": np.arange(4)}))
 
@@ -103,7 +103,7 @@ def test_an_array_from_the_cache_is_the_steps_to_write_into(start_worker):
 
 
 def test_bytes_from_the_cache_cannot_be_written(start_worker):
-    """They lie in the memory of all workers."""
+    """The bytes are in memory that all workers share."""
     cache = start_worker()
     cache.keep(3, *pack({"image": memoryview(b"bytes")}))
 
@@ -112,7 +112,7 @@ def test_bytes_from_the_cache_cannot_be_written(start_worker):
 
 
 def test_what_one_worker_keeps_all_workers_have(memory, start_worker):
-    """They fill it by turns, and none writes where another does."""
+    """Workers fill the cache in turn, and no worker writes where another one does."""
     first, second = start_worker(), start_worker()
     for sample in range(100):
         keep((first, second)[sample % 2], sample)
@@ -122,7 +122,7 @@ def test_what_one_worker_keeps_all_workers_have(memory, start_worker):
 
 
 def test_a_full_cache_keeps_what_it_has(memory, start_worker):
-    """Neither is anything forgotten, nor does it take more than its budget."""
+    """A full cache forgets no sample and stays within its budget."""
     caches = [start_worker() for _ in range(3)]
     for sample in range(SAMPLES):
         keep(caches[sample % 3], sample)
@@ -136,7 +136,7 @@ def test_a_full_cache_keeps_what_it_has(memory, start_worker):
 
 
 def test_a_record_may_be_longer_than_an_extent(start_worker):
-    """It gets several in a row; what others keep meanwhile lies elsewhere."""
+    """The record gets several extents in a row; records of other workers go elsewhere."""
     first, second = start_worker(), start_worker()
     long = 3 * CacheForm(SAMPLES, BUDGET_BYTES).extent_bytes
     for sample in range(4):
@@ -148,7 +148,7 @@ def test_a_record_may_be_longer_than_an_extent(start_worker):
 
 
 def test_a_record_that_can_never_fit_is_not_kept(start_worker):
-    """And what is shorter still is."""
+    """A shorter record after it is kept."""
     cache = start_worker()
     keep(cache, 1, BUDGET_BYTES)
     keep(cache, 2)
@@ -157,7 +157,7 @@ def test_a_record_that_can_never_fit_is_not_kept(start_worker):
 
 
 def test_nothing_is_kept_beyond_what_the_machine_has_left(memory, start_worker):
-    """It goes on when there is more again. Several caches share what there is."""
+    """The cache grows again when memory is free again. Several caches share the free memory."""
     cache = start_worker()
     allow_caches([memory], RESERVE_BYTES)
     keep(cache, 1)
@@ -179,7 +179,7 @@ def test_nothing_is_kept_beyond_what_the_machine_has_left(memory, start_worker):
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
 def test_a_lack_of_memory_is_a_sample_that_is_not_kept(start_worker, monkeypatch, number):
-    """And no error, and no bus error."""
+    """The cache raises no error and causes no SIGBUS."""
     cache = start_worker()
 
     def no_memory(*_call):
@@ -194,7 +194,7 @@ def test_a_lack_of_memory_is_a_sample_that_is_not_kept(start_worker, monkeypatch
 
 
 def test_half_a_record_is_not_entered(start_worker, monkeypatch):
-    """The kernel may write less than it was asked for."""
+    """The kernel may write fewer bytes than requested."""
     cache = start_worker()
     with monkeypatch.context() as patch:
         patch.setattr(sample_cache.os, "pwritev", lambda _data, parts, _start: sum(map(len, parts)) - 1)
@@ -204,7 +204,7 @@ def test_half_a_record_is_not_entered(start_worker, monkeypatch):
 
 
 def test_an_entry_without_its_record_is_not_there(memory, start_worker):
-    """Whatever it names: zeros, or what is of another sample."""
+    """An entry may point to zeros or to the record of another sample: neither is returned."""
     cache = start_worker()
     keep(cache, 1)
     index = memoryview(mmap.mmap(memory.descriptors[0], 1 << 14)).cast("Q")[512:]
@@ -214,15 +214,15 @@ def test_an_entry_without_its_record_is_not_there(memory, start_worker):
     assert held(cache, [1, 2, 3]) == [1]
 
 
-def test_nobody_can_cut_the_memory_short(memory):
-    """A worker that reads it would end by a bus error."""
+def test_the_memory_cannot_be_shortened(memory):
+    """A worker that reads shortened memory would end with SIGBUS."""
     for size in (4096, 2 * BUDGET_BYTES):
         with pytest.raises(PermissionError):
             os.truncate(memory.descriptors[0], size)
 
 
 class OneReader:
-    """Reads samples of bytes that say how often they were read; the odd ones cannot be read."""
+    """Reads samples whose bytes count the reads so far; odd samples cannot be read."""
 
     def __init__(self):
         self.reads = []
@@ -247,11 +247,8 @@ class OneReader:
         pass
 
 
-def test_a_reader_keeps_what_it_is_told_is_good(start_worker):
-    """What was not, and what could not be read, is read again.
-
-    And only what is not kept is read ahead.
-    """
+def test_a_reader_keeps_the_samples_that_are_reported_good(start_worker):
+    """The reader reads other samples again, and reads ahead only samples that are not kept."""
     inner = OneReader()
     reader = CachedReader(inner, start_worker())
     for sample in (2, 4):
@@ -272,7 +269,7 @@ def test_a_reader_keeps_what_it_is_told_is_good(start_worker):
 
 
 def test_the_last_stream_that_leaves_closes_the_cache():
-    """Its memory goes with it."""
+    """The memory of the cache is freed with its last stream."""
     before = len(descriptors_of(os.getpid()))
     memory = CacheMemory(CacheSpec("encoded", "key", SAMPLES, BUDGET_BYTES))
     memory.join()
@@ -287,7 +284,7 @@ def test_the_last_stream_that_leaves_closes_the_cache():
 
 
 def test_other_bytes_are_kept_where_a_rewriter_has_some():
-    """Of its field alone, whatever lies around it; where it has none, the bytes that were read."""
+    """The rewriter changes its own field only; without a new value, the bytes read are kept."""
     values = {
         "a": memoryview(b"first"),
         "x": np.arange(3),
@@ -310,7 +307,7 @@ def test_other_bytes_are_kept_where_a_rewriter_has_some():
 
 
 def test_nothing_is_rewritten_that_is_not_kept(start_worker):
-    """That takes longer than to read it again."""
+    """Rewriting takes longer than reading the sample again."""
     asked = []
 
     def rewrite(data):
@@ -334,7 +331,7 @@ def test_nothing_is_rewritten_that_is_not_kept(start_worker):
 
 
 def points_of_a_sample(reader, points, sample, size):
-    """Read a sample, whose file is walked if that is of use; return whether it was."""
+    """Read a sample and walk its file if its points are wanted; return whether they were."""
     reader.read(sample)
     is_walked = points.are_wanted("image")
     if is_walked:
@@ -344,7 +341,7 @@ def points_of_a_sample(reader, points, sample, size):
 
 
 def test_samples_with_points_are_still_read_ahead(start_worker):
-    """They are read from their source in each epoch."""
+    """Their bytes still come from the source in each epoch."""
     source, files = OneReader(), KeptFiles(["image"])
     reader = CachedReader(source, start_worker(), "points", files=files)
     points_of_a_sample(reader, files.points, 2, 100)
@@ -355,7 +352,7 @@ def test_samples_with_points_are_still_read_ahead(start_worker):
 
 
 def test_points_for_which_there_is_no_room_are_not_sought_again(start_worker):
-    """Also where there is room for smaller ones."""
+    """The reader does not try again even where smaller points would fit."""
     cache, files = start_worker(), KeptFiles(["image"])
     reader = CachedReader(OneReader(), cache, "points", files=files)
     walked = [points_of_a_sample(reader, files.points, sample, 60_000) for sample in range(0, 400, 2)]
@@ -367,7 +364,7 @@ def test_points_for_which_there_is_no_room_are_not_sought_again(start_worker):
 
 
 def test_points_of_a_sample_that_is_never_the_same_are_replaced_once(start_worker):
-    """Each replaced record keeps its room."""
+    """A replaced record keeps its space, so replacing more often would fill the cache."""
     cache, files = start_worker(), KeptFiles(["image"])
     reader = CachedReader(OneReader(), cache, "points", files=files)
 

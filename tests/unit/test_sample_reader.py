@@ -1,4 +1,4 @@
-"""Reading samples: the whole file, or the reason why there is none."""
+"""Reading a sample gives the whole file, or the reason why it cannot be read."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def reason(reader: SampleReader, sample: int = 0) -> str:
 
 
 def test_a_sample_is_the_whole_file(tmp_path: Path) -> None:
-    """Small, large and small again through one buffer."""
+    """One buffer serves small, large and again small files."""
     sizes = [1, 100, 3 << 20, 5, (8 << 20) + 1, 7]
     for number, size in enumerate(sizes):
         (tmp_path / str(number)).write_bytes(random.Random(number).randbytes(size))
@@ -38,7 +38,7 @@ def test_a_sample_is_the_whole_file(tmp_path: Path) -> None:
 
 
 def test_one_huge_file_does_not_cost_for_ever(tmp_path: Path) -> None:
-    """The buffer that is kept has a limit."""
+    """The buffer that is kept for further files has a limit."""
     (tmp_path / "huge").write_bytes(bytes(20 << 20))
     reader = reader_of(tmp_path, "huge", max_bytes=1 << 30)
 
@@ -47,7 +47,7 @@ def test_one_huge_file_does_not_cost_for_ever(tmp_path: Path) -> None:
 
 
 def test_each_thing_that_is_no_readable_file_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing hangs and nothing is taken for a picture."""
+    """No read hangs, and no such path is taken for a picture."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
     (tmp_path / "long").write_bytes(bytes(1001))
@@ -75,7 +75,7 @@ def test_each_thing_that_is_no_readable_file_has_its_reason(tmp_path: Path, monk
 
 
 def test_a_file_without_permission_is_a_bad_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the tests run as root, whom the kernel forbids nothing."""
+    """The error is simulated, because the kernel refuses root nothing."""
 
     def refuse(*_arguments: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -90,7 +90,7 @@ def test_a_file_without_permission_is_a_bad_sample(tmp_path: Path, monkeypatch: 
 def test_a_worker_that_is_out_of_something_does_not_blame_the_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """A good sample is never called bad because of us."""
+    """A lack of descriptors or memory in the worker makes no good sample bad."""
 
     def fail(*_arguments: object) -> int:
         raise OSError(number, os.strerror(number))
@@ -109,7 +109,7 @@ def test_a_worker_that_is_out_of_something_does_not_blame_the_sample(
 def test_a_file_that_changes_while_it_is_read_is_a_bad_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_afterwards: int, message: str
 ) -> None:
-    """Half of an old file and half of a new one is neither."""
+    """Half of an old file and half of a new one together are no sample."""
     file = tmp_path / "a"
     file.write_bytes(bytes(10))
     reader = reader_of(tmp_path, "a")
@@ -130,7 +130,7 @@ def descriptors() -> list[str]:
 
 
 def test_a_disk_that_fails_is_a_bad_sample_and_closes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An I/O error has its reason, and no descriptor is left behind."""
+    """An I/O error is reported with its reason, and no descriptor stays open."""
 
     def fail(*_arguments: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
@@ -144,7 +144,7 @@ def test_a_disk_that_fails_is_a_bad_sample_and_closes_the_file(tmp_path: Path, m
 
 
 def test_a_read_in_pieces_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Network file systems hand out a file in pieces."""
+    """Network file systems may return a file in pieces."""
     readv = os.readv
     monkeypatch.setattr(os, "readv", lambda descriptor, buffers: readv(descriptor, [buffers[0][:4]]))
 

@@ -65,7 +65,7 @@ def tiles(data, box, factor=1):
 
 
 def intervals(data):
-    """Where each restart interval of a file begins and ends."""
+    """Begin and end of each restart interval of a file."""
     begin = data.index(b"\xff\xda")
     begin += 2 + int.from_bytes(data[begin + 2 : begin + 4], "big")
     ends = [
@@ -88,9 +88,9 @@ def jpegs(draw):
 
 @given(case=jpegs(), tile_width=st.sampled_from([1, 16, 64, 1000]))
 def test_restart_markers_change_no_pixel(case, tile_width):
-    """For libjpeg-turbo of each of its users, and coefficient by coefficient.
+    """libjpeg-turbo (through two libraries) and a comparison of all coefficients agree.
 
-    What is written from it again is the same file.
+    Writing the result once more gives the same file.
     """
     data, _size = case
 
@@ -111,7 +111,7 @@ def test_restart_markers_change_no_pixel(case, tile_width):
     data=st.data(),
 )
 def test_what_is_cut_has_the_pixels_of_the_whole(case, tile_width, factor, color, data):
-    """Bit for bit, whoever wrote the markers, at every scale, at every edge of a tile."""
+    """Crops are equal bit for bit at every scale and tile edge, with any writer's markers."""
     original, size = case
     file = original if tile_width is None else marked(original, tile_width)
     height, width = (-(-side // factor) for side in size)
@@ -125,9 +125,9 @@ def test_what_is_cut_has_the_pixels_of_the_whole(case, tile_width, factor, color
 
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
 def test_every_box_that_begins_or_ends_at_a_tile_is_right(subsampling):
-    """With one pixel more and less.
+    """Boxes one pixel larger and smaller are right, too.
 
-    Chroma is shared across tiles, and at their edges it must come from the next one.
+    Chroma is shared across tiles, so at an edge it must come from the next tile.
     """
     image = photo(70, 200)
     data = marked(jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling), 32)
@@ -140,7 +140,7 @@ def test_every_box_that_begins_or_ends_at_a_tile_is_right(subsampling):
 
 
 def test_the_tiles_under_the_crop_are_taken_and_no_others():
-    """Columns and rows, with those beside where chroma is shared; the whole picture is not cut."""
+    """Tiles beside the crop are taken where chroma is shared; a whole picture is not cut."""
     luma_and_chroma = marked(jpeg_of(WIDE, "420"))  # tiles of 64 x 16: 5 across, 10 down
     full_chroma = marked(jpeg_of(WIDE, "444"))  # of 64 x 8: 5 across, 19 down
 
@@ -153,9 +153,9 @@ def test_the_tiles_under_the_crop_are_taken_and_no_others():
 
 
 def test_markers_that_do_not_divide_a_row_give_rows():
-    """20 MCUs in a row and a marker after 7 or 40.
+    """With 20 MCUs in a row and a marker after every 7 or 40, decoding begins at whole rows.
 
-    From the last row on that begins with a marker.
+    It begins at the last row above the box that starts with a marker.
     """
     assert tiles(jpeg_of(WIDE, "420", restart=40), UNDER_THE_MIDDLE) == (1, 5)
     assert tiles(jpeg_of(WIDE, "420", restart=7), Cut(120, 0, 9, 9)) == (6, 29)
@@ -166,9 +166,9 @@ def test_markers_that_do_not_divide_a_row_give_rows():
     ("across", "tile_width", "expected"), [(63, 64, 7), (47, 64, 47), (50, 64, 10), (64, 64, 8), (9, 64, 9), (4, 8, 1)]
 )
 def test_an_interval_divides_the_row(across, tile_width, expected):
-    """By the divisor that is nearest, but for those that make the file much larger.
+    """The interval is the nearest divisor that does not make the file much larger.
 
-    A prime number has whole rows.
+    If the row's length is a prime number, an interval is a whole row.
     """
     data = marked(jpeg_of(photo(16, 8 * across), "444"), tile_width)
 
@@ -181,10 +181,7 @@ def segment(marker, payload):
 
 
 def test_what_applications_wrote_is_kept():
-    """EXIF, colour profile, comment, in their order, and nothing is added.
-
-    No JFIF where there was none.
-    """
+    """EXIF, colour profile and comment stay in their order, and no JFIF marker is added."""
     plain = jpeg(photo(40, 50))
     profile, comment = segment(0xE2, b"ICC_PROFILE\0\1\1" + b"p" * 60_000), segment(0xFE, b"a comment")
     data = jpeg_with_exif(JPEG_START + profile + comment + plain[20:], 6)
@@ -199,7 +196,7 @@ def test_what_applications_wrote_is_kept():
 
 
 def test_components_that_are_colours_stay_such():
-    """By Adobe's mark, which says that there is no luma."""
+    """Adobe's marker says that the components are colours, without luma."""
     plain = jpeg(photo(40, 50), subsampling="444")
     data = JPEG_START + segment(0xEE, b"Adobe\0\x64\0\0\0\0\0") + plain[20:]
 
@@ -225,22 +222,22 @@ def without_its_last_scan():
     ids=["CMYK", "YCCK", "progressive without its end", "tall chroma"],
 )
 def test_what_is_unusual_stays_as_it_is(data):
-    """A decoder that guesses what is missing would guess something else."""
+    """A decoder guesses missing parts, and the rewritten file would make it guess differently."""
     view = memoryview(data)
 
     assert seekable(view, probe_image(view)) is None
 
 
 def test_other_codings_become_baseline():
-    """Arithmetic, and a scan for each component."""
+    """Arithmetic coding and a scan for each component are rewritten as baseline."""
     for data in (arithmetic_jpeg(), jpeg_by_component(photo(20, 37)[..., 0])):
         made = marked(data)
         assert b"\xff\xc0" in made
         assert np.array_equal(whole(made), whole(data))
 
 
-def test_a_broken_file_is_told_of():
-    """With a hole, with too many scans, and with another size than the caller knows."""
+def test_a_broken_file_is_reported():
+    """The file has a hole, too many scans, or another size than the caller expects."""
     data = jpeg_of(WIDE)
     half = memoryview(data[: len(data) // 2] + JPEG_END)
 
@@ -254,7 +251,7 @@ def test_a_broken_file_is_told_of():
 
 
 def test_a_part_that_is_too_short_is_found_by_the_crops_that_need_it():
-    """Whatever it lacks; other crops do not read it."""
+    """Crops that do not need the part do not read it, however short it is."""
     data = marked(jpeg_of(WIDE, "444"))
     begin, end = intervals(data)[8 * 5 + 2]  # row 8 of blocks, the tile in the middle
     for missing in range(1, end - begin - 2):
@@ -266,7 +263,7 @@ def test_a_part_that_is_too_short_is_found_by_the_crops_that_need_it():
 
 
 def test_markers_out_of_their_order_are_read_as_they_were_before():
-    """Such a file is not cut, so it is as broken, or as whole, as if it had not been looked at."""
+    """Such a file is not cut, so it is as broken, or as whole, as without the check."""
     data = bytearray(marked(jpeg_of(WIDE, "444")))
     below = intervals(bytes(data))[-2][1] + 1
     data[below] ^= 1
@@ -281,9 +278,9 @@ def test_markers_out_of_their_order_are_read_as_they_were_before():
 
 
 def test_bytes_that_decoders_skip_are_skipped():
-    """Fill bytes in front of markers.
+    """Fill bytes in front of markers are skipped.
 
-    Others there were left over: what is in front of them was decoded from the wrong ones.
+    Other bytes there are left over, so what is in front of them was decoded wrongly.
     """
     data = marked(jpeg_of(WIDE, "444"))
     _begin, end = intervals(data)[40]
@@ -296,7 +293,7 @@ def test_bytes_that_decoders_skip_are_skipped():
 
 
 def test_zeros_in_front_of_a_restart_marker_are_damage_to_every_crop_that_reads_them():
-    """They are padding before the end of the file only, not before that of a cut."""
+    """Zeros are valid padding at the end of the file only, not at the end of a cut."""
     data = marked(jpeg_of(WIDE, "444"))
     box = Cut(64, 140, 16, 40)  # its last row is the last of its blocks
     taken, _all = tiles(data, box)
@@ -311,7 +308,7 @@ def test_zeros_in_front_of_a_restart_marker_are_damage_to_every_crop_that_reads_
 
 
 def test_a_restart_interval_of_any_length_does_no_harm():
-    """The header says one thing, the markers another: pixels of the whole, or a reason."""
+    """Where header and markers disagree, a crop gives the right pixels or a reason."""
     data = marked(jpeg_of(WIDE, "444"))
     at = data.index(b"\xff\xdd\0\4") + 4
     outcomes = set()
@@ -326,7 +323,7 @@ def test_a_restart_interval_of_any_length_does_no_harm():
 
 
 def test_flipped_bytes_give_pixels_or_a_reason():
-    """Any byte of the header or the rest, any box: the process lives on."""
+    """Any byte of header or data may change, with any box: the process survives."""
     random = np.random.default_rng(3)
     data = marked(jpeg_of(WIDE))
     outcomes = set()
@@ -349,7 +346,7 @@ def test_flipped_bytes_give_pixels_or_a_reason():
 
 
 def test_a_box_is_checked_before_anything_is_cut():
-    """By the caller's mistake, not the file's."""
+    """A wrong box is the caller's mistake, not the file's."""
     data = marked(jpeg_of(WIDE))
 
     with pytest.raises(ValueError, match="the box is empty, or reaches out"):
@@ -362,7 +359,7 @@ def test_a_box_is_checked_before_anything_is_cut():
 
 @pytest.mark.slow
 def test_many_calls_leave_no_memory_behind():
-    """Files that are cut, that are broken where they are cut, and that are written anew."""
+    """The calls cut files, meet files that are broken at the cut, and rewrite files."""
     size, memory = (32, 96), bytearray(20_000)
     data = marked(jpeg_of(photo(*size), "444"), 8)
     _begin, end = intervals(data)[14]
@@ -386,7 +383,7 @@ def test_many_calls_leave_no_memory_behind():
 
 
 def test_a_cache_keeps_what_can_be_cut_and_else_the_file():
-    """Not broken files, seekable ones, other formats, and ones that would be too long."""
+    """Broken files, seekable ones, other formats and ones that would be too long stay."""
     file = jpeg(photo(200, 300))
     made = made_seekable(memoryview(file), len(file) * 2)
 

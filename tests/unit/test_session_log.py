@@ -1,4 +1,4 @@
-"""Who comes and who leaves is said once each, however it ends, and not without end."""
+"""Every trainer's start and end is logged once, however it ends, and within a rate limit."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -40,7 +40,7 @@ def said(log):
 
 
 def test_a_trainer_that_comes_says_where_it_begins(log):
-    """With everything by which an operator tells it from others."""
+    """The line has everything by which an operator tells trainers apart."""
     SessionLog().subscribed(admission(), "photos", HERE)
 
     assert log == [
@@ -68,7 +68,7 @@ def test_a_trainer_that_comes_says_where_it_begins(log):
     ],
 )
 def test_a_trainer_that_leaves_says_why_and_once(log, peer, event, reason):
-    """The end of its connection, behind all others, is no second one."""
+    """The end of its connection, which follows in any case, adds no second line."""
     book = SessionLog()
     book.subscribed(admission(), "photos", peer)
     for one in (Ticked(), event, event, SessionEnded(1)):
@@ -78,7 +78,7 @@ def test_a_trainer_that_leaves_says_why_and_once(log, peer, event, reason):
 
 
 def test_each_stream_of_a_trainer_is_left(log):
-    """When its process ends; those of others are not."""
+    """Streams of other trainers are not logged as left."""
     book = SessionLog()
     book.subscribed(admission(1, 5), "photos", HERE)
     book.subscribed(admission(1, 6), "texts", HERE)
@@ -92,7 +92,7 @@ def test_each_stream_of_a_trainer_is_left(log):
 
 
 def test_a_producer_comes_and_leaves_once(log):
-    """Even one that says twice that it is there."""
+    """A producer that announces itself twice adds no second line."""
     book = SessionLog()
     for _ in range(2):
         book.produces(AdmitProducer(1, 1, 3), "camera", HERE)
@@ -103,7 +103,7 @@ def test_a_producer_comes_and_leaves_once(log):
 
 
 def test_a_trainer_that_comes_and_goes_without_end_does_not_fill_the_log(log, clock):
-    """Beyond a minute's limit only at debug level; others are logged, and it again afterwards."""
+    """Beyond the limit for a minute, its lines have debug level; other trainers are logged."""
     book = SessionLog()
 
     def come_and_go(times, peer=HERE):
@@ -122,7 +122,7 @@ def test_a_trainer_that_comes_and_goes_without_end_does_not_fill_the_log(log, cl
 
 
 def test_peers_without_number_do_not_fill_the_memory():
-    """Each is another one; no more than so many are remembered."""
+    """Each peer is new, and a limited number is remembered."""
     lines = LinesPerMinute(2)
     for number in range(10_000):
         assert lines.allows(f"host {number}")

@@ -1,7 +1,4 @@
-"""The steps for samples of different shapes.
-
-What they make of a sample, and where they cannot stand.
-"""
+"""The steps for samples of different shapes: their results, and where they are not allowed."""
 
 import numpy as np
 import pytest
@@ -24,14 +21,14 @@ PAD_TOKENS, RAGGED_TOKENS = (kind(field="tokens", max_shape=(8,)) for kind in (P
 
 
 def run(columns, steps, values):
-    """One row that was full of something else before."""
+    """Run the steps into a row that was full of other values before."""
     row = {field.name: np.full(field.shape, 77, field.dtype) for field in sample_fields(columns, steps, "fail")[:-1]}
     Pipeline(columns, steps, 0).run(values, 0, 0, 0, row)
     return row
 
 
 def test_a_padded_image_stands_in_the_corner_of_its_room() -> None:
-    """Every pixel as it was decoded, and the filling everywhere else."""
+    """Every pixel is as decoded, and the rest of the room has the fill value."""
     pixels = photo(20, 30)
     steps = [Decode(), PadBatch(max_shape=(24, 32, 3), fill=9)]
 
@@ -44,7 +41,7 @@ def test_a_padded_image_stands_in_the_corner_of_its_room() -> None:
 
 
 def test_a_ragged_image_has_no_gap() -> None:
-    """Row behind row, so that it is one array of its own shape; zeros behind it."""
+    """Its rows follow each other without a gap, as one array of its shape; zeros follow."""
     pixels = photo(20, 30)
 
     row = run([IMAGE], [Decode(), RAGGED_IMAGE], {"image": memoryview(encode(pixels, ".png"))})
@@ -56,7 +53,7 @@ def test_a_ragged_image_has_no_gap() -> None:
 
 
 def test_images_are_finished_before_they_get_room() -> None:
-    """Turned upright by EXIF, scaled, as floating-point numbers, channels first."""
+    """EXIF rotation, scaling, conversion to floats and channels first come before the padding."""
     steps = [Decode(), Resize(shorter_side=10), Normalize(mean=(0,) * 3, std=(1,) * 3), Layout()]
     data = jpeg_with_exif(jpeg(photo(20, 40)), 6)
 
@@ -72,7 +69,7 @@ def test_images_are_finished_before_they_get_room() -> None:
 @pytest.mark.parametrize("step", [PAD_TOKENS, RAGGED_TOKENS], ids=lambda step: step.op)
 @pytest.mark.parametrize("length", [0, 1, 8])
 def test_lengths_are_one_number(step, length) -> None:
-    """From an empty sample to a full one."""
+    """The size field holds the length of samples from empty to full."""
     row = run([TOKENS], [step], {"tokens": np.arange(1, length + 1, dtype=np.int32)})
 
     assert row["tokens"].tolist() == [*range(1, length + 1), *[0] * (8 - length)]
@@ -90,7 +87,7 @@ def test_lengths_are_one_number(step, length) -> None:
     ids=["image", "tokens"],
 )
 def test_a_larger_sample_is_bad_with_both_shapes(kind, column, value, largest) -> None:
-    """So that people know what to declare."""
+    """The message has both shapes, so users know what to declare."""
     steps = [*([Decode()] if column is IMAGE else []), kind(field=column.name, max_shape=largest)]
 
     with pytest.raises(SampleUndecodable, match=r"(uint8\[25, 10, 3\].*\[24, 32, 3\])|(int32\[9\].*max_shape \[8\])"):
@@ -99,7 +96,7 @@ def test_a_larger_sample_is_bad_with_both_shapes(kind, column, value, largest) -
 
 @pytest.mark.parametrize("kind", [PadBatch, Ragged])
 def test_a_larger_sample_may_be_cut(kind) -> None:
-    """Its beginning is kept, in each dimension that is too long."""
+    """The beginning of each dimension that is too long is kept."""
     pixels = photo(30, 20)
 
     row = run(
@@ -122,15 +119,15 @@ def test_a_larger_sample_may_be_cut(kind) -> None:
 )
 @pytest.mark.parametrize("step", [PAD_TOKENS, RAGGED_TOKENS], ids=lambda step: step.op)
 def test_a_sample_that_is_something_else_is_bad(step, value, message) -> None:
-    """Nothing is cast or flattened in silence."""
+    """No value is cast or flattened silently."""
     with pytest.raises(SampleUndecodable, match=message):
         run([TOKENS], [step], {"tokens": value})
 
 
 def test_a_masked_sample_is_empty_and_filled() -> None:
-    """What is known of it is not kept where a step would have changed it.
+    """Known values are not kept where a step would have changed them.
 
-    All of its room is room that it does not need.
+    All of its room is unused, so it gets the fill value.
     """
     columns = [IMAGE, TOKENS, Column("label", dtype="int64")]
     steps = [Decode(), RAGGED_IMAGE, PadBatch(field="tokens", max_shape=(8,), fill=-100)]
@@ -147,15 +144,15 @@ def test_a_masked_sample_is_empty_and_filled() -> None:
 
 
 def blank_row(pipeline):
-    """A row of fresh memory, which is zeros."""
+    """A row of fresh memory, which is all zeros."""
     return {name: np.zeros(column.fixed_shape, column.dtype) for name, column in pipeline.columns.items()}
 
 
 @pytest.mark.parametrize("kind", [PadBatch, Ragged])
 def test_what_was_in_a_row_before_leaves_nothing_behind(kind) -> None:
-    """Larger, smaller and empty samples, and masked ones, one after the other in one row.
+    """Larger, smaller, empty and masked samples follow each other in one row.
 
-    The bytes of a fresh row each.
+    Each leaves the same bytes as in a fresh row.
     """
     grids = Column("grid", dtype="uint8", shape=(None, None, 2))
     pipeline = Pipeline([grids], [kind(field="grid", max_shape=(5, 6, 2))], 0)
@@ -173,7 +170,7 @@ def test_what_was_in_a_row_before_leaves_nothing_behind(kind) -> None:
 
 
 def test_a_worker_that_dies_while_it_writes_a_row_leaves_nothing_behind(monkeypatch) -> None:
-    """Whoever writes the row next cannot know how far it came."""
+    """The worker that writes the row next cannot know how far the dead one came."""
     pipeline = Pipeline([TOKENS], [RAGGED_TOKENS], 0)
     row = blank_row(pipeline)
     pipeline.run({"tokens": np.ones(2, np.int32)}, 0, 0, 0, row)
@@ -192,7 +189,7 @@ def test_a_worker_that_dies_while_it_writes_a_row_leaves_nothing_behind(monkeypa
 
 
 def test_zeros_are_not_written_over_zeros() -> None:
-    """A row with much more room than its samples need costs what the samples do."""
+    """A row with much unused room costs only as much as its samples."""
     pipeline = Pipeline([TOKENS], [RAGGED_TOKENS], 0)
     row = blank_row(pipeline)
     pipeline.run({"tokens": np.ones(4, np.int32)}, 0, 0, 0, row)
@@ -205,7 +202,7 @@ def test_zeros_are_not_written_over_zeros() -> None:
 
 @pytest.mark.parametrize("noted", [-1, 9, -(1 << 31)])
 def test_sizes_that_no_sample_has_say_nothing_of_a_row(noted) -> None:
-    """All of it is written then."""
+    """With such sizes, the whole row is written."""
     pipeline = Pipeline([TOKENS], [RAGGED_TOKENS], 0)
     row = {"tokens": np.full(8, 77, np.int32), "tokens_length": np.array(noted, np.int32)}
 
@@ -215,7 +212,7 @@ def test_sizes_that_no_sample_has_say_nothing_of_a_row(noted) -> None:
 
 
 def test_fields_say_how_they_vary_and_sizes_stand_behind_them() -> None:
-    """In the order in which they become fields of a batch."""
+    """The fields are in the order of a batch's fields."""
     fields = sample_fields([IMAGE, TOKENS], [Decode(), PAD_IMAGE, RAGGED_TOKENS], "mask")
 
     assert fields == (
@@ -261,7 +258,7 @@ FIXED = Column("digit", dtype="uint8", shape=(28, 28))
     ],
 )
 def test_steps_that_cannot_stand_there_are_named(columns, steps, problem) -> None:
-    """With what is there, and what to do."""
+    """The one message says what the column is and what to do."""
     assert [text for text in check_steps(columns, steps) if problem in text], check_steps(columns, steps)
     assert len(check_steps(columns, steps)) == 1
 
@@ -271,7 +268,7 @@ def test_steps_that_cannot_stand_there_are_named(columns, steps, problem) -> Non
     [("int8", -128), ("uint16", 65_535), ("bool", 1), ("float32", 0.25), ("int64", -100), ("float16", -65_504)],
 )
 def test_a_filling_that_the_type_can_hold_is_written_exactly(dtype, fill) -> None:
-    """From the lowest to the highest number."""
+    """The lowest and the highest number of each type are tried."""
     column = Column("x", dtype=dtype, shape=(None,))
     step = PadBatch(field="x", max_shape=(3,), fill=fill)
     assert check_steps([column], [step]) == []
@@ -283,7 +280,7 @@ def test_a_filling_that_the_type_can_hold_is_written_exactly(dtype, fill) -> Non
 
 @pytest.mark.parametrize(("column", "proposed"), [(IMAGE, [512, 512, 3]), (TOKENS, [128])])
 def test_what_is_proposed_for_samples_of_different_shapes_does_help(column, proposed) -> None:
-    """The message names both steps, written out."""
+    """The message has both steps written out, and each of them solves the problem."""
     decode = [Decode()] if column is IMAGE else []
     (problem,) = check_steps([column], decode)
 

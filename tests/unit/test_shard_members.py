@@ -1,7 +1,4 @@
-"""Values of a sample as members of a shard.
-
-Every kind of column, and what a source reads of them again.
-"""
+"""Values of a sample as members of a shard: every kind of column, as a source reads it again."""
 
 import io
 import json
@@ -31,7 +28,7 @@ def decoded(data):
 
 @pytest.mark.parametrize("is_bgr", [False, True])
 def test_pixels_come_back_as_they_were(is_bgr):
-    """PNG loses nothing, nor does WebP with quality 100, whatever the order of the channels."""
+    """PNG, and WebP with quality 100, lose nothing, in either order of the channels."""
     pixels = photo(20, 31)
     for image_format, quality in (("png", 90), ("webp", 100)):
         (data,) = members([PIXELS], {"image": pixels}, image_format, quality, is_bgr=is_bgr).values()
@@ -43,7 +40,7 @@ def test_pixels_come_back_as_they_were(is_bgr):
 @pytest.mark.parametrize("with_simplejpeg", [True, False])
 @pytest.mark.parametrize("is_bgr", [False, True])
 def test_a_jpeg_is_near_to_its_pixels(is_bgr, with_simplejpeg, monkeypatch):
-    """Nearer with more quality; both encoders know which channel is red."""
+    """More quality brings it nearer; both encoders know which channel is red."""
     if not with_simplejpeg:
         monkeypatch.setattr(members_module, "simplejpeg", None)
     pixels = photo(64, 96)
@@ -59,7 +56,7 @@ def test_a_jpeg_is_near_to_its_pixels(is_bgr, with_simplejpeg, monkeypatch):
 
 
 def test_grey_stays_grey():
-    """One channel in every format."""
+    """Every format keeps one channel."""
     gray = photo(16, 16)[:, :, :1]
     for image_format in ("jpg", "png"):
         (data,) = members([Column("image", dtype="uint8", shape=(16, 16, 1))], {"image": gray}, image_format).values()
@@ -67,7 +64,7 @@ def test_grey_stays_grey():
 
 
 def test_pixels_need_not_be_contiguous():
-    """A crop is a view."""
+    """A crop is a view of a larger array."""
     pixels = photo(40, 40)[3:20, 5:30]
 
     (data,) = members([PIXELS], {"image": pixels}, "png").values()
@@ -77,16 +74,16 @@ def test_pixels_need_not_be_contiguous():
 
 @pytest.mark.parametrize(("data", "ending"), [(jpeg(photo()), "jpg"), (encode(photo(), ".png"), "png")])
 def test_a_file_that_is_not_decoded_stays_as_it_was(data, ending):
-    """Byte for byte, under the ending that it should have."""
+    """The file keeps its bytes and gets the ending of its format."""
     found = members([Column("image", "encoded")], {"image": memoryview(data)})
 
     assert found == {ending: data}
 
 
 def test_every_kind_of_value_has_its_member():
-    """Label as the source reads it.
+    """The label is a member as sources read it, and other numbers share one member.
 
-    Other numbers together; arrays and texts under their names; further images too.
+    Arrays, texts and further images are members under their names.
     """
     columns = [
         PIXELS,
@@ -120,7 +117,7 @@ def test_every_kind_of_value_has_its_member():
 
 
 def test_what_is_an_image():
-    """Pixels of one or three channels that come last, and files."""
+    """Pixels need one or three channels, in the last dimension."""
     assert is_image(PIXELS)
     assert is_image(Column("x", "encoded"))
     assert not is_image(Column("x", dtype="uint8", shape=(2, 2, 4)))
@@ -131,13 +128,13 @@ def test_what_is_an_image():
 
 @pytest.mark.parametrize("image_format", ["jpg", "png", "webp"])
 def test_pixels_that_no_format_takes_are_a_bad_sample(image_format):
-    """An image without height."""
+    """An image of height 0 cannot be encoded."""
     with pytest.raises(SampleUndecodable):
         members([PIXELS], {"image": np.empty((0, 5, 3), np.uint8)}, image_format)
 
 
 def test_the_image_called_image_is_the_sample_s_image():
-    """Wherever it stands among others; without one of that name, the first is."""
+    """Its place among the others does not matter; without that name, the first image counts."""
     mask, image = Column("mask", dtype="uint8", shape=(4, 4, 1)), PIXELS
     values = {"mask": photo(4, 4)[:, :, :1], "image": photo(4, 4)}
 
@@ -160,5 +157,5 @@ def test_the_image_called_image_is_the_sample_s_image():
     ],
 )
 def test_a_label_is_one_whole_number(column, is_one):
-    """What the source reads again; anything else is kept in another form."""
+    """The source can read such a label again; other values are kept in another form."""
     assert is_label(column) is is_one

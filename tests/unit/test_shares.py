@@ -1,4 +1,4 @@
-"""Which worker hosts fill the rows of a sample: shares, their hosts, and what moves."""
+"""How samples are divided among worker hosts: shares, their hosts, and which samples move."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ def owners(names: dict[str, int], batch_rows: int = 256) -> list[str]:
 
 
 def test_every_row_is_in_one_share_and_in_order() -> None:
-    """Of rows with gaps, too: their samples are others than their numbers."""
+    """This holds for rows with gaps, too, whose samples have other numbers."""
     shares = Shares([(1, 11, 4), (2, 12, 4), (3, 13, 4)], 256)
     rows = tuple(range(0, 512, 2))
     divided = shares.divide(np.arange(7000, 7256), rows)
@@ -35,14 +35,14 @@ def test_every_row_is_in_one_share_and_in_order() -> None:
 
 
 def test_hosts_share_the_samples_by_their_workers() -> None:
-    """Within the chance of a hash."""
+    """The shares match the numbers of workers within the chance of a hash."""
     found = Counter(owners({"a": 8, "b": 8, "c": 16, "d": 32}))
     for name, part in (("a", 0.125), ("b", 0.125), ("c", 0.25), ("d", 0.5)):
         assert found[name] / len(SAMPLES) == pytest.approx(part, rel=0.1)
 
 
 def test_when_a_host_goes_only_its_share_moves() -> None:
-    """All samples of the others stay where they are."""
+    """All samples of the other hosts keep their host."""
     names = dict.fromkeys("abcde", 8)
     before = owners(names)
     after = owners({name: 8 for name in names if name != "c"})
@@ -54,19 +54,19 @@ def test_when_a_host_goes_only_its_share_moves() -> None:
 
 
 def test_a_host_that_connects_again_has_the_same_share() -> None:
-    """Its link has another number, and the hosts come in another sequence."""
+    """Its link has another number, and the hosts connect in another order."""
     names = {"a": 8, "b": 4, "c": 8}
     assert owners(names) == owners(dict(reversed(names.items())))
 
 
 def test_hosts_of_one_name_have_shares_of_their_own() -> None:
-    """Two pods may call themselves the same."""
+    """Two pods may have the same name."""
     assert host_key("pod", 0) != host_key("pod", 1)
     assert host_key("pod", 0) == host_key("pod", 0)
 
 
 def test_many_hosts_have_shares_together() -> None:
-    """Else an order would have a row or two."""
+    """Otherwise, an order would have only a row or two."""
     for batch_rows, shares_max in ((8, SHARES_MIN), (256, SHARES_MIN), (1024, 1024 // SHARE_ROWS)):
         hosts = [(link, host_key(f"pod-{link}", 0), 1) for link in range(1, 1001)]
         shares = Shares(hosts, batch_rows)
@@ -74,11 +74,11 @@ def test_many_hosts_have_shares_together() -> None:
         assert 0 not in shares.of_link.values()
 
 
-# --- what is ordered from whom --------------------------------------------------------------------
+# --- which rows are ordered from which host -------------------------------------------------------
 
 
 def sharing_world(hosts: int = 2, workers: int = 2, **changes: object) -> tuple[World, list[int]]:
-    """Hosts that share a shuffled stream with batches of 32, whose first batches no worker has yet.
+    """Hosts that share a shuffled stream with batches of 32; no worker has orders yet.
 
     The local worker's orders have one row.
     """
@@ -95,7 +95,7 @@ def sharing_world(hosts: int = 2, workers: int = 2, **changes: object) -> tuple[
 
 
 def foreign_rows(world: World) -> int:
-    """Rows that hosts are filling and that are in the shares of others."""
+    """The number of rows that hosts are filling and that are in the shares of other hosts."""
     stream = world.state.streams[1]
     shares = world.state._ordering._shares(stream)
     assert shares is not None
@@ -111,7 +111,7 @@ def foreign_rows(world: World) -> int:
 
 
 def test_hosts_fill_hardly_any_rows_of_other_shares() -> None:
-    """Some, as one share of the batches ahead is a little larger than another by chance."""
+    """A few rows are allowed, because shares of the batches ahead differ by chance."""
     world, links = sharing_world(samples=20_000)
     filled = Counter[int]()
     foreign = looks = 0
@@ -131,7 +131,7 @@ def test_hosts_fill_hardly_any_rows_of_other_shares() -> None:
 
 
 def test_a_host_without_rows_of_its_own_fills_those_of_one_that_does_nothing() -> None:
-    """Nothing waits for a host because of its share; nor for the shares of one that is gone."""
+    """No row waits for a host because of its share, nor for a host that has disconnected."""
     world, (busy, _silent) = sharing_world()
     world.pull(1)
     for _ in range(300):
@@ -144,7 +144,7 @@ def test_a_host_without_rows_of_its_own_fills_those_of_one_that_does_nothing() -
 
 
 def test_rows_that_a_trainer_waits_for_are_ordered_although_each_host_has_rows_of_its_own() -> None:
-    """One host is stuck with what it has. The other has enough to do for long."""
+    """One host hangs with its orders, and the other one has enough rows of its own for long."""
     world, (busy, _stuck) = sharing_world(window=40, slots_max=80, samples=20_000)
     world.pull(1)
     ring = world.state.streams[1].delivery.ring
@@ -164,7 +164,7 @@ def test_rows_that_a_trainer_waits_for_are_ordered_although_each_host_has_rows_o
 
 
 def test_rows_that_were_divided_among_former_hosts_are_divided_again() -> None:
-    """No rows are kept for a host that is gone."""
+    """No rows are kept for a host that has disconnected."""
     world, links = sharing_world(hosts=3)
     ring = world.state.streams[1].delivery.ring
     world.host_dies(links[2])
@@ -178,7 +178,7 @@ def test_rows_that_were_divided_among_former_hosts_are_divided_again() -> None:
 
 
 def test_an_idle_host_fills_any_rows_that_a_trainer_waits_for() -> None:
-    """Although rows of its own wait in later batches."""
+    """The host does so although rows of its own wait in later batches."""
     world, (first, second) = sharing_world(workers=0)
     world.joins(first)
     world.pull(1)  # its one worker has orders of the awaited batch
@@ -189,7 +189,7 @@ def test_an_idle_host_fills_any_rows_that_a_trainer_waits_for() -> None:
 
 
 def test_without_sharing_orders_have_no_gaps() -> None:
-    """As ever."""
+    """Rows of an order follow each other."""
     world, _links = sharing_world(shares_caches=False)
     orders = [order for worker in world.workers.values() for order in worker.orders]
     assert orders
@@ -213,7 +213,7 @@ def test_rows_of_a_host_that_dies_are_filled_by_the_others_and_its_share_moves_t
 
 
 def test_a_host_that_connects_again_while_others_stay_has_its_share_again() -> None:
-    """Under another link; also if a host of the same name is there."""
+    """Its link has another number, and another host of the same name may be connected."""
     world, (first, second) = sharing_world()
     shares = world.state._ordering._shares(world.state.streams[1]).of_link
     key = shares[second]

@@ -1,4 +1,4 @@
-"""Contact sheets for the page: which batch is drawn, and what becomes of a sheet that cannot be."""
+"""Contact sheets for the page: which batch is drawn, and what follows if it cannot be drawn."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from support.waiting import PATIENCE_S
 
 
 def subscription(position=None, last=None, *, is_spectator=False):
-    """What the status says of one trainer; positions are (epoch, step)."""
+    """The status of one trainer; positions are (epoch, step)."""
     (epoch, step), (last_epoch, last_step) = position or (None, None), last or (None, None)
     places = {"epoch": epoch, "step": step, "last_epoch": last_epoch, "last_step": last_step}
     return replace(two_looks()[1].streams[0].subscriptions[0], **places, is_spectator=is_spectator)
@@ -29,7 +29,7 @@ def subscription(position=None, last=None, *, is_spectator=False):
     ],
 )
 def test_the_current_batch_is_what_the_foremost_trainer_took_last(subscriptions, position):
-    """Spectators are no trainers; who has taken nothing yet is at its beginning."""
+    """Spectators do not count; a trainer without a batch so far is at its first position."""
     assert current_position(replace(two_looks()[1].streams[0], subscriptions=subscriptions)) == position
 
 
@@ -41,7 +41,7 @@ def test_the_current_batch_is_what_the_foremost_trainer_took_last(subscriptions,
     ],
 )
 def test_a_sheet_that_cannot_be_drawn_says_why_and_the_next_one_is_tried(monkeypatch, failure, text):
-    """Whatever it was: memory may be there again later."""
+    """A lack of memory may be over by the next request."""
     drawing = ContactSheets("ipc:///nowhere")
 
     def fail(*_arguments):
@@ -56,7 +56,7 @@ def test_a_sheet_that_cannot_be_drawn_says_why_and_the_next_one_is_tried(monkeyp
 
 
 def test_a_sheet_for_which_there_is_no_thread_says_so_and_the_next_one_is_tried(monkeypatch):
-    """The machine may have threads again later."""
+    """The machine may be able to start threads again later."""
     drawing = ContactSheets("ipc:///nowhere")
 
     def fail(_thread):

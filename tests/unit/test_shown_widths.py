@@ -1,4 +1,4 @@
-"""What commands print, in terminals of all widths."""
+"""The output of commands in terminals of all widths."""
 
 import io
 from dataclasses import replace
@@ -37,7 +37,7 @@ def printed(parts, width: int) -> str:
 
 
 def looks(**changes):
-    """Two statuses of a daemon that has everything there is to show."""
+    """Two statuses of a daemon that has everything that can be shown."""
     stream = {
         "name": "imagenet-train",
         "cache": CacheStatistics("encoded", 10, 1 << 30, 1 << 34, 1),
@@ -59,7 +59,7 @@ def looks(**changes):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_status_fits_its_terminal_and_has_the_important_columns(width) -> None:
-    """Who reads which stream, whether it waits, and whether workers work: at any width."""
+    """At any width, it shows who reads which stream, whether it waits, and whether workers work."""
     text = printed(whole(looks()[1], width), width)
 
     assert max(map(len, text.splitlines())) <= width
@@ -77,7 +77,7 @@ def test_a_status_fits_its_terminal_and_has_the_important_columns(width) -> None
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_stream_in_detail_fits_its_terminal(width) -> None:
-    """What it is, the parts of a sample's time, and its trainers."""
+    """The detail has the stream's description, the parts of a sample's time, and its trainers."""
     status = looks()[1]
     text = printed(detail(status, status.streams[0], width), width)
 
@@ -96,7 +96,7 @@ def test_a_stream_in_detail_fits_its_terminal(width) -> None:
 
 
 def test_a_stream_of_an_older_daemon_has_what_it_says() -> None:
-    """No description, and no trainer."""
+    """An older daemon sends no description, and this stream has no trainer."""
     _before, status = looks(description=None, filling_slots=None, partial_slots=None)
     status.streams[0].subscriptions = ()
     text = printed(detail(status, status.streams[0], 80), 80)
@@ -107,7 +107,7 @@ def test_a_stream_of_an_older_daemon_has_what_it_says() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_verdicts_are_paragraphs_of_a_terminal(width) -> None:
-    """Every word of the line that programs get, in as many lines as that takes."""
+    """Every word of the line for programs is shown, in as many lines as needed."""
     reading = compare(*looks(stopped=None))
     assert reading is not None
     (verdict,) = judge(reading)
@@ -119,7 +119,7 @@ def test_verdicts_are_paragraphs_of_a_terminal(width) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
 def test_a_check_is_a_table_or_paragraphs(width, tmp_path) -> None:
-    """Where the table has no room, each stream has lines of its own, with the same facts."""
+    """Where the table does not fit, each stream has lines of its own with the same facts."""
     write_photos(tmp_path / "photos", {"cat": 2})
     file = tmp_path / "batchd.toml"
     file.write_text(
@@ -136,7 +136,7 @@ def test_a_check_is_a_table_or_paragraphs(width, tmp_path) -> None:
 
 
 def test_the_least_important_column_is_left_out_first() -> None:
-    """And those that always have to be there are cut, but there."""
+    """Columns that must stay are shortened instead."""
     columns = [
         TableColumn("first", 0, lambda row: row * 10, is_text=True),
         TableColumn("rare", 30, lambda row: row),
@@ -155,7 +155,7 @@ def test_the_least_important_column_is_left_out_first() -> None:
 
 
 def test_a_line_of_the_log_shows_when_it_was_written(monkeypatch) -> None:
-    """With the day, if that is not today."""
+    """The line has the day if that is not today."""
     now = 1.7e9
     monkeypatch.setattr("batchd.cli.status.time", lambda: now)
     line = LogLine(1, now, "error", "worker ended: \x1b[2J")

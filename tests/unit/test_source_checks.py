@@ -42,7 +42,7 @@ SHARDED: dict[str, Any] = {
 
 
 def refused(source: SourceOptions) -> str:
-    """What the scan says of a source."""
+    """The scan's error message for a source."""
     with pytest.raises(SourceInvalid) as caught:
         kind_of(source).scan(source, Survey(nothing))
     return str(caught.value)
@@ -50,7 +50,7 @@ def refused(source: SourceOptions) -> str:
 
 @pytest.mark.parametrize("kind", SHARDED)
 def test_files_that_are_named_and_not_there_are_found_as_the_scan_finds_them(tmp_path: Path, kind: str) -> None:
-    """The first few by name, and how many more there are."""
+    """The message names the first few files and counts the rest."""
     make(tmp_path, "a-1")
     one, many = SHARDED[kind](tmp_path, "a-{1..2}"), SHARDED[kind](tmp_path, "a-{0..9}", "b*")
 
@@ -61,7 +61,7 @@ def test_files_that_are_named_and_not_there_are_found_as_the_scan_finds_them(tmp
 
 @pytest.mark.parametrize("kind", SHARDED)
 def test_patterns_that_match_nothing_are_found_as_the_scan_finds_them(tmp_path: Path, kind: str) -> None:
-    """Folders are no files, wherever they are."""
+    """Folders do not count as files, at any depth."""
     make(tmp_path, "a/b.tar/c", "a/.hidden.tar")
     source = SHARDED[kind](tmp_path, "*.tar", "**/*.tar")
 
@@ -69,7 +69,7 @@ def test_patterns_that_match_nothing_are_found_as_the_scan_finds_them(tmp_path: 
 
 
 def test_one_file_that_a_pattern_matches_is_enough(tmp_path: Path) -> None:
-    """Below any folder, through links as well."""
+    """The file may be in any folder, and behind a link."""
     make(tmp_path / "elsewhere", "x/1.tar")
     make(tmp_path / "root", "y/z")
     (tmp_path / "root/y/link").symlink_to(tmp_path / "elsewhere")
@@ -78,7 +78,7 @@ def test_one_file_that_a_pattern_matches_is_enough(tmp_path: Path) -> None:
 
 
 def test_what_would_take_long_to_find_is_left_to_the_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A circle of links, too, which the scan refuses by its name."""
+    """A circle of links is left to the scan, too, which refuses it by its name."""
     make(tmp_path, "a/1", "b/1", "c/1")
     source = GlobSource(root=tmp_path, patterns=("**/*.tar",))
     assert source_problems(source) == [f"no file below {tmp_path} matches '**/*.tar'"]
@@ -92,7 +92,7 @@ def test_what_would_take_long_to_find_is_left_to_the_scan(tmp_path: Path, monkey
 
 
 def test_a_file_that_is_not_whole_records_is_found_by_its_length(tmp_path: Path) -> None:
-    """As the scan finds it."""
+    """The check reports the same message as the scan."""
     (tmp_path / "x.bin").write_bytes(bytes(10))
     source = RawSource(path=tmp_path / "x.bin", record={"x": "uint8[4]"})
 
@@ -101,7 +101,7 @@ def test_a_file_that_is_not_whole_records_is_found_by_its_length(tmp_path: Path)
 
 
 def test_arrays_of_different_lengths_are_found_by_their_headers(tmp_path: Path) -> None:
-    """In one archive, and in files of their own."""
+    """The check covers one archive, and arrays in files of their own."""
     arrays = {"x": np.zeros(3), "y": np.zeros(4)}
     np.savez(tmp_path / "xy.npz", **arrays)
     for name, array in arrays.items():
@@ -117,7 +117,7 @@ def test_arrays_of_different_lengths_are_found_by_their_headers(tmp_path: Path) 
 
 @pytest.mark.parametrize("shards", ["a.parquet", "*.parquet"])
 def test_a_column_that_a_parquet_file_has_not_is_found_in_its_footer(tmp_path: Path, shards: str) -> None:
-    """With the one that was probably meant."""
+    """The message proposes the column that was probably meant."""
     file = write_parquet(tmp_path / "a.parquet", {"image": [b"x"], "label": [1]})
     source = ParquetSource(root=tmp_path, shards=(shards,), fields={"lable": "int64"})
 
@@ -127,7 +127,7 @@ def test_a_column_that_a_parquet_file_has_not_is_found_in_its_footer(tmp_path: P
 
 
 def test_a_table_that_is_empty_or_lacks_a_title_is_found(tmp_path: Path) -> None:
-    """One of several, too."""
+    """The check covers one file, and one of several files."""
     (tmp_path / "a.csv").write_text("")
     one = CsvSource(path=tmp_path / "a.csv", fields={"x": "int64"})
     several = CsvSource(root=tmp_path, files=("*.csv",), fields={"x": "int64"})
@@ -140,7 +140,7 @@ def test_a_table_that_is_empty_or_lacks_a_title_is_found(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("kind", "value"), [("bytes", b"some bytes"), ("int64", 7)])
 def test_a_trial_scan_ends_within_a_row_group(tmp_path: Path, kind: str, value: object) -> None:
-    """A row group may be a whole file, and progress is told once it was read."""
+    """A row group may be a whole file, and progress is reported only after it."""
     write_parquet(tmp_path / "a.parquet", {"x": [value] * 200_000}, compression="none", use_dictionary=False)
     source = ParquetSource(root=tmp_path, shards=("*.parquet",), fields={"x": kind if kind == "int64" else "uint8[10]"})
     clock = count(0, source_checks.SECONDS_MAX / 6)
@@ -151,13 +151,13 @@ def test_a_trial_scan_ends_within_a_row_group(tmp_path: Path, kind: str, value: 
 
 
 class _Over(Exception):  # noqa: N818  no error: it ends a scan
-    """The time is over."""
+    """The time for a trial scan is over."""
 
 
 def test_a_trial_scan_in_another_process_ends_while_that_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the process would be given up for its silence."""
+    """The scan ends before the silence timeout of the process."""
     write_lmdb(tmp_path / "db", {b"a": b"1"})
     monkeypatch.setenv(VARIABLE, "scan.apart=hang")
 

@@ -1,4 +1,4 @@
-"""Sources: samples of folders and lists, the index's way, and messages for odd files."""
+"""Sources: samples of folders and lists, the index, and messages for unusual files."""
 
 import fcntl
 import os
@@ -36,7 +36,7 @@ def names_of(index: FilesIndex) -> list[str]:
 
 @pytest.fixture
 def descriptor_of() -> Iterator[list[int]]:
-    """Descriptors to close afterwards."""
+    """Descriptors that are closed after the test."""
     descriptors: list[int] = []
     yield descriptors
     for descriptor in descriptors:
@@ -72,14 +72,14 @@ def test_classes_are_the_sorted_sub_folders_and_files_are_found_at_any_depth(tmp
 
 
 def test_a_flat_folder_is_one_class_without_a_name(tmp_path: Path) -> None:
-    """Photographs without classes can be served as they lie."""
+    """Photographs without classes can be served from a plain folder."""
     index = scan_folder(make(tmp_path, "b.jpg", "a.jpg", "notes.txt", ".hidden.jpg", ".thumbnails/a.jpg"))
 
     assert (names_of(index), index.class_names, index.labels.tolist()) == (["a.jpg", "b.jpg"], ("",), [0, 0])
 
 
 def test_hidden_files_and_other_files_are_no_samples(tmp_path: Path) -> None:
-    """What ends like no image is not looked at, at any depth."""
+    """Files without an image's ending are ignored at any depth."""
     make(
         tmp_path, "a/1.jpg", "a/.2.jpg", "a/.git/3.jpg", "a/4.txt", "a/5.jpg.part", "a/jpg", ".cache/6.jpg", "README.md"
     )
@@ -102,7 +102,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
 
 
 def test_links_within_the_root_are_followed_without_being_asked(tmp_path: Path) -> None:
-    """Also where the root is a link itself."""
+    """The root may be a link itself."""
     make(tmp_path / "all", "cat/1.jpg")
     (tmp_path / "all/cat/2.jpg").symlink_to("1.jpg")
     (tmp_path / "all/dog").symlink_to("cat")
@@ -117,7 +117,7 @@ def test_links_within_the_root_are_followed_without_being_asked(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["cat/out.jpg", "out", "cat/deep"])
 def test_a_link_out_of_the_root_is_refused(name: str, tmp_path: Path) -> None:
-    """The data's author must not reach other files of this machine; nor a root's namesake."""
+    """The data's author must not reach other files of the machine, nor a folder like ``root2``."""
     make(tmp_path / "root", "cat/1.jpg")
     make(tmp_path / "root2", "3.jpg")
     (tmp_path / "root" / name).symlink_to(tmp_path / ("root2/3.jpg" if name.endswith("jpg") else "root2"))
@@ -126,11 +126,13 @@ def test_a_link_out_of_the_root_is_refused(name: str, tmp_path: Path) -> None:
     for source in sources:
         with pytest.raises(SourceInvalid, match=rf"{name} is a link that leads out of the root, to .*/root2"):
             scan_files(source)
-    assert len(scan_files(GlobSource(root=tmp_path / "root", patterns=("cat/1.jpg",)))) == 1, "what nobody asked for"
+    assert len(scan_files(GlobSource(root=tmp_path / "root", patterns=("cat/1.jpg",)))) == 1, (
+        "a link that no pattern matches"
+    )
 
 
 def test_a_file_that_becomes_a_link_out_of_the_root_is_a_bad_sample(tmp_path: Path) -> None:
-    """It is looked at when it is open, so that no moment is left to exchange it."""
+    """The open file is checked, so there is no moment to exchange it."""
     make(tmp_path / "root", "1.jpg")
     make(tmp_path, "secret.jpg")
     source = FolderSource(path=tmp_path / "root")
@@ -147,7 +149,7 @@ def test_a_file_that_becomes_a_link_out_of_the_root_is_a_bad_sample(tmp_path: Pa
 
 
 def test_a_link_that_a_list_names_is_a_bad_sample_where_it_leads_out(tmp_path: Path) -> None:
-    """The list itself names nothing outside."""
+    """The paths in the list all stay within the root."""
     make(tmp_path / "root", "1.jpg")
     make(tmp_path, "secret.jpg")
     (tmp_path / "root/2.jpg").symlink_to(tmp_path / "secret.jpg")
@@ -161,7 +163,7 @@ def test_a_link_that_a_list_names_is_a_bad_sample_where_it_leads_out(tmp_path: P
 
 
 def test_a_link_to_a_folder_around_it_is_refused(tmp_path: Path) -> None:
-    """Following it would never end."""
+    """Following the link would never end."""
     make(tmp_path, "cat/1.jpg")
     (tmp_path / "cat/again").symlink_to(tmp_path / "cat")
 
@@ -170,7 +172,7 @@ def test_a_link_to_a_folder_around_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_text_survive(tmp_path: Path) -> None:
-    """A file name is bytes: it opens, and people and messages get something that they can carry."""
+    """A file name is bytes: the file opens, and messages show the name with escapes."""
     name = b"\xff\x1b[31m\n.jpg"
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"here")
 
@@ -181,8 +183,8 @@ def test_names_that_are_no_text_survive(tmp_path: Path) -> None:
     assert bytes(SampleReader(index, 100, Storage()).read(0)) == b"here"
 
 
-def test_progress_is_told_while_the_scan_goes_on(tmp_path: Path) -> None:
-    """Now and then, and at the end with the whole number."""
+def test_progress_is_reported_during_the_scan(tmp_path: Path) -> None:
+    """Reports come at intervals, and the last one has the total number."""
     told: list[int] = []
     path = tmp_path / "list.txt"
     path.write_text("a.jpg 1\n" * (2 * PROGRESS_EVERY + 5))
@@ -202,7 +204,7 @@ def test_progress_is_told_while_the_scan_goes_on(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_that_cannot_be_meant_is_refused(tmp_path: Path, files: list[str], message: str) -> None:
-    """Empty, an empty class, images beside the classes: named, and never left out quietly."""
+    """Empty folders, empty classes and images beside classes are named, never left out silently."""
     (tmp_path / "photos").mkdir()
 
     with pytest.raises(SourceInvalid, match=message):
@@ -210,7 +212,7 @@ def test_a_folder_that_cannot_be_meant_is_refused(tmp_path: Path, files: list[st
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """Missing, or a file."""
+    """The path is missing, or is a file."""
     make(tmp_path, "file")
 
     with pytest.raises(SourceInvalid, match="none cannot be read: No such file or directory"):
@@ -223,7 +225,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_list_has_paths_with_spaces_comments_and_blank_lines(tmp_path: Path) -> None:
-    """The label is the last word; what is before it is the path, relative to the list."""
+    """The last word is the label; the text before it is the path, relative to the list."""
     index = scan_list(
         tmp_path / "list.txt",
         b"\xef\xbb\xbfa b/c 1.jpg 3\r\n\n  # a comment 7\n  d.jpg\t-1  \n\xff.jpg +12",
@@ -236,7 +238,7 @@ def test_a_list_has_paths_with_spaces_comments_and_blank_lines(tmp_path: Path) -
 
 
 def test_paths_of_a_list_are_relative_to_its_root(tmp_path: Path) -> None:
-    """The list may lie elsewhere than the files."""
+    """The list may be in another folder than the files."""
     make(tmp_path / "data", "a.jpg")
 
     index = scan_list(tmp_path / "list.txt", "a.jpg 0\n", root=tmp_path / "data")
@@ -290,7 +292,7 @@ def test_an_empty_list_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_list_that_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
-    """A FIFO that nobody writes to does not hang the daemon."""
+    """A FIFO without a writer does not hang the daemon."""
     os.mkfifo(tmp_path / "fifo")
 
     with pytest.raises(SourceInvalid, match="fifo is not a regular file"):
@@ -302,7 +304,7 @@ def test_a_list_that_is_no_file_is_refused_without_waiting(tmp_path: Path) -> No
 
 
 def test_what_is_not_there_is_found_without_a_scan(tmp_path: Path) -> None:
-    """For `batchd check`."""
+    """`batchd check` reports them."""
     make(tmp_path, "list.txt", "photos/a.jpg")
 
     assert problems(FolderSource(path=tmp_path / "photos")) == []
@@ -319,7 +321,7 @@ def test_what_is_not_there_is_found_without_a_scan(tmp_path: Path) -> None:
 
 
 def test_the_index_is_the_same_on_the_other_side_of_a_descriptor(tmp_path: Path, descriptor_of: list[int]) -> None:
-    """A worker sees every path, label and class name, and the digest, as the daemon found them."""
+    """A worker maps every path, label, class name and the digest as the daemon found them."""
     made = scan_folder(make(tmp_path, "b/2.jpg", "a/1.jpg", "a/x y/3.jpg"))
 
     mapped = shared(made, descriptor_of)
@@ -346,7 +348,7 @@ def test_the_memory_of_an_index_can_neither_be_written_nor_shrunk(tmp_path: Path
 
 
 def test_the_digest_is_of_the_content_and_of_nothing_else(tmp_path: Path) -> None:
-    """Another machine with the same files has the same digest; other names, labels, classes not."""
+    """It is equal on other machines with the same files, and differs for other names or labels."""
     base = scan_folder(make(tmp_path / "one", "a/1.jpg", "b/2.jpg"))
     make(tmp_path / "two", "a/1.jpg", "b/2.jpg")
     os.utime(tmp_path / "two/a/1.jpg", (1, 1))
@@ -372,7 +374,7 @@ def sealed(content: bytes) -> int:
 
 
 def test_memory_that_is_no_index_is_refused(tmp_path: Path, descriptor_of: list[int]) -> None:
-    """Every header value is checked against the size before anything is looked at."""
+    """Every value of the header is checked against the size before it is used."""
     descriptor_of.append(scan_folder(make(tmp_path, "1.jpg", "2.jpg")).index.to_memfd())
     good = os.pread(descriptor_of[0], 1 << 16, 0)
     forgeries = [
@@ -412,7 +414,7 @@ def test_memory_that_is_no_index_is_refused(tmp_path: Path, descriptor_of: list[
 
 
 def test_offsets_that_lead_elsewhere_are_refused_where_they_are_used(tmp_path: Path, descriptor_of: list[int]) -> None:
-    """A path never comes from outside the blob of paths."""
+    """A path is never read from outside the paths' memory."""
     descriptor_of.append(scan_folder(make(tmp_path, "1.jpg", "2.jpg")).index.to_memfd())
     good = os.pread(descriptor_of[0], 1 << 16, 0)
     offsets = np.array([0, 5, 10]).tobytes()
@@ -424,7 +426,7 @@ def test_offsets_that_lead_elsewhere_are_refused_where_they_are_used(tmp_path: P
 
 
 def test_an_index_that_does_not_count_its_samples_is_refused() -> None:
-    """Each has one label, and one name."""
+    """Each sample has one label and one path."""
     arrays = {"offsets": np.zeros(3, np.int64), "labels": np.zeros(2, np.int64), "paths": np.empty(0, np.uint8)}
 
     FilesIndex(SourceIndex.build(2, {}, arrays, {"root": "/"}))
@@ -434,7 +436,7 @@ def test_an_index_that_does_not_count_its_samples_is_refused() -> None:
 
 
 def test_a_sample_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    """Numbers do not wrap around, as they do in lists."""
+    """Negative numbers do not count from the end, as they do in lists."""
     index = scan_folder(make(tmp_path, "1.jpg"))
 
     for sample in (-1, 1):
@@ -464,7 +466,7 @@ print(shared_only, private_bytes() - before)
 
 
 def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list[int]) -> None:
-    """The index is in memory once, however many workers map it."""
+    """The index is in memory once for all workers that map it."""
     samples = 1_280_000
     path = b"train/n01440764/n01440764_10026.JPEG"
     arrays = {
@@ -474,7 +476,7 @@ def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list
         "classes": blob([b"class %d" % number for number in range(1000)]),
     }
     index = FilesIndex(SourceIndex.build(samples, {}, arrays, {"root": "/data"}))
-    # This process is the first worker: it has touched all of it.
+    # This process counts as the first worker: it has touched all pages.
     mapped = shared(index, descriptor_of).index
     assert mapped.arrays["paths"].tobytes() == path * samples
     assert all(np.array_equal(mapped.arrays[name], array) for name, array in arrays.items())
@@ -493,7 +495,7 @@ def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list
 
 
 def test_a_worker_imports_sources_without_what_only_the_daemon_needs() -> None:
-    """The likes of pydantic and click cost each worker memory and start time."""
+    """Modules such as pydantic and click would cost each worker memory and start time."""
     code = (
         "import sys, batchd.sources.interface, batchd.sources.files.reader, batchd.sources.webdataset.reader\n"
         "import batchd.pipeline.kinds\n"
