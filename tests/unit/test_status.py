@@ -21,7 +21,7 @@ from support.statuses import link, two_looks, with_pool
 
 @pytest.fixture
 def status():
-    """A daemon that has everything that a status may have."""
+    """The status of a daemon that has everything that a status can have."""
     looks = two_looks(slowest={"a.jpg": 0.5})
     with_pool(
         looks, link(refused=("masks: no index",)), interface="eth0", interface_bytes_per_s=1e9, sent_away=("a: b",)
@@ -36,24 +36,24 @@ def status():
     "travel", [lambda plain: msgpack.unpackb(msgpack.packb(plain)), lambda plain: json.loads(json.dumps(plain))]
 )
 def test_what_is_written_is_read_again(status, travel) -> None:
-    """Over the wire, and from what `batchd status --json` prints."""
+    """The map survives the wire, and the JSON that `batchd status --json` prints."""
     assert read_status(travel(plain_status(status))) == status
 
 
 def test_a_daemon_without_tcp_has_no_counts_of_it(status) -> None:
-    """Its key is missing, which programs ask for."""
+    """The key is missing, so programs can test for it."""
     assert "tcp" in plain_status(status)["daemon"]
     assert "tcp" not in plain_status(replace(status, daemon=replace(status.daemon, tcp=None)))["daemon"]
 
 
 def test_a_daemon_without_a_pool_has_no_key_for_it(status) -> None:
-    """Its key is missing, which programs ask for."""
+    """The key is missing, so programs can test for it."""
     assert "pool" in plain_status(status)
     assert "pool" not in plain_status(replace(status, pool=None))
 
 
 def test_a_newer_daemon_is_understood(status) -> None:
-    """What it says besides is skipped."""
+    """Unknown keys of a newer daemon are ignored."""
     plain = plain_status(status)
     plain["news"] = plain["daemon"]["news"] = plain["streams"][0]["work"]["news"] = {"more": [1]}
 
@@ -61,7 +61,7 @@ def test_a_newer_daemon_is_understood(status) -> None:
 
 
 def test_an_older_daemon_is_understood() -> None:
-    """What it does not say has its default, or is nothing of its type."""
+    """A missing key gets its default, or the empty value of its type."""
     old = read_status(
         {"daemon": {"pid": 7}, "trainers": [{"name": "a"}], "streams": [{"subscriptions": [{"rank": 1}]}]}
     )
@@ -78,7 +78,7 @@ def test_an_older_daemon_is_understood() -> None:
     "nonsense", [None, 3, "x", [], [None, 3], {"pid": "7"}, {"pid": True}, {"reload": 3, "tcp": []}]
 )
 def test_nonsense_reads_as_nothing(nonsense) -> None:
-    """Values have their types, whatever another process sends."""
+    """Values have their types, whatever the other process sends."""
     read = read_status({"daemon": nonsense, "workers": nonsense, "streams": nonsense})
 
     assert read.daemon == read_status({}).daemon

@@ -1,7 +1,4 @@
-"""How often the observer asks the daemon, whatever requests arrive.
-
-With a fake clock and session.
-"""
+"""How often the observer asks the daemon, however many requests arrive: with a fake clock."""
 
 import itertools
 import os
@@ -16,7 +13,7 @@ from batchd_wire.messages import AskBad, AskStatus
 
 
 class Clock:
-    """Stands still until it is set."""
+    """A clock that stands still until a test sets it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -26,7 +23,7 @@ class Clock:
 
 
 class Session:
-    """Notes when what was asked, and answers at once."""
+    """Records the time and kind of each question, and answers at once."""
 
     def __init__(self, clock: Clock) -> None:
         self.asked: list[tuple[float, type]] = []
@@ -38,7 +35,7 @@ class Session:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The client's."""
+    """The clock of the client."""
     found = Clock()
     monkeypatch.setattr(status_client, "monotonic", found)
     return found
@@ -65,9 +62,9 @@ def run(asking, clock, want, seconds=10.0) -> list[tuple[float, type]]:
 
 
 def test_questions_are_spaced_whatever_is_wanted(asking, clock):
-    """Status and bad samples of many streams, all the time.
+    """Requests want the status and the bad samples of many streams all the time.
 
-    Both are asked, and ten a second together.
+    The client asks for both, ten times a second in total.
     """
 
     def want():
@@ -83,24 +80,24 @@ def test_questions_are_spaced_whatever_is_wanted(asking, clock):
 
 
 def test_without_requests_the_status_alone_is_asked_for(asking, clock):
-    """Once a second."""
+    """The client asks once a second."""
     asked = run(asking, clock, lambda: None)
 
     assert {kind for _when, kind in asked} == {AskStatus}
     assert len(asked) == 10 / INTERVAL_S
 
 
-def test_bad_samples_keep_nobody_from_the_status(asking, clock):
-    """Which is asked for once a second all the same."""
+def test_bad_samples_do_not_delay_the_status(asking, clock):
+    """The client still asks for the status once a second."""
     asked = run(asking, clock, lambda: asking._bad_wanted.update(one=clock.now))
 
     assert 9 <= sum(kind is AskStatus for _when, kind in asked) <= 11
 
 
 def test_the_observer_loads_no_numpy():
-    """Nor anything else that makes a process large.
+    """Other modules that make a process large are not loaded either.
 
-    Its client loads what it needs when that is needed.
+    The client loads what it needs at its first use.
     """
     large = {"numpy", "cv2", "pydantic", "click", "rich"}
     program = f"import batchd.observer.__main__, sys; print({large} & set(sys.modules))"

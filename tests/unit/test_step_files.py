@@ -30,7 +30,7 @@ TEXTS = ["the cat", "a cat", "the old cat", "sat"]
 
 
 def test_every_file_of_a_step_is_among_its_files():
-    """So that its content counts."""
+    """Only files that a step lists are part of the stream's digest."""
     assert Tokenize(file=Path("a"), max_length=1).files == {"file": Path("a")}
     assert Lookup(words=Path("a"), table=Path("b"), max_words=1).files == {"words": Path("a"), "table": Path("b")}
     assert Lowercase().files == {}
@@ -46,7 +46,7 @@ def test_every_file_of_a_step_is_among_its_files():
     ],
 )
 def test_a_file_that_is_not_there_is_named_once(tmp_path, make, problem):
-    """And not by the steps behind it too. Nobody waits for a FIFO."""
+    """The steps after it report no further problem, and the check does not wait for a FIFO."""
     path = tmp_path / "words"
     make(path)
     steps = [RemoveStopwords(file=path), Lowercase(), TextBytes(length=5)]
@@ -55,14 +55,14 @@ def test_a_file_that_is_not_there_is_named_once(tmp_path, make, problem):
 
 
 def test_all_files_that_are_wrong_are_named(tmp_path):
-    """Also those of steps that come after one that cannot be done."""
+    """Files of steps that come after an impossible one are named, too."""
     steps = [RemoveStopwords(file=tmp_path / "a"), Lookup(words=tmp_path / "b", table=tmp_path / "c", max_words=1)]
 
     assert check_steps(TEXT, steps) == [f"there is no file {tmp_path / name}" for name in "abc"]
 
 
 def test_paths_are_relative_to_the_configuration(tmp_path):
-    """In steps as in sources; and what is no path stays as it is, whatever its key is called."""
+    """Steps are treated as sources are. Other values stay, even under a key such as "file"."""
     (tmp_path / "batchd.toml").write_text(
         """
         [streams.a]
@@ -102,7 +102,7 @@ OTHER = {
 
 
 def test_a_file_that_changes_is_found_by_its_content(tmp_path):
-    """Its times do not matter."""
+    """A change of the file's times has no effect."""
     file = tmp_path / "words"
     file.write_text("the")
     told = [(str(file), digest_of(file))]
@@ -135,7 +135,7 @@ class TextsReader:
 
 @pytest.fixture
 def worker(monkeypatch):
-    """Makes a worker's stream of these steps, as the daemon would have described it."""
+    """A function that makes a worker's stream of some steps, as the daemon would describe it."""
     monkeypatch.setattr(sample_maker, "open_reader", lambda *_given: TextsReader())
     descriptor = os.memfd_create("note")
     os.truncate(descriptor, NOTE_BYTES)
@@ -178,7 +178,7 @@ def fill(stream):
 
 
 def test_a_worker_makes_rows_of_what_the_daemon_saw(worker, tmp_path):
-    """Of every file."""
+    """Rows have the content of both files."""
     files, table = word_table(tmp_path, ["the", "cat"])
     steps = [Lookup(**files, max_words=2)]
 
@@ -203,7 +203,7 @@ def no_words(files):
 
 @pytest.mark.parametrize("change", [changed_words, broken_words, no_words])
 def test_a_worker_that_starts_after_a_file_has_changed_stops_the_stream(worker, tmp_path, change):
-    """It makes no row of other content, and it lives on: other streams have done nothing."""
+    """The worker makes no row of other content, and survives: it serves other streams, too."""
     files, _table = word_table(tmp_path, ["the", "cat"])
     steps = [Lookup(**files, max_words=2)]
     digests = [(str(path), digest_of(path)) for path in files.values()]
@@ -217,7 +217,7 @@ def test_a_worker_that_starts_after_a_file_has_changed_stops_the_stream(worker, 
 
 
 def test_a_worker_whose_table_is_written_to_stops_the_stream(worker, tmp_path):
-    """With its next order; no row of it is left."""
+    """The next order stops it, and no row of that order is left."""
     files, table = word_table(tmp_path, ["the", "cat"])
     stream = worker([Lookup(**files, max_words=2)], [(str(path), digest_of(path)) for path in files.values()])
     assert fill(stream)[0].hopeless == ""
@@ -230,7 +230,7 @@ def test_a_worker_whose_table_is_written_to_stops_the_stream(worker, tmp_path):
 
 
 def test_a_tokenizer_that_has_changed_stops_the_stream(worker, tmp_path):
-    """Though it could be read."""
+    """The new tokenizer is valid, but not the one of the stream."""
     file = save(word_level(), tmp_path)
     digest = digest_of(file)
     tokenizer = word_level()

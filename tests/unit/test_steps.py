@@ -87,19 +87,19 @@ EVERY_STEP = [
 
 
 class Document(BaseModel):
-    """A file that holds steps, as the configuration does."""
+    """A file that has steps, as the configuration does."""
 
     steps: list[Annotated[StepOptions, OneOf(STEP_KINDS, "op")]]
 
 
 @pytest.mark.parametrize("step", EVERY_STEP, ids=lambda step: step.op)
 def test_a_step_survives_the_way_to_a_worker(step):
-    """Through plain data and JSON, every option stays as it is."""
+    """Every option survives plain data and JSON."""
     assert step_from_plain(json.loads(json.dumps(step_to_plain(step)))) == step
 
 
 def test_every_step_is_known_by_its_op():
-    """The table and the classes' own names agree."""
+    """The table of steps and the classes' own names agree."""
     assert {step.op: type(step) for step in EVERY_STEP} == STEP_KINDS
 
 
@@ -113,7 +113,7 @@ def test_every_step_is_known_by_its_op():
     ],
 )
 def test_plain_data_that_is_no_step_is_refused(plain, message):
-    """Unknown names, missing options and options that do not exist."""
+    """Unknown names, missing options and unknown options are refused."""
     with pytest.raises(ValueError, match=message):
         step_from_plain(plain)
 
@@ -178,7 +178,7 @@ def test_plain_data_that_is_no_step_is_refused(plain, message):
     ],
 )
 def test_the_configuration_names_the_option_that_is_wrong(options, place):
-    """Ranges, unknown keys and contradictions are found where they stand."""
+    """Values out of range, unknown keys and contradictions are reported at their place."""
     with pytest.raises(ValidationError) as refused:
         Document.model_validate({"steps": [{"op": "decode"}, options]})
 
@@ -186,14 +186,14 @@ def test_the_configuration_names_the_option_that_is_wrong(options, place):
 
 
 def test_every_option_is_described_in_the_schema():
-    """The text under a field is what people read of it."""
+    """Users read these descriptions in the generated reference and in editors."""
     for name, definition in json_schema()["$defs"].items():
         assert definition["description"], name
         assert all(option.get("description") for option in definition["properties"].values()), name
 
 
 def test_steps_and_fields_load_without_pydantic_and_without_decoders():
-    """A worker has no pydantic, the daemon has no cv2."""
+    """A worker has no pydantic, and the daemon has no cv2."""
     code = (
         "import sys, batchd.pipeline.kinds, batchd.pipeline.sample_fields;"
         "print(*sorted({'pydantic', 'cv2', 'simplejpeg', 'numpy'} & sys.modules.keys()))"
@@ -235,7 +235,7 @@ def test_steps_and_fields_load_without_pydantic_and_without_decoders():
     ],
 )
 def test_steps_that_cannot_be_run_are_named(steps, problem):
-    """Each mistake gives a sentence that says which step it is."""
+    """Each mistake gives a sentence that names the step."""
     assert any(problem in found for found in check_steps(COLUMNS, steps)), check_steps(COLUMNS, steps)
 
 
@@ -250,7 +250,7 @@ def test_steps_that_cannot_be_run_are_named(steps, problem):
     ],
 )
 def test_sensible_steps_have_no_problems(steps):
-    """What the README shows, and what training and evaluation on ImageNet use."""
+    """These are the steps of the README, and of training and evaluation on ImageNet."""
     assert check_steps(COLUMNS, steps) == []
 
 
@@ -284,7 +284,7 @@ FOLLOW = Follow(mask="mask", boxes="boxes")
     ],
 )
 def test_followers_that_cannot_follow_are_named(steps, problem):
-    """What is no mask and no boxes, what comes too late, and what is changed in between."""
+    """The field is no mask or no boxes, or "follow" is too late, or the field changes midway."""
     assert any(problem in found for found in check_steps(FOLLOWED, steps)), check_steps(FOLLOWED, steps)
 
 
@@ -302,14 +302,14 @@ def test_followers_that_cannot_follow_are_named(steps, problem):
         ),
     ],
 )
-def test_nobody_stops_following_without_a_word(steps, problem):
-    """A dropped, renamed or changed field cannot follow a flip; behind all geometry it may."""
+def test_a_field_that_stops_following_is_reported(steps, problem):
+    """A dropped, renamed or changed field cannot follow a flip; after the last geometry it may."""
     assert check_steps(FOLLOWED, [Decode(), FOLLOW, CROP, *steps, Normalize()]) == []
     assert any(problem in found for found in check_steps(FOLLOWED, [Decode(), FOLLOW, CROP, *steps, RandomFlip()]))
 
 
 def test_a_mask_has_the_size_of_its_image():
-    """After each step, without an axis for channels, and whatever the image's type becomes."""
+    """This holds after each step, without a channel axis, whatever the type of the image."""
     steps = [Decode(), FOLLOW, CROP, Rotate(quarter_turns=(1,)), ColorJitter(brightness=0.5), To()]
 
     assert [column.text for column in columns_after(FOLLOWED, steps).values()] == [
@@ -338,7 +338,7 @@ def test_a_mask_has_the_size_of_its_image():
     ],
 )
 def test_pixels_of_a_source_need_no_decode(source, steps, made):
-    """Grey ones without an axis for their one channel get one from the first step on them."""
+    """Grey pixels without a channel axis get one in the first step."""
     column = parse_column("image", source)
 
     assert check_steps([column], steps) == []
@@ -357,12 +357,12 @@ def test_pixels_of_a_source_need_no_decode(source, steps, made):
     ],
 )
 def test_pixels_that_a_step_cannot_take_are_named(source, step, problem):
-    """With their type, as it was declared."""
+    """The message has the declared type."""
     assert any(problem in found for found in check_steps([parse_column("image", source)], [step]))
 
 
 def test_fields_follow_from_the_steps():
-    """Type and shape of the image, and the numbers that are always there."""
+    """They have the image's type and shape, and the numbers that every batch has."""
     numbers = (Field("label", "int64", ()), Field("index", "int64", ()))
     floats = [Decode(), CROP, Normalize(dtype="float16"), Layout()]
 
@@ -372,7 +372,7 @@ def test_fields_follow_from_the_steps():
 
 
 def test_the_last_size_counts():
-    """Whatever came before it."""
+    """Earlier sizes have no effect on the result."""
     steps = [Decode(color="gray"), CROP, CenterCrop(size=(20, 30)), RandomFlip()]
 
     assert columns_after(COLUMNS, steps)["image"].shape == (20, 30, 1)
@@ -397,13 +397,13 @@ def test_the_last_size_counts():
     ],
 )
 def test_steps_without_chance_are_recognised(steps, random):
-    """So that a sample's bytes may be kept from one epoch to the next."""
+    """Without randomness, a sample's bytes can be kept for the next epoch."""
     assert any(step.is_random for step in steps) is random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negate(StepOptions):
-    """A step of these tests: its options, which is the first of three places."""
+    """A step of these tests: its options class, the first of three places."""
 
     op: str = "negate"
     field: str = "score"
@@ -423,7 +423,7 @@ def _negate(step: Negate, _before: Columns, _after: Columns) -> Stage:
 
 
 def test_a_step_has_three_places_its_options_its_effect_and_its_stage():
-    """No list or table names it: what is in front of this test runs in a pipeline."""
+    """No list or table names the step: the code above this test is all that a pipeline needs."""
     row = {"score": np.zeros((), np.float32)}
 
     pipeline = Pipeline([Column("score", dtype="float32")], [Negate()], seed=0)

@@ -1,4 +1,4 @@
-"""What a worker says of its own work."""
+"""The times that a worker reports of its own work."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,19 +21,19 @@ MILLISECOND = 1_000_000
 
 
 class Clock:
-    """A clock that tests move on, for time that passes and for CPU time."""
+    """Wall time and CPU time that tests advance."""
 
     def __init__(self) -> None:
         self.wall_ns = 1
         self.cpu_ns = 1
 
     def run(self, milliseconds: float) -> None:
-        """The worker works."""
+        """Let the worker compute."""
         self.pause(milliseconds)
         self.cpu_ns += int(milliseconds * MILLISECOND)
 
     def pause(self, milliseconds: float) -> None:
-        """The worker waits for something, or another process has the core."""
+        """Let the worker wait, or let another process have the core."""
         self.wall_ns += int(milliseconds * MILLISECOND)
 
 
@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def sample(watch: Stopwatch, clock: Clock, read: float = 0, decode: float = 1, stolen: float = 0) -> int | None:
-    """One sample: read by waiting, decoded by working, in so many ms; ``stolen`` had others."""
+    """Take one sample: waits of ``read`` and ``stolen`` ms, and computing for ``decode`` ms."""
     watch.begin_sample()
     clock.pause(read)
     watch.is_read({"image": memoryview(bytes(10)), "label": 3})
@@ -59,7 +59,7 @@ def sample(watch: Stopwatch, clock: Clock, read: float = 0, decode: float = 1, s
 
 
 def test_times_are_those_of_the_parts(clock: Clock) -> None:
-    """Read, decoded, and what lies between the samples."""
+    """The report has the times for reading, for decoding and between samples."""
     watch = Stopwatch()
     watch.timings.part("decode")
     watch.begin()
@@ -92,7 +92,7 @@ def test_what_was_said_is_not_said_again(clock: Clock) -> None:
 
 
 def test_the_time_of_a_bad_sample_is_neither_reading_nor_decoding(clock: Clock) -> None:
-    """Nor is it that of the sample that stands in for it, which is not slow for that."""
+    """It is also no part of the sample that replaces the bad one, which is not slow for it."""
     watch = Stopwatch()
     watch.timings.part("decode")
     watch.begin()
@@ -111,7 +111,7 @@ def test_the_time_of_a_bad_sample_is_neither_reading_nor_decoding(clock: Clock) 
 
 
 def test_a_sample_that_cannot_be_read_is_a_bad_one(clock: Clock) -> None:
-    """Its file is gone, and a slow file server says so late."""
+    """A slow file server takes long to report that the file is missing."""
     watch = Stopwatch()
     watch.begin()
     watch.begin_sample()
@@ -122,7 +122,7 @@ def test_a_sample_that_cannot_be_read_is_a_bad_one(clock: Clock) -> None:
 
 
 def test_reading_that_takes_a_cpu_is_told_from_waiting(clock: Clock) -> None:
-    """What passes between two samples is no part of it."""
+    """The time between two samples does not count as reading."""
     watch = Stopwatch()
     watch.timings.part("decode")
     watch.begin()
@@ -142,7 +142,7 @@ def test_reading_that_takes_a_cpu_is_told_from_waiting(clock: Clock) -> None:
 
 
 def test_decoding_while_reading_is_slow_once(clock: Clock) -> None:
-    """Its time is not counted as reading and as computing."""
+    """The time counts once, not both as reading and as computing."""
     watch = Stopwatch()
     watch.begin()
     for _ in range(20):
@@ -155,7 +155,7 @@ def test_decoding_while_reading_is_slow_once(clock: Clock) -> None:
 
 
 def test_waiting_for_a_cpu_is_what_the_kernel_counts(clock: Clock) -> None:
-    """Of this chunk alone; and nothing where it counts nothing."""
+    """The time is that of the chunk alone, and unknown if the kernel counts nothing."""
     waited_ns = iter([5 * MILLISECOND, 7 * MILLISECOND, 10 * MILLISECOND])
     watch = Stopwatch(lambda: next(waited_ns))
     watch.timings.part("decode")
@@ -167,7 +167,7 @@ def test_waiting_for_a_cpu_is_what_the_kernel_counts(clock: Clock) -> None:
 
 
 def test_the_kernels_count_grows_where_it_has_one(tmp_path: Path) -> None:
-    """And is unknown where it has none, or writes zeros."""
+    """The time is unknown if the kernel has no count, or writes zeros."""
     queue = RunQueue()
     first_ns = queue.waited_ns()
     if first_ns is not None:
@@ -188,7 +188,7 @@ def test_the_kernels_count_grows_where_it_has_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("slow", [{"decode": 9}, {"read": 9}])
 def test_a_sample_that_takes_several_times_as_long_is_slow(clock: Clock, slow: dict[str, float]) -> None:
-    """Whether it is decoded or read for so long."""
+    """Long decoding and long reading both count."""
     watch = Stopwatch()
     watch.timings.part("decode")
     watch.begin()
@@ -207,7 +207,7 @@ def test_a_sample_is_not_slow_because_others_had_the_core(clock: Clock) -> None:
 
 
 def test_what_is_usual_is_what_half_of_the_samples_stay_below(clock: Clock) -> None:
-    """Four of ten are slow, and still it is the others that are usual."""
+    """Four of ten samples are slow, and the usual time is still that of the others."""
     watch = Stopwatch()
     watch.timings.part("decode")
     watch.begin()
@@ -218,7 +218,7 @@ def test_what_is_usual_is_what_half_of_the_samples_stay_below(clock: Clock) -> N
 
 
 def test_the_slowest_of_a_chunk_are_named_and_all_are_counted() -> None:
-    """So a chunk's report stays short."""
+    """The list is limited, so a chunk's report stays short."""
     watch = Stopwatch()
     watch.begin()
     for number in range(9):
@@ -231,7 +231,7 @@ def test_the_slowest_of_a_chunk_are_named_and_all_are_counted() -> None:
 
 
 def test_the_parts_of_a_pipeline_are_its_steps() -> None:
-    """Those that are done in one go have one time."""
+    """Steps that are executed together share one time."""
     steps = [
         Decode(),
         RandomResizedCrop(size=(32, 32)),
@@ -247,7 +247,7 @@ def test_the_parts_of_a_pipeline_are_its_steps() -> None:
 
 
 def test_every_part_of_a_pipeline_takes_time() -> None:
-    """None is named and then counted for another."""
+    """No part is named and then counted for another one."""
     steps = [
         Decode(),
         CenterCrop(size=(32, 32)),

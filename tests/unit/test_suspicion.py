@@ -1,4 +1,4 @@
-"""Bad samples and deadly ones: found, proved, quarantined, counted; and innocent ones acquitted."""
+"""Bad and deadly samples: found, proved, quarantined, counted; innocent ones acquitted."""
 
 import random
 from math import log2
@@ -26,9 +26,9 @@ from support.core_world import make_spec, pick
 
 
 class DeadlyWorld(CheckedWorld):
-    """Workers die of some samples, with or without a note, unless these are quarantined.
+    """Workers that die of some samples, with or without a note, until these are quarantined.
 
-    ``deaths`` by sample.
+    ``deaths`` counts the dead workers by sample.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DeadlyWorld(CheckedWorld):
         self.start_workers()
 
     def work(self, turns: int = 500) -> list[act.Action]:
-        """Let the workers go on until there is nothing to do."""
+        """Let the workers fill orders until none are left."""
         actions: list[act.Action] = []
         for _ in range(turns):
             self.now += 0.5
@@ -74,9 +74,9 @@ class DeadlyWorld(CheckedWorld):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 12])
 def test_a_note_finds_a_deadly_sample_with_two_deaths(rows):
-    """Once in company, once alone.
+    """The sample ends one worker in a chunk of several rows, and one worker alone.
 
-    Then it is quarantined, and the batches come whole and in order.
+    Then it is quarantined, and all batches arrive whole and in order.
     """
     world = DeadlyWorld({7}, with_note=True, batch_size=rows)
     world.subscribe(end_epoch=1, window=12)
@@ -90,7 +90,7 @@ def test_a_note_finds_a_deadly_sample_with_two_deaths(rows):
 
 @pytest.mark.parametrize("sample", range(0, 64, 7))
 def test_without_notes_a_deadly_sample_is_found_by_halving(sample):
-    """As many deaths as halvings, and two more for the proof; every other sample is read."""
+    """It takes one death for each halving, and two for the proof; all other samples are read."""
     world = DeadlyWorld({sample}, with_note=False, samples=64, batch_size=64)
     world.state.streams[1].sample_s = 1e-6
     world.subscribe(end_epoch=1)
@@ -103,9 +103,9 @@ def test_without_notes_a_deadly_sample_is_found_by_halving(sample):
 @pytest.mark.parametrize("with_note", [True, False], ids=["with notes", "without"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_several_deadly_samples_are_found_each(with_note, workers):
-    """Neighbours in one batch, and one in another.
+    """Two samples are neighbours in one batch, and one is in another batch.
 
-    With notes, none of them takes a third worker.
+    With notes, none of them ends a third worker.
     """
     world = DeadlyWorld({3, 4, 20}, with_note=with_note, workers=workers, samples=24, batch_size=12)
     world.subscribe(end_epoch=1)
@@ -117,7 +117,7 @@ def test_several_deadly_samples_are_found_each(with_note, workers):
 
 
 def test_a_sample_met_in_two_batches_at_once_takes_no_third_worker():
-    """Trainers in different epochs: two deaths in two batches are as good as two in one."""
+    """Trainers are in different epochs: two deaths in two batches prove as much as in one."""
     world = DeadlyWorld({5}, with_note=True, workers=1, samples=12, batch_size=12, slots_max=8)
     for epoch in range(4):
         world.subscribe(session=epoch + 1, epoch=epoch, end_epoch=epoch + 1)
@@ -126,8 +126,8 @@ def test_a_sample_met_in_two_batches_at_once_takes_no_third_worker():
     assert {one.granted for one in world.trainers.values()} == {1}
 
 
-def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
-    """Its sample is decoded by the next worker and is thereby cleared, each time."""
+def test_a_worker_killed_from_outside_makes_no_sample_guilty():
+    """The next worker decodes the sample, which clears it each time."""
     world = DeadlyWorld(set(), with_note=True, samples=12, batch_size=12, slots_max=10)
     for epoch in range(5):
         world.subscribe(session=epoch + 1, epoch=epoch, end_epoch=epoch + 1)
@@ -139,10 +139,10 @@ def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
 
 @pytest.mark.parametrize("chunk_rows", [1, 4])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
-def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chunk_rows):
-    """In one epoch, at any sample, often at the same one again.
+def test_a_hundred_killed_workers_lose_nothing_and_make_no_sample_guilty(seed, chunk_rows):
+    """The kills hit any sample of one epoch, and often the same one again.
 
-    Every batch comes, whole and in order.
+    Every batch arrives whole and in order.
     """
     world = DeadlyWorld(
         set(), with_note=True, workers=2, chunk_rows_max=chunk_rows, samples=2400, batch_size=40, slots_max=4
@@ -164,9 +164,9 @@ def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chun
 
 
 def test_killing_every_worker_that_has_just_begun_does_not_stop_the_stream():
-    """However long somebody goes on with it.
+    """The number of kills does not matter.
 
-    When it ends, the stream goes on, and each batch comes.
+    When they end, the stream continues, and each batch arrives.
     """
     world = DeadlyWorld(set(), with_note=True, batch_size=6)
     world.subscribe(end_epoch=1)
@@ -176,9 +176,9 @@ def test_killing_every_worker_that_has_just_begun_does_not_stop_the_stream():
 
 
 def test_a_sample_for_which_its_worker_is_killed_again_and_again_is_quarantined():
-    """A guard against processes that take too much memory kills as anybody does.
+    """A guard that limits memory kills from outside, too, and again at the same sample.
 
-    It must not go on for ever.
+    Without quarantine, the kills would go on for ever.
     """
     world = DeadlyWorld(set(), with_note=True, samples=12, batch_size=12, slots_max=2)
     world.subscribe(end_epoch=1)
@@ -192,7 +192,7 @@ def test_a_sample_for_which_its_worker_is_killed_again_and_again_is_quarantined(
 
 
 def test_a_chunk_whose_worker_was_killed_from_outside_is_not_cut():
-    """Nobody is under suspicion, so nobody has to be decoded alone."""
+    """No sample is under suspicion, so no row has to be decoded alone."""
     world = DeadlyWorld(set(), with_note=True, batch_size=12)
     world.state.streams[1].sample_s = 1e-6
     world.subscribe(end_epoch=1)
@@ -203,8 +203,8 @@ def test_a_chunk_whose_worker_was_killed_from_outside_is_not_cut():
     assert [(order.rows[0], len(order.rows)) for order in orders] == [(0, 12)]
 
 
-def test_a_note_that_makes_no_sense_accuses_nobody():
-    """A row or a sample that is not in the order: the chunk is halved as if there were no note."""
+def test_a_note_that_makes_no_sense_accuses_no_sample():
+    """Row or sample are not in the order, so the chunk is halved as without a note."""
     world = DeadlyWorld(set(), with_note=True, batch_size=6)
     world.subscribe(end_epoch=1)
     for note in (ev.Note(1, 99, 0), ev.Note(1, 0, 10**9)):
@@ -217,7 +217,7 @@ def test_a_note_that_makes_no_sense_accuses_nobody():
 
 
 def test_too_many_deadly_samples_are_no_matter_of_single_files():
-    """More than ten of a small stream: it stops and blames the decoder or the machine."""
+    """More than ten samples of a small stream stop it: the decoder or the machine is at fault."""
     world = DeadlyWorld(set(range(40)), with_note=True, samples=100, batch_size=10)
     world.subscribe(end_epoch=1)
     world.pull(1)
@@ -228,7 +228,7 @@ def test_too_many_deadly_samples_are_no_matter_of_single_files():
 
 @pytest.mark.parametrize("workers", [1, 8])
 def test_samples_that_are_too_large_for_the_memory_are_bad_ones_however_many(workers):
-    """Each ends two workers; then ``max_bad_fraction`` bounds their number."""
+    """Each of them ends two workers, and ``max_bad_fraction`` limits their number."""
     large = set(range(0, 600, 10))
     world = DeadlyWorld(
         large, with_note=True, workers=workers, out_of_memory=True, samples=600, batch_size=60, bad_fraction_max=1.0
@@ -245,7 +245,7 @@ def test_samples_that_are_too_large_for_the_memory_are_bad_ones_however_many(wor
 
 
 def test_more_samples_that_are_too_large_than_may_be_bad_stop_the_stream():
-    """As any other bad samples."""
+    """The limit is that for any other bad samples."""
     world = DeadlyWorld(
         set(range(20)), with_note=True, out_of_memory=True, samples=100, batch_size=10, bad_fraction_max=0.05
     )
@@ -270,21 +270,21 @@ def test_more_samples_that_are_too_large_than_may_be_bad_stop_the_stream():
     ],
 )
 def test_a_chunk_is_cut_around_the_suspect_or_in_half(chunk, row, parts):
-    """No row is lost, and a row outside the chunk is nobody."""
+    """No row is lost, and a row outside the chunk is ignored."""
     first, count = chunk
     assert split(range(first, first + count), row) == [range(at, at + rows) for at, rows in parts]
 
 
 def test_rows_with_gaps_are_cut_around_the_suspect_too():
-    """A row in a gap is not of the chunk."""
+    """A row in a gap does not belong to the chunk."""
     assert split((1, 4, 5, 9), 4) == [(1,), (4,), (5, 9)]
     assert split((1, 4, 5, 9), 3) == [(1, 4), (5, 9)]
 
 
 def test_two_deaths_quarantine_and_life_acquits():
-    """A sample that was decoded in between starts over.
+    """The count of a sample that was decoded in between starts again.
 
-    One that is quarantined is not quarantined again.
+    A quarantined sample is not quarantined again.
     """
     suspects = Suspects(1000)
     assert not suspects.accuse(5, "signal 9")
@@ -299,7 +299,7 @@ def test_two_deaths_quarantine_and_life_acquits():
 
 @pytest.mark.parametrize(("samples", "limit"), [(10, 10), (10_000, 10), (50_000, 50), (10**6, 1000)])
 def test_a_thousandth_of_the_samples_may_be_deadly(samples, limit):
-    """And ten in any case."""
+    """The limit is at least ten samples."""
     suspects = Suspects(samples)
     for sample in range(limit + 1):
         assert suspects.excess() is None
@@ -309,7 +309,7 @@ def test_a_thousandth_of_the_samples_may_be_deadly(samples, limit):
 
 
 def test_a_crash_weighs_more_than_a_kill():
-    """One crash and as many kills as make up for another one."""
+    """One crash needs as many kills as replace the second crash."""
     suspects = Suspects(1000)
     suspects.accuse(5, "signal 11")
     for _ in range(9):
@@ -319,7 +319,7 @@ def test_a_crash_weighs_more_than_a_kill():
 
 
 def test_many_crashes_in_a_short_time_are_no_matter_of_single_files():
-    """A hundred within a minute, whatever the workers had in hand; not if they took longer."""
+    """The limit is 100 crashes within a minute, over all samples; slower ones do not count."""
     for seconds, too_many in [(CRASHES_WINDOW_S, True), (CRASHES_WINDOW_S + 1, False)]:
         suspects = Suspects(10**7)
         for number in range(CRASHES_MAX):
@@ -329,7 +329,7 @@ def test_many_crashes_in_a_short_time_are_no_matter_of_single_files():
 
 
 def test_a_stream_of_many_samples_stops_when_a_hundred_workers_crash_within_a_minute():
-    """Long before a thousandth of its samples is quarantined."""
+    """The stream stops long before a thousandth of its samples is quarantined."""
     world = DeadlyWorld(set(range(60_000)), with_note=True, workers=8, samples=60_000, batch_size=64)
     world.subscribe(end_epoch=1)
     world.pull(1)
@@ -338,7 +338,7 @@ def test_a_stream_of_many_samples_stops_when_a_hundred_workers_crash_within_a_mi
 
 
 def test_a_bad_sample_is_reported_once_and_counted_each_time():
-    """With its path and what is wrong with it."""
+    """The record has the path and the reason."""
     bad = BadSamples(1000, 0.05)
     assert bad.record(7, "a/b.jpg", "is no image")
     assert not bad.record(7, "a/b.jpg", "is no image")
@@ -359,7 +359,7 @@ def test_bad_samples_beyond_the_list_are_only_counted():
 
 
 def test_more_bad_samples_than_the_share_of_the_source_are_too_many():
-    """Six of a hundred where five are allowed, however few rows were read."""
+    """Six of a hundred are too many where five are allowed, however few rows were read."""
     bad = BadSamples(100, 0.05)
     for sample in range(5):
         bad.record(sample, "x", "y")
@@ -369,9 +369,9 @@ def test_more_bad_samples_than_the_share_of_the_source_are_too_many():
 
 
 def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
-    """Long before a twentieth of a million samples has been seen.
+    """The stream stops long before a twentieth of a million samples has been read.
 
-    And not before chance is ruled out.
+    It does not stop before enough rows rule out chance.
     """
     bad = BadSamples(10**6, 0.05)
     bad.rows = SURE_ROWS - 1
@@ -383,7 +383,7 @@ def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
 
 
 def test_a_few_bad_samples_met_early_are_no_broken_stream():
-    """With 4 % where 5 % are allowed, at random over an epoch, the stream never stops."""
+    """With 4 % at random where 5 % are allowed, the stream stops in no epoch."""
     for seed in range(200):
         chance = random.Random(seed)
         bad = BadSamples(10_000, 0.05)
@@ -395,7 +395,7 @@ def test_a_few_bad_samples_met_early_are_no_broken_stream():
 
 
 def test_no_bad_sample_at_all_may_be_asked_for():
-    """``max_bad_fraction = 0`` stops at the first."""
+    """``max_bad_fraction = 0`` stops the stream at the first bad sample."""
     bad = BadSamples(10**6, 0.0)
     assert bad.excess() is None
     bad.record(3, "x", "y")
@@ -406,7 +406,7 @@ NOTHING_IN_HAND = ev.Note(order=0, row=0, sample=0)
 
 
 def _die_between_samples(world: DeadlyWorld, times: int, *, from_outside: bool = False) -> list[act.Action]:
-    """Let one worker after the other end with orders and nothing begun."""
+    """Let one worker after the other end with orders, before it begins a sample."""
     actions: list[act.Action] = []
     for _ in range(times):
         world.now += 10.0
@@ -419,7 +419,7 @@ def _die_between_samples(world: DeadlyWorld, times: int, *, from_outside: bool =
 
 
 def test_workers_that_all_die_between_samples_stop_the_stream():
-    """No sample is to blame and none is quarantined, but it cannot go on like this for ever."""
+    """No sample is at fault and none is quarantined, but the deaths must not go on for ever."""
     world = DeadlyWorld(set(), with_note=True, batch_size=6)
     world.subscribe(end_epoch=1)
     assert not any(
@@ -433,7 +433,7 @@ def test_workers_that_all_die_between_samples_stop_the_stream():
 
 
 def test_a_chunk_done_in_between_shows_that_workers_can_work():
-    """Kills from outside, however many, do not stop a stream that progresses."""
+    """Kills from outside, however many, do not stop a stream that makes progress."""
     world = DeadlyWorld(set(), with_note=True, samples=240, batch_size=6, slots_max=64, chunk_rows_max=1)
     world.subscribe(end_epoch=1, window=40)
     for _ in range(3):
@@ -448,7 +448,7 @@ def test_a_chunk_done_in_between_shows_that_workers_can_work():
 
 
 def test_only_the_first_bad_samples_keep_a_long_reason():
-    """Ten thousand of them take little memory, and a list fits into a message."""
+    """Ten thousand bad samples take little memory, and a list of them fits into a message."""
     bad = BadSamples(1000, 1.0)
     reason = "ä" * 500
     for sample in range(LONG_REASONS_MAX + 10):

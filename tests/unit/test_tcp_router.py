@@ -1,4 +1,4 @@
-"""The ROUTER with limits of its user, and a guard beside it, as for a gateway of worker hosts."""
+"""A router with limits and a connection guard, as the gateway of worker hosts has them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from support.waiting import wait_until
 PIECES = 4
 LIMITS = RouterLimits(PIECE_BYTES + CURVE_BYTES, unread_max=3)
 SLACK_BYTES = 64 << 10
-"""Unread bytes that a connection may have; the accounts of many large frames must stay as exact."""
+"""Unread bytes that a connection may have; the count stays as exact for many large frames."""
 ADDRESS_KEY = "daemon.worker_address"
 
 
@@ -83,7 +83,7 @@ def host(port: int, key: ConnectionKey) -> Iterator[zmq.Socket[bytes]]:
 
 
 def test_rows_that_were_ordered_may_come_faster_than_they_are_read(gateway, keys) -> None:
-    """Encrypted frames of a whole piece, many times more of them than may be unread unasked."""
+    """Encrypted frames of a whole piece come, far more than a peer may send without an order."""
     rows = [bytes(PIECE_BYTES)] * PIECES
     ordered = PIECES * wire_bytes(PIECE_BYTES, encrypted=True)
     with host(gateway.port, keys.new("pool", role=Role.WORKER)) as dealer:
@@ -108,7 +108,7 @@ def test_rows_that_were_ordered_may_come_faster_than_they_are_read(gateway, keys
 
 
 def test_a_frame_beyond_the_limit_ends_the_connection(gateway, keys) -> None:
-    """By one byte; nothing of it arrives."""
+    """One byte too many is enough, and no part of the frame arrives."""
     with host(gateway.port, keys.new("pool", role=Role.WORKER)) as dealer:
         dealer.send(bytes(PIECE_BYTES))
         assert len(gateway.receive()[-1].buffer) == PIECE_BYTES
@@ -118,7 +118,7 @@ def test_a_frame_beyond_the_limit_ends_the_connection(gateway, keys) -> None:
 
 
 def test_a_peer_that_reads_nothing_fills_the_limit_of_its_user(gateway, keys) -> None:
-    """Beyond what the kernel holds for the two of them."""
+    """The limit comes after the buffers of the kernel at both ends are full."""
     piece = bytes(PIECE_BYTES)
     with host(gateway.port, keys.new("pool", role=Role.WORKER)) as dealer:
         dealer.send(b"hello")
@@ -133,7 +133,7 @@ def test_a_peer_that_reads_nothing_fills_the_limit_of_its_user(gateway, keys) ->
 
 
 def test_the_key_of_a_trainer_does_not_enter(gateway, keys) -> None:
-    """It is good at the other address of the same daemon."""
+    """The key is valid at the other address of the same daemon."""
     key = keys.new("gpu-7")
     assert keys.trainers.holds("gpu-7", key.public)
     with host(gateway.port, key) as dealer:
@@ -143,7 +143,7 @@ def test_the_key_of_a_trainer_does_not_enter(gateway, keys) -> None:
 
 
 def test_an_address_that_is_taken_is_named_with_its_key(gateway) -> None:
-    """The user of the router says which one that is."""
+    """The router's user passes the name of the key."""
     other = TcpRouter(None, LIMITS)
     with pytest.raises(BatchdError, match=f"^{ADDRESS_KEY}: .*:{gateway.port} cannot be listened on"):
         other.bind(f"tcp://127.0.0.1:{gateway.port}", ADDRESS_KEY)

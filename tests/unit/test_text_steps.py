@@ -30,14 +30,14 @@ def run(steps, text):
 
 
 def text_after(step, text):
-    """The text that a step makes of another."""
+    """The text that a step makes of another one."""
     (made,) = batchd_client.text(run([step, TextBytes(length=ROOM)], text)["text"][None])
     return made
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
 def test_small_letters_are_pythons(text):
-    """Whatever the language."""
+    """Lowercase letters are those of ``str.lower`` in every language."""
     assert text_after(Lowercase(), text) == text.lower()
 
 
@@ -67,7 +67,7 @@ def stop_words(folder, content):
     ],
 )
 def test_words_of_the_list_go(tmp_path, text, case, becomes):
-    """As a whole, with their white space and without their punctuation."""
+    """A word goes with its white space, and punctuation around other words stays."""
     file = stop_words(tmp_path, "the\nand\na\ndon't\nऔर\n")
 
     assert text_after(RemoveStopwords(file=file, case=case), text) == becomes
@@ -78,7 +78,7 @@ def test_words_of_the_list_go(tmp_path, text, case, becomes):
     st.sampled_from([" ", "\n", " \u3000 "]),
 )
 def test_what_is_left_are_the_other_words(tmp_path_factory, words, space):
-    """Joined by single spaces, whatever was between them."""
+    """Single spaces join the words, whatever was between them."""
     file = tmp_path_factory.mktemp("words") / "stop.txt"
     file.write_text("the\nOf\n")
 
@@ -87,7 +87,7 @@ def test_what_is_left_are_the_other_words(tmp_path_factory, words, space):
 
 
 def test_lists_have_comments_blank_lines_and_a_mark_in_front(tmp_path):
-    """As people, and editors on Windows, write them."""
+    """People write such lists, and editors on Windows do."""
     file = stop_words(tmp_path, b"\xef\xbb\xbfthe\r\n# of\r\n\r\n  and   # not or\r\n'a'\r\n")
 
     assert text_after(RemoveStopwords(file=file), "the cat of and a dog or") == "cat of dog or"
@@ -104,7 +104,7 @@ def test_lists_have_comments_blank_lines_and_a_mark_in_front(tmp_path):
     ],
 )
 def test_lists_that_are_none_are_named(tmp_path, content, problem):
-    """With the line."""
+    """The message has the line."""
     file = stop_words(tmp_path, content)
 
     (found,) = check_steps(TEXT, [RemoveStopwords(file=file), TextBytes(length=9)])
@@ -113,13 +113,13 @@ def test_lists_that_are_none_are_named(tmp_path, content, problem):
 
 
 def words_of(text):
-    """Chunks between white space without what is neither letter, digit nor mark at their ends."""
+    """The words of a text: chunks between white space, without punctuation at their ends."""
     punctuation = "".join({one for one in text if not (one.isalnum() or category(one).startswith("M"))})
     return [word for chunk in text.split() if (word := chunk.strip(punctuation))]
 
 
 VOCABULARY = ["the", "cat", "é", "e\u0301", "don't", "cat", "x", "2", ""]
-"""With a word that stands twice, and an empty one."""
+"""The vocabulary has one word twice, and an empty one."""
 
 
 @given(
@@ -128,7 +128,7 @@ VOCABULARY = ["the", "cat", "é", "e\u0301", "don't", "cat", "x", "2", ""]
     st.sampled_from(["skip", "zeros"]),
 )
 def test_words_become_the_rows_of_the_table(tmp_path_factory, words, max_words, unknown):
-    """Unknown ones as the step says, zeros behind the last."""
+    """Unknown words follow the option, and zeros fill the rows after the last word."""
     files, table = word_table(tmp_path_factory.mktemp("table"), VOCABULARY)
     row = run([Lookup(**files, max_words=max_words, unknown=unknown)], " ".join(words))
 
@@ -145,7 +145,7 @@ def test_words_become_the_rows_of_the_table(tmp_path_factory, words, max_words, 
 
 
 def test_many_words_are_each_found_where_they_stand(tmp_path):
-    """Also those whose hashes are the same: CRC-32 of "plumless" and "buckeroo" is."""
+    """Words with equal hashes are told apart: "plumless" and "buckeroo" have the same CRC-32."""
     words = ["plumless", "buckeroo", *(f"word{number}" for number in range(50_000))]
     files, table = word_table(tmp_path, words, columns=1)
     asked = ["buckeroo", "plumless", "word49999", "word0", "word31415"]
@@ -156,7 +156,7 @@ def test_many_words_are_each_found_where_they_stand(tmp_path):
 
 
 def test_lines_end_as_they_do_on_windows_too(tmp_path):
-    """And the last line needs no end."""
+    """The last line needs no line end."""
     files, table = word_table(tmp_path, ["the", "cat"])
     files["words"].write_bytes(b"the\r\ncat")
 
@@ -164,7 +164,7 @@ def test_lines_end_as_they_do_on_windows_too(tmp_path):
 
 
 def test_a_text_with_more_words_is_a_bad_sample_where_none_may_be_cut(tmp_path):
-    """Words that are left out do not count."""
+    """Words that are skipped do not count."""
     files, _table = word_table(tmp_path, ["the", "cat"])
     step = Lookup(**files, max_words=2, truncation=False)
 
@@ -184,7 +184,7 @@ def saved(array):
 
 
 class Harmful:
-    """What would leave a trace if anything unpickled it."""
+    """An object that would create a folder if it was unpickled."""
 
     def __reduce__(self):
         return os.mkdir, ("unpickled",)
@@ -208,7 +208,7 @@ class Harmful:
     ],
 )
 def test_tables_that_are_none_are_named(tmp_path, monkeypatch, write, problem):
-    """Nothing is ever unpickled."""
+    """The check never unpickles anything."""
     monkeypatch.chdir(tmp_path)
     files = broken_table(tmp_path, write)
 
@@ -219,7 +219,7 @@ def test_tables_that_are_none_are_named(tmp_path, monkeypatch, write, problem):
 
 
 def test_a_header_that_is_cut_anywhere_is_named(tmp_path):
-    """Never anything but a sentence."""
+    """Every cut gives a message that names the file."""
     files, _table = word_table(tmp_path, ["the", "cat"])
     whole = files["table"].read_bytes()
     for length in range(len(whole)):
@@ -229,7 +229,7 @@ def test_a_header_that_is_cut_anywhere_is_named(tmp_path):
 
 
 def test_a_table_that_is_written_to_while_it_is_in_use_ends_the_stream(tmp_path):
-    """Before a sample has a row of the new one."""
+    """The stream ends before a sample gets a row of the new table."""
     files, table = word_table(tmp_path, ["the", "cat"])
     step = Lookup(**files, max_words=1)
     pipeline = Pipeline(TEXT, [step], 0)
@@ -243,7 +243,7 @@ def test_a_table_that_is_written_to_while_it_is_in_use_ends_the_stream(tmp_path)
 
 
 def test_a_table_that_is_replaced_stays_what_it_was(tmp_path):
-    """Who writes a new file and renames it disturbs nobody."""
+    """A new file that is renamed into place does not change the mapped one."""
     files, table = word_table(tmp_path, ["the", "cat"])
     pipeline = Pipeline(TEXT, [Lookup(**files, max_words=1)], 0)
     row = {"vectors": np.zeros((1, 3), np.float32), "vectors_length": np.zeros((), np.int32)}
@@ -258,7 +258,7 @@ def test_a_table_that_is_replaced_stays_what_it_was(tmp_path):
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30), st.integers(1, 40))
 def test_bytes_are_the_longest_beginning_of_whole_characters(text, length):
-    """Which is what the client reads."""
+    """The client reads exactly this text."""
     row = run([TextBytes(length=length)], text)["text"]
     (read,) = batchd_client.text(row[None])
 
@@ -278,7 +278,7 @@ def test_bytes_are_the_longest_beginning_of_whole_characters(text, length):
     ],
 )
 def test_texts_that_make_no_field_are_bad_samples(text, reason):
-    """With what is wrong with them."""
+    """The reason says what is wrong with the text."""
     with pytest.raises(SampleUndecodable, match=reason):
         run([TextBytes(length=5, truncation=False)], text)
 
@@ -293,7 +293,7 @@ def test_texts_that_make_no_field_are_bad_samples(text, reason):
     ],
 )
 def test_steps_that_cannot_be_done_are_named(column, step, problem):
-    """With what would help."""
+    """The message proposes a step that helps."""
     assert [found for found in check_steps([column], [step]) if problem in found]
 
 

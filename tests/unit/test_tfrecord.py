@@ -1,4 +1,4 @@
-"""Files of TFRecords: their records, what is read of each, and messages for each damage."""
+"""TFRecord files: their records, the fields read of each, and messages for each damage."""
 
 import os
 import shlex
@@ -44,7 +44,7 @@ def source(root: Path, fields: dict[str, str] = FIELDS, **changes: object) -> TF
 
 
 def opened(of: TFRecordSource, max_bytes: int = 1 << 20) -> TFRecordReader:
-    """The reader that a worker has, with the index as it gets it."""
+    """The reader of a worker, with the index as the worker gets it."""
     index = KINDS[TFRecordSource].scan(of, Survey(nothing))
     descriptor = index.to_memfd()
     try:
@@ -66,7 +66,7 @@ def read_one(root: Path, fields: dict[str, str], record: bytes, **changes: objec
 
 
 def labels(root: Path, count: int, **changes: object) -> list[int]:
-    """The labels of the last sample first: any order will do."""
+    """The labels of all samples, read from the last one to the first."""
     reader = opened(source(root, **changes))
     try:
         return [int(reader.read(sample)["label"]) for sample in reversed(range(count))][::-1]
@@ -74,11 +74,11 @@ def labels(root: Path, count: int, **changes: object) -> list[int]:
         reader.close()
 
 
-# --- what is read ---------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def test_what_tensorflow_writes_is_read(tmp_path) -> None:
-    """Its bytes, not ours: framing, checksums, the numbers of fields."""
+    """The file is TensorFlow's own: its framing, checksums and field numbers."""
     (tmp_path / "a").write_bytes(bytes.fromhex(FROM_TENSORFLOW))
     fields = {"caption": "text", "ids": "int32[?]", "box": "float32[4]", "label": "int64"}
     reader = opened(source(tmp_path, fields))
@@ -94,7 +94,7 @@ def test_what_tensorflow_writes_is_read(tmp_path) -> None:
 
 
 def test_a_sequence_that_tensorflow_writes_is_read(tmp_path) -> None:
-    """Context and feature lists, of numbers and of vectors."""
+    """Context and feature lists are read, of numbers and of vectors."""
     (tmp_path / "a").write_bytes(bytes.fromhex(SEQUENCE_FROM_TENSORFLOW))
     reader = opened(source(tmp_path, {"label": "uint8", "ids": "int64[?]", "vectors": "float64[?,2]"}, sequence=True))
 
@@ -107,7 +107,7 @@ def test_a_sequence_that_tensorflow_writes_is_read(tmp_path) -> None:
 
 
 def test_what_the_tests_write_is_what_tensorflow_writes() -> None:
-    """So the other tests are about TFRecords."""
+    """The writer of the tests makes the same bytes, so other tests are about real TFRecords."""
     written = example(box=[0.5, 1.5, -2.0, 4.0], caption="grün".encode(), ids=[1, 2, 300], label=[-3])
     lists = {"ids": [[4], [5], [6]], "vectors": [[1.0, 2.0], [3.0, 4.0]]}
 
@@ -116,7 +116,7 @@ def test_what_the_tests_write_is_what_tensorflow_writes() -> None:
 
 
 def test_records_of_several_files_are_numbered_in_the_order_of_the_files(tmp_path) -> None:
-    """By the paths, whatever the order of the patterns; each has its name for people."""
+    """The order is that of the paths, not of the patterns; each record has a name for messages."""
     for number in range(3):
         rows = [example(label=[10 * number + row]) for row in range(number + 1)]
         write_records(tmp_path / f"train-{number:05}-of-00003", rows)
@@ -136,7 +136,7 @@ def test_records_of_several_files_are_numbered_in_the_order_of_the_files(tmp_pat
 
 
 def test_the_bytes_of_an_image_come_as_they_are(tmp_path) -> None:
-    """Under the name that the field has; a feature may have another one."""
+    """The value has the name of the field; the feature may have another name."""
     values = read_one(
         tmp_path,
         {"image": "image", "again": "uint8[?]", "label": "int64"},
@@ -174,7 +174,7 @@ def test_the_bytes_of_an_image_come_as_they_are(tmp_path) -> None:
     ],
 )
 def test_numbers_have_the_type_and_the_shape_that_was_declared(tmp_path, text, values, expected) -> None:
-    """A length of ? is worked out."""
+    """A length of ? follows from the number of values."""
     value = read_one(tmp_path, {"x": text}, example(x=values))["x"]
 
     assert (value.dtype, value.shape) == (expected.dtype, expected.shape)
@@ -186,7 +186,7 @@ def test_numbers_have_the_type_and_the_shape_that_was_declared(tmp_path, text, v
     st.sampled_from(["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]),
 )
 def test_whole_numbers_come_as_they_are_or_not_at_all(tmp_path_factory, numbers, dtype) -> None:
-    """None is wrapped round."""
+    """No number wraps around."""
     root = tmp_path_factory.mktemp("numbers", numbered=True)
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if all(low <= number <= high for number in numbers):
@@ -209,7 +209,7 @@ def test_whole_numbers_come_as_they_are_or_not_at_all(tmp_path_factory, numbers,
     ],
 )
 def test_a_default_stands_for_a_missing_feature(tmp_path, text, default, expected) -> None:
-    """And for one without any kind of values; where there are values, they count."""
+    """A feature without a kind counts as missing; present values override the default."""
     missing = read_one(tmp_path, {"x": text}, example(y=[1]), defaults={"x": default})["x"]
 
     assert (missing.dtype, missing.shape) == (expected.dtype, expected.shape)
@@ -231,7 +231,7 @@ def test_a_default_stands_for_a_missing_feature(tmp_path, text, default, expecte
     ],
 )
 def test_a_feature_list_gives_a_row_for_each_step(tmp_path, text, steps, expected) -> None:
-    """Numbers for steps of one, vectors for steps of several."""
+    """Steps of one value give numbers, and steps of several give vectors."""
     value = read_one(tmp_path, {"x": text}, sequence_example({}, {"x": steps}), sequence=True)["x"]
 
     assert value.dtype == text.partition("[")[0]
@@ -240,7 +240,7 @@ def test_a_feature_list_gives_a_row_for_each_step(tmp_path, text, steps, expecte
 
 
 def test_a_length_of_question_mark_chooses_the_list_of_a_name_that_is_both(tmp_path) -> None:
-    """Nothing but the declaration can tell which is meant."""
+    """Only the declaration can tell which of the two is meant."""
     record = sequence_example({"x": [1, 2]}, {"x": [[4], [5], [6]]})
 
     assert read_one(tmp_path, {"x": "int64[?]"}, record, sequence=True)["x"].tolist() == [4, 5, 6]
@@ -278,7 +278,7 @@ def test_a_length_of_question_mark_chooses_the_list_of_a_name_that_is_both(tmp_p
     ],
 )
 def test_a_feature_that_is_not_what_was_declared_makes_a_bad_sample(tmp_path, text, record, what) -> None:
-    """With the record, its byte, what was declared and what is there."""
+    """The message has the name of the field, its declaration and the value found."""
     with pytest.raises(SampleUnreadable, match=rf"^'x' .*{what}$"):
         read_one(tmp_path, {"x": text}, record)
 
@@ -298,14 +298,14 @@ def test_a_feature_that_is_not_what_was_declared_makes_a_bad_sample(tmp_path, te
     ],
 )
 def test_a_feature_list_that_is_not_what_was_declared_makes_a_bad_sample(tmp_path, text, steps, what) -> None:
-    """With the step, where one is to blame."""
+    """The message has the step, if one is at fault."""
     with pytest.raises(SampleUnreadable, match=rf"^'x' is declared as .*, and {what}$"):
         read_one(tmp_path, {"x": text}, sequence_example({}, {"x": steps}), sequence=True)
 
 
 @pytest.mark.parametrize("data", [b"no example", b"\xff" * 9, example(x=[1])[:-1]])
 def test_a_record_that_is_no_example_is_a_bad_sample(tmp_path, data) -> None:
-    """Its checksum may be right."""
+    """The checksum of such a record may be right."""
     with pytest.raises(SampleUnreadable, match=r"^is not a tf\.train\.Example$"):
         read_one(tmp_path, FIELDS, data)
     with pytest.raises(SampleUnreadable, match=r"^is not a tf\.train\.SequenceExample$"):
@@ -314,7 +314,7 @@ def test_a_record_that_is_no_example_is_a_bad_sample(tmp_path, data) -> None:
 
 @given(st.data())
 def test_whatever_stands_in_a_record_is_a_sample_or_a_bad_one(tmp_path_factory, data) -> None:
-    """Nothing else happens, also with a right checksum from a hostile author."""
+    """There is no other outcome, even for a hostile record with a valid checksum."""
     root = tmp_path_factory.mktemp("any", numbered=True)
     good = bytearray(sequence_example({"a": [1], "b": b"text", "c": [0.5]}, {"d": [[1, 2], [3, 4]]}))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -338,7 +338,7 @@ def test_whatever_stands_in_a_record_is_a_sample_or_a_bad_one(tmp_path_factory, 
 
 
 def test_a_record_above_the_limit_is_a_bad_sample(tmp_path) -> None:
-    """By its length, before it is read."""
+    """The length is checked before the record is read."""
     write_records(tmp_path / "a", [example(label=[1]), example(label=[2], more=b"x" * 100)])
     reader = opened(source(tmp_path), max_bytes=99)
 
@@ -349,7 +349,7 @@ def test_a_record_above_the_limit_is_a_bad_sample(tmp_path) -> None:
 
 
 def test_a_file_that_changes_after_the_scan_makes_bad_samples(tmp_path) -> None:
-    """Damaged, cut, replaced by a good one, gone: each says what it is."""
+    """The reason tells a damaged, cut, replaced or missing file."""
     file = write_records(tmp_path / "a", [example(label=[row]) for row in range(3)])
     good = file.read_bytes()
     size = len(good) // 3
@@ -378,11 +378,11 @@ def test_a_file_that_changes_after_the_scan_makes_bad_samples(tmp_path) -> None:
     reader.close()
 
 
-# --- what is refused at the scan ------------------------------------------------------------------
+# --- errors of the scan ---------------------------------------------------------------------------
 
 
 def test_every_bit_that_is_turned_is_found(tmp_path) -> None:
-    """In lengths by the scan, in data by the reader; other records do not suffer."""
+    """The scan finds errors in lengths, and the reader errors in data; other records stay good."""
     file = write_records(tmp_path / "a", [example(label=[row]) for row in range(3)])
     good = file.read_bytes()
     size = len(good) // 3
@@ -408,7 +408,7 @@ def test_every_bit_that_is_turned_is_found(tmp_path) -> None:
 
 
 def test_a_file_that_is_cut_anywhere_is_refused_with_the_record_and_the_byte(tmp_path) -> None:
-    """But where a record ends: nobody can tell that there were more."""
+    """A cut at the end of a record is the exception: the file gives no hint of further records."""
     file = write_records(tmp_path / "a", [example(label=[row]) for row in range(3)])
     good = file.read_bytes()
     size = len(good) // 3
@@ -429,7 +429,7 @@ def test_a_file_that_is_cut_anywhere_is_refused_with_the_record_and_the_byte(tmp
     "bytes_in_record", [0, 1000, BLOCK_BYTES - 40, BLOCK_BYTES - 30, BLOCK_BYTES + 1, 2 * BLOCK_BYTES]
 )
 def test_records_are_found_wherever_blocks_end(tmp_path, bytes_in_record) -> None:
-    """Records shorter and longer than what is read at once, and cut by its end."""
+    """Records are shorter and longer than a block, and a block's end cuts some of them."""
     rows = [example(label=[row], more=b"x" * (bytes_in_record + row)) for row in range(6)]
     write_records(tmp_path / "a", rows * (300 if bytes_in_record < BLOCK_BYTES // 2 else 1))
 
@@ -441,7 +441,7 @@ def test_records_are_found_wherever_blocks_end(tmp_path, bytes_in_record) -> Non
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=20), st.integers(16, 40))
 def test_the_index_holds_each_record_whatever_the_block(tmp_path_factory, records, block_bytes) -> None:
-    """With blocks of a few bytes, every seam falls on an end of one."""
+    """With blocks of a few bytes, every seam meets the end of one."""
     root = tmp_path_factory.mktemp("blocks", numbered=True)
     file = write_records(root / "a", records)
     with pytest.MonkeyPatch.context() as patch:
@@ -455,7 +455,7 @@ def test_the_index_holds_each_record_whatever_the_block(tmp_path_factory, record
 
 
 def test_an_empty_file_is_refused(tmp_path) -> None:
-    """So are files that are named and not there, and patterns that match none."""
+    """Files that are named and missing, and patterns without a match, are refused, too."""
     write_records(tmp_path / "a", [example(label=[1])])
     (tmp_path / "b").touch()
 
@@ -469,7 +469,7 @@ def test_an_empty_file_is_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("data", [b"no record at all" * 9, bytes(100), b"\xff" * 100, b"\xff\xd8\xff" + bytes(99)])
 def test_what_is_no_tfrecord_file_is_refused(tmp_path, data) -> None:
-    """By name."""
+    """The message names the file."""
     (tmp_path / "a").write_bytes(data)
 
     with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a: the length of record 0 .* this is no TFRecord file"):
@@ -477,7 +477,7 @@ def test_what_is_no_tfrecord_file_is_refused(tmp_path, data) -> None:
 
 
 def test_a_length_that_no_record_can_have_is_refused(tmp_path) -> None:
-    """Its checksum may be right."""
+    """The checksum of such a length may be right."""
     header = struct.pack("<Q", 1 << 40)
     (tmp_path / "a").write_bytes(framed(example(label=[1])) + header + framed_checksum(header) + bytes(100))
 
@@ -501,7 +501,7 @@ def framed_checksum(data: bytes) -> bytes:
     ],
 )
 def test_compressed_files_are_refused_with_a_command_that_unpacks_them(tmp_path, kind, compress) -> None:
-    """Copied from the message, it does."""
+    """The command, copied from the message, unpacks the file."""
     file = write_records(tmp_path / "a", [example(label=[row]) for row in range(3)])
     packed = subprocess.run(["python3", "-c", compress], input=file.read_bytes(), capture_output=True, check=True)
     file.write_bytes(packed.stdout)
@@ -527,7 +527,7 @@ def test_a_record_whose_length_looks_like_a_compressed_file_is_none(tmp_path) ->
 
 
 def test_a_fifo_among_the_files_is_refused_and_not_waited_for(tmp_path) -> None:
-    """Opening one waits for its other end, which may never come."""
+    """Opening a FIFO waits for a writer, which may never come."""
     os.mkfifo(tmp_path / "a")
 
     with pytest.raises(SourceInvalid, match="a is not a regular file"):
@@ -535,7 +535,7 @@ def test_a_fifo_among_the_files_is_refused_and_not_waited_for(tmp_path) -> None:
 
 
 def test_the_scan_reports_what_it_looked_at(tmp_path) -> None:
-    """Each file, so that a kept index is known to be of these files."""
+    """The scan records each file, so an index is reused only for the same files."""
     write_records(tmp_path / "sub/a", [example(label=[1])])
     seen = Survey(nothing)
     KINDS[TFRecordSource].scan(source(tmp_path, shards=("sub/*",)), seen)
@@ -544,7 +544,7 @@ def test_the_scan_reports_what_it_looked_at(tmp_path) -> None:
 
 
 def test_the_digest_names_the_content_and_what_is_made_of_it(tmp_path) -> None:
-    """Not where it lies, nor how a number is written; data of the same length is other data."""
+    """It ignores the folder and the notation of numbers; data of equal length still differs."""
     for number, record in enumerate([example(label=[1]), example(label=[2]), example(label=[1], x=[1])]):
         write_records(tmp_path / str(number) / "a", [record])
     write_records(tmp_path / "copy/a", [example(label=[1])])
@@ -570,7 +570,7 @@ def test_the_digest_names_the_content_and_what_is_made_of_it(tmp_path) -> None:
 
 
 def test_an_index_is_a_few_bytes_for_each_record(tmp_path) -> None:
-    """A million of them are 12 MB, which all workers share."""
+    """The index of a million records has 12 MB, which all workers share."""
     write_records(tmp_path / "a", [b""] * 5000)
 
     index = KINDS[TFRecordSource].scan(source(tmp_path), Survey(nothing))
@@ -613,13 +613,13 @@ def test_an_index_is_a_few_bytes_for_each_record(tmp_path) -> None:
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, message) -> None:
-    """With the key and the field."""
+    """The message has the key and the field."""
     with pytest.raises(ValueError, match=message):
         TFRecordSource(**{"root": Path("/a"), "shards": ("*",), "fields": FIELDS} | changes)
 
 
 def test_patterns_are_checked_without_looking_at_any_file(tmp_path) -> None:
-    """By `batchd check`; and the folder has to be there."""
+    """`batchd check` reports them, and a missing folder, too."""
     assert KINDS[TFRecordSource].problems(source(tmp_path, shards=("a-{9..1}",)), Storage()) == [
         "shards: {9..1} goes down; write the smaller number first"
     ]
@@ -628,7 +628,7 @@ def test_patterns_are_checked_without_looking_at_any_file(tmp_path) -> None:
 
 @pytest.mark.parametrize("missing", ["google_crc32c", "google.protobuf"])
 def test_without_its_libraries_it_says_what_to_install(monkeypatch, missing) -> None:
-    """At `batchd check`, and for people who do not have this kind of source not at all."""
+    """The message comes in `batchd check`, and only for users of this kind of source."""
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(
         SourceInvalid,

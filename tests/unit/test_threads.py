@@ -1,4 +1,4 @@
-"""Threads can be started before libzmq needs them, or the process says that they cannot."""
+"""Threads are tried before libzmq needs them, so the process can report that it gets none."""
 
 import threading
 
@@ -9,14 +9,14 @@ from batchd_wire.threads import TooFewThreads, check_threads
 
 
 def test_threads_that_can_be_had_end_again() -> None:
-    """None is left."""
+    """No thread of the check is left."""
     before = threading.active_count()
     check_threads(3)
     assert threading.active_count() == before
 
 
 def test_threads_that_cannot_be_had_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more can be started, and then none."""
+    """One thread can be started, and no further one."""
     left, start = [1], threads.start_new_thread
 
     def scarce(function, arguments):

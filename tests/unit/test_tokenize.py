@@ -26,7 +26,7 @@ UNK, CLS, SEP = 0, 1, 2
 
 
 def run(step, text):
-    """The fields that the step makes."""
+    """The fields that the step makes of a text."""
     fields = {field.name: field for field in sample_fields(TEXT, [step], "fail")[:-1]}
     row = {name: np.full(field.shape, 77, field.dtype) for name, field in fields.items()}
     Pipeline(TEXT, [step], 0).run({"text": text, "label": 5}, 0, 0, 0, row)
@@ -35,7 +35,7 @@ def run(step, text):
 
 
 def tokens_of(step, text):
-    """The tokens without their padding, where the row is what it says."""
+    """The tokens without their padding, after a check of mask and length."""
     row = run(step, text)
     count = int(row["tokens_length"])
     assert row["tokens_mask"].tolist() == [1] * count + [0] * (step.max_length - count)
@@ -43,14 +43,14 @@ def tokens_of(step, text):
 
 
 def words_of(text):
-    """What the tokenizer of words makes of a text, without special tokens."""
+    """The tokens of the word-level tokenizer for a text, without special tokens."""
     return [WORDS.get(word, UNK) for word in re.findall(r"\w+|[^\w\s]+", text)]
 
 
 def byte_pairs_of(text):
-    """Byte pair encoding as the book has it.
+    """Byte pair encoding in its textbook form.
 
-    The best pair is merged, the left one first, until none is left.
+    It merges the best pair, the leftmost one first, until no pair is left.
     """
     made = []
     for word in text.split():
@@ -77,7 +77,7 @@ def files(tmp_path_factory):
 
 
 def test_words_become_their_numbers_with_padding_behind_them(files):
-    """Tokens, mask and length, in the types that trainers expect."""
+    """Tokens, mask and length have the types that trainers expect."""
     row = run(Tokenize(file=files["words"], max_length=9, pad_id=9), "the cat sat on a mat.")
 
     assert {name: array.dtype.name for name, array in row.items()} == {
@@ -94,7 +94,7 @@ def test_words_become_their_numbers_with_padding_behind_them(files):
 
 @given(st.lists(st.sampled_from(["the", "cat", "dog", ".", "mat"])), st.integers(2, 12), st.booleans())
 def test_long_texts_are_cut_at_their_end_and_keep_their_special_tokens(files, words, max_length, special_tokens):
-    """Whatever the length; without special tokens there is room for two more."""
+    """This holds for every length; without special tokens there is room for two more words."""
     text = " ".join(words)
     step = Tokenize(file=files["words"], max_length=max_length, special_tokens=special_tokens)
 
@@ -105,14 +105,14 @@ def test_long_texts_are_cut_at_their_end_and_keep_their_special_tokens(files, wo
 
 @given(st.text("abcdefghij ", max_size=40))
 def test_byte_pairs_are_merged_in_their_order(files, text):
-    """As plain Python does it."""
+    """The tokens equal those of the implementation in plain Python."""
     step = Tokenize(file=files["pairs"], max_length=64)
 
     assert tokens_of(step, text) == byte_pairs_of(text)
 
 
 def test_a_text_that_is_too_long_is_a_bad_sample_where_none_may_be_cut(files):
-    """With both lengths."""
+    """The message has both lengths."""
     step = Tokenize(file=files["words"], max_length=4, truncation=False)
 
     assert tokens_of(step, "the cat") == [CLS, 3, 4, SEP]
@@ -121,7 +121,7 @@ def test_a_text_that_is_too_long_is_a_bad_sample_where_none_may_be_cut(files):
 
 
 def test_without_padding_there_are_as_many_tokens_as_there_are(files):
-    """For a later step that gives them a shape; neither mask nor length."""
+    """A later step gives the tokens a fixed shape; mask and length fields are not made."""
     step = Tokenize(file=files["words"], max_length=4, padding="none")
     pipeline = Pipeline([Column("text", "text")], [step], 0)
     row = {"tokens": np.zeros(4, np.int32)}
@@ -135,7 +135,7 @@ def test_without_padding_there_are_as_many_tokens_as_there_are(files):
 
 
 def test_what_the_file_says_of_padding_and_truncation_does_not_count(tmp_path):
-    """But for the number of the padding."""
+    """Only the file's number for padding is used."""
     tokenizer = word_level()
     tokenizer.enable_padding(direction="left", length=20, pad_id=6)
     tokenizer.enable_truncation(3)
@@ -156,14 +156,14 @@ def test_what_the_file_says_of_padding_and_truncation_does_not_count(tmp_path):
     ],
 )
 def test_the_padding_is_the_tokenizers_own(tmp_path, tokenizer, pad_id, expected):
-    """Unless the step says another one."""
+    """A number in the step's options overrides it."""
     file = save(tokenizer, tmp_path)
 
     assert run(Tokenize(file=file, max_length=3, pad_id=pad_id), "")["tokens"].tolist() == [CLS, SEP, expected]
 
 
 def test_fields_stand_where_the_text_was_and_are_called_what_the_step_says(files):
-    """A text may give its name to the tokens."""
+    """The tokens may have the name of the text."""
     for to in ("ids", "text"):
         fields = sample_fields(TEXT, [Tokenize(file=files["words"], max_length=4, to=to)], "fail")
         assert [field.name for field in fields] == [to, f"{to}_mask", f"{to}_length", "label", "index"]
@@ -171,13 +171,13 @@ def test_fields_stand_where_the_text_was_and_are_called_what_the_step_says(files
 
 @pytest.mark.parametrize("text", ["\ud800", 7, None, memoryview(b"the cat")])
 def test_what_is_no_text_is_a_bad_sample(files, text):
-    """Half of a surrogate pair is none either."""
+    """Half of a surrogate pair is no text either."""
     with pytest.raises(SampleUndecodable):
         run(Tokenize(file=files["words"], max_length=4), text)
 
 
 def test_a_word_that_the_tokenizer_has_nothing_for_is_a_bad_sample(tmp_path):
-    """In the tokenizer's words."""
+    """The message has the tokenizer's own error."""
     document = json.loads(word_level().to_str())
     document["model"]["unk_token"] = "[NONE]"
     file = tmp_path / "tokenizer.json"
@@ -210,14 +210,14 @@ def test_a_number_that_int32_cannot_hold_is_a_bad_sample(tmp_path):
     ],
 )
 def test_steps_that_cannot_be_done_are_named(files, columns, changes, problem):
-    """With what is there instead."""
+    """The message has the column that is there instead."""
     step = Tokenize(**{"file": files["words"], "max_length": 4} | changes)
 
     assert [text for text in check_steps(columns, [step]) if problem in text]
 
 
 def test_a_file_that_is_cut_anywhere_is_named(files, tmp_path):
-    """At the start, and by ``batchd check``; not by workers."""
+    """The daemon's start and ``batchd check`` report it, so that workers never meet it."""
     whole = files["words"].read_bytes()
     file = tmp_path / "cut.json"
     for length in range(0, len(whole.rstrip()), 7):
@@ -228,7 +228,7 @@ def test_a_file_that_is_cut_anywhere_is_named(files, tmp_path):
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b'{"model": {}}', b"null", b"\xff\xfe", b"[" * 10_000, b"0" * 100])
 def test_what_is_no_tokenizer_is_named(tmp_path, content):
-    """Whatever it is instead."""
+    """The message is the same for every kind of wrong content."""
     file = tmp_path / "tokenizer.json"
     file.write_bytes(content)
 
@@ -246,7 +246,7 @@ def test_a_tokenizer_that_throws_dice_is_refused(tmp_path):
 
 
 def test_padding_that_int32_cannot_hold_is_named(tmp_path):
-    """With what to set instead."""
+    """The message names the option to set instead."""
     tokenizer = word_level()
     tokenizer.enable_padding(pad_id=1 << 31)
 
@@ -255,7 +255,7 @@ def test_padding_that_int32_cannot_hold_is_named(tmp_path):
 
 
 def test_without_the_library_the_extra_is_named(files, monkeypatch):
-    """By ``batchd check`` already."""
+    """``batchd check`` already reports it."""
     monkeypatch.setitem(sys.modules, "tokenizers", None)
 
     problems = check_steps(TEXT[:1], [Tokenize(file=files["words"], max_length=4)])
@@ -264,7 +264,7 @@ def test_without_the_library_the_extra_is_named(files, monkeypatch):
 
 
 def test_no_thread_is_started(files):
-    """Whatever the environment would have: there is a worker for every core."""
+    """The environment asks for threads, but there is already one worker for every core."""
     program = f"""
 import os
 from pathlib import Path
