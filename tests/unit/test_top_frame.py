@@ -1,4 +1,4 @@
-"""Frames of ``batchd top``: what they show of made statuses, in terminals of all sizes."""
+"""Frames of ``batchd top``: what they show of generated statuses, in terminals of all sizes."""
 
 import io
 import os
@@ -24,7 +24,7 @@ def drawn(overview, width: int = 140, height: int | None = None, notice: str = "
 
 
 def test_a_frame_shows_streams_trainers_and_workers():
-    """Rates, the parts of a sample's time, positions, waiting and the verdict."""
+    """The frame has rates, the parts of a sample's time, positions, waits and the verdict."""
     text = drawn(
         overview_between(
             *two_looks(waits={"workers_s": 4.0}, trainer={"waiting": True}, work={"busy_s": 19.0, "cpu_s": 19.0})
@@ -37,7 +37,7 @@ def test_a_frame_shows_streams_trainers_and_workers():
 
 
 def test_a_ring_is_a_bar_of_its_slots():
-    """Leased, ready, filling and free, each so wide as it is many."""
+    """Leased, ready, filling and free slots have parts of the bar in proportion to their number."""
     text = drawn(overview_between(*two_looks(stream={"slots": 6, "slots_max": 8, "ready_slots": 4, "leased_slots": 1})))
 
     assert "█" * 3 + "▓" * 9 + "░" * 6 + "·" * 6 in text
@@ -56,12 +56,12 @@ def test_a_ring_is_a_bar_of_its_slots():
     ],
 )
 def test_what_is_not_nothing_is_seen_in_a_bar(amounts, expected):
-    """And what is too much does not make it longer."""
+    """An amount that is too large does not make the bar longer."""
     assert bar(zip(amounts, "ab", ("", ""), strict=True), 4, 4).plain == expected
 
 
 def test_a_stalled_trainer_is_shown_as_such():
-    """With how long it has waited, or has not even asked."""
+    """The frame shows how long the trainer has waited, or has not asked for a batch."""
     for is_waiting, words in ((True, "waiting for 40 s"), (False, "stands still for 40 s")):
         _before, status = two_looks(trainer={"waiting": is_waiting})
         window = StatusWindow()
@@ -71,7 +71,7 @@ def test_a_stalled_trainer_is_shown_as_such():
 
 
 def test_names_and_rates_are_whole_in_a_terminal_of_80_columns():
-    """As most open; the bars are shorter there."""
+    """Most terminals open with 80 columns; the bars are shorter there."""
     text = drawn(overview_between(*two_looks(stream={"name": "imagenet-train"})), 80)
 
     for expected in ("imagenet-train", "decoded/s", "delivered/s", "leased", "ready", "bad"):
@@ -80,14 +80,14 @@ def test_names_and_rates_are_whole_in_a_terminal_of_80_columns():
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width):
-    """Columns that matter less are left out, and long words go on in the next line."""
+    """Less important columns are left out, and long words are wrapped."""
     overview = overview_between(*two_looks(waits={"workers_s": 4.0}, stream={"name": "a" * 70}))
 
     assert max(len(line) for line in drawn(overview, width).splitlines()) <= width
 
 
 def test_of_long_lists_so_much_is_shown_as_there_is_room_for():
-    """And how many are left out."""
+    """The frame counts the rows that it leaves out."""
     text = drawn(overview_between(*two_looks(workers=200)), height=30)
 
     assert len(text.splitlines()) <= 30
@@ -95,7 +95,7 @@ def test_of_long_lists_so_much_is_shown_as_there_is_room_for():
 
 
 def test_names_that_a_terminal_would_obey_are_written_out():
-    """A trainer may call itself anything."""
+    """A trainer chooses its name freely."""
     before, after = two_looks(stream={"stopped": "\x1b]0;owned\x07"})
     for status in (before, after):
         status.trainers[0].name = "\x1b[2Jevil[bold]"
@@ -107,7 +107,7 @@ def test_names_that_a_terminal_would_obey_are_written_out():
 
 
 def test_nothing_to_show_is_said():
-    """No trainer, no worker, no rates."""
+    """There is no trainer, no worker and no rate."""
     _before, status = two_looks(workers=0)
     status.streams[0].subscriptions = ()
 
@@ -119,22 +119,22 @@ def test_nothing_to_show_is_said():
 
 
 class WatchedSource:
-    """A daemon that answers some of the questions; with the last one, q is pressed."""
+    """A source with planned answers: after the last one, it presses q."""
 
     def __init__(self, news: list[bool], keys: int) -> None:
         self.window, self.notice = StatusWindow(), ""
         self._news, self._keys = iter(news), keys
 
     def ask(self) -> None:
-        """Nothing is asked."""
+        """Ask nothing."""
 
     @property
     def descriptors(self) -> list[int]:
-        """Nothing comes by itself."""
+        """No descriptor becomes readable by itself."""
         return []
 
     def take(self) -> bool:
-        """What was planned; at the end, somebody has had enough."""
+        """Return the next planned answer; after the last one, press q."""
         news = next(self._news, None)
         if news is None:
             os.write(self._keys, b"q")
@@ -149,7 +149,7 @@ class CountedScreen:
         self.console, self.drawn = Console(file=io.StringIO(), width=80, height=24), 0
 
     def update(self, _frame: object, *, refresh: bool) -> None:
-        """One more."""
+        """Count one more frame."""
         self.drawn += refresh
 
 
@@ -158,7 +158,7 @@ class CountedScreen:
     [([], 1), ([True], 1), ([True, True, True], 3), ([True, False, False, False], 2), ([False, False], 1)],
 )
 def test_only_what_is_news_is_drawn(monkeypatch, news, drawn):
-    """An answer, another notice, and the first frame; not each time that something wakes it."""
+    """An answer, another notice and the first frame are drawn; other wake-ups draw nothing."""
     keys, pressed = os.pipe()
     wake = os.eventfd(0)
     screen = CountedScreen()
@@ -172,7 +172,7 @@ def test_only_what_is_news_is_drawn(monkeypatch, news, drawn):
 
 
 def three_trainers():
-    """An overview of "b" that waits, fast "A", and "c" on another stream, whose host has a name."""
+    """An overview of "b", which waits, the fast "A", and "c" on another stream and a named host."""
     (one,) = overview_between(*two_looks()).trainers
     (stream,) = overview_between(*two_looks()).streams
     return replace(
@@ -191,7 +191,7 @@ def three_trainers():
     [("", "bAc"), ("name", "Abc"), ("waits", "bAc"), ("batches/s", "Abc"), ("ahead", "bcA")],
 )
 def test_trainers_are_sorted_as_chosen(sort, order):
-    """The one to look at first is above."""
+    """The trainer that needs attention most is at the top."""
     assert "".join(one.name for one in TopView(sort=sort).trainers(three_trainers().trainers)) == order
 
 
@@ -207,7 +207,7 @@ def test_trainers_are_sorted_as_chosen(sort, order):
     ],
 )
 def test_a_filter_leaves_what_it_names(text, trainers, streams):
-    """A name, a stream or a host with the text in it, and the streams that these trainers read."""
+    """The text matches names, streams and hosts; streams of the remaining trainers remain, too."""
     overview, view = three_trainers(), TopView(text_filter=text)
     if text == "a":
         overview = replace(overview, trainers=tuple(replace(one, transport="") for one in overview.trainers))
@@ -233,7 +233,7 @@ def test_a_filter_leaves_what_it_names(text, trainers, streams):
     ],
 )
 def test_keys_choose_what_is_shown(keys, expected):
-    """While a filter is typed, its letters are no commands; Ctrl-C always quits."""
+    """While a user types a filter, its letters are no commands; Ctrl-C always quits."""
     view: TopView | None = TopView()
     for key in keys:
         assert view is not None
@@ -243,7 +243,7 @@ def test_keys_choose_what_is_shown(keys, expected):
 
 
 def test_the_keys_are_below_the_frame_and_say_what_is_chosen():
-    """In a terminal, where keys are pressed; the frame still has room for it."""
+    """The line is for terminals, where users press keys; the frame still has room for it."""
     overview = overview_between(*two_looks(workers=200))
     view = TopView("waits", "photo", is_typing=True, is_paused=True)
     text = drawn(overview, 80, 30, view=view)
@@ -254,7 +254,7 @@ def test_the_keys_are_below_the_frame_and_say_what_is_chosen():
 
 
 def test_a_paused_view_is_not_drawn_again(monkeypatch):
-    """What came is not shown, and the daemon is not asked."""
+    """Answers are not shown, and the daemon is not asked."""
     keys, pressed = os.pipe()
     wake = os.eventfd(0)
     screen = CountedScreen()
@@ -270,7 +270,7 @@ def test_a_paused_view_is_not_drawn_again(monkeypatch):
 
 
 def test_an_arrow_key_is_no_escape(monkeypatch):
-    """It begins with that character, and must not clear the filter."""
+    """An arrow key begins with the escape character, and must not clear the filter."""
     keys, pressed = os.pipe()
     wake = os.eventfd(0)
     screen, source = CountedScreen(), WatchedSource([False], pressed)

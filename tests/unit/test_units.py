@@ -28,7 +28,7 @@ Directive = tuple[str, str]
 
 
 def directives(text: str) -> list[Directive]:
-    """Names and values, in order; sections as names without a value."""
+    """Names and values in order; a section is a name without a value."""
     lines = (line.strip() for line in text.splitlines())
     return [(name, value) for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#;")]
 
@@ -38,9 +38,9 @@ def value_of(name: str) -> str:
 
 
 def test_every_directive_has_its_reason() -> None:
-    """A comment stands above it, or above the few lines that it belongs to.
+    """A comment is above the directive, or above the few lines that it belongs to.
 
-    None begins behind an empty line.
+    No directive follows an empty line.
     """
     lines = UNIT.read_text().partition("[Service]")[2].partition("[Install]")[0].strip().splitlines()
     for before, line in pairwise(["", *lines]):
@@ -50,7 +50,7 @@ def test_every_directive_has_its_reason() -> None:
 
 
 def test_the_template_is_the_unit_for_one_of_several() -> None:
-    """What is not about its name is the same."""
+    """All directives that do not depend on the name are equal."""
 
     def general(text: str) -> list[Directive]:
         text = text.replace(" BATCHD_RUNTIME_DIR=/run/batchd-%i", "").replace(" (%i)", "")
@@ -61,7 +61,7 @@ def test_the_template_is_the_unit_for_one_of_several() -> None:
 
 
 def test_the_unit_waits_longer_than_the_daemon_takes_to_end() -> None:
-    """Its workers finish what they have in hand, however long the configuration lets them."""
+    """The workers finish their work in progress for as long as the configuration allows."""
     drain_max_s = next(rule.lt for rule in DaemonConfig.model_fields["drain_timeout_s"].metadata if hasattr(rule, "lt"))
     assert int(value_of("TimeoutStopSec")) > 2 * (drain_max_s + WORKERS_END_S + KILL_TIMEOUT_S)
 
@@ -73,7 +73,7 @@ def test_what_is_as_wrong_the_next_time_is_not_tried_again() -> None:
 
 
 def test_what_was_learned_the_hard_way_is_there() -> None:
-    """An OOM kill must not stop the service, nor SIGTERM kill workers in the middle of a sample."""
+    """An OOM kill must not stop the service, and SIGTERM must not kill workers within a sample."""
     assert value_of("OOMPolicy") == "continue"
     assert value_of("KillMode") == "mixed"
     assert "/tmp" not in value_of("Environment")
@@ -82,7 +82,7 @@ def test_what_was_learned_the_hard_way_is_there() -> None:
 @needs_systemd
 @pytest.mark.parametrize("unit", [UNIT, TEMPLATE], ids=lambda path: path.name)
 def test_a_unit_is_as_closed_as_it_can_be(unit: Path) -> None:
-    """By systemd's own measure, without a running one."""
+    """The measure is that of systemd, which need not run."""
     command = ["systemd-analyze", "security", "--offline=true", f"--threshold={int(EXPOSURE_MAX * 10)}", str(unit)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "SYSTEMD_COLORS": "0"}
@@ -96,7 +96,7 @@ def test_a_unit_is_as_closed_as_it_can_be(unit: Path) -> None:
 @needs_systemd
 @pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda path: path.name if path else "alone")
 def test_systemd_takes_the_units_and_their_drop_ins(example: Path | None, tmp_path: Path) -> None:
-    """Without a word: an unknown directive or value would be ignored with a warning."""
+    """The check is silent: systemd would ignore an unknown directive or value with a warning."""
     for unit in (UNIT, TEMPLATE):
         text = re.sub(r"/usr/bin/batchd\b", sys.executable, unit.read_text())
         (tmp_path / unit.name).write_text(text)

@@ -22,7 +22,7 @@ from support.s3_server import CREDENTIALS
 PAGE = Path(__file__).parents[2] / "docs/sources.md"
 NOT_HERE = "must be a path on this machine, not a URL"
 CANNOT_LIST = "http servers cannot list files"
-NOBODY = "127.0.0.1:1"
+NO_SERVER = "127.0.0.1:1"
 ROW = re.compile(r"^\| `([^`]+)` \| ((?:`\w+`(?:, )?)+) \| (yes|no|named files) \| (yes|no) \|$", re.MULTILINE)
 FIELDS = {"x": "int64"}
 HERE = Path("/here")
@@ -50,11 +50,11 @@ BESIDES: dict[tuple[str, str], dict[str, Any]] = {
     ("lookup", "words"): {"table": HERE, "max_words": 8},
     ("lookup", "table"): {"words": HERE, "max_words": 8},
 }
-"""What has to be said besides the path; a pattern is one of names that have to be looked for."""
+"""The options needed besides the path; the pattern "*" needs a search for names."""
 
 
 def is_path(hint: Any) -> bool:
-    """Is this the type of a path, or made of it?"""
+    """Return whether the type is that of a path, or contains one."""
     return hint is Path or any(map(is_path, get_args(hint)))
 
 
@@ -66,7 +66,7 @@ def options_with_paths() -> Iterator[tuple[str, str, Any]]:
 
 
 def answer(name: str, key: str, kind: Any, url: str, storage: Storage) -> str:
-    """What the code says to a URL: as the table does."""
+    """The code's answer to a URL, in the words of the table."""
     besides = BESIDES[name, key]
     try:
         source = kind(**besides, **{key: Path(url)})
@@ -80,7 +80,7 @@ def answer(name: str, key: str, kind: Any, url: str, storage: Storage) -> str:
 
 
 def refused_by(branch: type[BaseModel]) -> Iterator[str]:
-    """The keys of a table of the configuration that are paths, each of which refuses a URL."""
+    """Yield the keys of a configuration table that are paths, after each refused a URL."""
     for key, field in branch.model_fields.items():
         if key == "source" or not is_path(field.annotation):
             continue
@@ -92,8 +92,8 @@ def refused_by(branch: type[BaseModel]) -> Iterator[str]:
 
 
 def test_the_table_of_urls_is_what_the_code_takes(monkeypatch: pytest.MonkeyPatch, storage: Storage) -> None:
-    """Every key that is a path, and no other."""
-    for variable, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{NOBODY}"}.items():
+    """The table has every key that is a path, and no other key."""
+    for variable, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{NO_SERVER}"}.items():
         monkeypatch.setenv(variable, value)
     said = {
         (name, key): (http, bucket)
@@ -101,7 +101,7 @@ def test_the_table_of_urls_is_what_the_code_takes(monkeypatch: pytest.MonkeyPatc
         for key in re.findall(r"\w+", keys)
     }
     found = {
-        (name, key): tuple(answer(name, key, kind, url, storage) for url in (f"http://{NOBODY}/x", "s3://bucket/x"))
+        (name, key): tuple(answer(name, key, kind, url, storage) for url in (f"http://{NO_SERVER}/x", "s3://bucket/x"))
         for name, key, kind in options_with_paths()
     }
     for name, branch in (("[daemon]", DaemonConfig), ("[streams.NAME]", StreamConfig)):
@@ -110,7 +110,7 @@ def test_the_table_of_urls_is_what_the_code_takes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_gs_is_treated_as_s3_and_https_as_http() -> None:
-    """As one column of the table says."""
+    """The table has one column for both schemes."""
     kinds = [(name, key, kind) for name, key, kind in options_with_paths() if name in SOURCE_KINDS]
     for name, key, kind in kinds:
         refusals = []
@@ -130,6 +130,6 @@ def test_gs_is_treated_as_s3_and_https_as_http() -> None:
     ],
 )
 def test_what_needs_files_says_what_to_do(source: Any, advice: str) -> None:
-    """Instead of a URL."""
+    """The message proposes what to do instead."""
     with pytest.raises(ValueError, match=f"{NOT_HERE}: .*{advice}"):
         source()

@@ -9,7 +9,7 @@ from batchd_wire.runtime import unmapped_id
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A /proc, so far without anything about users."""
+    """A /proc whose files about users are still missing."""
     (tmp_path / "self").mkdir()
     (tmp_path / "sys/kernel").mkdir(parents=True)
     (tmp_path / "sys/kernel/overflowuid").write_text("65534\n")
@@ -17,21 +17,21 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_on_a_host_every_number_is_somebody(proc: Path) -> None:
-    """65534 as well."""
+def test_on_a_host_every_number_is_a_user(proc: Path) -> None:
+    """This includes 65534."""
     (proc / "self/uid_map").write_text("         0          0 4294967295\n")
 
     assert unmapped_id("uid", proc) is None
 
 
 @pytest.mark.parametrize("lines", ["0 1000 1\n", "0 1000 1\n1 100000 65535\n", ""])
-def test_in_a_container_with_users_of_its_own_one_number_is_nobody(proc: Path, lines: str) -> None:
-    """Also where that number has been mapped: it stands for others besides."""
+def test_in_a_container_with_users_of_its_own_one_number_is_no_user(proc: Path, lines: str) -> None:
+    """This holds even if the number is mapped, because it stands for unmapped users, too."""
     (proc / "self/gid_map").write_text(lines)
 
     assert unmapped_id("gid", proc) == 65533
 
 
-def test_a_kernel_without_user_namespaces_knows_everybody(proc: Path) -> None:
-    """It has no such file."""
+def test_a_kernel_without_user_namespaces_knows_every_user(proc: Path) -> None:
+    """Such a kernel has no such file."""
     assert unmapped_id("uid", proc) is None

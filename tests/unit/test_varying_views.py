@@ -1,7 +1,4 @@
-"""Rows of different shapes.
-
-What a worker writes into them is what a trainer reads, and nothing makes a view leave its field.
-"""
+"""Rows of different shapes: trainers read what workers wrote, and no view leaves its field."""
 
 from dataclasses import dataclass
 from math import prod
@@ -23,7 +20,7 @@ SENTINEL = 77
 
 @dataclass
 class Written:
-    """Samples, and the memory that a worker made of them."""
+    """Samples, and the memory that a worker's step wrote for them."""
 
     samples: list[np.ndarray]
     array: np.ndarray
@@ -37,7 +34,7 @@ class Written:
 
 @st.composite
 def written(draw, kinds=("padded", "ragged")) -> Written:
-    """Random samples of up to three dimensions, some of which vary, through the worker's step."""
+    """Random samples of up to three dimensions, some varying, written by the worker's step."""
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     axes = tuple(sorted(draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))))
     dtype = draw(st.sampled_from(["uint8", "int64", "float32", "bool"]))
@@ -59,7 +56,7 @@ def written(draw, kinds=("padded", "ragged")) -> Written:
 
 @given(written())
 def test_every_row_is_read_as_the_sample_that_was_written(memory) -> None:
-    """Of any shape, also an empty one; views, not copies, and read-only."""
+    """Rows of any shape, and empty ones, are read-only views without a copy."""
     views = row_views(memory.array, memory.checked, memory.varying)
 
     for sample, view in zip(memory.samples, views, strict=True):
@@ -72,7 +69,7 @@ def test_every_row_is_read_as_the_sample_that_was_written(memory) -> None:
 
 @given(written(kinds=("padded",)))
 def test_a_padded_batch_is_cut_to_its_largest_and_filled_with_zeros(memory) -> None:
-    """In each dimension that varies by itself."""
+    """Each dimension that varies is cut separately."""
     cut = cut_to_largest(memory.array, memory.checked, memory.varying)
 
     assert cut.shape[1:] == tuple(np.max([sample.shape for sample in memory.samples], axis=0))
@@ -85,7 +82,7 @@ def test_a_padded_batch_is_cut_to_its_largest_and_filled_with_zeros(memory) -> N
 
 @given(written(kinds=("ragged",)))
 def test_a_ragged_batch_is_one_array_with_offsets_and_lengths(memory) -> None:
-    """As Arrow's list views are; and without its gaps what TensorFlow and torch take."""
+    """The views have Arrow's list-view form; compact ones the form of TensorFlow and torch."""
     ragged = ragged_view(memory.array, memory.checked, memory.varying)
     compact = ragged.compact()
 
@@ -104,7 +101,7 @@ def test_a_ragged_batch_is_one_array_with_offsets_and_lengths(memory) -> None:
 
 @given(written(), st.data())
 def test_no_sizes_lead_out_of_the_field(memory, data) -> None:
-    """Whatever stands there: an error, or views of the row that they belong to."""
+    """Any numbers give an error, or views within the row that they belong to."""
     flat = memory.sizes.reshape(-1)
     for place in data.draw(st.lists(st.integers(0, flat.size - 1), max_size=4)):
         flat[place] = data.draw(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 7))
@@ -124,7 +121,7 @@ def test_no_sizes_lead_out_of_the_field(memory, data) -> None:
 
 
 def test_sizes_are_copied_before_they_are_checked() -> None:
-    """Their memory belongs to somebody else, who may change it at any moment."""
+    """Another process owns the memory of the sizes, and may change it at any moment."""
     sizes = np.array([1, 2], np.int32)
     checked = checked_sizes(sizes, (4,), Varying("ragged", (0,)))
 

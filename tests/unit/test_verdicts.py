@@ -1,4 +1,4 @@
-"""Each verdict from numbers that prove it, and none from numbers that do not."""
+"""Each verdict follows from numbers that prove it, and no verdict from other numbers."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -13,7 +13,7 @@ from support.statuses import later, link, two_looks, with_pool
 
 
 def verdict(**changes: object) -> Verdict:
-    """The verdict about the one trainer."""
+    """The verdict about the only trainer."""
     reading = compare(*two_looks(**changes))  # type: ignore[arg-type]
     assert reading is not None
     (found,) = judge(reading)
@@ -21,13 +21,13 @@ def verdict(**changes: object) -> Verdict:
 
 
 BUSY = {"busy_s": 19.0, "cpu_s": 18.0}
-"""Both workers all the time."""
+"""Both workers are busy all the time."""
 WAITING = {"workers_s": 4.0}
-"""Four of the ten seconds."""
+"""The trainer waits for four of the ten seconds."""
 
 
 def replace_workers(status: DaemonStatus) -> None:
-    """Others have their places, and have worked for half a second each."""
+    """Replace all workers by others that have worked for half a second each."""
     for worker in status.workers:
         worker.number, worker.chunks, worker.busy_s = worker.number + 100, 1, 0.5
 
@@ -42,12 +42,12 @@ def test_a_full_ring_is_the_trainers_own_pace() -> None:
 
 
 def test_a_ring_that_is_full_but_for_the_batch_behind_the_last_one_is_full() -> None:
-    """At each moment one is being filled, unless nobody has taken any for a while."""
+    """One slot is always being filled, unless the trainer has taken no batch for a while."""
     assert verdict(trainer={"ready_ahead": 3}).kind is Kind.TRAINER_BOUND
 
 
 def test_a_ring_that_is_shared_is_full_with_each_ones_share() -> None:
-    """Four trainers have eight slots, so none of them ever has four batches ahead."""
+    """Four trainers share eight slots, so none of them ever has four batches ready."""
     before, after = two_looks(work=BUSY, trainer={"ready_ahead": 1})
     for status in (before, after):
         (one,) = status.streams[0].subscriptions
@@ -60,13 +60,13 @@ def test_a_ring_that_is_shared_is_full_with_each_ones_share() -> None:
 
 
 def test_workers_that_idle_could_have_made_more() -> None:
-    """One batch is ready, and nobody waits for the next one."""
+    """One batch is ready, and the trainer does not wait for the next one."""
     assert verdict(work={"busy_s": 5.0, "cpu_s": 5.0}, trainer={"ready_ahead": 1}).kind is Kind.TRAINER_BOUND
     assert verdict(work={"busy_s": 5.0, "cpu_s": 5.0}, trainer={"ready_ahead": 0}).kind is Kind.FED
 
 
-def test_nothing_is_wrong_where_nobody_waits_and_the_ring_is_not_full() -> None:
-    """Decoding keeps up: no verdict blames anything."""
+def test_nothing_is_wrong_where_no_trainer_waits_and_the_ring_is_not_full() -> None:
+    """Decoding keeps up, so the verdict blames nothing."""
     found = verdict(work=BUSY, trainer={"ready_ahead": 1})
 
     assert found.kind is Kind.FED
@@ -75,7 +75,7 @@ def test_nothing_is_wrong_where_nobody_waits_and_the_ring_is_not_full() -> None:
 
 
 def test_a_slow_step_is_named_with_its_time_and_the_cores_that_it_takes() -> None:
-    """Ten thousand samples in ten seconds, and six seconds in which the trainer computed.
+    """The workers made ten thousand samples in ten seconds; the trainer computed in six of them.
 
     That needs 20/0.6 core seconds.
     """
@@ -86,8 +86,8 @@ def test_a_slow_step_is_named_with_its_time_and_the_cores_that_it_takes() -> Non
     assert found.remedy == "2 cores more would end the wait; set workers = 4 (6 CPUs are unused)"
 
 
-def test_a_trainer_that_only_takes_batches_is_not_told_how_many_cores_are_enough() -> None:
-    """None are."""
+def test_a_trainer_that_only_takes_batches_gets_no_number_of_sufficient_cores() -> None:
+    """No number of cores would be enough."""
     found = verdict(work=BUSY, waits={"workers_s": 9.9})
 
     assert found.remedy == (
@@ -97,7 +97,7 @@ def test_a_trainer_that_only_takes_batches_is_not_told_how_many_cores_are_enough
 
 
 def test_time_for_servers_of_files_is_time_of_a_core_more() -> None:
-    """It waits for its files as well, so it makes no more samples than those that there are."""
+    """A further core waits for files, too, so it makes no more samples than a present one."""
     work = {"busy_s": 11.0, "cpu_s": 11.0, "waited_s": 8.0}
     found = verdict(work=work, waits={"workers_s": 9.9}, parts={"decode": 11.0})
 
@@ -146,7 +146,7 @@ def test_cores_that_are_not_there_are_not_advised(cpus: int, remedy: str) -> Non
     ],
 )
 def test_the_cores_that_several_streams_want_are_added_up(wait_s: float, remedy: str) -> None:
-    """They share the workers: what would be enough for one is taken by the other, too."""
+    """Streams share the workers: another stream takes a part of what would suffice for one."""
     before, after = two_looks(work=BUSY, waits=WAITING, workers=4)
     for status in (before, after):
         (photos,), (trainer,) = status.streams, status.trainers
@@ -170,7 +170,7 @@ def test_the_cores_that_several_streams_want_are_added_up(wait_s: float, remedy:
     ids=["files", "servers"],
 )
 def test_slow_storage_is_told_from_slow_decoding(work: dict[str, float], parts: dict[str, float]) -> None:
-    """By what the workers wait for, whether a file system or a server of files is slow."""
+    """The waits of the workers tell them apart, for a slow file system and a slow file server."""
     found = verdict(work=work, parts=parts, waits=WAITING)
 
     assert found.kind is Kind.STORAGE_BOUND
@@ -200,21 +200,21 @@ def remedy_with_a_cache(before: int, after: int, budget_bytes: int, hits: int = 
     return found.remedy
 
 
-def test_who_waits_for_storage_is_told_what_a_cache_would_need() -> None:
-    """As much as all samples have, and a little more."""
+def test_a_wait_for_storage_comes_with_the_size_of_a_cache_against_it() -> None:
+    """The size is that of all samples, and a little more."""
     found = verdict(**SLOW_STORAGE)
 
     assert found.kind is Kind.STORAGE_BOUND
     assert 'cache = "encoded" would read each sample once: it needs some 9.8 GiB (cache_memory =, ' in found.remedy
 
 
-def test_a_cache_that_fills_is_not_told_to_be_larger() -> None:
-    """What is to come is not known yet, but how much there is."""
+def test_no_larger_cache_is_proposed_while_the_cache_fills() -> None:
+    """The verdict has the share of samples in the cache, as its future hits are not known."""
     assert remedy_with_a_cache(20_000, 30_000, 20 << 30).endswith("its cache fills: it has 30% of the samples so far")
 
 
-def test_a_cache_that_is_full_is_told_how_large_it_would_have_to_be() -> None:
-    """By what is read beside it; one that has everything is none of the reasons."""
+def test_a_full_cache_gets_the_size_that_it_would_need() -> None:
+    """The size follows from the bytes that it misses; a cache with all samples is not mentioned."""
     full = remedy_with_a_cache(40_000, 40_000, 4 << 30, hits=4_000)
     assert full.endswith(
         "its cache is full, and has 40% of the samples: all of them need some 9.8 GiB (cache_memory =)"
@@ -225,8 +225,8 @@ def test_a_cache_that_is_full_is_told_how_large_it_would_have_to_be() -> None:
     assert "cache" not in remedy_with_a_cache(100_000, 100_000, 20 << 30, hits=9_999)
 
 
-def test_a_source_of_ones_own_is_not_told_to_get_faster_storage() -> None:
-    """What it waits for is its own affair; and arrays that it makes were read from nowhere."""
+def test_no_faster_storage_is_proposed_for_a_users_own_source() -> None:
+    """Its code decides what it waits for, and generated arrays are read from no storage."""
     found = verdict(
         work={"busy_s": 19.0, "cpu_s": 5.0, "read_bytes": 0},
         parts={"read": 14.0, "decode": 5.0},
@@ -248,9 +248,9 @@ def test_reading_that_takes_a_cpu_is_no_slow_storage() -> None:
 
 
 def test_workers_that_finish_nothing_are_not_idle() -> None:
-    """Their storage hangs, or their chunks take longer than anybody looks.
+    """Their storage hangs, or their chunks take longer than the time between two looks.
 
-    What is in hand is not counted yet.
+    Unfinished work is not counted yet.
     """
     before, _after = two_looks()
     after = later(before)
@@ -265,8 +265,8 @@ def test_workers_that_finish_nothing_are_not_idle() -> None:
     assert "--seconds 60" in found.remedy
 
 
-def test_workers_that_die_are_told_of_before_anything_else() -> None:
-    """What they had in hand is counted nowhere, so all numbers of work are too low."""
+def test_workers_that_die_are_reported_before_anything_else() -> None:
+    """The unfinished work of dead workers is not counted, so all numbers of work are too low."""
     before, after = two_looks(waits=WAITING, work={"busy_s": 0.0, "cpu_s": 0.0})
     replace_workers(after)
     after.daemon.worker_deaths = 7
@@ -280,8 +280,8 @@ def test_workers_that_die_are_told_of_before_anything_else() -> None:
     assert not found.kind.is_healthy
 
 
-def test_workers_that_die_while_none_takes_orders_are_told_of() -> None:
-    """At the moment of the second look their successors are still starting."""
+def test_workers_that_die_while_none_takes_orders_are_reported() -> None:
+    """At the second look, the new workers are still starting."""
     before, after = two_looks(waits=WAITING)
     after.workers = ()
     after.daemon.worker_deaths = 2
@@ -292,7 +292,7 @@ def test_workers_that_die_while_none_takes_orders_are_told_of() -> None:
 
 
 def test_workers_that_died_over_their_orders_did_not_idle() -> None:
-    """Their successors have other numbers, and have done a little."""
+    """The new workers have other numbers, and have done a little."""
     before, after = two_looks(work={"busy_s": 1.0, "cpu_s": 1.0})
     replace_workers(after)
     after.daemon.worker_deaths = 2
@@ -303,7 +303,7 @@ def test_workers_that_died_over_their_orders_did_not_idle() -> None:
 
 
 def test_workers_that_a_reload_has_replaced_finished_their_orders() -> None:
-    """None of them died."""
+    """None of the replaced workers died."""
     before, after = two_looks(work={"busy_s": 1.0, "cpu_s": 1.0})
     replace_workers(after)
     reading = compare(before, after)
@@ -312,7 +312,7 @@ def test_workers_that_a_reload_has_replaced_finished_their_orders() -> None:
     assert reading.utilisation == pytest.approx(1.0 / 20)
 
 
-def test_a_ring_that_is_too_small_leaves_workers_idle_while_somebody_waits() -> None:
+def test_a_ring_that_is_too_small_leaves_workers_idle_while_a_trainer_waits() -> None:
     """The trainer takes four batches at once, and the ring has two slots."""
     found = verdict(
         waits=WAITING, trainer={"short_of_memory_s": 9.0}, stream={"slots_max": 2}, work={"busy_s": 5.0, "cpu_s": 5.0}
@@ -324,7 +324,7 @@ def test_a_ring_that_is_too_small_leaves_workers_idle_while_somebody_waits() -> 
 
 
 def test_who_waits_for_a_slot_waits_for_memory_however_busy_another_stream_keeps_the_workers() -> None:
-    """Its wait was measured by its cause; nobody need infer it from idle workers."""
+    """The wait was counted by its cause, so the verdict need not infer it from idle workers."""
     found = verdict(waits={"memory_s": 4.0}, stream={"slots_max": 2}, work=BUSY)
 
     assert found.kind is Kind.MEMORY_BOUND
@@ -333,7 +333,7 @@ def test_who_waits_for_a_slot_waits_for_memory_however_busy_another_stream_keeps
 
 
 def test_a_window_that_is_too_small_is_told_from_a_ring_that_is() -> None:
-    """There is memory for more, and nobody asks for it."""
+    """There is memory for more batches, and no trainer asks for them."""
     found = verdict(waits=WAITING, work={"busy_s": 5.0, "cpu_s": 5.0})
 
     assert found.kind is Kind.MEMORY_BOUND
@@ -342,7 +342,7 @@ def test_a_window_that_is_too_small_is_told_from_a_ring_that_is() -> None:
 
 
 def test_a_slow_link_is_not_the_workers_fault() -> None:
-    """Batches are ready, and on their way."""
+    """The batches are ready, and in transit."""
     found = verdict(waits={"network_s": 5.0, "workers_s": 1.0}, work=BUSY, sent_bytes_per_s=12e6)
 
     assert found.kind is Kind.NETWORK_BOUND
@@ -350,7 +350,7 @@ def test_a_slow_link_is_not_the_workers_fault() -> None:
 
 
 def test_a_few_slow_samples_are_named() -> None:
-    """Two in a hundred take half of the time."""
+    """Two of a hundred samples take half of the time."""
     found = verdict(
         work={"busy_s": 19.0, "cpu_s": 18.0, "slow_rows": 200, "slow_s": 9.0, "usual_sample_s": 0.0009},
         slowest={"/data/huge.png": 0.2, "/data/big.png": 0.1},
@@ -365,7 +365,7 @@ def test_a_few_slow_samples_are_named() -> None:
 
 
 def test_slow_samples_of_former_times_are_not_named() -> None:
-    """The list is of the stream's whole life, and the two looks of a part of it."""
+    """The list covers the stream's whole life, and the two looks cover a part of it."""
     before, after = two_looks(
         work={"busy_s": 19.0, "cpu_s": 18.0, "slow_rows": 200, "slow_s": 9.0, "usual_sample_s": 0.0009},
         slowest={"/data/before.png": 0.9, "/data/huge.png": 0.2},
@@ -380,8 +380,8 @@ def test_slow_samples_of_former_times_are_not_named() -> None:
     assert found.proof.endswith(" x as long as usual: huge.png 200 ms")
 
 
-def test_bad_samples_that_take_much_of_the_workers_time_are_told_of() -> None:
-    """Each was read and decoded in vain."""
+def test_bad_samples_that_take_much_of_the_workers_time_are_reported() -> None:
+    """Each bad sample was read and decoded in vain."""
     found = verdict(
         work=BUSY, parts={"read": 1.0, "decode": 8.0, "bad samples": 9.5}, waits=WAITING, stream={"bad_rows": 2000}
     )
@@ -399,8 +399,8 @@ def test_bad_samples_that_take_much_of_the_workers_time_are_told_of() -> None:
         ({"work": BUSY | {"cpu_s": 5.0}, "parts": {"read": 14.0, "decode": 5.0}}, Kind.STORAGE_BOUND),
     ],
 )
-def test_bad_samples_that_cost_little_are_told_beside_what_is_waited_for(numbers: dict[str, Any], kind: Kind) -> None:
-    """Without them the trainer would wait as long."""
+def test_bad_samples_that_cost_little_are_reported_beside_the_main_cause(numbers: dict[str, Any], kind: Kind) -> None:
+    """Without the bad samples the trainer would wait as long."""
     found = verdict(**numbers, waits=WAITING, stream={"bad_rows": 2000})
 
     assert found.kind is kind
@@ -409,7 +409,7 @@ def test_bad_samples_that_cost_little_are_told_beside_what_is_waited_for(numbers
 
 @pytest.mark.parametrize("cpu_wait_s", [12.0, None], ids=["the kernel counts", "it does not"])
 def test_workers_without_a_cpu_are_not_slow(cpu_wait_s: float | None) -> None:
-    """Somebody else has the cores."""
+    """Another process has the cores."""
     work = {"busy_s": 19.0, "cpu_s": 6.0, "cpu_wait_s": cpu_wait_s}
     found = verdict(work=work, parts={"read": 1.0, "decode": 17.0}, waits=WAITING)
 
@@ -418,7 +418,7 @@ def test_workers_without_a_cpu_are_not_slow(cpu_wait_s: float | None) -> None:
 
 
 def test_reading_without_a_cpu_is_no_slow_storage() -> None:
-    """It takes as long as it does because others have the cores."""
+    """Reading takes long because other processes have the cores."""
     work = {"busy_s": 19.0, "cpu_s": 6.0, "read_cpu_s": 3.0, "cpu_wait_s": 12.0}
     found = verdict(work=work, parts={"read": 14.0, "decode": 5.0}, waits=WAITING)
 
@@ -432,7 +432,7 @@ def test_reading_without_a_cpu_is_no_slow_storage() -> None:
 def test_a_function_that_waits_is_not_taken_for_a_missing_cpu(
     cpu_wait_s: float | None, parts: dict[str, float]
 ) -> None:
-    """A ``call`` may ask a server of its own, whether it is what takes longest or not."""
+    """A ``call`` may wait for a server, whether it takes the longest part of the time or not."""
     cpu_s = 19.0 - parts["call"]
     found = verdict(work={"busy_s": 19.0, "cpu_s": cpu_s, "cpu_wait_s": cpu_wait_s}, parts=parts, waits=WAITING)
 
@@ -448,33 +448,33 @@ def test_a_function_that_waits_is_not_taken_for_slow_storage() -> None:
 
 
 def test_waiting_for_others_in_lockstep_is_said() -> None:
-    """The remedy is not more cores."""
+    """More cores would not help such a wait."""
     found = verdict(waits={"trainers_s": 6.0}, work=BUSY)
 
     assert found.kind is Kind.LOCKSTEP
     assert 'lag = "independent"' in found.remedy
 
 
-def test_waiting_for_samples_that_nobody_pushes_is_said() -> None:
+def test_waiting_for_samples_that_no_producer_pushes_is_said() -> None:
     """A live stream is as fast as its producers."""
     assert verdict(waits={"producers_s": 6.0}).kind is Kind.PRODUCER_BOUND
 
 
 def test_a_stream_that_has_stopped_says_why() -> None:
-    """Whatever the numbers are."""
+    """The reason comes first, whatever the numbers are."""
     found = verdict(stream={"stopped": "6 % of its samples are bad"})
 
     assert (found.kind, found.proof) == (Kind.STOPPED, "the stream has stopped: 6 % of its samples are bad")
 
 
 def test_a_daemon_without_workers_says_so() -> None:
-    """They do not start, or end at once."""
+    """The workers do not start, or end at once."""
     assert verdict(waits=WAITING, workers=0, work={"busy_s": 0.0}).kind is Kind.NO_WORKERS
 
 
 @pytest.mark.parametrize(("epoch", "kind"), [(0, Kind.STANDS_STILL), (None, Kind.AT_END)])
 def test_a_trainer_that_takes_nothing_is_not_blamed_on_anything(epoch: int | None, kind: Kind) -> None:
-    """It is in a debugger, or has all that it asked for."""
+    """The trainer is in a debugger, or has all the batches that it asked for."""
     found = verdict(trainer={"consumed_batches": 0, "epoch": epoch})
 
     assert found.kind is kind
@@ -482,7 +482,7 @@ def test_a_trainer_that_takes_nothing_is_not_blamed_on_anything(epoch: int | Non
 
 
 def test_who_waits_most_comes_first() -> None:
-    """A trainer that does not wait is behind it."""
+    """A trainer that does not wait comes after one that does."""
     before, after = two_looks(work=BUSY, waits=WAITING)
     for status in (before, after):
         stream = status.streams[0]
@@ -497,7 +497,7 @@ def test_who_waits_most_comes_first() -> None:
 
 
 def test_numbers_of_another_daemon_are_not_compared() -> None:
-    """It was started anew in between."""
+    """The daemon restarted between the two looks."""
     before, after = two_looks()
     after.daemon.pid += 1
 
@@ -516,9 +516,9 @@ def test_a_trainer_that_came_in_between_is_left_out() -> None:
 
 
 def test_a_stream_that_a_reload_has_replaced_is_another_one_and_its_work_is_work() -> None:
-    """What it counts began anew, under the same name.
+    """The counters of the new stream of that name start again.
 
-    The workers were busy with it all the same.
+    The workers were busy with the old stream all the same.
     """
     before, after = two_looks(work=BUSY, waits=WAITING)
     (photos,) = before.streams
@@ -534,7 +534,7 @@ def test_a_stream_that_a_reload_has_replaced_is_another_one_and_its_work_is_work
 
 
 def test_a_quiet_daemon_divides_by_nothing() -> None:
-    """Two looks at the same numbers."""
+    """The numbers of both looks are equal."""
     _before, after = two_looks(waits=WAITING)
     reading = compare(after, later(after))
     assert reading is not None
@@ -542,8 +542,8 @@ def test_a_quiet_daemon_divides_by_nothing() -> None:
     assert judge(reading)[0].kind is Kind.STANDS_STILL
 
 
-def test_who_waits_for_decoding_is_told_what_a_cache_of_pixels_would_need() -> None:
-    """Of photographs with files of 100 KiB, and six times as many pixels."""
+def test_a_wait_for_decoding_comes_with_the_size_of_a_cache_of_pixels_against_it() -> None:
+    """The photographs have files of 100 KiB, and six times as many bytes of pixels."""
     work = {**BUSY, "read_bytes": 1000 * 102_400}
     found = verdict(work=work, parts={"read": 1.0, "decode": 18.0}, waits=WAITING, stream={"samples": 100_000})
 
@@ -570,8 +570,8 @@ PIXELS = CacheStatistics("pixels", 0, 0, 1 << 20, 2)
     ],
     ids=["the same batches", "another order", "other samples", "with a cache of pixels", "read by no trainer"],
 )
-def test_a_stream_whose_samples_another_one_decodes_as_well_is_told_so(other: dict[str, Any], text: str) -> None:
-    """With the part of the work that would be done once."""
+def test_samples_that_two_streams_decode_are_reported(other: dict[str, Any], text: str) -> None:
+    """The verdict has the share of the work that one stream for both would save."""
     work, parts = {"busy_s": 9.5, "cpu_s": 9.0}, {"read": 0.5, "decode": 9.0}
     before, after = two_looks(work=work, parts=parts, waits=WAITING, stream={"source": "4" * 32})
     for status in (before, after):
@@ -590,7 +590,7 @@ def test_a_stream_whose_samples_another_one_decodes_as_well_is_told_so(other: di
 
 
 def verdict_with_pool(*links: LinkStatistics, facts: dict[str, Any] | None = None, **changes: Any) -> Verdict:
-    """The verdict about the one trainer, which waits, with a pool of these worker hosts."""
+    """The verdict about the only trainer, which waits, with a pool of these worker hosts."""
     looks = two_looks(**({"work": BUSY, "waits": WAITING} | changes))
     with_pool(looks, *links, **(facts or {}))
     reading = compare(*looks)
@@ -600,7 +600,7 @@ def verdict_with_pool(*links: LinkStatistics, facts: dict[str, Any] | None = Non
 
 
 def test_a_network_that_is_full_is_told_from_missing_cores() -> None:
-    """A gigabyte in ten seconds is 84 % of it; idle workers are no sign of too little memory."""
+    """A gigabyte in ten seconds is 84% of it; idle workers are no sign of too little memory."""
     facts = {"interface": "eth0", "interface_bytes_per_s": 1.19e8}
     found = verdict_with_pool(link(received_bytes=10**9), facts=facts)
 
@@ -611,14 +611,14 @@ def test_a_network_that_is_full_is_told_from_missing_cores() -> None:
 
 @pytest.mark.parametrize("speed", [1e9, None])
 def test_a_network_with_room_is_not_blamed(speed: float | None) -> None:
-    """Nor one whose speed is not known."""
+    """A network of unknown speed is not blamed either."""
     facts = {"interface": "eth0", "interface_bytes_per_s": speed}
 
     assert verdict_with_pool(link(received_bytes=10**9), facts=facts).kind is not Kind.POOL_NETWORK_BOUND
 
 
 def test_remote_workers_count_where_workers_idle() -> None:
-    """Two local ones and eight remote ones, together busy for 19 of a hundred seconds."""
+    """Two local and eight remote workers were busy for 19 of 100 seconds in total."""
     found = verdict_with_pool(link())
 
     assert found.kind is Kind.MEMORY_BOUND
@@ -626,7 +626,7 @@ def test_remote_workers_count_where_workers_idle() -> None:
 
 
 def test_a_ring_that_caps_the_pool_is_named() -> None:
-    """With the reason that the daemon gives."""
+    """The verdict has the daemon's reason."""
     found = verdict_with_pool(link(), facts={"capped_by": "ring", "cap": "the ring, not the cores: so it is"})
 
     assert found.kind is Kind.MEMORY_BOUND
@@ -637,8 +637,8 @@ def test_a_ring_that_caps_the_pool_is_named() -> None:
 GONE = {"ended_links": 3, "last_end": "node1: it does not answer", "wanted": 6}
 
 
-def test_a_pool_whose_hosts_are_all_gone_is_told_of() -> None:
-    """The daemon goes on with its own workers, slower."""
+def test_a_pool_whose_hosts_are_all_gone_is_reported() -> None:
+    """The daemon continues with its own workers, but slower."""
     found = verdict_with_pool(facts=GONE)
 
     assert found.kind is Kind.NO_WORKER_HOSTS
@@ -646,8 +646,8 @@ def test_a_pool_whose_hosts_are_all_gone_is_told_of() -> None:
     assert found.remedy == "start them again: batchd worker tcp://gpu1:7072 (6 remote workers wanted)"
 
 
-def test_a_pool_that_nobody_has_joined_yet_misses_nobody() -> None:
-    """What helps first is said: CPUs of this host without a worker."""
+def test_a_pool_that_no_host_has_joined_yet_misses_no_host() -> None:
+    """The remedy is the nearest one: CPUs of this host without a worker."""
     found = verdict_with_pool(facts={"wanted": 6})
 
     assert found.kind is Kind.DECODE_BOUND
@@ -664,7 +664,7 @@ def test_a_pool_that_nobody_has_joined_yet_misses_nobody() -> None:
     ],
 )
 def test_hosts_that_cannot_fill_a_stream_are_named_with_the_reason(changes: dict[str, Any], reason: str) -> None:
-    """They are there, and the trainer waits."""
+    """The hosts are connected, and the trainer waits."""
     looks = two_looks(work={"busy_s": 100.0, "cpu_s": 100.0}, waits=WAITING)
     with_pool(looks, link(**changes))
     reading = compare(*looks)
@@ -679,7 +679,7 @@ def test_hosts_that_cannot_fill_a_stream_are_named_with_the_reason(changes: dict
     "changes", [{"since_s": 2.0, "state": "opening"}, {"state": "serving", "streams": ("masks",), "since_s": 60.0}]
 )
 def test_hosts_that_open_just_now_or_serve_another_stream_are_no_problem(changes: dict[str, Any]) -> None:
-    """The one will fill it in a moment; the other need not."""
+    """The opening host will fill the stream soon, and the other host need not fill it."""
     found = verdict_with_pool(link(**({"streams": ()} | changes)), work={"busy_s": 100.0, "cpu_s": 100.0})
 
     assert found.kind is Kind.DECODE_BOUND
@@ -698,7 +698,7 @@ def test_hosts_that_open_just_now_or_serve_another_stream_are_no_problem(changes
     ],
 )
 def test_with_a_pool_the_remedy_names_worker_hosts(facts: dict[str, Any], remedy: str) -> None:
-    """Every CPU of this host has a worker."""
+    """More local workers would not help, because every CPU of this host has one."""
     looks = two_looks(work={"busy_s": 100.0, "cpu_s": 100.0}, waits=WAITING)
     with_pool(looks, link(), **facts)
     looks[1].daemon.cpus = 2
@@ -711,7 +711,7 @@ def test_with_a_pool_the_remedy_names_worker_hosts(facts: dict[str, Any], remedy
 
 
 def test_a_host_that_came_in_between_has_not_idled_before() -> None:
-    """Its workers are not counted where it was not there for the whole time."""
+    """Its workers do not count if it was not connected for the whole time."""
     looks = two_looks(work=BUSY, waits=WAITING)
     with_pool(looks, link())
     looks[0].pool = replace(looks[0].pool, links=())

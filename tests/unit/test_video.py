@@ -1,4 +1,4 @@
-"""Frames of videos: each by its number, in any order, from all kinds of files; and damage."""
+"""Frames of videos by number, in any order, from all kinds of files; and damaged files."""
 
 import os
 import random
@@ -49,7 +49,7 @@ FRAMES = 100
 
 @pytest.fixture(autouse=True)
 def scan_here(monkeypatch, request) -> None:
-    """Scan in this process, as starting another takes longer; ``apart`` marks the exceptions."""
+    """Scan in this process, because another one takes longer; ``apart`` marks the exceptions."""
     if "apart" not in request.fixturenames:
         monkeypatch.setattr(
             video_scan, "scan_apart", lambda _module, source, survey, _silence: video_scan.scan(source, survey)
@@ -75,7 +75,7 @@ def of(file: Path, **options) -> VideoSource:
 
 
 def refused(source: VideoSource) -> str:
-    """What the scan says."""
+    """The scan's error message."""
     with pytest.raises(SourceInvalid) as caught:
         scan(source)
     return str(caught.value)
@@ -99,19 +99,19 @@ def remuxed(file: Path, new: Path, part: slice) -> None:
 
 
 def outcome(reader, sample: int) -> bytes | str:
-    """The pixels of a sample, or why there are none."""
+    """The pixels of a sample, or the reason why it has none."""
     try:
         return reader.read(sample)["image"].tobytes()
     except SampleUnreadable as error:
         return str(error)
 
 
-# --- which frame ----------------------------------------------------------------------------------
+# --- the frame of a number ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_frame_read_at_random_is_the_frame_read_in_order(videos, name) -> None:
-    """And FFmpeg's own of the whole file, with the number that was drawn."""
+    """Both equal FFmpeg's frame of the whole file, and have the number drawn into the picture."""
     source = of(videos / name)
     pixels = Pixels(source)
     expected = [pixels.of(frame) for frame in decoded_in_order(videos / name)]
@@ -125,7 +125,7 @@ def test_a_frame_read_at_random_is_the_frame_read_in_order(videos, name) -> None
 
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "uneven.mp4", "vp9.webm", "mjpeg.avi"])
 def test_frames_have_the_times_of_their_file(videos, name) -> None:
-    """Also where these are uneven."""
+    """This includes frames at uneven times."""
     expected = [frame.time for frame in decoded_in_order(videos / name)]
     with opened(of(videos / name)) as (reader, index):
         assert [reader.known(sample)["time"] for sample in range(len(index))] == pytest.approx(expected, abs=1e-9)
@@ -133,7 +133,7 @@ def test_frames_have_the_times_of_their_file(videos, name) -> None:
 
 
 def test_frames_in_order_are_decoded_once_each(videos, monkeypatch) -> None:
-    """Whatever is behind the wanted frame is not decoded, and nothing is again."""
+    """Frames after the wanted one are not decoded, and no frame is decoded twice."""
     fed = []
     packets = VideoFrames._packets
 
@@ -150,7 +150,7 @@ def test_frames_in_order_are_decoded_once_each(videos, monkeypatch) -> None:
 
 
 def test_a_seek_begins_at_the_key_frame(videos, monkeypatch) -> None:
-    """Not at the start of the file, in whatever container there is an index."""
+    """It does not begin at the start of the file, in any container with an index."""
     sought = []
     for name in ("h264.mp4", "h264.mkv", "vp9.webm", "mjpeg.avi", "fragments.mp4", "open_groups.mp4"):
         with opened(of(videos / name)) as (reader, _index):
@@ -170,7 +170,7 @@ def test_a_seek_begins_at_the_key_frame(videos, monkeypatch) -> None:
 
 
 def test_frames_that_an_edit_list_hides_are_no_samples(tmp_path) -> None:
-    """They are decoded all the same, as others refer to them."""
+    """They are still decoded, because other frames refer to them."""
     hidden = 5
     file = write_video(tmp_path / "a.mp4", 40, Coding(units=12800, times=lambda number: 512 * (number - hidden)))
     samples = read_samples(of(file))
@@ -179,7 +179,7 @@ def test_frames_that_an_edit_list_hides_are_no_samples(tmp_path) -> None:
 
 
 def test_a_file_whose_table_of_key_frames_is_empty_is_read_all_the_same(videos, tmp_path) -> None:
-    """Its frames say themselves which of them can be decoded alone."""
+    """The frames themselves show which of them can be decoded alone."""
     content = bytearray((videos / "h264.mp4").read_bytes())
     place = content.index(b"stss") + 8
     assert int.from_bytes(content[place : place + 4], "big") > 5
@@ -189,7 +189,7 @@ def test_a_file_whose_table_of_key_frames_is_empty_is_read_all_the_same(videos, 
 
 
 def test_a_file_without_key_frames_is_decoded_from_its_first_packet(videos, tmp_path) -> None:
-    """Where that leads nowhere, its frames are bad samples, one as the other."""
+    """If that fails, all its frames are bad samples, in any order of reading."""
     remuxed(videos / "vp9.webm", tmp_path / "a.webm", slice(1, 11))
     with opened(of(tmp_path / "a.webm")) as (reader, index):
         assert index.arrays["keys"].tolist() == [0] * 10
@@ -199,7 +199,7 @@ def test_a_file_without_key_frames_is_decoded_from_its_first_packet(videos, tmp_
 
 
 def test_what_the_header_says_about_the_number_of_frames_does_not_count(videos, tmp_path) -> None:
-    """Packets do."""
+    """The packets are counted instead."""
     content = bytearray((videos / "mjpeg.avi").read_bytes())
     place = content.index(b"avih") + 8 + 16
     assert int.from_bytes(content[place : place + 4], "little") == FRAMES
@@ -209,14 +209,14 @@ def test_what_the_header_says_about_the_number_of_frames_does_not_count(videos, 
 
 
 def test_frames_before_the_first_key_frame_are_bad_samples(videos, tmp_path) -> None:
-    """Nobody has what they refer to."""
+    """The frames that they refer to are missing."""
     remuxed(videos / "h264.mkv", tmp_path / "a.mkv", slice(5, None))
     with opened(of(tmp_path / "a.mkv")) as (reader, index):
         assert reason(reader, 0).endswith("comes before the first key frame of the file")
         assert number_in(reader.read(len(index) - 1)["image"]) == FRAMES - 1
 
 
-# --- which samples --------------------------------------------------------------------------------
+# --- the frames of a sample -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def classes(tmp_path_factory) -> Path:
     ],
 )
 def test_samples_are_frames_or_clips_of_one_file(classes, options, expected) -> None:
-    """In the order of the files, none across two of them, in whichever order they are read."""
+    """Samples follow the order of the files and cross no file, in any order of reading."""
     source = VideoSource(root=classes, files=("**/*.mp4", "**/*.mkv"), classes="folder", path_bytes=12, **options)
     with opened(source) as (reader, index):
         assert len(index) == len(expected)
@@ -265,7 +265,7 @@ def test_samples_are_frames_or_clips_of_one_file(classes, options, expected) -> 
     ],
 )
 def test_the_columns_are_what_the_samples_are(classes, options, text) -> None:
-    """Without looking at any file."""
+    """They follow from the options, without a file."""
     source = VideoSource(root=classes, files=("cats/a.mp4",), **options)
     image, label, time = kind_of(source).columns(source, Storage())
     assert (image.text, label) == (text, Column("label", dtype="int64"))
@@ -277,7 +277,7 @@ def test_the_columns_are_what_the_samples_are(classes, options, text) -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    """When they are written, with the number."""
+    """The configuration is refused with the number."""
     for options, message in [
         ({"files": ()}, "files must not be empty"),
         ({"every": 0}, "every must be 1 or more, not 0"),
@@ -290,14 +290,14 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 
 def test_a_source_of_files_that_are_too_short_is_refused(classes) -> None:
-    """It would have no sample."""
+    """Such a source would have no sample."""
     message = refused(VideoSource(root=classes, files=("**/*.mp4",), frames=11))
     assert "has the 11 frames that a sample reaches over" in message
     assert "no file below" in refused(VideoSource(root=classes, files=("*.mov",)))
 
 
 def test_the_digest_names_the_content_and_the_options(classes, tmp_path) -> None:
-    """Not where the files lie."""
+    """It does not depend on the folder of the files."""
     (tmp_path / "a.mp4").write_bytes((classes / "cats/a.mp4").read_bytes())
     one, copy = of(classes / "cats/a.mp4"), of(tmp_path / "a.mp4")
     assert scan(one).digest == scan(copy).digest
@@ -313,11 +313,11 @@ def test_the_digest_names_the_content_and_the_options(classes, tmp_path) -> None
 BT601, BT709, BT2020, UNTAGGED = 6, 1, 9, 2
 LIMITED, FULL = 1, 2
 SHARES = {BT601: (0.299, 0.114), UNTAGGED: (0.299, 0.114), BT709: (0.2126, 0.0722), BT2020: (0.2627, 0.0593)}
-"""Of red and blue in the luma, by FFmpeg's number of a matrix."""
+"""The shares of red and blue in the luma, by FFmpeg's number of a matrix."""
 
 
 def rgb_of(planes: np.ndarray, matrix: int, colour_range: int) -> np.ndarray:
-    """By the standards: [3, ...] of luma and colour differences as RGB from 0 to 255."""
+    """Convert luma and colour differences, [3, ...], by the standards to RGB from 0 to 255."""
     luma, blue_difference, red_difference = planes.astype(np.float64)
     if colour_range == FULL:
         luma, scale = luma / 255, 255
@@ -333,7 +333,7 @@ def rgb_of(planes: np.ndarray, matrix: int, colour_range: int) -> np.ndarray:
 @pytest.mark.parametrize("matrix", SHARES)
 @pytest.mark.parametrize("colour_range", [0, LIMITED, FULL])
 def test_colours_are_what_the_tags_say(matrix, colour_range) -> None:
-    """Within 4 of 255, in whatever order; gray is the luma itself."""
+    """Colours agree within 4 of 255 in any channel order; gray is the luma itself."""
     planes = np.random.default_rng(0).integers(0, 256, (3, 16, 16), dtype=np.uint8)
     wide = np.kron(planes, np.ones((1, 8, 8), np.uint8))
     flat = np.concatenate([wide[0].ravel(), wide[1, ::2, ::2].ravel(), wide[2, ::2, ::2].ravel()]).reshape(192, 128)
@@ -367,7 +367,7 @@ def test_frames_are_scaled_without_aliasing(interpolation) -> None:
 @pytest.mark.parametrize("turn", [90, 180, 270])
 @pytest.mark.parametrize("size", [None, (30, 20)])
 def test_a_display_matrix_turns_frames_upright(tmp_path, turn, size) -> None:
-    """Unless it is left alone; a size is that of the upright picture."""
+    """The option can switch that off; a size is that of the upright picture."""
     file = write_video(tmp_path / "a.mp4", 3, Coding(turn=turn))
     turned = read_samples(of(file, size=size))[1]["image"]
     quarters = turn // 90
@@ -385,7 +385,7 @@ def test_a_display_matrix_turns_frames_upright(tmp_path, turn, size) -> None:
 
 
 def test_a_clip_of_frames_of_several_sizes_needs_a_size(tmp_path) -> None:
-    """A video may change its size; single frames have the size that they have."""
+    """A video may change its size; single frames keep their own size."""
     with av.open(tmp_path / "a.avi", "w") as container:
         stream = container.add_stream("mjpeg", rate=25)
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuvj420p"
@@ -405,7 +405,7 @@ def test_a_clip_of_frames_of_several_sizes_needs_a_size(tmp_path) -> None:
         assert "its frames have several sizes" in reason(reader)
 
 
-# --- what is refused, and what is bad -------------------------------------------------------------
+# --- refused files, and bad samples ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -421,14 +421,14 @@ def test_a_clip_of_frames_of_several_sizes_needs_a_size(tmp_path) -> None:
     ],
 )
 def test_what_is_no_video_is_refused_and_leads_nowhere(videos, tmp_path, content, message) -> None:
-    """A playlist under the name of a video opens nothing."""
+    """A playlist under the name of a video opens no other file."""
     file = tmp_path / "a.mp4"
     file.write_bytes(content.replace(b"{other}", os.fsencode(videos / "h264.mp4")))
     assert f"{file} {message}" in refused(of(file))
 
 
 def test_an_mp4_that_refers_to_another_file_opens_nothing(videos, tmp_path) -> None:
-    """Its data reference is not followed."""
+    """The data reference in the file is not followed."""
     content = (videos / "faststart.mp4").read_bytes()
     place = content.index(b"url \0\0\0\1")
     reference = content[: place + 4] + bytes(4) + content[place + 8 :]  # data elsewhere
@@ -444,7 +444,7 @@ def test_an_mp4_that_refers_to_another_file_opens_nothing(videos, tmp_path) -> N
 
 
 def test_a_transport_stream_is_refused(tmp_path) -> None:
-    """Nothing in it says where a frame is."""
+    """Such a file has no index of its frames."""
     assert "is no mp4, mov, mkv, webm or avi" in refused(of(write_video(tmp_path / "a.ts", 10)))
 
 
@@ -459,7 +459,7 @@ def test_a_scan_runs_no_decoder(videos) -> None:
 
 @pytest.mark.usefixtures("apart")
 def test_a_scan_in_a_process_of_its_own_finds_the_same(classes) -> None:
-    """And says what it saw, so that the index can be kept as long as nothing has changed."""
+    """It also records the files it read, so the index is reused until one of them changes."""
     source = VideoSource(root=classes, files=("**/*",), classes="folder")
     survey = Survey(nothing)
     index = kind_of(source).scan(source, survey)
@@ -470,8 +470,8 @@ def test_a_scan_in_a_process_of_its_own_finds_the_same(classes) -> None:
 
 
 @pytest.mark.usefixtures("apart")
-def test_a_file_that_kills_whoever_looks_at_it_is_named(classes, monkeypatch) -> None:
-    """The daemon lives on."""
+def test_a_file_that_kills_the_scanning_process_is_named(classes, monkeypatch) -> None:
+    """The daemon survives."""
     monkeypatch.setenv("BATCHD_FAILPOINTS", "scan.video.opening=segv@2")
     source = VideoSource(root=classes, files=("**/*",))
     with pytest.raises(SourceInvalid) as caught:
@@ -481,7 +481,7 @@ def test_a_file_that_kills_whoever_looks_at_it_is_named(classes, monkeypatch) ->
 
 @pytest.mark.usefixtures("apart", "forked_scans")
 def test_a_file_in_which_a_scan_hangs_is_named(classes, monkeypatch) -> None:
-    """With what to do, and the process that scanned is gone."""
+    """The message says what to do, and the scanning process has ended."""
     monkeypatch.setenv("BATCHD_FAILPOINTS", "scan.video.opening=hang@2")
     source = VideoSource(root=classes, files=("**/*",), scan_timeout_s=2.0)
     with pytest.raises(SourceInvalid) as caught:
@@ -491,7 +491,7 @@ def test_a_file_in_which_a_scan_hangs_is_named(classes, monkeypatch) -> None:
 
 
 def test_a_long_file_is_progress_all_the_time(videos, monkeypatch) -> None:
-    """So that it is not taken for one that hangs."""
+    """Progress within the file shows that the scan does not hang."""
     monkeypatch.setattr(video_scan, "PROGRESS_EVERY_S", 0)
     reports: list[int] = []
 
@@ -501,14 +501,14 @@ def test_a_long_file_is_progress_all_the_time(videos, monkeypatch) -> None:
 
 
 def test_a_link_out_of_the_root_is_refused_unless_it_is_meant(videos, tmp_path) -> None:
-    """As for every other source."""
+    """The rule is that of all sources."""
     (tmp_path / "a.mp4").symlink_to(videos / "h264.mp4")
     assert "allow_outside_root" in refused(of(tmp_path / "a.mp4"))
     assert len(scan(of(tmp_path / "a.mp4", allow_outside_root=True))) == FRAMES
 
 
 def test_sound_alone_is_refused(tmp_path) -> None:
-    """By name."""
+    """The message names the file."""
     with av.open(tmp_path / "a.mp4", "w") as container:
         stream = container.add_stream("aac", rate=44100, layout="mono")
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
@@ -519,7 +519,7 @@ def test_sound_alone_is_refused(tmp_path) -> None:
 
 
 def test_a_file_that_was_never_finished_is_refused(videos, tmp_path) -> None:
-    """An mp4 has its header at its end, unless one says otherwise."""
+    """An mp4 has its header at its end, unless an option moves it."""
     (tmp_path / "a.mp4").write_bytes((videos / "h264.mp4").read_bytes()[:3000])
     assert f"{tmp_path}/a.mp4 is no mp4, mov, mkv, webm or avi, or damaged at its header" in refused(
         of(tmp_path / "a.mp4")
@@ -528,7 +528,7 @@ def test_a_file_that_was_never_finished_is_refused(videos, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["faststart.mp4", "h264.mkv", "mjpeg.avi", "fragments.mp4"])
 def test_a_file_that_is_cut_has_the_frames_up_to_there(videos, tmp_path, name) -> None:
-    """Cut frames and those that refer to them are bad, the same ones in any order."""
+    """Frames at the cut and frames that refer to them are bad, in any order of reading."""
     content = (videos / name).read_bytes()
     (tmp_path / name).write_bytes(content[: len(content) // 2])
     with opened(of(tmp_path / name)) as (reader, index):
@@ -542,7 +542,7 @@ def test_a_file_that_is_cut_has_the_frames_up_to_there(videos, tmp_path, name) -
 
 
 def test_a_frame_that_is_damaged_when_it_is_scanned_is_named(videos, tmp_path) -> None:
-    """With its file's name, its number and its second; the next group of pictures is as it was."""
+    """The reason has the frame's number and second; the next group of pictures is unharmed."""
     index = scan(of(videos / "h264.mkv"))
     content = (videos / "h264.mkv").read_bytes()
     with av.open(videos / "h264.mkv") as container:
@@ -556,7 +556,7 @@ def test_a_frame_that_is_damaged_when_it_is_scanned_is_named(videos, tmp_path) -
 
 
 def test_a_file_that_changes_after_the_scan_makes_bad_samples(videos, tmp_path) -> None:
-    """Each packet is compared: what is still the same is still good."""
+    """Each packet is compared, so unchanged ones are still good."""
     file = tmp_path / "h264.mkv"
     content = (videos / file.name).read_bytes()
     file.write_bytes(content)
@@ -573,7 +573,7 @@ def test_a_file_that_changes_after_the_scan_makes_bad_samples(videos, tmp_path) 
 
 @pytest.mark.parametrize("change", ["gone", "empty", "fifo", "other"])
 def test_a_file_that_is_another_by_then_makes_bad_samples(videos, tmp_path, change) -> None:
-    """None of which ends the process or waits."""
+    """No such file ends the process or makes it wait."""
     file = tmp_path / "a.mp4"
     file.write_bytes((videos / "h264.mp4").read_bytes())
     with opened(of(file)) as (reader, _index):
@@ -594,7 +594,7 @@ def test_a_file_that_is_another_by_then_makes_bad_samples(videos, tmp_path, chan
 
 
 def test_a_file_that_shrinks_while_it_is_open_makes_bad_samples(tmp_path) -> None:
-    """Each time it is asked for, and no other error; when it is whole again, so are they."""
+    """Each read gives a reason and no other error; a file that is whole again has good samples."""
     file = tmp_path / "a.avi"
     content = write_video(file, FRAMES, Coding("rawvideo")).read_bytes()
     with opened(of(file)) as (reader, _index):
@@ -609,7 +609,7 @@ def test_a_file_that_shrinks_while_it_is_open_makes_bad_samples(tmp_path) -> Non
 
 
 def test_large_frames_and_packets_are_bad_samples(videos) -> None:
-    """Before anything is decoded."""
+    """The sizes are checked before anything is decoded."""
     with opened(of(videos / "h264.mp4", max_pixels=1000)) as (reader, _index):
         assert reason(reader) == "64 x 48 is 3072 pixels, more than max_pixels = 1000"
     with opened(of(videos / "h264.mp4"), max_bytes=100) as (reader, _index):
@@ -617,7 +617,7 @@ def test_large_frames_and_packets_are_bad_samples(videos) -> None:
 
 
 def test_few_files_are_open_at_once(classes, tmp_path) -> None:
-    """However many there are, and none afterwards."""
+    """The number of files does not matter, and none stays open at the end."""
     for number in range(9):
         (tmp_path / f"{number}.mp4").write_bytes((classes / "cats/b.mp4").read_bytes())
     with opened(VideoSource(root=tmp_path, files=("*.mp4",))) as (reader, index):
@@ -631,7 +631,7 @@ def test_few_files_are_open_at_once(classes, tmp_path) -> None:
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "mjpeg.avi", "vp9.webm", "hevc.mp4", "open_groups.mp4"])
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_is_damaged_is_refused_or_bad_or_a_picture(videos, tmp_path_factory, name, seed) -> None:
-    """And nothing else ever happens."""
+    """There is no other outcome."""
     choice = random.Random(seed)
     content = bytearray((videos / name).read_bytes())
     for _ in range(choice.choice([1, 1, 5])):
@@ -644,7 +644,7 @@ def test_whatever_is_damaged_is_refused_or_bad_or_a_picture(videos, tmp_path_fac
 
 
 def test_times_of_frames_never_go_back(videos) -> None:
-    """So the number of a frame is its place among all that are shown."""
+    """The number of a frame is therefore its place among all the frames that are shown."""
     for name in KINDS:
         with opened(of(videos / name)) as (reader, index):
             times = [reader.known(sample)["time"] for sample in range(len(index))]

@@ -22,19 +22,19 @@ NONE_YET = "stream 'photos' has no producers yet, and its next batch has 0 of 4 
 
 @pytest.fixture(autouse=True)
 def _impatience(monkeypatch):
-    """Nobody waits for a whole second before he is told."""
+    """Shorten the silence after which the client reports what it waits for."""
     monkeypatch.setattr(batchd_client.reader, "SILENCE_MAX_S", 0.05)
 
 
 def status(**live):
-    """What a daemon says of its one live stream."""
+    """The status of a daemon with one live stream."""
     counts = {"producers": 0, "pushed_samples": 0, "queued_samples": 0, "bound_samples": 0, **live}
     return {"streams": [{"name": "photos", "batch_size": 4, "live": counts}]}
 
 
 @pytest.fixture
 def fake(tmp_path):
-    """A daemon that grants nothing before it was asked for its status by somebody who waits."""
+    """A daemon that grants batches only after a waiting client has asked for its status."""
 
     def answer(session, message):
         if isinstance(message, AskStatus):
@@ -63,7 +63,7 @@ def fake(tmp_path):
     ],
 )
 def test_what_is_missing_is_counted(live, text) -> None:
-    """With what to do."""
+    """The hint also says what to do."""
     told = missing_samples_hint(read_status(status(**live)), "photos")
 
     assert told is not None
@@ -84,12 +84,12 @@ def test_what_is_missing_is_counted(live, text) -> None:
     ],
 )
 def test_nothing_is_said_where_samples_are_not_what_is_missing(said) -> None:
-    """Nor where a daemon talks nonsense."""
+    """There is no hint either if the daemon sends nonsense."""
     assert missing_samples_hint(read_status(said), "photos") is None
 
 
 def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:
-    """Once, on standard error, and goes on."""
+    """The message is printed once on standard error, and the command continues."""
     result = CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address, "-o", str(tmp_path / "sheet.png")])
 
     assert result.exit_code == 0, result.output
@@ -100,7 +100,7 @@ def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:
 
 
 def test_peek_says_at_last_what_never_came(fake, monkeypatch) -> None:
-    """Not that the daemon is stuck: it is not."""
+    """The message does not say that the daemon hangs, because it does not."""
     monkeypatch.setattr(peek, "BATCH_TIMEOUT_S", 0.2)
     fake.granted_when_asked = 0
 
@@ -120,8 +120,8 @@ def test_peek_says_nothing_of_a_batch_that_takes_its_time(fake, tmp_path) -> Non
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_a_trainer_is_told_what_its_first_batch_waits_for(fake, caplog, let_pass) -> None:
-    """Once, in the log; later batches come without a word, however slow."""
+def test_the_log_says_what_a_trainers_first_batch_waits_for(fake, caplog, let_pass) -> None:
+    """The log has one line; later batches add none, however slow they are."""
 
     def let_it_wait(_session, message):
         if isinstance(message, Pull) and message.waiting:

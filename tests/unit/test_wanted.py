@@ -1,4 +1,4 @@
-"""How many remote workers are wanted, from the core's state; the interface of an address."""
+"""The number of remote workers wanted, from the core's state; and the interface of an address."""
 
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
@@ -25,7 +25,7 @@ class Counted:
         self.world.start_workers()
 
     def ticks(self, seconds: float, each: Callable[[], object] = lambda: None) -> None:
-        """Let time pass; ``each`` happens every half second."""
+        """Let time pass; ``each`` is called every half second."""
         for _ in range(round(seconds / TICK_S)):
             each()
             self.world.now += TICK_S
@@ -33,7 +33,7 @@ class Counted:
             self.count.tick(self.world.state, {1: ROW_BYTES})
 
     def work(self) -> None:
-        """Each worker carries out an order that took it half a second, and the trainer reads on."""
+        """Let each worker carry out an order of half a second, and let the trainers read on."""
         for number in [number for number, worker in self.world.workers.items() if worker.orders]:
             self.world.fill(number, busy_us=int(TICK_S * 1e6))
         for number in self.world.trainers:
@@ -41,7 +41,7 @@ class Counted:
 
 
 def test_a_trainer_that_always_waits_wants_more_workers() -> None:
-    """Ten times the one that there is, with 15 % to spare, less that one."""
+    """The number is ten times the one worker, with 15 % to spare, less that worker."""
     counted = Counted(WantedCount(0, NO_INTERFACE))
     counted.world.subscribe()
     counted.ticks(12, counted.work)
@@ -50,7 +50,7 @@ def test_a_trainer_that_always_waits_wants_more_workers() -> None:
 
 
 def test_the_first_seconds_of_a_daemon_want_little() -> None:
-    """A ring that is filled for the first time is no want of workers."""
+    """A ring that is filled for the first time is no sign of missing workers."""
     counted = Counted(WantedCount(0, NO_INTERFACE), workers=2)
     counted.world.subscribe()
     counted.ticks(1, counted.work)
@@ -59,7 +59,7 @@ def test_the_first_seconds_of_a_daemon_want_little() -> None:
 
 
 def test_a_trainer_that_has_gone_wants_nothing() -> None:
-    """Whatever its stream did in the last seconds."""
+    """The stream's waits of the last seconds do not count."""
     counted = Counted(WantedCount(0, NO_INTERFACE))
     counted.world.subscribe()
     counted.ticks(12, counted.work)
@@ -70,7 +70,7 @@ def test_a_trainer_that_has_gone_wants_nothing() -> None:
 
 
 def test_a_trainer_that_only_looks_wants_nothing() -> None:
-    """Its batches are made when workers have nothing else to do."""
+    """Workers make the batches of a spectator when they have nothing else to do."""
     counted = Counted(WantedCount(0, NO_INTERFACE))
     counted.world.subscribe(is_spectator=True)
     counted.ticks(12, counted.work)
@@ -79,7 +79,7 @@ def test_a_trainer_that_only_looks_wants_nothing() -> None:
 
 
 def test_what_was_longer_ago_does_not_count() -> None:
-    """The trainer waited, and has stood still for the last seconds."""
+    """The trainer waited before, and has been stalled for the last seconds."""
     counted = Counted(WantedCount(0, NO_INTERFACE))
     counted.world.subscribe()
     counted.ticks(12, counted.work)
@@ -92,7 +92,7 @@ def test_what_was_longer_ago_does_not_count() -> None:
 
 
 def test_a_stream_that_is_decoded_here_wants_no_remote_workers() -> None:
-    """However long its trainer waits."""
+    """The length of the trainer's waits does not matter."""
     counted = Counted(WantedCount(0, NO_INTERFACE), decodes_here=True)
     counted.world.subscribe()
     counted.ticks(12, counted.work)
@@ -101,7 +101,7 @@ def test_a_stream_that_is_decoded_here_wants_no_remote_workers() -> None:
 
 
 def test_the_speed_of_the_network_caps_the_number() -> None:
-    """A worker makes some rows of a megabyte in half a second."""
+    """One worker makes several rows of a megabyte in half a second."""
     counted = Counted(WantedCount(0, ("eth0", 20e6)))
     counted.world.subscribe()
     counted.ticks(12, counted.work)
@@ -111,7 +111,7 @@ def test_the_speed_of_the_network_caps_the_number() -> None:
 
 
 def test_a_small_ring_caps_the_number() -> None:
-    """With two slots for the trainer and one to fill, of one order or a few each."""
+    """The trainer has two slots, so one slot is left to fill, with few orders."""
     counted = Counted(WantedCount(0, NO_INTERFACE), slots_max=3)
     counted.world.subscribe()
     counted.ticks(12, counted.work)
@@ -121,7 +121,7 @@ def test_a_small_ring_caps_the_number() -> None:
 
 
 def test_a_configured_maximum_caps_the_number() -> None:
-    """``pool_max`` of the configuration."""
+    """The maximum is ``pool_max`` of the configuration."""
     counted = Counted(WantedCount(3, NO_INTERFACE))
     counted.world.subscribe()
     counted.ticks(12, counted.work)
@@ -140,7 +140,7 @@ ADDRESSES = {
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch) -> Path:
-    """A machine with a network card of 10 Gbit/s, one that does not tell, and a bridge."""
+    """A machine with a network card of 10 Gbit/s, one of unknown speed, and a bridge."""
     for name, facts in {"eth0": {"speed": "10000\n"}, "docker0": {"speed": "10000\n"}, "wlan0": {}}.items():
         (tmp_path / name).mkdir()
         for fact, text in facts.items():
@@ -157,7 +157,7 @@ def machine(tmp_path: Path, monkeypatch) -> Path:
 @pytest.mark.parametrize("address", ["10.0.0.5", "fd00::5", "eth0", "*", "0.0.0.0", "::"])
 @pytest.mark.usefixtures("machine")
 def test_the_speed_of_an_address_is_that_of_its_interface(address) -> None:
-    """Of all addresses, the only interface that has a speed."""
+    """An address of all interfaces has the speed of the only interface with a known one."""
     assert interface_of(address) == ("eth0", 1.25e9)
 
 
@@ -173,19 +173,19 @@ def test_the_speed_of_an_address_is_that_of_its_interface(address) -> None:
 )
 @pytest.mark.usefixtures("machine")
 def test_a_speed_that_is_not_known_is_none(address, found) -> None:
-    """A bridge has no hardware, so that what it says is invented."""
+    """A bridge has no hardware, so its speed is invented."""
     assert interface_of(address) == found
 
 
 def test_of_two_cards_that_take_all_addresses_none_is_chosen(machine) -> None:
-    """Rows may come through either."""
+    """Rows may come through either card."""
     (machine / "wlan0" / "speed").write_text("1000\n")
 
     assert interface_of("*") == ("", None)
 
 
 def test_a_card_that_is_a_part_of_a_bond_has_no_speed_of_its_own(machine) -> None:
-    """The bond has."""
+    """The speed is that of the bond."""
     (machine / "eth0" / "master").mkdir()
 
     assert interface_of("10.0.0.5") == ("eth0", None)
@@ -193,12 +193,12 @@ def test_a_card_that_is_a_part_of_a_bond_has_no_speed_of_its_own(machine) -> Non
 
 @pytest.mark.parametrize("speed", ["-1\n", "", "unknown\n"])
 def test_a_card_without_a_link_has_no_speed(machine, speed) -> None:
-    """The kernel writes -1, or nothing that can be read."""
+    """The kernel writes -1, or text that is no number."""
     (machine / "eth0" / "speed").write_text(speed)
 
     assert interface_of("eth0") == ("eth0", None)
 
 
 def test_the_addresses_of_an_interface_are_those_of_the_kernel() -> None:
-    """Every machine has this one."""
+    """Every machine has the loopback interface."""
     assert IPv4Address("127.0.0.1") in set(wanted._addresses("lo"))

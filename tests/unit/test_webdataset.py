@@ -41,7 +41,7 @@ def scan(root: Path, *shards: str, **changes: object) -> FilesIndex:
 
 
 def test_a_shard_that_is_a_link_out_of_the_root_is_refused(tmp_path: Path) -> None:
-    """Before and after the scan; and served where it is meant."""
+    """The scan and the reader refuse it, and ``allow_outside_root`` permits it."""
     write_shard(tmp_path / "elsewhere.tar", [("1.jpg", b"one"), ("1.cls", b"7")])
     (tmp_path / "root").mkdir()
     (tmp_path / "root/a.tar").symlink_to(tmp_path / "elsewhere.tar")
@@ -57,14 +57,14 @@ def test_a_shard_that_is_a_link_out_of_the_root_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["BZh/1.jpg", "BZh91AY&SY/1.jpg", "\x04\x22\x4d\x18/1.jpg"])
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT])
 def test_a_plain_shard_whose_first_name_is_like_a_magic_is_read(tmp_path: Path, name: str, kind: int) -> None:
-    """A tar file begins with the name of a member; its own magic stands further on."""
+    """A tar file begins with a member's name, and its own magic comes later."""
     write_shard(tmp_path / "a.tar", [(name, b"one"), (name.replace("jpg", "cls"), b"7")], format=kind)
 
     assert read_all(scan(tmp_path)) == [b"one"]
 
 
 def test_what_begins_with_a_part_of_the_magic_of_bzip2_is_not_taken_for_it(tmp_path: Path) -> None:
-    """Its first three bytes are letters, as of words and names."""
+    """The first three bytes of that magic are letters, as in words and names."""
     (tmp_path / "a.tar").write_bytes(b"BZh is how this text begins" * 100)
 
     with pytest.raises(SourceInvalid, match="is not a tar file"):
@@ -72,7 +72,7 @@ def test_what_begins_with_a_part_of_the_magic_of_bzip2_is_not_taken_for_it(tmp_p
 
 
 def read_all(index: FilesIndex, max_bytes: int = 1 << 20) -> list[bytes]:
-    """The bytes of every sample, the last one first: any order will do."""
+    """The bytes of all samples, read from the last one to the first."""
     reader = SampleReader(index, max_bytes, Storage())
     try:
         return [bytes(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
@@ -86,7 +86,7 @@ def pair(key: str, label: int) -> list[tuple[str, bytes]]:
 
 
 def test_each_sample_is_found_with_its_label_and_its_bytes(tmp_path) -> None:
-    """Whatever the tar dialect is, over several shards, in the order of their names."""
+    """This holds for every tar dialect, over several shards, in the order of their names."""
     for number, dialect in enumerate((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)):
         members = [member for row in range(3) for member in pair(f"{number}-{row}", 10 * number + row)]
         write_shard(tmp_path / f"train-{number:04}.tar", members, format=dialect)
@@ -100,7 +100,7 @@ def test_each_sample_is_found_with_its_label_and_its_bytes(tmp_path) -> None:
 
 
 def test_the_key_is_the_name_up_to_the_first_dot_of_its_last_part(tmp_path) -> None:
-    """Other members of a sample are not looked at; folders and hidden files are none."""
+    """Other members are ignored; folders and hidden files are no members of a sample."""
     write_shard(
         tmp_path / "a.tar",
         [
@@ -119,7 +119,7 @@ def test_the_key_is_the_name_up_to_the_first_dot_of_its_last_part(tmp_path) -> N
 
 
 def test_names_longer_than_a_header_and_names_that_are_no_text_are_kept(tmp_path) -> None:
-    """Both dialects for long names."""
+    """Both tar dialects for long names are read."""
     long, odd = "d/" * 60 + "n" * 120, os.fsdecode(b"\xff\xfe")
     members = [*pair(long, 3), (f"{odd}.jpg", b"odd"), (f"{odd}.cls", b"4")]
     write_shard(tmp_path / "a.tar", members, format=tarfile.GNU_FORMAT)
@@ -135,7 +135,7 @@ def test_names_longer_than_a_header_and_names_that_are_no_text_are_kept(tmp_path
 
 
 def test_labels_may_stand_in_json_or_be_left_out(tmp_path) -> None:
-    """By the key of an object; without labels nobody asks for their members."""
+    """``json:label`` names a key; without labels, no member for them is needed."""
     write_shard(tmp_path / "a.tar", [("x.png", b"i"), ("x.json", json.dumps({"label": 7, "more": [1]}).encode())])
 
     assert scan(tmp_path, label="json:label").labels.tolist() == [7]
@@ -143,7 +143,7 @@ def test_labels_may_stand_in_json_or_be_left_out(tmp_path) -> None:
 
 
 def test_the_first_ending_that_a_sample_has_is_its_image(tmp_path) -> None:
-    """In the order of the setting."""
+    """The order is that of the option ``image``."""
     write_shard(tmp_path / "a.tar", [("x.png", b"png"), ("x.jpg", b"jpg"), ("x.cls", b"0")])
 
     assert read_all(scan(tmp_path)) == [b"jpg"]
@@ -164,7 +164,7 @@ def test_the_first_ending_that_a_sample_has_is_its_image(tmp_path) -> None:
     ],
 )
 def test_a_sample_that_is_not_as_the_user_means_it_is_refused_by_name(tmp_path, members, text) -> None:
-    """With the shard and the member."""
+    """The message has the shard and the member."""
     write_shard(tmp_path / "a.tar", members)
 
     with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.tar.*{text}|{text}"):
@@ -173,7 +173,7 @@ def test_a_sample_that_is_not_as_the_user_means_it_is_refused_by_name(tmp_path, 
 
 @pytest.mark.parametrize("text", [b"[1]", b'{"other": 1}', b'{"label": "1"}', b'{"label": true}', b"{", b"[" * 100_000])
 def test_json_without_the_number_is_refused(tmp_path, text) -> None:
-    """Deeply nested JSON, too."""
+    """This includes deeply nested JSON."""
     write_shard(tmp_path / "a.tar", [("x.jpg", b"i"), ("x.json", text)])
 
     with pytest.raises(SourceInvalid, match=r"x\.json is not JSON with a whole number under 'label'"):
@@ -185,7 +185,7 @@ def test_json_without_the_number_is_refused(tmp_path, text) -> None:
     [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz"), (b"\x28\xb5\x2f\xfd".__add__, "zstd")],
 )
 def test_compressed_shards_are_refused_with_advice(tmp_path, compress, kind) -> None:
-    """Whatever their names are."""
+    """The content decides, not the name of the shard."""
     shard = write_shard(tmp_path / "a.tar", pair("x", 1))
     shard.write_bytes(compress(shard.read_bytes()))
 
@@ -195,7 +195,7 @@ def test_compressed_shards_are_refused_with_advice(tmp_path, compress, kind) -> 
 
 @pytest.mark.parametrize("data", [b"no tar at all" * 100, bytes(5), b"\xff" * 2000])
 def test_what_is_no_tar_file_is_refused(tmp_path, data) -> None:
-    """By name, and never as an empty shard."""
+    """The message names the file, and the file never counts as an empty shard."""
     (tmp_path / "a.tar").write_bytes(data)
 
     with pytest.raises(SourceInvalid, match=r"a\.tar (is not a tar file|holds no sample)"):
@@ -203,7 +203,7 @@ def test_what_is_no_tar_file_is_refused(tmp_path, data) -> None:
 
 
 def test_a_shard_that_is_named_and_not_there_is_refused(tmp_path) -> None:
-    """A pattern of shards may find fewer; a list of them may not."""
+    """A pattern may match any number of shards; a list of names must be complete."""
     write_shard(tmp_path / "t-0.tar", pair("x", 1))
 
     assert len(scan(tmp_path, "t-*.tar")) == 1
@@ -214,7 +214,7 @@ def test_a_shard_that_is_named_and_not_there_is_refused(tmp_path) -> None:
 
 
 def test_a_header_that_says_it_is_huge_costs_no_memory(tmp_path) -> None:
-    """A shard is somebody else's: the daemon reads its headers."""
+    """The daemon reads headers that other people wrote."""
     huge = tarfile.TarInfo("x.jpg")
     huge.type, huge.size = tarfile.XHDTYPE, 1 << 32
     (tmp_path / "a.tar").write_bytes(huge.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 12))
@@ -224,7 +224,7 @@ def test_a_header_that_says_it_is_huge_costs_no_memory(tmp_path) -> None:
 
 
 def test_a_shard_that_is_cut_is_refused_with_the_place(tmp_path) -> None:
-    """Within a sample, within a header, and between two members, where only the end is missing."""
+    """The cut is in a sample, in a header, or between two members, without the end block."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000), ("c.jpg", b"c")])
     os.truncate(shard, 512 + 1024 + 512 + 1000)
     with pytest.raises(SourceInvalid, match=r"a\.tar is cut: it ends at byte 3048, within b\.jpg; copy it again"):
@@ -241,7 +241,7 @@ def test_a_shard_that_is_cut_is_refused_with_the_place(tmp_path) -> None:
 
 
 def test_a_broken_header_is_no_end(tmp_path) -> None:
-    """Everything behind it would be left out quietly."""
+    """Otherwise, all members after the header would be left out silently."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a"), ("b.jpg", b"b"), ("c.jpg", b"c")])
     data = bytearray(shard.read_bytes())
     data[1024 + 148 : 1024 + 156] = b"0000000\0"
@@ -252,7 +252,7 @@ def test_a_broken_header_is_no_end(tmp_path) -> None:
 
 
 def test_one_block_of_zeros_ends_a_shard(tmp_path) -> None:
-    """Two are usual, and then zeros up to a whole record."""
+    """Usual shards have two such blocks, and zeros up to a whole record."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])
     os.truncate(shard, 2048 + 512)
 
@@ -260,7 +260,7 @@ def test_one_block_of_zeros_ends_a_shard(tmp_path) -> None:
 
 
 def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
-    """Those behind the cut say where the shard ends; the others, that it is not what it was."""
+    """The reason has the shard's end beyond the cut, and the change of the shard before it."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000)])
     reader = SampleReader(scan(tmp_path, label=""), 1 << 20, Storage())
     os.truncate(shard, 512 + 1024 + 512 + 1000)
@@ -274,8 +274,8 @@ def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
     reader.close()
 
 
-def test_a_shard_that_is_written_anew_makes_bad_samples(tmp_path) -> None:
-    """New samples may have old places and lengths: no label goes with another image."""
+def test_a_shard_that_is_rewritten_makes_bad_samples(tmp_path) -> None:
+    """New samples may have old places and lengths, and no label may go with another image."""
     images = [bytes([number]) * 600 for number in range(3)]
     write_shard(tmp_path / "a.tar", [(f"{number}.jpg", image) for number, image in enumerate(images)])
     index = scan(tmp_path, label="")
@@ -291,8 +291,8 @@ def test_a_shard_that_is_written_anew_makes_bad_samples(tmp_path) -> None:
         one.close()
 
 
-def test_a_shard_in_the_place_of_another_is_read_by_nobody(tmp_path) -> None:
-    """Who has the old one open reads that; who opens the new one finds that it is another."""
+def test_a_shard_that_replaces_another_one_is_never_read(tmp_path) -> None:
+    """A reader that has the old shard open still reads it; another reader notices the change."""
     write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600)])
     index = scan(tmp_path, label="")
     reader, late = SampleReader(index, 1 << 20, Storage()), SampleReader(index, 1 << 20, Storage())
@@ -307,7 +307,7 @@ def test_a_shard_in_the_place_of_another_is_read_by_nobody(tmp_path) -> None:
 
 
 def test_samples_that_are_empty_or_too_large_are_bad_ones(tmp_path) -> None:
-    """By their sizes, before anything is read."""
+    """Their sizes are checked before anything is read."""
     write_shard(tmp_path / "a.tar", [("a.jpg", b""), ("b.jpg", b"b" * 100)])
     reader = SampleReader(scan(tmp_path, label=""), 99, Storage())
 
@@ -319,7 +319,7 @@ def test_samples_that_are_empty_or_too_large_are_bad_ones(tmp_path) -> None:
 
 
 def test_a_shard_that_vanishes_makes_bad_samples_and_no_other_ones(tmp_path) -> None:
-    """What is open stays readable."""
+    """A shard that is open stays readable."""
     for name in "ab":
         write_shard(tmp_path / f"{name}.tar", pair(name, 1))
     reader = SampleReader(scan(tmp_path), 1 << 20, Storage())
@@ -334,7 +334,7 @@ def test_a_shard_that_vanishes_makes_bad_samples_and_no_other_ones(tmp_path) -> 
 
 
 def test_a_worker_keeps_a_bounded_number_of_shards_open(tmp_path) -> None:
-    """The one that was used least lately is closed, and opened again when it is wanted."""
+    """The least recently used shard is closed, and opened again for its next sample."""
     count = SHARDS_MAX + 5
     for number in range(count):
         write_shard(tmp_path / f"{number:03}.tar", pair(f"{number}", number))
@@ -349,7 +349,7 @@ def test_a_worker_keeps_a_bounded_number_of_shards_open(tmp_path) -> None:
 
 
 def test_the_digest_names_what_is_in_the_shards(tmp_path) -> None:
-    """Not where they lie; another label, another length or another name is another source."""
+    """Another label, length or name gives another digest; the folder does not matter."""
     digests = set()
     for number, members in enumerate(
         [pair("x", 1), pair("x", 2), pair("y", 1), [("x.jpg", b"longer"), ("x.cls", b"1")]]
@@ -363,7 +363,7 @@ def test_the_digest_names_what_is_in_the_shards(tmp_path) -> None:
 
 
 def test_scanning_keeps_no_list_of_members(tmp_path) -> None:
-    """Tarfile would, of all that it has seen."""
+    """The module ``tarfile`` would keep all members that it has read."""
     write_shard(tmp_path / "a.tar", [(f"{number}.jpg", b"x") for number in range(3000)])
 
     index = scan(tmp_path, label="")
@@ -371,7 +371,7 @@ def test_scanning_keeps_no_list_of_members(tmp_path) -> None:
 
 
 def test_a_sparse_member_is_refused(tmp_path) -> None:
-    """Its bytes are not where its extent says."""
+    """The bytes of such a member are not where its extent says."""
     sparse = tarfile.TarInfo("x.jpg")
     sparse.type = tarfile.GNUTYPE_SPARSE
     (tmp_path / "a.tar").write_bytes(sparse.tobuf(tarfile.GNU_FORMAT) + io.BytesIO().read() + bytes(1024))
@@ -384,19 +384,19 @@ def test_a_sparse_member_is_refused(tmp_path) -> None:
     "changes", [{"shards": ()}, {"image": ()}, {"image": ("",)}, {"label": "json:"}, {"path_bytes": -1}]
 )
 def test_settings_that_cannot_be_are_refused(changes) -> None:
-    """By the key's name."""
+    """The message has the key's name."""
     with pytest.raises(ValueError, match=next(iter(changes))):
         WebDatasetSource(**{"root": Path("/a"), "shards": ("*",)} | changes)
 
 
 def test_patterns_of_shards_are_checked_without_looking_at_any(tmp_path) -> None:
-    """By `batchd check`."""
+    """`batchd check` reports them."""
     (problem,) = KINDS[WebDatasetSource].problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)), Storage())
     assert problem == "shards: {9..1} goes down; write the smaller number first"
 
 
 def test_a_shard_that_is_no_file_is_refused_and_not_waited_for(tmp_path) -> None:
-    """Opening a FIFO waits for its other end, which may never come."""
+    """Opening a FIFO waits for a writer, which may never come."""
     os.mkfifo(tmp_path / "a.tar")
 
     with pytest.raises(SourceInvalid, match=r"a\.tar is not a regular file"):

@@ -1,4 +1,4 @@
-"""Fields of tar shards' samples: their members, what is read, and messages for each damage."""
+"""Fields of tar shards' samples: their members, their values, and messages for each damage."""
 
 import io
 import json
@@ -30,7 +30,7 @@ from support.shards import write_shard
 from support.source_files import nothing
 
 ALL = {"image": "image", "mask": "image", "caption": "text", "box": "float32[4]", "score": "float64", "label": "int64"}
-"""A field of every kind; each comes from where it usually does."""
+"""A field of every kind, each from its usual member."""
 
 
 def npy(array: Any) -> bytes:
@@ -55,7 +55,7 @@ def source(root: Path, fields: dict[str, str] | None, **changes: object) -> WebD
 
 
 def opened(of: WebDatasetSource, max_bytes: int = 1 << 20) -> Reader:
-    """The reader that a worker has, with the index as it gets it."""
+    """The reader of a worker, with the index as the worker gets it."""
     index = KINDS[WebDatasetSource].scan(of, Survey(nothing))
     descriptor = index.to_memfd()
     try:
@@ -67,7 +67,7 @@ def opened(of: WebDatasetSource, max_bytes: int = 1 << 20) -> Reader:
 
 
 def write(root: Path, *samples: dict[str, bytes]) -> Path:
-    """A shard of samples that are called 0, 1, ..."""
+    """Write a shard of samples that are called 0, 1, ..."""
     members = [(f"{number}.{end}", data) for number, sample in enumerate(samples) for end, data in sample.items()]
     return write_shard(root / "a.tar", members)
 
@@ -90,7 +90,7 @@ def read_one(root: Path, kind: str, ending: str, data: bytes, **changes: object)
 
 
 def test_each_field_comes_from_its_member(tmp_path: Path) -> None:
-    """Without naming members: as `prepare` writes them, in any order, among others."""
+    """Without ``names``, members are those that `prepare` writes, in any order, among others."""
     others = {ending: MEMBERS[ending] for ending in reversed(MEMBERS)} | {
         "cls": b"-8",
         "mp4": b"not read",
@@ -111,7 +111,7 @@ def test_each_field_comes_from_its_member(tmp_path: Path) -> None:
 
 
 def test_names_say_which_member_it_is(tmp_path: Path) -> None:
-    """With the first of several that there are, and keys of objects that several fields share."""
+    """A name may list alternatives, and several fields may share the keys of one object."""
     annotation = json.dumps({"w": 3, "size": [1, 2], "text": "wörter"}).encode()
     write(tmp_path, {"ann.json": annotation, "b.png": b"B", "c.png": b"C"}, {"ann.json": annotation, "c.png": b"C"})
     fields = {"a": "image", "width": "uint8", "size": "int16[2]", "said": "text", "all": "text"}
@@ -133,7 +133,7 @@ def test_names_say_which_member_it_is(tmp_path: Path) -> None:
 
 
 def test_a_name_may_have_the_dot_in_front_that_messages_show(tmp_path: Path) -> None:
-    """It is the same source: the digest does not change."""
+    """The source is the same one: the digest does not change."""
     write(tmp_path, {"jpg": b"x", "seg.png": b"y", "json": b'{"w": 3}'})
     fields = {"image": "image", "mask": "image", "width": "int64"}
     plain, dotted = (
@@ -149,7 +149,7 @@ def test_a_name_may_have_the_dot_in_front_that_messages_show(tmp_path: Path) -> 
 
 
 def test_the_name_that_members_share_may_be_a_field(tmp_path: Path) -> None:
-    """Also for a sample that is bad."""
+    """The field has its value for bad samples, too."""
     write_shard(tmp_path / "a.tar", [("v1.0/cat.jpg", b"x"), ("v1.0/cat.cls", b"1")])
     reader = opened(source(tmp_path, {"label": "int64"}, path_bytes=12))
 
@@ -191,7 +191,7 @@ def test_the_name_that_members_share_may_be_a_field(tmp_path: Path) -> None:
 def test_a_member_is_read_by_its_ending_and_its_field(
     tmp_path: Path, kind: str, ending: str, data: bytes, value: Any
 ) -> None:
-    """Numbers in digits, in JSON, in arrays of numpy of any order, and as plain bytes; texts."""
+    """Numbers come as digits, JSON, numpy arrays in any order, or plain bytes; texts as UTF-8."""
     found = read_one(tmp_path, kind, ending, data)
 
     if isinstance(value, str):
@@ -258,13 +258,13 @@ def test_a_member_is_read_by_its_ending_and_its_field(
 def test_a_member_that_is_not_as_declared_is_a_bad_sample(
     tmp_path: Path, kind: str, ending: str, data: bytes, reason: str
 ) -> None:
-    """With the member and what it is."""
+    """The message has the member and what it is."""
     with pytest.raises(SampleUnreadable, match=f"^{reason}"):
         read_one(tmp_path, kind, ending, data)
 
 
 def test_arrays_that_need_pickle_are_refused(tmp_path: Path) -> None:
-    """By their headers."""
+    """Their headers show it, and nothing is unpickled."""
     stream = io.BytesIO()
     np.save(stream, np.array([{}], object), allow_pickle=True)
 
@@ -273,7 +273,7 @@ def test_arrays_that_need_pickle_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_member_is_a_bad_sample_or_its_default(tmp_path: Path) -> None:
-    """The name has shard and key; a missing or null key of JSON is the same."""
+    """The name has shard and key; a missing or null key of JSON counts as a missing member."""
     write(tmp_path, MEMBERS, {"jpg": b"x", "json": b'{"score": null}'}, {"jpg": b"x"})
     reader = opened(source(tmp_path, {"image": "image", "mask": "image"}))
     with pytest.raises(
@@ -295,7 +295,7 @@ def test_a_missing_member_is_a_bad_sample_or_its_default(tmp_path: Path) -> None
 
 
 def test_a_member_that_no_sample_has_is_said_at_the_start(tmp_path: Path) -> None:
-    """A name that is written wrong is no million bad samples."""
+    """A misspelt name must not give a million bad samples."""
     write(tmp_path, MEMBERS)
 
     with pytest.raises(
@@ -306,7 +306,7 @@ def test_a_member_that_no_sample_has_is_said_at_the_start(tmp_path: Path) -> Non
 
 
 def test_members_that_are_too_large_are_bad_samples(tmp_path: Path) -> None:
-    """By their sizes, before anything is read; others of the sample do not count."""
+    """Sizes are checked before anything is read; unused members of the sample do not count."""
     write(tmp_path, {**MEMBERS, "mask.png": b"m" * 300})
 
     reader = opened(source(tmp_path, ALL), 299)
@@ -319,7 +319,7 @@ def test_members_that_are_too_large_are_bad_samples(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path: Path) -> None:
-    """With the member, and where the shard ends."""
+    """The reason has the member, and the end of the shard."""
     file = write(tmp_path, {"jpg": b"a" * 600, "cls": b"1"}, {"cls": b"2", "jpg": b"b" * 5000})
     reader = opened(source(tmp_path, {"image": "image", "label": "int64"}))
     os.truncate(file, file.stat().st_size - 8192)
@@ -332,7 +332,7 @@ def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_is_cut_or_holds_nothing_is_refused(tmp_path: Path) -> None:
-    """As for images and labels."""
+    """The messages are those for images and labels."""
     file = write(tmp_path, MEMBERS)
     os.truncate(file, 516)
     with pytest.raises(SourceInvalid, match=r"a\.tar is cut: it ends at byte 516, within 0\.jpg; copy it again"):
@@ -343,7 +343,7 @@ def test_a_shard_that_is_cut_or_holds_nothing_is_refused(tmp_path: Path) -> None
 
 
 def test_the_digest_names_what_decides_bytes(tmp_path: Path) -> None:
-    """Content of numbers and texts, lengths of images; types, members, defaults; no places."""
+    """Numbers, texts, image lengths, types, members and defaults count; folders do not."""
 
     def digest(folder: str, members: dict[str, bytes], **changes: object) -> str:
         write(tmp_path / folder, members)
@@ -406,7 +406,7 @@ def test_a_source_without_fields_is_what_it_was(tmp_path: Path) -> None:
 def test_fields_that_cannot_be_are_refused(
     fields: dict[str, str] | None, changes: dict[str, object], text: str
 ) -> None:
-    """Before any shard is looked at, with what to write instead."""
+    """The configuration is refused before a shard is opened, with what to write instead."""
     with pytest.raises(ValueError, match=text.replace("[", r"\[").replace("?", r"\?")):
         source(Path("/a"), fields, **changes)
 
@@ -423,7 +423,7 @@ def test_fields_that_cannot_be_are_refused(
     ],
 )
 def test_where_fields_usually_come_from(column: Column, text: str) -> None:
-    """As `prepare` writes them."""
+    """The members are those that `prepare` writes."""
     assert usual_member(column).text == text
     assert Member(("a", "b"), "k").text == "a;b:k"
 
@@ -467,7 +467,7 @@ _IMAGES = [jpeg(photo(3, 4)), encode(photo(3, 4), ".png")]
 
 @given(columns_and_values())
 def test_what_prepare_writes_is_read_again_whole(made: tuple[dict[str, Column], list[dict[str, Any]]]) -> None:
-    """With the source that it prints: any columns, any values."""
+    """The source that it prints reads any columns and values."""
     columns, samples = made
     encoder = MemberEncoder(columns, "png", 90, is_bgr=False)
     with TemporaryDirectory() as folder:
@@ -490,7 +490,7 @@ def test_what_prepare_writes_is_read_again_whole(made: tuple[dict[str, Column], 
 
 @pytest.mark.parametrize(("image_format", "difference"), [("png", 0), ("jpg", 12)])
 def test_pixels_come_back_as_images(tmp_path: Path, image_format: str, difference: int) -> None:
-    """Lossless in PNG, nearly in JPEG; the first comes from the plain ending."""
+    """They are lossless in PNG and similar in JPEG; the first image has the plain ending."""
     columns = {
         "photo": Column("photo", dtype="uint8", shape=(None, None, 3)),
         "mask": Column("mask", dtype="uint8", shape=(64, 96, 1)),
@@ -519,7 +519,7 @@ def test_pixels_come_back_as_images(tmp_path: Path, image_format: str, differenc
 
 
 def test_an_image_and_a_label_need_no_fields() -> None:
-    """The shortest form that reads all of it."""
+    """The printed source has the shortest form that reads all fields."""
     pair = {"image": Column("image", "encoded"), "label": Column("label", dtype="int64")}
 
     assert "fields" not in source_table(Path("/a"), "a.tar", pair)

@@ -1,4 +1,4 @@
-"""How many orders worker hosts may have: the windows alone, and what the core makes of them."""
+"""The number of orders that worker hosts may have: the windows alone, and in the core."""
 
 import heapq
 
@@ -30,7 +30,7 @@ def fill(windows: Windows, window: Window) -> None:
 
 
 def test_a_new_link_begins_with_few_orders(windows) -> None:
-    """A thousand workers may come at once."""
+    """A thousand workers may connect at once."""
     assert [window.limit for window in windows.by_link.values()] == [WORKERS * BEGIN_ORDERS] * 2
     assert windows.left == 2 * WORKERS * BEGIN_ORDERS
 
@@ -45,7 +45,7 @@ def test_a_window_grows_while_rows_come_soon_to_what_its_workers_can_have(window
 
 
 def test_a_window_that_limits_nothing_does_not_grow(windows) -> None:
-    """Trainers that are slow say nothing about the network."""
+    """Slow trainers say nothing about the network."""
     window = windows.by_link[1]
     windows.count(window, 1)
     windows.arrived(window, rows=8, way_s=0.001, given_s=0.0, now_s=1.0)
@@ -53,7 +53,7 @@ def test_a_window_that_limits_nothing_does_not_grow(windows) -> None:
 
 
 def test_late_rows_shrink_the_window_of_their_link_alone_and_once_for_all_orders_of_one_time(windows) -> None:
-    """What was given before cannot show that the window is smaller now."""
+    """Orders from before the change cannot show whether the smaller window is still too large."""
     window, other = windows.by_link.values()
     fill(windows, window)
     windows.arrived(window, rows=8, way_s=0.001, given_s=0.0, now_s=0.5)
@@ -70,7 +70,7 @@ def test_late_rows_shrink_the_window_of_their_link_alone_and_once_for_all_orders
 
 
 def test_rows_that_always_take_long_are_late_only_if_they_take_still_longer(windows) -> None:
-    """A frame of a video of 100 MB takes a second on 1 Gbit/s, and that is no queue."""
+    """A video frame of 100 MB takes a second on 1 Gbit/s without any queue."""
     window = windows.by_link[1]
     fill(windows, window)
     for way_s in (1.0, LATE_TIMES):
@@ -81,7 +81,7 @@ def test_rows_that_always_take_long_are_late_only_if_they_take_still_longer(wind
 
 
 def test_links_with_less_than_one_order_share_what_all_may_have(windows) -> None:
-    """Each has one at most, and one may always be given."""
+    """Each link has one order at most, and one order may always be given."""
     for window in windows.by_link.values():
         windows.set_limit(window, 0.4)
     assert windows.left == 1
@@ -120,11 +120,11 @@ def test_a_host_whose_rows_come_soon_gets_all_orders_that_its_workers_can_have()
 
 
 def test_behind_a_network_for_two_of_fifty_workers_no_order_is_late_for_its_trainer() -> None:
-    """As many rows come as from two, and none of them was sent for nothing."""
+    """As many rows arrive as two workers make, and no row is sent in vain."""
     rows_s, row_s, seconds = 200.0, 0.01, 40.0
     world = World([make_spec(1, samples=100_000, batch_size=32, slots_max=120, window=100)], chunk_rows_max=32)
     world.start_workers()
-    world.kill(min(world.workers))  # no other comes up: only remote workers fill rows
+    world.kill(min(world.workers))  # only remote workers fill rows from here on
     world.state.streams[1].sample_s = row_s
     world.subscribe(1)
     for _ in range(50):
@@ -133,11 +133,11 @@ def test_behind_a_network_for_two_of_fifty_workers_no_order_is_late_for_its_trai
     network_s, came = 0.0, 0
     while world.now < seconds:
         world.now, worker, order = heapq.heappop(due)
-        if worker == 0:  # time passes, and the trainer takes all that is there
+        if worker == 0:  # time passes, and the trainer takes all batches that are ready
             world.do(ev.Ticked())
             world.pull(1)
             heapq.heappush(due, (world.now + 0.05, 0, 0))
-        elif order > 0:  # a worker is done: its rows queue for the network
+        elif order > 0:  # a worker is done, and its rows queue for the network
             (rows,) = (len(one.rows) for one in world.workers[worker].orders if one.order == order)
             network_s = max(network_s, world.now) + rows / rows_s
             heapq.heappush(due, (network_s, worker, -order))

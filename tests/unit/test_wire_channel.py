@@ -51,7 +51,7 @@ SHARED = SlotShared(slot=3, slot_bytes=4096)
 
 @pytest.fixture
 def pair():
-    """Two ends, non-blocking, so that no test can wait for ever."""
+    """Two non-blocking ends, so no test can wait for ever."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     with ours, theirs:
         yield ours, theirs
@@ -59,7 +59,7 @@ def pair():
 
 @pytest.fixture
 def pipe():
-    """A descriptor to pass, and the other end, which tells when the last copy of it is closed."""
+    """A descriptor to pass, and the other end, which shows when its last copy is closed."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     yield reading, writing
@@ -71,7 +71,7 @@ def open_descriptors() -> set[str]:
 
 
 def is_closed_everywhere(reading: int) -> bool:
-    """End of file on a pipe: nobody holds the writing end."""
+    """The pipe is at end of file: no process holds the writing end."""
     try:
         return os.read(reading, 1) == b""
     except BlockingIOError:
@@ -79,7 +79,7 @@ def is_closed_everywhere(reading: int) -> bool:
 
 
 def test_a_message_arrives_with_its_descriptor(pair, pipe) -> None:
-    """The descriptor is a new one for the same file, and belongs to who received it."""
+    """The receiver gets and owns a new descriptor for the same file."""
     ours, theirs = pair
     reading, writing = pipe
     send_message(ours, SHARED, [writing])
@@ -111,7 +111,7 @@ def test_descriptors_arrive_close_on_exec(pair) -> None:
 
 
 def test_messages_keep_their_order_and_their_borders(pair) -> None:
-    """One datagram is one message, whatever waits behind it."""
+    """One datagram is one message, whatever follows it."""
     ours, theirs = pair
     sent = [Welcome(version=number, secret=bytes(number)) for number in range(20)]
     for message in sent:
@@ -124,7 +124,7 @@ def test_messages_keep_their_order_and_their_borders(pair) -> None:
     "data", [b"\xff", b"\xc0", Hello(1, "x", 2).encode(), SHARED.encode() + b"\x00", SHARED.encode()[:-1]]
 )
 def test_what_is_no_message_is_refused_and_its_descriptors_are_closed(pair, pipe, data) -> None:
-    """Else a peer could fill the table of descriptors with nonsense."""
+    """Otherwise, a peer could fill the table of descriptors with nonsense."""
     ours, theirs = pair
     reading, writing = pipe
     before = open_descriptors()
@@ -139,7 +139,7 @@ def test_what_is_no_message_is_refused_and_its_descriptors_are_closed(pair, pipe
 
 
 def test_a_truncated_datagram_is_refused_and_its_descriptors_are_closed(pair, pipe) -> None:
-    """Its beginning might be a message; it is not read as one."""
+    """The beginning of the datagram might be a message; it is not read as one."""
     ours, theirs = pair
     reading, writing = pipe
     before = open_descriptors()
@@ -157,7 +157,7 @@ def test_a_truncated_datagram_is_refused_and_its_descriptors_are_closed(pair, pi
 
 
 def test_too_many_descriptors_are_refused_and_all_closed(pair, pipe) -> None:
-    """Those that arrived and those that the kernel cut off."""
+    """The receiver closes those that arrived, and the kernel those that it cut off."""
     ours, theirs = pair
     reading, writing = pipe
     before = open_descriptors()
@@ -172,7 +172,7 @@ def test_too_many_descriptors_are_refused_and_all_closed(pair, pipe) -> None:
 
 
 def test_a_bad_message_leaves_the_next_one_whole(pair) -> None:
-    """It is for the caller to decide whether such a peer may go on."""
+    """The caller decides whether to keep the connection to such a peer."""
     ours, theirs = pair
     ours.send(b"\xc1" * 100)
     send_message(ours, SHARED)
@@ -183,7 +183,7 @@ def test_a_bad_message_leaves_the_next_one_whole(pair) -> None:
 
 
 def test_the_longest_message_arrives(pair) -> None:
-    """The limit is that of the datagram, to the byte; what is longer is our own mistake."""
+    """The limit is exact to the byte; sending a longer message is a bug of ours."""
     ours, theirs = pair
     longest = Welcome(1, bytes(DATAGRAM_BYTES_MAX - 8))
     send_message(ours, longest)
@@ -194,7 +194,7 @@ def test_the_longest_message_arrives(pair) -> None:
 
 
 def test_a_chunk_of_nothing_but_bad_samples_fits_into_a_message(pair) -> None:
-    """With the longest paths and reasons that a worker sends."""
+    """Paths and reasons are as long as a worker sends them."""
     ours, theirs = pair
     reasons = [LONG_REASON_BYTES_MAX] * LONG_REASONS_MAX + [REASON_BYTES_MAX] * (CHUNK_ROWS_MAX - LONG_REASONS_MAX)
     bad = [(1 << 62, "p" * PATH_BYTES_MAX, "r" * reason_bytes) for reason_bytes in reasons]
@@ -208,7 +208,7 @@ def test_a_chunk_of_nothing_but_bad_samples_fits_into_a_message(pair) -> None:
 
 
 def test_as_many_chunks_as_are_ordered_at_once_fit_into_a_message(pair) -> None:
-    """With scattered rows, each of which has a place in a mailbox."""
+    """Their rows are scattered, and each row has a place in a mailbox."""
     ours, theirs = pair
     runs, places = [(1 << 20, 1)] * CHUNK_ROWS_MAX, [1 << 20] * CHUNK_ROWS_MAX
     chunk = Chunk(1 << 62, 1 << 62, 1 << 62, 1 << 62, runs, places)
@@ -220,7 +220,7 @@ def test_as_many_chunks_as_are_ordered_at_once_fit_into_a_message(pair) -> None:
 
 
 def test_end_of_file_is_channel_closed(pair) -> None:
-    """What was sent before is still read."""
+    """Messages that were sent before the end are still read."""
     ours, theirs = pair
     send_message(ours, SHARED)
     ours.close()
@@ -232,7 +232,7 @@ def test_end_of_file_is_channel_closed(pair) -> None:
 
 
 def test_a_peer_that_goes_without_reading_is_channel_closed(pair) -> None:
-    """The kernel calls it a reset; to us it is the same news."""
+    """The kernel calls it a reset; here it means the same."""
     ours, theirs = pair
     send_message(theirs, SHARED)
     ours.close()
@@ -242,8 +242,8 @@ def test_a_peer_that_goes_without_reading_is_channel_closed(pair) -> None:
 
 
 @pytest.mark.parametrize("copies", [0, 1])
-def test_sending_to_nobody_is_channel_closed(pair, pipe, copies) -> None:
-    """With descriptors, which stay ours, and without."""
+def test_sending_to_a_closed_end_is_channel_closed(pair, pipe, copies) -> None:
+    """This holds with and without descriptors, which stay open at the sender."""
     ours, theirs = pair
     reading, writing = pipe
     theirs.close()
@@ -254,8 +254,8 @@ def test_sending_to_nobody_is_channel_closed(pair, pipe, copies) -> None:
     assert is_closed_everywhere(reading)
 
 
-def test_descriptors_on_the_way_to_somebody_who_is_gone_are_closed(pair, pipe) -> None:
-    """The kernel does it; nothing is left to a garbage collector."""
+def test_descriptors_in_transit_to_a_closed_end_are_closed(pair, pipe) -> None:
+    """The kernel closes them, without a garbage collector."""
     ours, theirs = pair
     reading, writing = pipe
     send_message(ours, SHARED, [writing])
@@ -267,7 +267,7 @@ def test_descriptors_on_the_way_to_somebody_who_is_gone_are_closed(pair, pipe) -
 
 
 def fill(channel: socket.socket) -> int:
-    """Send until no more goes in; tells how many messages did."""
+    """Send until the channel is full; return the number of messages sent."""
     for sent in count():
         try:
             send_message(channel, Welcome(sent, bytes(1000)))
@@ -279,7 +279,7 @@ def fill(channel: socket.socket) -> int:
 def test_a_full_channel_refuses_and_an_empty_one_too(pair) -> None:
     """Neither side ever waits on a channel that it made non-blocking.
 
-    Nothing of the refused message is sent.
+    No part of the refused message is sent.
     """
     ours, theirs = pair
     with pytest.raises(BlockingIOError):
@@ -303,7 +303,7 @@ def test_a_channel_with_a_deadline_times_out(pair) -> None:
 
 
 def test_orders_are_refused_on_a_lifeline(pair) -> None:
-    """Each receiver names the vocabulary that it speaks."""
+    """Each receiver names the vocabulary that it reads."""
     send_message(pair[0], Quarantine(1, [2]))
 
     with pytest.raises(MalformedMessage, match="number 36 is not expected here"):
@@ -311,7 +311,7 @@ def test_orders_are_refused_on_a_lifeline(pair) -> None:
 
 
 def test_a_runtime_directory_has_the_names_that_are_drawn() -> None:
-    """The ones that an operator sees with ls."""
+    """Operators see these names with ls."""
     names = runtime_directory(Path("/run/batchd"))
 
     assert names.lifeline_path == Path("/run/batchd/lifeline.sock")
@@ -325,7 +325,7 @@ def test_a_runtime_directory_has_the_names_that_are_drawn() -> None:
     "address", ["ipc:///run/batchd", "/run/batchd", "/run/batchd/", "/run/./batchd", "/run/x/../batchd"]
 )
 def test_an_address_is_a_directory_with_or_without_its_scheme(address) -> None:
-    """However it is written, it names the same place."""
+    """Each notation names the same directory."""
     assert parse_address(address) == RuntimeDirectory(Path("/run/batchd"))
     assert parse_address(parse_address(address).address) == RuntimeDirectory(Path("/run/batchd"))
 
@@ -335,7 +335,7 @@ def test_an_address_is_a_directory_with_or_without_its_scheme(address) -> None:
     [("bigbox:7070", "bigbox", 7070), ("10.0.0.7:70", "10.0.0.7", 70), ("[fe80::1]:7070", "fe80::1", 7070)],
 )
 def test_a_host_and_a_port_need_no_scheme(address, host, port) -> None:
-    """Who writes them means no directory; one of such a name is written with a slash."""
+    """A user who writes both means no directory; a directory of such a name needs a slash."""
     assert parse_address(address) == parse_address(f"tcp://{address}") == TcpAddress(host, port)
     if "[" not in address:
         assert isinstance(parse_address(f"./{address}"), RuntimeDirectory)
@@ -363,7 +363,7 @@ def test_a_relative_address_is_made_absolute(monkeypatch, tmp_path) -> None:
 def test_a_name_without_a_slash_that_is_no_directory_is_refused_with_what_may_be_meant(
     address, meant, monkeypatch, tmp_path
 ) -> None:
-    """Who forgets a port or a bracket is not to wait for a directory."""
+    """A missing port or bracket must not make a user wait for a directory."""
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(ValueError, match=rf"{re.escape(meant)}(?!\w)"):
@@ -383,13 +383,13 @@ def test_a_link_in_the_address_stays_a_link(tmp_path) -> None:
     "address", ["tcp://host", "host:70700", "http://run", "IPC:///run/batchd", "ipc://", "", "://run"]
 )
 def test_another_address_is_refused_with_an_example(address) -> None:
-    """The message shows how to write one."""
+    """The message shows how to write an address."""
     with pytest.raises(ValueError, match=r"ipc:///run/batchd"):
         parse_address(address)
 
 
 def test_a_path_too_long_for_a_socket_is_refused_with_the_numbers(tmp_path) -> None:
-    """And the longest that is accepted really can be bound."""
+    """The longest path that is accepted can really be bound."""
     room = SOCKET_PATH_BYTES_MAX - len(os.fsencode(tmp_path)) - len("//lifeline.sock")
     longest = tmp_path / ("d" * room)
     longest.mkdir()
@@ -403,7 +403,7 @@ def test_a_path_too_long_for_a_socket_is_refused_with_the_numbers(tmp_path) -> N
 
 
 def test_the_length_of_a_path_is_counted_in_bytes() -> None:
-    """As the kernel counts it."""
+    """The kernel counts in bytes, too."""
     with pytest.raises(ValueError, match="choose a shorter"):
         runtime_directory(Path("/run") / ("ü" * 50))
 
@@ -421,7 +421,7 @@ def test_daemons_are_looked_for_in_the_systems_place_and_then_in_the_users(monke
 def test_last_words_are_heard_even_if_ours_were_not():
     """The kernel resets a connection that is closed with something unread.
 
-    What the other side had said is still there.
+    The last message of the other side is still there.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:

@@ -1,4 +1,4 @@
-"""Every message of every vocabulary: there and back, and everything that is no message."""
+"""Every message of every vocabulary survives encoding, and everything else is refused."""
 
 import inspect
 import tracemalloc
@@ -39,7 +39,7 @@ VOCABULARIES = {
     if isinstance(value, Vocabulary)
 }
 KINDS = list(
-    dict.fromkeys(  # a gateway is told some things as workers are
+    dict.fromkeys(  # some messages to gateways are those to workers
         kind
         for module in MODULES
         for _name, kind in inspect.getmembers(module, inspect.isclass)
@@ -56,7 +56,7 @@ plain_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=8,
 )
-"""What msgpack carries and an ``object`` may be."""
+"""Values that msgpack carries and that an ``object`` may be."""
 extensions = st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=4)) | st.builds(
     msgpack.Timestamp, st.integers(0, (1 << 34) - 1)
 )
@@ -68,7 +68,7 @@ msgpack_values = st.recursive(
     ),
     max_leaves=8,
 )
-"""What msgpack carries at all."""
+"""All values that msgpack carries."""
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
@@ -127,7 +127,7 @@ def _whole_value(hint: Any) -> Any:
 NUMBERS = [0, -1, 1 << 63, (1 << 64) - 1, 0.0, 1.5, float("nan"), float("inf")]
 OTHERS = [None, True, False, "", "1", b"", b"1", [], [1], {}, {"key": 1}, {b"key": 1}, [[[]]]]
 FITTING = {int: lambda value: value == 0 and type(value) is int, object: lambda _value: True}
-"""Which of the values above are right; for the other types, all of their own type are."""
+"""The right values among those above; for other types, all values of that type are right."""
 
 
 def wrong_values(hint: Any) -> list[Any]:
@@ -154,7 +154,7 @@ def wrong_values(hint: Any) -> list[Any]:
 
 
 def decode_or_refuse(vocabulary: Vocabulary, data: bytes) -> None:
-    """Decode; whatever is accepted must be a message that says the same when it is sent on."""
+    """Decode; an accepted message must stay the same when it is encoded and decoded again."""
     try:
         decoded = vocabulary.decode(data)
     except MalformedMessage:
@@ -165,7 +165,7 @@ def decode_or_refuse(vocabulary: Vocabulary, data: bytes) -> None:
 @every_vocabulary
 @given(data=st.data())
 def test_every_message_survives_the_way_there_and_back(vocabulary, data) -> None:
-    """Built from the annotations alone, so a new message is tested from its first day."""
+    """Messages are built from the annotations alone, so a new message is tested at once."""
     said = data.draw(any_message_of(vocabulary))
 
     decoded = vocabulary.decode(said.encode())
@@ -176,27 +176,27 @@ def test_every_message_survives_the_way_there_and_back(vocabulary, data) -> None
 
 
 def test_what_may_be_a_tuple_arrives_as_a_list() -> None:
-    """There are only arrays in msgpack, and the sender need not care."""
+    """There are only arrays in msgpack, so the sender may use lists or tuples."""
     sent = Pull(subscription=1, consumed=2, waiting=False, wait_us=0, released=[(3, 4)])
 
     assert TO_DAEMON.decode(sent.encode()) == Pull(1, 2, False, 0, [[3, 4]])
 
 
 def test_an_error_code_travels_as_its_number() -> None:
-    """The receiver may be older and not know it."""
+    """An older receiver may not know the code."""
     sent = Refused(request=1, subscription=0, error=ErrorCode.DRAINING, text="")
 
     assert TO_TRAINER.decode(sent.encode()).error == 400
 
 
 def test_message_numbers_are_unique_over_all_vocabularies() -> None:
-    """A number is given once, whoever it is for, and never to an imported copy."""
+    """A number is used once, for any receiver, and never by an imported copy."""
     assert [code for code, count in Counter(kind.code for kind in KINDS).items() if count > 1] == []
     assert {1, 10, 20, 30} <= {kind.code for kind in KINDS}
 
 
-def test_every_message_is_documented_and_expected_by_somebody() -> None:
-    """No message without a meaning of its own, and none that nobody may receive."""
+def test_every_message_is_documented_and_expected_by_a_receiver() -> None:
+    """Each message has a meaning of its own, and at least one vocabulary has it."""
     meanings = [inspect.cleandoc(kind.__doc__ or "") for kind in KINDS]
     received = set(chain.from_iterable(vocabulary._kinds.values() for vocabulary in VOCABULARIES.values()))
 
@@ -208,28 +208,28 @@ def test_every_message_is_documented_and_expected_by_somebody() -> None:
 
 
 def test_error_codes_stay_within_the_hundreds_that_are_documented() -> None:
-    """1xx to 4xx, each number once, and those that were given stay as they are."""
+    """Codes are 1xx to 4xx and unique, and published codes stay the same."""
     assert {code // 100 for code in ErrorCode} == {1, 2, 3, 4}
     assert (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNKNOWN_STREAM, ErrorCode.RING_EXHAUSTED) == (100, 200, 300)
 
 
 def test_a_vocabulary_refuses_what_is_for_others() -> None:
-    """The daemon does not listen to its own answers."""
+    """The daemon does not accept its own answers."""
     with pytest.raises(MalformedMessage, match="number 1 is not expected here"):
         TO_DAEMON.decode(Hello(1, "train.py", 2).encode())
 
 
 def test_two_messages_with_one_number_make_no_vocabulary() -> None:
-    """Found when the module is imported, by whoever adds the second."""
+    """The error comes at the import of the module, so the author of the second message sees it."""
     with pytest.raises(AssertionError, match="share a number"):
         Vocabulary(Hello, Hello)
 
 
 @every_vocabulary
 def test_every_wrong_value_of_every_field_is_refused_by_name(vocabulary) -> None:
-    """Negative, too large, a bool for a number, a text for bytes, a tuple of another length.
+    """Values are negative, too large, a bool for a number, a text for bytes, or a longer tuple.
 
-    At every place.
+    They are tried at every place.
     """
     for whole in map(whole_message, vocabulary._kinds.values()):
         assert vocabulary.decode(whole.encode()) == whole
@@ -245,7 +245,7 @@ def test_every_wrong_value_of_every_field_is_refused_by_name(vocabulary) -> None
 
 @every_vocabulary
 def test_a_message_with_too_few_fields_is_refused(vocabulary) -> None:
-    """One less than it has without a default, the message in a message, or no array at all."""
+    """One required field is missing, a message is in a message, or there is no array at all."""
     for kind in vocabulary._kinds.values():
         code, *values = msgpack.unpackb(whole_message(kind).encode())
         values = values[: kind.required]
@@ -260,7 +260,7 @@ def test_a_message_with_too_few_fields_is_refused(vocabulary) -> None:
 
 @every_vocabulary
 def test_fields_that_a_newer_side_added_are_skipped(vocabulary) -> None:
-    """Whatever they are, behind the last field that is known."""
+    """Any values may follow the last known field."""
     for whole in map(whole_message, vocabulary._kinds.values()):
         parts = msgpack.unpackb(whole.encode())
         assert vocabulary.decode(msgpack.packb([*parts, {"new": [1, None]}, -1])) == whole
@@ -277,7 +277,7 @@ class Grown(Message):
 
 
 def test_a_field_with_a_default_may_be_absent_and_is_checked_where_it_is_there() -> None:
-    """So a side that knows it goes on with one that does not."""
+    """A side that knows the field thus works with a side that does not."""
     grown = Vocabulary(Grown)
     assert grown.decode(msgpack.packb([99, 1, "a"])) == Grown(1, "a")
     assert grown.decode(msgpack.packb([99, 1, "a", [7]])) == Grown(1, "a", [7])
@@ -288,7 +288,7 @@ def test_a_field_with_a_default_may_be_absent_and_is_checked_where_it_is_there()
 
 
 def test_a_side_that_skips_nothing_is_sent_what_it_knows() -> None:
-    """Versions before the one that skips unknown fields: the fields without a default."""
+    """Versions before the one that skips unknown fields get the fields without a default."""
     grown = Grown(1, "a", [7], 8)
     assert msgpack.unpackb(grown.encode(OPEN_ENDED_SINCE - 1)) == [99, 1, "a"]
     assert msgpack.unpackb(grown.encode(OPEN_ENDED_SINCE)) == [99, 1, "a", [7], 8]
@@ -305,7 +305,7 @@ def test_a_number_that_is_no_messages_is_refused() -> None:
 @every_vocabulary
 @given(data=st.binary(max_size=200))
 def test_arbitrary_bytes_are_a_message_or_malformed(vocabulary, data) -> None:
-    """Nothing else ever comes out of a decoder, whatever comes in."""
+    """A decoder has no other outcome, whatever arrives."""
     decode_or_refuse(vocabulary, data)
     decode_or_refuse(vocabulary, b"\x93" + bytes([next(iter(vocabulary._kinds))]) + data)
 
@@ -313,7 +313,7 @@ def test_arbitrary_bytes_are_a_message_or_malformed(vocabulary, data) -> None:
 @every_vocabulary
 @given(value=msgpack_values)
 def test_arbitrary_msgpack_is_a_message_or_malformed(vocabulary, value) -> None:
-    """Extensions, NaN, odd keys: as the whole message and as each field of one."""
+    """Extensions, NaN and odd keys are tried as the whole message and as each field of one."""
     decode_or_refuse(vocabulary, msgpack.packb(value))
     for kind in vocabulary._kinds.values():
         decode_or_refuse(vocabulary, msgpack.packb([kind.code, *[value] * len(kind.field_names)]))
@@ -322,7 +322,7 @@ def test_arbitrary_msgpack_is_a_message_or_malformed(vocabulary, value) -> None:
 @every_vocabulary
 @given(data=st.data())
 def test_a_mutated_message_is_a_message_or_malformed(vocabulary, data) -> None:
-    """Bytes changed, left out, doubled, or cut off at the end of a message that was right."""
+    """Bytes of a right message are changed, left out, doubled, or cut off at the end."""
     sent = bytearray(data.draw(any_message_of(vocabulary)).encode())
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(sent) - 1))
@@ -338,7 +338,7 @@ def test_a_mutated_message_is_a_message_or_malformed(vocabulary, data) -> None:
 
 @every_vocabulary
 def test_a_message_cut_off_anywhere_or_with_something_behind_it_is_refused(vocabulary) -> None:
-    """One message is one message: no rest, no beginning of the next."""
+    """A message has no rest, and no beginning of the next one."""
     for kind in vocabulary._kinds.values():
         sent = whole_message(kind).encode()
         for wrong in [sent[:length] for length in range(len(sent))] + [sent + b"\xc0", sent + sent]:
@@ -348,7 +348,7 @@ def test_a_message_cut_off_anywhere_or_with_something_behind_it_is_refused(vocab
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"], ids=["array", "map"])
 def test_deep_nesting_is_refused_at_every_depth(opening) -> None:
-    """Neither a deep nesting nor the error that shows it may exhaust a stack."""
+    """Neither deep nesting nor the error that shows it may exhaust a stack."""
     for depth in (5, 100, 500, 511, 512, *range(900, 1030, 5), 1022, 1023, 1024, 5000, 200_000):
         nested = opening * depth + b"\xc0"
         for data in (nested, b"\x93\x0a" + nested + b"\xc4\x00", b"\x93\x0a\x01" + nested):
@@ -358,7 +358,7 @@ def test_deep_nesting_is_refused_at_every_depth(opening) -> None:
 
 @pytest.mark.parametrize("depth", [100, 400, 1010, 1100])
 def test_deep_nesting_where_anything_may_stand_is_a_message_or_malformed(depth) -> None:
-    """What is read can be sent on."""
+    """An accepted message can be encoded again."""
     decode_or_refuse(TO_TRAINER, b"\x93\x18\x01\x81\xa1a" + b"\x91" * depth + b"\xc0")
 
 
@@ -378,7 +378,7 @@ def test_extensions_are_refused_even_where_anything_may_stand(value) -> None:
 
 @pytest.mark.parametrize("key", [1, -1, None, 1.5, True, (1,)])
 def test_keys_that_are_no_text_are_refused(key) -> None:
-    """Integer keys are how hash collisions are made; the others nobody can read as JSON."""
+    """Integer keys allow hash collisions, and JSON cannot have the other kinds of keys."""
     with pytest.raises(MalformedMessage):
         TO_TRAINER.decode(msgpack.packb([Status.code, 1, {key: 1}]))
     with pytest.raises(MalformedMessage):
@@ -387,7 +387,7 @@ def test_keys_that_are_no_text_are_refused(key) -> None:
 
 @pytest.mark.parametrize("prefix", [b"", b"\x93\x0a\x01", b"\x93\x18\x01\x81\xa1a"], ids=["alone", "field", "object"])
 def test_a_huge_announced_length_costs_no_memory(prefix) -> None:
-    """Array, string, binary, map and extension that announce 2^32 - 1 or 2^16 - 1 items."""
+    """Array, string, binary, map and extension announce 2^32 - 1 or 2^16 - 1 items."""
     long = [bytes([start]) + b"\xff" * 4 for start in (0xDD, 0xDB, 0xC6, 0xDF, 0xC9)]
     short = [bytes([start]) + b"\xff" * 2 for start in (0xDC, 0xDA, 0xC5, 0xDE, 0xC8)]
     tracemalloc.start()
@@ -417,7 +417,7 @@ LIMITS = {
 
 @pytest.mark.parametrize(("kind", "name", "longest", "longer"), LIMITS.values(), ids=LIMITS)
 def test_limits_hold_to_the_item(kind, name, longest, longer) -> None:
-    """What is just allowed arrives, and one more does not."""
+    """The largest allowed value arrives, and one item more does not."""
     values = {other: getattr(whole_message(kind), other) for other in kind.field_names}
 
     assert getattr(EVERYTHING.decode(kind(**values | {name: longest}).encode()), name) == longest
@@ -426,7 +426,7 @@ def test_limits_hold_to_the_item(kind, name, longest, longer) -> None:
 
 
 def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
-    """However harmless its parts are."""
+    """The parts of the message may be harmless."""
     with pytest.raises(MalformedMessage, match=rf"{MESSAGE_BYTES_MAX + 1} bytes, more than the {MESSAGE_BYTES_MAX} of"):
         EVERYTHING.decode(b"\x93" * (MESSAGE_BYTES_MAX + 1))
 
@@ -440,6 +440,6 @@ def test_a_message_that_cannot_be_encoded_leaves_nothing_in_the_next_one() -> No
 
 
 def test_a_refusal_shows_little_of_what_it_refuses() -> None:
-    """The text goes into a log, and the value is whatever a stranger likes."""
+    """The text goes into a log, and a hostile peer chooses the value."""
     with pytest.raises(MalformedMessage, match=r"Open\.version cannot be .{1,60}$"):
         TO_DAEMON.decode(msgpack.packb([Open.code, ["x" * 1000] * 1000, b""]))

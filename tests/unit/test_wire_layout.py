@@ -1,4 +1,4 @@
-"""Where things lie in a slot, byte by byte, and which layouts and headers are refused."""
+"""The places of a slot's fields, byte by byte, and the layouts and headers that are refused."""
 
 import copy
 import mmap
@@ -64,7 +64,7 @@ def bytes_of(field: PlacedField, rows: int) -> range:
 
 
 def test_offsets_are_as_drawn() -> None:
-    """First field behind the header page, the next at multiples of 64, the end of 4096."""
+    """The first field follows the header page, others are at multiples of 64, the end at 4096."""
     layout = place_fields(PHOTOS, 7)
 
     assert [(field.name, field.offset) for field in layout.fields] == [
@@ -78,7 +78,7 @@ def test_offsets_are_as_drawn() -> None:
 
 
 def test_a_slot_that_ends_on_a_page_has_no_page_more() -> None:
-    """Rounding up leaves what is round."""
+    """Rounding up changes no round number."""
     assert place_fields([Field("image", "uint8", (64, 64))], 1).slot_bytes == 2 * 4096
     assert place_fields([Field("image", "uint8", (64, 64)), Field("label", "bool", ())], 1).slot_bytes == 3 * 4096
 
@@ -106,7 +106,7 @@ def test_a_layout_survives_the_way_there_and_back(fields, rows) -> None:
 
 
 def test_the_layout_as_it_travels_is_plain_data() -> None:
-    """Lists, texts and numbers: what msgpack carries."""
+    """It has lists, texts and numbers only, which msgpack carries."""
     fields = [Field("image", "uint8", (4, 4, 3)), Field("label", "int64", ())]
 
     assert place_fields(fields, 8).to_wire() == GOOD
@@ -211,7 +211,7 @@ VARYING_HOSTILE = {
 
 @pytest.mark.parametrize(("path", "value"), VARYING_HOSTILE.values(), ids=VARYING_HOSTILE)
 def test_rows_that_vary_in_a_way_that_cannot_be_are_refused(path, value) -> None:
-    """Sizes are where a reader looks for them, and of the one type that it reads."""
+    """Sizes must be in the field where a reader looks for them, with the one type that it reads."""
     good = place_fields(VARYING, 8).to_wire()
     assert layout_from_wire(good) == place_fields(VARYING, 8)
 
@@ -228,7 +228,7 @@ def test_a_length_beyond_the_type_of_sizes_is_refused() -> None:
 
 
 def test_a_varying_field_takes_room_for_its_largest_in_every_row() -> None:
-    """So every row has a fixed place, whoever fills it."""
+    """Every row thus has a fixed place for any worker that fills it."""
     layout = place_fields(VARYING, 8)
 
     assert [field.row_bytes for field in layout.fields] == [105, 8, 72, 4]
@@ -237,7 +237,7 @@ def test_a_varying_field_takes_room_for_its_largest_in_every_row() -> None:
 
 
 def test_sizes_have_the_name_that_people_expect() -> None:
-    """A length if one dimension varies, a shape if several do, else nothing."""
+    """The name ends in length for one varying dimension, and in shape for several."""
     assert [sizes_field(field) for field in VARYING] == [VARYING[1], None, VARYING[3], None]
     assert length_texts((5, 7, 3), VARYING[0].varying) == ["<=5", "<=7", "3"]
     assert length_texts((5, 7), None) == ["5", "7"]
@@ -251,7 +251,7 @@ values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4), max_lea
 
 @given(data=st.data())
 def test_any_value_is_a_layout_inside_its_slot_or_refused(data) -> None:
-    """Also a good one with anything in any place of it."""
+    """A good layout with any value at any place is tried, too."""
     place = data.draw(
         st.sampled_from([(0,), (1,), (2,), (0, 0), (0, 1), *[(0, row, part) for row in (0, 1) for part in range(6)]])
     )
@@ -272,7 +272,7 @@ def test_item_sizes_are_numpys() -> None:
 
 @given(fields=field_lists, rows=st.integers(1, 5))
 def test_views_show_exactly_the_bytes_of_their_field(fields, rows) -> None:
-    """Written through one view, found at the drawn offset, and at no other field's."""
+    """Bytes written through one view are at the drawn offset, and in no other field."""
     layout = place_fields(fields, rows)
     for field in layout.fields:
         slot = bytearray(layout.slot_bytes)
@@ -288,7 +288,7 @@ def test_views_show_exactly_the_bytes_of_their_field(fields, rows) -> None:
 
 
 def test_a_row_is_one_run_of_bytes() -> None:
-    """So one worker owns it while it fills it."""
+    """One worker thus owns these bytes while it fills them."""
     layout = place_fields(PHOTOS, 4)
     slot = bytearray(layout.slot_bytes)
 
@@ -299,7 +299,7 @@ def test_a_row_is_one_run_of_bytes() -> None:
 
 
 def test_numbers_are_little_endian() -> None:
-    """As the header's are."""
+    """The numbers of the header are little-endian, too."""
     layout = place_fields([Field("label", "int64", ())], 2)
     slot = bytearray(layout.slot_bytes)
     struct.pack_into("<qq", slot, 4096, 1, -2)
@@ -321,7 +321,7 @@ def test_views_of_read_only_memory_are_read_only_and_keep_it_alive() -> None:
 
 
 def test_a_view_beyond_the_buffer_is_refused() -> None:
-    """The last lock, should a layout and its memory ever differ."""
+    """This is the last check, should a layout and its memory ever differ."""
     layout = place_fields(PHOTOS, 2)
 
     with pytest.raises(ValueError, match="buffer is smaller"):
@@ -329,7 +329,7 @@ def test_a_view_beyond_the_buffer_is_refused() -> None:
 
 
 def test_the_header_lies_in_memory_as_drawn() -> None:
-    """Eight little-endian words, in this order."""
+    """It has eight little-endian words in this order."""
     packed = SlotHeader(generation=0x0102030405060708, slot=2, epoch=3, step=4, samples=5, payload_bytes=6).pack()
 
     assert len(packed) == SLOT_HEADER_BYTES == 64
@@ -340,14 +340,14 @@ def test_the_header_lies_in_memory_as_drawn() -> None:
 
 @given(st.builds(SlotHeader, words, words, words, words, words, words))
 def test_a_header_survives_the_way_there_and_back(header) -> None:
-    """Out of a whole page, and out of its first 64 bytes."""
+    """A whole page and its first 64 bytes give the same header."""
     assert unpack_header(header.pack()) == header
     assert unpack_header(memoryview(header.pack().ljust(4096, b"\0"))) == header
 
 
 @pytest.mark.parametrize("magic", [b"BATCHD02", b"BATCHD00", b"batchd01", bytes(8), b"\xff" * 8])
 def test_a_page_of_another_version_is_refused_by_name(magic) -> None:
-    """The error shows what is there and what should be."""
+    """The error shows the magic of the page, and the expected one."""
     page = magic + SlotHeader(1, 2, 3, 4, 5, 6).pack()[8:]
 
     with pytest.raises(ValueError, match="instead of b'BATCHD01'"):
@@ -356,7 +356,7 @@ def test_a_page_of_another_version_is_refused_by_name(magic) -> None:
 
 
 def test_only_the_generation_of_the_handle_opens_a_slot() -> None:
-    """Neither the one before nor the one after, and not a slot that is being filled."""
+    """Former and later generations do not, and neither does a slot that is being filled."""
     page = SlotHeader(7, 2, 3, 4, 5, 6).pack()
 
     assert holds_generation(page, 7)
@@ -367,7 +367,7 @@ def test_only_the_generation_of_the_handle_opens_a_slot() -> None:
 
 @given(cut=st.integers(0, 64))
 def test_a_torn_header_is_never_whole(cut) -> None:
-    """After any part of the new header, the generation read is one of the two."""
+    """With any part of the new header written, the generation read is one of the two."""
     before, after = SlotHeader(UNFINISHED, 2, 0, 0, 0, 0).pack(), SlotHeader(9, 2, 3, 4, 5, 6).pack()
     torn = after[:cut] + before[cut:]
 

@@ -1,4 +1,4 @@
-"""How numbers and nouns go together in messages."""
+"""Numbers and nouns in messages agree."""
 
 import pytest
 
@@ -16,5 +16,5 @@ from batchd_wire.wording import counted
     ],
 )
 def test_a_noun_is_as_many_as_its_number(count, noun, text) -> None:
-    """One is singular, and nothing is plural."""
+    """One is singular, and zero is plural."""
     assert counted(count, noun) == text

@@ -1,4 +1,4 @@
-"""The small parts of a worker host: mapped paths, kept indexes, the memory of rows."""
+"""Small parts of a worker host: mapped paths, kept indexes, the memory of rows."""
 
 import errno
 import os
@@ -33,19 +33,19 @@ from batchd_wire.fields import Field, place_fields
     ],
 )
 def test_paths_are_mapped_by_whole_components(there, here) -> None:
-    """The longest that fits."""
+    """The longest prefix that matches counts."""
     assert PathMap([("/data", "/mnt/data"), ("/data/val", "/val")]).here(there) == here
 
 
 def test_all_paths_in_a_value_are_mapped() -> None:
-    """Also names, as of the versions of files, and everything within."""
+    """Keys, such as the paths of file versions, and nested values are mapped, too."""
     mapped = PathMap([("/a", "/b")]).here({"/a/1": ["/a", 3, None, {"x": "/a/y"}], "root": "/a/", "n": 1.5})
 
     assert mapped == {"/b/1": ["/b", 3, None, {"x": "/b/y"}], "root": "/b/", "n": 1.5}
 
 
 def test_the_whole_tree_may_be_elsewhere() -> None:
-    """As in a container that has the host's files below a folder."""
+    """A container may have the host's files below a folder."""
     assert PathMap([("/", "/host")]).here("/data/x") == "/host/data/x"
     assert PathMap([("/host", "/")]).here(["/host/data", "/host"]) == ["/data", "/"]
 
@@ -75,7 +75,7 @@ DIGEST = sha256(CONTENT).hexdigest()
 
 @pytest.fixture
 def received():
-    """Makes an index that is received whole; closed in the end."""
+    """A function that makes a completely received index, which is closed after the test."""
     made = []
 
     def receive(content=CONTENT, digest=DIGEST):
@@ -90,7 +90,7 @@ def received():
 
 
 def test_an_index_is_asked_for_in_order_with_a_bound(received) -> None:
-    """Each part that arrives allows one more, and none is asked for twice."""
+    """Each part that arrives allows one more, and no part is requested twice."""
     index = received(b"")
     index.size = len(CONTENT)
 
@@ -103,7 +103,7 @@ def test_an_index_is_asked_for_in_order_with_a_bound(received) -> None:
 
 
 def test_an_index_with_another_digest_is_not_sealed(received) -> None:
-    """Nor does it take more than it has."""
+    """It also accepts no more bytes than its size."""
     index = received(CONTENT, "0" * 64)
     assert index.is_complete
     with pytest.raises(IndexDamaged, match="digest"):
@@ -113,7 +113,7 @@ def test_an_index_with_another_digest_is_not_sealed(received) -> None:
 
 
 def test_a_kept_index_is_loaded_sealed(received, tmp_path) -> None:
-    """It cannot change any more; another digest is not there."""
+    """It can no longer change, and an index with another digest is not found."""
     folder = IndexFolder(tmp_path / "kept")
     index = received()
     index.seal()
@@ -129,7 +129,7 @@ def test_a_kept_index_is_loaded_sealed(received, tmp_path) -> None:
 
 
 def test_unused_indexes_are_removed(received, tmp_path, monkeypatch) -> None:
-    """After some time, or beyond a size the one that was used least lately; abandoned ones, too."""
+    """Indexes expire after some time, or beyond a total size; abandoned files are removed, too."""
     folder = IndexFolder(tmp_path)
     old = tmp_path / f"{'a' * 64}.index"
     half = tmp_path / f"{'b' * 64}.17.unfinished"
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_costs_a_transfer(received, tmp_path) ->
 
 @pytest.fixture
 def memory():
-    """Room for 64 rows of two fields, of 3,000 bytes each row."""
+    """Memory for 64 rows of two fields, with 3,000 bytes for each row."""
     memory = OrderMemory(1, place_fields([Field("a", "uint8", (2000,)), Field("b", "uint8", (1000,))], 64))
     yield memory
     memory.close()
@@ -179,7 +179,7 @@ def used_bytes(memory):
 
 
 def test_only_the_rows_of_an_order_take_memory(memory) -> None:
-    """And fewer rows take no more."""
+    """An order with fewer rows takes no more memory."""
     assert used_bytes(memory) == 0
     memory.take(4)
     few = used_bytes(memory)
@@ -190,7 +190,7 @@ def test_only_the_rows_of_an_order_take_memory(memory) -> None:
 
 
 def test_an_idle_memory_gives_its_pages_back(memory, monkeypatch) -> None:
-    """They are zeros after that; one that is used keeps them."""
+    """The pages are zeros afterwards; memory in use keeps its pages."""
     monkeypatch.setattr(scratch, "KEPT_IDLE_S", -1.0)
     memory.take(64)
     os.pwrite(memory.descriptor, b"former", memory.layout.fields[0].offset)
@@ -204,7 +204,7 @@ def test_an_idle_memory_gives_its_pages_back(memory, monkeypatch) -> None:
 
 
 def test_rows_are_cut_as_those_of_a_slot(memory) -> None:
-    """Field after field, from the first row on."""
+    """Field follows field, each from its first row on."""
     first, second = memory.layout.fields
     os.pwrite(memory.descriptor, b"\1" * 2000 * 3, first.offset)
     os.pwrite(memory.descriptor, b"\2" * 1000 * 3, second.offset)
@@ -215,7 +215,7 @@ def test_rows_are_cut_as_those_of_a_slot(memory) -> None:
 
 
 def test_no_memory_is_an_error_before_the_worker_touches_it(memory, monkeypatch) -> None:
-    """The kernel says so when it is reserved."""
+    """The kernel reports it when the memory is reserved."""
 
     def refuse(*_arguments):
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))

@@ -27,7 +27,7 @@ from support.waiting import PATIENCE_S, wait_until
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
 BEGINNING = GREETING + READY
-"""Theirs differs in the socket's type alone, which is for them to mind."""
+"""The beginning of the other side differs in the socket's type only, which no test checks."""
 
 
 class Pair:
@@ -42,7 +42,7 @@ class Pair:
         stack.callback(self.connection.close)
 
     def say(self, words: bytes) -> list[list[bytes]]:
-        """Say this; the messages that were heard."""
+        """Send these bytes to the connection, and return the messages that it received."""
         heard = []
         for start in range(0, len(words), READ_BYTES):
             self.theirs.sendall(words[start : start + READ_BYTES])
@@ -54,7 +54,7 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """One that nothing was said on."""
+    """A pair on which nothing was sent."""
     with ExitStack() as stack:
         yield Pair(stack)
 
@@ -67,13 +67,13 @@ def frame(body: bytes, flags: int = 0) -> bytes:
 
 
 def no_room(*_arguments: object, **_named: object) -> None:
-    """Refuse as epoll does."""
+    """Fail as epoll does."""
     raise OSError(errno.ENOSPC, "no space left")
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_messages_are_heard_however_they_are_cut(pair: Pair, size: int) -> None:
-    """Short and long ones, of one frame and of several."""
+    """Messages are short and long, of one frame and of several."""
     long = bytes(MESSAGE_BYTES_MAX)
     words = BEGINNING + frame(b"one") + frame(b"", 1) + frame(long[:300], 1) + frame(b"three") + frame(long)
     heard = [message for start in range(0, len(words), size) for message in pair.say(words[start : start + size])]
@@ -117,7 +117,7 @@ def test_messages_are_heard_however_they_are_cut(pair: Pair, size: int) -> None:
     ],
 )
 def test_what_is_not_zmtp_3_is_not_understood(pair: Pair, words: bytes) -> None:
-    """Before much of it is kept."""
+    """The connection ends before it keeps much of them."""
     with pytest.raises(NotUnderstood):
         pair.say(words)
     assert len(pair.connection._said) <= READ_BYTES + MESSAGE_BYTES_MAX
@@ -125,7 +125,7 @@ def test_what_is_not_zmtp_3_is_not_understood(pair: Pair, words: bytes) -> None:
 
 @given(st.lists(st.binary(max_size=300) | st.sampled_from([GREETING, READY, frame(b"x"), b"\x02"]), max_size=8))
 def test_no_bytes_meet_a_bug_of_ours(parts: list[bytes]) -> None:
-    """They are messages, or not understood."""
+    """Any bytes are messages, or are not understood."""
     with ExitStack() as stack:
         pair = Pair(stack)
         try:
@@ -136,7 +136,7 @@ def test_no_bytes_meet_a_bug_of_ours(parts: list[bytes]) -> None:
 
 
 def test_commands_and_frames_up_to_the_bounds_are_understood(pair: Pair) -> None:
-    """So many commands of each portion that is read, and frames of each message."""
+    """The bounds are for commands in each portion that is read, and for frames in each message."""
     assert pair.say(BEGINNING) == []
     for _ in range(3):
         assert pair.say(frame(b"\x01x", 4) * COMMANDS_MAX) == []
@@ -144,7 +144,7 @@ def test_commands_and_frames_up_to_the_bounds_are_understood(pair: Pair) -> None
 
 
 def test_a_ping_is_answered(pair: Pair) -> None:
-    """With its own context, by RFC 37."""
+    """The answer has the context of the ping, by RFC 37."""
     pair.theirs.recv(1 << 10)
     pair.say(BEGINNING + frame(b"\x04PING\x00\x10context", 4))
 
@@ -152,7 +152,7 @@ def test_a_ping_is_answered(pair: Pair) -> None:
 
 
 def test_what_the_kernel_does_not_take_is_sent_later_and_too_much_of_it_not_at_all(pair: Pair) -> None:
-    """Nothing is lost or cut of what was sent."""
+    """Messages that were accepted are neither lost nor cut."""
     message = bytes(range(250)) * 10
     sent = 0
     while pair.connection.send(message):
@@ -169,7 +169,7 @@ def test_what_the_kernel_does_not_take_is_sent_later_and_too_much_of_it_not_at_a
 
 
 def test_long_messages_that_are_left_unread_are_bounded_by_their_bytes(pair: Pair) -> None:
-    """A handful of them; when they have been read there is room for as many again."""
+    """A few such messages are accepted; when they are read, as many again."""
     message = bytes(1 << 20)
     for _ in range(2):
         sent = 0
@@ -183,7 +183,7 @@ def test_long_messages_that_are_left_unread_are_bounded_by_their_bytes(pair: Pai
 
 
 def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
-    """Also by who was sending."""
+    """A connection notices it while it sends, too."""
     pair.theirs.close()
     assert pair.connection.send(b"too late")
     pair.selector.dispatch()
@@ -208,7 +208,7 @@ def test_a_connection_that_cannot_wait_from_its_start_ends(monkeypatch) -> None:
 
 
 def test_a_connection_that_cannot_be_watched_for_writing_ends(pair: Pair, monkeypatch) -> None:
-    """The daemon goes on; the other side hears the end behind what was sent before."""
+    """The daemon continues; the other side sees the end after all that was sent before."""
     with monkeypatch.context() as patch:
         patch.setattr(pair.selector, "wait_to_write", no_room)
         for _ in range(3 * UNREAD_MAX):
@@ -221,7 +221,7 @@ def test_a_connection_that_cannot_be_watched_for_writing_ends(pair: Pair, monkey
 
 
 def test_a_watch_for_writing_that_cannot_end_ends_later(pair: Pair, monkeypatch) -> None:
-    """With the next look at the connection, which goes on meanwhile."""
+    """The next event on the connection ends it, and the connection works meanwhile."""
     while not pair.connection._unsent:
         pair.connection.send(bytes(10_000))
     while not select.select([pair.selector], [], [], 0)[0]:
@@ -237,7 +237,7 @@ def test_a_watch_for_writing_that_cannot_end_ends_later(pair: Pair, monkeypatch)
 
 
 def test_libzmq_understands_us(tmp_path) -> None:
-    """A DEALER asks, and hears the answer, short or long."""
+    """A DEALER sends messages and gets the answers, short or long."""
     with ExitStack() as stack:
         selector = stack.enter_context(closing(Selector()))
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -261,7 +261,7 @@ def test_libzmq_understands_us(tmp_path) -> None:
 
 
 def test_messages_that_are_kept_back_are_sent_together(pair: Pair, monkeypatch) -> None:
-    """In order, by one write; what the kernel does not take follows when it does."""
+    """One write sends them in order; what the kernel does not take follows later."""
     wanted, written = [], []
     pair.connection._wants_flush = wanted.append
     write = ZmtpConnection._write_some
@@ -286,7 +286,7 @@ def test_messages_that_are_kept_back_are_sent_together(pair: Pair, monkeypatch) 
 
 
 def test_what_was_kept_back_is_sent_before_the_end(pair: Pair) -> None:
-    """A refusal must arrive though the connection ends in the same round."""
+    """A refusal must arrive although the connection ends in the same round."""
     pair.connection._wants_flush = lambda _connection: None
     pair.connection.send(b"refused")
     pair.connection.close()
