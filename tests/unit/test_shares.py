@@ -152,7 +152,7 @@ def test_rows_that_a_trainer_waits_for_are_ordered_although_each_host_has_rows_o
     for _ in range(30):
         for number in remote_of(world, busy):
             world.remote_fill(number)
-    assert awaited.number in ring.pending_anywhere, "all of its rows were in one share"
+    assert awaited.number in ring.pending_anywhere, "the awaited batch needs rows in both shares"
     for _ in range(3):
         world.now += 0.5
         world.do(ev.Ticked())
@@ -160,7 +160,7 @@ def test_rows_that_a_trainer_waits_for_are_ordered_although_each_host_has_rows_o
         for number in remote_of(world, busy):
             world.remote_fill(number)
     assert awaited.number not in ring.pending_anywhere
-    assert len(ring.pending_anywhere) > 20, "there is enough to do"
+    assert len(ring.pending_anywhere) > 20, "other batches must still have rows to fill"
 
 
 def test_rows_that_were_divided_among_former_hosts_are_divided_again() -> None:

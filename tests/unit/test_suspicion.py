@@ -309,7 +309,7 @@ def test_a_thousandth_of_the_samples_may_be_deadly(samples, limit):
 
 
 def test_a_crash_weighs_more_than_a_kill():
-    """One crash needs as many kills as replace the second crash."""
+    """After one crash, ten kills weigh as much as the second crash."""
     suspects = Suspects(1000)
     suspects.accuse(5, "signal 11")
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""Small letters, stop words, vectors of words, and text as bytes, against plain Python."""
+"""Lowercase letters, stop words, vectors of words, and text as bytes, against plain Python."""
 
 import os
 from unicodedata import category

@@ -281,4 +281,4 @@ def test_an_arrow_key_is_no_escape(monkeypatch):
     os.close(pressed)
     os.close(wake)
 
-    assert screen.drawn == 1, "another filter would be another frame"
+    assert screen.drawn == 1, "a changed filter would give another frame"

@@ -96,7 +96,7 @@ def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:
     assert result.stderr.startswith(f"batchd: waiting for samples: {NONE_YET}")
     assert result.stderr.count("\n") == 1
     assert result.stdout.startswith(str(tmp_path / "sheet.png"))
-    assert len(fake.heard_of(AskStatus)) == 2, "once before it waits"
+    assert len(fake.heard_of(AskStatus)) == 2, "peek asks once before it waits, too"
 
 
 def test_peek_says_at_last_what_never_came(fake, monkeypatch) -> None:

@@ -111,7 +111,7 @@ def test_the_speed_of_the_network_caps_the_number() -> None:
 
 
 def test_a_small_ring_caps_the_number() -> None:
-    """The trainer has two slots, so one slot is left to fill, with few orders."""
+    """Of three slots, the trainer has two, so one is left to fill, with an order or a few."""
     counted = Counted(WantedCount(0, NO_INTERFACE), slots_max=3)
     counted.world.subscribe()
     counted.ticks(12, counted.work)

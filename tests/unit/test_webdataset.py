@@ -260,7 +260,7 @@ def test_one_block_of_zeros_ends_a_shard(tmp_path) -> None:
 
 
 def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
-    """The reason has the shard's end beyond the cut, and the change of the shard before it."""
+    """Samples beyond the cut report the shard's end; others report that the file has changed."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000)])
     reader = SampleReader(scan(tmp_path, label=""), 1 << 20, Storage())
     os.truncate(shard, 512 + 1024 + 512 + 1000)

@@ -171,7 +171,7 @@ def test_every_message_survives_the_way_there_and_back(vocabulary, data) -> None
     decoded = vocabulary.decode(said.encode())
 
     assert type(decoded) is type(said)
-    assert repr(decoded) == repr(said)  # NaN is equal to nothing, but looks the same
+    assert repr(decoded) == repr(said)  # NaN is unequal to itself, but its repr is the same
     assert decoded.encode() == said.encode()
 
 

@@ -27,7 +27,7 @@ from support.waiting import PATIENCE_S, wait_until
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
 BEGINNING = GREETING + READY
-"""The beginning of the other side differs in the socket's type only, which no test checks."""
+"""The other side's beginning differs in the socket's type only, which our side ignores."""
 
 
 class Pair:
