@@ -188,4 +188,4 @@ def test_a_limit_below_what_the_streams_need_is_refused_at_the_start(start_daemo
     """With both numbers and where to raise it."""
     daemon = start_daemon(descriptors_max=70, ready=False)
     assert daemon.wait() == 2
-    assert "descriptors at least, have 70\n = help: raise the limit (LimitNOFILE=" in daemon.log
+    assert "descriptors at least, have 70 [too-few-descriptors]\n = help: raise the limit (LimitNOFILE=" in daemon.log

@@ -266,7 +266,7 @@ def test_a_wrong_name_is_told_by_the_check_with_the_folders(photos, code, write,
 
     told = batchd("check", config, status=2).stderr
 
-    assert "streams.one.pipeline[2].function: there is no module mien\n" in told
+    assert "streams.one.pipeline[2].function: there is no module mien [" in told
     assert f"= help: did you mean mine? searched: {code}, " in told
     assert f"streams.two.pipeline[2].function: {code}/mine.py does not define 'nf' at its top level\n" in told
     assert "= help: defined there: fn, np\n" in told

@@ -254,7 +254,7 @@ def test_the_key_of_a_worker_host_does_not_open_the_trainers_address_beyond_loop
     )
     daemon = start_daemon(tcp=f"0.0.0.0:{free_port()}", keys_dir=str(tmp_path / "keys"), ready=False)
     assert daemon.wait() == 2
-    assert "has no key of a trainer\n = help: `batchd keys new --name NAME" in daemon.log
+    assert "has no key of a trainer [missing-keys]\n = help: `batchd keys new --name NAME" in daemon.log
 
 
 def test_a_port_that_is_taken_is_named(start_daemon, daemon):
