@@ -302,7 +302,7 @@ def test_a_reload_gives_a_cache_on_disk_another_size(start_daemon, photos, disk)
 
     write_settings(daemon.config, {"photos": folder_stream(photos, **on_disk(disk / "gone"))}, settings)
     refused = daemon.reload(exit_code=2)
-    assert "there is no" in refused
+    assert "does not exist" in refused
     assert daemon.stream_status()["cache"]["held_samples"] == PHOTOS
 
 
