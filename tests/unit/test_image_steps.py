@@ -1,4 +1,4 @@
-"""The steps on images against float64 references written from their descriptions."""
+"""The steps on images, checked against float64 references written from their descriptions."""
 
 from hashlib import sha256
 from itertools import permutations
@@ -39,11 +39,11 @@ REC_601 = np.array([0.299, 0.587, 0.114])
 ROUNDED = 0.5
 GREY_TOLERANCE = ROUNDED + 0.005
 WARP_TOLERANCE = 0.13
-"""Positions are taken to 1/2048 of a pixel, each way."""
+"""Positions are rounded to 1/2048 of a pixel in each direction."""
 
 
 def draws(count, sample=0):
-    """The first numbers that a sample draws."""
+    """Return the first random numbers that a sample draws."""
     random = SampleRandom(0)
     random.start(0, sample, 0)
     return [random.random() for _ in range(count)]
@@ -55,9 +55,9 @@ def draws(count, sample=0):
 @pytest.mark.parametrize("padding", [0, 4, 40])
 @pytest.mark.parametrize("size", [(20, 30), (31, 44), (36, 20), (60, 70)])
 def test_a_random_crop_is_a_part_of_the_padded_image(size, padding):
-    """Padding, then a slice at the drawn row and column.
+    """A random crop equals padding, then a slice at the drawn row and column.
 
-    What is too small stands in the middle of the fill.
+    An image that is smaller than the crop is centred in the fill.
     """
     height, width = NOISE.shape[:2]
     for sample in range(30):
@@ -77,7 +77,7 @@ def test_a_random_crop_is_a_part_of_the_padded_image(size, padding):
 
 
 def test_a_crop_beside_the_image_is_all_fill():
-    """More padding than the crop is large: it may show nothing of the image."""
+    """A crop that lies wholly in the padding shows only the fill and nothing of the image."""
     white = np.full((4, 4, 3), 255, np.uint8)
 
     crops = [run_on_pixels([RandomCrop(size=(5, 5), padding=30, fill=(1,))], white, sample=n) for n in range(60)]
@@ -98,7 +98,7 @@ def test_a_crop_beside_the_image_is_all_fill():
     ],
 )
 def test_pad_puts_the_image_into_its_fill(step, above, left, size):
-    """At its place, to the pixel, and of the size that was announced."""
+    """The image is at its exact place in the fill, and the result has the announced size."""
     expected = np.full((*size, 3), step.fill[0], np.uint8)
     expected[above : above + 31, left : left + 44] = NOISE
 
@@ -106,14 +106,14 @@ def test_pad_puts_the_image_into_its_fill(step, above, left, size):
 
 
 def test_a_fill_may_have_a_number_for_each_channel():
-    """In the order of the channels."""
+    """A fill with several numbers gives one to each channel, in the order of the channels."""
     result = run_on_pixels([Pad(border=(1, 0, 0, 0), fill=(1, 2, 3))], NOISE)
 
     assert (result[0] == (1, 2, 3)).all()
 
 
 def test_an_image_that_pad_cannot_hold_is_a_bad_sample():
-    """With both sizes; and so is one whose border would fill the memory."""
+    """An image too large for "pad", or a border too large for memory, fails with both sizes."""
     with pytest.raises(SampleUndecodable, match='44 x 31 pixels do not fit into the 50 x 30 of "pad"'):
         run_once([Decode(), Pad(size=(30, 50))], encode(NOISE, ".png"))
     with pytest.raises(SampleUndecodable, match="would be padded to 44 x 16415, more than the 5000 pixels"):
@@ -124,12 +124,12 @@ def test_an_image_that_pad_cannot_hold_is_a_bad_sample():
 
 @pytest.mark.parametrize("count", range(4))
 def test_quarter_turns_are_counter_clockwise(count):
-    """As numpy's rot90, and exact."""
+    """Quarter turns are exact and turn in the same direction as numpy's rot90."""
     assert np.array_equal(run_on_pixels([Rotate(quarter_turns=(count,))], NOISE), np.rot90(NOISE, count))
 
 
 def test_quarter_turns_are_drawn_from_the_list():
-    """Each number of it as likely; nothing is drawn where there is no choice."""
+    """Each angle of the list is equally likely; a list of one angle draws no random number."""
     square = NOISE[:31, :31]
     turned = {count: np.rot90(square, count).tobytes() for count in range(4)}
     step = Rotate(quarter_turns=(0, 1, 3))
@@ -149,7 +149,7 @@ def test_quarter_turns_are_drawn_from_the_list():
 def rotated(image, degrees, method, fill):
     """Rotate about the middle, counter-clockwise, in float64.
 
-    Each new pixel is taken from where its centre was.
+    Each new pixel is taken from the place where its centre was.
     """
     height, width = image.shape[:2]
     cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
@@ -174,7 +174,7 @@ def rotated(image, degrees, method, fill):
 
 @pytest.mark.parametrize("degrees", [-180.0, -33.0, -5.5, 0.0, 0.25, 7.3, 45.0, 179.0])
 def test_a_small_angle_is_what_its_description_says(degrees):
-    """On noise: "nearest" takes the same pixels, "linear" is within one of the reference."""
+    """On noise, "nearest" takes the same pixels and "linear" is within one of the reference."""
     linear = Rotate(degrees=(degrees, degrees), fill=(50, 100, 200))
     nearest = Rotate(degrees=(degrees, degrees), interpolation="nearest", fill=(50, 100, 200))
 
@@ -184,7 +184,7 @@ def test_a_small_angle_is_what_its_description_says(degrees):
 
 
 def test_angles_are_drawn_evenly_from_their_range():
-    """The number that is drawn is how far the angle is from the smallest to the largest."""
+    """The drawn number is the fraction of the way from the smallest angle to the largest."""
     for sample in range(5):
         degrees = -20 + 50 * draws(1, sample=sample)[0]
 
@@ -194,7 +194,7 @@ def test_angles_are_drawn_evenly_from_their_range():
 
 
 def test_an_image_too_wide_to_be_rotated_is_a_bad_sample():
-    """Instead of a mistake inside of cv2."""
+    """An image that is too wide for cv2 is a bad sample, not an error inside cv2."""
     strip = np.zeros((1, 40_000, 3), np.uint8)
 
     with pytest.raises(SampleUndecodable, match="40000 x 1 pixels cannot be rotated"):
@@ -219,7 +219,7 @@ def test_an_image_too_wide_to_be_rotated_is_a_bad_sample():
     ids=["random_crop", "turn", "many", "pad", "cutout between flips"],
 )
 def test_new_geometry_sees_the_upright_image_however_it_is_stored(steps, orientation):
-    """To the pixel, for every sample's turns."""
+    """For the turns of every sample, the pixels equal those of the image stored upright."""
     image = photo(60, 80)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
     for sample in range(4):
@@ -230,9 +230,9 @@ def test_new_geometry_sees_the_upright_image_however_it_is_stored(steps, orienta
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_small_angle_turns_the_upright_image(orientation):
-    """The other way round where the image is stored mirrored.
+    """The step turns the opposite way where the image is stored mirrored.
 
-    Up to the rounding of its interpolation.
+    The results agree up to the rounding of the interpolation.
     """
     image = photo(60, 80)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
@@ -245,7 +245,7 @@ def test_a_small_angle_turns_the_upright_image(orientation):
 
 
 def test_flips_of_both_axes_draw_left_and_right_first():
-    """Each axis by itself, half of the time."""
+    """Each axis is flipped independently, half of the time; left and right is drawn first."""
     for sample in range(16):
         horizontal, vertical = (number < 0.5 for number in draws(2, sample=sample))
         expected = NOISE[:: -1 if vertical else 1, :: -1 if horizontal else 1]
@@ -257,13 +257,13 @@ def test_flips_of_both_axes_draw_left_and_right_first():
 
 
 def grey_of(image):
-    """Rec. 601."""
+    """Return the grey value by the weights of Rec. 601."""
     return image.astype(float) @ REC_601
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gray_is_the_weighted_sum(channels):
-    """Rounded, in one channel or in three that are alike."""
+    """Grey is the rounded weighted sum, in one channel or in three equal ones."""
     result = run_on_pixels([Gray(channels=channels)], NOISE)
 
     assert np.abs(result - grey_of(NOISE)[..., np.newaxis]).max() <= GREY_TOLERANCE
@@ -271,7 +271,7 @@ def test_gray_is_the_weighted_sum(channels):
 
 
 def test_gray_knows_blue_green_red():
-    """The weights go with the colours, not with the places."""
+    """The weights belong to the colours, not to the places of the channels."""
     data = encode(NOISE, ".png")
     crop = CenterCrop(size=(31, 44))
 
@@ -284,7 +284,7 @@ def test_gray_knows_blue_green_red():
 
 
 def test_gray_of_gray_changes_only_the_number_of_channels():
-    """From one to three and back again."""
+    """A grey image goes from one channel to three and back without other changes."""
     grey = NOISE[..., :1]
 
     assert np.array_equal(run_on_pixels([Gray(channels=1)], grey), grey)
@@ -326,7 +326,7 @@ def shifted_hue(image, turns):
 
 
 def grey_levels(image):
-    """As the step "gray" gives them, which has a test of its own."""
+    """Return the levels that the step "gray" gives; that step has a test of its own."""
     return run_on_pixels([Gray(channels=1)], image.astype(np.uint8)).astype(float)
 
 
@@ -351,7 +351,7 @@ CHANGES = [
     ids=str,
 )
 def test_color_jitter_makes_each_change_as_described(step):
-    """Within one of the reference, where half of all numbers are rounded the other way at most."""
+    """Results are within one of the reference, and at most half of all numbers differ from it."""
     for sample in range(12):
         expected = jittered(NOISE, step, draws(5, sample=sample))
 
@@ -362,7 +362,7 @@ def test_color_jitter_makes_each_change_as_described(step):
 
 
 def test_color_jitter_changes_in_the_order_that_is_drawn():
-    """All four: a difference of one grows on the way, by the factors that follow it."""
+    """All four changes run in the drawn order: each later factor multiplies a difference of one."""
     step = ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
     for sample in range(40):
         expected = jittered(NOISE, step, draws(5, sample=sample))
@@ -374,7 +374,7 @@ def test_color_jitter_changes_in_the_order_that_is_drawn():
 
 
 def test_color_jitter_of_one_channel_has_brightness_and_contrast_alone():
-    """It draws as much as for three."""
+    """For one channel the step changes only brightness and contrast, and draws as many numbers."""
     step = ColorJitter(brightness=0.5, saturation=0.5, hue=0.5)
     grey = NOISE[..., 0]
     for sample in range(6):
@@ -385,7 +385,7 @@ def test_color_jitter_of_one_channel_has_brightness_and_contrast_alone():
 
 
 def test_cutout_covers_rectangles_around_the_drawn_middles():
-    """Row, then column, for each; the rest is left alone."""
+    """Each rectangle draws its row, then its column; all other pixels stay unchanged."""
     step = Cutout(holes=3, size=(6, 9), fill=(1, 2, 3))
     for sample in range(20):
         expected = NOISE.copy()
@@ -398,7 +398,7 @@ def test_cutout_covers_rectangles_around_the_drawn_middles():
 
 
 def test_subtract_mean_rounds_each_number_once():
-    """To the last bit."""
+    """The result equals the reference to the last bit."""
     step = SubtractMean(mean=(1.5, 100.25, 200), scale=1 / 58)
     expected = ((NOISE - np.array(step.mean)) * step.scale).astype(np.float32)
 
@@ -413,7 +413,7 @@ def test_subtract_mean_rounds_each_number_once():
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_to_gives_type_and_order_at_once(dtype, scale, layout, channels):
-    """To the last bit; uint8 is never scaled."""
+    """Type and order are exact to the last bit; values of uint8 are never scaled."""
     image = np.concatenate([NOISE, NOISE[..., :1]], axis=2)[..., :channels]
     expected = (image / 255 if scale and dtype != "uint8" else image).astype(dtype)
 
@@ -427,7 +427,7 @@ def test_to_gives_type_and_order_at_once(dtype, scale, layout, channels):
 
 
 def test_an_array_without_pixels_is_a_bad_sample():
-    """A source may give arrays of any size."""
+    """A source may give arrays of any size, so an array with a side of 0 must be a bad sample."""
     columns = {"image": Column("image", shape=(None, None, 3))}
     stage = ImageStage([RandomFlip()], columns, columns, frozenset(), Timings())
 
@@ -436,9 +436,9 @@ def test_an_array_without_pixels_is_a_bad_sample():
 
 
 def test_steps_happen_where_they_are_written():
-    """Colours before and after a crop.
+    """Steps on colours run before or after a crop, as written.
 
-    What is cut away, or padded, counts for the mean or it does not.
+    So pixels that are cropped or padded count for the mean or not, depending on the order.
     """
     dark_outside = np.zeros((30, 30, 3), np.uint8)
     dark_outside[10:20, 10:20] = NOISE[:10, :10]
@@ -455,7 +455,7 @@ def test_steps_happen_where_they_are_written():
 
 
 def test_holes_are_turned_with_the_image_that_they_were_cut_into():
-    """A hole, then a pad, then a turn, then another hole, each drawn in its place."""
+    """A hole, a pad, a turn and another hole each apply in their place in the pipeline."""
     steps = [Cutout(size=(4, 4), fill=(255,)), RandomFlip(), Pad(border=(2, 3, 4, 5), fill=(9,)), Cutout(size=(3, 3))]
     numbers = draws(5, sample=4)
     expected = run_on_pixels([steps[0]], NOISE, sample=4)
@@ -468,7 +468,7 @@ def test_holes_are_turned_with_the_image_that_they_were_cut_into():
 
 
 def test_max_pixels_counts_for_every_stage():
-    """Also behind steps on pixels."""
+    """The limit also applies to geometry behind steps on pixels."""
     steps = [Decode(max_pixels=5000), Gray(), Resize(shorter_side=70), CenterCrop(size=(9, 9))]
 
     with pytest.raises(SampleUndecodable, match="would be resized to 99 x 70, more than the 5000 pixels"):
@@ -476,7 +476,7 @@ def test_max_pixels_counts_for_every_stage():
 
 
 def test_the_scale_of_decoding_is_chosen_for_what_comes_next():
-    """A resize behind a step on pixels does not make that step see a smaller image."""
+    """A step on pixels sees the full image even if a resize follows it."""
     data = jpeg(photo(300, 400))
     steps = [ColorJitter(contrast=0.5), Resize(size=(30, 40))]
 
@@ -499,9 +499,9 @@ GOLDEN_WITH_SMALL_ANGLES = "47c5a360c518222e"
 
 
 def test_the_numbers_of_a_sample_never_change():
-    """(seed, epoch, sample) name an image for ever.
+    """The numbers (seed, epoch, sample) determine an image for ever.
 
-    Whoever changes this hash changes what people trained on.
+    A change of this hash changes the data of every training that runs already.
     """
     without_angles = [step for step in EVERYTHING if step.op != "rotate" or step.degrees is None]
 
@@ -510,7 +510,7 @@ def test_the_numbers_of_a_sample_never_change():
 
 
 def hash_of(steps):
-    """What steps make of a file for four places, in each type."""
+    """Return the hash of what the steps make of a file for four places, in each type."""
     data = encode(NOISE, ".png")
     seen = sha256()
     for seed, epoch, sample in [(0, 0, 0), (0, 0, 1), (0, 3, 0), (7, 0, 0)]:
@@ -520,7 +520,7 @@ def hash_of(steps):
 
 
 def test_a_pipeline_of_everything_gives_the_same_bytes_whatever_came_before():
-    """Every step's memory is used again, and shows nothing of the sample before."""
+    """Every step reuses its memory, and no bytes of the sample before remain in the result."""
     used = image_pipeline(EVERYTHING)
     row = {"image": np.empty((40, 40, 3), np.uint8)}
     files = [encode(photo(48, 56), ".png"), jpeg(photo(300, 200)), encode(photo(9, 7, seed=2), ".png")]
@@ -531,7 +531,7 @@ def test_a_pipeline_of_everything_gives_the_same_bytes_whatever_came_before():
 
 
 def test_everything_ends_in_each_type_and_order():
-    """The last stage writes the row itself or converts into it; each time the same pixels."""
+    """The last stage writes or converts into the row; each type and order has the same pixels."""
     data = encode(photo(48, 56), ".png")
     pixels = run_once(EVERYTHING, data, sample=5)
 
@@ -557,10 +557,7 @@ STEPS = [
 
 @given(st.lists(st.sampled_from(STEPS), max_size=7), st.integers(0, 50))
 def test_any_steps_give_what_each_gives_by_itself(steps, sample):
-    """One pipeline of many steps, and one stage for each step that hands the next one its pixels.
-
-    Alike, to the bit.
-    """
+    """One pipeline of many steps equals a chain of stages with one step each, to the bit."""
     steps = [*steps, CenterCrop(size=(16, 16))]
     random = SampleRandom(0)
     random.start(0, sample, 0)

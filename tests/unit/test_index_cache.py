@@ -1,4 +1,4 @@
-"""Indexes that are kept on disk: when they count, and when the source is scanned again."""
+"""Index cache on disk: when an index is valid, and when the source is scanned again."""
 
 import os
 from dataclasses import replace
@@ -26,7 +26,7 @@ from support.source_files import make, nothing
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexCache:
-    """A cache that keeps the smallest source and trusts recent files: a test cannot wait."""
+    """Make a cache that keeps small sources and trusts recent files, because a test cannot wait."""
     monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
     monkeypatch.setattr(cache_module, "SETTLED_NS", -(10**12))
     return IndexCache(tmp_path / "cache")
@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexCache:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kinds of source that were scanned, one for each scan."""
+    """Collect the kinds of the scanned sources, one entry for each scan."""
     done: list[str] = []
 
     def watched(source):
@@ -46,7 +46,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def sources(root: Path) -> dict[str, tuple]:
-    """A source of each kind over files of its own, and a change that another scan would see."""
+    """Make a source of each kind over its own files, and a change that another scan would see."""
     make(root / "folder", "a/1.jpg", "b/c/2.jpg")
     make(root / "glob", "a/1.jpg", "b/2.jpg")
     (root / "list.txt").write_text("a.jpg 1\nb.jpg 2\n")
@@ -84,7 +84,7 @@ def sources(root: Path) -> dict[str, tuple]:
 def test_a_source_is_scanned_once_until_it_changes(
     kind: str, tmp_path: Path, cache: IndexCache, scans: list[str]
 ) -> None:
-    """What is kept is what was found; whatever another scan would see makes one."""
+    """The cache keeps the result of a scan; any change that a scan would see causes a new scan."""
     source, change = sources(tmp_path)[kind]
 
     first = scan_source(source, nothing, cache, Storage())
@@ -103,7 +103,7 @@ def test_a_source_is_scanned_once_until_it_changes(
 
 
 def test_a_new_folder_within_a_folder_is_seen(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
-    """Every folder that was looked into is a witness, also those without images."""
+    """Every scanned folder is recorded, also a folder without images."""
     source = GlobSource(root=make(tmp_path / "photos", "a/1.jpg", "b/notes.txt"), patterns=("**/*.jpg",))
     scan_source(source, nothing, cache, Storage())
 
@@ -114,7 +114,7 @@ def test_a_new_folder_within_a_folder_is_seen(tmp_path: Path, cache: IndexCache,
 
 
 def test_other_options_are_another_index(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
-    """The same files with other labels, say."""
+    """Other options, for example other labels, give the same files a separate index."""
     root = make(tmp_path / "photos", "a/1.jpg", "b/2.jpg")
 
     plain = scan_source(GlobSource(root=root, patterns=("**/*.jpg",)), nothing, cache, Storage())
@@ -126,7 +126,7 @@ def test_other_options_are_another_index(tmp_path: Path, cache: IndexCache, scan
 
 
 def test_fields_in_another_order_are_another_index(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
-    """Those of a raw record are in the order of its bytes."""
+    """The order of the fields of a raw record is the order of its bytes, so it is a new index."""
     (tmp_path / "x.bin").write_bytes(b"abc")
     records = [{"a": "int8", "b": "int16"}, {"b": "int16", "a": "int8"}]
 
@@ -139,7 +139,7 @@ def test_fields_in_another_order_are_another_index(tmp_path: Path, cache: IndexC
 
 
 def test_progress_is_told_for_a_kept_index_too(tmp_path: Path, cache: IndexCache) -> None:
-    """People see how many samples there are."""
+    """Progress shows the number of samples also if the index comes from the cache."""
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg", "2.jpg"))
     told: list[int] = []
     scan_source(source, nothing, cache, Storage())
@@ -151,7 +151,7 @@ def test_progress_is_told_for_a_kept_index_too(tmp_path: Path, cache: IndexCache
 
 @pytest.mark.parametrize("at", [0, 9, 20, 70, 200, -1])
 def test_a_damaged_file_costs_a_scan(at: int, tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
-    """A bit that flipped anywhere that counts, or a file that was cut there."""
+    """A flipped bit in any relevant place, or a truncated file, causes a new scan."""
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg", "2.jpg"))
     found = scan_source(source, nothing, cache, Storage())
     (file,) = (tmp_path / "cache").iterdir()
@@ -163,11 +163,11 @@ def test_a_damaged_file_costs_a_scan(at: int, tmp_path: Path, cache: IndexCache,
         file.write_bytes(damaged)
         assert scan_source(source, nothing, cache, Storage()).digest == found.digest
         assert scans == ["folder"]
-        assert file.read_bytes() == good, "it is kept anew"
+        assert file.read_bytes() == good, "the scan did not write the index again"
 
 
 def test_what_changed_just_before_the_scan_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could change once more within the same tick of the file system's clock."""
+    """A recent file could change again within the same tick of the file system's clock."""
     monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg"))
 
@@ -177,12 +177,12 @@ def test_what_changed_just_before_the_scan_is_not_kept(tmp_path: Path, monkeypat
 
 
 def test_a_scan_that_saw_nothing_is_never_settled() -> None:
-    """Nobody could tell whether its source has changed."""
+    """A scan that recorded no file is never settled: no change of its source would be noticed."""
     assert not Survey(nothing).is_settled(0)
 
 
 def test_small_sources_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are scanned in no time."""
+    """Small sources are not cached, because a scan of them takes almost no time."""
     monkeypatch.setattr(cache_module, "SETTLED_NS", -(10**12))
 
     scan_source(
@@ -193,7 +193,7 @@ def test_small_sources_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_that_others_may_write_is_not_believed(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
-    """An index names the files that the daemon opens."""
+    """The cache rejects such a folder, because an index names the files that the daemon opens."""
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg"))
     scan_source(source, nothing, cache, Storage())
     (tmp_path / "cache").chmod(0o770)
@@ -204,7 +204,7 @@ def test_a_folder_that_others_may_write_is_not_believed(tmp_path: Path, cache: I
 
 
 def test_only_its_user_can_read_a_kept_index(tmp_path: Path, cache: IndexCache) -> None:
-    """Paths may be nobody else's business."""
+    """The paths in an index can be private, so its file is closed to other users."""
     scan_source(FolderSource(path=make(tmp_path / "photos", "1.jpg")), nothing, cache, Storage())
 
     (file,) = (tmp_path / "cache").iterdir()
@@ -216,7 +216,7 @@ def test_only_its_user_can_read_a_kept_index(tmp_path: Path, cache: IndexCache) 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_scans(
     tmp_path: Path, cache: IndexCache, scans: list[str]
 ) -> None:
-    """A file stands where its folder would be."""
+    """If a file blocks the folder of the cache, sources still work and are scanned each time."""
     (tmp_path / "cache").touch()
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg"))
 
@@ -229,7 +229,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_scans(
 def test_what_was_used_least_lately_makes_room(
     tmp_path: Path, cache: IndexCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what somebody who was killed left unfinished goes, once it is old."""
+    """The least recently used index is removed first, and old unfinished files are removed."""
     folders = [FolderSource(path=make(tmp_path / name, "1.jpg")) for name in ("one", "two", "three")]
     for source in folders[:2]:
         scan_source(source, nothing, cache, Storage())
@@ -247,7 +247,7 @@ def test_what_was_used_least_lately_makes_room(
 
 
 def test_where_a_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What systemd gives; then root's, which is the system's; then the user's."""
+    """The cache uses the folder of systemd, then the system's for root, then the user's."""
     monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/other:/more")
     assert default_cache_dir() == Path("/var/cache/other")
     monkeypatch.delenv("CACHE_DIRECTORY")

@@ -1,4 +1,4 @@
-"""The interpolation contract against a float64 reference, written from its text alone."""
+"""The interpolation contract, checked against a float64 reference written from its text alone."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ SIZES = [
 
 
 def weights(source, target, method):
-    """Shares of source pixels in target pixels along one side: [target, source], rows sum to 1."""
+    """Return the share of source pixels in target pixels: [target, source], rows sum to 1."""
     if method == "nearest":
         return np.eye(source)[(2 * np.arange(target) + 1) * source // (2 * target)]
     if method == "area":
@@ -39,7 +39,7 @@ def weights(source, target, method):
 
 
 def area_weights(source, target):
-    """Share of each source pixel's interval [i, i + 1) in the target's interval."""
+    """Return the share of each source pixel's interval [i, i + 1) in the target's interval."""
     width = source / target
     start = np.arange(target)[:, np.newaxis] * width
     first = np.arange(source)[np.newaxis, :]
@@ -48,7 +48,7 @@ def area_weights(source, target):
 
 
 def kernel_weights(source, target, kernel):
-    """A kernel's values around each target pixel's centre, one source pixel wide; edges repeat."""
+    """Sample a kernel around each target pixel's centre, one source pixel wide; edges repeat."""
     result = np.zeros((target, source))
     for row in range(target):
         centre = (row + 0.5) * source / target - 0.5
@@ -78,7 +78,7 @@ def reference(image, size, method):
 @pytest.mark.parametrize("method", ["nearest", "linear", "area", "cubic"])
 @pytest.mark.parametrize(("source", "target"), SIZES)
 def test_resampling_is_what_its_name_says(source, target, method):
-    """Each method, shrinking and growing, within the tolerance that is documented."""
+    """Each method shrinks and grows an image within the documented tolerance."""
     image = np.random.default_rng(0).integers(0, 256, (*source, 3), np.uint8)
 
     result = run_once([Decode(), Resize(size=target, interpolation=method)], encode(image, ".png"))
@@ -99,7 +99,7 @@ def test_resampling_is_what_its_name_says(source, target, method):
     ],
 )
 def test_auto_smooths_from_a_reduction_of_two_on(target, method):
-    """Linear while both sides shrink by less than 2 or grow; otherwise area."""
+    """The mode is linear while both sides shrink by less than 2 or grow, and area otherwise."""
     data = encode(photo(60, 80), ".png")
 
     automatic = run_once([Decode(), Resize(size=target)], data)
@@ -108,7 +108,7 @@ def test_auto_smooths_from_a_reduction_of_two_on(target, method):
 
 
 def test_auto_keeps_fine_stripes_from_coming_back_as_coarse_ones():
-    """A pattern of single pixels, shrunk by 5, is grey; without smoothing it would be stripes."""
+    """Single-pixel stripes shrunk by 5 become grey; without smoothing they would stay stripes."""
     stripes = np.zeros((100, 100, 3), np.uint8)
     stripes[:, ::2] = 255
     data = encode(stripes, ".png")
@@ -121,7 +121,7 @@ def test_auto_keeps_fine_stripes_from_coming_back_as_coarse_ones():
 
 
 def test_a_crop_is_interpolated_within_its_own_borders():
-    """What lies outside the box has no part in the result: the box is cut first, then scaled."""
+    """Pixels outside the box do not affect the result: the box is cut first, then scaled."""
     image = photo(60, 80)
     step = RandomResizedCrop(size=(32, 32), interpolation="linear", scale=(0.2, 0.4))
 
@@ -132,7 +132,7 @@ def test_a_crop_is_interpolated_within_its_own_borders():
 
 
 def all_boxes(step):
-    """The box that the documented randomness draws for sample 3 of a 60 x 80 image."""
+    """Return the box that the documented randomness draws for sample 3 of a 60 x 80 image."""
     random = SampleRandom(0)
     random.start(0, 3, 0)
     geometry = Geometry(60, 80, 1, 10**6)

@@ -1,4 +1,4 @@
-"""A box decoded alone equals that part of the whole image, and no file does harm."""
+"""A box decoded alone equals that part of the whole image, and hostile files do no harm."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +41,7 @@ TALL = photo(256, 64)
 
 
 def both_ways(data, factor, box, color="rgb"):
-    """The box decoded alone, and cut from the whole image that simplejpeg decodes."""
+    """Return the box decoded alone, and the box cut from the whole image of simplejpeg."""
     view = memoryview(data)
     header = probe_image(view)
     alone = decoder(color)._boxes.decode(view, header, factor, box)
@@ -51,7 +51,7 @@ def both_ways(data, factor, box, color="rgb"):
 
 @st.composite
 def cases(draw):
-    """A JPEG of any subsampling and coding, and its size."""
+    """Draw a JPEG of any subsampling and coding, and its size."""
     size = draw(st.integers(17, 90)), draw(st.integers(17, 90))
     image, subsampling = photo(*size, seed=size[0]), draw(st.sampled_from(SUBSAMPLINGS))
     pixels = image[..., 0] if subsampling == "grey" else image
@@ -61,7 +61,7 @@ def cases(draw):
 
 @st.composite
 def boxes(draw, height, width):
-    """Any box, and often one at an edge, or of a single row or column."""
+    """Draw any box, often at an edge or of a single row or column."""
     top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
     return Cut(top, left, draw(st.integers(1, height - top)), draw(st.integers(1, width - left)))
 
@@ -70,7 +70,7 @@ def boxes(draw, height, width):
     case=cases(), factor=st.sampled_from([1, 1, 2, 4, 8]), color=st.sampled_from(["rgb", "bgr", "gray"]), data=st.data()
 )
 def test_a_box_has_the_pixels_of_the_whole_image(case, factor, color, data):
-    """Bit for bit, at every scale, wherever blocks begin and chroma is shared, at the edges too."""
+    """The pixels are equal to the bit at every scale, across blocks, shared chroma and edges."""
     file, (height, width) = case
     box = data.draw(boxes(-(-height // factor), -(-width // factor)))
 
@@ -82,7 +82,7 @@ def test_a_box_has_the_pixels_of_the_whole_image(case, factor, color, data):
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
 @pytest.mark.parametrize("size", [(1, 1), (1, 40), (40, 1), (2, 3), (5, 5), (16, 16), (17, 33)])
 def test_every_box_of_a_small_image_is_right(size, subsampling):
-    """All edges against all others: each first and last column, with all rows and with one."""
+    """All edges are right: each first and last column, with all rows and with one row."""
     image = photo(*size)
     file = jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling)
     height, width = size
@@ -94,14 +94,14 @@ def test_every_box_of_a_small_image_is_right(size, subsampling):
 
 
 def grey_with_factors(sampling):
-    """A grey file that names sampling factors, which mean nothing where there is one component."""
+    """Make a grey file with sampling factors, which have no meaning for a single component."""
     data = jpeg(photo(20, 37)[..., 0])
     at = data.index(b"\xff\xc0") + 11
     return data[:at] + bytes([sampling]) + data[at + 1 :]
 
 
 def rgb_jpeg():
-    """A file whose components are red, green and blue themselves, by their names."""
+    """Make a file whose components are red, green and blue, by their names."""
     data = jpeg(photo(20, 37), subsampling="444")
     frame, scan = data.index(b"\xff\xc0"), data.index(b"\xff\xda")
     named = bytearray(data[:2] + data[20:])  # without JFIF, which would mean YCbCr
@@ -124,7 +124,7 @@ UNUSUAL = {
 @pytest.mark.parametrize("data", UNUSUAL.values(), ids=UNUSUAL)
 @pytest.mark.parametrize("factor", [1, 2, 4])
 def test_unusual_codings_are_decoded_by_box_too(data, factor):
-    """Arithmetic coding, baseline with a scan for each component, odd factors, RGB."""
+    """Arithmetic coding, one scan for each component, odd factors and RGB are decoded by box."""
     height, width = -(-20 // factor), -(-37 // factor)
     for box in (Cut(0, 0, height, width), Cut(height // 2, width // 3, 2, 3), Cut(height - 1, width - 1, 1, 1)):
         alone, cut = both_ways(data, factor, box)
@@ -132,9 +132,9 @@ def test_unusual_codings_are_decoded_by_box_too(data, factor):
 
 
 def incomplete_progressive_jpeg():
-    """A progressive file without its last scans, but with its end.
+    """Make a progressive file without its last scans, but with an end marker.
 
-    A decoder smooths what it does not know.
+    A decoder smooths the coefficients that are missing.
     """
     data = progressive_jpeg(TALL)
     return data[: data.rindex(b"\xff\xda")] + JPEG_END
@@ -153,12 +153,12 @@ def incomplete_progressive_jpeg():
     ids=["CMYK", "YCCK", "progressive without its end", "lossless", "4:2:0 with tall chroma", "no image"],
 )
 def test_what_is_unusual_is_for_another_decoder(data):
-    """Which has its own word for what it cannot decode."""
+    """The box decoder leaves these files to another decoder, which reports its own errors."""
     assert _jpeg.decode(data, bytearray(100_000), "rgb", 8, (256, 64), (0, 0, 1, 1)) is None
 
 
 def test_inks_and_unfinished_images_are_cut_like_others(monkeypatch):
-    """With the extension or without: the same batch."""
+    """CMYK and unfinished images give the same batch with and without the extension."""
     files = [ycck_jpeg(np.dstack([TALL, TALL[..., 0]])), incomplete_progressive_jpeg(), cmyk_jpeg((20, 120, 240))]
     by_box = [run_once(RANDOM_CROPS, data) for data in files]
 
@@ -170,7 +170,7 @@ def test_inks_and_unfinished_images_are_cut_like_others(monkeypatch):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("steps", [RANDOM_CROPS, [Decode(scale="off"), *RANDOM_CROPS[1:]]], ids=["scaled", "unscaled"])
 def test_batches_are_the_same_with_and_without_the_extension(orientation, steps, monkeypatch):
-    """Random crops at all scales and orientations: a machine without the extension agrees."""
+    """Random crops at all scales and orientations are equal on a machine without the extension."""
     data = jpeg_with_exif(jpeg(stored_as(photo(500, 700), orientation)), orientation)
     by_box = [run(image_pipeline(steps), data, sample=sample) for sample in range(12)]
 
@@ -180,9 +180,9 @@ def test_batches_are_the_same_with_and_without_the_extension(orientation, steps,
 
 
 def test_what_lies_below_the_box_is_not_read():
-    """So a hole down there is found by those crops alone that reach it.
+    """Rows below the box are not read, so only a crop that reaches a hole there finds it.
 
-    One above the box is always found.
+    A hole above the box is always found.
     """
     data = jpeg_of(TALL)
     half = data[: len(data) // 2] + JPEG_END
@@ -197,7 +197,7 @@ def test_what_lies_below_the_box_is_not_read():
 
 
 def test_a_progressive_file_with_a_hole_is_found_by_every_crop():
-    """All of its scans are read for any pixel."""
+    """Every crop of a progressive file reads all scans, so it finds the hole."""
     data = progressive_jpeg(TALL)
     half = memoryview(data[: len(data) // 2] + JPEG_END)
 
@@ -206,7 +206,7 @@ def test_a_progressive_file_with_a_hole_is_found_by_every_crop():
 
 
 def test_a_file_without_its_end_is_bad_whatever_is_cropped():
-    """Cut off anywhere: no crop of it is served, although its first rows could be."""
+    """No crop of a truncated file is served, even if its first rows could be decoded."""
     data = jpeg_of(TALL)
     pipeline = image_pipeline(RANDOM_CROPS)
     for end in range(100, len(data), 97):
@@ -216,7 +216,7 @@ def test_a_file_without_its_end_is_bad_whatever_is_cropped():
 
 
 def test_a_bomb_of_scans_is_stopped():
-    """Scans that nothing is wrong with but their number."""
+    """The decoder stops at a valid file that has too many scans."""
     grey = photo(16, 16)[..., 0]
 
     assert _jpeg.decode(jpeg_by_component(grey, 190), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16))[:2] == (16, 0)
@@ -227,7 +227,7 @@ def test_a_bomb_of_scans_is_stopped():
 
 
 def test_a_header_that_announces_more_than_the_caller_knows_is_not_decoded():
-    """Memory is taken for the size that was checked, and for no other."""
+    """The decoder rejects a header with another size than the one that the caller checked."""
     lying = jpeg_announcing(jpeg(TALL), 65_500, 65_500)
 
     assert _jpeg.decode(lying, bytearray(1000), "rgb", 8, (256, 64), (0, 0, 8, 8)) is None
@@ -251,13 +251,13 @@ def test_a_header_that_announces_more_than_the_caller_knows_is_not_decoded():
     ],
 )
 def test_a_box_that_is_not_in_the_image_is_refused(box):
-    """By the caller's mistake, not the file's."""
+    """A box outside the image is an error of the caller, not of the file."""
     with pytest.raises(ValueError, match="the box is empty, or reaches out"):
         _jpeg.decode(jpeg(TALL), bytearray(100_000), "rgb", 8, (256, 64), box)
 
 
 def test_nothing_is_written_behind_the_buffer():
-    """A byte too few is refused, and what lies behind what is needed stays as it was."""
+    """A buffer that is one byte too small is rejected, and bytes behind the needed ones stay."""
     data, size, box = jpeg_of(TALL), (256, 64), (3, 20, 100, 9)
     enough = bytearray(b"\x55" * 20_000)
     columns, before, _fits = _jpeg.decode(data, enough, "rgb", 8, size, box)
@@ -274,7 +274,7 @@ def test_nothing_is_written_behind_the_buffer():
 
 
 def test_wrong_arguments_are_refused():
-    """Read-only memory, other colours and scales, numbers that fit no integer."""
+    """Read-only memory, unknown colours and scales, and too large integers are rejected."""
     data, memory, rest = jpeg(TALL), bytearray(100_000), ((256, 64), (0, 0, 8, 8))
 
     with pytest.raises(ValueError, match="rgb, bgr or gray, not cmyk"):
@@ -289,7 +289,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_threads_decode_side_by_side():
-    """The interpreter is free meanwhile, and nothing is shared."""
+    """Threads decode at the same time: the GIL is released, and no state is shared."""
     files = [jpeg_of(photo(120, 160, seed=seed), subsampling="420") for seed in range(8)]
 
     def crop(file):
@@ -303,7 +303,7 @@ def test_threads_decode_side_by_side():
 
 
 def test_flipped_bits_give_pixels_or_a_reason():
-    """Any byte of the header or the rest, any box: the process lives on."""
+    """Any flipped byte with any box gives pixels or an error; the process survives."""
     random = np.random.default_rng(3)
     files = [bytes(jpeg_of(TALL, is_progressive=is_progressive, restart=2)) for is_progressive in (False, True)]
     outcomes = set()
@@ -323,7 +323,7 @@ def test_flipped_bits_give_pixels_or_a_reason():
 
 @pytest.mark.slow
 def test_a_million_calls_leave_no_memory_behind():
-    """Pixels, reasons and files of others, over and over."""
+    """Repeated calls with pixels, errors and files of other decoders leak no memory."""
     whole, size, memory = jpeg_of(photo(16, 16)), (16, 16), bytearray(1000)
     broken = whole[: whole.index(b"\xff\xda") + 20] + JPEG_END
     foreign = ycck_jpeg(np.full((16, 16, 4), 9, np.uint8))

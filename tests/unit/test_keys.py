@@ -1,4 +1,4 @@
-"""Key files: what is written, what is read back, and that nothing odd on disk lets anybody in."""
+"""Key files: writing, reading back, and no access through anything unusual on disk."""
 
 import os
 import socket
@@ -40,13 +40,13 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyDirectory:
-    """A directory that is not there yet, two levels deep."""
+    """Name a directory that does not exist yet, two levels deep."""
     return KeyDirectory(tmp_path / "batchd" / "keys")
 
 
 @pytest.fixture
 def connection_file(tmp_path: Path) -> Path:
-    """A good connection file."""
+    """Make a valid connection file."""
     file = tmp_path / "conn.key"
     file.write_text(connection_file_text(KEY))
     file.chmod(0o600)
@@ -67,7 +67,7 @@ def mode_of(path: Path) -> int:
 
 
 def settle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let an hour pass for the reader of ``path``, so that it may remember the file."""
+    """Let an hour pass for the reader of ``path``, so that it may cache the file."""
     later = path.stat().st_ctime_ns + 3600 * 10**9
     monkeypatch.setattr("batchd.daemon.tcp.keys.time_ns", lambda: later)
 
@@ -77,7 +77,7 @@ def settle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.binary(min_size=32, max_size=32))
 def test_every_32_bytes_are_a_key(content: bytes) -> None:
-    """Whatever ZeroMQ writes is a key for us."""
+    """Every key that ZeroMQ writes is valid for batchd."""
     assert is_key_text(z85.encode(content).decode())
 
 
@@ -105,12 +105,12 @@ def test_every_32_bytes_are_a_key(content: bytes) -> None:
     ],
 )
 def test_other_texts_are_no_keys(text: str) -> None:
-    """Wrong length, characters that are not of Z85, and groups that are no four bytes."""
+    """A wrong length, characters outside Z85 and groups above four bytes are rejected."""
     assert not is_key_text(text)
 
 
 def test_the_largest_group_is_the_last_one_taken() -> None:
-    """Four bytes of ones; the next text in order would wrap round to zero."""
+    """The largest group is four bytes of ones; the next text would wrap round to zero."""
     assert is_key_text(z85.encode(b"\xff" * 32).decode())
     assert z85.encode(b"\xff" * 4) == b"%nSc0"
 
@@ -119,14 +119,14 @@ def test_the_largest_group_is_the_last_one_taken() -> None:
 
 
 def test_a_connection_file_is_read_as_it_was_written(connection_file: Path) -> None:
-    """And no repr shows the secret."""
+    """The connection file is read back unchanged, and no repr shows the secret."""
     assert read_connection_key(connection_file) == KEY
     assert SECRET not in repr(KEY)
     assert connection_file.read_text().startswith("# ")
 
 
 def test_a_connection_file_of_another_role_is_refused_with_the_command_that_helps(connection_file: Path) -> None:
-    """A trainer's file is as it always was; the key of a worker host tells its role."""
+    """A trainer's file names no role, and a worker host's does; the error has the right command."""
     assert "role" not in connection_file.read_text()
     with pytest.raises(
         ValueError, match=r"key of a trainer; a worker host needs .*`batchd keys new --role worker --name"
@@ -141,7 +141,7 @@ def test_a_connection_file_of_another_role_is_refused_with_the_command_that_help
 
 @pytest.mark.parametrize("role", Role)
 def test_a_connection_file_cut_anywhere_is_refused(connection_file: Path, role: Role) -> None:
-    """Only the last line's end may be missing."""
+    """Only the end of the last line may be missing."""
     connection_file.write_text(connection_file_text(replace(KEY, role=role)))
     whole = connection_file.read_bytes()
     for length in range(len(whole) - 1):
@@ -173,7 +173,7 @@ def test_a_connection_file_cut_anywhere_is_refused(connection_file: Path, role: 
 def test_a_wrong_connection_file_is_named_but_not_quoted(
     connection_file: Path, change: Callable[[str], str], message: str
 ) -> None:
-    """The message says which file and what is wrong with it, and shows no secret."""
+    """The message names the file and the problem, and shows no secret."""
     connection_file.write_bytes(change(connection_file.read_text()).encode(errors="surrogateescape"))
 
     with pytest.raises(ValueError, match=message) as caught:
@@ -185,7 +185,7 @@ def test_a_wrong_connection_file_is_named_but_not_quoted(
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o601, 0o644, 0o666])
 def test_a_connection_file_that_others_can_open_is_refused(connection_file: Path, mode: int) -> None:
-    """With the command that helps."""
+    """The error contains the command that closes the file."""
     connection_file.chmod(mode)
 
     with pytest.raises(ValueError, match=f"mode 0{mode:o}.*chmod 600 {connection_file}"):
@@ -197,7 +197,7 @@ def test_a_connection_file_that_others_can_open_is_refused(connection_file: Path
     ("mode", "is_read"), [(0o440, True), (0o640, True), (0o600, True), (0o644, False), (0o660, False)]
 )
 def test_a_file_of_roots_may_be_open_to_a_group(connection_file: Path, monkeypatch, mode: int, is_read: bool) -> None:
-    """As Kubernetes mounts secrets for a container's user; a user's own files must be closed."""
+    """Kubernetes mounts secrets like this for a container's user; a user's file must be closed."""
     connection_file.chmod(mode)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
@@ -210,7 +210,7 @@ def test_a_file_of_roots_may_be_open_to_a_group(connection_file: Path, monkeypat
 
 
 def test_what_is_no_plain_file_is_refused_without_waiting(tmp_path: Path) -> None:
-    """A pipe without a writer, a directory, an endless device; a missing file is an OSError."""
+    """A pipe, a directory and an endless device are rejected; a missing file is an OSError."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(ValueError, match=f"{path} is not a regular file"):
@@ -220,7 +220,7 @@ def test_what_is_no_plain_file_is_refused_without_waiting(tmp_path: Path) -> Non
 
 
 def test_a_connection_file_may_be_a_link(connection_file: Path) -> None:
-    """As secrets are mounted into containers; the mode that counts is the file's."""
+    """Containers mount secrets as links; the mode of the target counts."""
     link = connection_file.with_name("link")
     link.symlink_to(connection_file)
 
@@ -247,7 +247,7 @@ def test_files_and_directories_have_their_modes_whatever_the_umask(tmp_path: Pat
 
 
 def test_a_file_has_its_mode_even_where_the_umask_takes_the_owners(keys: KeyDirectory) -> None:
-    """The file that was just written can be read."""
+    """The new file can be read even if the umask removes the owner's permissions."""
     keys.path.mkdir(parents=True, mode=0o700)
     with umask(0o777):
         keys.new("a")
@@ -257,7 +257,7 @@ def test_a_file_has_its_mode_even_where_the_umask_takes_the_owners(keys: KeyDire
 
 @pytest.mark.parametrize("role", Role)
 def test_a_new_key_is_found_and_fits_its_connection_file(keys: KeyDirectory, role: Role) -> None:
-    """The pair belongs together, and the holder's secret is not on disk."""
+    """The new key matches its connection file, and the holder's secret is not on disk."""
     key = keys.new("gpu-7", frozenset({"photos", "val"}), role)
 
     assert zmq.curve_public(key.secret.encode()).decode() == key.public
@@ -270,7 +270,7 @@ def test_a_new_key_is_found_and_fits_its_connection_file(keys: KeyDirectory, rol
 
 
 def test_a_key_of_one_role_is_none_of_the_other(keys: KeyDirectory) -> None:
-    """Whoever asks for it there learns of which role it is, and what helps."""
+    """The error for a key of the other role names that role and the command that helps."""
     trainer, worker = keys.new("gpu-7"), keys.new("pool", role=Role.WORKER)
 
     for mine, its, other, others in (
@@ -293,10 +293,10 @@ def test_a_key_of_one_role_is_none_of_the_other(keys: KeyDirectory) -> None:
 
 @pytest.mark.parametrize(("role", "folder"), [(Role.TRAINER, "workers"), (Role.WORKER, "trainers")])
 @pytest.mark.parametrize("way", ["moved", "copied"])
-def test_a_file_in_the_folder_of_the_other_role_lets_nobody_in_there(
+def test_a_file_in_the_folder_of_the_other_role_admits_no_peer(
     keys: KeyDirectory, role: Role, folder: str, way: str
 ) -> None:
-    """Only a person can put it there, or a tool that knows no folders; the file tells its role."""
+    """A person or another tool can put it there; the file names its role, so it is rejected."""
     keys.new("t")
     keys.new("w", role=Role.WORKER)
     key = keys.new("a", role=role)
@@ -318,8 +318,11 @@ def test_a_file_in_the_folder_of_the_other_role_lets_nobody_in_there(
 
 
 @pytest.mark.parametrize("folder", ["trainers", "workers"])
-def test_a_folder_that_cannot_be_used_keeps_nobody_of_the_other_role_out(keys: KeyDirectory, folder: str) -> None:
-    """Its own keys let nobody in, and no key is made or revoked: its name might be taken there."""
+def test_a_folder_that_cannot_be_used_does_not_block_the_other_role(keys: KeyDirectory, folder: str) -> None:
+    """Keys in the unreadable folder admit no peer, and no key is made or revoked meanwhile.
+
+    The name of a new key might exist in that folder.
+    """
     made = {role: keys.new(role.value, role=role) for role in Role}
     (keys.path / folder).chmod(0o777)
 
@@ -337,7 +340,7 @@ def test_a_folder_that_cannot_be_used_keeps_nobody_of_the_other_role_out(keys: K
 
 
 def test_the_daemons_key_stays_when_trainers_come(keys: KeyDirectory) -> None:
-    """Else every connection file would be void."""
+    """A new key for the daemon would invalidate every connection file."""
     made = keys.make_daemon_key()
 
     first, second = keys.new("a"), keys.new("b")
@@ -350,7 +353,7 @@ def test_the_daemons_key_stays_when_trainers_come(keys: KeyDirectory) -> None:
 
 
 def test_a_directory_that_is_not_there_has_no_keys(keys: KeyDirectory) -> None:
-    """Looking makes nothing."""
+    """Reading the keys of a missing directory does not create it."""
     assert keys.daemon_key() is None
     assert keys.trainers.accepted() == []
     assert keys.trainers.find(PUBLIC) is None
@@ -361,7 +364,7 @@ def test_a_directory_that_is_not_there_has_no_keys(keys: KeyDirectory) -> None:
 @pytest.mark.parametrize("first", Role)
 @pytest.mark.parametrize("second", Role)
 def test_a_name_is_given_once(keys: KeyDirectory, first: Role, second: Role) -> None:
-    """Whatever the roles. The key that is there stays as it is."""
+    """A name is unique across the roles, and a second use leaves the first key unchanged."""
     key = keys.new("a", role=first)
 
     with pytest.raises(KeysInvalid, match=rf"there is a key a already.*{first}s/a\.key") as caught:
@@ -372,7 +375,7 @@ def test_a_name_is_given_once(keys: KeyDirectory, first: Role, second: Role) -> 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", "-a", "_a", ".a", "a\n", "a b", "ä", "a" * 65, "a\0"])
 def test_what_cannot_be_a_name_makes_revokes_and_finds_nothing(keys: KeyDirectory, name: str) -> None:
-    """A name never leaves its directory."""
+    """A path in a name never leads out of the directory of the keys."""
     with pytest.raises(KeysInvalid, match="cannot name a key"):
         keys.new(name)
     assert not keys.path.exists()
@@ -387,7 +390,7 @@ def test_what_cannot_be_a_name_makes_revokes_and_finds_nothing(keys: KeyDirector
     "streams", [frozenset(), frozenset({""}), frozenset({"a b"}), frozenset({"a\n"}), frozenset({"a" * 65})]
 )
 def test_a_key_is_for_streams_that_can_be(keys: KeyDirectory, streams: frozenset[str]) -> None:
-    """What no stream can be called is a mistake that is told at once."""
+    """A stream name that is not valid is rejected when the key is made."""
     with pytest.raises(KeysInvalid, match="stream"):
         keys.new("a", streams)
 
@@ -396,7 +399,7 @@ def test_a_key_is_for_streams_that_can_be(keys: KeyDirectory, streams: frozenset
 def test_a_revoked_key_is_gone_at_once_and_its_name_is_free(
     keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch, role: Role
 ) -> None:
-    """Also for a reader that has read it before, even long ago."""
+    """Revoking takes effect at once, also for a reader that cached the key long ago."""
     reader = KeyDirectory(keys.path).of(role)
     old, other = keys.new("a", role=role), keys.new("b", role=role)
     settle(keys.path / f"{role}s/a.key", monkeypatch)
@@ -412,7 +415,7 @@ def test_a_revoked_key_is_gone_at_once_and_its_name_is_free(
 
 
 def test_an_unknown_name_is_not_revoked_and_the_known_ones_are_told(keys: KeyDirectory) -> None:
-    """Whoever mistyped finds the right one."""
+    """The error lists the known names, so the user can correct a mistyped one."""
     keys.new("b")
     keys.new("a", role=Role.WORKER)
 
@@ -425,7 +428,7 @@ def test_an_unknown_name_is_not_revoked_and_the_known_ones_are_told(keys: KeyDir
 
 
 def test_a_file_is_read_once_while_it_stays_the_same(keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many handshakes do not read all files again; a file changed just now is read, though."""
+    """Many handshakes do not read all files again, but a file that changed just now is read."""
     reads: list[Path] = []
     real = sys.modules["batchd.daemon.tcp.keys"].read_key_table
 
@@ -449,7 +452,7 @@ def test_a_file_is_read_once_while_it_stays_the_same(keys: KeyDirectory, monkeyp
 
 
 def test_a_change_in_place_is_seen(keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Same name, same inode, same size, and even the old time of change put back."""
+    """A change is seen even with the same name, inode, size and modification time."""
     key = keys.new("a")
     file = keys.path / "trainers/a.key"
     settle(file, monkeypatch)
@@ -470,7 +473,7 @@ def test_a_change_in_place_is_seen(keys: KeyDirectory, monkeypatch: pytest.Monke
 
 
 def test_a_daemons_key_cut_anywhere_is_refused(keys: KeyDirectory) -> None:
-    """It is never replaced by a new one either."""
+    """A truncated key of the daemon is an error, and it is never replaced by a new key."""
     made = keys.make_daemon_key()
     file = keys.path / "daemon.key"
     whole = file.read_bytes()
@@ -485,7 +488,7 @@ def test_a_daemons_key_cut_anywhere_is_refused(keys: KeyDirectory) -> None:
 
 
 def test_a_daemons_key_that_does_not_fit_itself_is_refused(keys: KeyDirectory) -> None:
-    """Halves of two files would serve nobody, and nobody would know why."""
+    """A file with halves of two keys is rejected with an error, because no peer could connect."""
     public, _secret = keys.make_daemon_key()
     file = keys.path / "daemon.key"
     file.write_text(file.read_text().replace(public, PUBLIC))
@@ -496,7 +499,7 @@ def test_a_daemons_key_that_does_not_fit_itself_is_refused(keys: KeyDirectory) -
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
 def test_a_daemons_key_that_others_can_open_is_refused(keys: KeyDirectory, mode: int) -> None:
-    """It may have been read."""
+    """The key is rejected, because another user may have read it."""
     keys.make_daemon_key()
     (keys.path / "daemon.key").chmod(mode)
 
@@ -505,8 +508,8 @@ def test_a_daemons_key_that_others_can_open_is_refused(keys: KeyDirectory, mode:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_peers_file_cut_anywhere_lets_nobody_in(keys: KeyDirectory, role: Role) -> None:
-    """Above all not its holder to streams that it may not read, or as a peer of another role."""
+def test_a_peers_file_cut_anywhere_admits_no_peer(keys: KeyDirectory, role: Role) -> None:
+    """A truncated file admits no peer; it must not grant more streams or another role."""
     key = keys.new("a", frozenset({"photos"}), role)
     mine, file = keys.of(role), keys.path / f"{role}s/a.key"
     whole = file.read_bytes()
@@ -563,10 +566,10 @@ def _with(old: str, new: str) -> Callable[[Path], None]:
     ],
 )
 @pytest.mark.parametrize("role", Role)
-def test_a_damaged_file_lets_nobody_in_and_is_told_once(
+def test_a_damaged_file_admits_no_peer_and_is_logged_once(
     keys: KeyDirectory, damage: Callable[[Path], None], role: Role
 ) -> None:
-    """One line in the log, however often somebody knocks; the others come in as before."""
+    """The log has one line however often a peer tries it, and other peers still connect."""
     key, other = keys.new("a", frozenset({"photos"}), role), keys.new("z", role=role)
     damage(keys.path / f"{role}s/a.key")
     mine = keys.of(role)
@@ -582,8 +585,8 @@ def test_a_damaged_file_lets_nobody_in_and_is_told_once(
     assert len(mine.damaged()) == 1
 
 
-def test_other_files_in_the_folder_are_nobodys_keys(keys: KeyDirectory) -> None:
-    """What an editor or a killed command left there."""
+def test_other_files_in_the_folder_are_not_keys(keys: KeyDirectory) -> None:
+    """Files left by an editor or by a killed command are not keys."""
     key = keys.new("a")
     text = (keys.path / "trainers/a.key").read_text()
     for name in (".new", ".a.key", "a.key~", "a.key.bak"):
@@ -600,7 +603,7 @@ def test_other_files_in_the_folder_are_nobodys_keys(keys: KeyDirectory) -> None:
 
 @pytest.fixture
 def folders(keys: KeyDirectory) -> KeyDirectory:
-    """The directories without any key."""
+    """List the directories of each role, without any key."""
     for folder in (keys.path, keys.path / "trainers"):
         folder.mkdir(mode=0o700, parents=True)
     return keys
@@ -609,7 +612,7 @@ def folders(keys: KeyDirectory) -> KeyDirectory:
 @pytest.mark.parametrize("target", ["victim", "nothing"])
 @pytest.mark.parametrize("name", ["daemon.key", "trainers/a.key", ".lock"])
 def test_a_link_in_place_of_a_file_is_refused(folders: KeyDirectory, tmp_path: Path, name: str, target: str) -> None:
-    """Wherever it leads, nothing is written there, and the error names the directory."""
+    """No file is written to the target of the link, and the error names the directory."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (folders.path / name).symlink_to(tmp_path / target)
@@ -626,7 +629,7 @@ def test_a_link_in_place_of_a_file_is_refused(folders: KeyDirectory, tmp_path: P
 def test_a_link_in_place_of_a_file_that_is_being_written_is_removed(
     folders: KeyDirectory, tmp_path: Path, name: str, target: str
 ) -> None:
-    """Its target stays as it is."""
+    """The target of the link stays unchanged."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (folders.path / name).symlink_to(tmp_path / target)
@@ -640,7 +643,7 @@ def test_a_link_in_place_of_a_file_that_is_being_written_is_removed(
 
 @pytest.mark.parametrize("role", Role)
 def test_a_link_in_place_of_a_roles_folder_is_refused(keys: KeyDirectory, tmp_path: Path, role: Role) -> None:
-    """Neither written to nor believed."""
+    """The folder behind the link is neither written to nor read."""
     elsewhere = KeyDirectory(tmp_path / "elsewhere")
     key = elsewhere.new("a", role=role)
     keys.path.mkdir(mode=0o700, parents=True)
@@ -656,7 +659,7 @@ def test_a_link_in_place_of_a_roles_folder_is_refused(keys: KeyDirectory, tmp_pa
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
 @pytest.mark.parametrize("folder", ["", "trainers"])
 def test_a_directory_that_others_may_write_to_is_refused(keys: KeyDirectory, folder: str, mode: int) -> None:
-    """They could put a key there."""
+    """Other users could add a key to such a directory, so it is rejected."""
     key = keys.new("a")
     (keys.path / folder).chmod(mode)
 
@@ -672,7 +675,7 @@ def test_a_directory_that_others_may_write_to_is_refused(keys: KeyDirectory, fol
 
 
 def test_a_directory_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """A file in its place, or a link that leads nowhere."""
+    """A file or a broken link in place of the directory gives an error that names it."""
     (tmp_path / "file").write_text("")
     keys = KeyDirectory(tmp_path / "file")
     for ask in (
@@ -692,7 +695,7 @@ def test_a_directory_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> N
 
 @as_root
 def test_a_directory_of_another_user_cannot_be_used(keys: KeyDirectory) -> None:
-    """The message says who can."""
+    """The message names the user that can use the directory."""
     key = keys.new("a")
     os.seteuid(STRANGER)
     try:
@@ -713,7 +716,7 @@ def test_a_directory_of_another_user_cannot_be_used(keys: KeyDirectory) -> None:
 
 @as_root
 def test_a_file_of_another_user_is_skipped() -> None:
-    """The others come in all the same."""
+    """The file is skipped, and the keys of the other files still work."""
     with TemporaryDirectory() as folder:
         keys = KeyDirectory(Path(folder))
         locked, other = keys.new("a"), keys.new("b")
@@ -729,7 +732,7 @@ def test_a_file_of_another_user_is_skipped() -> None:
 
 
 def test_many_commands_at_once_make_each_key_once(keys: KeyDirectory) -> None:
-    """Two names, four processes for each: one of them gets the name, and all have one daemon."""
+    """Four processes make each of two names: one of them succeeds, and all share one daemon key."""
 
     def make(name: str) -> int:
         try:
@@ -778,7 +781,7 @@ def test_many_commands_at_once_make_each_key_once(keys: KeyDirectory) -> None:
     ],
 )
 def test_hosts_and_ports_are_read(text: str, parts: tuple[str, int], endpoint: str, loopback: bool) -> None:
-    """What is loopback, and what ZeroMQ binds."""
+    """Each address is parsed: whether it is loopback, and the endpoint that ZeroMQ binds."""
     assert parse_tcp(text) == parts
     assert tcp_endpoint(text) == endpoint
     assert is_loopback(parts[0]) is loopback
@@ -787,7 +790,7 @@ def test_hosts_and_ports_are_read(text: str, parts: tuple[str, int], endpoint: s
 @pytest.mark.parametrize("text", ["127.0.0.1:0", "localhost:0", "", ":7070", "host", "host:", "host:70000", "host:-1"])
 @pytest.mark.parametrize("read", [parse_tcp, tcp_endpoint])
 def test_what_is_no_host_and_port_is_refused(text: str, read: Callable[[str], object]) -> None:
-    """With an example of one."""
+    """The error shows an example of a valid address."""
     with pytest.raises(ValueError, match=r"write for example .10\.0\.0\.5:7070"):
         read(text)
 
@@ -811,14 +814,14 @@ def test_what_is_no_host_and_port_is_refused(text: str, read: Callable[[str], ob
     ],
 )
 def test_odd_hosts_and_ports_are_refused(text: str) -> None:
-    """Nothing reaches ZeroMQ that could mean something else there."""
+    """Text that could have another meaning for ZeroMQ is rejected."""
     with pytest.raises(ValueError, match="write for example"):
         parse_tcp(text)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1", "localhost", "[::1]"])
 def test_zeromq_binds_the_endpoints_that_are_made(text: str) -> None:
-    """It would not bind the name localhost."""
+    """The endpoints are numeric, because ZeroMQ would not bind the name localhost."""
     family = socket.AF_INET6 if text.startswith("[") else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -833,7 +836,7 @@ def test_zeromq_binds_the_endpoints_that_are_made(text: str) -> None:
 
 
 def test_the_usual_directory_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root's is the system's; a relative $XDG_CONFIG_HOME is ignored, as its specification says."""
+    """Root uses the system's directory; a relative $XDG_CONFIG_HOME is ignored, as specified."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert default_keys_dir() == Path("/etc/batchd/keys")
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
@@ -858,7 +861,7 @@ def test_the_usual_directory_is_the_users(monkeypatch: pytest.MonkeyPatch) -> No
 def test_beyond_loopback_an_address_needs_the_daemons_key_and_one_of_its_role(
     keys: KeyDirectory, role: Role, holder: str, command: str
 ) -> None:
-    """Step by step; the message has the command that helps. Keys of the other role are no help."""
+    """Each missing key gives an error with its command; keys of the other role do not help."""
     mine = keys.of(role)
     without_daemon = check_tcp_keys("10.0.0.5:7070", TCP, mine)
     keys.make_daemon_key()
@@ -879,7 +882,7 @@ def test_beyond_loopback_an_address_needs_the_daemons_key_and_one_of_its_role(
 
 
 def test_keys_that_cannot_be_used_are_as_good_as_none(keys: KeyDirectory) -> None:
-    """A damaged trainer is none, and what is wrong with the daemon's is said."""
+    """A damaged trainer key counts as missing, and an invalid daemon key is reported."""
     keys.new("a")
     file = keys.path / "trainers/a.key"
     file.write_text("")
@@ -889,6 +892,6 @@ def test_keys_that_cannot_be_used_are_as_good_as_none(keys: KeyDirectory) -> Non
 
 
 def test_loopback_and_no_tcp_need_no_keys(keys: KeyDirectory) -> None:
-    """Who is on this machine could come in anyway."""
+    """Loopback needs no keys, because local processes can connect anyway."""
     for address in ("127.0.0.1:7070", "localhost:7070", "[::1]:7070", None):
         assert check_tcp_keys(address, TCP, keys.trainers) is None

@@ -1,4 +1,4 @@
-"""The kernel refuses a daemon resources: a clear error, or no half-made state if it continues."""
+"""The kernel denies a daemon resources: the error is clear, or no half-made state remains."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ from support.kernel import descriptors_of
     ],
 )
 def test_a_daemon_that_cannot_go_on_says_what_is_lacking(monkeypatch, number, words) -> None:
-    """Whatever it was doing."""
+    """The error names the resource, whatever the daemon was doing."""
 
     def lack(_config: Config, _options: ServeOptions) -> None:
         raise OSError(number, os.strerror(number))
@@ -40,7 +40,7 @@ def test_a_daemon_that_cannot_go_on_says_what_is_lacking(monkeypatch, number, wo
 
 
 def test_other_errors_are_bugs_of_ours(monkeypatch) -> None:
-    """They keep their traceback."""
+    """Errors of other kinds are bugs of batchd, so they keep their traceback."""
 
     def fail(_config: Config, _options: ServeOptions) -> None:
         raise OSError(errno.EBADF, "a bug")
@@ -51,7 +51,7 @@ def test_other_errors_are_bugs_of_ours(monkeypatch) -> None:
 
 
 class FullSelector(Selector):
-    """One that takes so many descriptors."""
+    """A selector that accepts a limited number of descriptors."""
 
     room = 2
 
@@ -63,7 +63,7 @@ class FullSelector(Selector):
 
 
 def spawn(selector: Selector, launched: Linked) -> None:
-    """Start a worker; nothing is known of it where that fails."""
+    """Start a worker and check that nothing of it remains if that fails."""
     workers = WorkerProcesses(selector, print, launched)
     try:
         workers.spawn(1)
@@ -74,7 +74,7 @@ def spawn(selector: Selector, launched: Linked) -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_a_worker_that_cannot_be_watched_is_not_started(room) -> None:
-    """Its fork server, or its channel: nothing of it is left, and it can be tried again."""
+    """A failure for its fork server or its channel leaves nothing, and a retry can succeed."""
     before = len(descriptors_of("self"))
     with closing(FullSelector()) as selector:
         selector.room = room

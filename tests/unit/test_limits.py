@@ -1,4 +1,4 @@
-"""Limits of one peer: handshakes per second, in a bounded table, and what counts as one peer."""
+"""Limits per peer: handshakes per second, in a bounded table, and the definition of one peer."""
 
 import pytest
 from hypothesis import given
@@ -8,12 +8,12 @@ from batchd.daemon.limits import BURST, HOSTS_MAX, PER_S, HandshakeRate, Session
 
 
 def admitted(rate: HandshakeRate, host: str, now: float, times: int) -> int:
-    """How many of so many handshakes at once come in."""
+    """Return how many of these simultaneous handshakes are admitted."""
     return sum(rate.admit(host, now) for _ in range(times))
 
 
 def test_a_crowd_comes_in_at_once_and_then_so_many_a_second() -> None:
-    """Who was put off has to wait, and is not punished for trying."""
+    """A rejected peer has to wait, and its retries cost it no further tokens."""
     rate = HandshakeRate(burst=256, per_s=32)
 
     assert admitted(rate, "a", 0.0, 300) == 256
@@ -24,7 +24,7 @@ def test_a_crowd_comes_in_at_once_and_then_so_many_a_second() -> None:
 
 
 def test_hosts_do_not_take_each_others_tokens() -> None:
-    """One that has none left is the only one that waits."""
+    """Only the host that has no tokens left has to wait."""
     rate = HandshakeRate(burst=2, per_s=1)
 
     assert [rate.admit(host, 0.0) for host in ("a", "a", "a", "b", "a", "b", "b")] == [
@@ -39,7 +39,7 @@ def test_hosts_do_not_take_each_others_tokens() -> None:
 
 
 def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
-    """Nor does it take anything."""
+    """A clock that stops or runs backwards neither adds tokens nor removes them."""
     rate = HandshakeRate(burst=1, per_s=10)
 
     assert rate.admit("a", 5.0)
@@ -49,7 +49,7 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
 
 
 def test_the_table_does_not_grow_and_keeps_those_who_took_most() -> None:
-    """Endless hosts come once each; the one that comes all the time is not forgotten."""
+    """Many hosts that connect once each do not evict the host that connects all the time."""
     rate = HandshakeRate(burst=4, per_s=0.001)
     admitted(rate, "greedy", 0.0, 4)
 
@@ -61,7 +61,7 @@ def test_the_table_does_not_grow_and_keeps_those_who_took_most() -> None:
 
 
 def test_hosts_that_have_all_their_tokens_again_are_forgotten_first() -> None:
-    """They are as good as new."""
+    """A host with all its tokens is equal to a new one, so its entry is removed first."""
     rate = HandshakeRate(burst=4, per_s=1)
     for number in range(HOSTS_MAX):
         rate.admit(f"host {number}", 0.0)
@@ -73,7 +73,7 @@ def test_hosts_that_have_all_their_tokens_again_are_forgotten_first() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1)), max_size=200))
 def test_no_host_ever_gets_more_than_the_burst_and_the_rate(asked) -> None:
-    """Whatever comes when from whom."""
+    """The limit holds for any order and timing of handshakes from any hosts."""
     rate, now, came = HandshakeRate(burst=3, per_s=2), 0.0, {"a": 0, "b": 0, "c": 0}
     for host, pause_s in asked:
         now += pause_s
@@ -82,7 +82,7 @@ def test_no_host_ever_gets_more_than_the_burst_and_the_rate(asked) -> None:
 
 
 def test_the_complaint_names_host_limits_and_count() -> None:
-    """For the log, and for who is put off."""
+    """The message serves the log and the rejected client."""
     rate = HandshakeRate()
     admitted(rate, "10.0.0.5", 0.0, BURST + 7)
 
@@ -107,11 +107,11 @@ def test_the_complaint_names_host_limits_and_count() -> None:
     ],
 )
 def test_one_peer_is_an_address_or_a_network_of_version_6(address, network) -> None:
-    """Who has one address of IPv6 has its whole network."""
+    """A client with one IPv6 address usually has its whole network, so the network counts."""
     assert peer_network(address) == network
 
 
 def test_a_whole_crowd_may_be_about_to_greet() -> None:
-    """As many strangers as sessions, and never fewer than a small cluster has."""
+    """As many connections may be in their handshake as sessions are allowed, above a minimum."""
     assert SessionLimits(1000, 10).pending_max == 1000
     assert SessionLimits(1, 1).pending_max == 256

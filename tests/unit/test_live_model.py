@@ -1,8 +1,8 @@
-"""Live streams under random producers, trainers, workers and failures.
+"""Live streams with random producers, trainers, workers and failures.
 
-Checked after every step, and in the end all go on.
+Invariants are checked after every step, and at the end all participants make progress.
 
-Some of the trainers are spectators, whose looks use no samples up.
+Some of the trainers are spectators, whose looks consume no samples.
 """
 
 import pytest
@@ -15,7 +15,7 @@ from support.core_live import LiveWorld, live_spec
 from support.core_world import Trainer
 
 PRODUCERS = 1000
-"""Sessions from here on are producers'."""
+"""Sessions from this number on belong to producers."""
 GOAL_BATCHES = 3
 DRAIN_TURNS = 200
 EXAMPLES_MIN = 60
@@ -33,9 +33,9 @@ specs = st.fixed_dictionaries(
 
 
 class LiveMachine(RuleBasedStateMachine):
-    """Producers push, wait, give up and die.
+    """A machine whose producers push, wait, give up and die.
 
-    Trainers pull, come late and go; workers die; memory runs out.
+    Its trainers pull, connect late and disconnect; workers die; memory runs out.
     """
 
     @initialize(spec=specs, workers=st.integers(1, 3), chunk_rows_max=st.sampled_from([1, 2, 100]))
@@ -50,7 +50,7 @@ class LiveMachine(RuleBasedStateMachine):
 
     @rule(moves=st.lists(st.integers(0, 1 << 12), min_size=15, max_size=60))
     def go_on(self, moves):
-        """Many small steps in a random order: each number says who does what."""
+        """Run many small steps in a random order: each number selects an actor and an action."""
         for move in moves:
             who, what = divmod(move, 12)
             busy = self._at_work()
@@ -67,7 +67,7 @@ class LiveMachine(RuleBasedStateMachine):
         else:
             self.world.pull(trainer.number, release=max(0, len(trainer.leases) - 1), waiting=waiting)
 
-    # --- who comes and goes -----------------------------------------------------------------------
+    # --- connects and disconnects ---------------------------------------------------------------
 
     @rule(
         session=st.integers(1, 6),
@@ -100,7 +100,7 @@ class LiveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.producers)
     @rule(who=st.integers(0, 9), how=st.sampled_from(["dies", "gives up", "asks again", "asks and writes nothing"]))
     def a_producer_does_not_push(self, who, how):
-        """Each of these leaves the others their places."""
+        """Stop one producer in some way; no other producer loses its place."""
         session = self._producer(who)
         if how == "dies":
             self.world.end_producer(session)
@@ -112,7 +112,10 @@ class LiveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.producers)
     @rule(who=st.integers(0, 9), place=st.integers(0, 40), is_stranger=st.booleans())
     def talk_nonsense(self, who, place, is_stranger):
-        """Samples in places that were not lent, or pushed by who is no producer, change nothing."""
+        """Send samples in places that were not lent, or from a session that is no producer.
+
+        Neither changes any state.
+        """
         session = self._producer(who)
         if self.world.producers[session].place == place:
             place += 100
@@ -124,7 +127,7 @@ class LiveMachine(RuleBasedStateMachine):
         after = self.world.state.statistics().streams[0].live
         assert (before.pushed_samples, before.lent_places) == (after.pushed_samples, after.lent_places)
 
-    # --- what goes wrong --------------------------------------------------------------------------
+    # --- failures -------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.workers)
     @rule(who=st.integers(0, 9), at_work=st.booleans(), from_outside=st.booleans())
@@ -173,7 +176,7 @@ class LiveMachine(RuleBasedStateMachine):
         for number in [number for number, worker in self.world.workers.items() if not worker.ready]:
             self.world.ready(number)
 
-    # --- the end: whoever wants to go on, goes on -------------------------------------------------
+    # --- the end: every participant that wants to continue makes progress -----------------------
 
     def teardown(self):
         if not hasattr(self, "world"):
@@ -191,13 +194,13 @@ class LiveMachine(RuleBasedStateMachine):
                 break
             self._all_take_a_turn(trainers)
         else:
-            pytest.fail(f"{behind} do not go on, though they release what they read")
+            pytest.fail(f"{behind} make no progress, though they release every batch")
         self._all_leave()
 
     def _all_take_a_turn(self, trainers: list[Trainer]) -> None:
-        """All trainers hold one batch and wait for the next.
+        """Let every trainer hold one batch and wait for the next.
 
-        Producers push what there is room for.
+        The producers push as long as there are free places.
         """
         self.world.now += 0.6
         self.world.do(ev.Ticked())
@@ -206,7 +209,7 @@ class LiveMachine(RuleBasedStateMachine):
         self._let_workers_come_and_go()
         for session, producer in self.world.producers.items():
             if producer.place is not None:
-                self.world.push(session)  # it had waited
+                self.world.push(session)  # the trainer had waited
         self.world.put(PRODUCERS)
         for _ in range(4):
             for number in self._at_work():
@@ -215,9 +218,9 @@ class LiveMachine(RuleBasedStateMachine):
             self.world.pull(trainer.number, release=max(0, len(trainer.leases) - 1))
 
     def _all_leave(self) -> None:
-        """When the last trainer is gone, nothing is bound.
+        """Disconnect every trainer: after the last one, no sample is bound to a batch.
 
-        Every sample that nobody got waits for the next one.
+        Every sample that no trainer received waits for the next one.
         """
         for session in {one.session for one in self.world.trainers.values()}:
             self.world.end_session(session)

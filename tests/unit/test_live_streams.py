@@ -1,4 +1,4 @@
-"""Live streams: the fate of a pushed sample, by policy, waiting and deaths."""
+"""Live streams: what happens to a pushed sample, by policy, wait and death."""
 
 import random
 
@@ -12,11 +12,11 @@ from support.core_live import LiveWorld, live_spec
 from support.core_world import make_spec, pick
 
 ONE, OTHER = 1000, 1001
-"""Two producers."""
+"""The sessions of two producers."""
 
 
 def world_of(workers=1, **changes):
-    """One live stream with batches of 3 and two producers."""
+    """Make a world with one live stream of batches of 3 and two producers."""
     world = LiveWorld([live_spec(**changes)], workers)
     world.start_workers()
     world.produce(ONE)
@@ -29,7 +29,7 @@ def live(world):
 
 
 def read(world, number=1, turns=6):
-    """A good trainer reads what there is; the samples that it has got by now, in order."""
+    """Read all ready batches, and return the samples received so far, in order."""
     for _ in range(turns):
         world.fill_all()
         world.pull(number, release=max(0, len(world.trainers[number].leases) - 1))
@@ -37,7 +37,7 @@ def read(world, number=1, turns=6):
 
 
 def test_a_batch_is_filled_when_there_are_samples_for_all_of_its_rows():
-    """Two of three are none; with the third, a worker is told where they lie."""
+    """Two of three samples make no batch; the third starts a task that names their places."""
     world = world_of()
     world.subscribe()
     world.pull(1)
@@ -51,7 +51,7 @@ def test_a_batch_is_filled_when_there_are_samples_for_all_of_its_rows():
 
 
 def test_samples_wait_for_a_trainer():
-    """Without a reader they are queued, up to the capacity, and delivered in order."""
+    """Without a reader, samples are queued up to the capacity and later delivered in order."""
     world = world_of(capacity=9)
     assert world.push_all(ONE) == 9
     assert live(world).queued_samples == 9
@@ -60,7 +60,7 @@ def test_samples_wait_for_a_trainer():
 
 
 def test_block_lets_producers_wait_in_the_order_in_which_they_asked():
-    """And nobody is lent a place before he asks for one."""
+    """A place is lent only to a producer that asked for one."""
     world = world_of(capacity=3)
     world.push_all(ONE)
     world.ask(OTHER)
@@ -70,11 +70,11 @@ def test_block_lets_producers_wait_in_the_order_in_which_they_asked():
     world.pull(1)
     world.fill_all()
     assert None not in [world.producers[one].place for one in (ONE, OTHER)]
-    assert world.push_all(ONE) == 2, "its own place, and one more"
+    assert world.push_all(ONE) == 2, "its own place and one more"
 
 
 def test_block_keeps_the_turn_of_a_producer_that_asks_again():
-    """Who asks twice is not behind those who came later, and gets one place for both."""
+    """A producer that asks twice keeps its turn, and gets one place for both requests."""
     world = world_of(capacity=4, batch_size=1)
     world.push_all(ONE)
     world.ask(OTHER)
@@ -86,7 +86,7 @@ def test_block_keeps_the_turn_of_a_producer_that_asks_again():
 
 
 def test_a_producer_that_gave_up_waiting_is_lent_nothing():
-    """Its turn goes to the next one."""
+    """The turn of a producer that gave up passes to the next one."""
     world = world_of(capacity=3)
     world.push_all(ONE)
     world.ask(OTHER)
@@ -99,7 +99,7 @@ def test_a_producer_that_gave_up_waiting_is_lent_nothing():
 
 
 def test_drop_newest_tells_the_producer_and_counts():
-    """What is queued stays."""
+    """The producer gets a negative answer, the counters rise, and the queued samples stay."""
     world = world_of(capacity=6, when_full="drop_newest")
     assert world.push_all(ONE) == 6
     assert not world.put(OTHER)
@@ -110,7 +110,7 @@ def test_drop_newest_tells_the_producer_and_counts():
 
 
 def test_drop_oldest_drops_what_has_waited_longest():
-    """The newest samples are those that a trainer gets."""
+    """The oldest waiting samples are dropped, so a trainer gets the newest ones."""
     world = world_of(capacity=6, when_full="drop_oldest")
     assert world.push_all(ONE, 10) == 10
     assert live(world).dropped_oldest == 4
@@ -119,7 +119,7 @@ def test_drop_oldest_drops_what_has_waited_longest():
 
 
 def test_drop_oldest_never_takes_a_sample_that_is_part_of_a_batch():
-    """Where all of them are, it is the newest that is dropped."""
+    """If all samples are part of a batch, the newest one is dropped."""
     world = world_of(capacity=3, when_full="drop_oldest")
     world.subscribe()
     world.pull(1)
@@ -131,7 +131,7 @@ def test_drop_oldest_never_takes_a_sample_that_is_part_of_a_batch():
 
 
 def test_a_dead_producers_place_goes_to_another_and_what_it_pushed_stays():
-    """The kernel's word is enough."""
+    """The daemon needs only the kernel's report that the producer is dead."""
     world = world_of(capacity=3)
     world.push_all(ONE, 2)
     world.ask(ONE)
@@ -143,7 +143,7 @@ def test_a_dead_producers_place_goes_to_another_and_what_it_pushed_stays():
 
 
 def test_a_producer_that_is_cut_off_keeps_its_place_until_it_is_dead():
-    """It may be writing into it."""
+    """A disconnected producer may still write into its place, so the place stays reserved."""
     world = world_of(capacity=3)
     world.ask(ONE)
     world.state.handle(ev.SessionCutOff(ONE), 0.0)
@@ -154,7 +154,7 @@ def test_a_producer_that_is_cut_off_keeps_its_place_until_it_is_dead():
 
 @pytest.mark.parametrize("note", ["in hand", "between samples"])
 def test_a_dead_workers_rows_are_filled_with_the_same_samples(note):
-    """Nothing is read twice, and nothing is lost."""
+    """No sample is read twice, and no sample is lost."""
     world = world_of()
     world.subscribe()
     world.push_all(ONE, 3)
@@ -170,8 +170,8 @@ def test_a_dead_workers_rows_are_filled_with_the_same_samples(note):
     assert read(world) == [1, 2, 3]
 
 
-def test_what_nobody_got_goes_back_to_the_head_of_the_queue():
-    """A trainer that goes leaves its unread batches to the next one."""
+def test_samples_that_no_trainer_got_go_back_to_the_head_of_the_queue():
+    """A trainer that disconnects leaves its unread batches to the next one."""
     world = world_of(capacity=15, slots_max=7)
     world.push_all(ONE)
     world.subscribe(window=5)
@@ -185,7 +185,7 @@ def test_what_nobody_got_goes_back_to_the_head_of_the_queue():
 
 
 def test_a_second_trainer_begins_with_what_is_still_there():
-    """And is told where that is, in the rounds of its world."""
+    """The daemon sends the second trainer that position, in the rounds of its world."""
     world = world_of(slots_max=4, window=1)
     world.subscribe()
     for _ in range(10):
@@ -197,9 +197,9 @@ def test_a_second_trainer_begins_with_what_is_still_there():
 
 
 def test_a_trainer_goes_on_where_it_stood_with_a_daemon_that_knows_nothing():
-    """Its position is a number, for which no sample has come yet.
+    """A trainer's position is a number, and the daemon has no sample for it yet.
 
-    Others may come back before or after it.
+    Other trainers may reconnect before or after it.
     """
     world = world_of(capacity=30)
     world.subscribe(session=1, step=500 % 40)
@@ -213,7 +213,7 @@ def test_a_trainer_goes_on_where_it_stood_with_a_daemon_that_knows_nothing():
 
 
 def test_two_trainers_get_the_same_batches():
-    """Each sample is decoded once, and neither loses the other."""
+    """Each sample is decoded once, and both trainers receive every batch."""
     world = world_of(capacity=12)
     world.subscribe(session=1)
     world.subscribe(session=2)
@@ -226,7 +226,7 @@ def test_two_trainers_get_the_same_batches():
 
 
 def test_ranks_share_the_samples():
-    """Each sample goes to one of them."""
+    """Each sample goes to exactly one rank."""
     world = world_of(capacity=12)
     world.subscribe(session=1, rank=0, world_size=2)
     world.subscribe(session=2, rank=1, world_size=2)
@@ -241,7 +241,7 @@ def test_ranks_share_the_samples():
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_trainers_that_read_at_any_pace_lose_nothing(seed, world_size):
-    """Three mirrors, or three ranks, of which any may be slow for a while; and workers that die."""
+    """Three mirrors or three ranks, any of which may be slow, lose nothing while workers die."""
     dice = random.Random(seed)
     world = world_of(workers=2, capacity=dice.choice([3, 7, 12, 30]), slots_max=dice.choice([6, 7, 9, 12]), window=4)
     for number in range(3):
@@ -268,7 +268,7 @@ def test_trainers_that_read_at_any_pace_lose_nothing(seed, world_size):
 def test_what_is_ready_for_one_rank_leaves_room_for_another_that_waits():
     """Rank 0 holds a batch and waits for rank 1, not for its own next ones.
 
-    These must not take every place.
+    The batches that are ready for rank 0 must not take every place.
     """
     world = world_of(capacity=3, slots_max=8, window=5)
     world.subscribe(session=1, rank=0, world_size=2)
@@ -298,7 +298,7 @@ def test_what_is_read_ahead_for_one_rank_takes_no_samples_of_an_earlier_batch():
 
 
 def test_a_producer_of_a_stream_that_stops_is_told_why():
-    """One that waits at once, others when they ask."""
+    """A waiting producer gets the reason at once, and other producers when they ask."""
     world = world_of(capacity=3, on_error="fail")
     world.push_all(ONE)
     world.subscribe()
@@ -312,8 +312,8 @@ def test_a_producer_of_a_stream_that_stops_is_told_why():
 
 
 @pytest.mark.parametrize(("name", "code"), [("nothing", ErrorCode.UNKNOWN_STREAM), ("stream2", ErrorCode.NOT_LIVE)])
-def test_nobody_pushes_into_what_is_no_live_stream(name, code):
-    """There is none of this name, or it has files."""
+def test_a_push_into_a_stream_that_is_not_live_is_refused(name, code):
+    """A push to an unknown stream or to a stream of files is rejected."""
     world = LiveWorld([live_spec(1), make_spec(2)])
     (refused,) = world.state.handle(ev.ProducerAsked(ONE, 5, name), 0.0)
     assert (refused.request, refused.error) == (5, code)
@@ -321,7 +321,7 @@ def test_nobody_pushes_into_what_is_no_live_stream(name, code):
 
 
 def test_a_draining_daemon_takes_nothing_more():
-    """Producers then try again, until there is another one."""
+    """Producers retry until another daemon accepts their samples."""
     world = world_of()
     world.state.handle(ev.DrainAsked(), 0.0)
     for event in (ev.ProducerAsked(ONE, 5, "stream1"), ev.PlaceAsked(ONE, 5, 1)):
@@ -341,7 +341,7 @@ def test_a_draining_daemon_takes_nothing_more():
     ],
 )
 def test_who_speaks_of_places_that_are_not_his_is_refused(event):
-    """And nothing changes."""
+    """A message about a place of another producer is rejected and changes no state."""
     world = world_of()
     before = live(world)
     (refused,) = world.state.handle(event, 0.0)
@@ -351,7 +351,7 @@ def test_who_speaks_of_places_that_are_not_his_is_refused(event):
 
 
 def test_a_producer_has_its_next_place_ahead_of_time_while_there_is_plenty_of_room():
-    """But never so many together that a batch could not be filled without those who hold one."""
+    """Places ahead of time leave enough others to fill a batch without those producers."""
     world = world_of(capacity=20, batch_size=3)
     for session in range(1002, 1030):
         world.produce(session)
@@ -363,7 +363,7 @@ def test_a_producer_has_its_next_place_ahead_of_time_while_there_is_plenty_of_ro
 
 
 def test_crashes_of_many_pushed_samples_stop_the_stream():
-    """Also of an endless stream the decoder is broken if each sample ends its worker."""
+    """If every sample crashes its worker, the decoder is broken, also on an endless stream."""
     world = world_of(capacity=30)
     world.subscribe()
     for _ in range(200):
@@ -388,7 +388,7 @@ def test_crashes_of_many_pushed_samples_stop_the_stream():
 
 
 def test_a_look_takes_no_samples_from_a_trainer_that_comes_later():
-    """A spectator saw them, and the first trainer gets them all the same, in their order."""
+    """The first trainer receives the samples that a spectator has seen, in their order."""
     world = world_of(capacity=6)
     world.push_all(ONE)
     world.subscribe(session=9, is_spectator=True, window=1)
@@ -401,10 +401,10 @@ def test_a_look_takes_no_samples_from_a_trainer_that_comes_later():
     assert read(world, 2) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_spectator_that_stands_still_keeps_no_sample_from_anybody():
-    """It holds the only batch that there are samples for, for ever.
+def test_a_spectator_that_stands_still_keeps_no_sample_from_a_trainer():
+    """The spectator holds for ever the only batch for which there are samples.
 
-    They come to the trainer nevertheless.
+    The trainer receives these samples nevertheless.
     """
     world = world_of(capacity=3)
     world.push_all(ONE)
@@ -417,9 +417,9 @@ def test_a_spectator_that_stands_still_keeps_no_sample_from_anybody():
 
 
 def test_a_look_at_a_batch_that_a_trainer_will_read_leaves_it_to_that_trainer():
-    """The spectator gets it first, and goes.
+    """The spectator receives the batch first, and disconnects.
 
-    The trainer, to which two others are being sent, finds it filled.
+    The trainer, to which two other batches are being sent, finds this batch filled.
     """
     world = world_of(capacity=12)
     world.subscribe(session=1, is_remote=True, window=4)
@@ -428,7 +428,7 @@ def test_a_look_at_a_batch_that_a_trainer_will_read_leaves_it_to_that_trainer():
         world.fill_all()
     sent = world.trainers[1].granted
     decoded = world.state.statistics().streams[0].decoded_batches
-    assert decoded > sent, "a batch is ready that the trainer has not got"
+    assert decoded > sent, "no batch is ready beyond those sent to the trainer"
     world.subscribe(session=9, is_spectator=True, window=1, step=sent)
     assert world.trainers[2].granted > 0
     world.end_session(9)
@@ -438,7 +438,7 @@ def test_a_look_at_a_batch_that_a_trainer_will_read_leaves_it_to_that_trainer():
 
 
 def test_a_look_at_what_a_trainer_has_got_binds_nothing():
-    """The batch lies in the ring: no worker is asked, and no place is taken."""
+    """The batch is still in the ring, so no worker gets a task and no place is taken."""
     world = world_of(capacity=6)
     world.push_all(ONE)
     world.subscribe(session=1)
@@ -452,9 +452,9 @@ def test_a_look_at_what_a_trainer_has_got_binds_nothing():
 
 @pytest.mark.parametrize("is_spectator", [True, False])
 def test_a_batch_whose_only_waiter_is_gone_gives_its_samples_to_a_trainer_that_waits(is_spectator):
-    """Nearly all places are in a batch that the trainer reads later.
+    """Nearly all places belong to a batch that the trainer reads later.
 
-    What it waits for is another one.
+    The trainer waits for another batch, which needs these samples.
     """
     world = world_of(capacity=4, window=3)
     world.subscribe(session=9, step=1, is_spectator=is_spectator, window=1)
@@ -467,6 +467,6 @@ def test_a_batch_whose_only_waiter_is_gone_gives_its_samples_to_a_trainer_that_w
     else:
         world.end_session(9)
         world.fill_all()
-    assert live(world).bound_samples == 3, "its claim keeps them"
+    assert live(world).bound_samples == 3, "the trainer's claim must keep them"
 
     assert read(world, 2)[:3] == [1, 2, 3]

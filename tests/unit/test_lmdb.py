@@ -1,4 +1,4 @@
-"""Records of LMDB databases: which samples they make, and what is said of each kind of damage."""
+"""Records of LMDB databases: their samples, and the error for each kind of damage."""
 
 import os
 import pickle
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("forked_scans")
 
 @pytest.mark.parametrize("subdir", [True, False])
 def test_records_whose_keys_belong_together_are_one_sample(tmp_path, subdir) -> None:
-    """In the order of the keys; other keys are skipped."""
+    """The samples have the order of the keys, and keys of another form are skipped."""
     write_lmdb(tmp_path / "db", OCR, subdir=subdir)
 
     reader = open_lmdb(tmp_path / "db", PAIRS, key="{field}-*")
@@ -49,7 +49,7 @@ def test_records_whose_keys_belong_together_are_one_sample(tmp_path, subdir) -> 
 
 
 def test_every_record_is_a_sample_where_nothing_else_is_said(tmp_path) -> None:
-    """With the pattern, some of them."""
+    """Without a pattern every record is a sample; with a pattern, only matching records are."""
     write_lmdb(tmp_path / "db", {b"b": b"two", b"a": b"one", b"\xff\x00": b"three"})
 
     reader = open_lmdb(tmp_path / "db", {"image": "image"})
@@ -66,7 +66,7 @@ def test_every_record_is_a_sample_where_nothing_else_is_said(tmp_path) -> None:
 
 
 def test_the_name_of_a_field_may_stand_anywhere_in_a_key(tmp_path) -> None:
-    """And be another one than the batch's; numbers may be digits."""
+    """A field can have another name in the database than in the batch; numbers may be digits."""
     write_lmdb(
         tmp_path / "db", {b"7.jpg": b"seven", b"7.cls": b"12", b"8.cls": b"-3", b"8.jpg": b"eight", b"7.txt": b"x"}
     )
@@ -87,7 +87,7 @@ def test_the_name_of_a_field_may_stand_anywhere_in_a_key(tmp_path) -> None:
 
 
 def test_arrays_are_read_as_the_field_says(tmp_path) -> None:
-    """Little-endian, the last dimension fastest."""
+    """Arrays are little-endian, and the last dimension is contiguous."""
     digits = np.arange(12, dtype="<f4").reshape(2, 2, 3)
     write_lmdb(tmp_path / "db", {b"0": digits[0].tobytes(), b"1": digits[1].tobytes(), b"2": b"short"})
 
@@ -101,7 +101,7 @@ def test_arrays_are_read_as_the_field_says(tmp_path) -> None:
 
 
 def test_maps_in_msgpack_have_all_fields_of_a_sample(tmp_path) -> None:
-    """Bytes, text, numbers, lists; what is not declared is not looked at."""
+    """Bytes, text, numbers and lists are read; fields that are not declared are skipped."""
     fields = {
         "image": "image",
         "caption": "text",
@@ -160,7 +160,7 @@ class _Evil:
     ],
 )
 def test_records_that_are_not_what_they_should_be_are_bad_samples(tmp_path, record, reason) -> None:
-    """And nothing in them is ever run."""
+    """Such a record is a bad sample, and no code in it runs."""
     write_lmdb(tmp_path / "db", {b"a": record, b"b": msgpack.packb({"label": 255})})
 
     reader = open_lmdb(tmp_path / "db", {"label": "uint8"}, format="msgpack")
@@ -172,7 +172,7 @@ def test_records_that_are_not_what_they_should_be_are_bad_samples(tmp_path, reco
 
 @pytest.mark.parametrize("list_", [[1, [2]], ["a"], [1, None], [1 << 70], [[1, 2], [3]]])
 def test_lists_that_are_no_numbers_are_bad_samples(tmp_path, list_) -> None:
-    """Of any depth."""
+    """Lists with other values than numbers are bad samples at any depth."""
     record = msgpack.packb({"x": list_}) if list_ != [1 << 70] else msgpack.packb({"x": [(1 << 64) - 1]})
     write_lmdb(tmp_path / "db", {b"a": record})
 
@@ -195,7 +195,7 @@ def test_lists_that_are_no_numbers_are_bad_samples(tmp_path, list_) -> None:
     ],
 )
 def test_values_that_do_not_fit_are_bad_samples(tmp_path, field, record, reason) -> None:
-    """With the reason."""
+    """The error of the bad sample gives the reason."""
     write_lmdb(tmp_path / "db", {b"a": record})
 
     reader = open_lmdb(tmp_path / "db", {"image" if field == "image" else "x": field}, max_bytes=100, format="text")
@@ -205,7 +205,7 @@ def test_values_that_do_not_fit_are_bad_samples(tmp_path, field, record, reason)
 
 
 def test_a_sample_without_one_of_its_records_is_refused(tmp_path) -> None:
-    """By both keys."""
+    """The error names the key that exists and the key that is missing."""
     write_lmdb(tmp_path / "db", {key: value for key, value in OCR.items() if key != b"label-000000007"})
 
     with pytest.raises(SourceInvalid, match=r"db has the key 'image-000000007' and no 'label-000000007'"):
@@ -213,7 +213,7 @@ def test_a_sample_without_one_of_its_records_is_refused(tmp_path) -> None:
 
 
 def test_a_database_without_samples_is_refused_with_keys_that_it_has(tmp_path) -> None:
-    """An empty one, too."""
+    """The error shows example keys; an empty database is rejected, too."""
     write_lmdb(tmp_path / "db", OCR)
     with pytest.raises(
         SourceInvalid, match=r"no key looks like img-\*; there are 61, such as 'image-000000001', 'image-0"
@@ -226,7 +226,7 @@ def test_a_database_without_samples_is_refused_with_keys_that_it_has(tmp_path) -
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, b"no database" * 2000, bytes(8192)])
 def test_what_is_no_database_is_refused(tmp_path, data) -> None:
-    """By name."""
+    """The error names the path."""
     (tmp_path / "data.mdb").write_bytes(data)
 
     with pytest.raises(SourceInvalid, match=rf"{tmp_path}: (is empty|is not an LMDB database, or is damaged)"):
@@ -234,7 +234,7 @@ def test_what_is_no_database_is_refused(tmp_path, data) -> None:
 
 
 def test_a_database_that_is_not_there_or_no_file_is_refused(tmp_path) -> None:
-    """A FIFO is not waited for."""
+    """A missing database is reported, and batchd does not wait for a FIFO."""
     source = LmdbSource(path=tmp_path / "gone", fields={"image": "image"})
     assert kind_of(source).problems(source, Storage()) == [f"there is no file {tmp_path}/gone"]
     with pytest.raises(SourceInvalid, match="gone cannot be read: No such file"):
@@ -245,7 +245,7 @@ def test_a_database_that_is_not_there_or_no_file_is_refused(tmp_path) -> None:
 
 
 def test_a_database_that_is_cut_anywhere_is_refused(tmp_path) -> None:
-    """Before anything of it is touched: what is mapped and not there ends a process."""
+    """The check runs before any access, because a missing mapped page would kill the process."""
     file = write_lmdb(tmp_path / "db", OCR)
     size = file.stat().st_size
     for length in range(size - 1, 0, -size // 7):
@@ -258,7 +258,7 @@ def test_a_database_that_is_cut_anywhere_is_refused(tmp_path) -> None:
 
 
 def test_damaged_pages_never_end_the_one_who_asks(tmp_path) -> None:
-    """The scan runs in a process of its own: it finds the samples, or the reason is told."""
+    """The scan runs in its own process: it finds the samples, or batchd reports the reason."""
     file = write_lmdb(tmp_path / "db", OCR)
     data = file.read_bytes()
     chance = random.Random(3)
@@ -278,7 +278,7 @@ def test_damaged_pages_never_end_the_one_who_asks(tmp_path) -> None:
 
 
 def test_a_scan_that_ends_by_a_signal_is_said_to(tmp_path, monkeypatch) -> None:
-    """As it does where a file is cut under it."""
+    """The error names the signal, for example when a file is truncated during the scan."""
     write_lmdb(tmp_path / "db", OCR)
     monkeypatch.setenv("BATCHD_FAILPOINTS", "scan.apart=segv")
 
@@ -289,7 +289,7 @@ def test_a_scan_that_ends_by_a_signal_is_said_to(tmp_path, monkeypatch) -> None:
 
 
 def test_a_database_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
-    """All of them: the length is looked at before each."""
+    """The length is checked before each read, so every sample is bad."""
     file = write_lmdb(tmp_path / "db", OCR)
     reader = open_lmdb(tmp_path / "db", PAIRS, key="{field}-*")
     reader.read(0)
@@ -302,7 +302,7 @@ def test_a_database_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
 
 
 def test_what_is_cut_while_it_is_in_use_ends_the_process_by_sigbus(tmp_path) -> None:
-    """The library's design; the next worker then finds the database cut."""
+    """LMDB's design makes this crash unavoidable; the next worker finds the database truncated."""
     write_lmdb(tmp_path / "db", OCR)
     program = (
         "import os, sys; from pathlib import Path; from support.lmdb_files import open_lmdb;"
@@ -318,7 +318,7 @@ def test_what_is_cut_while_it_is_in_use_ends_the_process_by_sigbus(tmp_path) -> 
 
 
 def test_a_database_that_is_gone_or_replaced_before_it_is_opened_makes_bad_samples(tmp_path) -> None:
-    """With the key that is missing."""
+    """The bad sample's error names the missing key."""
     file = write_lmdb(tmp_path / "db", OCR)
     source, index = scan_lmdb(tmp_path / "db", PAIRS, key="{field}-*")
 
@@ -338,7 +338,7 @@ def test_a_database_that_is_gone_or_replaced_before_it_is_opened_makes_bad_sampl
 
 
 def test_several_streams_of_a_worker_share_one_open_database(tmp_path) -> None:
-    """The library refuses to open it twice; it is closed with the last of them."""
+    """LMDB cannot open a database twice, so they share it; the last stream closes it."""
     write_lmdb(tmp_path / "db", OCR)
     readers = [open_lmdb(tmp_path / "db", PAIRS, key="{field}-*") for _ in range(3)]
     for reader in readers:
@@ -351,7 +351,7 @@ def test_several_streams_of_a_worker_share_one_open_database(tmp_path) -> None:
 
 
 def test_the_digest_names_keys_lengths_and_what_is_read(tmp_path) -> None:
-    """Not where the database lies."""
+    """The path of the database does not change the digest."""
     digests = []
     for number, records in enumerate(({b"a": b"1"}, {b"a": b"1"}, {b"b": b"1"}, {b"a": b"12"})):
         write_lmdb(tmp_path / str(number), records)
@@ -379,6 +379,6 @@ def test_the_digest_names_keys_lengths_and_what_is_read(tmp_path) -> None:
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, text) -> None:
-    """By the key's name."""
+    """The error names the key."""
     with pytest.raises(ValueError, match=text):
         LmdbSource(**{"path": Path("/a"), "fields": {"x": "image"}} | changes)

@@ -1,4 +1,4 @@
-"""Local connections without a session: counted by user, closed in time; descriptors stay free."""
+"""Local connections without a session: a limit per user, timeouts, and free descriptors."""
 
 import errno
 import resource
@@ -18,7 +18,7 @@ from support.kernel import descriptors_of
 
 
 def test_the_owner_with_most_loses_its_oldest() -> None:
-    """Until the others have as many."""
+    """Connections are closed until this owner has no more than the others."""
     owners = {1: "few", 2: "many", 3: "many", 4: "few", 5: "many", 6: "many"}
 
     assert oldest_of_crowds(owners, 2) == [2, 3]
@@ -28,7 +28,7 @@ def test_the_owner_with_most_loses_its_oldest() -> None:
 
 
 def test_strangers_are_told_by_their_time() -> None:
-    """One that became a session is none."""
+    """A connection that became a session is no longer counted as a stranger."""
     pending: PendingConnections[str] = PendingConnections()
     pending.add("silent", 0)
     pending.add("session", 0)
@@ -43,7 +43,7 @@ def test_strangers_are_told_by_their_time() -> None:
 
 
 def test_descriptors_are_counted() -> None:
-    """Those that are open, and those that are kept."""
+    """Both open descriptors and reserved descriptors count."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     assert abs(limit - descriptors_left() - SPARE_DESCRIPTORS - len(descriptors_of("self"))) <= 2
@@ -51,7 +51,10 @@ def test_descriptors_are_counted() -> None:
 
 @pytest.fixture
 def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Listener, Selector, list[socket.socket]]]]:
-    """Knock twice at a door that so many descriptors are left for: the door, and who was let in."""
+    """Connect twice to a listener with a number of free descriptors left.
+
+    Return the listener, its selector and the accepted connections.
+    """
     with ExitStack() as stack:
         selector = stack.enter_context(closing(Selector()))
         came: list[socket.socket] = []
@@ -72,7 +75,7 @@ def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Listener, Sel
 
 
 def test_who_comes_waits_while_too_few_descriptors_are_left(knock, monkeypatch) -> None:
-    """One more than is needed lets one in; the next one when there are more."""
+    """One spare descriptor admits one connection; the next one is admitted when more are free."""
     door, selector, came = knock(2)
     with capture_logs() as log:
         selector.dispatch()
@@ -88,7 +91,7 @@ def test_who_comes_waits_while_too_few_descriptors_are_left(knock, monkeypatch) 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 def test_who_cannot_be_accepted_waits(knock, monkeypatch, number) -> None:
-    """Whatever is lacking."""
+    """The connection waits, whichever resource is missing."""
     door, selector, came = knock(9)
 
     def refuse(_self: socket.socket) -> None:
@@ -104,7 +107,7 @@ def test_who_cannot_be_accepted_waits(knock, monkeypatch, number) -> None:
 
 
 def test_one_that_cannot_be_watched_is_closed(knock, monkeypatch) -> None:
-    """The kernel has a limit of what one user may watch (ENOSPC)."""
+    """The kernel limits the number of descriptors that a user may watch (ENOSPC)."""
     door, selector, came = knock(9)
 
     def refuse(_one: socket.socket) -> None:
@@ -116,7 +119,7 @@ def test_one_that_cannot_be_watched_is_closed(knock, monkeypatch) -> None:
 
 
 def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) -> None:
-    """The kernel had no room for it; the next tick tries again, and one line tells."""
+    """The kernel has no room to watch it; the next tick retries, and the log has one line."""
     door, selector, came = knock(0)
 
     def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
@@ -137,7 +140,7 @@ def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) 
 
 
 def test_a_door_that_cannot_be_watched_does_not_begin(tmp_path, monkeypatch) -> None:
-    """At the start that is said, and nothing is left over."""
+    """The start fails with an error and leaves nothing behind."""
     with closing(Selector()) as selector, closing(Listener(selector, socket.SOCK_STREAM, print, lambda: 1)) as door:
 
         def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:

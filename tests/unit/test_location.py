@@ -1,4 +1,4 @@
-"""URLs where paths may stand: how they are written, joined and refused."""
+"""URLs in place of paths: how they are written, joined and rejected."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ from batchd.storage.location import Url
     "text", ["s3://bucket", "s3://bucket/a b/é?#%", "gs://bucket/x", "http://[::1]:80/a", "https://host:8443/a/b.csv"]
 )
 def test_a_url_is_written_as_it_was_and_joined_like_a_path(text: str) -> None:
-    """Whatever pathlib makes of two slashes; its parts and its parent are URLs, too."""
+    """The two slashes are not merged by pathlib, and the parts and the parent are URLs, too."""
     root = FolderSource(path=Path(text)).path
 
     assert str(root) == os.fspath(root) == text
@@ -31,7 +31,7 @@ def test_a_url_is_written_as_it_was_and_joined_like_a_path(text: str) -> None:
 
 
 def test_a_source_of_urls_survives_plain_data() -> None:
-    """Each of its paths."""
+    """Each path of the source is still the same URL."""
     source = CsvSource(path=Path("https://host/t.csv"), image="file", image_root=Path("s3://bucket/photos"))
 
     assert source_to_plain(source)["image_root"] == "s3://bucket/photos"
@@ -40,7 +40,7 @@ def test_a_source_of_urls_survives_plain_data() -> None:
 
 
 def test_other_paths_stay_what_they_are() -> None:
-    """Absolute ones, relative ones, and one with a colon."""
+    """Absolute paths, relative paths and a path with a colon stay paths."""
     for text in ("/data/s3:/bucket", "data/train", "s3:bucket", "a:/b"[:2]):
         path = FolderSource(path=Path(text)).path
         assert (type(path), str(path)) == (type(Path()), text)
@@ -58,14 +58,14 @@ def test_other_paths_stay_what_they_are() -> None:
     ],
 )
 def test_urls_that_cannot_be_read_or_hold_secrets_are_refused(text: str, message: str) -> None:
-    """And no message repeats the secret."""
+    """No error message repeats the secret."""
     with pytest.raises(ValueError, match=message) as refusal:
         ListSource(path=Path(text))
     assert "secret" not in str(refusal.value)
 
 
 def test_urls_in_a_file_are_not_relative_to_it(tmp_path: Path) -> None:
-    """Nor to the current directory, where they are set from outside."""
+    """A URL is not relative to the file, nor to the current directory if it comes from outside."""
     file = tmp_path / "batchd.toml"
     file.write_text(
         '[streams.a]\nsource = { type = "webdataset", root = "s3://b/c", shards = ["*"] }\nbatch_size = 1\n'
@@ -79,7 +79,7 @@ def test_urls_in_a_file_are_not_relative_to_it(tmp_path: Path) -> None:
 
 
 def test_what_has_to_be_on_this_machine_is_no_url(tmp_path: Path) -> None:
-    """Directories of the daemon, and files of steps."""
+    """Directories of the daemon and files of steps must be local paths."""
     file = tmp_path / "batchd.toml"
     file.write_text(
         '[daemon]\nruntime_dir = "s3://b/c"\n[streams.a]\nsource = { type = "folder", path = "." }\nbatch_size = 1\n'
@@ -92,7 +92,7 @@ def test_what_has_to_be_on_this_machine_is_no_url(tmp_path: Path) -> None:
 
 
 def test_arrays_below_a_url_are_urls() -> None:
-    """Each with the name that the source gives it."""
+    """Each array has a URL with the name that the source gives it."""
     source = NpySource(root=Path("s3://b"), arrays={"image": "x.npy", "label": "d/y.npy"})
 
     assert [str(path) for path in source.paths().values()] == ["s3://b/x.npy", "s3://b/d/y.npy"]

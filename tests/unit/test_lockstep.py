@@ -1,4 +1,4 @@
-"""Lockstep: nobody runs away from the slowest, and nobody waits for one that is gone."""
+"""Lockstep: no trainer runs ahead of the slowest, and none waits for a disconnected trainer."""
 
 import random
 
@@ -10,14 +10,14 @@ from support.core_world import make_spec
 
 
 def world_of(**changes) -> CheckedWorld:
-    """One stream in lockstep, two batches apart at most, and one worker."""
+    """Make one stream in lockstep, at most two batches apart, and one worker."""
     world = CheckedWorld([make_spec(**({"max_skew": 2, "samples": 300, "window": 5} | changes))])
     world.start_workers()
     return world
 
 
 def read_all(world: CheckedWorld, number: int) -> int:
-    """A good trainer reads what it can have; returns how many batches it was handed in all."""
+    """Read all available batches and return the total number of batches handed over."""
     for _ in range(10):
         world.fill_all()
         world.pull(number, release=max(0, len(world.trainers[number].leases) - 1))
@@ -25,7 +25,7 @@ def read_all(world: CheckedWorld, number: int) -> int:
 
 
 def test_a_fast_trainer_waits_for_the_slowest():
-    """With the slowest at batch 0 it may read up to batch 2, and one more for each step of it."""
+    """With the slowest at batch 0, it may read up to batch 2, and one more for each step."""
     world = world_of()
     world.subscribe(session=1)
     world.subscribe(session=2)
@@ -36,7 +36,7 @@ def test_a_fast_trainer_waits_for_the_slowest():
 
 
 def test_a_trainer_alone_is_its_own_slowest():
-    """It goes on as long as it reads."""
+    """A single trainer reads without waiting for lockstep."""
     world = world_of(max_skew=1)
     world.subscribe()
     for _ in range(20):
@@ -46,8 +46,8 @@ def test_a_trainer_alone_is_its_own_slowest():
 
 
 @pytest.mark.parametrize("leaving", ["ends", "dies", "is over"])
-def test_nobody_waits_for_a_trainer_that_wants_no_more(leaving):
-    """It gave up its claim, or died, or has read its course to the end."""
+def test_no_trainer_waits_for_one_that_wants_no_more(leaving):
+    """A trainer that ended its claim, died or reached its end holds back no other trainer."""
     world = world_of()
     world.subscribe(session=1)
     world.subscribe(session=2, end_epoch=0 if leaving == "is over" else None)
@@ -64,7 +64,7 @@ def test_nobody_waits_for_a_trainer_that_wants_no_more(leaving):
 
 
 def test_a_late_trainer_far_behind_is_waited_for():
-    """Whoever is ahead stands still until it has come near; what it was handed it keeps."""
+    """A trainer ahead pauses until the late trainer is close, and keeps its handed batches."""
     world = world_of()
     world.subscribe(session=1, epoch=1)
     world.fill_all()
@@ -76,8 +76,8 @@ def test_a_late_trainer_far_behind_is_waited_for():
     assert read_all(world, 2) > 3
 
 
-def test_a_spectator_holds_nobody_up():
-    """Who takes only a look at the first batch is not waited for, while it looks and after."""
+def test_a_spectator_holds_no_trainer_up():
+    """No trainer waits for a spectator of the first batch, while it looks and afterwards."""
     world = world_of()
     world.subscribe(session=1, epoch=1)
     world.subscribe(session=2, is_spectator=True)
@@ -87,9 +87,9 @@ def test_a_spectator_holds_nobody_up():
 
 
 def test_a_spectator_sees_what_the_foremost_rank_reads_however_far_the_slowest_is_behind():
-    """Four ranks, each one batch of its own ahead of the slowest at most.
+    """Four ranks read, each at most one of its own batches ahead of the slowest.
 
-    Seven of the stream's are between them.
+    That is a difference of up to seven batches of the stream.
     """
     world = world_of(max_skew=1, slots_max=14)
     for rank in range(4):
@@ -100,8 +100,8 @@ def test_a_spectator_sees_what_the_foremost_rank_reads_however_far_the_slowest_i
     assert world.trainers[5].granted > 0
 
 
-def test_a_trainer_that_came_and_went_holds_nobody_up():
-    """The slowest is where it was before; whoever was held back by the visitor goes on."""
+def test_a_trainer_that_came_and_went_holds_no_trainer_up():
+    """The trainers that waited for the visitor continue, limited by the earlier slowest trainer."""
     world = world_of(max_skew=5, slots_max=12)
     world.subscribe(session=1, epoch=1)
     world.subscribe(session=2, epoch=0, step=99)
@@ -114,7 +114,7 @@ def test_a_trainer_that_came_and_went_holds_nobody_up():
 def test_ranks_are_apart_by_their_own_batches(world_size):
     """A rank's next batch is ``world_size`` batches of the stream away, but one of its own.
 
-    It may prefetch it.
+    So the rank may prefetch it.
     """
     world = world_of(max_skew=1, slots_max=12)
     for rank in range(world_size):
@@ -126,7 +126,7 @@ def test_ranks_are_apart_by_their_own_batches(world_size):
 @pytest.mark.parametrize("trainers", [2, 3, 4])
 @pytest.mark.parametrize("slots_max", [8, 9, 12])
 def test_each_batch_is_decoded_once(trainers, slots_max):
-    """However unevenly mirror trainers read, and although the ring is below the skew."""
+    """This holds for mirror trainers at different speeds, also if the ring is below the skew."""
     world = world_of(max_skew=50, slots_max=slots_max)
     for session in range(1, trainers + 1):
         world.subscribe(session=session)
@@ -143,9 +143,9 @@ def test_each_batch_is_decoded_once(trainers, slots_max):
 
 
 def test_who_waits_for_slower_ones_keeps_no_memory_from_them():
-    """The fast one has little and may not have more.
+    """The fast trainer has little memory and may get no more.
 
-    So the slow one may hold more than its fair share.
+    So the slow trainer may hold more than its fair share.
     """
     world = world_of(slots_max=8, window=1, max_skew=3)
     world.subscribe(session=1)

@@ -1,4 +1,4 @@
-"""The lines of the log that the daemon keeps, for `batchd logs` and `batchd status`."""
+"""The log lines that the daemon keeps for `batchd logs` and `batchd status`."""
 
 import msgpack
 import structlog
@@ -9,7 +9,7 @@ from batchd_wire.codec import MESSAGE_BYTES_MAX
 
 
 def test_the_last_lines_are_kept_and_counted_from_the_start() -> None:
-    """A reader that knows a number gets what came after it."""
+    """A reader that sends a number receives the lines after that number."""
     log = KeptLog("a file")
     for number in range(1, LINES_MAX + 11):
         log.add("info", "event", f"event: n={number}")
@@ -21,7 +21,7 @@ def test_the_last_lines_are_kept_and_counted_from_the_start() -> None:
 
 
 def test_one_event_does_not_push_the_other_warnings_out() -> None:
-    """The last few of each, and the last of all."""
+    """The log keeps the last lines of each event, and the last lines of all events."""
     log = KeptLog()
     log.add("error", "gateway ended", "gateway ended")
     for number in range(100):
@@ -37,7 +37,7 @@ def test_one_event_does_not_push_the_other_warnings_out() -> None:
 
 
 def test_all_kept_lines_fit_into_a_message_beside_the_status() -> None:
-    """Also with the widest characters."""
+    """The message fits even with the widest characters."""
     log = KeptLog()
     for _ in range(LINES_MAX):
         log.add("warning", "x", "\U0001f40c" * 10 * TEXT_CHARACTERS_MAX)
@@ -48,7 +48,7 @@ def test_all_kept_lines_fit_into_a_message_beside_the_status() -> None:
 
 
 def test_what_is_written_is_kept_as_one_line_of_text(capfd) -> None:
-    """Whatever the form of the log is; levels that are not written are not kept."""
+    """The format of the log does not matter, and lines below the log level are not kept."""
     kept = []
     set_up_logs("info", "json", lambda *line: kept.append(line))
     structlog.get_logger().debug("not written")
@@ -59,7 +59,7 @@ def test_what_is_written_is_kept_as_one_line_of_text(capfd) -> None:
 
 
 def test_the_place_of_the_log_is_known(tmp_path, monkeypatch) -> None:
-    """A file by its path; the service of a unit by its name."""
+    """A file is named by its path, and the service of a unit by its name."""
     with (tmp_path / "batchd.log").open("w") as file:
         monkeypatch.setattr("batchd.cli.log_lines.STANDARD_ERROR", file.fileno())
         assert log_place() == str(tmp_path / "batchd.log")

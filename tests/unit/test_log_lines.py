@@ -1,6 +1,6 @@
-"""How the log looks on a terminal, in the journal and elsewhere.
+"""The format of the log on a terminal, in the journal and elsewhere.
 
-That nobody can forge it, and that it stops nobody.
+No peer can forge a line, and a blocked log does not stop the daemon.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Reader:
-    """The other end of a pipe that is standard error for a test."""
+    """The read end of a pipe that serves as standard error of a test."""
 
     def __init__(self, monkeypatch):
         self.descriptor, self.written = os.pipe()
@@ -38,7 +38,7 @@ class Reader:
 
     @property
     def text(self):
-        """All that has come since it was last asked."""
+        """Return all text that arrived since the last call."""
         parts = []
         try:
             while part := os.read(self.descriptor, 1 << 16):
@@ -48,7 +48,7 @@ class Reader:
         return b"".join(parts).decode()
 
     def journal_stream(self):
-        """What systemd would put into the environment if it had made this pipe."""
+        """Return the value that systemd would set in the environment for this pipe."""
         status = os.fstat(self.written)
         return f"{status.st_dev}:{status.st_ino}"
 
@@ -61,7 +61,7 @@ def reader(monkeypatch):
 
 
 def test_elsewhere_a_line_is_an_object(reader):
-    """With everything that programs sort by."""
+    """Each line is a JSON object with the keys that programs sort by."""
     set_up_logs("info")
     structlog.get_logger().warning("worker ended", worker=3, how="signal 9")
 
@@ -80,7 +80,7 @@ def test_elsewhere_a_line_is_an_object(reader):
     ("level", "priority"), [("debug", "<7>"), ("info", "<6>"), ("warning", "<4>"), ("error", "<3>")]
 )
 def test_in_the_journal_a_line_has_its_priority_and_no_time(reader, monkeypatch, level, priority):
-    """The journal knows when; its levels are those of syslog."""
+    """The journal adds the time itself, and its levels are those of syslog."""
     monkeypatch.setenv("JOURNAL_STREAM", reader.journal_stream())
     set_up_logs("debug")
     getattr(structlog.get_logger(), level)("worker ended", worker=3, how="signal 9", key="", pid=None)
@@ -89,7 +89,7 @@ def test_in_the_journal_a_line_has_its_priority_and_no_time(reader, monkeypatch,
 
 
 def test_json_in_the_journal_has_its_priority_too(reader, monkeypatch):
-    """For those who read the journal with programs."""
+    """Programs that read the journal need the priority, too."""
     monkeypatch.setenv("JOURNAL_STREAM", reader.journal_stream())
     set_up_logs("info", "json")
     structlog.get_logger().error("stream stopped", stream="photos")
@@ -100,14 +100,14 @@ def test_json_in_the_journal_has_its_priority_too(reader, monkeypatch):
 
 
 def test_the_journal_is_told_by_device_and_inode(reader):
-    """An inherited variable says nothing about another descriptor."""
+    """An inherited variable that names another descriptor has no effect."""
     assert is_journal(reader.written, {"JOURNAL_STREAM": reader.journal_stream()})
     assert not is_journal(reader.written, {"JOURNAL_STREAM": "1:2"})
     assert not is_journal(reader.written, {})
 
 
 def test_text_can_be_had_elsewhere(reader):
-    """Without colours, which only a terminal obeys."""
+    """The text has no colours, because only a terminal interprets them."""
     set_up_logs("info", "text")
     structlog.get_logger().info("serving", address="ipc:///run/batchd")
 
@@ -115,7 +115,7 @@ def test_text_can_be_had_elsewhere(reader):
 
 
 def test_levels_below_the_one_that_is_wanted_are_not_written(reader):
-    """``--log-level warning`` has no ``info``."""
+    """With ``--log-level warning`` the log has no ``info`` lines."""
     set_up_logs("warning")
     structlog.get_logger().info("serving")
 
@@ -125,7 +125,7 @@ def test_levels_below_the_one_that_is_wanted_are_not_written(reader):
 @pytest.mark.parametrize("form", ["auto", "text", "json"])
 @pytest.mark.parametrize("in_journal", [True, False])
 def test_what_peers_and_files_say_cannot_forge_a_line(reader, monkeypatch, form, in_journal):
-    """One event is one line, without a control character, whichever way it is written."""
+    """Every event is one line without control characters, in each format."""
     if in_journal:
         monkeypatch.setenv("JOURNAL_STREAM", reader.journal_stream())
     set_up_logs("info", form)
@@ -138,7 +138,7 @@ def test_what_peers_and_files_say_cannot_forge_a_line(reader, monkeypatch, form,
 
 
 def test_on_a_terminal_only_our_colours_are_obeyed(monkeypatch):
-    """What remains when they are taken out has nothing that a terminal obeys."""
+    """Without batchd's colours, the line contains no sequence that a terminal interprets."""
     ours, theirs = pty.openpty()
     try:
         attributes = termios.tcgetattr(theirs)
@@ -158,7 +158,7 @@ def test_on_a_terminal_only_our_colours_are_obeyed(monkeypatch):
 
 
 def test_a_value_without_end_is_cut(reader):
-    """A peer that sends a megabyte as its name has no megabyte of the log."""
+    """A peer that sends a megabyte as its name does not get a megabyte of the log."""
     set_up_logs("info")
     structlog.get_logger().info("trainer subscribed", name="x" * 1_000_000)
 
@@ -177,15 +177,15 @@ def test_a_value_without_end_is_cut(reader):
     ],
 )
 def test_what_is_no_visible_character_is_written_out(text, shown):
-    """And what is one stays."""
+    """Visible characters stay unchanged."""
     assert escaped(text) == shown
 
 
 # --- a log that cannot be written -----------------------------------------------------------------
 
 
-def test_a_full_disk_loses_lines_and_stops_nobody():
-    """/dev/full says what a full disk says."""
+def test_a_full_disk_loses_lines_and_stops_no_process():
+    """A write to /dev/full fails as on a full disk."""
     with open("/dev/full", "wb", buffering=0) as full:  # noqa: PTH123
         lines = LogLines(full.fileno())
         for _ in range(3):
@@ -194,8 +194,8 @@ def test_a_full_disk_loses_lines_and_stops_nobody():
     assert lines.lost == 3
 
 
-def test_a_reader_that_is_gone_loses_lines_and_stops_nobody():
-    """As when the terminal of a foreground daemon is closed."""
+def test_a_reader_that_has_ended_loses_lines_and_stops_no_process():
+    """This happens when the terminal of a foreground daemon is closed."""
     nobody, written = os.pipe()
     os.close(nobody)
     lines = LogLines(written)
@@ -206,9 +206,9 @@ def test_a_reader_that_is_gone_loses_lines_and_stops_nobody():
 
 
 def test_a_reader_that_sleeps_is_not_waited_for_again_and_again(reader, monkeypatch):
-    """The first line that finds no room waits a moment.
+    """The first line that does not fit waits for a moment.
 
-    The others do not, and the next that is written says how many.
+    The following lines do not wait, and the next written line gives the number of lost lines.
     """
     fcntl.fcntl(reader.written, fcntl.F_SETPIPE_SZ, 4096)
     set_up_logs("info")
@@ -228,7 +228,7 @@ def test_a_reader_that_sleeps_is_not_waited_for_again_and_again(reader, monkeypa
 
 
 def _waits(monkeypatch):
-    """Count how often somebody waits for room."""
+    """Count how often the log waits for room."""
 
     class Counted:
         waits = 0
@@ -245,7 +245,7 @@ def _waits(monkeypatch):
 
 
 def test_a_line_that_was_cut_is_ended_before_the_next(reader, monkeypatch):
-    """What comes after it can be read."""
+    """The next line starts on a line of its own, so it can be read."""
     fcntl.fcntl(reader.written, fcntl.F_SETPIPE_SZ, 4096)
     monkeypatch.setattr(log_lines, "PATIENCE_MS", 1)
     lines = LogLines(reader.written)
@@ -260,9 +260,9 @@ def test_a_line_that_was_cut_is_ended_before_the_next(reader, monkeypatch):
 
 
 def test_closed_standard_streams_are_filled():
-    """What the daemon opens next would else be its standard error, and get the log.
+    """Otherwise the next file that the daemon opens would become its standard error.
 
-    Here in a process that has none.
+    The test starts a process without standard streams.
     """
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""docs/logs.md has every event that the daemon logs, at its level, and no other."""
+"""docs/logs.md lists exactly the events that the daemon logs, each at its level."""
 
 import ast
 import re
@@ -11,11 +11,11 @@ ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| (.+?) \|(.*)\|$")
 
 
 LOG_CALLS = ("write",)
-"""What a choice between two levels is called; the higher one counts."""
+"""Names of a choice between two levels; the higher level counts."""
 
 
 def events_of(tree):
-    """Each call that logs an event of a module, with its level."""
+    """Return each call in a module that logs an event, with its level."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     passing_on = {}
     for function in functions:
@@ -36,7 +36,7 @@ def events_of(tree):
 
 
 def chosen(function):
-    """Events logged at one of two levels: limited ones, and those expected now and then."""
+    """Return the events logged at one of two levels: limited events and sometimes expected ones."""
     level = None
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in LOG_CALLS:
@@ -47,19 +47,19 @@ def chosen(function):
 
 
 def logs(node):
-    """Is it a call of the module's logger?"""
+    """Return whether this is a call of the module's logger."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     return node.func.attr in LEVELS and getattr(node.func.value, "id", "") == "_log"
 
 
 def is_parameter(node, function):
-    """Does the caller say what it is?"""
+    """Return whether the event is a parameter of the function."""
     return isinstance(node, ast.Name) and node.id in {one.arg for one in function.args.args}
 
 
 def events_in_the_code():
-    """All events of all modules of the server that log."""
+    """Return the events of all server modules that log."""
     found = set()
     for file in (ROOT / "batchd").rglob("*.py"):
         text = file.read_text()
@@ -73,13 +73,13 @@ def events_in_the_code():
 
 
 def events_on_the_page():
-    """The rows of the tables."""
+    """Return the rows of the tables."""
     rows = [match for line in PAGE.read_text().splitlines() if (match := ROW.match(line)) and match[2] in LEVELS]
     return [(match[1], match[2]) for match in rows]
 
 
 def test_every_event_is_on_the_page_at_its_level_and_no_other():
-    """Once: an operator who finds a line in the log finds what it means."""
+    """Each event has one row, so an operator can look up any line of the log."""
     page = events_on_the_page()
 
     assert len(page) == len(set(page))
@@ -87,7 +87,7 @@ def test_every_event_is_on_the_page_at_its_level_and_no_other():
 
 
 def test_each_warning_and_error_says_what_to_do():
-    """A line that asks for somebody's attention tells what helps."""
+    """A line that needs the operator's attention says what helps."""
     for line in PAGE.read_text().splitlines():
         match = ROW.match(line)
         if match and match[2] in ("warning", "error"):
@@ -95,14 +95,14 @@ def test_each_warning_and_error_says_what_to_do():
 
 
 def test_an_event_has_one_level():
-    """Whoever filters by level must not get half of an event."""
+    """A filter by level must not hide a part of an event."""
     names = [event for event, _level in events_in_the_code()]
 
     assert len(names) == len(set(names))
 
 
 def test_the_reading_of_the_code_finds_an_event_that_is_limited():
-    """Like a plain one, and one passed on: this module sees only the names in the code."""
+    """Limited, plain and passed-on events are found; the module sees only names in the code."""
     module = ast.parse(
         "def f():\n    write = _log.warning if allowed else _log.debug\n    write('limited')\n    _log.error('plain')\n"
         "def g():\n    write = _log.info if expected else _log.warning\n    write('expected now and then')\n    h('passed on')\n"

@@ -1,4 +1,4 @@
-"""The images of the demo and the benchmarks are photographs as far as a decoder can tell."""
+"""The images of the demo and the benchmarks are like photographs for a decoder."""
 
 import numpy as np
 
@@ -7,12 +7,12 @@ from batchd.pipeline.image.synthetic_images import PATTERNS, make_photos
 
 
 def files(folder):
-    """Give the files below ``folder`` by their path."""
+    """Return the files below ``folder`` by their path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.jpg"))}
 
 
 def test_photos_are_sorted_into_classes_and_look_like_photographs_to_a_decoder(tmp_path):
-    """The requested number, all classes, the usual sizes, no two alike."""
+    """There are as many as requested, in all classes and usual sizes, and no two are equal."""
     reports = []
 
     make_photos(tmp_path, 40, 0, reports.append)
@@ -27,7 +27,7 @@ def test_photos_are_sorted_into_classes_and_look_like_photographs_to_a_decoder(t
 
 
 def test_a_seed_gives_the_same_photos_and_another_seed_gives_others(tmp_path):
-    """A larger count adds to them and changes none."""
+    """A larger count adds photos and changes none of the others."""
     for name, count, seed in (("one", 9, 3), ("more", 10, 3), ("other", 9, 4)):
         make_photos(tmp_path / name, count, seed, lambda _: None)
 
@@ -37,7 +37,7 @@ def test_a_seed_gives_the_same_photos_and_another_seed_gives_others(tmp_path):
 
 
 def test_the_texture_has_the_spectrum_of_photographs(tmp_path):
-    """Detail falls off with its frequency, but is there: neither flat colour nor white noise."""
+    """Detail falls off with frequency but exists: neither flat colour nor white noise."""
     from batchd.pipeline.image.opencv import cv2  # noqa: PLC0415  after the module that sets it up
 
     make_photos(tmp_path, 8, 0, lambda _: None)

@@ -1,4 +1,4 @@
-"""Pages of libraries that only loading them needed: they go, and nothing else changes."""
+"""Library pages that only loading needed are unmapped, and nothing else changes."""
 
 import ctypes
 import mmap
@@ -25,7 +25,7 @@ def resident_pages(address: int) -> int:
 
 
 def test_unchanged_pages_go_and_changed_ones_stay(tmp_path) -> None:
-    """A process that reads the unchanged ones again gets the bytes of the file."""
+    """A process that reads the unchanged pages again gets the bytes of the file."""
     path = tmp_path / "library"
     path.write_bytes(b"as in the file".ljust(PAGE) * 3)
     protect = ctypes.CDLL(None).mprotect
@@ -47,7 +47,7 @@ def test_unchanged_pages_go_and_changed_ones_stay(tmp_path) -> None:
 
 
 def test_a_process_with_all_of_a_workers_libraries_goes_on() -> None:
-    """It has less of them in memory, and they compute as before."""
+    """The process has less library memory resident, and the libraries compute the same results."""
     program = """if True:
         import batchd.worker.loop, cv2, numpy as np
         from batchd.mapped_files import unmap_loaded_pages

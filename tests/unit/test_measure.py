@@ -1,4 +1,4 @@
-"""What a trainer's waiting time is put down to, and what is kept of the workers' reports."""
+"""How a trainer's waiting time is attributed, and what is kept of the workers' reports."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from support.core_world import World, make_spec
 
 
 def trainer_of(world: World, number: int = 1) -> SubscriptionStatistics:
-    """What is known of a trainer."""
+    """Return the statistics of a trainer."""
     streams = world.state.statistics().streams
     return next(one for stream in streams for one in stream.subscriptions if one.number == number)
 
@@ -27,13 +27,13 @@ def work_of(state: DaemonState) -> WorkStatistics:
 
 
 def pass_time(world: World, seconds: float) -> None:
-    """Let time pass, and the state hear of it."""
+    """Let time pass and send the state a tick."""
     world.now += seconds
     world.do(ev.Ticked())
 
 
 def test_waiting_for_a_batch_that_is_filled_is_put_down_to_the_workers() -> None:
-    """From the trainer's word that it waits to the batch being handed over, and no longer."""
+    """The time counts from the trainer's pull until the batch is handed over, and not longer."""
     world = CheckedWorld([make_spec(window=1)])
     world.start_workers()
     world.subscribe()
@@ -48,7 +48,7 @@ def test_waiting_for_a_batch_that_is_filled_is_put_down_to_the_workers() -> None
 
 
 def test_waiting_is_counted_up_to_the_look_at_it() -> None:
-    """The difference of two statuses is divided by their time, not by that of events."""
+    """The time is current in every status, because a rate divides by the time between statuses."""
     world = CheckedWorld([make_spec(window=1)])
     world.start_workers()
     world.subscribe()
@@ -59,7 +59,7 @@ def test_waiting_is_counted_up_to_the_look_at_it() -> None:
 
 
 def test_a_trainer_that_is_busy_waits_for_nothing() -> None:
-    """Its batches are ready, and nobody asks for them."""
+    """The trainer's batches are ready and it asks for none, so no waiting is counted."""
     world = CheckedWorld([make_spec(window=2)])
     world.start_workers()
     world.subscribe()
@@ -71,7 +71,7 @@ def test_a_trainer_that_is_busy_waits_for_nothing() -> None:
 
 
 def test_a_ring_without_a_free_slot_is_put_down_to_memory() -> None:
-    """Workers still write into its slots, for a trainer that is gone."""
+    """Workers still write into its slots for a trainer that has disconnected."""
     world = CheckedWorld([make_spec(slots_max=2)])
     world.start_workers()
     world.subscribe()
@@ -86,7 +86,7 @@ def test_a_ring_without_a_free_slot_is_put_down_to_memory() -> None:
 
 
 def test_wanting_more_ahead_than_the_ring_holds_is_counted() -> None:
-    """A window of four, and room for two."""
+    """The window is four, and the ring has room for two."""
     world = CheckedWorld([make_spec(slots_max=2, window=4)])
     world.start_workers()
     world.subscribe()
@@ -97,7 +97,7 @@ def test_wanting_more_ahead_than_the_ring_holds_is_counted() -> None:
 
 
 def test_a_ring_that_holds_the_window_is_short_of_nothing() -> None:
-    """Else everybody would be told to give it more."""
+    """Otherwise `batchd why` would always advise more memory."""
     world = CheckedWorld([make_spec(slots_max=8, window=4)])
     world.start_workers()
     world.subscribe()
@@ -110,7 +110,7 @@ def test_a_ring_that_holds_the_window_is_short_of_nothing() -> None:
 
 
 def test_waiting_in_lockstep_is_put_down_to_the_other_trainers() -> None:
-    """The fast one stands still because the slow one reads nothing."""
+    """The fast trainer pauses because the slow trainer reads nothing."""
     world = CheckedWorld([make_spec(max_skew=1, window=4)])
     world.start_workers()
     world.subscribe()
@@ -126,7 +126,7 @@ def test_waiting_in_lockstep_is_put_down_to_the_other_trainers() -> None:
 
 
 def test_waiting_for_samples_is_put_down_to_the_producers() -> None:
-    """Until there are enough of them for a batch; then it is the workers' turn."""
+    """Producers are the cause until there are enough samples for a batch, and then the workers."""
     world = LiveWorld([live_spec(window=1)])
     world.start_workers()
     world.subscribe()
@@ -155,7 +155,7 @@ def test_a_remote_trainer_waits_for_the_network_until_its_batch_has_left() -> No
 
 
 def test_a_remote_trainer_that_asks_for_what_is_being_sent_waits_for_the_network() -> None:
-    """It was handed over before anybody waited."""
+    """The batch was handed over before the trainer waited."""
     world = CheckedWorld([make_spec(window=2)])
     world.start_workers()
     world.subscribe(is_remote=True)
@@ -168,8 +168,8 @@ def test_a_remote_trainer_that_asks_for_what_is_being_sent_waits_for_the_network
     assert waits_of(world) == WaitStatistics(network_s=2)
 
 
-def test_whoever_is_taken_a_claim_for_a_newcomer_waits_for_memory_from_then_on() -> None:
-    """The first has two batches in flight and one ready, and the ring has no free slot."""
+def test_a_trainer_that_loses_a_claim_to_a_newcomer_waits_for_memory_from_then_on() -> None:
+    """The first trainer has two batches in flight and one ready, and the ring has no free slot."""
     world = CheckedWorld([make_spec(window=3, slots_max=6)])
     world.start_workers()
     world.subscribe(is_remote=True)
@@ -188,7 +188,7 @@ def test_whoever_is_taken_a_claim_for_a_newcomer_waits_for_memory_from_then_on()
 
 
 def test_what_a_remote_trainer_waits_beyond_what_is_known_here_is_the_network() -> None:
-    """Its batch has left and lies in buffers on the way; the trainer's own count has it."""
+    """The batch is in buffers on the way, and the trainer's own count includes that time."""
     world = CheckedWorld([make_spec(window=1)])
     world.start_workers()
     world.subscribe(is_remote=True)
@@ -203,7 +203,7 @@ def test_what_a_remote_trainer_waits_beyond_what_is_known_here_is_the_network() 
 
 
 def test_a_trainer_that_is_gone_waits_no_more() -> None:
-    """Its claim has ended, and what it still reads is all that is left of it."""
+    """Its claim has ended, and only the batches that it still reads remain."""
     world = CheckedWorld([make_spec(window=1)])
     world.start_workers()
     world.subscribe()
@@ -218,7 +218,7 @@ def test_a_trainer_that_is_gone_waits_no_more() -> None:
 
 
 def test_a_spell_that_goes_on_is_counted_up_to_now() -> None:
-    """And what is said twice changes nothing."""
+    """A repeated call with the same value changes nothing."""
     moment = Moment()
     spells = Spells(moment)
     spells.turn(on=True)
@@ -234,7 +234,7 @@ def test_a_spell_that_goes_on_is_counted_up_to_now() -> None:
 
 
 def test_the_workers_time_is_added_up_part_by_part() -> None:
-    """Under the names that a worker has told."""
+    """The parts have the names that a worker reported."""
     world = CheckedWorld([make_spec()])
     world.start_workers()
     world.do(ev.PartsNamed(1, ("read", "decode")))
@@ -252,7 +252,7 @@ def test_the_workers_time_is_added_up_part_by_part() -> None:
 
 
 def slow_chunks(chunks: list[list[tuple[int, str, int]]]) -> WorkStatistics:
-    """What is kept after each chunk had these slow samples: number, path, us."""
+    """Return the samples kept after each chunk with these slow samples: number, path, us."""
     done = WorkDone()
     for slow in chunks:
         done.add(NO_WORK._replace(slow_rows=len(slow), slow_us=1000, slow=slow))
@@ -260,7 +260,7 @@ def slow_chunks(chunks: list[list[tuple[int, str, int]]]) -> WorkStatistics:
 
 
 def test_the_slowest_samples_are_kept_and_no_more_than_that() -> None:
-    """However many there are, the slowest first."""
+    """Any number of samples gives a list of fixed length, with the slowest first."""
     chunks = [[(number, f"{number}.jpg", 1000 * number), (8, "8.jpg", 999_000)] for number in range(100)]
     work = slow_chunks(chunks)
 
@@ -271,7 +271,7 @@ def test_the_slowest_samples_are_kept_and_no_more_than_that() -> None:
 
 
 def test_samples_that_were_slow_long_ago_are_listed_no_more() -> None:
-    """What was mended, or was slow while somebody copied a disk, would hide what is slow now."""
+    """Old entries would hide the samples that are slow now."""
     former = [[(number, f"former-{number}.jpg", 999_000)] for number in range(40)]
     now = [[(1000 + number % 40, f"now-{number % 40}.jpg", 1000)] for number in range(40)]
     work = slow_chunks(former + now * 13)
@@ -282,7 +282,7 @@ def test_samples_that_were_slow_long_ago_are_listed_no_more() -> None:
 
 
 def test_waiting_for_a_cpu_is_unknown_until_a_worker_knows_it() -> None:
-    """It is not zero then."""
+    """The value is unknown, not zero, until a worker reports it."""
     done = WorkDone()
     done.add(NO_WORK._replace(cpu_wait_us=None, read_cpu_us=7))
     assert done.statistics().cpu_wait_s is None

@@ -1,4 +1,4 @@
-"""The table of metrics: complete, bounded, and in line with page, dashboard and alerts."""
+"""The table of metrics: complete, bounded, and consistent with page, dashboard and alerts."""
 
 import json
 import re
@@ -93,7 +93,7 @@ NO_METRIC = {
         "refused",
     },
 }
-"""What is a label, a part with fields of its own, or says nothing over time."""
+"""Fields that are a label, a part with its own fields, or have no value over time."""
 SCOPES_OF = {
     DaemonStatistics: {metrics.DAEMON},
     WorkerStatistics: {metrics.WORKER},
@@ -112,7 +112,7 @@ needs_promtool = pytest.mark.skipif(
 
 
 def claim(session: int, rank: int = 0, **changes: object) -> dict[str, object]:
-    """A trainer's claim in the status."""
+    """Make a trainer's claim in the status."""
     numbers = dict.fromkeys(("consumed_batches", "held_slots", "ready_ahead"), 1) | {"wait_s": 1.0}
     return {"session": session, "rank": rank, "window": 4, "epoch": 0, "step": 2, "waiting": False, **numbers} | {
         "delivered_samples": 10,
@@ -122,12 +122,12 @@ def claim(session: int, rank: int = 0, **changes: object) -> dict[str, object]:
 
 
 def trainer(session: int, name: str = "train.py", **changes: object) -> dict[str, object]:
-    """A trainer in the status."""
+    """Make a trainer in the status."""
     return {"session": session, "name": name, "transport": "shared memory", **changes}
 
 
 def status(trainers: list[dict], claims: list[dict], **stream: object) -> DaemonStatus:
-    """A daemon with one stream, as it answers."""
+    """Make the status of a daemon with one stream."""
     parts = [{"name": "read", "busy_s": 1.0}, {"name": "flip", "busy_s": 2.0}, {"name": "flip", "busy_s": 4.0}]
     photos = {"name": "photos", "subscriptions": claims, "work": {"parts": parts}, "live": {}, "cache": {}, **stream}
     daemon = {"version": "1", "decoders": "d", "tcp": {}}
@@ -136,7 +136,7 @@ def status(trainers: list[dict], claims: list[dict], **stream: object) -> Daemon
 
 
 class FakeStatusClient:
-    """A client that got an answer."""
+    """A client that has received an answer."""
 
     is_answered = True
 
@@ -148,14 +148,14 @@ class FakeStatusClient:
 
 
 def values(metric: str, told: DaemonStatus) -> dict[tuple[str, ...], float]:
-    """The values of one metric by its labels."""
+    """Return the values of one metric by its labels."""
     (found,) = [one for one in METRICS if one.name == metric]
     return dict(found.values(told))
 
 
 @pytest.mark.parametrize("kind", SCOPES_OF, ids=lambda kind: kind.__name__)
 def test_every_number_of_the_statistics_is_a_metric(kind):
-    """One that is added is given a line in the table, or is said here to need none."""
+    """A new number needs a line in the table, or an entry in the exceptions of this test."""
     shown = {metric.key for metric in METRICS if metric.scope in SCOPES_OF[kind]}
 
     missing = {field.name for field in fields(kind)} - shown - NO_METRIC[kind.__name__]
@@ -164,19 +164,19 @@ def test_every_number_of_the_statistics_is_a_metric(kind):
 
 
 def test_workers_are_counted_in_every_state_that_there_is():
-    """Those that leave after a reload are some, too."""
+    """Workers that leave after a reload are counted, too."""
     assert set(metrics.WORKER_STATES) == {state.value for state in WorkerState}
 
 
 def test_links_are_counted_in_every_state_that_there_is():
-    """The daemon gives a link its state."""
+    """The metric has every state that the daemon gives to a link."""
     (states,) = re.findall(r"``state``: (.+) or (\w+)\.", LinkStatistics.__doc__ or "")
 
     assert [*states[0].split(", "), states[1]] == list(metrics.LINK_STATES)
 
 
 def test_names_say_unit_and_kind():
-    """Counters end in _total, and nothing else does; no name is there twice."""
+    """Exactly the counters end in _total, and every name is unique."""
     names = [metric.name for metric in METRICS]
     assert len({*names, *(name for name, _ in OWN)}) == len(names) + len(OWN)
     for metric in METRICS:
@@ -189,7 +189,7 @@ def test_names_say_unit_and_kind():
 
 
 def test_trainers_of_one_name_are_told_apart():
-    """A sum falls when a trainer leaves, and hides the one that starves."""
+    """A sum over trainers would fall when one leaves, and would hide one that starves."""
     told = status([trainer(1), trainer(2)], [claim(1), claim(2, step=9)])
 
     labels = ("photos", "train.py", "0", "shared memory")
@@ -198,7 +198,7 @@ def test_trainers_of_one_name_are_told_apart():
 
 
 def test_claims_of_one_trainer_on_one_stream_are_counted_together():
-    """Prometheus takes no two values with the same labels."""
+    """Prometheus rejects two values with the same labels."""
     told = status([trainer(1)], [claim(1), claim(1, step=9)])
 
     labels = ("photos", "train.py", "0", "shared memory", "1")
@@ -207,19 +207,19 @@ def test_claims_of_one_trainer_on_one_stream_are_counted_together():
 
 
 def test_who_only_wants_a_look_is_no_trainer():
-    """Else each sheet of the page would be a series."""
+    """Otherwise each contact sheet of the page would create a series."""
     assert values("trainer_window", status([trainer(1)], [claim(1, is_spectator=True)])) == {}
 
 
 def test_a_step_that_is_there_twice_has_the_time_of_both():
-    """Its parts have one name."""
+    """The parts of both steps have the same name, so their time is added."""
     told = status([trainer(1)], [claim(1)])
 
     assert values("stream_part_seconds_total", told) == {("photos", "read"): 1, ("photos", "flip"): 6}
 
 
 def test_waiting_is_told_by_its_cause():
-    """With the labels of the trainer."""
+    """The metric has the labels of the trainer."""
     told = status([trainer(1)], [claim(1)])
 
     labels = ("photos", "train.py", "0", "shared memory", "1")
@@ -230,19 +230,19 @@ def test_waiting_is_told_by_its_cause():
 
 
 def test_a_trainer_at_its_end_has_no_position():
-    """Nothing is better than a zero that looks like a beginning."""
+    """A zero would look like the beginning of an epoch, so there is no value."""
     assert values("trainer_epoch", status([trainer(1)], [claim(1, epoch=None, step=None)])) == {}
 
 
-def test_a_trainer_of_which_only_batches_are_left_is_nobody():
-    """Its session has ended before its claim has."""
+def test_a_trainer_that_has_only_its_batches_left_is_not_counted():
+    """A session can end before its claim does; such a claim has no series."""
     assert values("trainer_held_slots", status([], [claim(1)])) == {("photos", "", "0", "", "1"): 1}
 
 
 def test_trainers_beyond_the_cap_are_others():
-    """Those that came first keep their labels, so nobody pushes them out.
+    """The trainers that connected first keep their labels, so new ones do not displace them.
 
-    What the others count would fall, and is not told.
+    Counters of the others have no series, because their sum would fall.
     """
     crowd = range(TRAINERS_MAX + 50)
     told = status([trainer(one, f"t{one}") for one in crowd], [claim(one) for one in reversed(crowd)])
@@ -258,14 +258,14 @@ def test_trainers_beyond_the_cap_are_others():
 
 
 def pool_of(*links: LinkStatistics, **facts: object) -> DaemonStatus:
-    """A daemon with worker hosts."""
+    """Make a daemon with worker hosts."""
     looks = two_looks()
     with_pool(looks, *links, **facts)
     return looks[1]
 
 
 def test_without_a_pool_there_is_no_number_of_it():
-    """Zero wanted workers would be a number that somebody follows."""
+    """A metric of zero wanted workers would mislead an autoscaler."""
     text = Exposition(FakeStatusClient(status([], []))).text().decode()
 
     assert "batchd_workers{" in text
@@ -273,7 +273,7 @@ def test_without_a_pool_there_is_no_number_of_it():
 
 
 def test_worker_hosts_are_told_apart_and_counted():
-    """By name and by link, which is another one each time that a host comes."""
+    """A host is labelled by name and link, and each connection of a host is a new link."""
     found = pool_of(link(1), link(2, state="opening", workers=0), wanted=24, cap="the NIC", capped_by="network")
 
     assert values("workers_wanted", found) == {(): 24}
@@ -285,14 +285,14 @@ def test_worker_hosts_are_told_apart_and_counted():
 
 
 def test_worker_hosts_are_counted_by_gateway():
-    """One that is down has no number."""
+    """A gateway that is down has no value."""
     found = pool_of(link(1), link(2, gateway=2), link(3, gateway=2), gateways=3, gateways_down=(1,))
 
     assert values("pool_gateway_links", found) == {("0",): 1, ("2",): 2}
 
 
 def test_worker_hosts_beyond_the_cap_are_others():
-    """Counted together, in gauges alone."""
+    """The hosts above the cap are added up, in gauges alone."""
     found = pool_of(*(link(number, withdrawn=1) for number in range(1, metrics.LINKS_MAX + 4)))
 
     workers, withdrawn = values("link_workers", found), values("link_withdrawn_orders_total", found)
@@ -304,12 +304,12 @@ def test_worker_hosts_beyond_the_cap_are_others():
 
 
 def test_a_worker_host_may_be_called_like_the_others():
-    """Its counters are its own still."""
+    """The host of that name keeps its own counters."""
     assert values("link_orders_total", pool_of(link(1, name=OTHER))) == {(OTHER, "1"): 50}
 
 
 def test_remote_trainers_beyond_the_cap_are_others():
-    """The same for what goes over TCP."""
+    """Remote trainers above the cap are added up in the same way."""
     crowd = range(TRAINERS_MAX + 3)
     told = status([trainer(one, f"t{one}", transport="tcp", sent_bytes=2) for one in crowd], [])
 
@@ -320,13 +320,13 @@ def test_remote_trainers_beyond_the_cap_are_others():
 
 
 def test_a_stopped_stream_is_a_one():
-    """The reason is for people."""
+    """The value is 1; the reason is only in the status."""
     assert values("stream_stopped", status([], [], stopped="too many bad samples")) == {("photos",): 1}
     assert values("stream_stopped", status([], [])) == {("photos",): 0}
 
 
 def test_a_reload_that_was_refused_is_told():
-    """Before the first one there is nothing to tell."""
+    """Before the first reload there is no value."""
     told = status([], [])
     assert values("reload_failed", told) == values("reload_timestamp_seconds", told) == {}
 
@@ -337,7 +337,7 @@ def test_a_reload_that_was_refused_is_told():
 
 
 def test_without_an_answer_only_the_observer_speaks():
-    """No metric claims a zero that nobody said."""
+    """No metric shows a zero that the daemon did not report."""
     text = Exposition(FakeStatusClient(None)).text().decode()
 
     assert "batchd_up 0.0" in text
@@ -345,7 +345,7 @@ def test_without_an_answer_only_the_observer_speaks():
 
 
 def test_an_answer_is_written_down_once_however_many_ask(monkeypatch):
-    """Only its age, and whether the daemon answers, are new each time."""
+    """Only its age, and whether the daemon answers, are computed for each request."""
     client = FakeStatusClient(status([trainer(1)], [claim(1)]))
     answers = [Answer(client.told, {}, 0.0, 0.0), Answer(client.told, {}, 1.0, 1.0)]
     monkeypatch.setattr(client, "fresh", lambda _within_s: answers[0])
@@ -376,7 +376,7 @@ def test_an_answer_is_written_down_once_however_many_ask(monkeypatch):
     ],
 )
 def test_readiness_has_its_reasons(change, reason):
-    """As a probe's log shows them."""
+    """The reasons appear in the log of a probe."""
     told = status([], [], **{key: value for key, value in change.items() if key == "stopped"})
     told.daemon.draining = change.get("draining", False)
     told.workers[0].state = change.get("state", "ready")
@@ -385,7 +385,7 @@ def test_readiness_has_its_reasons(change, reason):
 
 
 def test_the_page_is_up_to_date():
-    """docs/metrics.md is what the table gives."""
+    """docs/metrics.md equals the page that the table generates."""
     spec = spec_from_file_location("make_metrics", ROOT / "docs" / "make_metrics.py")
     maker = module_from_spec(spec)
     spec.loader.exec_module(maker)
@@ -395,7 +395,7 @@ def test_the_page_is_up_to_date():
 
 @pytest.mark.parametrize("file", ["grafana/batchd.json", "prometheus/alerts.yml", "prometheus/alerts_test.yml"])
 def test_what_is_deployed_speaks_of_metrics_that_there_are(file):
-    """A name that was changed would be an empty plot, or an alert that never comes."""
+    """A renamed metric would leave an empty plot, or an alert that never fires."""
     text = (ROOT / "deploy" / file).read_text()
 
     used = set(re.findall(r"\bbatchd_[a-z_]+", text))
@@ -405,7 +405,7 @@ def test_what_is_deployed_speaks_of_metrics_that_there_are(file):
 
 
 def test_the_dashboard_has_a_plot_for_each_part_of_the_work():
-    """Each panel has a query, and no two panels one number."""
+    """Each panel has a query, and no two panels show the same number."""
     board = json.loads((ROOT / "deploy" / "grafana" / "batchd.json").read_text())
     panels = board["panels"]
     rows = {panel["title"] for panel in panels if panel["type"] == "row"}
@@ -417,7 +417,7 @@ def test_the_dashboard_has_a_plot_for_each_part_of_the_work():
 
 @needs_promtool
 def test_promtool_finds_nothing_wrong_with_the_exposition():
-    """Names, types and help as Prometheus wants them."""
+    """The tool promtool accepts the names, types and help texts."""
     text = Exposition(
         FakeStatusClient(status([trainer(1), trainer(2, transport="tcp", sent_bytes=5)], [claim(1)]))
     ).text()
@@ -429,7 +429,7 @@ def test_promtool_finds_nothing_wrong_with_the_exposition():
 
 @needs_promtool
 def test_promtool_finds_the_alerts_right():
-    """Each is raised by what it is about, and none by a daemon that is well."""
+    """Each alert fires for its own problem, and no alert fires for a healthy daemon."""
     folder = ROOT / "deploy" / "prometheus"
     for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
         done = subprocess.run(["promtool", *command], cwd=folder, capture_output=True, text=True, check=False)
@@ -437,7 +437,7 @@ def test_promtool_finds_the_alerts_right():
 
 
 def test_every_alert_is_tested():
-    """One that is added is raised by something in its test."""
+    """Every alert fires in some test, so a new alert needs a test."""
     folder = ROOT / "deploy" / "prometheus"
     alerts = set(re.findall(r"alert: (\w+)", (folder / "alerts.yml").read_text()))
 

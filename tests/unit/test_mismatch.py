@@ -1,6 +1,6 @@
-"""A trainer says that a batch is not what was written.
+"""A trainer reports that a batch does not have the bytes that were written.
 
-It is decoded again, and nobody is given the spoilt one.
+The batch is decoded again, and no trainer gets the damaged one.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from support.core_world import make_spec, pick
 
 @pytest.fixture
 def world():
-    """One stream, one worker, one trainer who reads the first batches."""
+    """Make one stream, one worker, and one trainer that reads the first batches."""
     world = CheckedWorld([make_spec()])
     world.start_workers()
     world.subscribe()
@@ -22,12 +22,12 @@ def world():
 
 
 def statistics(world):
-    """Of the one stream."""
+    """Return the statistics of the one stream."""
     return world.state.statistics().streams[0]
 
 
-def test_a_mismatched_batch_is_decoded_again_for_whoever_comes_for_it(world):
-    """In another filling, though the spoilt one is still being read."""
+def test_a_mismatched_batch_is_decoded_again_for_the_next_trainer(world):
+    """The new batch has another generation, although the damaged one is still being read."""
     first = world.trainers[1].grants[0]
     actions = world.mismatch(1, 0)
     world.end(1)
@@ -40,7 +40,7 @@ def test_a_mismatched_batch_is_decoded_again_for_whoever_comes_for_it(world):
 
 
 def test_a_claim_on_the_spoilt_batch_goes_to_another_slot():
-    """A trainer in lockstep behind the first one was to read the same slot."""
+    """A trainer in lockstep behind the first one had a claim on the same slot."""
     world = CheckedWorld([make_spec(window=3)])
     world.start_workers()
     world.subscribe(session=1)
@@ -52,7 +52,7 @@ def test_a_claim_on_the_spoilt_batch_goes_to_another_slot():
     shared = [
         sequence for sequence, grant in enumerate(world.trainers[1].grants) if grant[0] in {c.number for c in claimed}
     ]
-    assert shared, "the second trainer has no claim on what the first was handed"
+    assert shared, "the second trainer has no claim on the first trainer's batch"
 
     world.mismatch(1, shared[0])
     world.fill_all()
@@ -63,7 +63,7 @@ def test_a_claim_on_the_spoilt_batch_goes_to_another_slot():
 
 
 def test_who_reads_the_spoilt_batch_may_go_on(world):
-    """A lease is a lease."""
+    """A lease stays valid until its trainer releases it."""
     world.subscribe(session=2)
     world.fill_all()
     world.mismatch(1, 0)
@@ -72,8 +72,8 @@ def test_who_reads_the_spoilt_batch_may_go_on(world):
     world.pull(2)
 
 
-def test_nobody_can_have_batches_decoded_more_often_than_once_a_second(world):
-    """All mismatches count, whatever is done about them."""
+def test_no_trainer_can_have_batches_decoded_more_often_than_once_a_second(world):
+    """All mismatches are counted, also those that cause no new decode."""
     world.mismatch(1, 0)
     world.mismatch(1, 1)
     assert [world.slots[slot].spoilt for slot, _generation in world.trainers[1].grants] == [True, False]
@@ -84,8 +84,8 @@ def test_nobody_can_have_batches_decoded_more_often_than_once_a_second(world):
     assert statistics(world).mismatched_batches == 3
 
 
-def test_what_nobody_was_handed_cannot_mismatch(world):
-    """Batches to come, other generations, other sessions."""
+def test_a_batch_that_was_not_handed_over_cannot_mismatch(world):
+    """Future batches, other generations and other sessions are rejected."""
     slot, generation = world.trainers[1].grants[0]
     for session, sequence, number in ((1, 2, generation), (1, 1 << 60, generation), (2, 0, generation)):
         assert world.do(ev.BatchMismatched(session, 1, sequence, number)) == []
@@ -96,7 +96,7 @@ def test_what_nobody_was_handed_cannot_mismatch(world):
 
 
 def test_a_batch_that_is_gone_already_is_only_counted(world):
-    """Its slot holds another one by now."""
+    """The slot holds another batch by now."""
     for _ in range(12):
         world.pull(1)
         world.fill_all()
@@ -107,7 +107,7 @@ def test_a_batch_that_is_gone_already_is_only_counted(world):
 
 
 def test_a_mismatch_of_a_stream_that_repeats_spoils_the_batch_of_every_epoch():
-    """All epochs have the same slot."""
+    """All epochs share the same slot."""
     world = CheckedWorld([make_spec(repeats=True)])
     world.start_workers()
     world.subscribe()
@@ -125,7 +125,7 @@ def test_a_mismatch_of_a_stream_that_repeats_spoils_the_batch_of_every_epoch():
 
 
 def test_a_late_report_of_the_spoilt_batch_leaves_its_successor_alone():
-    """Another slot, also at its first filling, holds the position by then."""
+    """Another slot, maybe in its first filling, holds the position by then."""
     world = CheckedWorld([make_spec(samples=1, batch_size=1, repeats=True)])
     world.do(ev.SlotWanted())
     world.do(ev.SlotWanted())

@@ -1,7 +1,7 @@
-"""Our source has no pickle, marshal, eval or the like, so no socket or file can reach one.
+"""batchd's source has no pickle, marshal, eval or the like, so no socket or file can reach one.
 
-What the libraries that we use contain is another matter;
-``tests/faults/test_nothing_runs_from_data.py`` looks at what happens while a daemon is attacked.
+The libraries that batchd uses are another matter:
+``tests/faults/test_nothing_runs_from_data.py`` checks a daemon under attack.
 """
 
 import ast
@@ -15,7 +15,7 @@ import batchd_wire
 from support.forbidden import forbidden_in
 
 ALLOWED = {
-    ("batchd.children", "ctypes"): "prctl(2) has no other door",
+    ("batchd.children", "ctypes"): "Python has no other way to call prctl(2)",
     (
         "batchd.children",
         "ctypes.CDLL",
@@ -51,14 +51,14 @@ ALLOWED = {
     ("batchd_client", "importlib.import_module"): "one of its own modules, from a table there",
     ("batchd.doctor.examine", "importlib.util.find_spec"): "of one extension of ours, which is not loaded",
 }
-"""What may stand in which module, and why."""
+"""The allowed names by module, each with its reason."""
 READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb.reader", "batchd.sources.cache.record"}
 """Messages, checked; database records of numbers, text and bytes; and what workers write
 for each other, in memory that only they have."""
 
 
 def sources():
-    """The text of every module of the three packages, by its name; nothing is imported for it."""
+    """Return the text of every module of the three packages by its name, without an import."""
     found = {}
     for package in (batchd, batchd_wire, batchd_client):
         (root,) = map(Path, package.__path__)
@@ -72,7 +72,7 @@ SOURCES = sources()
 
 
 def test_no_module_has_a_way_to_make_code_from_data():
-    """Nor a shell, a pickling queue, or a pointer; each exception has its reason, and a use."""
+    """Shells, pickling queues and pointers are forbidden; an exception needs a reason and a use."""
     found = [(module, *finding) for module, source in SOURCES.items() for finding in forbidden_in(source)]
 
     assert not [one for one in found if one[:2] not in ALLOWED]
@@ -80,7 +80,7 @@ def test_no_module_has_a_way_to_make_code_from_data():
 
 
 def test_all_modules_are_looked_at():
-    """Of each of the three packages, those in folders too."""
+    """The check covers all modules of the three packages, also those in folders."""
     assert {
         "batchd.worker.__main__",
         "batchd.worker.fork_server",
@@ -91,7 +91,7 @@ def test_all_modules_are_looked_at():
 
 
 def test_the_codec_alone_reads_messages():
-    """So no bytes become one without its checks."""
+    """Every message passes the checks of the codec, because no other module reads bytes."""
     readers = {
         module
         for module, source in SOURCES.items()
@@ -156,7 +156,7 @@ def test_the_codec_alone_reads_messages():
     ids=lambda value: value.replace("\n", "; ") if " " in value or "(" in value else value,
 )
 def test_each_way_is_found_in_made_up_text(source, name):
-    """However it is written; this is what the test above relies on."""
+    """The check finds each form of the code, and the test above relies on that."""
     assert name in {finding.name for finding in forbidden_in(source)}
 
 
@@ -175,5 +175,5 @@ def test_each_way_is_found_in_made_up_text(source, name):
     ],
 )
 def test_what_only_looks_like_it_is_let_pass(source):
-    """Names that sound alike do no harm."""
+    """Code with similar names is harmless and passes the check."""
     assert forbidden_in(source) == []

@@ -1,4 +1,4 @@
-"""What a notebook shows of batches, streams and connections: HTML, looked at with its pictures."""
+"""The HTML that a notebook shows for batches, streams and connections, with its pictures."""
 
 import re
 from base64 import b64decode
@@ -21,7 +21,7 @@ NASTY = '<script>alert("1")</script>&\''
 
 
 class Page(HTMLParser):
-    """Tags, texts and pictures of a piece of HTML."""
+    """The tags, texts and pictures of a piece of HTML."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class FilledStream(FakeStream):
 
 
 def shown(tmp_path, fields, values, rows=2):
-    """The first batch of a stream of these fields, as a notebook shows it."""
+    """Return the first batch of a stream of these fields, as a notebook shows it."""
     stream = FilledStream(fields=fields, rows=rows)
     stream.values = values
     with FakeDaemon(tmp_path / "run", stream) as fake, batchd_client.connect(fake.address) as daemon:
@@ -70,7 +70,7 @@ RED = np.array([200, 10, 30], np.uint8)
     ids=["channels last", "channels first"],
 )
 def test_a_batch_shows_its_images_with_the_names_of_their_classes(tmp_path, shape, value) -> None:
-    """In their colours, whatever the layout; and the other fields in a table."""
+    """Images have their right colours in each layout, and the other fields are in a table."""
     fields = (Field("image", "uint8", shape), Field("label", "int64", ()))
     page = shown(tmp_path, fields, {"image": value, "label": [0, 1]})
 
@@ -83,7 +83,7 @@ def test_a_batch_shows_its_images_with_the_names_of_their_classes(tmp_path, shap
 
 
 def test_normalised_images_are_stretched_and_that_is_said(tmp_path) -> None:
-    """From the smallest to the largest value of the pictures."""
+    """The caption names the smallest and the largest value of the pictures."""
     image = np.linspace(-2, 2.5, 2 * 4 * 4 * 3, dtype=np.float32).reshape(2, 4, 4, 3)
     page = shown(tmp_path, (Field("image", "float32", (4, 4, 3)),), {"image": image})
 
@@ -93,7 +93,7 @@ def test_normalised_images_are_stretched_and_that_is_said(tmp_path) -> None:
 
 
 def test_a_mask_of_class_numbers_is_not_black(tmp_path) -> None:
-    """It stands beside its image; a grey photograph keeps its values."""
+    """The mask is shown beside its image, and a grey photograph keeps its values."""
     fields = (Field("image", "uint8", (4, 4, 1)), Field("mask", "uint8", (4, 4)))
     page = shown(tmp_path, fields, {"image": 90, "mask": np.array([[0, 1, 2, 2]] * 4)})
 
@@ -104,7 +104,7 @@ def test_a_mask_of_class_numbers_is_not_black(tmp_path) -> None:
 
 
 def test_images_of_different_sizes_are_shown_in_their_own(tmp_path) -> None:
-    """Also one without any pixels, which a masked sample may be."""
+    """An image without pixels, such as a masked sample may have, is shown, too."""
     fields = (
         Field("image", "uint8", (8, 8, 3), Varying("ragged", (0, 1))),
         Field("image_shape", "int32", (2,)),
@@ -118,7 +118,7 @@ def test_images_of_different_sizes_are_shown_in_their_own(tmp_path) -> None:
 
 
 def test_what_a_notebook_keeps_is_bounded(tmp_path) -> None:
-    """Few and small pictures, few samples, short texts."""
+    """Pictures are few and small, samples are few, and texts are short."""
     fields = (Field("image", "uint8", (500, 300, 3)), Field("text", "uint8", (500,)))
     noise = np.random.default_rng(1).integers(0, 256, (40, 500, 300, 3), np.uint8)
     page = shown(tmp_path, fields, {"image": noise, "text": ord("x")}, rows=40)
@@ -130,7 +130,7 @@ def test_what_a_notebook_keeps_is_bounded(tmp_path) -> None:
 
 
 def test_names_from_elsewhere_are_text_and_no_tags(tmp_path) -> None:
-    """Of streams, fields and classes, and texts of samples."""
+    """Names of streams, fields and classes and texts of samples are escaped."""
     stream = FilledStream(name=NASTY, fields=(Field(NASTY, "uint8", (4, 4, 3)), Field("t", "uint8", (40,))), rows=1)
     stream.values = {"t": np.frombuffer(NASTY.encode().ljust(40, b"\0"), np.uint8)}
     with FakeDaemon(tmp_path / "run", stream) as fake, batchd_client.connect(fake.address) as daemon:
@@ -143,7 +143,7 @@ def test_names_from_elsewhere_are_text_and_no_tags(tmp_path) -> None:
 
 
 def test_a_stream_shows_its_position_and_its_fields(tmp_path) -> None:
-    """A closed stream and a released batch have no more than their repr."""
+    """A closed stream and a released batch show only their repr."""
     with FakeDaemon(tmp_path / "run", FakeStream()) as fake, batchd_client.connect(fake.address) as daemon:
         stream = daemon.stream("photos")
         batch = next(iter(stream))
@@ -158,7 +158,7 @@ def test_a_stream_shows_its_position_and_its_fields(tmp_path) -> None:
 
 
 def test_a_connection_shows_its_streams_and_their_trainers() -> None:
-    """From one answer of the daemon; a program's name is text."""
+    """One answer of the daemon is enough, and the name of a program is escaped."""
     _before, status = two_looks()
     status.trainers = tuple(replace(one, name=NASTY) for one in status.trainers)
     page = Page(daemon_html("<Daemon ipc:///run/batchd>", status))
@@ -171,7 +171,7 @@ def test_a_connection_shows_its_streams_and_their_trainers() -> None:
 
 
 def test_a_connection_that_cannot_be_asked_is_shown_as_its_repr(tmp_path) -> None:
-    """A notebook's cell does not fail, nor wait for a daemon that is gone."""
+    """The cell does not fail, and it does not wait for a daemon that has stopped."""
     with FakeDaemon(tmp_path / "run", FakeStream()) as fake:
         daemon = batchd_client.connect(fake.address)
     assert daemon._repr_html_() is None
@@ -181,7 +181,7 @@ def test_a_connection_that_cannot_be_asked_is_shown_as_its_repr(tmp_path) -> Non
 
 
 def test_pictures_are_shrunk_by_means_of_their_cells() -> None:
-    """A picture of 200 pixels by cells of 3, the last of which are smaller."""
+    """A picture of 200 pixels is averaged in cells of 3; the last cells are smaller."""
     picture = np.arange(200 * 150 * 3, dtype=np.uint32).reshape(200, 150, 3) % 251
     small = shrunk(picture.astype(np.uint8))
 

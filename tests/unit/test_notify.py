@@ -1,4 +1,4 @@
-"""What the service manager is told: a fake one reads the socket."""
+"""The messages to the service manager, read from the socket of a fake one."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ from support.notify_socket import NotifySocket
 
 
 class Clock:
-    """A time that tests set."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -27,28 +27,28 @@ class Clock:
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """What closes everything."""
+    """Close everything at the end of the test."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture
 def manager(stack: ExitStack, tmp_path: Path) -> NotifySocket:
-    """A service manager with a socket in a folder."""
+    """Make a service manager with a socket in a folder."""
     manager = NotifySocket(tmp_path / "notify")
     stack.callback(manager.close)
     return manager
 
 
 def notifier_for(stack: ExitStack, manager: NotifySocket, **variables: str) -> Notifier:
-    """A notifier as it comes out of the environment."""
+    """Make a notifier from the environment."""
     notifier = Notifier.from_environment({"NOTIFY_SOCKET": manager.address, **variables})
     stack.callback(notifier.close)
     return notifier
 
 
 def test_each_word_is_one_message(stack: ExitStack, manager: NotifySocket) -> None:
-    """With its status in the same one, so that both change at once."""
+    """State and status are in one message, so that both change together."""
     notifier = notifier_for(stack, manager)
     notifier.ready("2 streams")
     notifier.status("3 streams")
@@ -65,7 +65,7 @@ def test_each_word_is_one_message(stack: ExitStack, manager: NotifySocket) -> No
 
 
 def test_an_abstract_socket_is_a_socket_too(stack: ExitStack) -> None:
-    """An address that begins with @ has no file."""
+    """An address that begins with @ is an abstract socket and has no file."""
     manager = NotifySocket(f"@batchd-test-{os.getpid()}")
     stack.callback(manager.close)
     notifier_for(stack, manager).status("here")
@@ -73,13 +73,13 @@ def test_an_abstract_socket_is_a_socket_too(stack: ExitStack) -> None:
 
 
 def test_a_status_is_one_line(stack: ExitStack, manager: NotifySocket) -> None:
-    """What comes behind a line's end would be a message of its own, such as READY=1."""
+    """Text behind a line break would be a message of its own, such as READY=1."""
     notifier_for(stack, manager).status("stopped: a\nREADY=1")
     assert manager.heard() == [["STATUS=stopped: a READY=1"]]
 
 
 def test_the_variables_are_for_the_daemon_alone() -> None:
-    """Workers get the environment that is left."""
+    """Workers get an environment without these variables."""
     environment = {"NOTIFY_SOCKET": "@nobody", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "PATH": "/bin"}
     Notifier.from_environment(environment).close()
     assert environment == {"PATH": "/bin"}
@@ -87,7 +87,7 @@ def test_the_variables_are_for_the_daemon_alone() -> None:
 
 @pytest.mark.parametrize("address", [None, "", "relative", "vsock:2:1"])
 def test_without_a_service_manager_nothing_is_told(address: str | None) -> None:
-    """Nor where its address is of a kind that we do not know."""
+    """No message is sent either if the address is of an unknown kind."""
     notifier = Notifier.from_environment({} if address is None else {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "5"})
     assert not notifier.is_heard
     assert notifier.watchdog_s is None
@@ -108,15 +108,17 @@ def test_without_a_service_manager_nothing_is_told(address: str | None) -> None:
 def test_the_watchdog_is_fed_where_it_is_ours(
     stack: ExitStack, manager: NotifySocket, variables: dict[str, str], watchdog_s: float | None
 ) -> None:
-    """Of a service that was started by another one the variables may be left over."""
+    """The variables may be inherited from the service that started this one."""
     notifier = notifier_for(stack, manager, **variables)
     notifier.progressed()
     assert notifier.watchdog_s == watchdog_s
     assert manager.heard() == ([] if watchdog_s is None else [["WATCHDOG=1"]])
 
 
-def test_a_socket_that_is_full_or_gone_holds_nobody_up(stack: ExitStack, manager: NotifySocket, tmp_path: Path) -> None:
-    """What it does not take is lost; afterwards it hears again."""
+def test_a_socket_that_is_full_or_gone_does_not_block_the_daemon(
+    stack: ExitStack, manager: NotifySocket, tmp_path: Path
+) -> None:
+    """Messages that do not fit are lost, and later messages arrive again."""
     notifier = notifier_for(stack, manager)
     for number in range(10_000):
         notifier.status(f"number {number}")
@@ -140,13 +142,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def world() -> CheckedWorld:
-    """Two workers, of which none has started."""
+    """Make two workers, neither of which has started."""
     return CheckedWorld([make_spec()], workers=2)
 
 
 @pytest.fixture
 def service(stack: ExitStack, manager: NotifySocket, clock: Clock) -> Service:
-    """The same two workers, with a watchdog of 30 s."""
+    """Make a service with these two workers and a watchdog of 30 s."""
     return Service(notifier_for(stack, manager, WATCHDOG_USEC="30000000"), 2, clock)
 
 
@@ -155,7 +157,7 @@ def without_watchdog(messages: list[list[str]]) -> list[list[str]]:
 
 
 def test_ready_is_said_when_every_worker_is(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
-    """Once, and not when the first one is."""
+    """The message is sent once, after the last worker and not after the first."""
     world.do(ev.Ticked())
     service.round_ended(world.state)
     world.ready(1)
@@ -170,7 +172,7 @@ def test_ready_is_said_when_every_worker_is(world: CheckedWorld, service: Servic
 def test_the_status_has_the_rate_since_the_last_one(
     world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
 ) -> None:
-    """What trainers have got, by the time that it took; not more often than every few seconds."""
+    """The rate is the delivered samples divided by the time, sent at most every few seconds."""
     world.start_workers()
     service.round_ended(world.state)
     trainer = world.subscribe()
@@ -190,7 +192,7 @@ def test_the_status_has_the_rate_since_the_last_one(
 def test_only_a_round_feeds_the_watchdog(
     world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
 ) -> None:
-    """Time alone does not; faster rounds feed it only a few times within its time."""
+    """Time alone sends no message, and fast rounds send a few within the timeout."""
     service.round_ended(world.state)
     assert manager.heard() == [["WATCHDOG=1"]]
     clock.now_s += 1000.0
@@ -202,7 +204,7 @@ def test_only_a_round_feeds_the_watchdog(
 
 
 def test_draining_is_said_once(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
-    """Also where the loop has ended before it came to it."""
+    """The message is sent once, also if the loop ends before its own notification."""
     world.start_workers()
     world.do(ev.DrainAsked())
     service.round_ended(world.state)
@@ -212,7 +214,7 @@ def test_draining_is_said_once(world: CheckedWorld, service: Service, manager: N
 
 
 def test_a_scan_asks_for_time_as_long_as_it_gets_on(service: Service, manager: NotifySocket, clock: Clock) -> None:
-    """Once a second, with what it has found."""
+    """The scan extends the timeout once a second, with the number of samples found."""
     service.scanned("photos", 1_000)
     service.scanned("photos", 2_000)
     clock.now_s += 1.0
@@ -226,7 +228,7 @@ def test_a_scan_asks_for_time_as_long_as_it_gets_on(service: Service, manager: N
 
 
 def test_a_reload_ends_with_ready(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
-    """Whatever came of it: the daemon serves on."""
+    """The daemon continues to serve, whatever the result of the reload."""
     world.start_workers()
     service.round_ended(world.state)
     manager.heard()
@@ -237,8 +239,8 @@ def test_a_reload_ends_with_ready(world: CheckedWorld, service: Service, manager
     assert second == ["READY=1", "STATUS=refused: batchd.toml line 3"]
 
 
-def test_a_reload_makes_nobody_ready(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
-    """A reload while memory is being reserved is a status; readiness comes as always."""
+def test_a_reload_does_not_make_the_daemon_ready(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
+    """A reload during memory reservation only sets the status; READY=1 follows as usual."""
     world.start_workers()
     service.round_ended(world.state, has_memory=False)
     service.reloading()
@@ -252,7 +254,7 @@ def test_a_reload_makes_nobody_ready(world: CheckedWorld, service: Service, mana
 def test_a_reload_asks_for_time_as_long_as_it_scans_and_feeds_no_watchdog(
     world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
 ) -> None:
-    """The watchdog is about the loop; and what the scan says is not written over."""
+    """The watchdog covers only the loop, and the status of the scan is not overwritten."""
     world.start_workers()
     service.round_ended(world.state)
     service.reloading()
@@ -270,7 +272,7 @@ def test_a_reload_asks_for_time_as_long_as_it_scans_and_feeds_no_watchdog(
 def test_the_rate_after_a_reload_is_that_of_the_time_since_it_was_last_told(
     world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
 ) -> None:
-    """The outcome stays for a while, and what was delivered meanwhile counts over all of it."""
+    """The outcome stays for a while, and the rate afterwards covers the whole time since."""
     world.start_workers()
     service.round_ended(world.state)
     assert world.subscribe()
@@ -289,7 +291,7 @@ def test_the_rate_after_a_reload_is_that_of_the_time_since_it_was_last_told(
 def test_a_stream_that_comes_in_the_place_of_one_that_goes_is_counted_from_its_beginning(
     world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
 ) -> None:
-    """What the old one had delivered is not taken off what the new one does."""
+    """The samples of the old stream are not subtracted from those of the new stream."""
     world.start_workers()
     assert world.subscribe(1, 1)
     world.fill_all()
@@ -305,14 +307,14 @@ def test_a_stream_that_comes_in_the_place_of_one_that_goes_is_counted_from_its_b
 
 
 def test_workers_that_leave_are_not_to_come(world: CheckedWorld) -> None:
-    """After a reload with fewer of them."""
+    """After a reload with fewer workers, the status counts only the remaining ones."""
     world.start_workers()
     world.reconfigure(workers=1)
     assert "1 worker, 0 trainers" in status_line(world.state.statistics(), 0.0)
 
 
 def test_a_stream_that_has_stopped_is_named(world: CheckedWorld) -> None:
-    """It is what the operator looks for."""
+    """The operator needs the name of the stopped stream."""
     world.start_workers()
     world.subscribe()
     for stream in world.state.streams.values():
@@ -323,7 +325,7 @@ def test_a_stream_that_has_stopped_is_named(world: CheckedWorld) -> None:
 def test_the_service_manager_of_a_script_is_not_told_of_its_embedded_daemon(
     stack: ExitStack, manager: NotifySocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would take the script for ready; and its variables go no further."""
+    """Otherwise it would regard the script as ready; the variables are not passed on either."""
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
     assert not Notifier.from_environment(os.environ, is_embedded=True).is_heard
     assert "NOTIFY_SOCKET" not in os.environ

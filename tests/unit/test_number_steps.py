@@ -1,6 +1,6 @@
 """Steps on labels and numbers, against plain Python.
 
-Whole numbers, fractions and numpy's float64.
+The references are whole numbers, fractions and numpy's float64.
 """
 
 from fractions import Fraction
@@ -27,7 +27,7 @@ EVERY_TYPE = ("bool", *WHOLE, *FLOATS)
 
 
 def make(step, value, dtype="int64", shape=()):
-    """What a pipeline of one step writes for a field "label" of this type."""
+    """Return the output of a pipeline of one step for a field "label" of this type."""
     columns = [Column("label", dtype=dtype, shape=shape)]
     (field,) = sample_fields(columns, [step], "fail")[:-1]
     row = {"label": np.full(field.shape, 77, field.dtype)}
@@ -36,7 +36,7 @@ def make(step, value, dtype="int64", shape=()):
 
 
 def arrays(dtypes=EVERY_TYPE, **options):
-    """Arrays of up to two dimensions of any of these types."""
+    """Draw arrays of up to two dimensions of any of these types."""
     return st.sampled_from(dtypes).flatmap(
         lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=2, max_side=3), **options)
     )
@@ -44,7 +44,7 @@ def arrays(dtypes=EVERY_TYPE, **options):
 
 @pytest.mark.parametrize("dtype", EVERY_TYPE)
 def test_one_hot_has_a_one_in_the_place_of_the_class(dtype):
-    """As a row of the identity matrix, whatever the type."""
+    """The result is a row of the identity matrix for every type."""
     for label in range(4):
         made = make(OneHot(classes=4, dtype=dtype), label)
         assert made.dtype == dtype
@@ -60,21 +60,21 @@ def test_one_hot_of_many_labels_has_one_more_dimension():
 
 @pytest.mark.parametrize(("label", "dtype"), [(4, "int64"), (-1, "int64"), (200, "uint8"), (2**64 - 1, "uint64")])
 def test_a_label_outside_the_classes_is_a_bad_sample(label, dtype):
-    """With the number, and which would be good."""
+    """The error names the number and the valid range."""
     with pytest.raises(SampleUndecodable, match=rf"^{label} is not a class from 0 to 3 "):
         make(OneHot(classes=4), np.dtype(dtype).type(label), dtype)
 
 
 def test_a_bad_number_among_many_is_named_with_its_place():
-    """The first of them."""
+    """The error names the first bad number."""
     with pytest.raises(SampleUndecodable, match=r"^9 at \[1, 0\] is not a class"):
         make(OneHot(classes=4), np.array([[0, 1], [9, 8]]), "int64", (2, 2))
 
 
 def cast_alone(number, from_dtype, dtype, *, truncate):
-    """What one number becomes, by the rules of "cast" in exact arithmetic.
+    """Return one number after "cast", computed in exact arithmetic.
 
-    None where the sample is bad.
+    Return None where the sample is bad.
     """
     is_number = isfinite(number)
     exact = Fraction(number) if is_number else None
@@ -95,7 +95,7 @@ def cast_alone(number, from_dtype, dtype, *, truncate):
 
 @given(arrays(), st.sampled_from(EVERY_TYPE), st.booleans())
 def test_cast_gives_the_same_numbers_or_none(numbers, dtype, truncate):
-    """For every pair of types, whole numbers at the edges, NaN and infinities."""
+    """All pairs of types are tried, with limits of integers, NaN and infinities."""
     wanted = [cast_alone(number, numbers.dtype.name, dtype, truncate=truncate) for number in numbers.ravel().tolist()]
     step = Cast(dtype=dtype, truncate=truncate)
 
@@ -129,7 +129,7 @@ def test_cast_gives_the_same_numbers_or_none(numbers, dtype, truncate):
     ],
 )
 def test_a_number_that_a_type_cannot_hold_is_a_bad_sample(number, dtype, to, reason):
-    """Nothing wraps around and nothing is lost in silence."""
+    """No number wraps around, and none loses precision silently."""
     with pytest.raises(SampleUndecodable, match=reason):
         make(Cast(dtype=to), np.dtype(dtype).type(number), dtype)
 
@@ -145,7 +145,7 @@ def test_a_number_that_a_type_cannot_hold_is_a_bad_sample(number, dtype, to, rea
     ],
 )
 def test_truncation_is_towards_zero_where_it_is_allowed(number, dtype, to, becomes):
-    """And whole numbers may be rounded, to the even one of two equally near."""
+    """Whole numbers may be rounded, to the even neighbour at a tie."""
     assert make(Cast(dtype=to, truncate=True), np.dtype(dtype).type(number), dtype) == becomes
 
 
@@ -155,7 +155,7 @@ def test_truncation_is_towards_zero_where_it_is_allowed(number, dtype, to, becom
     st.one_of(st.none(), st.integers(-300, 300)),
 )
 def test_clip_gives_the_nearest_number_between_the_bounds(numbers, low, high):
-    """Bounds that the type cannot hold are none; NaN stays."""
+    """Bounds outside the type's range have no effect, and NaN stays."""
     dtype = numbers.dtype.name
     columns = [Column("label", dtype=dtype)]
     if (low is None and high is None) or (low is not None and high is not None and low > high):
@@ -178,7 +178,7 @@ def test_clip_gives_the_nearest_number_between_the_bounds(numbers, low, high):
 
 
 def test_bounds_of_floating_point_are_rounded_to_its_type():
-    """So the result is what the type has nearest to the bound."""
+    """The result is the number of the type that is nearest to the bound."""
     assert make(Clip(max=0.1), np.float16(0.5), "float16") == np.float16(0.1)
     assert make(Clip(min=-1e6), np.float16("-inf"), "float16") == float("-inf")
 
@@ -190,7 +190,7 @@ def test_bounds_of_floating_point_are_rounded_to_its_type():
     st.sampled_from(FLOATS),
 )
 def test_scale_is_float64_rounded_once(numbers, factor, offset, dtype):
-    """Number by number, as Python computes; what becomes infinite is bad."""
+    """Each number equals Python's result; a number that becomes infinite is bad."""
     wanted = []
     for number in numbers.ravel().tolist():
         with np.errstate(over="ignore"):
@@ -207,7 +207,7 @@ def test_scale_is_float64_rounded_once(numbers, factor, offset, dtype):
 
 
 def test_numbers_of_an_image_can_be_scaled_as_well():
-    """After the steps on its pixels."""
+    """The step runs after the steps on the pixels."""
     steps = [Decode(), Resize(size=(4, 6)), Scale(field="image", factor=1 / 255, offset=-0.5)]
     row = {"image": np.zeros((4, 6, 3), np.float32)}
     pixels = {"image": np.zeros((4, 6, 3), np.uint8)}
@@ -220,7 +220,7 @@ def test_numbers_of_an_image_can_be_scaled_as_well():
 
 
 def test_steps_on_numbers_follow_each_other():
-    """Each takes what the one before has made."""
+    """Each step takes the result of the step before."""
     steps = [Cast(dtype="int32", truncate=True), Clip(min=0, max=2), OneHot(classes=3, dtype="bool")]
     columns = [Column("label", dtype="float32", shape=(3,))]
     row = {"label": np.zeros((3, 3), np.bool_)}
@@ -232,7 +232,7 @@ def test_steps_on_numbers_follow_each_other():
 
 @pytest.mark.parametrize("value", ["four", np.zeros(3, np.int64), 1.5])
 def test_a_value_that_is_not_what_its_column_says_is_a_bad_sample(value):
-    """Before any step does something to it."""
+    """The check runs before any step changes the value."""
     with pytest.raises(SampleUndecodable, match=r"'label' is .* instead of int64"):
         make(OneHot(classes=4), value)
 
@@ -259,5 +259,5 @@ def test_a_value_that_is_not_what_its_column_says_is_a_bad_sample(value):
     ],
 )
 def test_steps_that_cannot_be_done_are_named(column, step, problem):
-    """With the field, what it is, and what would help."""
+    """The error names the field and its type, and says what would help."""
     assert [text for text in check_steps([column], [step]) if problem in text]

@@ -24,7 +24,7 @@ from support.waiting import PATIENCE_S, wait_until
 
 @pytest.fixture
 def place(tmp_path):
-    """Where a server answers that has never heard from a daemon."""
+    """Start a server that has never received a status, and return its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     client = StatusClient()
     sheets = ContactSheets(f"ipc://{tmp_path}")
@@ -36,19 +36,19 @@ def place(tmp_path):
     server.shutdown()
     thread.join()
     server.server_close()
-    wait_until(lambda: threading.active_count() == 1, "no connection is left")
+    wait_until(lambda: threading.active_count() == 1, "all connections are closed")
     os.close(client._wake)
 
 
 def say(place, words: bytes) -> bytes:
-    """Everything that is answered to these words."""
+    """Send this text and return everything that the server answers."""
     with socket.create_connection(place, PATIENCE_S) as connection:
         connection.sendall(words)
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
 def get(place, path="/healthz", source="127.0.0.1", **headers) -> int:
-    """The status of an answer."""
+    """Return the status code of an answer."""
     connection = http.client.HTTPConnection(*place, timeout=PATIENCE_S, source_address=(source, 0))
     try:
         connection.request("GET", path, headers=headers)
@@ -58,7 +58,7 @@ def get(place, path="/healthz", source="127.0.0.1", **headers) -> int:
 
 
 def test_before_the_daemon_has_answered_nothing_is_made_up(place):
-    """The paths are there; what they say is that nobody knows yet."""
+    """The paths exist, and their answers say that there is no status yet."""
     assert get(place, "/healthz") == 200
     assert get(place, "/readyz") == 503
     assert get(place, "/status.json") == 503
@@ -66,7 +66,7 @@ def test_before_the_daemon_has_answered_nothing_is_made_up(place):
 
 
 def test_a_slow_loris_is_ended(place, monkeypatch):
-    """However often it says a byte: all of a request has one deadline."""
+    """The deadline covers the whole request, so single bytes do not extend it."""
     monkeypatch.setattr(limits, "REQUEST_S", 0.2)
     with socket.create_connection(place, PATIENCE_S) as connection:
 
@@ -84,14 +84,14 @@ def test_a_slow_loris_is_ended(place, monkeypatch):
 
 
 def test_who_does_not_read_is_ended(place, monkeypatch):
-    """Connections that say nothing at all have the same deadline."""
+    """Connections that send nothing have the same deadline."""
     monkeypatch.setattr(limits, "REQUEST_S", 0.2)
     with socket.create_connection(place, PATIENCE_S) as connection:
         assert connection.recv(1) == b""
 
 
 def test_a_huge_head_is_refused(place):
-    """Before more of it is kept than a request may have."""
+    """The server buffers no more than the maximum size of a request."""
     answer = say(place, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * (4 * HEAD_BYTES_MAX))
 
     assert answer.startswith(b"HTTP/1.0 431 ")
@@ -113,12 +113,12 @@ def test_a_huge_head_is_refused(place):
     ],
 )
 def test_what_is_no_request_of_ours_is_refused(place, words, status):
-    """With a number, and without the library's opinion of it in our log."""
+    """The answer has a status code, and the library writes nothing to batchd's log."""
     assert f" {status} ".encode() in say(place, words).partition(b"\r\n")[0]
 
 
 def test_who_comes_when_there_is_no_thread_is_put_off(place, monkeypatch):
-    """And is forgotten; when there are threads again, everybody is answered."""
+    """The connection is dropped; when there are threads again, the server answers every client."""
 
     def start(_self) -> None:
         raise RuntimeError("can't start new thread")
@@ -130,7 +130,7 @@ def test_who_comes_when_there_is_no_thread_is_put_off(place, monkeypatch):
 
 
 def test_two_requests_on_one_connection_are_one(place):
-    """What stands behind the first is nobody's."""
+    """Bytes behind the first request are ignored."""
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     assert say(place, request * 2).count(b"HTTP/1.0 ") == 1
@@ -138,7 +138,7 @@ def test_two_requests_on_one_connection_are_one(place):
 
 @contextmanager
 def crowd(place, count, addresses=1):
-    """So many connections from loopback addresses that begin to speak and then say nothing."""
+    """Open many loopback connections that send the start of a request and then nothing."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(
@@ -149,29 +149,29 @@ def crowd(place, count, addresses=1):
 
 
 def begin(connections):
-    """They say the beginning of a request."""
+    """Send the start of a request on each connection."""
     for connection in connections:
         connection.sendall(b"GET ")
 
 
 @pytest.mark.parametrize("addresses", [1, 8])
-def test_a_crowd_is_bounded_and_keeps_nobody_from_asking(place, addresses):
-    """The oldest without a request are closed, so that clients with one are answered."""
+def test_a_crowd_is_bounded_and_blocks_no_other_client(place, addresses):
+    """The oldest connections without a request are closed, so clients with one are answered."""
     bound = CONNECTIONS_MAX if addresses > 1 else PEER_CONNECTIONS_MAX
     with crowd(place, CONNECTIONS_MAX + 20, addresses) as connections:
         with suppress(OSError):
             begin(connections)
-        wait_until(lambda: threading.active_count() == bound + 2, "all have their threads")
+        wait_until(lambda: threading.active_count() == bound + 2, "each connection has its thread")
         for _ in range(5):
             assert get(place, source="127.0.0.2") == 200
-        wait_until(lambda: threading.active_count() <= bound + 2, "there are no more threads than that")
-        assert connections[0].recv(1) == b"", "the oldest is ended"
+        wait_until(lambda: threading.active_count() <= bound + 2, "the number of threads is within the bound")
+        assert connections[0].recv(1) == b"", "the oldest connection is still open"
 
-    wait_until(lambda: get(place) == 200, "there is room again")
+    wait_until(lambda: get(place) == 200, "a new client is answered")
 
 
 def test_who_has_asked_is_not_ended_for_others(place, monkeypatch):
-    """If all have one, a newcomer of that address gets 503, and others are answered."""
+    """If all have a request, a new client of that address gets 503, and others are answered."""
     asked, go_on = threading.Semaphore(0), threading.Event()
     monkeypatch.setattr(limits.failpoints, "passing", lambda _name: (asked.release(), go_on.wait(PATIENCE_S)))
     with crowd(place, PEER_CONNECTIONS_MAX) as connections:
@@ -182,13 +182,13 @@ def test_who_has_asked_is_not_ended_for_others(place, monkeypatch):
         with crowd(place, 1) as (newcomer,):
             assert newcomer.recv(100).startswith(b"HTTP/1.0 503 ")
         monkeypatch.setattr(limits.failpoints, "passing", lambda _name: None)
-        assert get(place) == 200, "who comes from elsewhere is answered"
+        assert get(place) == 200, "a client of another address is not answered"
         go_on.set()
         assert all(connection.recv(100).startswith(b"HTTP/1.0 200 ") for connection in connections)
 
 
 def test_the_kernel_says_who_is_at_the_other_end():
-    """Both ways in which an address of version 4 may be written."""
+    """An address of version 4 can be written in two ways, and both are recognised."""
     for family, host in (
         (socket.AF_INET, "127.0.0.1"),
         (socket.AF_INET6, "::ffff:127.0.0.1"),
@@ -205,7 +205,7 @@ def test_the_kernel_says_who_is_at_the_other_end():
                 assert user_of(ours, theirs) == os.getuid(), "both ends are ours"
                 assert user_by_question(ours, (theirs[0], 9)) is None, "a listener is no connection"
                 peer.shutdown(socket.SHUT_RDWR)
-                assert user_of(theirs, ours) is None, "what is being closed may be anybody's"
+                assert user_of(theirs, ours) is None, "a closing connection may belong to any user"
 
 
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -223,8 +223,8 @@ OURS, THEIRS = (ip_address("127.0.0.1"), 7071), (ip_address("127.0.0.1"), 40000)
         ("", None),
     ],
 )
-def test_only_a_living_connection_with_both_its_ends_is_somebodys(tmp_path: Path, line: str, user: int | None):
-    """Other ports, connections that are being closed, and those of nobody do not count."""
+def test_only_a_living_connection_with_both_its_ends_has_a_user(tmp_path: Path, line: str, user: int | None):
+    """Other ports, closing connections and connections without a user do not count."""
     table = tmp_path / "tcp"
     table.write_text(HEADER + line)
 
@@ -232,7 +232,7 @@ def test_only_a_living_connection_with_both_its_ends_is_somebodys(tmp_path: Path
 
 
 def test_where_the_kernel_answers_no_questions_its_table_is_read(monkeypatch):
-    """As in a sandbox that has no such sockets."""
+    """This is the case in a sandbox without such sockets."""
     monkeypatch.setattr(access, "_NETLINK_SOCK_DIAG", 77)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
         places = endpoint(peer.getsockname()), endpoint(peer.getpeername())
@@ -242,7 +242,7 @@ def test_where_the_kernel_answers_no_questions_its_table_is_read(monkeypatch):
 
 
 def test_insiders_are_root_the_daemons_user_and_the_group(tmp_path, monkeypatch):
-    """And nobody whom the user namespace does not know."""
+    """A user that the user namespace does not map is never an insider."""
     group = tmp_path.stat().st_gid
     here = AccessRules(tmp_path)
     monkeypatch.setattr(access, "groups_of", {1: frozenset({group}), 2: frozenset({group + 1})}.__getitem__)
@@ -255,7 +255,7 @@ def test_insiders_are_root_the_daemons_user_and_the_group(tmp_path, monkeypatch)
 
 
 def test_a_user_without_an_entry_is_in_no_group():
-    """The system's databases do not know everybody."""
+    """The system's databases do not contain every user."""
     assert access.groups_of(54_321) == frozenset()
     assert 0 in access.groups_of(0)
 
@@ -276,14 +276,14 @@ def test_a_user_without_an_entry_is_in_no_group():
     ],
 )
 def test_addresses_and_our_names_are_ours(header, is_ours):
-    """Only a name can be made to mean another machine."""
+    """Only a name can be changed to point to another machine."""
     assert HostNames(["bigbox"]).match(header) is is_ours
 
 
 def test_the_whole_name_of_the_machine_is_one_of_its_names(monkeypatch):
-    """As its resolver has it when it has it.
+    """The name is what the resolver returns, when it returns one.
 
-    One that knew only half at first is asked again, and never by a request.
+    A resolver with an incomplete answer is asked again, and never by a request.
     """
     told = iter(["bigbox", "bigbox.example.org"])
     monkeypatch.setattr(access, "RETRY_S", 0.01)
@@ -296,11 +296,11 @@ def test_the_whole_name_of_the_machine_is_one_of_its_names(monkeypatch):
     wait_until(lambda: known.match("bigbox.example.org:7071"), "the name is known")
     assert known.match("BIGBOX.example.org.")
     assert not known.match("bigbox.evil.example")
-    wait_until(lambda: threading.active_count() == 1, "the resolver is asked no more")
+    wait_until(lambda: threading.active_count() == 1, "the resolver's thread has ended")
 
 
 def test_a_resolver_that_hangs_holds_up_no_request(place, monkeypatch):
-    """Whatever names clients invent."""
+    """Clients can invent any name, so a request never asks the resolver."""
     monkeypatch.setattr(access, "full_name", lambda: pytest.fail("a request asks the resolver"))
 
     assert [get(place, Host=f"host{number}.evil.example") for number in range(5)] == [421] * 5
@@ -309,9 +309,9 @@ def test_a_resolver_that_hangs_holds_up_no_request(place, monkeypatch):
 @pytest.mark.parametrize(
     "header", ["Forwarded", "X-Forwarded-For", "x-forwarded-proto", "X-Forwarded-Anything", "X-Real-IP", "Via"]
 )
-def test_who_is_passed_on_by_a_proxy_is_nobody(place, header):
-    """The kernel's word is about the proxy's user, here an insider."""
-    assert get(place, "/status.json") == 503, "the daemon has not answered, which an insider is told"
+def test_a_client_behind_a_proxy_has_no_user(place, header):
+    """The kernel only knows the user of the proxy, here an insider."""
+    assert get(place, "/status.json") == 503, "an insider gets 503 before the first status"
     assert get(place, "/status.json", **{header: "for=10.0.0.9"}) == 403
     assert get(place, "/healthz", **{header: "for=10.0.0.9"}) == 200
 
@@ -327,8 +327,8 @@ threading.Event().wait()
 """
 
 
-def test_an_observer_that_answers_nobody_any_more_ends():
-    """So the daemon starts another one, whatever it was."""
+def test_an_observer_that_no_longer_answers_ends():
+    """The daemon then starts another observer, whatever the cause was."""
     done = subprocess.run(
         [sys.executable, "-c", BROKEN], stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False
     )

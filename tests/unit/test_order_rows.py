@@ -9,7 +9,7 @@ from batchd.orders.rows import are_runs, rows_of, runs_of
 
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_rows_come_back_from_their_runs(rows) -> None:
-    """There are as few runs as there can be."""
+    """The runs are as few as possible."""
     ordered = tuple(sorted(rows))
     runs = runs_of(ordered)
     assert tuple(rows_of(runs)) == ordered
@@ -19,7 +19,7 @@ def test_rows_come_back_from_their_runs(rows) -> None:
 
 
 def test_rows_without_a_gap_are_one_run_and_a_range() -> None:
-    """Most orders are like that: nothing is made for each row."""
+    """Most orders are like this, so no object is created for each row."""
     assert runs_of(range(3, 9)) == runs_of((3, 4, 5, 6, 7, 8)) == [(3, 6)]
     assert rows_of([(3, 6)]) == range(3, 9)
 
@@ -28,5 +28,5 @@ def test_rows_without_a_gap_are_one_run_and_a_range() -> None:
     "runs", [[], [(0, 0)], [(2, 2), (1, 1)], [(2, 2), (3, 1)], [(0, 9)], [(7, 1), (8, 1)], [(3, -1)]]
 )
 def test_runs_that_are_none_are_found(runs) -> None:
-    """No row, a row twice, not in order, or beyond the batch of 8."""
+    """A run without rows, a repeated row, a wrong order and rows beyond the batch are rejected."""
     assert not are_runs(runs, 8)

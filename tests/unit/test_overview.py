@@ -1,4 +1,4 @@
-"""The overview of a daemon from two statuses, or many."""
+"""The overview of a daemon, computed from two or more statuses."""
 
 import json
 from dataclasses import asdict, replace
@@ -11,7 +11,7 @@ from support.statuses import SECONDS, later, two_looks
 
 
 def test_rates_are_differences_of_two_looks():
-    """What was decoded and delivered in between, each second; a sample's time part by part."""
+    """The rates cover the samples decoded and delivered in between; a sample's time has parts."""
     before, after = two_looks(parts={"read": 1.0, "decode": 8.0}, work={"waited_s": 2.0})
     after.streams[0].delivered_samples += 5_000
 
@@ -24,7 +24,7 @@ def test_rates_are_differences_of_two_looks():
 
 
 def test_time_without_a_cpu_is_a_part_of_its_own():
-    """The other parts lose it in proportion, so all of them together stay a sample's time."""
+    """The other parts shrink in proportion, so that the sum stays the time of a sample."""
     (stream,) = overview_between(
         *two_looks(parts={"read": 1.0, "decode": 7.0}, work={"cpu_wait_s": 4.0, "waited_s": 2.0})
     ).streams
@@ -37,7 +37,7 @@ def test_time_without_a_cpu_is_a_part_of_its_own():
 
 
 def test_partly_filled_batches_are_not_called_filling():
-    """Only the daemon knows which are filled for a trainer; an older one does not say."""
+    """Only the daemon knows the batches being filled for a trainer; an older daemon sends none."""
     ring = {"slots": 8, "ready_slots": 3, "leased_slots": 0, "filling_slots": 2, "partial_slots": 1}
     (stream,) = overview_between(*two_looks(stream=ring)).streams
     (older,) = overview_between(*two_looks(stream={**ring, "filling_slots": None, "partial_slots": None})).streams
@@ -46,7 +46,7 @@ def test_partly_filled_batches_are_not_called_filling():
 
 
 def test_one_number_of_batches_ahead_is_shown():
-    """That of the verdict's proof: the smaller one of the window's two ends."""
+    """The number is that of the verdict's evidence: the smaller end of the window."""
     before, after = two_looks()
     before.streams[0].subscriptions[0].ready_ahead = 1
     (trainer,) = overview_between(before, after).trainers
@@ -66,7 +66,7 @@ def test_the_parts_of_a_ring_make_up_its_slots():
 
 
 def test_one_look_has_no_rates():
-    """What is not known is not zero."""
+    """An unknown value is not shown as zero."""
     _before, only = two_looks()
     overview = overview_between(only, only)
 
@@ -79,7 +79,7 @@ def test_one_look_has_no_rates():
 
 
 def test_each_trainer_has_its_own_verdict():
-    """Though two have one name."""
+    """The verdicts differ even if two trainers have the same name."""
     before, after = two_looks(waits={"workers_s": 8.0}, trainer={"waiting": True})
     for status in (before, after):
         (first,) = status.streams[0].subscriptions
@@ -95,7 +95,7 @@ def test_each_trainer_has_its_own_verdict():
 
 
 def test_a_trainer_that_does_nothing_new_stands_still():
-    """While its position and its waiting are the same, however many statuses that takes."""
+    """A trainer counts as idle while its position and waiting stay the same in all statuses."""
     _before, status = two_looks(trainer={"waiting": True})
     window = StatusWindow()
     for seconds in range(41):
@@ -118,7 +118,7 @@ def test_a_trainer_that_does_nothing_new_stands_still():
 
 
 def test_a_trainer_at_its_end_does_not_stand_still():
-    """It has nothing left to take."""
+    """The trainer has read every batch, so it is not idle."""
     _before, status = two_looks(trainer={"epoch": None, "step": None})
     window = StatusWindow()
     for seconds in (0, STILL_S * 2):
@@ -130,7 +130,7 @@ def test_a_trainer_at_its_end_does_not_stand_still():
 
 
 def test_statuses_are_kept_for_the_window_and_no_longer():
-    """So rates are those of the last seconds, and memory does not grow."""
+    """Rates cover the last seconds, and memory does not grow."""
     _before, status = two_looks()
     window = StatusWindow()
     for seconds in range(100):
@@ -142,8 +142,8 @@ def test_statuses_are_kept_for_the_window_and_no_longer():
     assert len(window._kept) == WINDOW_S + 1
 
 
-def test_a_daemon_that_was_started_anew_is_not_compared_with_the_last():
-    """Its totals begin anew."""
+def test_a_daemon_that_was_restarted_is_not_compared_with_the_last():
+    """The totals of the new daemon start again at zero."""
     before, after = two_looks()
     window = StatusWindow()
     window.add(after)
@@ -157,7 +157,7 @@ def test_a_daemon_that_was_started_anew_is_not_compared_with_the_last():
 
 
 def test_workers_that_were_replaced_are_counted_by_their_places():
-    """A number is used once, a place again and again."""
+    """A worker's number is used once, and its place is used again."""
     _before, status = two_looks()
     window = StatusWindow()
     window.add(status)
@@ -171,7 +171,7 @@ def test_workers_that_were_replaced_are_counted_by_their_places():
 
 
 def test_batches_of_a_trainer_that_is_gone_are_no_trainer():
-    """It has no name any more."""
+    """The trainer has disconnected, so its name is unknown."""
     before, after = two_looks()
     after.trainers = ()
 
@@ -179,5 +179,5 @@ def test_batches_of_a_trainer_that_is_gone_are_no_trainer():
 
 
 def test_an_overview_is_plain_data():
-    """It is sent as JSON."""
+    """The overview is sent as JSON, so it needs only plain types."""
     assert json.loads(json.dumps(asdict(overview_between(*two_looks()))))["streams"][0]["name"] == "photos"

@@ -1,6 +1,6 @@
 """An image that is its own mask.
 
-Whatever moves the one moves the other, pixel by pixel, where no pixel is mixed with others.
+Each step that moves pixels moves image and mask alike, where no pixels are mixed.
 """
 
 import numpy as np
@@ -53,7 +53,7 @@ STEPS = {
 
 
 def test_every_step_that_moves_pixels_is_here() -> None:
-    """Whoever adds one adds it above."""
+    """A new step must be added to the table above."""
     moving = {step.op for steps in STEPS.values() for step in steps}
 
     assert all(planner_for(step) for steps in STEPS.values() for step in steps)
@@ -64,9 +64,9 @@ def test_every_step_that_moves_pixels_is_here() -> None:
 @pytest.mark.parametrize("orientation", [1, 4, 6, 7])
 @pytest.mark.parametrize("name", STEPS)
 def test_an_image_stays_its_own_mask(monkeypatch, name, orientation, is_built) -> None:
-    """However it is stored, and behind a flip.
+    """The result is equal for every storage orientation, and behind a flip.
 
-    "nearest" takes the pixel in which a centre lies, as the mask does.
+    "nearest" takes the pixel that contains a centre, as the mask does.
     """
     if is_built and not resample.IS_BUILT:
         pytest.skip("the extension was not built")

@@ -1,4 +1,4 @@
-"""What the two distributions say of themselves, and what importing them brings along."""
+"""The metadata of the two distributions, and the modules that their import loads."""
 
 import ast
 import re
@@ -18,44 +18,44 @@ PACKAGES = (batchd, batchd_client, batchd_wire)
 DISTRIBUTIONS = ("batchd", "batchd-client")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 ADAPTERS = ("torch", "lightning", "jax", "tensorflow", "keras")
-"""Modules of the client that are imported by those who have the framework, and by nothing else."""
+"""Modules of the client for users of a framework; no other module imports them."""
 ARRAY = re.compile(r"\b(Array|NDArray|ndarray|Picture|Tensors?)\b")
 ARRAY_WORDS = re.compile(r"dtype|shape|``\[|uint8|u?int64|float32|\bSee ``")
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 
 
 def needed(distribution: str) -> set[str]:
-    """The names of what a distribution needs, without versions and without extras."""
+    """Return the names of a distribution's requirements, without versions and extras."""
     always = [line for line in requires(distribution) or [] if "extra ==" not in line]
     return {re.match(r"[A-Za-z0-9_.-]+", line)[0].lower() for line in always}
 
 
 def all_loaded_by(*modules: str) -> set[str]:
-    """Import modules in a new interpreter, and tell which modules that loaded."""
+    """Import modules in a new interpreter, and return all modules that were loaded."""
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program, *modules], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
 def loaded_by(*modules: str) -> set[str]:
-    """The same, and only the top-level modules."""
+    """Return only the top-level modules that the import loads."""
     return {name.partition(".")[0] for name in all_loaded_by(*modules)}
 
 
 def modules_of(package: object) -> list[str]:
-    """Every module of a package, by its dotted name."""
+    """Return every module of a package by its dotted name."""
     folder = Path(str(files(package)))
     found = (path.relative_to(folder.parent).with_suffix("") for path in sorted(folder.rglob("*.py")))
     return [".".join(path.parts).removesuffix(".__init__") for path in found]
 
 
 def without_frameworks() -> list[str]:
-    """Every module of the client but for the adapters."""
+    """Return every module of the client except the adapters."""
     return [name for name in modules_of(batchd_client) if name.split(".")[1:2] not in ([one] for one in ADAPTERS)]
 
 
 def test_nothing_tells_to_install_batchd_from_an_index() -> None:
-    """It is not there yet. Extras are found: pip takes the batchd that is installed."""
+    """No index has batchd yet. For extras, pip uses the installed batchd."""
     root = Path(__file__).parents[2]
     texts = [
         *root.glob("*.md"),
@@ -73,12 +73,12 @@ def test_nothing_tells_to_install_batchd_from_an_index() -> None:
 
 
 def test_the_client_needs_exactly_three_distributions() -> None:
-    """It goes into other people's training environments."""
+    """The client is installed into users' training environments, so it needs few packages."""
     assert needed("batchd-client") == {"msgpack", "numpy", "pyzmq"}
 
 
 def test_both_distributions_and_packages_have_one_version() -> None:
-    """And the server asks for exactly its own client."""
+    """The server requires the client of exactly its own version."""
     versions = {*map(version, DISTRIBUTIONS), batchd.__version__, batchd_client.__version__}
 
     assert len(versions) == 1
@@ -87,7 +87,7 @@ def test_both_distributions_and_packages_have_one_version() -> None:
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_the_licence_is_apache_2(distribution) -> None:
-    """As an SPDX expression, and never as a classifier, which could contradict it."""
+    """The licence is an SPDX expression and never a classifier, which could contradict it."""
     facts = metadata(distribution)
 
     assert facts["License-Expression"] == "Apache-2.0"
@@ -97,14 +97,14 @@ def test_the_licence_is_apache_2(distribution) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_every_package_says_that_it_is_typed(package) -> None:
-    """Else type checkers ignore its annotations."""
+    """Type checkers would ignore the annotations otherwise."""
     assert files(package).joinpath("py.typed").is_file()
 
 
 def test_the_client_brings_along_nothing_of_the_server() -> None:
-    """Not even where the server is installed too; all modules of both packages.
+    """No module of the two client packages imports the server, even if it is installed.
 
-    Nor do they bring a framework.
+    Nor does any of them import a framework.
     """
     loaded = loaded_by(*without_frameworks(), *modules_of(batchd_wire))
 
@@ -113,7 +113,7 @@ def test_the_client_brings_along_nothing_of_the_server() -> None:
 
 
 def test_the_wire_needs_msgpack_alone_but_for_the_views() -> None:
-    """A tool that looks at messages need not load numpy."""
+    """A tool that reads messages does not need to load numpy."""
     loaded = loaded_by(*(name for name in modules_of(batchd_wire) if name != "batchd_wire.views"))
 
     assert "msgpack" in loaded
@@ -121,7 +121,7 @@ def test_the_wire_needs_msgpack_alone_but_for_the_views() -> None:
 
 
 def test_a_worker_brings_along_nothing_of_the_daemon() -> None:
-    """There are many of them: what they do not need costs memory and start time each time."""
+    """There are many workers, so each unneeded module costs memory and start time many times."""
     loaded = loaded_by("batchd.worker.loop")
 
     assert {"cv2", "numpy", "msgpack"} <= loaded
@@ -129,7 +129,7 @@ def test_a_worker_brings_along_nothing_of_the_daemon() -> None:
 
 
 def test_the_daemon_brings_along_no_decoders() -> None:
-    """It never touches pixels, so a hostile image cannot reach it."""
+    """The daemon never decodes pixels, so a hostile image cannot reach it."""
     loaded = loaded_by("batchd.daemon.serve")
 
     assert {"zmq", "pydantic"} <= loaded
@@ -137,7 +137,7 @@ def test_the_daemon_brings_along_no_decoders() -> None:
 
 
 def test_the_observer_brings_along_no_more_than_it_needs() -> None:
-    """It runs beside every daemon, whether somebody looks or not."""
+    """The observer runs beside every daemon, even without clients, so it must stay small."""
     loaded = loaded_by("batchd.observer.__main__")
 
     assert {"zmq", "msgpack", "prometheus_client"} <= loaded
@@ -161,12 +161,12 @@ KINDS = {"arrays", "csv", "lmdb", "parquet", "tfrecord", "video", "webdataset"}
 
 @pytest.mark.parametrize("process", ["batchd.worker.loop", "batchd.daemon.serve", "batchd.worker_host.host"])
 def test_kinds_of_sources_are_loaded_for_a_stream_that_has_them(process) -> None:
-    """Files are most usual, and loaded by all."""
+    """Every worker loads sources of files, because they are the most usual."""
     assert not all_loaded_by(process) & {f"batchd.sources.{kind}.options" for kind in KINDS}
 
 
 def _names(node: ast.AST) -> list[str]:
-    """The modules that an import statement names."""
+    """Return the modules that an import statement names."""
     match node:
         case ast.Import():
             return [alias.name for alias in node.names]
@@ -194,7 +194,7 @@ def _offences(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_no_data_can_become_code(package) -> None:
-    """No pickle, marshal, shelve, eval or exec stands anywhere in what we ship."""
+    """The shipped code contains no pickle, marshal, shelve, eval or exec."""
     paths = sorted(Path(str(files(package))).rglob("*.py"))
 
     assert paths
@@ -202,7 +202,7 @@ def test_no_data_can_become_code(package) -> None:
 
 
 def test_the_search_for_offences_finds_them(tmp_path) -> None:
-    """Each way of doing it, so that a clean result means something."""
+    """Each forbidden form is detected, so a clean result is meaningful."""
     lines = [
         "import pickle as p",
         "from marshal import loads",
@@ -231,7 +231,7 @@ def test_the_search_for_offences_finds_them(tmp_path) -> None:
 
 
 def public_functions(package: object) -> dict[str, ast.FunctionDef]:
-    """The public functions and methods of a package, without setters, by their place."""
+    """Return the public functions and methods of a package, without setters, by their place."""
     found = {}
     for file in sorted(Path(package.__file__).parent.rglob("*.py")):
         tree = ast.parse(file.read_text())
@@ -244,7 +244,7 @@ def public_functions(package: object) -> dict[str, ast.FunctionDef]:
 
 
 def raised_by(function: ast.FunctionDef) -> set[str]:
-    """The classes of errors that a function itself raises."""
+    """Return the classes of errors that a function itself raises."""
     errors = [node.exc for node in ast.walk(function) if isinstance(node, ast.Raise)]
     names = [ast.unparse(one.func if isinstance(one, ast.Call) else one).rpartition(".")[2] for one in errors if one]
     return {name for name in names if name.isidentifier() and name[0].isupper()}
@@ -252,7 +252,7 @@ def raised_by(function: ast.FunctionDef) -> set[str]:
 
 @pytest.mark.parametrize("package", [batchd_client, batchd_wire], ids=lambda package: package.__name__)
 def test_public_functions_of_the_client_name_their_errors_and_arrays(package) -> None:
-    """Every error that a function raises; for arrays a shape, a dtype, or where to find them."""
+    """Docstrings name every error; arrays have a shape, a dtype or a reference to them."""
     functions = public_functions(package)
     texts = {place: ast.get_docstring(function) or "" for place, function in functions.items()}
     annotated = {

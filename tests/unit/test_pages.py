@@ -1,6 +1,6 @@
 """The page that the observer serves.
 
-Its files, and its first state for browsers without JavaScript.
+The tests cover its files and its initial state for browsers without JavaScript.
 """
 
 import os
@@ -21,7 +21,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"
 
 @pytest.fixture
 def recorder():
-    """Of a daemon whose names are hostile."""
+    """Make a recorder of a daemon whose names are hostile."""
     found = StatusRecorder()
     before, after = two_looks(stream={"name": HOSTILE}, waits={"workers_s": 4.0}, slowest={HOSTILE: 1.0})
     for status in (before, after):
@@ -34,7 +34,7 @@ def recorder():
 
 @pytest.fixture
 def make_pages(tmp_path):
-    """Makes pages of a recorder."""
+    """Return a function that makes the pages of a recorder."""
     clients = []
 
     def make(recorder: StatusRecorder) -> Router:
@@ -48,7 +48,7 @@ def make_pages(tmp_path):
 
 
 def test_names_are_text_in_the_page_for_browsers_without_javascript(make_pages, recorder):
-    """Whatever they say."""
+    """Every name is escaped."""
     body = make_pages(recorder).routes["/"].answer({}).body.decode()
 
     assert "<img" not in body
@@ -57,7 +57,7 @@ def test_names_are_text_in_the_page_for_browsers_without_javascript(make_pages, 
 
 
 def test_the_page_brings_everything_with_it(make_pages, recorder):
-    """No other host, no inline script or style, which the content security policy would refuse."""
+    """The content security policy rejects other hosts and inline scripts or styles."""
     pages = make_pages(recorder)
     for path in ("/", "/page.css", "/page.js", "/plots.js", "/icon.svg"):
         text = pages.routes[path].answer({}).body.decode().replace("http://www.w3.org/2000/svg", "")
@@ -66,7 +66,7 @@ def test_the_page_brings_everything_with_it(make_pages, recorder):
 
 
 def test_names_are_never_put_in_as_markup():
-    """The script uses nothing that parses text."""
+    """The script calls no function that parses text as markup."""
     for file in (Path(str(files("batchd.observer"))) / "page").glob("*.js"):
         text = file.read_text()
         assert not re.search(
@@ -75,7 +75,7 @@ def test_names_are_never_put_in_as_markup():
 
 
 def test_before_the_daemon_has_answered_that_is_said(make_pages):
-    """By the page, and by what it asks for."""
+    """The page and its JSON say that there is no answer yet."""
     pages = make_pages(StatusRecorder())
 
     assert b"has not answered yet" in pages.routes["/"].answer({}).body
@@ -88,12 +88,12 @@ def test_before_the_daemon_has_answered_that_is_said(make_pages):
 @pytest.mark.parametrize("path", ["/bad.json", "/sheet.png"])
 @pytest.mark.parametrize("query", [{}, {"stream": "other"}, {"stream": "--address"}])
 def test_streams_that_there_are_not_have_no_sheets(make_pages, recorder, path, query):
-    """Nothing is started for them."""
+    """No work is started for an unknown stream."""
     assert make_pages(recorder).routes[path].answer(query).status == 404
 
 
 def test_what_names_details_is_private_and_what_costs_something_is_for_our_page_alone(make_pages, recorder):
-    """Files of the page are for everybody."""
+    """The static files of the page are public."""
     routes = make_pages(recorder).routes
 
     assert {path for path, route in routes.items() if not route.is_private} == {
@@ -109,21 +109,21 @@ def test_what_names_details_is_private_and_what_costs_something_is_for_our_page_
 
 
 def luminance(colour: str) -> float:
-    """As WCAG 2 defines it."""
+    """Return the luminance as defined by WCAG 2."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def contrast(one: str, other: str) -> float:
-    """1 for the same colour, 21 for black on white."""
+    """Return the contrast: 1 for the same colour, 21 for black on white."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_words_can_be_read_and_colours_be_seen(scheme):
-    """Text has a contrast of 4.5, what lines are drawn with of 3."""
+    """Text has a contrast of at least 4.5, and drawn lines have at least 3."""
     style = (Path(str(files("batchd.observer"))) / "page/page.css").read_text()
     found = dict(re.findall(r"--(\w[\w-]*): (#[0-9a-f]{6});", style.split(":root {")[1 + scheme].partition("}")[0]))
 

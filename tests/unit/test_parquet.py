@@ -1,4 +1,4 @@
-"""Rows of Parquet files: each field's value, how it is read, and messages for each damage."""
+"""Rows of Parquet files: the values of each field, how they are read, and errors for damage."""
 
 import os
 import subprocess
@@ -24,12 +24,12 @@ BOTH = {"image": "image", "label": "int64"}
 
 
 def photographs(file: Path, images: list[bytes] = IMAGES, **options: object) -> Path:
-    """Images in Hugging Face's way, numbered."""
+    """Make numbered images in the layout of Hugging Face."""
     return write_parquet(file, {"image": hugging_face(images), "label": list(range(len(images)))}, **options)
 
 
 def read_all(reader, count=len(IMAGES)):  # noqa: B008  of a constant
-    """Every sample, the last one first: any order will do."""
+    """Read every sample from the last to the first, because any order must work."""
     found = {
         sample: {name: _kept(value) for name, value in reader.read(sample).items()} for sample in reversed(range(count))
     }
@@ -45,7 +45,7 @@ def _kept(value):
 @pytest.mark.parametrize("rows", [1, 7, 1000])
 @pytest.mark.parametrize("dictionary", [True, False])
 def test_every_row_is_read_in_any_order(tmp_path, compression, rows, dictionary) -> None:
-    """Over several files, whatever their row groups, compression and encoding."""
+    """This holds across several files with any row groups, compression and encoding."""
     for number in range(2):
         file = tmp_path / f"train-{number}.parquet"
         photographs(
@@ -59,7 +59,7 @@ def test_every_row_is_read_in_any_order(tmp_path, compression, rows, dictionary)
 
 
 def test_values_that_are_not_compressed_are_read_without_their_row_group(tmp_path) -> None:
-    """By one read each, whatever the row group's size: here the footer is gone, and not missed."""
+    """Each value takes one read, whatever the row group's size: the footer is missing here."""
     file = photographs(tmp_path / "a.parquet", compression="none")
     source, index = scan_parquet(tmp_path, BOTH, cache_bytes=1)
     status, data = file.stat(), file.read_bytes()
@@ -79,7 +79,7 @@ def test_values_that_are_not_compressed_are_read_without_their_row_group(tmp_pat
     pages=st.tuples(st.sampled_from([1, 64, 1 << 20]), st.sampled_from(["1.0", "2.0"])),
 )
 def test_what_is_found_in_a_file_is_what_pyarrow_reads(tmp_path, values, rows, dictionary, pages) -> None:
-    """Short values that stand in many places, repeated ones, empty ones, null ones."""
+    """Short values that occur often, repeated, empty and null values are found."""
     file = tmp_path / "a.parquet"
     options = {
         "row_group_size": rows,
@@ -100,7 +100,7 @@ def test_what_is_found_in_a_file_is_what_pyarrow_reads(tmp_path, values, rows, d
 
 
 def test_every_type_that_a_field_may_have_is_read(tmp_path) -> None:
-    """As the field says, with the names that the file has."""
+    """Each type is read as declared, under the column names of the file."""
     columns = {
         "blob": pa.array([b"one", b"two"], pa.large_binary()),
         "caption": ["eins", "zwei \u00e4"],
@@ -131,7 +131,7 @@ def test_every_type_that_a_field_may_have_is_read(tmp_path) -> None:
 
 
 def test_columns_that_are_not_declared_are_not_read(tmp_path) -> None:
-    """Neither at the scan nor later: here they are nonsense."""
+    """Neither the scan nor a read decodes these columns, which have invalid content here."""
     file = write_parquet(tmp_path / "a.parquet", {"label": [7, 8], "image": IMAGES[:2]}, compression="none")
     column = parquet.ParquetFile(file).metadata.row_group(0).column(1)
     data = bytearray(file.read_bytes())
@@ -143,7 +143,7 @@ def test_columns_that_are_not_declared_are_not_read(tmp_path) -> None:
 
 
 def test_an_image_without_bytes_is_the_file_that_it_names(tmp_path) -> None:
-    """Below the root; whatever leads out of it is a bad sample, unless that is allowed."""
+    """The file is below the root; a path out of it is a bad sample unless allowed."""
     root = tmp_path / "root"
     (root / "sub").mkdir(parents=True)
     (tmp_path / "outside.jpg").write_bytes(b"outside")
@@ -199,7 +199,7 @@ def test_an_image_without_bytes_is_the_file_that_it_names(tmp_path) -> None:
     ],
 )  # fmt: skip
 def test_values_that_are_not_what_a_field_says_are_refused_with_their_row(tmp_path, values, text, reason) -> None:
-    """By file, column and row; types with advice."""
+    """The error names file, column and row, and advises a type where the type is wrong."""
     write_parquet(tmp_path / "a.parquet", {"x": values}, row_group_size=2)
 
     with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.parquet.*{reason}"):
@@ -207,7 +207,7 @@ def test_values_that_are_not_what_a_field_says_are_refused_with_their_row(tmp_pa
 
 
 def test_values_of_another_length_are_bad_samples(tmp_path) -> None:
-    """One by one, with their row; the others are read."""
+    """Each such value is a bad sample with its row, and the other values are read."""
     lists = pa.array([[1, 2], [1, 2, 3], None, [4, None], [5, 6]])
     write_parquet(tmp_path / "a.parquet", {"pair": lists, "raw": [b"12", b"123", b"12", b"12", b"34"]})
     reader = open_parquet(tmp_path, {"pair": "int64[2]"})
@@ -230,7 +230,7 @@ def test_values_of_another_length_are_bad_samples(tmp_path) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "snappy"])
 def test_images_that_are_empty_or_too_large_are_bad_samples(tmp_path, compression) -> None:
-    """However they are read."""
+    """Both ways of reading detect such images."""
     write_parquet(tmp_path / "a.parquet", {"image": [b"", b"x" * 100, b"good"]}, compression=compression)
     reader = open_parquet(tmp_path, {"image": "image"}, max_bytes=99)
 
@@ -243,7 +243,7 @@ def test_images_that_are_empty_or_too_large_are_bad_samples(tmp_path, compressio
 
 
 def test_a_column_that_is_not_there_is_refused_with_those_that_are(tmp_path) -> None:
-    """And one that is there twice."""
+    """A column that occurs twice is rejected as well."""
     write_parquet(tmp_path / "a.parquet", {"img": [b"x"], "label": [1]})
     with pytest.raises(
         SourceInvalid, match=r"a\.parquet has no column 'image' for the field image; did you mean img\?"
@@ -257,7 +257,7 @@ def test_a_column_that_is_not_there_is_refused_with_those_that_are(tmp_path) -> 
 
 
 def test_a_row_group_that_no_worker_could_keep_is_refused_with_the_numbers(tmp_path) -> None:
-    """One row costs as much as all of them; without compression there is no limit."""
+    """Reading one row costs its whole group, unless the values are uncompressed."""
     photographs(tmp_path / "a.parquet", row_group_size=30, compression="snappy")
 
     with pytest.raises(
@@ -269,7 +269,7 @@ def test_a_row_group_that_no_worker_could_keep_is_refused_with_the_numbers(tmp_p
 
 
 def test_a_column_that_is_larger_than_its_footer_says_is_not_decoded_to_its_end(tmp_path) -> None:
-    """A dictionary may hold once what stands in thousands of rows."""
+    """A dictionary may store once a value that thousands of rows use."""
     write_parquet(tmp_path / "a.parquet", {"text": ["x" * 100_000] * 300}, compression="snappy")
     reader = open_parquet(tmp_path, {"text": "text"}, cache_bytes=1 << 20)
 
@@ -282,7 +282,7 @@ def test_a_column_that_is_larger_than_its_footer_says_is_not_decoded_to_its_end(
 
 
 def test_a_worker_keeps_no_more_row_groups_than_it_may(tmp_path) -> None:
-    """Those that were used least lately go; reading one again gives the same."""
+    """The least recently used groups are dropped, and reading one again gives the same values."""
     images = [os.urandom(10_000) for _ in range(200)]
     photographs(tmp_path / "a.parquet", images, row_group_size=5, compression="snappy", use_dictionary=False)
     reader = open_parquet(tmp_path, {"image": "image"}, cache_bytes=300_000)
@@ -307,7 +307,7 @@ def test_a_worker_keeps_no_more_row_groups_than_it_may(tmp_path) -> None:
     ],
 )
 def test_what_is_no_parquet_file_is_refused(tmp_path, data, reason) -> None:
-    """By name."""
+    """The error names the file."""
     (tmp_path / "a.parquet").write_bytes(data)
 
     with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.parquet.*{reason}"):
@@ -316,7 +316,7 @@ def test_what_is_no_parquet_file_is_refused(tmp_path, data, reason) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "snappy"])
 def test_a_file_that_is_cut_anywhere_is_refused(tmp_path, compression) -> None:
-    """At many lengths, by name."""
+    """The file is truncated at many lengths, and the error names it."""
     file = photographs(tmp_path / "a.parquet", IMAGES[:3], compression=compression)
     data = file.read_bytes()
     for length in (*range(0, len(data), 7), len(data) - 1):
@@ -327,7 +327,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path, compression) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "snappy"])
 def test_a_file_with_any_byte_changed_is_refused_or_read_and_never_anything_else(tmp_path, compression) -> None:
-    """Each third byte in turn: ``SourceInvalid``, ``SampleUnreadable``, or values as declared."""
+    """Every third byte in turn gives ``SourceInvalid``, ``SampleUnreadable`` or declared values."""
     file = photographs(tmp_path / "a.parquet", [b"first", b"second"], compression=compression, write_page_checksum=True)
     data = file.read_bytes()
     outcomes = set()
@@ -353,7 +353,7 @@ def test_a_file_with_any_byte_changed_is_refused_or_read_and_never_anything_else
 
 
 def test_a_damaged_page_makes_bad_samples_of_its_row_group_alone(tmp_path) -> None:
-    """With file, row group and row."""
+    """The errors name file, row group and row."""
     file = photographs(tmp_path / "a.parquet", row_group_size=20, compression="snappy", write_page_checksum=True)
     column = parquet.ParquetFile(file).metadata.row_group(1).column(0)
     data = bytearray(file.read_bytes())
@@ -376,7 +376,7 @@ def test_a_damaged_page_makes_bad_samples_of_its_row_group_alone(tmp_path) -> No
 
 
 def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
-    """Replaced, cut, gone, a FIFO."""
+    """The file is replaced, truncated, removed or turned into a FIFO."""
     file = photographs(tmp_path / "a.parquet", compression="snappy")
     source, index = scan_parquet(tmp_path, BOTH)
 
@@ -398,7 +398,7 @@ def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
 
 
 def test_a_value_behind_the_end_of_a_file_that_was_cut_is_a_bad_sample(tmp_path) -> None:
-    """Where values are read one by one."""
+    """This path reads values one by one."""
     file = photographs(tmp_path / "a.parquet", compression="none")
     reader = open_parquet(tmp_path, BOTH)
     os.truncate(file, 400)
@@ -411,7 +411,7 @@ def test_a_value_behind_the_end_of_a_file_that_was_cut_is_a_bad_sample(tmp_path)
 
 
 def test_an_encrypted_column_is_refused(tmp_path) -> None:
-    """The footer may be plain."""
+    """The footer may be unencrypted."""
     encryption = pytest.importorskip("pyarrow.parquet.encryption")
 
     class Client(encryption.KmsClient):
@@ -432,7 +432,7 @@ def test_an_encrypted_column_is_refused(tmp_path) -> None:
 
 
 def test_files_without_rows_are_left_out(tmp_path) -> None:
-    """As some writers leave them; but something has to be there."""
+    """Some writers create such files; at least one row must exist."""
     write_parquet(tmp_path / "a.parquet", {"x": pa.array([], pa.int64())})
     with pytest.raises(SourceInvalid, match="hold no row"):
         scan_parquet(tmp_path, {"x": "int64"})
@@ -442,7 +442,7 @@ def test_files_without_rows_are_left_out(tmp_path) -> None:
 
 
 def test_the_digest_names_what_is_in_the_files(tmp_path) -> None:
-    """Not where they lie."""
+    """The paths of the files do not change the digest."""
     digests = []
     for number, images in enumerate((IMAGES, IMAGES, IMAGES[1:])):
         photographs(tmp_path / f"{number}/a.parquet", images)
@@ -467,7 +467,7 @@ CLASSES = ["cat", "d\u00f6g", "owl"]
     ],
 )
 def test_labels_have_the_names_that_hugging_face_wrote_into_the_file(tmp_path, fields, names, classes) -> None:
-    """Those of the field `label`, or of the only one that has names."""
+    """The names belong to the field `label`, or to the only field with names."""
     columns = {"label": [0, 2], "fine": [1, 0], "number": [5, 6]}
     write_parquet(tmp_path / "a.parquet", columns, class_labels(label=CLASSES, fine=["a", "b"]))
     write_parquet(tmp_path / "b.parquet", columns)
@@ -487,7 +487,7 @@ def test_labels_have_the_names_that_hugging_face_wrote_into_the_file(tmp_path, f
     ],
 )  # fmt: skip
 def test_what_is_not_names_of_classes_is_none(tmp_path, metadata) -> None:
-    """And no fault of the file."""
+    """Other metadata gives no names, and it is no error of the file."""
     write_parquet(tmp_path / "a.parquet", {"label": [0, 1]}, {b"huggingface": metadata})
 
     assert scan_parquet(tmp_path, {"label": "int64"})[1].class_names == ()
@@ -498,7 +498,7 @@ def test_what_is_not_names_of_classes_is_none(tmp_path, metadata) -> None:
     [(["cat", "owl"], "label 1 is 'owl' and was 'd\u00f6g'"), (["cat"], "there are 1 and were 3")],
 )
 def test_files_whose_labels_mean_other_classes_are_refused(tmp_path, others, difference) -> None:
-    """With the first difference."""
+    """The error shows the first difference."""
     for name, classes in (("a", CLASSES), ("b", others)):
         write_parquet(tmp_path / f"{name}.parquet", {"label": [0, 1]}, class_labels(label=classes))
 
@@ -507,7 +507,7 @@ def test_files_whose_labels_mean_other_classes_are_refused(tmp_path, others, dif
 
 
 def test_the_index_holds_no_more_than_some_bytes_for_each_sample(tmp_path) -> None:
-    """Numbers and places, in flat arrays."""
+    """The index keeps numbers and offsets in flat arrays."""
     photographs(tmp_path / "a.parquet", compression="none")
 
     _, index = scan_parquet(tmp_path, BOTH)
@@ -516,7 +516,7 @@ def test_the_index_holds_no_more_than_some_bytes_for_each_sample(tmp_path) -> No
 
 
 def test_pyarrow_runs_in_one_thread_and_only_where_a_stream_needs_it() -> None:
-    """A worker without such a stream does not even import it."""
+    """A worker without such a stream does not import it."""
     program = (
         "import sys; import batchd.worker.loop, batchd.daemon.serve; assert 'pyarrow' not in sys.modules;"
         "import batchd.sources.parquet.reader; from batchd.sources.parquet.row_groups import use_one_thread; use_one_thread();"
@@ -533,7 +533,7 @@ def test_pyarrow_runs_in_one_thread_and_only_where_a_stream_needs_it() -> None:
     ],
 )
 def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, options, library, extra) -> None:
-    """By `batchd check`, too."""
+    """`batchd check` shows the message, too."""
     plain = {"type": kind, "fields": {"x": "image"}, "names": {}, **options}
     program = (
         f"import sys; sys.modules[{library!r}] = None;"
@@ -560,6 +560,6 @@ def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, opt
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, text) -> None:
-    """By the key's name."""
+    """The error names the key."""
     with pytest.raises(ValueError, match=text):
         ParquetSource(**{"root": Path("/a"), "shards": ("*",), "fields": {"x": "int64"}} | changes)

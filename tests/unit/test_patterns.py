@@ -1,4 +1,4 @@
-"""Patterns of file names: the paths of Python's ``glob``, without useless visits of folders."""
+"""Patterns of file names: the paths of Python's ``glob``, without needless visits of folders."""
 
 import glob
 from pathlib import Path
@@ -21,7 +21,7 @@ NAMES = st.sampled_from(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Files in folders, some of them hidden."""
+    """Make files in folders, some of them hidden."""
     return make(tmp_path_factory.mktemp("glob"), *FILES)
 
 
@@ -35,9 +35,9 @@ def matching(pattern: str) -> set[str]:
 
 @given(st.lists(NAMES, min_size=1, max_size=4))
 def test_what_matches_is_what_globbing_finds(folder, parts) -> None:
-    """Files, that is.
+    """The result contains the files that ``glob`` finds.
 
-    ``**`` at the end means every file below, which Python finds among the folders.
+    ``**`` at the end means every file below; Python lists those with the folders.
     """
     pattern = "/".join(parts)
     found = {
@@ -50,7 +50,7 @@ def test_what_matches_is_what_globbing_finds(folder, parts) -> None:
 
 @given(st.lists(NAMES, min_size=1, max_size=4))
 def test_a_folder_is_skipped_only_where_nothing_below_it_matches(parts) -> None:
-    """And one that is not may hold something, if other files were there."""
+    """A folder that is visited could contain a matching file."""
     pattern = Pattern("/".join(parts))
     for file in FILES:
         if pattern.matches(names(file)):
@@ -71,7 +71,7 @@ def test_a_folder_is_skipped_only_where_nothing_below_it_matches(parts) -> None:
     ],
 )
 def test_the_search_goes_only_where_something_may_be(pattern, folder, worth_it) -> None:
-    """A root may hold much else."""
+    """A root may contain many other folders."""
     assert Pattern(pattern).may_match_below(names(folder)) is worth_it
 
 
@@ -88,32 +88,32 @@ def test_the_search_goes_only_where_something_may_be(pattern, folder, worth_it) 
     ],
 )
 def test_braces_stand_for_several_patterns(pattern, plain) -> None:
-    """In the order in which they are written."""
+    """The alternatives keep the order in which they are written."""
     assert resolve_braces(pattern) == plain
 
 
 @pytest.mark.parametrize("pattern", ["{a", "a}", "{a,{b,c}}", "a}{b", "{a}}"])
 def test_braces_that_do_not_match_are_refused(pattern) -> None:
-    """Rather than being taken for characters."""
+    """Unbalanced braces are errors, not literal characters."""
     with pytest.raises(ValueError, match="braces of"):
         resolve_braces(pattern)
 
 
 @pytest.mark.parametrize(("pattern", "text"), [("{9..1}", "goes down"), ("{0..999999}", "more than 4096 numbers")])
 def test_numbers_that_go_down_or_too_far_are_refused(pattern, text) -> None:
-    """Rather than standing for nothing, or for everything."""
+    """Otherwise such a range would match nothing, or too much."""
     with pytest.raises(ValueError, match=text):
         resolve_braces(pattern)
 
 
 def test_braces_that_stand_for_too_much_are_refused_before_they_are_resolved() -> None:
-    """Thirty times two is a thousand million."""
+    """Thirty groups of two alternatives would be a thousand million patterns."""
     with pytest.raises(ValueError, match=f"stand for {2**30} patterns, more than {ALTERNATIVES_MAX}"):
         resolve_braces("{a,b}" * 30)
 
 
 @pytest.mark.parametrize("pattern", ["", "/etc/*", "../*", "a/../b", "a//b", "a/", "./a", "a**/b", "**.jpg"])
 def test_what_leads_out_of_the_root_or_means_nothing_is_refused(pattern) -> None:
-    """With an example of what would do."""
+    """The error shows an example of a valid pattern."""
     with pytest.raises(ValueError, match=r"photos/\*\*/\*\.jpg"):
         Pattern(pattern)

@@ -1,6 +1,6 @@
-"""What ``make bench-peers`` makes of its measurements.
+"""How ``make bench-peers`` evaluates its measurements.
 
-Ratios by round, tables in order, numbers to reach.
+The tests cover ratios by round, the order of the tables, and the targets.
 """
 
 import importlib
@@ -18,7 +18,7 @@ MODULES = ("common", "environments", "sides", "tables", "foreign", "harness", "p
 
 @pytest.fixture
 def peers(monkeypatch):
-    """The benchmark's modules, which lie beside each other and in no package."""
+    """Import the benchmark's modules, which are in one folder and in no package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
@@ -30,7 +30,7 @@ PID_OF_NO_PROCESS = 1 << 30
 
 
 def rounds(peers, *rates, cpu_s=2.0, pss_mb=100, first_batch_s=1.0):
-    """Rounds of one second with these images/s."""
+    """Make rounds of one second with these images/s."""
     return {
         number: peers.tables.Measurement(rate, 1.0, cpu_s, pss_mb * 1_000_000, first_batch_s)
         for number, rate in enumerate(rates)
@@ -38,7 +38,7 @@ def rounds(peers, *rates, cpu_s=2.0, pss_mb=100, first_batch_s=1.0):
 
 
 def test_a_ratio_is_of_measurements_of_the_same_round(peers):
-    """A round in which one side failed gives none, and slow rounds of both sides cancel out."""
+    """A round with a failed side gives no ratio, and slow rounds of both sides cancel out."""
     ours, theirs = rounds(peers, 1000, 500, 900), rounds(peers, 500, 250, 300)
     del theirs[2]
 
@@ -46,7 +46,7 @@ def test_a_ratio_is_of_measurements_of_the_same_round(peers):
 
 
 def test_figures_say_what_is_reached_and_what_is_short(peers):
-    """Each number to reach is a line; what a machine cannot install is named instead."""
+    """Each target is a line; a target whose peer cannot be installed is named instead."""
     table = {"batchd": rounds(peers, 1400), "tf-data": rounds(peers, 1000), "dali": rounds(peers, 1000)}
 
     found, missing = peers.tables.figures({peers.sides.PHOTOGRAPHS: table})
@@ -60,7 +60,7 @@ def test_figures_say_what_is_reached_and_what_is_short(peers):
 
 
 def test_memory_and_first_batch_are_compared_with_the_lowest_peer(peers):
-    """The limit is no peer, and neither are batchd's other variants."""
+    """The limit is not a peer, and neither are batchd's other variants."""
     table = {
         "batchd": rounds(peers, 1, pss_mb=200, first_batch_s=1.0),
         "batchd-seekable": rounds(peers, 1, pss_mb=1, first_batch_s=0.1),
@@ -77,7 +77,7 @@ def test_memory_and_first_batch_are_compared_with_the_lowest_peer(peers):
 
 
 def test_resized_pictures_count_by_the_fastest_of_our_variants(peers):
-    """The target allows batchd to read the same files or shards made of them."""
+    """The target allows batchd to read the same files or shards made from them."""
     table = {
         "batchd": rounds(peers, 2000),
         "batchd-shards": rounds(peers, 3000),
@@ -91,7 +91,7 @@ def test_resized_pictures_count_by_the_fastest_of_our_variants(peers):
 
 
 def test_a_table_has_a_row_for_each_measured_side_the_fastest_first(peers):
-    """Medians with the smallest and the largest; what failed in all rounds has no row."""
+    """A row has the median, smallest and largest; a side that failed every round has no row."""
     sides = peers.sides.TABLES[peers.sides.PHOTOGRAPHS]
     table = {
         "tf-data": rounds(peers, 500, 600, 550, cpu_s=1.1, pss_mb=684, first_batch_s=3.5),
@@ -108,7 +108,7 @@ def test_a_table_has_a_row_for_each_measured_side_the_fastest_first(peers):
 
 
 def test_the_sharing_table_has_a_column_for_each_number_of_trainers(peers):
-    """Images/s are those of one trainer; what was not measured says so."""
+    """Images/s are those of one trainer, and a missing measurement is marked as such."""
     sides = peers.sides.TABLES[peers.sides.SHARING]
     table = {
         "batchd-1": rounds(peers, 1500),
@@ -125,7 +125,7 @@ def test_the_sharing_table_has_a_column_for_each_number_of_trainers(peers):
 
 
 def test_every_number_to_reach_is_of_sides_that_are_in_its_table(peers):
-    """And every side has its script and its environment."""
+    """Every side has its script and its environment."""
     for target in peers.sides.TARGETS:
         names = {side.name for side in peers.sides.TABLES[target.table]}
         assert {*target.ours, target.side} <= names
@@ -135,7 +135,7 @@ def test_every_number_to_reach_is_of_sides_that_are_in_its_table(peers):
 
 
 def test_worker_hosts_are_compared_with_sides_that_exist(peers):
-    """Each has its script and environment; each number to reach is of a peer in that table."""
+    """Each side has its script and environment, and each target names a peer in that table."""
     for comparison in peers.pool_peers.COMPARISONS:
         ours, *others = comparison.sides
         assert ours.environment == peers.environments.OURS
@@ -146,13 +146,13 @@ def test_worker_hosts_are_compared_with_sides_that_exist(peers):
 
 
 def test_ray_has_a_network_of_its_own(peers):
-    """It listens on every address, so it gets a loopback alone, and ends with its namespaces."""
+    """Ray listens on every address, so it gets its own loopback, and ends with its namespaces."""
     assert {"--net", "--pid", "--kill-child"} <= set(peers.environments.command("ray"))
     assert peers.environments.command("torch") == [peers.environments.python("torch")]
 
 
 def windows(peers, *others):
-    """A measurement that numbers its windows; others use so many cores beside each."""
+    """Make a measurement that numbers its windows while other programs use these cores."""
     numbered = iter(enumerate(others, 1))
 
     def measure():
@@ -163,7 +163,7 @@ def windows(peers, *others):
 
 
 def test_a_window_beside_other_programs_is_measured_again(peers, capsys):
-    """It says by how much; the host's own time counts as well."""
+    """The line names the difference, and CPU time taken by the host counts as well."""
     assert peers.foreign.quiet("one", windows(peers, 0.0, 2.0)).found == 1
     assert capsys.readouterr().out == ""
 
@@ -176,7 +176,7 @@ def test_a_window_beside_other_programs_is_measured_again(peers, capsys):
 
 
 def test_a_machine_that_is_never_quiet_gives_figures_that_say_so(peers, monkeypatch, capsys, tmp_path):
-    """The last of some tries is kept; figures of later, quiet windows are not marked."""
+    """The last of several tries is kept, and figures of later quiet windows are not marked."""
     bench = peers.harness.Bench(tmp_path, tmp_path, rounds=1)
     beside = iter([2.0] * peers.foreign.TRIES + [0.0])
     monkeypatch.setattr(
@@ -206,7 +206,7 @@ def test_what_a_child_computes_is_ours_and_what_others_do_is_not(peers):
 
 
 def test_a_tree_has_the_children_of_children(peers):
-    """A side's workers may be started by a process that it started."""
+    """A process of a side may start the side's workers."""
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
@@ -219,7 +219,7 @@ def test_a_tree_has_the_children_of_children(peers):
 
 
 def test_a_random_box_lies_in_the_image(peers):
-    """Also where no box of these proportions fits."""
+    """This holds also if no box with these proportions fits."""
     for height, width in ((375, 500), (10, 1000), (1000, 10), (1, 1)):
         for _ in range(200):
             top, left, down, across = peers.common.random_box(height, width)

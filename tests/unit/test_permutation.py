@@ -1,6 +1,6 @@
-"""The shuffle: every index once, as good as drawn by lot, for every length, without memory.
+"""The shuffle: each index once, statistically random, for every length, without memory.
 
-Fixed keys, so fixed results.
+The keys are fixed, so the results are, too.
 """
 
 import tracemalloc
@@ -15,33 +15,33 @@ from batchd.core.plan import LENGTH_MAX, SMALL_LENGTH, Permutation
 PRIMES = (5, 7, 13, 31, 61, 127, 251, 257, 509, 997, 4099, 65_537, 99_991)
 POWERS = (4, 8, 9, 16, 25, 27, 49, 64, 81, 121, 125, 128, 255, 256, 512, 625, 1000, 1024, 4096, 59_049, 65_536, 100_000)
 DEVIATIONS = 4.5
-"""What is left to chance: once in 150,000 tries a good shuffle is further off.
+"""The tolerance: a good shuffle deviates by more once in 150,000 tries.
 
-The keys are fixed, so this never flickers.
+The keys are fixed, so the result never varies.
 """
 
 
 def order(length: int, *key: int) -> np.ndarray:
-    """The whole shuffle of a length."""
+    """Return the whole shuffle of a length."""
     return Permutation(length, key)(np.arange(length, dtype=np.uint64)).astype(np.int64)
 
 
 def deviations(counts: np.ndarray, expected: float, freedom: int) -> float:
-    """How many standard deviations the chi-square of ``counts`` is from what chance gives."""
+    """Return by how many standard deviations the chi-square of ``counts`` differs from its mean."""
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     return (chi_square - freedom) / sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize("lengths", [range(1, 301), PRIMES, POWERS], ids=["small", "primes", "powers"])
 def test_every_index_comes_exactly_once(lengths):
-    """The shuffle of each length is one of its orders, for several keys."""
+    """The shuffle of each length is a permutation, for several keys."""
     for length in lengths:
         for key in range(3):
             assert np.array_equal(np.sort(order(length, 7, key)), np.arange(length)), f"length {length}, key {key}"
 
 
 def test_a_million_indices_come_exactly_once():
-    """So does a large length that is no nice number."""
+    """This holds for a large length that is not a round number."""
     length = 1_281_167
     seen = np.zeros(length, dtype=bool)
     seen[order(length, 0, 0)] = True
@@ -49,10 +49,10 @@ def test_a_million_indices_come_exactly_once():
 
 
 @pytest.mark.parametrize("length", [1, 2, 97, 256, 10_007])
-def test_an_index_goes_to_the_same_place_whoever_asks_with_it(length):
-    """One at a time, backwards and in pieces give what the whole gives.
+def test_an_index_goes_to_the_same_place_in_every_call(length):
+    """Single calls, reversed calls and calls in pieces give what one whole call gives.
 
-    What is asked is not changed.
+    The argument is not changed.
     """
     whole = order(length, 3, 1)
     permutation = Permutation(length, (3, 1))
@@ -65,9 +65,9 @@ def test_an_index_goes_to_the_same_place_whoever_asks_with_it(length):
 
 
 def test_the_order_of_a_key_never_changes():
-    """These orders are part of what saved states mean.
+    """Saved states depend on these orders.
 
-    A change here is another dataset order for everybody.
+    A change here changes the order of every user's dataset.
     """
     assert order(10, 0, 0).tolist() == [9, 8, 4, 7, 1, 0, 3, 6, 2, 5]
     assert order(1000, 1, 2)[:8].tolist() == [963, 193, 568, 150, 611, 809, 958, 599]
@@ -84,7 +84,7 @@ def test_lengths_out_of_range_are_refused(length):
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_all_orders_of_a_tiny_length_are_equally_likely(length):
-    """Nobody with a handful of samples gets some orders more often than others."""
+    """A dataset of a few samples gets each of its orders equally often."""
     places = {one: place for place, one in enumerate(permutations(range(length)))}
     counts, epochs = np.zeros(factorial(length)), 600
     for epoch in range(epochs):
@@ -94,7 +94,7 @@ def test_all_orders_of_a_tiny_length_are_equally_likely(length):
 
 @pytest.mark.parametrize("length", [31, 64, 100, SMALL_LENGTH - 1, SMALL_LENGTH, 289])
 def test_every_index_stands_equally_often_at_every_position(length):
-    """Over epochs the table index by position is flat, as far as chance allows."""
+    """Over epochs, the table of index by position is as flat as chance allows."""
     epochs = 8 * length
     counts = np.zeros((length, length))
     for epoch in range(epochs):
@@ -104,7 +104,7 @@ def test_every_index_stands_equally_often_at_every_position(length):
 
 @pytest.mark.parametrize("length", [31, 101, 257, 1009])
 def test_neighbours_are_torn_apart(length):
-    """How far two neighbours end up from each other is as flat as for any two."""
+    """The distance between two former neighbours is distributed as for any two indices."""
     counts = np.zeros(length)
     epochs = 40
     for epoch in range(epochs):
@@ -133,9 +133,9 @@ def test_as_many_indices_stay_as_chance_would_leave(length):
 
 
 def test_order_itself_is_no_order():
-    """No index is likelier to stand before a later one.
+    """No index is more likely to come before a later one.
 
-    Half of all pairs are the wrong way round.
+    Half of all pairs are in reverse order.
     """
     length = 512
     where = order(length, 21, 4)
@@ -146,7 +146,7 @@ def test_order_itself_is_no_order():
 
 
 def test_a_thousand_million_samples_take_no_memory():
-    """A batch out of 10^9 costs what a batch out of 10^3 does: nothing is kept per sample."""
+    """A batch out of 10^9 costs as much as one out of 10^3, and no state is kept per sample."""
     tracemalloc.start()
     try:
         permutation = Permutation(10**9, (1, 2))
@@ -161,7 +161,7 @@ def test_a_thousand_million_samples_take_no_memory():
 
 
 def test_a_batch_of_a_huge_length_is_spread_over_all_of_it():
-    """The first 4096 places of 10^9 samples come evenly from everywhere."""
+    """The first 4096 places of 10^9 samples come evenly from the whole range."""
     drawn = Permutation(10**9, (1, 2))(np.arange(4096, dtype=np.uint64))
     counts = np.bincount((drawn // np.uint64(10**9 // 64)).astype(np.int64), minlength=64)[:64]
     assert abs(deviations(counts, 4096 / 64, 63)) < DEVIATIONS

@@ -1,6 +1,6 @@
-"""The whole way of one sample.
+"""The whole way of one sample through the pipeline.
 
-Determinism, turns, formats of the result, and the traps of ``dst=``.
+The tests cover determinism, turns, formats of the result, and the traps of ``dst=``.
 """
 
 import cv2
@@ -21,13 +21,13 @@ FLOATS = [Decode(), RandomResizedCrop(size=(32, 48)), RandomFlip(), Normalize(),
 
 
 def large_photo():
-    """Give a JPEG large enough to be decoded at a smaller scale."""
+    """Make a JPEG large enough to be decoded at a smaller scale."""
     return jpeg(photo(300, 400, seed=5))
 
 
 @pytest.mark.parametrize("steps", [TRAIN, EVALUATE, FLOATS], ids=["train", "evaluate", "floats"])
 def test_the_same_position_has_the_same_bytes_whatever_came_before(steps):
-    """A pipeline that has decoded odd and broken images gives what a new one gives."""
+    """A pipeline that has decoded odd and broken images gives the same bytes as a new one."""
     used = image_pipeline(steps, 11)
     others = [
         large_photo(),
@@ -48,7 +48,7 @@ def test_the_same_position_has_the_same_bytes_whatever_came_before(steps):
 
 
 def test_epoch_sample_seed_and_attempt_each_give_another_image():
-    """The same file, four times different."""
+    """The same file gives four different images."""
     data = jpeg(photo(90, 120))
     pipeline = image_pipeline(TRAIN)
 
@@ -64,7 +64,7 @@ def test_epoch_sample_seed_and_attempt_each_give_another_image():
 
 
 def test_steps_without_chance_give_the_same_image_in_every_epoch():
-    """What ``is_random`` says is so."""
+    """The property ``is_random`` is right for these steps."""
     data = jpeg(photo(90, 120))
 
     assert not any(step.is_random for step in EVALUATE)
@@ -72,7 +72,7 @@ def test_steps_without_chance_give_the_same_image_in_every_epoch():
 
 
 def test_the_result_has_the_announced_type_and_shape():
-    """For all layouts, types and channels, the fields are what the pipeline writes."""
+    """For all layouts, types and channels, the output of the pipeline matches its fields."""
     grey = Normalize(mean=(0.5,), std=(0.5,))
     for steps in (
         TRAIN,
@@ -92,7 +92,7 @@ def test_the_result_has_the_announced_type_and_shape():
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("order", ["nhwc", "nchw"])
 def test_normalize_rounds_each_number_once(dtype, order):
-    """Equal, to the last bit, to the formula in float64 rounded to the type."""
+    """The result equals, to the last bit, the float64 formula rounded to the type."""
     image = photo(32, 48)
     normalize = Normalize(dtype=dtype)
     expected = ((image / 255 - np.array(normalize.mean)) / np.array(normalize.std)).astype(dtype)
@@ -103,7 +103,7 @@ def test_normalize_rounds_each_number_once(dtype, order):
 
 
 def test_channels_first_are_the_same_pixels():
-    """uint8, without normalize."""
+    """The image is uint8, without normalize."""
     data = large_photo()
 
     assert np.array_equal(run_once([*TRAIN, Layout()], data), run_once(TRAIN, data).transpose(2, 0, 1))
@@ -122,7 +122,7 @@ def test_channels_first_are_the_same_pixels():
     ids=["crop", "pad", "pad and flip", "flips around a crop", "crop and pad"],
 )
 def test_steps_see_the_upright_image_however_it_is_stored(steps, orientation):
-    """Crops, padding and flips of a turned image, to the pixel."""
+    """Crops, padding and flips of a turned image are right to the pixel."""
     image = photo(60, 80)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
 
@@ -134,7 +134,7 @@ def test_steps_see_the_upright_image_however_it_is_stored(steps, orientation):
 def test_resized_images_do_not_depend_on_how_they_are_stored(steps, orientation):
     """Random boxes are the same boxes.
 
-    Resampling sideways rounds differently, by 1 of 255 and no more.
+    Resampling a turned image rounds differently, by at most 1 of 255.
     """
     image = photo(300, 400)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
@@ -147,7 +147,7 @@ def test_resized_images_do_not_depend_on_how_they_are_stored(steps, orientation)
 
 
 def test_flips_move_every_pixel_to_its_mirror():
-    """Both directions, and both at once."""
+    """Flips in both directions, separately and together, are right."""
     image = photo(32, 48)
     base = [Decode(), Resize(size=(32, 48))]
     horizontal, vertical = RandomFlip(probability=1), RandomFlip(probability=1, direction="vertical")
@@ -159,7 +159,7 @@ def test_flips_move_every_pixel_to_its_mirror():
 
 
 def test_a_small_image_stands_in_the_middle_of_black():
-    """center_crop of an image that is smaller than the crop."""
+    """center_crop pads an image that is smaller than the crop."""
     image = photo(20, 30)
 
     result = run_once([Decode(), CenterCrop(size=(40, 40))], encode(image, ".png"))
@@ -169,7 +169,7 @@ def test_a_small_image_stands_in_the_middle_of_black():
 
 
 def test_scaled_decoding_shows_the_same_picture():
-    """The same boxes and turns; smoothing differs, so pixels do, but not by much."""
+    """Boxes and turns are the same; smoothing differs, so pixels differ slightly."""
     data = large_photo()
     whole = [Decode(scale="off"), *TRAIN[1:]]
 
@@ -201,7 +201,7 @@ def test_rows_are_written_in_place_and_neighbours_are_left_alone():
 
 
 def test_a_row_of_the_wrong_shape_is_our_own_mistake():
-    """It is named instead of left unwritten."""
+    """The row is reported instead of being left unwritten."""
     pipeline = image_pipeline(TRAIN)
 
     with pytest.raises(AssertionError, match="a row of shape"):
@@ -214,7 +214,7 @@ def test_a_row_of_the_wrong_shape_is_our_own_mistake():
     ids=["size", "type", "channels"],
 )
 def test_cv2_that_writes_elsewhere_is_noticed(destination):
-    """The trap itself: no error, no write, a new array. And the assertion that catches it."""
+    """Without an error, cv2 returns a new array instead of writing; the assertion detects that."""
     image = photo(16, 16)
 
     result = cv2.resize(image, (8, 8), dst=destination)
@@ -226,7 +226,7 @@ def test_cv2_that_writes_elsewhere_is_noticed(destination):
 
 
 def test_cv2_writes_into_rows_of_a_batch_and_says_so():
-    """Into a view of one row, with one channel too, cv2 returns the very object it was given."""
+    """For a view of one row, with one channel too, cv2 returns the array that it was given."""
     for channels in (1, 3):
         row = np.zeros((2, 8, 8, channels), np.uint8)[1]
 
@@ -236,7 +236,7 @@ def test_cv2_writes_into_rows_of_a_batch_and_says_so():
 
 
 def test_scratch_memory_is_used_again_and_large_memory_is_not_kept():
-    """The same place gives the same bytes; one huge image does not make a worker large for ever."""
+    """The same place gives the same bytes, and one huge image does not enlarge a worker forever."""
     scratch = Scratch()
     small = scratch.image("place", (10, 10, 3))
     other = scratch.image("other", (10, 10, 3))
@@ -250,6 +250,6 @@ def test_scratch_memory_is_used_again_and_large_memory_is_not_kept():
 
 
 def test_decoders_are_named_with_their_versions():
-    """For status and for the report of a sample that kills workers."""
+    """The status, and the report of a sample that kills workers, show these versions."""
     assert cv2.__version__ in decoder_versions()
     assert "simplejpeg" in decoder_versions()

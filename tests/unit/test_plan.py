@@ -1,4 +1,4 @@
-"""The plan: which sample stands where, for ever."""
+"""The plan: the fixed place of each sample in each epoch."""
 
 from math import sqrt
 
@@ -12,7 +12,7 @@ SIZES = [(1, 1), (1, 4), (4, 4), (5, 4), (7, 3), (12, 5), (100, 7), (257, 256), 
 
 
 def epoch_of(plan: Plan, epoch: int) -> list[int]:
-    """Every sample of an epoch, in order."""
+    """Return every sample of an epoch in order."""
     return [
         index
         for step in range(plan.steps)
@@ -23,7 +23,7 @@ def epoch_of(plan: Plan, epoch: int) -> list[int]:
 @pytest.mark.parametrize(("samples", "batch_size"), SIZES)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_an_epoch_has_every_sample_once(samples, batch_size, shuffle):
-    """Batch after batch, with a partial last one where samples are left over."""
+    """The last batch is partial if samples remain."""
     plan = Plan(samples, batch_size, 0, shuffle, drop_last=False)
     assert [plan.rows(step) for step in range(plan.steps - 1)] == [batch_size] * (plan.steps - 1)
     assert 0 < plan.rows(plan.steps - 1) <= batch_size
@@ -33,7 +33,7 @@ def test_an_epoch_has_every_sample_once(samples, batch_size, shuffle):
 
 @pytest.mark.parametrize(("samples", "batch_size"), SIZES)
 def test_drop_last_leaves_out_what_fills_no_batch(samples, batch_size):
-    """Then all batches are whole, and no sample comes twice."""
+    """All batches are then full, and no sample comes twice."""
     plan = Plan(samples, batch_size, 0, shuffle=True, drop_last=True)
     assert plan.steps == samples // batch_size
     indices = epoch_of(plan, 3)
@@ -41,14 +41,14 @@ def test_drop_last_leaves_out_what_fills_no_batch(samples, batch_size):
 
 
 def test_without_shuffling_samples_stand_in_order():
-    """Every epoch is the source, front to back."""
+    """Every epoch has the order of the source."""
     plan = Plan(10, 4, 9, shuffle=False, drop_last=False)
     assert epoch_of(plan, 0) == epoch_of(plan, 5) == list(range(10))
     assert plan.indices(Position(2, 1), 1, 2).tolist() == [5, 6]
 
 
 def test_each_epoch_and_each_seed_has_its_own_order():
-    """No two of them are alike, and none is the source's."""
+    """All these orders differ from each other and from the source's order."""
     orders = [
         epoch_of(Plan(100, 10, seed, shuffle=True, drop_last=False), epoch) for seed in (0, 1) for epoch in (0, 1, 2)
     ]
@@ -56,14 +56,14 @@ def test_each_epoch_and_each_seed_has_its_own_order():
 
 
 def test_a_position_names_the_same_samples_for_ever():
-    """These samples are part of what saved states mean."""
+    """Saved states depend on these samples."""
     plan = Plan(1000, 8, 42, shuffle=True, drop_last=False)
     assert plan.indices(Position(3, 5), 0, 8).tolist() == [822, 626, 212, 176, 13, 30, 779, 71]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
 def test_chunks_of_a_batch_make_up_the_batch(chunk):
-    """Workers that fill rows of one batch agree, however it is cut."""
+    """Workers that fill rows of one batch agree, however the batch is divided."""
     plan = Plan(1000, 64, 1, shuffle=True, drop_last=False)
     whole = plan.indices(Position(1, 15), 0, plan.rows(15))
     cut = [plan.indices(Position(1, 15), first, min(chunk, 40 - first)) for first in range(0, 40, chunk)]
@@ -73,7 +73,7 @@ def test_chunks_of_a_batch_make_up_the_batch(chunk):
 
 
 def test_a_batch_out_of_a_thousand_million_samples_is_at_hand():
-    """The last batch of a huge epoch is computed, not searched for."""
+    """The last batch of a huge epoch is computed directly, without a search."""
     plan = Plan(10**9 + 1, 256, 0, shuffle=True, drop_last=False)
     assert plan.rows(plan.steps - 1) == (10**9 + 1) % 256
     indices = plan.indices(Position(7, plan.steps - 1), 0, plan.rows(plan.steps - 1))
@@ -83,7 +83,7 @@ def test_a_batch_out_of_a_thousand_million_samples_is_at_hand():
 
 @pytest.mark.parametrize("samples", [2, 3, 10, 10**9])
 def test_a_substitute_is_another_sample_and_always_the_same(samples):
-    """What stands in for a bad sample is decided by the plan, not by who decodes it."""
+    """The plan determines the substitute for a bad sample, not the worker that decodes it."""
     plan = Plan(samples, 1, 5, shuffle=True, drop_last=False)
     for sample in {0, 1, samples // 2, samples - 1}:
         for attempt in range(1, 20):
@@ -94,12 +94,12 @@ def test_a_substitute_is_another_sample_and_always_the_same(samples):
 
 
 def test_a_lonely_sample_has_no_substitute():
-    """A stream of one sample gets that one back, and whoever asked sees it."""
+    """The stream of one sample returns that sample, and the caller can see that it is the same."""
     assert Plan(1, 1, 0, shuffle=False, drop_last=False).substitute(0, 0, 1) == 0
 
 
 def test_substitutes_are_drawn_evenly():
-    """No sample stands in for the bad ones more often than others, over epochs as over attempts."""
+    """Over epochs and attempts, no sample is a substitute more often than others."""
     plan = Plan(40, 8, 2, shuffle=True, drop_last=False)
     counts = np.zeros(40)
     for epoch in range(300):

@@ -1,4 +1,4 @@
-"""Rows of a plan that are worked out ahead are those that the plan names."""
+"""Rows of a plan that are computed ahead equal those of the plan."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ ORDERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, BATCH - 
 
 @given(st.lists(ORDERS, max_size=20), st.booleans())
 def test_orders_in_any_sequence_get_the_samples_of_the_plan(orders, shuffle):
-    """Forth and back, over long chunks, and up to the end of a partial last batch."""
+    """Orders run forwards and backwards, over long chunks, and up to a partial last batch."""
     plan = Plan(SAMPLES, BATCH, 7, shuffle, drop_last=False)
     rows = PlannedRows(plan)
     for epoch, step, row, wanted in orders:
@@ -28,7 +28,7 @@ def test_orders_in_any_sequence_get_the_samples_of_the_plan(orders, shuffle):
 
 @given(st.lists(st.sets(st.integers(0, BATCH - 1), min_size=1), max_size=10), st.booleans())
 def test_rows_with_gaps_get_the_samples_of_the_plan(orders, shuffle):
-    """Each order is of one batch, and of any of its rows."""
+    """Each order covers one batch and any of its rows."""
     plan = Plan(SAMPLES, BATCH, 7, shuffle, drop_last=False)
     planned = PlannedRows(plan)
     for order in orders:
@@ -39,7 +39,7 @@ def test_rows_with_gaps_get_the_samples_of_the_plan(orders, shuffle):
 
 
 def test_chunks_of_one_batch_ask_the_plan_once(monkeypatch):
-    """As long as no more than so many rows lie ahead."""
+    """This holds while the number of rows ahead stays within the limit."""
     asked = []
     indices = Plan.indices
     monkeypatch.setattr(Plan, "indices", lambda *facts: asked.append(facts) or indices(*facts))

@@ -1,4 +1,4 @@
-"""Kinds of sources that other packages bring: the example, and packages that are broken."""
+"""Source kinds from other packages: the example, and packages that are broken."""
 
 import sys
 import zipfile
@@ -22,7 +22,7 @@ IMAGES = {"cat/1.jpg": b"one" * 100, "dog/2.PNG": b"two", "notes.txt": b"no imag
 
 @pytest.fixture
 def zip_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Makes sources of the example package, which is installed for one test."""
+    """Make sources of the example package, which is installed for one test."""
     monkeypatch.syspath_prepend(str(install(tmp_path / "site")))
     monkeypatch.delitem(sys.modules, "batchd_zip", raising=False)
     yield lambda file, **options: PluginSource(name="zip", options={"path": str(file), **options})
@@ -35,7 +35,7 @@ def reader_of(source: PluginSource, max_bytes: int = 1000):
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_the_example_serves_the_images_of_a_zip_file(compression, tmp_path, zip_source):
-    """In any order, with their classes, and named for people."""
+    """The images are read in any order, with their classes and readable names."""
     source = zip_source(write_zip(tmp_path / "a.zip", IMAGES, compression))
     index = scan_source(source, nothing, IndexCache(None), Storage())
     reader = reader_of(source)
@@ -52,7 +52,7 @@ def test_the_example_serves_the_images_of_a_zip_file(compression, tmp_path, zip_
 
 
 def test_what_is_wrong_with_a_member_is_a_bad_sample(tmp_path, zip_source):
-    """A flipped byte, and a member that is too large."""
+    """A flipped byte and a member that is too large are bad samples."""
     file = write_zip(tmp_path / "a.zip", IMAGES, zipfile.ZIP_STORED)
     source = zip_source(file)
     reader = reader_of(source, max_bytes=299)
@@ -66,7 +66,7 @@ def test_what_is_wrong_with_a_member_is_a_bad_sample(tmp_path, zip_source):
 
 
 def test_what_the_package_says_of_its_options_is_passed_on(tmp_path, zip_source):
-    """By its own function."""
+    """The package's own function returns these problems."""
     assert source_problems(zip_source(tmp_path / "none.zip")) == [f"there is no file {tmp_path}/none.zip"]
     assert "unknown option pth" in source_problems(zip_source(tmp_path, pth=3))[0]
     (tmp_path / "no.zip").write_bytes(b"not a zip file")
@@ -77,7 +77,7 @@ def test_what_the_package_says_of_its_options_is_passed_on(tmp_path, zip_source)
 
 
 def test_another_version_of_the_package_scans_again(tmp_path, zip_source):
-    """Its module is a witness, next to what it saw itself."""
+    """The package's module is recorded next to the files that the scan saw."""
     survey = Survey(nothing)
     source = zip_source(write_zip(tmp_path / "a.zip", IMAGES))
 
@@ -88,7 +88,7 @@ def test_another_version_of_the_package_scans_again(tmp_path, zip_source):
 
 @pytest.mark.usefixtures("zip_source")
 def test_a_package_that_is_not_there_is_named():
-    """With the one that was probably meant, or with those that are."""
+    """The error suggests the most similar name, or lists the existing ones."""
     source = PluginSource(name="zp")
 
     assert source_problems(source) == ["no installed package brings the source 'zp'; did you mean zip?"]
@@ -107,7 +107,7 @@ def test_a_package_that_is_not_there_is_named():
     ],
 )
 def test_a_package_that_is_broken_is_named(content, message, tmp_path, zip_source):
-    """With what is wrong with it."""
+    """The error says what is wrong with the package."""
     (tmp_path / "site/batchd_zip.py").write_text(content)
 
     (problem,) = source_problems(zip_source(tmp_path))

@@ -1,7 +1,7 @@
-"""The core under random worker hosts, beside all that ``test_core_model`` does.
+"""The core with random worker hosts, in addition to all that ``test_core_model`` does.
 
-Hosts come, prove themselves, report samples as bad, are late, make other pixels, die and leave. In
-the end the trainers go on, whatever the hosts do.
+Hosts connect, prove themselves, report samples as bad, are late, make other pixels, die and
+leave. At the end all trainers make progress, whatever the hosts do.
 """
 
 from collections import Counter
@@ -24,18 +24,18 @@ HOSTS_MAX = 3
 
 
 class PoolMachine(CoreMachine):
-    """The same with worker hosts."""
+    """The same machine with worker hosts."""
 
     @precondition(lambda self: len(self.world.links) < HOSTS_MAX)
     @rule(workers=st.integers(0, 3), at_first=st.booleans())
     def host_joins(self, workers, at_first):
-        """A worker host comes; perhaps it has to find out how fast the network is."""
+        """Connect a worker host, which may have to measure the speed of the network."""
         self.world.host_joins(workers, at_first=at_first)
 
     @precondition(lambda self: self.world.links)
     @rule(who=st.integers(0, 9), how=st.sampled_from(["dies", "leaves", "one more worker", "cannot open"]))
     def host_changes(self, who, how):
-        """A worker host dies, leaves, has one more worker, or finds that files are missing."""
+        """Make a host die, leave, add a worker, or find that files are missing."""
         number = list(self.world.links)[who % len(self.world.links)]
         link = self.world.links[number]
         if how == "dies":
@@ -53,7 +53,7 @@ class PoolMachine(CoreMachine):
     @precondition(lambda self: self._remote())
     @rule(moves=st.lists(st.integers(0, 1 << 12), min_size=5, max_size=30))
     def hosts_work(self, moves):
-        """The gateway copies, compares and gives back, in any order."""
+        """Let the gateway copy, compare and give back, in any order."""
         for move in moves:
             who, what = divmod(move, 8)
             remote = self._remote()
@@ -65,7 +65,7 @@ class PoolMachine(CoreMachine):
     @precondition(lambda self: self._remote())
     @rule(ticks=st.sampled_from([1, 4, 22]))
     def hosts_are_late(self, ticks):
-        """Time passes while remote workers do nothing."""
+        """Let time pass while remote workers do nothing."""
         for _ in range(ticks):
             self.world.now += 0.5
             self.world.do(ev.Ticked())
@@ -118,14 +118,14 @@ class PoolMachine(CoreMachine):
 
 
 class SharingMachine(PoolMachine):
-    """The same where each host fills the rows whose samples its cache has, as far as it can."""
+    """A machine in which each host fills the rows whose samples its cache has, if possible."""
 
     stream_settings: ClassVar[dict[str, object]] = {"shares_caches": True}
 
     @precondition(lambda self: len(self.world.links) < HOSTS_MAX)
     @rule(workers=st.integers(0, 3), name=st.sampled_from(["a", "a", "b"]))
     def proven_host_joins(self, workers, name):
-        """A worker host comes, and fills rows at once: there are often several."""
+        """Connect a worker host that fills rows at once, so that there are often several."""
         link = self.world.host_joins(workers, name)
         for stream in list(self.world.serving):
             prove_one_other(self.world, link, stream)
@@ -137,11 +137,11 @@ TestSharing = SharingMachine.TestCase
 TestSharing.settings = TestPool.settings
 
 
-# --- one thing at a time --------------------------------------------------------------------------
+# --- one event at a time -------------------------------------------------------------------------
 
 
 def pool_world(workers: int = 1, **changes: object) -> World:
-    """A stream of 64 samples in batches of 8, one local worker, and a trainer that waits."""
+    """Make a stream of 64 samples in batches of 8, one local worker, and a waiting trainer."""
     values = {"samples": 64, "batch_size": 8, "slots_max": 16, "window": 8} | changes
     world = CheckedWorld([make_spec(1, **values)], workers=workers, chunk_rows_max=4)
     world.start_workers()
@@ -151,7 +151,7 @@ def pool_world(workers: int = 1, **changes: object) -> World:
 
 
 def prove(world: World, link: int) -> None:
-    """Let the local workers fill, and the link fill the same rows, until it serves."""
+    """Let the local workers and the link fill the same rows, until the link serves."""
     while world.links[link].equal_rows[1] < PROOF_ROWS:
         for number in [number for number, worker in world.workers.items() if worker.orders and not worker.link]:
             world.fill(number)
@@ -175,7 +175,7 @@ def _rows(order: OrderChunk) -> set[tuple[Position, int]]:
 
 
 def remote_of(world: World, link: int) -> list[int]:
-    """The workers of a worker host."""
+    """Return the workers of a worker host."""
     return [number for number, worker in world.workers.items() if worker.link == link]
 
 
@@ -200,7 +200,7 @@ def test_a_link_that_makes_other_pixels_is_closed_with_the_difference() -> None:
 
 
 def test_rows_that_are_bad_here_prove_nothing() -> None:
-    """The files of this host may be at fault for once: a host that reads them well stays."""
+    """The files on this host may be damaged, so a host that reads them well stays."""
     world = pool_world()
     link = world.host_joins(1)
     local = next(number for number, worker in world.workers.items() if worker.orders)
@@ -211,7 +211,7 @@ def test_rows_that_are_bad_here_prove_nothing() -> None:
 
 
 def test_idle_workers_that_may_not_fill_a_stream_do_not_shorten_its_orders() -> None:
-    """They cannot share the batch that a trainer waits for."""
+    """Such workers cannot share the batch for which a trainer waits."""
     world = CheckedWorld([make_spec(1, samples=64, batch_size=8, decodes_here=True)], chunk_rows_max=4)
     world.host_joins(12)
     world.subscribe(1)
@@ -245,7 +245,7 @@ def test_a_stream_that_is_decoded_here_goes_nowhere_else() -> None:
 
 
 def test_what_a_worker_host_reports_bad_is_decided_by_a_local_worker() -> None:
-    """Here it is bad, too: the host was right, and stays."""
+    """The sample is bad locally, too, so the host was right and stays."""
     world = pool_world()
     link = world.host_joins(1)
     prove(world, link)
@@ -290,7 +290,7 @@ def test_a_worker_host_that_finds_good_samples_bad_is_sent_away() -> None:
 
 @pytest.fixture
 def first_proof() -> tuple[World, int, int]:
-    """A link's first comparison is under way: the world, the link, its worker."""
+    """Start a link's first comparison, and return the world, the link and its worker."""
     world = pool_world()
     link = world.host_joins(1)
     (remote,) = remote_of(world, link)
@@ -302,7 +302,7 @@ def first_proof() -> tuple[World, int, int]:
 
 
 def test_one_file_that_could_not_be_read_for_a_comparison_sends_no_host_away(first_proof) -> None:
-    """Other rows stand in for it. The host is compared again, and serves."""
+    """Other rows replace the row with the file. The host is compared again, and serves."""
     world, link, remote = first_proof
     assert not pick(EndLink, world.compare(remote, "3 values differ", bad_rows=1))
     assert world.state.links.by_number[link].disagreements == 1
@@ -311,7 +311,7 @@ def test_one_file_that_could_not_be_read_for_a_comparison_sends_no_host_away(fir
 
 
 def test_a_host_that_can_read_no_file_of_a_stream_is_asked_no_more(first_proof) -> None:
-    """Its other streams go on."""
+    """Orders of its other streams continue."""
     world, _link, remote = first_proof
     assert not pick(EndLink, world.compare(remote, "all values differ", bad_rows=1, is_hopeless=True))
     for _ in range(8):
@@ -321,7 +321,7 @@ def test_a_host_that_can_read_no_file_of_a_stream_is_asked_no_more(first_proof) 
 
 
 def test_a_late_worker_keeps_no_other_of_its_host_from_a_comparison(first_proof) -> None:
-    """The gateway still waits for what it had in hand."""
+    """The gateway still waits for the orders of the late worker."""
     world, _link, remote = first_proof
     while not world.workers[remote].withdrawing:
         world.now += 0.5
@@ -390,7 +390,7 @@ def test_rows_that_a_trainer_waits_for_are_withdrawn_from_a_silent_host_after_a_
     for _ in range(4):
         world.fill_all_local()
         world.pull(1)
-    assert world.trainers[1].granted > first, "the trainer waits for a host that does nothing"
+    assert world.trainers[1].granted > first, "the trainer still waits for a host that does nothing"
 
 
 def test_a_host_that_is_late_gets_no_more_orders_until_it_is_done_with_them() -> None:
@@ -413,7 +413,7 @@ def test_a_host_that_is_late_gets_no_more_orders_until_it_is_done_with_them() ->
 
 
 def test_a_sample_that_ends_two_hosts_is_decoded_by_a_local_worker() -> None:
-    """The third one never gets the rows that the first two had in hand."""
+    """A third host never gets the rows on which two hosts died."""
     world = pool_world(window=2, slots_max=4)
     link = world.host_joins(1)
     prove(world, link)
@@ -427,7 +427,7 @@ def test_a_sample_that_ends_two_hosts_is_decoded_by_a_local_worker() -> None:
         number = remote_of(world, link)[0]
         had = [order for order in world.workers[number].orders if _rows(order) & rows]
         if turn == 0:
-            assert had, "the rows are put back for all"
+            assert had, "the rows were not put back for the other workers"
             while world.workers[number].orders[0] not in had:
                 world.remote_fill(number)
             world.host_dies(link)
@@ -469,7 +469,7 @@ def test_an_audit_compares_every_so_many_orders_again(audit: float) -> None:
 
 
 def test_rows_that_were_withdrawn_twice_go_to_a_local_worker() -> None:
-    """Else a sample that hangs, or a silent host, holds a batch once for each remote worker."""
+    """Otherwise a hanging sample, or a silent host, would hold a batch once per remote worker."""
     world = pool_world(window=1)
     link = world.host_joins(0)
     prove_one_other(world, link)

@@ -15,24 +15,24 @@ class Pool:
         self.now_s = 1000.0
 
     def after(self, seconds: float, wanted: int | None, pending: int = 0, leaving: int = 0) -> int:
-        """The hosts to have, so many seconds later."""
+        """Return the target number of hosts after this many seconds."""
         self.now_s += seconds
         return self.count.follow(wanted, pending, leaving, self.now_s)
 
 
 def test_a_pool_without_demand_has_its_least_hosts() -> None:
-    """At once, without doubling."""
+    """The pool starts these hosts at once, without doubling."""
     assert Pool().after(0, wanted=0) == 0
     assert Pool(least=5).after(0, wanted=0) == 5
 
 
 def test_the_first_host_comes_at_once() -> None:
-    """One worker is enough."""
+    """A demand of one worker is enough."""
     assert Pool().after(0, wanted=1) == 1
 
 
 def test_a_pool_at_most_doubles_in_fifteen_seconds() -> None:
-    """Whatever the daemon wants."""
+    """This holds for any number of workers that the daemon wants."""
     pool = Pool()
 
     hosts = [pool.after(DOUBLING_S if tick else 0, wanted=1000) for tick in range(8)]
@@ -41,7 +41,7 @@ def test_a_pool_at_most_doubles_in_fifteen_seconds() -> None:
 
 
 def test_a_pool_grows_no_sooner_than_fifteen_seconds_after_it_has_grown() -> None:
-    """A second look within that time changes nothing."""
+    """A second check within that time changes nothing."""
     pool = Pool(hosts=2)
 
     assert pool.after(0, wanted=100) == 4
@@ -50,14 +50,14 @@ def test_a_pool_grows_no_sooner_than_fifteen_seconds_after_it_has_grown() -> Non
 
 
 def test_a_pool_grows_no_further_than_wanted() -> None:
-    """Hosts are whole: the last one may have workers to spare."""
+    """Hosts are whole, so the last one may have more workers than wanted."""
     pool = Pool(hosts=4)
 
     assert pool.after(0, wanted=5 * WORKERS + 1) == 6
 
 
 def test_no_host_is_asked_for_while_another_one_is_pending() -> None:
-    """The cluster has no room, or makes some."""
+    """The cluster is full, or it is adding machines."""
     pool = Pool(hosts=2)
 
     assert pool.after(3600, wanted=100, pending=1) == 2
@@ -65,7 +65,7 @@ def test_no_host_is_asked_for_while_another_one_is_pending() -> None:
 
 
 def test_a_host_goes_after_five_idle_minutes() -> None:
-    """And the next one as soon as it has left."""
+    """The next idle host leaves when the first one has left."""
     pool = Pool(hosts=4)
 
     assert pool.after(0, wanted=WORKERS) == 4
@@ -79,7 +79,7 @@ def test_a_host_goes_after_five_idle_minutes() -> None:
 
 @pytest.mark.parametrize("wanted", [3 * WORKERS, 4 * WORKERS, None])
 def test_the_five_minutes_begin_again_after_a_busy_moment(wanted) -> None:
-    """A quarter of idle workers is no reason, and a daemon that is away none either."""
+    """A quarter of idle workers stops no host, and neither does an unreachable daemon."""
     pool = Pool(hosts=4)
     pool.after(0, wanted=WORKERS)
 
@@ -90,7 +90,7 @@ def test_the_five_minutes_begin_again_after_a_busy_moment(wanted) -> None:
 
 
 def test_the_last_host_stays_while_one_worker_is_wanted() -> None:
-    """Though seven of eight workers are idle."""
+    """The host stays although seven of eight workers are idle."""
     pool = Pool(hosts=1)
 
     assert [pool.after(IDLE_S, wanted=1) for _ in range(3)] == [1, 1, 1]
@@ -98,14 +98,14 @@ def test_the_last_host_stays_while_one_worker_is_wanted() -> None:
 
 
 def test_a_pool_keeps_its_least_hosts() -> None:
-    """However idle they are."""
+    """The minimum stays, however long the hosts are idle."""
     pool = Pool(least=2, hosts=3)
 
     assert [pool.after(IDLE_S, wanted=0) for _ in range(4)] == [3, 2, 2, 2]
 
 
 def test_hosts_beyond_the_most_leave_one_at_a_time() -> None:
-    """Without the five minutes: the user has said so."""
+    """They leave without the five minutes, because the user has set the limit."""
     pool = Pool(most=2, hosts=4)
 
     assert pool.after(0, wanted=100) == 3
@@ -115,7 +115,7 @@ def test_hosts_beyond_the_most_leave_one_at_a_time() -> None:
 
 
 def test_nothing_changes_while_the_daemon_is_away() -> None:
-    """Its worker hosts look for it themselves."""
+    """Worker hosts reconnect to the daemon by themselves."""
     pool = Pool(hosts=3)
 
     assert [pool.after(3600, wanted=None) for _ in range(3)] == [3, 3, 3]

@@ -1,4 +1,4 @@
-"""What people see of worker hosts: `batchd status`, `top`, `why`, and the page without scripts."""
+"""Worker hosts in `batchd status`, `top` and `why`, and on the page without scripts."""
 
 import io
 import json
@@ -25,14 +25,14 @@ EVIL = "\x1b[2Jevil"
 
 
 def looks(*links, **facts) -> tuple[DaemonStatus, DaemonStatus]:
-    """Two statuses of a daemon with worker hosts."""
+    """Make two statuses of a daemon with worker hosts."""
     found = two_looks(waits={"workers_s": 4.0}, work={"busy_s": 100.0, "cpu_s": 100.0})
     with_pool(found, *links, **(FACTS | facts))
     return found
 
 
 def drawn(found: tuple[DaemonStatus, DaemonStatus], width: int = 140, height: int | None = None) -> str:
-    """A frame of `batchd top`."""
+    """Draw a frame of `batchd top`."""
     file = io.StringIO()
     console = Console(file=file, width=width, markup=False, highlight=False)
     console.print(frame(overview_between(*found), width, height))
@@ -41,7 +41,7 @@ def drawn(found: tuple[DaemonStatus, DaemonStatus], width: int = 140, height: in
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs `batchd status` or `batchd why` against made-up statuses."""
+    """Run `batchd status` or `batchd why` on fabricated statuses."""
 
     def run(command: str, found: tuple[DaemonStatus, DaemonStatus], *options: str) -> str:
         plain = plain_status(found[1])
@@ -67,7 +67,7 @@ def run(monkeypatch):
 
 
 def test_rates_of_worker_hosts_are_differences_of_two_looks() -> None:
-    """A thousand samples and a hundred megabytes in ten seconds; 70 of 80 seconds busy."""
+    """A thousand samples and a hundred megabytes take ten seconds, with 70 of 80 s busy."""
     pool = overview_between(*looks(link())).pool
 
     assert pool is not None
@@ -77,7 +77,7 @@ def test_rates_of_worker_hosts_are_differences_of_two_looks() -> None:
 
 
 def test_one_look_has_no_rates_of_worker_hosts() -> None:
-    """What is not known is not zero."""
+    """An unknown value is not shown as zero."""
     _before, only = looks(link())
     pool = overview_between(only, only).pool
 
@@ -86,7 +86,7 @@ def test_one_look_has_no_rates_of_worker_hosts() -> None:
 
 
 def test_a_host_that_has_just_come_has_no_rates_yet() -> None:
-    """The others have."""
+    """The other hosts have rates."""
     before, after = looks(link(1), link(2))
     before.pool = replace(before.pool, links=before.pool.links[:1])
     pool = overview_between(before, after).pool
@@ -96,7 +96,7 @@ def test_a_host_that_has_just_come_has_no_rates_yet() -> None:
 
 
 def test_bytes_of_hosts_that_went_are_bytes_that_came() -> None:
-    """The network carried them."""
+    """The network carried these bytes, so they stay in the total."""
     pool = overview_between(*looks(received_bytes=10**9)).pool
 
     assert pool is not None
@@ -104,7 +104,7 @@ def test_bytes_of_hosts_that_went_are_bytes_that_came() -> None:
 
 
 def test_a_thousand_hosts_are_shown_in_part_and_summed_up_all() -> None:
-    """So that the page stays small."""
+    """The list is cut, so that the page stays small."""
     _before, after = looks(*(link(number) for number in range(1, 1_001)))
     view = pool_view(after.pool, None)
 
@@ -112,7 +112,7 @@ def test_a_thousand_hosts_are_shown_in_part_and_summed_up_all() -> None:
 
 
 def test_what_is_wrong_is_said_of_each_host() -> None:
-    """And nothing of those that serve, or wait for a trainer to prove themselves."""
+    """Hosts that serve, or that wait for a trainer to prove themselves, have no problem."""
     _before, after = looks(
         link(1),
         link(2, state="opening", since_s=60.0),
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_said_of_each_host() -> None:
 
 
 def test_of_many_hosts_with_problems_some_are_named() -> None:
-    """And how many there are besides."""
+    """The last line gives the number of the others."""
     _before, after = looks(*(link(number, workers=0) for number in range(1, NOTES_MAX + 4)))
 
     assert len(found := list(notes(after.pool))) == NOTES_MAX + 1
@@ -147,7 +147,7 @@ def test_of_many_hosts_with_problems_some_are_named() -> None:
 
 
 def test_status_lists_worker_hosts(run) -> None:
-    """With what they have done since they came."""
+    """The list shows each host's work since it connected."""
     text = run("status", looks(link(withdrawn=3, disagreements=2), cap="the NIC", ended_links=1))
 
     assert "worker hosts come to tcp://gpu1:7072: 1 worker host, 8 remote workers, 24 wanted" in text
@@ -173,7 +173,7 @@ def test_status_lists_worker_hosts(run) -> None:
 
 
 def test_status_as_json_has_all_of_the_pool(run) -> None:
-    """As it travels."""
+    """The JSON has the form of the wire message."""
     plain = json.loads(run("status", looks(link()), "--json"))
 
     assert plain["pool"]["wanted"] == 24
@@ -193,7 +193,7 @@ def test_why_ends_with_the_worker_hosts(run) -> None:
 
 @pytest.mark.parametrize("command", ["status", "why"])
 def test_without_a_pool_nothing_is_said_of_one(run, command) -> None:
-    """Most daemons have none."""
+    """Most daemons have no pool."""
     found = two_looks()
 
     assert "worker host" not in run(command, found)
@@ -204,7 +204,7 @@ def test_without_a_pool_nothing_is_said_of_one(run, command) -> None:
 
 @pytest.mark.parametrize("command", ["status", "why"])
 def test_names_of_worker_hosts_are_printed_as_text(run, command) -> None:
-    """They choose them, and what they report."""
+    """Worker hosts choose their names and reports, so both are escaped."""
     found = looks(link(name=EVIL, workers=0), sent_away=(f"{EVIL}: {EVIL}",), cap=EVIL)
 
     assert "\x1b" not in run(command, found)
@@ -215,7 +215,7 @@ def test_names_of_worker_hosts_are_printed_as_text(run, command) -> None:
 
 
 def test_a_frame_shows_worker_hosts() -> None:
-    """Below the workers of this host."""
+    """They are drawn below the workers of this host."""
     text = drawn(looks(link(withdrawn=3), link(2, state="opening", workers=0, streams=(), since_s=60.0)))
 
     assert "2 workers and 8 remote" in text
@@ -227,7 +227,7 @@ def test_a_frame_shows_worker_hosts() -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
 def test_a_narrow_terminal_has_fewer_columns_of_worker_hosts(width) -> None:
-    """No line is wider than it is."""
+    """No line is wider than the terminal."""
     text = drawn(looks(link(name="a" * 70)), width)
 
     assert max(map(len, text.splitlines())) <= width
@@ -237,7 +237,7 @@ def test_a_narrow_terminal_has_fewer_columns_of_worker_hosts(width) -> None:
 
 @pytest.mark.parametrize(("hosts", "workers"), [(300, 2), (300, 200), (2, 200)])
 def test_many_worker_hosts_leave_room_for_the_rest(hosts, workers) -> None:
-    """And how many are left out is said."""
+    """The frame says how many hosts are left out."""
     found = two_looks(workers=workers)
     with_pool(found, *(link(number) for number in range(1, hosts + 1)), **FACTS)
     text = drawn(found, height=40)
@@ -249,7 +249,7 @@ def test_many_worker_hosts_leave_room_for_the_rest(hosts, workers) -> None:
 
 
 def test_without_scripts_worker_hosts_are_a_table() -> None:
-    """With names as text."""
+    """The names are escaped."""
     text = "".join(_tables(overview_between(*looks(link(name="<b>"), cap="<i>"))))
 
     assert "<caption>Worker hosts</caption>" in text

@@ -1,4 +1,4 @@
-"""The prefetcher: batches, their order, and a checkpoint's content, after any interrupt."""
+"""The prefetcher: batches, their order, and the content of a checkpoint, after any interrupt."""
 
 from collections import deque
 
@@ -14,7 +14,7 @@ ALL = [(epoch, step) for epoch in range(EPOCHS) for step in range(STEPS)]
 
 
 class Cut:
-    """Raises ``KeyboardInterrupt`` in one of the calls, before its effect or after it."""
+    """Raise ``KeyboardInterrupt`` in one of the calls, before or after its effect."""
 
     def __init__(self, at=None, *, after=False):
         self.calls = 0
@@ -32,7 +32,7 @@ class Cut:
 
 
 class Stream:
-    """Four batches in each of three epochs, of which ``come`` have come ahead of the loop."""
+    """Four batches in each of three epochs; ``come`` of them have arrived ahead of the loop."""
 
     def __init__(self, cut=None, come=99):
         self.epoch = self.step = 0
@@ -86,7 +86,7 @@ class Stream:
 
 
 class Clock:
-    """Stands still but for what is done: each thing takes as long as it is told."""
+    """A clock that moves only by the set duration of each action."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -95,7 +95,7 @@ class Clock:
         return self.now_s
 
     def during(self, action, seconds):
-        """The action, which takes so long."""
+        """Return the action with this duration."""
 
         def timed(*arguments, **options):
             self.now_s += seconds
@@ -105,7 +105,7 @@ class Clock:
 
 
 class Placement:
-    """Keeps what is under way, and finishes it when it is asked to."""
+    """A placement that keeps its copies in progress and finishes each on request."""
 
     def __init__(self, cut=None):
         self.begun = deque()
@@ -138,7 +138,7 @@ class Transfer:
 
 
 def epoch_of(prefetcher):
-    """What is left of the epoch."""
+    """Return the rest of the epoch."""
     epoch, taken = prefetcher.position.epoch, []
     while (batch := prefetcher.take(epoch)) is not None:
         taken.append(batch)
@@ -147,13 +147,13 @@ def epoch_of(prefetcher):
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 7, 50])
 def test_the_loop_gets_every_batch_once_and_in_order(prefetch):
-    """However many are under way, also across the ends of epochs."""
+    """This holds for any number of batches in progress, also across the ends of epochs."""
     prefetcher = Prefetcher(Stream(), Placement(), prefetch)
     assert [epoch_of(prefetcher) for _ in range(EPOCHS + 1)] == [ALL[:4], ALL[4:8], ALL[8:], []]
 
 
 def test_so_many_are_under_way_and_no_more():
-    """Beyond the one that the loop gets."""
+    """The number excludes the batch that the loop receives."""
     stream, placement = Stream(), Placement()
     prefetcher = Prefetcher(stream, placement, 2)
     assert prefetcher.take(0) == (0, 0)
@@ -165,8 +165,8 @@ def test_so_many_are_under_way_and_no_more():
     assert stream.waits == 0
 
 
-def test_nobody_waits_for_what_the_loop_does_not_want_yet():
-    """What has not come is not begun; the loop waits for its own batch alone."""
+def test_no_call_waits_for_what_the_loop_does_not_want_yet():
+    """The loop waits for its own batch alone; a batch that has not arrived is not started."""
     stream, placement = Stream(come=0), Placement()
     prefetcher = Prefetcher(stream, placement, 2)
     assert [prefetcher.take(0), prefetcher.take(0)] == ALL[:2]
@@ -176,7 +176,7 @@ def test_nobody_waits_for_what_the_loop_does_not_want_yet():
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize(("held", "waits"), [(0, 0), (1, 0), (2, 1), (3, 1)])
 def test_copies_are_waited_for_only_where_the_next_batch_may_need_their_memory(prefetch, held, waits):
-    """It has not come, and so many are held that it may be them that keep it from coming."""
+    """The next batch is missing, and the held slots may be what delays it."""
     stream, placement = Stream(come=3), Placement()
     stream.held = held
     prefetcher = Prefetcher(stream, placement, prefetch)
@@ -191,7 +191,7 @@ def test_copies_are_waited_for_only_where_the_next_batch_may_need_their_memory(p
     [lambda prefetcher: prefetcher.seek(1), lambda prefetcher: prefetcher.load_state_dict({"epoch": 1, "step": 0})],
 )
 def test_what_is_read_is_given_back_before_the_stream_is_moved(move):
-    """A ring of two slots has none for another claim as long as the former one holds them."""
+    """A ring of two slots has no slot for another claim while the former claim holds both."""
     stream, placement = Stream(), Placement()
     prefetcher = Prefetcher(stream, placement, 2)
     prefetcher.take(0)
@@ -202,7 +202,7 @@ def test_what_is_read_is_given_back_before_the_stream_is_moved(move):
 
 
 def test_the_state_is_about_what_the_loop_has_got():
-    """Not about what is under way."""
+    """Batches in progress are not part of the state."""
     prefetcher = Prefetcher(Stream(), Placement(), 5)
     assert prefetcher.state_dict() == {"stream": "fake", "fingerprint": "f", "epoch": 0, "step": 0}
     for epoch, step in ALL[1:]:
@@ -211,7 +211,7 @@ def test_the_state_is_about_what_the_loop_has_got():
 
 
 def test_seeking_drops_what_is_under_way():
-    """By position or by state; a position that there is not changes nothing."""
+    """Seeking works by position or by state, and an invalid position changes nothing."""
     prefetcher = Prefetcher(Stream(), Placement(), 3)
     prefetcher.take(0)
     prefetcher.seek(1, 2)
@@ -224,7 +224,7 @@ def test_seeking_drops_what_is_under_way():
 
 
 def test_an_error_ahead_is_told_when_the_loop_gets_there():
-    """And once it is over, the loop goes on with that batch."""
+    """After the error, the loop continues with that batch."""
     stream = Stream()
     prefetcher = Prefetcher(stream, Placement(), 2)
     prefetcher.take(0)
@@ -237,7 +237,7 @@ def test_an_error_ahead_is_told_when_the_loop_gets_there():
 
 
 def test_it_counts_how_long_the_loop_was_inside_next():
-    """Waiting for stream, copy and the end; not what the loop does in between."""
+    """The time includes stream, copy and the end of the epoch, but not the loop's own work."""
     clock, stream, placement = Clock(), Stream(come=2), Placement()
     stream.take = clock.during(stream.take, 1.0)
     placement.begin = clock.during(placement.begin, 0.25)
@@ -250,7 +250,7 @@ def test_it_counts_how_long_the_loop_was_inside_next():
 
 
 def test_what_is_begun_ahead_is_counted_where_it_is_begun():
-    """Within the ``next`` that begins it; finishing counts in the one that wants it."""
+    """A start counts in the ``next`` that starts the batch, a finish in the one that needs it."""
     clock, placement = Clock(), Placement()
     begin = clock.during(placement.begin, 0.25)
 
@@ -268,7 +268,7 @@ def test_what_is_begun_ahead_is_counted_where_it_is_begun():
 
 
 def test_a_next_that_gives_nothing_is_not_counted():
-    """One that failed or that ended the epoch: the time belongs to no batch, as in ``wait_s``."""
+    """A ``next`` that fails or ends the epoch belongs to no batch, as in ``wait_s``."""
     clock, stream = Clock(), Stream()
     prefetcher = Prefetcher(stream, Placement(), 0, clock)
     epoch_of(prefetcher)
@@ -281,14 +281,14 @@ def test_a_next_that_gives_nothing_is_not_counted():
 
 
 def interrupted_calls(prefetch, come):
-    """How many calls a whole run makes."""
+    """Return the number of calls in a whole run."""
     cut = Cut()
     run_to_the_end(cut, prefetch, come)
     return cut.calls
 
 
 def run_to_the_end(cut, prefetch, come):
-    """All that the loop gets, with what the state says before and after each."""
+    """Return all batches that the loop gets, with the state before and after each."""
     prefetcher = Prefetcher(Stream(cut, come), Placement(cut), prefetch, clock=lambda: cut(lambda: 0.0))
     got = []
     while prefetcher.position.epoch < EPOCHS:
@@ -308,13 +308,13 @@ def run_to_the_end(cut, prefetch, come):
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_an_interrupt_anywhere_loses_and_repeats_nothing(prefetch, come, after):
-    """At each call, before and after its effect: the loop goes on as if nothing had been."""
+    """Interrupt each call before and after its effect: the loop continues as if uninterrupted."""
     for at in range(1, interrupted_calls(prefetch, come) + 1):
         assert run_to_the_end(Cut(at, after=after), prefetch, come) == ALL
 
 
 def test_a_stream_is_closed_even_if_its_device_is_broken():
-    """And what is wrong with the device is told."""
+    """The error of the device is raised after that."""
     stream, placement = Stream(), Placement()
     placement.close = lambda: Cut(1)(lambda: None)
     with pytest.raises(KeyboardInterrupt):
@@ -323,7 +323,7 @@ def test_a_stream_is_closed_even_if_its_device_is_broken():
 
 
 def test_closing_gives_back_what_is_under_way():
-    """Each time, since a placement minds no second time."""
+    """This holds for each call, since a placement allows a second finish."""
     placement = Placement()
     prefetcher = Prefetcher(Stream(), placement, 2)
     prefetcher.take(0)

@@ -1,6 +1,6 @@
-"""A daemon that tells a producer nonsense.
+"""A daemon that sends invalid messages to a producer.
 
-It writes nowhere that it should not, and keeps nothing open.
+The producer writes to no wrong place, and leaves no descriptor open.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ def push(fake):
 
 
 def test_an_honest_one_gets_the_sample(fake, live):
-    """For comparison."""
+    """This is the reference for the hostile cases."""
     with push(fake) as producer:
         assert producer.fields == {"x": "uint8[4]"}
         assert producer.put(SAMPLE)
@@ -45,7 +45,7 @@ def test_an_honest_one_gets_the_sample(fake, live):
 
 @pytest.mark.parametrize("where", ["lent", "next"])
 def test_a_place_that_is_not_in_the_mailbox_is_not_written(fake, live, where):
-    """However it was given."""
+    """The producer rejects the place, whichever message lends it."""
     with push(fake) as producer:
         if where == "lent":
             live.place = CAPACITY
@@ -65,7 +65,7 @@ def test_a_place_that_is_not_in_the_mailbox_is_not_written(fake, live, where):
     ],
 )
 def test_a_mailbox_that_cannot_be_is_not_used(fake, live, changes, said):
-    """Its size, its seals and its layout are checked; the connection ends."""
+    """Size, seals and layout are checked, and the connection closes."""
     for name, value in changes.items():
         setattr(live, name, value)
     with pytest.raises(ProtocolError, match=said):
@@ -73,7 +73,7 @@ def test_a_mailbox_that_cannot_be_is_not_used(fake, live, changes, said):
 
 
 def test_a_producer_that_waits_asks_again_and_withdraws_at_last(fake, live, let_pass):
-    """A daemon that lost its question gets it again; a late answer lends nothing in vain."""
+    """A lost request is repeated, and a late answer does not waste a place."""
     live.is_full = True
 
     def answer(session, message):
@@ -92,7 +92,7 @@ def test_a_producer_that_waits_asks_again_and_withdraws_at_last(fake, live, let_
 
 
 def test_a_stream_with_other_fields_is_another_stream(fake, live):
-    """After a restart the program must look at its fields again."""
+    """After a restart the program must check its fields again."""
     with push(fake) as producer:
         assert producer.put(SAMPLE)
         live.close()

@@ -1,4 +1,4 @@
-"""What ``make profile`` makes of the samples of perf: a part of a worker's work for each."""
+"""How ``make profile`` assigns the samples of perf to parts of a worker's work."""
 
 import importlib.util
 from collections import Counter
@@ -11,7 +11,7 @@ TOOL = Path(__file__).parents[2] / "tools" / "profile_worker.py"
 
 @pytest.fixture(scope="module")
 def tool():
-    """The script as a module."""
+    """Import the script as a module."""
     spec = importlib.util.spec_from_file_location("profile_worker", TOOL)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -43,14 +43,14 @@ def tool():
     ],
 )
 def test_a_sample_belongs_to_the_part_that_its_stack_names(tool, frames, part) -> None:
-    """The innermost function counts; in the kernel, the system call."""
+    """The innermost known function counts; in the kernel, the system call."""
     stack = "\n".join(f"        7f00{number:04x} {name} ({library})" for number, (name, library) in enumerate(frames))
 
     assert tool._part_of(stack) == part
 
 
 def test_parts_are_drawn_by_their_size(tool) -> None:
-    """Small ones and unknown functions are one bar, so that all of them are everything."""
+    """Small parts and unknown functions share one bar, so that the bars add up to the total."""
     parts = tool._parts(Counter({"others": 9, "a": 300, "b": 690, "c": 1}))
 
     assert parts == [("b", 0.69), ("a", 0.3), ("others", pytest.approx(0.01))]

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code speaks, all of it and nothing else."""
+"""docs/protocol.md describes the messages of the code, all of them and no others."""
 
 import inspect
 from importlib.util import module_from_spec, spec_from_file_location
@@ -20,7 +20,7 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def maker():
-    """The script that writes the page."""
+    """Import the script that writes the page."""
     spec = spec_from_file_location("make_protocol", DOCS / "make_protocol.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -29,31 +29,31 @@ def maker():
 
 @pytest.fixture(scope="module")
 def page(maker):
-    """The page as it should be."""
+    """Generate the page."""
     return maker.protocol_markdown()
 
 
 def section(page, title):
-    """The part of the page under a title, up to the next."""
+    """Return the part of the page under a title, up to the next title."""
     _, found, rest = page.partition(f"\n{title}\n")
     assert found, f"there is no section {title!r}"
     return rest.partition("\n#")[0]
 
 
 def test_the_page_is_up_to_date(page):
-    """The page in the repository is what the script gives."""
+    """The page in the repository equals the output of the script."""
     assert (DOCS / "protocol.md").read_text() == page, "docs/protocol.md is not what the code says; run `make docs`"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_message_has_its_number_its_way_and_each_field_with_a_meaning(page, kind):
-    """Also those that are added.
+    """This covers messages that are added later.
 
-    A field whose meaning nobody wrote shows here, not in the page's reader's question.
+    The test fails for a field without a meaning, so that no reader has to ask for it.
     """
     text = section(page, f"### {kind.code} `{kind.__name__}`")
 
-    assert text.lstrip().startswith("*"), "nobody may receive it"
+    assert text.lstrip().startswith("*"), "the message has no receiver"
     for name in kind.field_names:
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
         meaning = row.split("|")[3].strip()
@@ -62,12 +62,12 @@ def test_every_message_has_its_number_its_way_and_each_field_with_a_meaning(page
 
 @pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.name)
 def test_every_error_code_has_its_number(page, code):
-    """With the exception that it becomes in Python."""
+    """The table names the Python exception of each code."""
     assert f"| {code.value} | `{code.name}` | `" in section(page, "### `ErrorCode`")
 
 
 def test_the_drawings_and_the_limits_are_there(page):
-    """As they stand in the modules: the slot's header, a session, and what the codec refuses."""
+    """The page has the slot's header, a session and the limits of the codec, as in the modules."""
     assert "| magic BATCHD01 | generation    | slot id        | epoch          |" in section(
         page, "## `batchd_wire.slot`"
     )
@@ -85,12 +85,12 @@ def test_the_drawings_and_the_limits_are_there(page):
     ],
 )
 def test_the_way_of_a_message_is_read_from_its_vocabulary(maker, name, way):
-    """Sender, receiver and socket."""
+    """The vocabulary names sender, receiver and socket."""
     assert maker.way_of(name) == way
 
 
 def test_a_message_that_is_added_comes_onto_the_page(maker, monkeypatch):
-    """Once it is in a vocabulary, whatever that is called."""
+    """A message in any vocabulary appears on the page."""
 
     @message(99)
     class Whisper(Message):

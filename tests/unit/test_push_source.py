@@ -1,4 +1,4 @@
-"""Push sources: their options, samples in their places, and a worker's view of any bytes there."""
+"""Push sources: options, samples in their places, and how a worker handles any bytes there."""
 
 import os
 from typing import Any
@@ -37,7 +37,7 @@ SAMPLE = {
 
 @pytest.fixture
 def mailbox():
-    """Makes mailboxes with a reader each: (source, reader, writable descriptor)."""
+    """Return a function that makes mailboxes: (source, reader, writable descriptor)."""
     opened = []
 
     def make(fields=FIELDS, *, capacity=3, max_bytes=1 << 20, **options):
@@ -57,7 +57,7 @@ def mailbox():
 
 
 def write(source: PushSource, descriptor: int, place: int, sample: dict[str, Any]) -> None:
-    """Put a sample into its place, as a producer does."""
+    """Write a sample into its place, as a producer does."""
     values, lengths = pack_sample(source.layout, sample)
     start = place * source.layout.place_bytes
     for offset, data in [(0, memoryview(lengths)), *values]:
@@ -65,7 +65,7 @@ def write(source: PushSource, descriptor: int, place: int, sample: dict[str, Any
 
 
 def test_a_sample_is_read_as_it_was_written(mailbox):
-    """Every kind of value, from the place that the order names."""
+    """Every kind of value is read from the place that the order names."""
     source, reader, descriptor = mailbox()
     write(source, descriptor, 2, SAMPLE)
     reader.expect(70, (0, 2))
@@ -81,7 +81,7 @@ def test_a_sample_is_read_as_it_was_written(mailbox):
 
 
 def test_what_is_read_is_a_copy(mailbox):
-    """Whatever a producer writes into the place afterwards."""
+    """Later writes of the producer into the place do not change the values."""
     source, reader, descriptor = mailbox()
     write(source, descriptor, 0, SAMPLE)
     reader.expect(0, (0,))
@@ -93,7 +93,7 @@ def test_what_is_read_is_a_copy(mailbox):
 
 @given(place=st.binary(max_size=400), lengths=st.lists(st.integers(0, (1 << 64) - 1), min_size=3, max_size=3))
 def test_whatever_is_in_a_place_is_a_sample_or_a_reason(place, lengths):
-    """Values have the types that the source declares, and lie in the worker's own memory."""
+    """Values have the declared types, and are in the worker's own memory."""
     source = PushSource(fields=FIELDS, capacity=1, sample_bytes_max="1KiB")
     memory = MailboxMemory(source.mailbox_bytes)
     reader = PushReader(source, 512)
@@ -132,7 +132,7 @@ columns = st.lists(
 
 @given(columns, st.integers(1, 5000), st.data())
 def test_no_value_lies_outside_of_its_place(columns, sample_bytes_max, data):
-    """Whatever the lengths are: they fit, or are refused; no two values overlap."""
+    """Any lengths either fit or are rejected, and no two values overlap."""
     layout = PlaceLayout(columns, sample_bytes_max)
     assert place_layout_from_wire(layout.to_wire()) == layout
     length = st.integers(0, 40) | st.integers(0, (1 << 64) - 1)
@@ -168,7 +168,7 @@ def test_no_value_lies_outside_of_its_place(columns, sample_bytes_max, data):
     ],
 )
 def test_a_daemon_cannot_describe_a_mailbox_that_cannot_be(wire):
-    """A producer computes where it writes from this."""
+    """A producer computes the addresses of its writes from this description."""
     with pytest.raises(ValueError, match=r"column|place"):
         place_layout_from_wire(wire)
 
@@ -199,7 +199,7 @@ def test_a_daemon_cannot_describe_a_mailbox_that_cannot_be(wire):
     ],
 )
 def test_a_producer_is_told_what_is_wrong_with_its_sample(changes, said):
-    """Before a place is asked for."""
+    """The check runs before the producer asks for a place."""
     layout = PushSource(fields=FIELDS, sample_bytes_max="4KiB").layout
     with pytest.raises(SampleInvalid, match=said):
         pack_sample(layout, SAMPLE | changes)
@@ -207,7 +207,7 @@ def test_a_producer_is_told_what_is_wrong_with_its_sample(changes, said):
 
 @pytest.mark.parametrize(("sample", "shown"), [(None, "None"), ([1, 2], r"list \[1, 2\]"), (7, "int 7")])
 def test_what_is_no_sample_at_all_is_said_to_be_none(sample, shown):
-    """With the fields that there have to be."""
+    """The error lists the required fields."""
     layout = PushSource(fields={"label": "int16"}).layout
     with pytest.raises(SampleInvalid, match=rf"^a sample has to be a dict with the fields \['label'\], and is {shown}"):
         pack_sample(layout, sample)
@@ -215,7 +215,7 @@ def test_what_is_no_sample_at_all_is_said_to_be_none(sample, shown):
 
 @pytest.mark.parametrize("value", [3, np.int16(3), 3.0, True, np.array(3, np.int16), np.uint8(3)])
 def test_numbers_that_fit_are_taken(mailbox, value):
-    """However they are written."""
+    """Any form of a number is accepted."""
     source, reader, descriptor = mailbox({"label": "int16"})
     write(source, descriptor, 0, {"label": value})
     reader.expect(0, (0,))
@@ -256,7 +256,7 @@ def test_an_image_that_no_step_takes_is_a_bad_sample(mailbox):
     ],
 )
 def test_senseless_settings_are_refused(options):
-    """With the key."""
+    """The error names the key."""
     with pytest.raises(ValueError, match=r"fields|uint9|1a|capacity|sample_bytes_max|amount|places"):
         PushSource(**({"fields": {"a": "uint8[4]"}} | options))
 
@@ -267,7 +267,7 @@ def stream(**changes: Any) -> StreamConfig:
 
 
 def test_a_live_stream_has_its_own_defaults():
-    """What cannot be otherwise need not be said."""
+    """Options that can have only one value need not be set."""
     made = stream()
     assert (made.is_shuffled, made.lag, made.on_error) == (False, "lockstep", "mask")
     assert stream(on_error="fail", max_skew=3).on_error == "fail"
@@ -283,19 +283,19 @@ def test_a_live_stream_has_its_own_defaults():
     ],
 )
 def test_what_needs_samples_at_any_time_is_refused(changes, said):
-    """At `batchd check`, with the reason."""
+    """`batchd check` rejects these, with the reason."""
     with pytest.raises(ValueError, match=said):
         stream(**changes)
 
 
 def test_a_live_source_is_no_part_of_another():
-    """Nothing is known of its samples before they come."""
+    """The number of its samples is unknown before they arrive."""
     with pytest.raises(ValueError, match='samples of type "push" have no numbers'):
         ConcatSource(sources=(PushSource(fields={"a": "uint8"}),))
 
 
 def test_the_mailbox_is_part_of_the_streams_memory():
-    """And is named where there is too little."""
+    """The error for too little memory includes the mailbox."""
     made = stream(capacity=1000)
     (ring,) = plan_rings(Config(daemon=DaemonConfig(memory=6 << 20), streams={"a": made}), Storage()).values()
     assert ring.mailbox_bytes == 1000 * 4096
@@ -306,7 +306,7 @@ def test_the_mailbox_is_part_of_the_streams_memory():
 
 
 def test_a_mailbox_that_is_not_sealed_is_not_written_into():
-    """A daemon could cut it short; and where a size is not what was said, nothing is."""
+    """Without the seal a daemon could truncate it; a mailbox of the wrong size is rejected, too."""
     descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, 4096)
     with pytest.raises(ProtocolError, match="seal"):

@@ -9,7 +9,7 @@ from batchd.pipeline.randomness import NUMBER_MAX, SampleRandom
 
 
 def numbers(seed=0, epoch=0, sample=0, attempt=0, count=8):
-    """Draw with a generator that was never used before."""
+    """Draw with a new generator."""
     random = SampleRandom(seed)
     random.start(epoch, sample, attempt)
     return [random.random() for _ in range(count)]
@@ -39,7 +39,7 @@ def test_seed_epoch_sample_and_attempt_each_change_all_numbers():
 
 
 def test_the_stream_is_numpys_philox_at_the_documented_counter():
-    """Another program can compute the same numbers from the module's drawing."""
+    """Another program can compute the same numbers from the drawing in the module."""
     reference = np.random.Generator(
         np.random.Philox(key=np.array([3, 0x6261746368640001], np.uint64), counter=[0, 1, 5, 9])
     )
@@ -63,7 +63,7 @@ def test_numbers_across_samples_and_epochs_are_uniform_and_uncorrelated():
 
 
 def test_a_seed_outside_the_range_is_our_own_mistake():
-    """The configuration has refused it before."""
+    """The configuration has rejected such a seed before."""
     for seed in (-1, NUMBER_MAX + 1):
         with pytest.raises(AssertionError, match="seed"):
             SampleRandom(seed)

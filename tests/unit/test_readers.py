@@ -1,6 +1,6 @@
-"""The nearest reader of a position, against asking every course.
+"""The nearest reader of a position, compared with a search of all courses.
 
-And the idle slot that is needed last, against a look at all.
+The idle slot that is needed last is compared with a search of all slots.
 """
 
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ many_examples = settings(max_examples=max(EXAMPLES_MIN, settings.default.max_exa
 
 @st.composite
 def courses(draw, plan: Plan) -> Course:
-    """Any start, also in mid-epoch and at its end; most go on for ever."""
+    """Draw any start, also in mid-epoch and at its end; most courses are endless."""
     world_size = draw(st.sampled_from([1, 1, 1, 2, 2, 3, 4, 7, 15]))
     base = draw(st.sampled_from([0, draw(st.integers(0, plan.steps))]))
     end_epoch = draw(st.none() | st.integers(0, EPOCHS))
@@ -31,21 +31,21 @@ def courses(draw, plan: Plan) -> Course:
 
 @st.composite
 def streams(draw) -> tuple[Plan, bool, list[Course]]:
-    """A plan of 1 to 24 batches in an epoch, whether it repeats, and the courses of its readers."""
+    """Draw a plan of 1 to 24 batches per epoch, whether it repeats, and its readers' courses."""
     plan = Plan(draw(st.integers(2, 24)), draw(st.integers(1, 2)), 0, shuffle=False, drop_last=draw(st.booleans()))
     chosen = draw(st.lists(courses(plan), min_size=1, max_size=8))
     return plan, draw(st.booleans()), [course for course in chosen if course.rounds]
 
 
 def all_keys(plan: Plan, *, repeats: bool) -> list[Position]:
-    """Everything that a slot of the first epochs may hold."""
+    """Return all keys that a slot of the first epochs may hold."""
     return [Position(epoch, step) for epoch in range(1 if repeats else EPOCHS + 1) for step in range(plan.steps)]
 
 
 @many_examples
 @given(stream=streams(), data=st.data())
 def test_the_nearest_reader_is_the_one_that_asking_all_of_them_finds(stream, data):
-    """For every position, wherever the readers are, also after moving on, back and away."""
+    """This holds for every position of the readers, also after they advance, seek or disconnect."""
     plan, repeats, chosen = stream
     readers = Readers(plan, repeats=repeats)
     places: dict[int, tuple[Course, int]] = {}
@@ -65,7 +65,7 @@ def test_the_nearest_reader_is_the_one_that_asking_all_of_them_finds(stream, dat
 
 @given(stream=streams())
 def test_the_ranks_that_read_a_step_are_those_whose_courses_have_it(stream):
-    """In whole rounds one, in a shared last round some, where it is left out none."""
+    """A whole round has one, a shared last round has some, and a dropped last round has none."""
     plan, _repeats, chosen = stream
     for course in chosen:
         ranks = [Course(plan, rank, course.world_size, 0, course.base, None) for rank in range(course.world_size)]
@@ -82,7 +82,7 @@ def test_the_ranks_that_read_a_step_are_those_whose_courses_have_it(stream):
 @many_examples
 @given(stream=streams(), data=st.data())
 def test_the_idle_slot_that_is_needed_last_is_found_while_readers_come_and_go(stream, data):
-    """Slots become idle and used, readers move, newcomers come nearer, others leave."""
+    """Slots become idle and used, readers move, new readers connect nearer, and others leave."""
     plan, repeats, chosen = stream
     readers = Readers(plan, repeats=repeats)
     idle = Idle(readers)
@@ -120,7 +120,7 @@ def test_the_idle_slot_that_is_needed_last_is_found_while_readers_come_and_go(st
 
 
 def check(idle: Idle, held: dict[int, Position], places: dict[int, tuple[Course, int]], *, repeats: bool) -> None:
-    """What is found is as good as the best of all."""
+    """Check that the slot found is as good as the best of all."""
     uses = {slot: next_use(places.values(), key, repeats=repeats) for slot, key in held.items()}
     unneeded = idle.unneeded()
     if NEVER in uses.values():

@@ -1,6 +1,6 @@
-"""A configuration that is read again, as the core sees it.
+"""A reload of the configuration, as the core handles it.
 
-Streams end and begin in one step, workers come and go.
+Streams end and begin in one step, and workers start and stop.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from support.core_world import make_spec, pick
 
 
 def started(*specs, workers=1):
-    """A world with a trainer of the first stream that has its first window."""
+    """Make a world with a trainer of the first stream that has its first window."""
     world = CheckedWorld(list(specs or (make_spec(1), make_spec(2))), workers)
     world.start_workers()
     world.subscribe(1, 1)
@@ -29,7 +29,7 @@ def refusals(actions):
 def test_a_stream_that_is_taken_out_is_freed_slot_by_slot_as_its_leases_end():
     """The trainer keeps both of its batches.
 
-    One goes back with each release, and with the last one the stream.
+    Each release frees one slot, and the last release frees the stream.
     """
     world = started()
     actions = world.reconfigure(removed=(1,))
@@ -49,7 +49,7 @@ def test_a_stream_that_is_taken_out_is_freed_slot_by_slot_as_its_leases_end():
 
 
 def test_a_trainer_that_waits_is_told_at_once_that_its_stream_is_another_one():
-    """And subscribes to the new one, under the same name, where it stands."""
+    """The trainer subscribes to the new stream of the same name, at its position."""
     world = started()
     world.pull(1)
     world.fill_all()
@@ -77,7 +77,7 @@ def test_orders_of_a_stream_that_is_taken_out_are_carried_out_before_its_slots_g
 
 
 def test_streams_that_are_not_named_do_not_notice():
-    """No refusal, no slot, no order changes."""
+    """No refusal is sent, and no slot or order changes."""
     world = started()
     before = world.state.streams[1]
     actions = world.reconfigure((make_spec(3),), removed=(2,))
@@ -86,7 +86,7 @@ def test_streams_that_are_not_named_do_not_notice():
 
 
 def test_surplus_workers_finish_what_they_have_and_are_no_deaths():
-    """They get no new orders, are dismissed without one, and are not replaced."""
+    """They get no new orders, are dismissed when they have none, and are not replaced."""
     world = CheckedWorld([make_spec(1, samples=600, batch_size=100)], 3)
     world.start_workers()
     world.subscribe(1, 1)
@@ -102,7 +102,7 @@ def test_surplus_workers_finish_what_they_have_and_are_no_deaths():
 
 
 def test_a_surplus_worker_that_dies_over_a_sample_is_a_death():
-    """Its rows are filled by another one."""
+    """Another worker fills its rows."""
     world = CheckedWorld([make_spec(1, samples=600, batch_size=100)], 2)
     world.start_workers()
     world.subscribe(1, 1)
@@ -115,13 +115,13 @@ def test_a_surplus_worker_that_dies_over_a_sample_is_a_death():
 
 
 def test_more_workers_are_started_at_once():
-    """Without waiting for the next tick."""
+    """They do not wait for the next tick."""
     world = started()
     assert len(pick(act.SpawnWorker, world.reconfigure(workers=4))) == 3
 
 
 def test_workers_are_renewed_where_they_have_imported_what_is_not_right_any_more():
-    """All leave, and as many others come."""
+    """All workers leave, and as many new ones start."""
     world = started(workers=2)
     actions = world.reconfigure(renews_workers=True)
     assert len(pick(act.SpawnWorker, actions)) == 2
@@ -129,14 +129,14 @@ def test_workers_are_renewed_where_they_have_imported_what_is_not_right_any_more
 
 
 def test_a_worker_that_speaks_of_a_stream_that_there_is_not_is_not_heard():
-    """It may be damaged; the daemon is not."""
+    """The worker may be damaged, and the daemon ignores its message."""
     world = started()
     world.state.handle(ev.PartsNamed(99, ("read",)), world.now)
     assert set(world.state.streams) == {1, 2}
 
 
 def test_a_dismissed_worker_that_does_not_go_is_killed():
-    """It has ten seconds, of those in which anybody ran."""
+    """The limit is ten seconds, counted while the process could run."""
     world = started(workers=2)
     world.reconfigure(workers=1)
     world.workers[2].killed = False
@@ -149,9 +149,9 @@ def test_a_dismissed_worker_that_does_not_go_is_killed():
 
 
 def test_a_producer_of_a_stream_that_is_another_one_is_told_and_its_sample_is_not_taken():
-    """What waits for a place is answered.
+    """A producer that waits for a place gets an answer.
 
-    What is pushed into the old mailbox is refused, since nobody will read it there.
+    A push into the old mailbox is rejected, since no worker reads it there.
     """
     world = LiveWorld([live_spec(1, capacity=3)])
     state = world.state

@@ -1,4 +1,4 @@
-"""Classes of values: what dataclasses promise of their instances holds for these, too."""
+"""Value classes: they behave like dataclasses."""
 
 from dataclasses import asdict, replace
 
@@ -24,7 +24,7 @@ class Other:
 
 
 def test_values_are_equal_where_class_and_fields_are():
-    """And then they are one in a set."""
+    """A set keeps one of two equal values."""
     assert Place(1, 2) == Place(epoch=1, step=2)
     assert Place(1, 2) != Place(1, 3)
     assert Place(1, 2) != Other(1, 2)
@@ -33,17 +33,17 @@ def test_values_are_equal_where_class_and_fields_are():
 
 
 def test_a_value_shows_its_fields():
-    """In a log, or where a test fails."""
+    """The repr appears in logs and in failed tests."""
     assert repr(Place(1, 2)) == "Place(epoch=1, step=2)"
 
 
 def test_values_are_dataclasses():
-    """So whatever is made for those takes them."""
+    """Functions for dataclasses accept these values."""
     assert asdict(Place(3)) == {"epoch": 3, "step": 0}
     assert replace(Place(3), step=4) == Place(3, 4)
 
 
 def test_nothing_can_be_added_to_a_value():
-    """It has slots; a name that is wrong is told at once."""
+    """The class has slots, so a wrong name is an error at once."""
     with pytest.raises(AttributeError):
         Place(1).stpe = 2  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What is printed of the configuration: the annotated file, the schema, the manual."""
+"""The printed descriptions of the configuration: annotated file, schema and manual."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from support.configs import WHOLE, load
 
 
 def test_the_annotated_file_loads_and_is_made_of_defaults(tmp_path: Path) -> None:
-    """`batchd config > batchd.toml` is a start, and says nothing that is not so."""
+    """`batchd config > batchd.toml` gives a valid file, and all its statements are true."""
     config = load(tmp_path, annotated_toml())
 
     assert config.daemon == DaemonConfig(python_path=(tmp_path,))
@@ -42,7 +42,7 @@ def test_the_annotated_file_has_every_key_and_every_kind(tmp_path: Path) -> None
 
 
 def test_the_schema_names_every_key_with_its_meaning() -> None:
-    """An editor can complete and explain everything that the file may hold."""
+    """An editor can complete and explain every key."""
     schema = json.loads(json.dumps(json_schema()))
     kinds = {kind.__name__ for kind in [*SOURCE_KINDS.values(), *STEP_KINDS.values()]}
     tables = {"DaemonConfig", "StreamConfig"} | kinds
@@ -57,7 +57,7 @@ def test_the_schema_names_every_key_with_its_meaning() -> None:
 
 
 def test_the_manual_is_up_to_date() -> None:
-    """Run `batchd config --reference > docs/configuration.md` where this fails."""
+    """Run `batchd config --reference > docs/configuration.md` if this fails."""
     manual = Path(__file__).parents[2] / "docs" / "configuration.md"
 
     assert manual.read_text() == reference_markdown()

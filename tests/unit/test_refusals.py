@@ -1,4 +1,4 @@
-"""`batchd check` refuses what `batchd serve` does, in the same words; or says what it skipped."""
+"""`batchd check` rejects what `batchd serve` rejects, in the same words, or names what it skips."""
 
 import bz2
 import gzip
@@ -52,7 +52,7 @@ PACKED: dict[str, Pack] = {
 
 
 def pack(kind: str) -> Callable[[Path], None]:
-    """A shard, compressed."""
+    """Make a compressed shard."""
 
     def prepare(folder: Path) -> None:
         shard = write_shard(folder / "shards" / "a.tar", SAMPLE)
@@ -71,7 +71,7 @@ def members(*names: str) -> Callable[[Path], None]:
 
 
 def link_out(name: str) -> Callable[[Path], None]:
-    """A link in a source to a file that lies elsewhere."""
+    """Replace a file of a source by a link to a file elsewhere."""
 
     def prepare(folder: Path) -> None:
         (folder / "elsewhere").mkdir()
@@ -97,15 +97,15 @@ def two_classes(folder: Path) -> None:
 
 
 def taken_place(folder: Path) -> None:
-    """What should be the runtime directory is a file."""
+    """Create a file in place of the runtime directory."""
     (folder / "run").write_bytes(b"")
 
 
 def nothing(_folder: Path) -> None:
-    """The data is right."""
+    """Leave the valid data unchanged."""
 
 
-# what is wrong, how the data becomes so, [daemon], the stream, what is said
+# what is wrong, the change to the data, [daemon], the stream, the message
 REFUSED = [
     *((f"tar as {kind}", pack(kind), "", f"{SHARDS}\n{DECODE}", f"a.tar is compressed ({kind})") for kind in PACKED),
     *((f"records as {kind}", pack(kind), "", RECORDS, f"a.tar is compressed ({kind})") for kind in PACKED),
@@ -166,7 +166,7 @@ REFUSED = [
 
 
 class Both:
-    """A folder with data that is right, and both commands for a configuration in it."""
+    """A folder with valid data, and both commands for a configuration in it."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
@@ -182,7 +182,7 @@ class Both:
         self._file.write_text(f"[daemon]\nworkers = 1\n{run}{http}{daemon}\n[streams.a]\n{stream}\n{size}")
 
     def check(self) -> tuple[int, list[tuple[str, str]], str]:
-        """The exit code, each problem's path and text, and standard output."""
+        """Return the exit code, each problem's path and text, and standard output."""
         with pytest.raises(SystemExit) as ended:
             main(["check", str(self._file)])
         printed = self._capsys.readouterr().out
@@ -194,7 +194,7 @@ class Both:
         return int(ended.value.code or 0), texts, printed
 
     def serve(self) -> tuple[int, str]:
-        """The refusal's exit code and text; None where it serves: a fault ends it there."""
+        """Return exit code and text of the error, or None if it serves; a fault ends it there."""
         with pytest.raises(BatchdError) as refused:
             serve(load_config(self._file), ServeOptions(ready=_not_to_be_served))
         return int(refused.value.exit_code), str(refused.value)
@@ -206,7 +206,7 @@ def _not_to_be_served(_address: str) -> None:
 
 @pytest.fixture
 def both(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Both:
-    """On a machine that always has the same memory to spare."""
+    """Make both commands on a machine that always has the same amount of free memory."""
     for module, name in (
         (config_checks, "available_bytes"),
         (available, "available_bytes"),
@@ -217,7 +217,7 @@ def both(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 
 def assert_both_refuse(both: Both, said: str) -> None:
-    """In the same words, with the same exit code, and nothing else is wrong."""
+    """Check that both reject it in the same words with the same exit code, and nothing else."""
     code, problems, _output = both.check()
     refusal_code, refusal = both.serve()
 
@@ -234,7 +234,7 @@ def assert_both_refuse(both: Both, said: str) -> None:
 def test_what_serve_refuses_check_refuses_in_the_same_words(
     both: Both, prepare: Callable[[Path], object], daemon: str, stream: str, said: str
 ) -> None:
-    """One configuration for each refusal that does not depend on what else runs on the machine."""
+    """There is one case for each error that does not depend on other programs of the machine."""
     prepare(both.folder)
     both.write(daemon, stream)
 
@@ -243,7 +243,7 @@ def test_what_serve_refuses_check_refuses_in_the_same_words(
 
 @pytest.mark.parametrize("key", ["http", "tcp"])
 def test_an_address_that_is_taken_is_found(both: Both, key: str) -> None:
-    """By taking it, and letting it go."""
+    """The check binds the address and releases it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         both.write(f'{key} = "127.0.0.1:{taken.getsockname()[1]}"', ARRAY)
 
@@ -253,7 +253,7 @@ def test_an_address_that_is_taken_is_found(both: Both, key: str) -> None:
 
 
 def test_descriptors_that_cannot_suffice_are_found(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the hard limit, which the daemon takes."""
+    """The check uses the hard limit, to which the daemon raises its own."""
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (OWN_DESCRIPTORS, OWN_DESCRIPTORS))
     monkeypatch.setattr(resource, "setrlimit", lambda _what, _limits: None)
     both.write("", ARRAY)
@@ -263,7 +263,7 @@ def test_descriptors_that_cannot_suffice_are_found(both: Both, monkeypatch: pyte
 
 @pytest.mark.parametrize("spoil", ["link", "open"])
 def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str) -> None:
-    """Where the source was scanned to its end, so that the name of the file is known."""
+    """The name of the file is known after a complete scan of the source."""
     (both.folder / "kept").mkdir()
     both.write("", f'{ARRAY}\ncache = "encoded"\ncache_dir = "kept"\ncache_size = "1MiB"')
     config = load_config(both.folder / "batchd.toml")
@@ -281,7 +281,7 @@ def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str
 
 
 def test_where_a_daemon_runs_its_memory_and_its_addresses_are_its_own(both: Both) -> None:
-    """So a new configuration can be checked beside it; what was not compared is said."""
+    """A new configuration can be checked beside it, and the output lists the skipped checks."""
     both.write("", f"{ARRAY}\nbatch_size = 65536")
     (both.folder / "run").mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as lifeline:

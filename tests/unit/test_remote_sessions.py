@@ -224,7 +224,7 @@ def test_a_lease_for_a_trainer_that_is_gone_ends_where_nothing_else_ends_it(is_r
     assert list(queue) == [BatchSent(1, 5, 0, 7)] * is_remote
 
 
-def test_a_network_of_addresses_is_complained_of_once_and_silences_nobody_else(remote) -> None:
+def test_a_network_of_addresses_is_logged_once_and_silences_no_other_host(remote) -> None:
     """One IPv6 host has 2^64 addresses, so the log forgets its oldest complaints."""
     crowd = [f"2001:db8::{number:x}" for number in range(KINDS_MAX + 1)]
     with capture_logs() as lines:

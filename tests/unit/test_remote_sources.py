@@ -369,7 +369,7 @@ def test_a_check_reads_the_titles_of_the_table_that_is_named_first(served: FileS
     assert problem == f"{served.url}/t.csv has no column 'agee'; did you mean age?"
 
 
-def test_a_check_is_quick_where_nobody_answers(web: FileServer, storage: Storage) -> None:
+def test_a_check_is_quick_where_no_server_answers(web: FileServer, storage: Storage) -> None:
     """One request, and no second one."""
     storage.limits = StorageLimits(timeout_s=0.3, retries=0, deadline_s=0.3)
     web.faults["*"] = [Stall()] * 10

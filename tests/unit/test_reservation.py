@@ -71,7 +71,7 @@ def test_on_demand_nothing_is_made_ahead_and_a_lack_is_no_end(world: CheckedWorl
     assert reservation.is_complete
 
 
-def test_a_stream_that_has_stopped_keeps_nobody_from_being_ready(world: CheckedWorld) -> None:
+def test_a_stream_that_has_stopped_does_not_delay_readiness(world: CheckedWorld) -> None:
     """Its slots are of no use."""
     world.start_workers()
     for stream in world.state.streams.values():

@@ -22,7 +22,7 @@ def granted(actions) -> list[tuple[int, int, int]]:
     return [(lease.subscription, lease.sequence, lease.step) for lease in pick(act.GrantLease, actions)]
 
 
-def test_a_late_trainer_gets_room_from_the_farthest_claims_of_whoever_has_most():
+def test_a_late_trainer_gets_room_from_the_farthest_claims_of_the_trainer_with_most():
     """Claims are taken back, leases never."""
     world = world_of(slots_max=8, window=6)
     world.subscribe(session=1, window=2)
@@ -130,7 +130,7 @@ def test_memory_beyond_the_fair_share_is_for_those_who_have_less():
     assert usages == [[5, 3], [4, 4], [4, 4], [4, 4]]
 
 
-def test_a_share_that_nobody_wants_is_there_for_those_who_do():
+def test_a_share_that_one_trainer_does_not_want_goes_to_the_others():
     """A trainer with a short window is content with three of eight slots.
 
     The other has the five that are left.

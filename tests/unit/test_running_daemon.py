@@ -95,7 +95,7 @@ def test_a_daemon_behind_a_directory_that_is_closed_to_us_is_taken_to_run(system
         assert has_daemon(system)
 
 
-def test_a_daemon_that_accepts_nobody_is_found(system: RuntimeDirectory, tmp_path: Path) -> None:
+def test_a_daemon_that_accepts_no_connection_is_found(system: RuntimeDirectory, tmp_path: Path) -> None:
     """A stopped one has a full queue, in which a socket that blocks waits for ever."""
     with listening(system):
         waiting = []
