@@ -781,7 +781,7 @@ def test_many_commands_at_once_make_each_key_once(keys: KeyDirectory) -> None:
     ],
 )
 def test_hosts_and_ports_are_read(text: str, parts: tuple[str, int], endpoint: str, loopback: bool) -> None:
-    """Each address is parsed: whether it is loopback, and the endpoint that ZeroMQ binds."""
+    """An address has host and port, is loopback or not, and has an endpoint for ZeroMQ."""
     assert parse_tcp(text) == parts
     assert tcp_endpoint(text) == endpoint
     assert is_loopback(parts[0]) is loopback

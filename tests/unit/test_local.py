@@ -51,9 +51,9 @@ def test_descriptors_are_counted() -> None:
 
 @pytest.fixture
 def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Listener, Selector, list[socket.socket]]]]:
-    """Connect twice to a listener with a number of free descriptors left.
+    """Return a function that connects twice to a listener while so many descriptors are left.
 
-    Return the listener, its selector and the accepted connections.
+    It returns the listener, its selector and the accepted connections.
     """
     with ExitStack() as stack:
         selector = stack.enter_context(closing(Selector()))

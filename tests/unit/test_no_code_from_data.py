@@ -53,8 +53,7 @@ ALLOWED = {
 }
 """The allowed names by module, each with its reason."""
 READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb.reader", "batchd.sources.cache.record"}
-"""Messages, checked; database records of numbers, text and bytes; and what workers write
-for each other, in memory that only they have."""
+"""The codec of messages, the reader of LMDB records, and the cache shared by the workers."""
 
 
 def sources():
@@ -91,7 +90,7 @@ def test_all_modules_are_looked_at():
 
 
 def test_the_codec_alone_reads_messages():
-    """Every message passes the checks of the codec, because no other module reads bytes."""
+    """Only the listed modules import msgpack, so no bytes become a message without checks."""
     readers = {
         module
         for module, source in SOURCES.items()

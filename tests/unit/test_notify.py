@@ -204,7 +204,7 @@ def test_only_a_round_feeds_the_watchdog(
 
 
 def test_draining_is_said_once(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
-    """The message is sent once, also if the loop ends before its own notification."""
+    """The message is sent once, also if the loop ended before it could send it."""
     world.start_workers()
     world.do(ev.DrainAsked())
     service.round_ended(world.state)

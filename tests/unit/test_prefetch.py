@@ -14,7 +14,7 @@ ALL = [(epoch, step) for epoch in range(EPOCHS) for step in range(STEPS)]
 
 
 class Cut:
-    """Raise ``KeyboardInterrupt`` in one of the calls, before or after its effect."""
+    """An interrupt: ``KeyboardInterrupt`` in one of the calls, before or after its effect."""
 
     def __init__(self, at=None, *, after=False):
         self.calls = 0

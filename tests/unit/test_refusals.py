@@ -312,7 +312,7 @@ UNSEEN = [
 def test_what_check_does_not_look_at_it_says(
     both: Both, prepare: Callable[[Path], object], stream: str, said: str
 ) -> None:
-    """For each stream, behind the table."""
+    """The note for each stream follows the table."""
     prepare(both.folder)
     np.save(both.folder / "y.npy", np.zeros(3, np.int64))
     both.write("", stream)
@@ -325,7 +325,7 @@ def test_what_check_does_not_look_at_it_says(
 
 
 def test_a_large_source_is_left_behind_its_first_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong before that is found; what is behind it is said to be unseen."""
+    """Errors in the first samples are found, and a note says that the rest is not checked."""
     monkeypatch.setattr("batchd.sources.files.index.PROGRESS_EVERY", 2)
     for number in range(9):
         write_shard(tmp_path / f"{number}.tar", SAMPLE)
@@ -342,7 +342,7 @@ def test_a_large_source_is_left_behind_its_first_samples(tmp_path: Path, monkeyp
 
 
 def test_a_slow_source_is_left_when_its_time_is_over(tmp_path: Path) -> None:
-    """Also where a folder with very many files has not come to its end."""
+    """This also ends the listing of a folder with very many files."""
     write_photos(tmp_path, {"a": 3, "b": 3})
     clock = count(0, source_checks.SECONDS_MAX / 4)
 

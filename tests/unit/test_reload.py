@@ -1,4 +1,4 @@
-"""The daemon's side of a reload, with processes that read in every wrong way."""
+"""The daemon's side of a reload, with reload processes that fail in every way."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ FINE = {"exit_code": 0, "streams": {"photos": {}}}
 
 
 class Switched:
-    """Takes documents, and remembers them."""
+    """A recorder of documents."""
 
     workers_wanted = 2
 
@@ -41,7 +41,7 @@ class Switched:
 
 
 class FakeService:
-    """Remembers what it is told."""
+    """A recorder of the messages to the service manager."""
 
     def __init__(self):
         self.progress = []
@@ -58,7 +58,7 @@ class FakeService:
 
 
 class Reader:
-    """A process that does nothing, and what we send in its name."""
+    """A process that does nothing, and the messages that the test sends in its name."""
 
     def __init__(self):
         self.child = Child(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], process_group=0))
@@ -82,7 +82,7 @@ class Reader:
 
 
 class Reloading:
-    """A reloader whose processes are ours."""
+    """A reloader whose processes belong to the test."""
 
     def __init__(self, monkeypatch):
         self.selector = Selector()
@@ -110,7 +110,7 @@ class Reloading:
         wait_until(lambda: self.selector.dispatch() or condition(), what)
 
     def outcome(self):
-        """The outcome of the only reload that has ended since this was asked before."""
+        """Return the outcome of the only reload that has ended since the last call."""
         self.dispatch_until(lambda: self.service.told, "it is over")
         outcome = self.reloader.outcome
         assert self.service.told == [(2, outcome.text.partition("\n")[0])]
@@ -133,7 +133,7 @@ def it(monkeypatch):
 
 
 def test_a_message_that_cannot_be_read_spoils_what_follows(it):
-    """As without descriptors for an index; the document behind it is whole, but is ignored."""
+    """One message is an index without descriptors; the complete document after it is ignored."""
     reader = it.begin()
     reader.channel.send(b"nonsense")
     reader.send_document(FINE)
@@ -145,7 +145,7 @@ def test_a_message_that_cannot_be_read_spoils_what_follows(it):
 
 
 def test_a_stream_without_its_index_is_not_put_into_force(it):
-    """The daemon goes on with the configuration before."""
+    """The daemon continues with the previous configuration."""
     reader = it.begin()
     reader.send_document(FINE)
     it.selector.dispatch()
@@ -156,7 +156,7 @@ def test_a_stream_without_its_index_is_not_put_into_force(it):
 
 
 def test_a_document_with_everything_that_belongs_to_it_is_put_into_force(it):
-    """What those before have in common with it is not what made them fail."""
+    """The failed reloads before it share parts with it, and those parts are not the cause."""
     reader = it.begin()
     index = os.memfd_create("index")
     reader.send(StreamScanned("photos"), index)
@@ -169,7 +169,7 @@ def test_a_document_with_everything_that_belongs_to_it_is_put_into_force(it):
 
 
 def test_progress_and_lines_of_the_log_are_passed_on(it):
-    """But for a level that there is not, and a fact that would be the event."""
+    """A line of an unknown level is dropped, and so is a fact that is named event."""
     reader = it.begin()
     reader.send(ScanProgressed("photos", 7, 300))
     reader.send(ChildLogged("warning", "odd", {"file": "a", "event": "even"}))
@@ -181,7 +181,7 @@ def test_progress_and_lines_of_the_log_are_passed_on(it):
 
 
 def test_a_reading_that_makes_no_progress_is_given_up_and_the_next_one_begins(it):
-    """Whoever waits is told where it hung."""
+    """The waiting client gets the step at which the process stopped."""
     reader = it.begin()
     reader.send(ScanProgressed("photos", 7, 300))
     it.selector.dispatch()
@@ -199,7 +199,7 @@ def test_a_reading_that_makes_no_progress_is_given_up_and_the_next_one_begins(it
 
 
 def test_progress_is_what_keeps_a_reading_alive(it):
-    """However long it takes."""
+    """No total time ends it."""
     reader = it.begin()
     it.reloader._reading.heard_s -= 1000.0
     reader.send(ScanProgressed("photos", 7, 300))
@@ -212,7 +212,7 @@ def test_progress_is_what_keeps_a_reading_alive(it):
 
 
 def test_a_reading_says_itself_how_long_it_may_be_silent(it):
-    """It knows what it waits for: who lets a function take an hour has asked for it."""
+    """The process knows the time that the user allows, for example an hour for one function."""
     reader = it.begin()
     reader.send(ScanProgressed("", 0, 7200))
     it.selector.dispatch()
@@ -226,7 +226,7 @@ def test_a_reading_says_itself_how_long_it_may_be_silent(it):
 
 
 def test_a_process_that_cannot_be_killed_holds_up_neither_the_loop_nor_the_end(it, monkeypatch):
-    """As one in a call of the kernel that never ends; here, one that is spared."""
+    """This happens in a system call that never ends; here the test prevents the kill."""
     reader = it.begin()
     monkeypatch.setattr(Child, "kill", lambda _self: None)
     monkeypatch.setattr(reload, "KILL_TIMEOUT_S", 0.01)
@@ -242,7 +242,7 @@ def test_a_process_that_cannot_be_killed_holds_up_neither_the_loop_nor_the_end(i
 
 
 def test_a_sandbox_without_priorities_does_not_refuse_the_reload(monkeypatch):
-    """Services and containers may not set priorities; the request is answered all the same."""
+    """Services and containers may not set priorities, and the request is still answered."""
 
     def refuse(*_arguments):
         raise PermissionError(errno.EPERM, "Operation not permitted")

@@ -1,4 +1,4 @@
-"""Failing requests to servers: which are repeated, how often, and the final error."""
+"""Failing requests to servers: which are retried, how often, and the final error."""
 
 import io
 from collections.abc import Callable
@@ -22,7 +22,7 @@ TRIES = 3
 
 
 def read(storage: Storage, web: FileServer, start: int = 5, size: int = 100, name: str = "a") -> bytes:
-    """Some bytes of a file, read as a worker reads them."""
+    """Read some bytes of a file, as a worker does."""
     return bytes(storage.client.read(Wanted(f"{web.url}/{name}", start, size), storage.limits.deadline_s))
 
 
@@ -39,7 +39,7 @@ def read(storage: Storage, web: FileServer, start: int = 5, size: int = 100, nam
     ],
 )
 def test_what_may_pass_is_asked_again(web: FileServer, fault: Fault, reason: str, storage: Storage) -> None:
-    """As often as the configuration says; then the reason says how often it was."""
+    """The configuration sets the number of retries, and the error names it."""
     web.files["a"] = CONTENT
     web.faults["a"] = [fault] * (TRIES - 1)
     assert read(storage, web) == CONTENT[5:105]
@@ -64,7 +64,7 @@ def test_what_may_pass_is_asked_again(web: FileServer, fault: Fault, reason: str
     ],
 )
 def test_what_stays_as_it_is_is_asked_once(web: FileServer, fault: Fault, reason: str, storage: Storage) -> None:
-    """And what the server says in its own words is not repeated."""
+    """The error does not repeat the server's own words."""
     web.files["a"] = CONTENT
     web.faults["a"] = [fault]
 
@@ -75,7 +75,7 @@ def test_what_stays_as_it_is_is_asked_once(web: FileServer, fault: Fault, reason
 
 
 def test_hosts_that_are_not_there_are_said_to_be(web: FileServer, storage: Storage) -> None:
-    """Without address, listener or TLS; and names that no object can have."""
+    """The host has no address, no listener or no TLS, or the name is invalid for an object."""
     storage.limits = StorageLimits(timeout_s=1.0, retries=0, deadline_s=5.0)
     urls = [
         "http://nobody.invalid/a",
@@ -104,7 +104,7 @@ def test_two_storages_of_one_process_share_nothing(web: FileServer, storage: Sto
 
 
 def test_a_deadline_ends_all_that_is_asked_again(web: FileServer, storage: Storage) -> None:
-    """Also what waits for its turn behind others."""
+    """The deadline includes requests that wait for others."""
     web.files["a"] = CONTENT
     web.faults["*"] = [Stall()] * 100
     wanted = [Wanted(f"{web.url}/a", start, 10) for start in range(40)]
@@ -116,7 +116,7 @@ def test_a_deadline_ends_all_that_is_asked_again(web: FileServer, storage: Stora
 
 
 def test_a_server_that_is_gone_is_left_alone_for_a_moment(web: FileServer, storage: Storage) -> None:
-    """So that thirty substitutes do not each wait as long. An answer in between counts."""
+    """Thirty substitutes must not each wait as long. A successful answer resets the count."""
     web.files.update(a=CONTENT, b=CONTENT)
     web.faults["a"] = [Status(500)] * 5 * TRIES
     for name in "aabaa":
@@ -143,7 +143,7 @@ def test_a_server_that_is_gone_is_left_alone_for_a_moment(web: FileServer, stora
 
 
 def test_requests_with_little_time_left_do_not_tell_that_a_server_is_gone(web: FileServer, storage: Storage) -> None:
-    """The last of a sample may have next to none; another sample has all of its time."""
+    """The last request of a sample may have little time; other samples have their full time."""
     web.files["a"] = CONTENT
     web.faults["a"] = [Stall()] * 5
     for _ in range(5):
@@ -155,7 +155,7 @@ def test_requests_with_little_time_left_do_not_tell_that_a_server_is_gone(web: F
 
 
 def test_a_short_deadline_for_every_sample_tells_that_a_server_is_gone(web: FileServer, storage: Storage) -> None:
-    """It is the usual one then."""
+    """A short deadline counts as the usual one if every sample has it."""
     storage.limits = StorageLimits(timeout_s=5.0, retries=0, deadline_s=0.2)
     web.files["a"] = CONTENT
     web.faults["a"] = [Stall()] * 5
@@ -170,7 +170,7 @@ def test_a_short_deadline_for_every_sample_tells_that_a_server_is_gone(web: File
 
 @pytest.mark.parametrize("honours_if_match", [True, False])
 def test_an_object_of_another_version_is_refused(web: FileServer, honours_if_match: bool, storage: Storage) -> None:
-    """By the server, or by us where the server does not look."""
+    """The server rejects it, or batchd does where the server ignores the condition."""
     web.files["a"] = CONTENT
     web.honours_if_match = honours_if_match
     version = storage.client.head(f"{web.url}/a")
@@ -183,7 +183,7 @@ def test_an_object_of_another_version_is_refused(web: FileServer, honours_if_mat
 
 
 def test_versions_without_etags_differ_by_size_and_time() -> None:
-    """An ETag counts for more than a time."""
+    """An ETag takes precedence over a time."""
     one = Version(10, None, 5)
 
     assert one.differs_from(Version(11, None, 5)) == "it had 10 bytes, and has 11"
@@ -194,7 +194,7 @@ def test_versions_without_etags_differ_by_size_and_time() -> None:
 
 
 def test_an_object_that_is_too_long_is_not_downloaded(web: FileServer, storage: Storage) -> None:
-    """Its server says how long it is before the first byte."""
+    """The server sends the length before the first byte."""
     web.files["a"] = CONTENT
     web.faults["a"] = [Stall(after=0)]
 
@@ -203,7 +203,7 @@ def test_an_object_that_is_too_long_is_not_downloaded(web: FileServer, storage: 
 
 
 def test_bytes_behind_the_end_are_missing(web: FileServer, storage: Storage) -> None:
-    """Some of them, or all."""
+    """Some of the bytes or all of them may be missing."""
     web.files["a"] = CONTENT
 
     assert read(storage, web, len(CONTENT) - 3, 10) == CONTENT[-3:]
@@ -214,7 +214,7 @@ def test_bytes_behind_the_end_are_missing(web: FileServer, storage: Storage) -> 
 def test_long_ranges_are_read_in_parts_at_once(
     web: FileServer, monkeypatch: pytest.MonkeyPatch, storage: Storage
 ) -> None:
-    """Each of which may fail by itself."""
+    """Each part may fail and be retried by itself."""
     monkeypatch.setattr("batchd.storage.objects.BLOCK_BYTES", 1000)
     web.files["a"] = CONTENT
     web.faults["a"] = [Status(500), Cut(3)]
@@ -224,13 +224,13 @@ def test_long_ranges_are_read_in_parts_at_once(
 
 
 class TestReadingAhead:
-    """What a worker fetches at the start of a chunk."""
+    """Requests that a worker sends at the start of a chunk."""
 
     def extents(self, web: FileServer, *places: tuple[int, int], name: str = "a") -> list[Extent]:
         return [Extent(f"{web.url}/{name}".encode(), start, size) for start, size in places]
 
     def test_near_extents_are_one_request_and_nothing_is_asked_twice(self, web: FileServer, storage: Storage) -> None:
-        """Far ones, and ones of other files, are others."""
+        """Distant extents, and extents of other files, need separate requests."""
         web.files.update(a=bytes(range(256)) * 4096, b=CONTENT)
         wanted = [
             *self.extents(web, (500, 20), (0, 10), (900_000, 7), (0, 10), (505, 5)),
@@ -247,7 +247,7 @@ class TestReadingAhead:
         assert len(web.asked) == 3
 
     def test_whole_objects_are_fetched_at_once_and_long_ones_later(self, web: FileServer, storage: Storage) -> None:
-        """A long one would hold up the others, and fill the memory."""
+        """A long object would delay the others and fill the memory."""
         web.files.update(a=CONTENT, b=bytes(WHOLE_BYTES_MAX + 1))
         remote = RemoteBytes(storage, b"http://", {})
         both = [Extent(f"{web.url}/{name}".encode(), 0, None) for name in "ab"]
@@ -257,7 +257,7 @@ class TestReadingAhead:
         assert [one.name for one in web.asked].count("a") == 1
 
     def test_what_fails_is_the_reason_of_its_samples_alone(self, web: FileServer, storage: Storage) -> None:
-        """And is not asked for again by each of them."""
+        """The failed request is not repeated for each of its samples."""
         web.files["a"] = CONTENT
         web.faults["b"] = [Status(404)]
         remote = RemoteBytes(storage, b"http://", {})
@@ -272,7 +272,7 @@ class TestReadingAhead:
     def test_there_is_a_limit_to_what_is_fetched(
         self, web: FileServer, monkeypatch: pytest.MonkeyPatch, storage: Storage
     ) -> None:
-        """The rest is read when it is wanted; and all is forgotten with the next chunk."""
+        """The rest is read on demand, and the next chunk drops everything read ahead."""
         assert FETCHED_BYTES_MAX < 1 << 26
         monkeypatch.setattr("batchd.storage.reader.FETCHED_BYTES_MAX", 1000)
         monkeypatch.setattr("batchd.storage.reader.GAP_BYTES_MAX", 0)
@@ -292,7 +292,7 @@ class TestReadingAhead:
     def test_all_that_is_read_ahead_together_takes_no_longer_than_one_sample(
         self, web: FileServer, storage: Storage
     ) -> None:
-        """Or a worker with several sources would count as stuck. The rest is read when wanted."""
+        """A worker with several sources could count as hung. The rest is read on demand."""
         web.files["a"] = CONTENT
         storage.limits = StorageLimits(timeout_s=0.2, retries=0, deadline_s=0.0)
         storage.begin_reading_ahead()
@@ -307,17 +307,17 @@ class TestReadingAhead:
         assert len(web.asked) == 2
 
     def test_chunk_after_chunk_uses_the_same_connections(self, web: FileServer, storage: Storage) -> None:
-        """However much of the time for a chunk is left when it is asked for."""
+        """This holds for any remaining time of a chunk when a request starts."""
         web.files["a"] = CONTENT
         remote = RemoteBytes(storage, b"http://", {})
         for number in range(30):
             storage.begin_reading_ahead()
             remote.fetch([Extent(f"{web.url}/a".encode(), number, 10)])
         assert len(web.asked) == 30
-        assert web.connections < 10  # a connection is free again a moment after its answer was read
+        assert web.connections < 10  # a connection becomes free a moment after its answer was read
 
     def test_what_is_too_long_to_be_read_ahead_is_not_asked_for(self, web: FileServer, storage: Storage) -> None:
-        """Until it is wanted."""
+        """It is requested when a sample needs it."""
         web.files["a"] = bytes(WHOLE_BYTES_MAX + 1)
         remote, extent = RemoteBytes(storage, b"http://", {}), Extent(f"{web.url}/a".encode(), 0, WHOLE_BYTES_MAX + 1)
         remote.fetch([extent])
@@ -325,7 +325,7 @@ class TestReadingAhead:
         assert len(remote.read(extent, 1 << 30)) == WHOLE_BYTES_MAX + 1
 
     def test_all_that_one_sample_needs_takes_no_longer_than_it_may(self, web: FileServer, storage: Storage) -> None:
-        """In however many requests: one that begins late has the time that is left."""
+        """The limit covers any number of requests: a later request has the time that is left."""
         web.files["a"] = CONTENT
         remote = RemoteBytes(storage, b"http://", {})
         storage.begin_sample()
@@ -339,7 +339,7 @@ class TestReadingAhead:
         assert len(web.asked) == 1
 
     def test_a_name_that_is_no_text_is_a_bad_one(self, storage: Storage) -> None:
-        """No server has an object of that name."""
+        """No server has an object with such a name."""
         remote = RemoteBytes(storage, b"http://", {})
         odd = Extent(b"http://127.0.0.1:1/\xff", 0, 3)
         remote.fetch([odd])
@@ -348,7 +348,7 @@ class TestReadingAhead:
 
 
 def slices(content: bytes, asked: list[tuple[int, int]]) -> Callable[[int, int], memoryview]:
-    """Reads ranges of bytes, and notes them."""
+    """Read ranges of bytes, and record them."""
 
     def read_range(start: int, size: int) -> memoryview:
         asked.append((start, size))
@@ -362,7 +362,7 @@ def slices(content: bytes, asked: list[tuple[int, int]]) -> Callable[[int, int],
     st.integers(1, 64),
 )
 def test_a_stream_reads_what_a_file_reads(does: list[tuple[str, int]], first: int) -> None:
-    """Wherever it is sought, however large its blocks are, and whatever of them is kept."""
+    """This holds for any seek position, block size and cached part."""
     content = CONTENT[:4321]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote_stream, "FIRST_BYTES", first)
@@ -381,7 +381,7 @@ def test_a_stream_reads_what_a_file_reads(does: list[tuple[str, int]], first: in
 
 
 def test_a_stream_reads_on_in_growing_blocks_and_here_and_there_in_small_ones() -> None:
-    """Gaps that are shorter than waiting for an answer are read through."""
+    """A gap that is shorter than the wait for an answer is read and skipped."""
     content, asked = bytes(64 << 20), list[tuple[int, int]]()
     stream = ObjectStream("a", len(content), slices(content, asked))
     while stream.read(1 << 20):
@@ -397,7 +397,7 @@ def test_a_stream_reads_on_in_growing_blocks_and_here_and_there_in_small_ones() 
 
 
 def test_a_stream_that_cannot_be_read_says_where() -> None:
-    """Also where fewer bytes come than there were."""
+    """This includes an answer with fewer bytes than before."""
 
     def fails(_start: int, _size: int) -> memoryview:
         raise ObjectUnreadable("its server answers 500")

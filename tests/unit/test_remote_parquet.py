@@ -23,7 +23,7 @@ from support.parquet_files import hugging_face, write_parquet
 from support.source_files import nothing, source_problems
 
 WELL = IgnoreRange()
-"""For a HEAD, which asks for no range."""
+"""A HEAD request, which asks for no range."""
 IMAGES = [bytes([number]) * (1000 + 7 * number) for number in range(40)]
 LONG = [np.random.default_rng(seed).bytes(100_000) for seed in range(6)]
 BOTH = {"image": "image", "label": "int64"}
@@ -32,7 +32,7 @@ Put = Callable[..., ParquetSource]
 
 @pytest.fixture
 def put(tmp_path: Path, web: FileServer) -> Put:
-    """Write the file a.parquet and put it on the server; its source."""
+    """Write the file a.parquet, put it on the server, and return its source."""
 
     def put(images: list[bytes] = IMAGES, fields: dict[str, str] = BOTH, **options: Any) -> ParquetSource:
         columns = {"image": hugging_face(images), "label": np.arange(len(images)), "twice": pa.array(images)}
@@ -55,7 +55,7 @@ def image(reader: Reader, sample: int) -> bytes:
 
 
 def asked_bytes(web: FileServer) -> int:
-    """How many bytes the server was asked for."""
+    """Return how many bytes were requested from the server."""
     spans = [one.span.removeprefix("bytes=").split("-") for one in web.asked if one.span]
     return sum(int(last) - int(first) + 1 for first, last in spans)
 
@@ -63,7 +63,7 @@ def asked_bytes(web: FileServer) -> int:
 def test_values_that_are_not_compressed_are_asked_for_by_their_bytes(
     web: FileServer, put: Put, storage: Storage
 ) -> None:
-    """One request for each, or for neighbours together; neither footer nor row group is read."""
+    """One request covers a value or several neighbours; footer and row group are not read."""
     reader = opened(storage, put(compression="none", row_group_size=1000, use_dictionary=False))
     web.asked.clear()
     assert image(reader, 7) == IMAGES[7]
@@ -78,7 +78,7 @@ def test_values_that_are_not_compressed_are_asked_for_by_their_bytes(
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_row_group_is_one_request_and_is_used_again(web: FileServer, put: Put, ahead: bool, storage: Storage) -> None:
-    """Besides one for the footer."""
+    """The footer needs one more request."""
     reader = opened(storage, put(compression="snappy", row_group_size=10, use_dictionary=False))
     web.asked.clear()
     for sample in (25, 3, 29, 20, 0):
@@ -90,7 +90,7 @@ def test_a_row_group_is_one_request_and_is_used_again(web: FileServer, put: Put,
 
 
 def test_a_chunk_asks_for_all_of_its_row_groups_at_once(web: FileServer, put: Put, storage: Storage) -> None:
-    """And for the columns of one that lie together as one."""
+    """Columns of a row group that are adjacent are one request."""
     reader = opened(storage, put(fields={**BOTH, "twice": "uint8[?]"}, compression="snappy", row_group_size=10))
     web.asked.clear()
     read_ahead(reader, [35, 5, 15])
@@ -102,7 +102,7 @@ def test_a_chunk_asks_for_all_of_its_row_groups_at_once(web: FileServer, put: Pu
 
 
 def test_a_long_row_group_is_asked_for_in_parts_at_once(web: FileServer, put: Put, storage: Storage) -> None:
-    """As one request is no faster than a connection."""
+    """One request is limited by the speed of one connection."""
     images = [np.random.default_rng(seed).bytes(1 << 20) for seed in range(10)]
     reader = opened(storage, put(images, compression="snappy", row_group_size=10, use_dictionary=False))
     web.asked.clear()
@@ -124,7 +124,7 @@ def test_a_footer_may_have_any_length(web: FileServer, put: Put, storage: Storag
 
 @pytest.mark.parametrize("size", [5_000, 100_000, 3 << 20])
 def test_a_scan_downloads_a_column_once(web: FileServer, put: Put, size: int, storage: Storage) -> None:
-    """Although values are compared with the file a little after pyarrow has read them."""
+    """The values are compared with the file a little after pyarrow has read them."""
     random = np.random.default_rng(0)
     images = [random.bytes(size + number % 7) for number in range((12 << 20) // size)]
     source = put(images, compression="none", use_dictionary=False, fields={"image": "image"})
@@ -135,21 +135,21 @@ def test_a_scan_downloads_a_column_once(web: FileServer, put: Put, size: int, st
 
 
 def test_a_scan_does_not_download_what_is_compressed(web: FileServer, put: Put, storage: Storage) -> None:
-    """Workers read it."""
+    """The workers download it."""
     images = [np.random.default_rng(seed).bytes(1 << 20) for seed in range(20)]
     scan(storage, put(images, compression="snappy", row_group_size=5))
     assert asked_bytes(web) < len(web.files["a.parquet"]) / 20
 
 
 def test_a_check_finds_a_column_that_is_not_there(web: FileServer, put: Put, storage: Storage) -> None:
-    """In the file that is named first; where files are looked for, the daemon finds it."""
+    """The check reads the first named file; for a pattern, the daemon finds the error."""
     assert source_problems(put(), storage) == []
     (problem,) = source_problems(put(fields={"labels": "int64"}), storage)
     assert problem.startswith(f"{web.url}/a.parquet has no column 'labels'")
 
 
 class TestScansThatFail:
-    """With the URL, the byte and the reason, and not as a damaged file."""
+    """The error has the URL, the byte and the reason, and does not call the file damaged."""
 
     @pytest.mark.parametrize("compression", ["none", "snappy"])
     @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ class TestScansThatFail:
         reads_before: int,
         storage: Storage,
     ) -> None:
-        """At its footer, and in a column, where pyarrow is the one that reads."""
+        """The request fails at the footer, or in a column, which pyarrow reads."""
         fault, reason = trouble
         source = put(LONG, compression=compression, row_group_size=3, use_dictionary=False)
         web.faults["a.parquet"] = [WELL] * 2 + [Cut(1 << 30)] * reads_before + [fault] * 3
@@ -181,13 +181,13 @@ class TestScansThatFail:
         assert SECRET not in str(error.value)
 
     def test_a_fault_that_passes_is_not_noticed(self, put: Put, web: FileServer, storage: Storage) -> None:
-        """Nowhere in the scan."""
+        """This holds at every point of the scan."""
         source = put()
         web.faults["a.parquet"] = [Status(500), WELL, WELL, Cut(5), Status(503)]
         assert len(scan(storage, source)) == 40
 
     def test_a_file_that_changes_meanwhile(self, put: Put, web: FileServer, storage: Storage) -> None:
-        """Is refused."""
+        """The file is rejected."""
         source = put(LONG, compression="none", use_dictionary=False)
         content = web.files["a.parquet"]
 
@@ -201,7 +201,7 @@ class TestScansThatFail:
 
 
 class TestSamplesThatFail:
-    """A bad sample with its reason, readable when the server is well: no failure is kept."""
+    """The sample is bad with its reason, and readable after the server recovers."""
 
     @pytest.mark.parametrize(("compression", "reads_before"), [("none", 0), ("snappy", 0), ("snappy", 1)])
     @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ class TestSamplesThatFail:
         reads_before: int,
         storage: Storage,
     ) -> None:
-        """At the footer and the row group, or at the value; with and without reading ahead."""
+        """It fails at the footer, the row group or the value, with and without reading ahead."""
         fault, reason = trouble
         place = r"(its file cannot be read at byte \d+|cannot be read at byte \d+ of its file)"
         for ahead in ([], [25]):
@@ -234,7 +234,7 @@ class TestSamplesThatFail:
             assert re.fullmatch(rf"{place}: {reason} \(row group 2, row 5 of it\)", str(error.value))
 
             web.faults.clear()
-            storage.client.head(f"{web.url}/a.parquet")  # or it would be left alone for a moment
+            storage.client.head(f"{web.url}/a.parquet")  # ends the pause after failures
             read_ahead(reader, ahead)
             assert image(reader, 25) == IMAGES[25]
             assert int(reader.known(25)["label"]) == 25  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ class TestSamplesThatFail:
     def test_an_object_that_has_changed(
         self, web: FileServer, put: Put, compression: str, honours_if_match: bool, is_open: bool, storage: Storage
     ) -> None:
-        """Even by one byte, and also where its footer was read before; what was decoded stays."""
+        """One byte is enough, also after the footer was read; decoded values stay in use."""
         web.honours_if_match = honours_if_match
         reader = opened(storage, put(compression=compression, row_group_size=10))
         if is_open:
@@ -260,7 +260,7 @@ class TestSamplesThatFail:
             assert image(reader, 1) == IMAGES[1]
 
     def test_without_etags_size_and_time_tell(self, web: FileServer, put: Put, storage: Storage) -> None:
-        """As far as the server says them."""
+        """The server must send size or time for this."""
         web.has_etags = False
         reader = opened(storage, put(compression="snappy", row_group_size=10))
         web.files["a.parquet"] += b" "
@@ -268,7 +268,7 @@ class TestSamplesThatFail:
             reader.read(0)
 
     def test_a_damaged_page_is_one(self, web: FileServer, put: Put, storage: Storage) -> None:
-        """By its checksum, as in a file, and it is not downloaded again for each of its rows."""
+        """Its checksum fails, as in a file, and it is not downloaded again for each of its rows."""
         images = [np.random.default_rng(seed).bytes(1000) for seed in range(20)]
         source = put(images, compression="snappy", row_group_size=10, write_page_checksum=True, use_dictionary=False)
         damaged = bytearray(web.files["a.parquet"])
@@ -286,7 +286,7 @@ class TestSamplesThatFail:
 
 
 def test_a_path_in_a_file_is_below_its_url(tmp_path: Path, web: FileServer, storage: Storage) -> None:
-    """And leads nowhere else."""
+    """A path that leads out of the root is rejected."""
     paths = ["photos/1.jpg", "../1.jpg", "/etc/passwd", "http://127.0.0.1:1/x.jpg"]
     file = write_parquet(tmp_path / "a.parquet", {"image": hugging_face([None] * 4, paths)})
     web.files.update({"d/a.parquet": file.read_bytes(), "d/photos/1.jpg": b"one", "1.jpg": b"outside"})
@@ -301,7 +301,7 @@ def test_a_path_in_a_file_is_below_its_url(tmp_path: Path, web: FileServer, stor
 def test_a_kept_index_counts_while_the_etag_is_the_same(
     tmp_path: Path, web: FileServer, put: Put, monkeypatch: pytest.MonkeyPatch, storage: Storage
 ) -> None:
-    """Nothing is downloaded then; a file that has changed is scanned."""
+    """An unchanged file is not downloaded, and a changed one is scanned."""
     monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
     cache = IndexCache(tmp_path / "cache")
     source = put(compression="none")

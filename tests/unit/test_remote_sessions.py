@@ -1,4 +1,4 @@
-"""The TCP door under shortage and odd peers: the core's events, and the log."""
+"""The TCP listener under shortage and with odd peers: the core's events, and the log."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ class ShortMemory(SlotPool):
 
 @pytest.fixture
 def events() -> list[Event]:
-    """What the core is told."""
+    """Collect the events for the core."""
     return []
 
 
@@ -57,7 +57,7 @@ def memory() -> SlotPool:
 
 @pytest.fixture
 def remote(events, memory) -> Iterator[TcpDoor]:
-    """A door to which nobody has connected, and that is not bound."""
+    """Make a listener without a connection that is not bound."""
     with closing(Selector()) as selector:
         remote = TcpDoor(DaemonSide(selector, events.append, memory), SessionLimits(9, 9), None)
         yield remote
@@ -72,7 +72,7 @@ def come(remote: TcpDoor, number: int) -> None:
 
 
 class DeafRouter:
-    """A ROUTER that has not yet taken note of an end: what is sent there is lost without a word."""
+    """A ROUTER that has not noticed a disconnect yet, and silently drops what it sends."""
 
     def __init__(self, router: "zmq.Socket[bytes]") -> None:
         self._router = router
@@ -81,11 +81,11 @@ class DeafRouter:
         return getattr(self._router, name)
 
     def send_multipart(self, *_message: object, **_options: object) -> None:
-        """Lose it."""
+        """Drop the message."""
 
 
 def greeting(remote: TcpDoor, peer: "zmq.Socket[bytes]") -> list[zmq.Frame]:
-    """Connect a peer and take its ``Greet``, which nobody has looked at yet."""
+    """Connect a peer and take its ``Greet`` before the listener handles it."""
     peer.connect(remote.router.getsockopt_string(zmq.LAST_ENDPOINT))
     peer.send(Greet(PROTOCOL_VERSION, "test", 1, "").encode())
     assert remote.router.poll(int(PATIENCE_S * 1000))
@@ -93,13 +93,13 @@ def greeting(remote: TcpDoor, peer: "zmq.Socket[bytes]") -> list[zmq.Frame]:
 
 
 def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(remote, events) -> None:
-    """Nobody would tell of that end again. One whose connection is there stays."""
+    """That disconnect is reported only once. The session with a live connection stays."""
     remote.bind("tcp://127.0.0.1:0", "")
     with zmq.Context() as context, context.socket(zmq.DEALER) as staying:
         with context.socket(zmq.DEALER) as leaving:
             remote._take(greeting(remote, staying))
             late = greeting(remote, leaving)
-        wait_until(lambda: remote.note_ends() or len(remote._guard) == 1, "one connection is gone")
+        wait_until(lambda: remote.note_ends() or len(remote._guard) == 1, "one connection is closed")
         remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
         remote._take(late)
         assert len(remote.trainers()) == 2
@@ -111,20 +111,20 @@ def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(
 
 
 def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_same(remote, events) -> None:
-    """It was greeted after its end was told, and the next connection got its number silently."""
+    """The session is greeted after the disconnect, and the next connection reuses its number."""
     remote.bind("tcp://127.0.0.1:0", "")
     place = remote.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
     with ExitStack() as stack:
         silent = [stack.enter_context(socket.socket()) for _ in range(10)]
         with zmq.Context() as context, context.socket(zmq.DEALER) as leaving:
             late = greeting(remote, leaving)
-        wait_until(lambda: remote.note_ends() or not len(remote._guard), "the connection is gone")
+        wait_until(lambda: remote.note_ends() or not len(remote._guard), "the connection is closed")
         remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
         remote._take(late)
         for one in silent:
             one.connect(("127.0.0.1", int(place)))
         number = late[-1].get(zmq.SRCFD)
-        wait_until(lambda: remote.note_ends() or remote._guard.inode_of(number), "another has its number")
+        wait_until(lambda: remote.note_ends() or remote._guard.inode_of(number), "another uses the number")
 
         for _ in range(3):
             remote.tick()
@@ -134,7 +134,7 @@ def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_s
 
 
 def come_from(remote: TcpDoor, host: str) -> socket.socket:
-    """Connect from a host of loopback; whatever is sent now are frames of ZeroMQ."""
+    """Connect from a loopback host; what is sent from now on are ZeroMQ frames."""
     port = int(remote.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
     connection = socket.create_connection(("127.0.0.1", port), PATIENCE_S, (host, 0))
     introduce(connection)
@@ -142,7 +142,7 @@ def come_from(remote: TcpDoor, host: str) -> socket.socket:
 
 
 def replace_connection(remote: TcpDoor, former: socket.socket, number: int, host: str) -> socket.socket:
-    """End a connection and greet over another one, which has the same descriptor."""
+    """Close a connection and greet over another one with the same descriptor."""
     former.close()
 
     def is_closed() -> bool:
@@ -160,7 +160,7 @@ def replace_connection(remote: TcpDoor, former: socket.socket, number: int, host
 
 
 def hosts(remote: TcpDoor) -> list[str]:
-    """Read what there is to read; then: where all trainers are."""
+    """Read everything available, and return the hosts of all trainers."""
     while remote.receive({remote.router}):
         pass
     return [session.host for session in remote.trainers()]
@@ -168,7 +168,7 @@ def hosts(remote: TcpDoor) -> list[str]:
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "127.0.0.3"], ids=["same host", "other host"])
 def test_a_greeting_over_the_number_of_a_closed_connection_is_heard(remote, host) -> None:
-    """It comes before the end of that connection and the beginning of its own are noted."""
+    """The greeting arrives before the listener notices the disconnect and the new connection."""
     remote.bind("tcp://127.0.0.1:0", "")
     former = come_from(remote, "127.0.0.2")
     wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
@@ -182,14 +182,14 @@ def test_a_greeting_over_the_number_of_a_closed_connection_is_heard(remote, host
 
 
 def test_what_a_flood_leaves_unread_is_not_held_against_the_next_connection(remote) -> None:
-    """Which has its number, and comes from another host."""
+    """That connection has the same number, and comes from another host."""
     remote.bind("tcp://127.0.0.1:0", "")
     former = come_from(remote, "127.0.0.2")
     wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
     (number,) = remote._guard.pending()
     former.sendall(frame(AskStatus(1).encode()) * 2 * FRAMES_MAX)
     with replace_connection(remote, former, number, "127.0.0.3"):
-        wait_until(lambda: hosts(remote) == ["127.0.0.3"], "the next one is heard")
+        wait_until(lambda: hosts(remote) == ["127.0.0.3"], "the next connection is accepted")
 
         assert remote._guard.pending() == {}
         assert remote._guard.closed == 0
@@ -199,7 +199,7 @@ def test_what_a_flood_leaves_unread_is_not_held_against_the_next_connection(remo
     "memory", [ShortMemory(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))), ShortMemory(MemoryError("no page"))]
 )
 def test_a_batch_that_cannot_be_mapped_ends_its_session_and_no_other(remote, events) -> None:
-    """The core gets its slot back; the operator is told why."""
+    """The core gets its slot back, and the log has the reason."""
     come(remote, 1)
     come(remote, 2)
     with capture_logs() as lines:
@@ -214,7 +214,7 @@ def test_a_batch_that_cannot_be_mapped_ends_its_session_and_no_other(remote, eve
 
 @pytest.mark.parametrize("is_remote", [True, False])
 def test_a_lease_for_a_trainer_that_is_gone_ends_where_nothing_else_ends_it(is_remote) -> None:
-    """``BatchSent`` alone ends a batch sent as bytes; a local lease ended with the session."""
+    """Only ``BatchSent`` ends a lease of a batch sent as bytes; a local lease needs none."""
     queue = Queue()
     parts = cast("Any", None)
     with closing(Selector()) as selector:

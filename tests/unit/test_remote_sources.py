@@ -36,12 +36,12 @@ from support.source_files import nothing, source_problems
 from support.tfrecords import example, write_records
 
 WELL = IgnoreRange()
-"""For a HEAD, which asks for no range."""
+"""A HEAD request, which asks for no range."""
 TAR_FIELDS = {"image": "image", "label": "int64"}
 
 
 def make_files(root: Path) -> None:
-    """One of each kind of source below ``root``."""
+    """Make one source of each kind below ``root``."""
     for name in (
         "photos/cat/1.jpg",
         "photos/cat/more/2.jpg",
@@ -105,19 +105,19 @@ LISTED: dict[str, Callable[[Path], SourceOptions]] = {
 
 
 def scan(storage: Storage, source: SourceOptions) -> SourceIndex:
-    """The index of a source."""
+    """Return the index of a source."""
     return scan_source(source, nothing, IndexCache(None), storage)  # type: ignore[arg-type]
 
 
 def opened(
     storage: Storage, source: SourceOptions, index: SourceIndex | None = None, max_bytes: int = 1 << 20
 ) -> Reader:
-    """A reader, as a worker has it."""
+    """Make a reader, as a worker does."""
     return open_reader(source, index or scan(storage, source), max_bytes, storage)
 
 
 def plain(values: Any) -> dict[str, Any]:
-    """Values that can be compared."""
+    """Convert values so that they can be compared."""
     return {
         name: bytes(value) if isinstance(value, memoryview) else np.asarray(value).tolist()
         for name, value in values.items()
@@ -125,7 +125,7 @@ def plain(values: Any) -> dict[str, Any]:
 
 
 def contents(storage: Storage, source: SourceOptions, *, ahead: bool) -> tuple[str, list[dict[str, Any]]]:
-    """The digest of a source, and all its samples."""
+    """Return the digest of a source and all its samples."""
     index = scan(storage, source)
     reader = opened(storage, source, index)
     if ahead:
@@ -137,27 +137,27 @@ def contents(storage: Storage, source: SourceOptions, *, ahead: bool) -> tuple[s
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one of each kind of source, which no test changes."""
+    """Make a folder with one source of each kind, which no test changes."""
     root = tmp_path_factory.mktemp("files")
     make_files(root)
     return root
 
 
 def by_name(root: Path) -> dict[str, bytes]:
-    """The files below a folder."""
+    """Return the files below a folder."""
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
 def served(web: FileServer, files: Path) -> FileServer:
-    """A server of ``files``."""
+    """Serve ``files`` over http."""
     web.files.update(by_name(files))
     return web
 
 
 @pytest.fixture(scope="module")
 def filled_bucket(files: Path, _network_library: None) -> Iterator[BucketServer]:
-    """A server that speaks S3, with ``files`` in a folder of its bucket."""
+    """Start an S3 server with ``files`` in a folder of its bucket."""
     server = BucketServer()
     server.put({f"deep/{name}": content for name, content in by_name(files).items()})
     yield server
@@ -165,7 +165,7 @@ def filled_bucket(files: Path, _network_library: None) -> Iterator[BucketServer]
 
 
 def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web: FileServer, storage: Storage) -> None:
-    """An object ends where a file would."""
+    """An object ends at the point of the cut, like a file."""
     shard = write_shard(tmp_path / "s-0.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])
     web.files["s-0.tar"] = shard.read_bytes()[:1024]
 
@@ -180,7 +180,7 @@ def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web:
 def test_a_source_over_http_is_what_the_files_are(
     files: Path, served: FileServer, kind: str, ahead: bool, storage: Storage
 ) -> None:
-    """The same samples, columns and digest, wherever the server is."""
+    """Samples, columns and digest are equal, wherever the server is."""
     here, there = SOURCES[kind](files), SOURCES[kind](Path(served.url))
 
     assert source_problems(there, storage) == []
@@ -192,7 +192,7 @@ def test_a_source_over_http_is_what_the_files_are(
 def test_a_source_in_a_bucket_is_what_the_files_are(
     files: Path, filled_bucket: BucketServer, kind: str, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where names are looked for."""
+    """This includes sources that list names."""
     for name, value in filled_bucket.environment.items():
         monkeypatch.setenv(name, value)
     make = (SOURCES | LISTED)[kind]
@@ -207,7 +207,7 @@ def test_a_source_in_a_bucket_is_what_the_files_are(
 def test_a_source_in_a_bucket_of_google_is_what_the_files_are(
     files: Path, google: FileServer, kind: str, storage: Storage
 ) -> None:
-    """Also where names are looked for."""
+    """This includes sources that list names."""
     google.files.update({f"bucket/deep/{name}": content for name, content in by_name(files).items()})
     make = (SOURCES | LISTED)[kind]
     here, there = make(files), make(Path("gs://bucket/deep"))
@@ -217,7 +217,7 @@ def test_a_source_in_a_bucket_of_google_is_what_the_files_are(
 
 
 def test_samples_are_called_by_the_url_as_it_was_written(served: FileServer, storage: Storage) -> None:
-    """With both slashes."""
+    """The URL has both slashes."""
     names = {
         kind: opened(storage, SOURCES[kind](Path(served.url))).name(1)
         for kind in ("list", "webdataset", "csv", "npy", "tfrecord")
@@ -233,7 +233,7 @@ def test_samples_are_called_by_the_url_as_it_was_written(served: FileServer, sto
 
 
 def test_a_chunk_is_read_in_a_few_requests(served: FileServer, storage: Storage) -> None:
-    """Those that lie near each other in one."""
+    """Samples that are close to each other share a request."""
     for kind, requests in {"webdataset": 2, "tfrecord": 2, "npy": 1, "csv": 3, "list": 2, "concat": 4}.items():
         source = SOURCES[kind](Path(served.url))
         index = scan(storage, source)
@@ -243,11 +243,11 @@ def test_a_chunk_is_read_in_a_few_requests(served: FileServer, storage: Storage)
         assert len(served.asked) == requests
         for sample in range(len(index)):
             reader.read(sample)
-        assert len(served.asked) == requests + (20 if kind == "npy" else 0), "the array in Fortran order is in pieces"
+        assert len(served.asked) == requests + (20 if kind == "npy" else 0), "only Fortran order needs more requests"
 
 
 class TestScansThatFail:
-    """Each is refused with the URL and the reason."""
+    """Each failed file is rejected with the URL and the reason."""
 
     @pytest.mark.parametrize(
         ("faults", "reason"),
@@ -262,7 +262,7 @@ class TestScansThatFail:
     def test_a_file_that_cannot_be_had(
         self, served: FileServer, kind: str, faults: Any, reason: str, storage: Storage
     ) -> None:
-        """And nothing of what the server says."""
+        """The error does not repeat the server's answer."""
         source = SOURCES[kind](Path(served.url))
         served.faults[source.place.removeprefix(f"{served.url}/")] = list(faults)
 
@@ -282,7 +282,7 @@ class TestScansThatFail:
     def test_a_file_that_fails_within(
         self, served: FileServer, kind: str, fault: Any, reason: str, storage: Storage
     ) -> None:
-        """With the byte; not as a damaged file."""
+        """The error names the byte, and does not call the file damaged."""
         source = SOURCES[kind](Path(served.url))
         heads = 2 if kind in ("webdataset", "tfrecord") else 1
         names = {"webdataset": "shards/s-0.tar", "tfrecord": "records/r-0", "npy": "arrays/x.npy"}
@@ -293,14 +293,14 @@ class TestScansThatFail:
             scan(storage, source)
 
     def test_a_fault_that_passes_is_not_noticed(self, served: FileServer, storage: Storage) -> None:
-        """Nowhere in the scan."""
+        """This holds at every point of the scan."""
         served.faults["shards/s-0.tar"] = [Status(500), Status(503), WELL, Status(500), WELL, Cut(5), Cut(0)]
 
         assert len(scan(storage, SOURCES["webdataset"](Path(served.url)))) == 10
 
     @pytest.mark.parametrize("kind", LISTED)
     def test_what_http_cannot_list(self, web: FileServer, kind: str, storage: Storage) -> None:
-        """With what to do instead, already by ``batchd check``."""
+        """``batchd check`` finds it, and the message suggests an alternative."""
         source = LISTED[kind](Path(web.url))
         (problem,) = source_problems(source, storage)
 
@@ -311,7 +311,7 @@ class TestScansThatFail:
         assert web.asked == []
 
     def test_a_shard_that_is_named_and_not_there(self, web: FileServer, storage: Storage) -> None:
-        """The first that is missing."""
+        """The error names the first missing shard."""
         web.files["s-0.tar"] = b"x"
         source = WebDatasetSource(root=Path(web.url), shards=("s-{0..5}.tar",))
 
@@ -331,7 +331,7 @@ class TestScansThatFail:
         ],
     )
     def test_an_object_that_is_empty(self, web: FileServer, source: Any, text: str, storage: Storage) -> None:
-        """As an empty file is."""
+        """The error is that of an empty file."""
         web.files["e"] = b""
 
         with pytest.raises(SourceInvalid, match=text):
@@ -339,7 +339,7 @@ class TestScansThatFail:
 
     @pytest.mark.usefixtures("bucket")
     def test_a_bucket_that_is_not_there(self, storage: Storage) -> None:
-        """And a folder in which nothing is."""
+        """An empty folder gives an error as well."""
         assert source_problems(FolderSource(path=Path("s3://bucket/none")), storage) == [
             "there is nothing in s3://bucket/none"
         ]
@@ -355,7 +355,7 @@ class TestScansThatFail:
                 scan(storage, source)
 
     def test_a_machine_without_the_library(self, monkeypatch: pytest.MonkeyPatch, storage: Storage) -> None:
-        """What to install."""
+        """The error names the package to install."""
         monkeypatch.setitem(__import__("sys").modules, "obstore", None)
         monkeypatch.delitem(__import__("sys").modules, "batchd.storage.objects", raising=False)
 
@@ -364,13 +364,13 @@ class TestScansThatFail:
 
 
 def test_a_check_reads_the_titles_of_the_table_that_is_named_first(served: FileServer, storage: Storage) -> None:
-    """Below a root, too."""
+    """This works below a root, too."""
     (problem,) = source_problems(CsvSource(root=Path(served.url), files=("t.csv",), fields={"agee": "int64"}), storage)
     assert problem == f"{served.url}/t.csv has no column 'agee'; did you mean age?"
 
 
 def test_a_check_is_quick_where_no_server_answers(web: FileServer, storage: Storage) -> None:
-    """One request, and no second one."""
+    """The check sends one request and no second one."""
     storage.limits = StorageLimits(timeout_s=0.3, retries=0, deadline_s=0.3)
     web.faults["*"] = [Stall()] * 10
 
@@ -380,7 +380,7 @@ def test_a_check_is_quick_where_no_server_answers(web: FileServer, storage: Stor
 
 
 class TestSamplesThatFail:
-    """A bad sample with its reason; the next one is read."""
+    """The sample is bad with its reason, and the next sample is read."""
 
     @pytest.mark.parametrize(
         ("kind", "name", "reason"),
@@ -395,13 +395,13 @@ class TestSamplesThatFail:
     def test_servers_that_fail(
         self, files: Path, served: FileServer, kind: str, name: str, reason: str, storage: Storage
     ) -> None:
-        """For a while; then they are well again. With and without reading ahead."""
+        """The server fails for a while and recovers, with and without reading ahead."""
         source = SOURCES[kind](Path(served.url))
         reader = opened(storage, source)
         expected = plain(opened(storage, SOURCES[kind](files)).read(0))
 
         for fault, ahead in product((Status(500), Cut(after=1)), ([], [0])):
-            storage.client.head(f"{served.url}/list.txt")  # or it would be left alone for a moment
+            storage.client.head(f"{served.url}/list.txt")  # ends the pause after failures
             served.faults[name] = [fault] * 3
             read_ahead(reader, ahead)
             with pytest.raises(SampleUnreadable, match=rf"^{reason}\D+(500)? \(asked 3 times\)$"):
@@ -412,7 +412,7 @@ class TestSamplesThatFail:
 
     @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "raw", "csv", "npy", "npz"])
     def test_objects_that_have_changed(self, served: FileServer, kind: str, storage: Storage) -> None:
-        """Even by one byte."""
+        """A change of one byte is enough."""
         source = SOURCES[kind](Path(served.url))
         reader = opened(storage, source)
         for name in served.files:
@@ -423,7 +423,7 @@ class TestSamplesThatFail:
                 reader.read(sample)
 
     def test_images_that_are_empty_missing_or_too_long(self, web: FileServer, storage: Storage) -> None:
-        """As files are."""
+        """The errors are those of files."""
         web.files.update({"list.txt": b"a.jpg 0\nb.jpg 0\nc.jpg 0\n", "a.jpg": b"", "b.jpg": b"b" * 100})
         reader = opened(storage, ListSource(path=Path(web.url) / "list.txt"), max_bytes=99)
 
@@ -436,7 +436,7 @@ class TestSamplesThatFail:
                     reader.read(sample)
 
     def test_a_table_names_no_image_outside_of_its_root(self, web: FileServer, storage: Storage) -> None:
-        """By its path."""
+        """The path of the image leads out of the root."""
         web.files["t/t.csv"] = b"file\n../a.jpg\n/a.jpg\n"
         reader = opened(storage, CsvSource(path=Path(web.url) / "t/t.csv", image="file"))
 
@@ -446,18 +446,18 @@ class TestSamplesThatFail:
 
 
 class TestKeptIndexes:
-    """An index of an earlier scan counts while the servers say that nothing has changed."""
+    """An index of an earlier scan is valid while the servers report no change."""
 
     @pytest.fixture
     def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexCache:
-        """A cache that keeps the smallest source."""
+        """Make a cache that keeps small sources."""
         monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
         return IndexCache(tmp_path / "cache")
 
     def test_over_http_objects_are_asked_for_their_etags(
         self, served: FileServer, cache: IndexCache, storage: Storage
     ) -> None:
-        """With HEAD, and nothing is downloaded."""
+        """HEAD requests are sent, and nothing is downloaded."""
         source: Any = SOURCES["webdataset"](Path(served.url))
         first = scan_source(source, nothing, cache, storage)
         served.asked.clear()
@@ -474,7 +474,7 @@ class TestKeptIndexes:
     def test_without_etags_and_times_nothing_is_kept(
         self, served: FileServer, cache: IndexCache, storage: Storage
     ) -> None:
-        """Nobody could tell whether it has changed."""
+        """No change of the source would be noticed."""
         served.has_etags = False
         source: Any = SOURCES["raw"](Path(served.url))
         for _ in range(2):
@@ -485,7 +485,7 @@ class TestKeptIndexes:
     def test_in_a_bucket_folders_are_listed_again(
         self, bucket: Any, cache: IndexCache, scans: list[str], storage: Storage
     ) -> None:
-        """What has come is found."""
+        """New objects are found."""
         bucket.put({"d/1.jpg": b"1", "d/e/2.jpg": b"2"})
         source = GlobSource(root=Path("s3://bucket/d"), patterns=("**/*.jpg",))
         for _ in range(2):
@@ -498,7 +498,7 @@ class TestKeptIndexes:
 
     @pytest.fixture
     def scans(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The kinds of source that were scanned, one for each scan."""
+        """Collect the kinds of the scanned sources, one entry for each scan."""
         done: list[str] = []
 
         def watched(source: Any) -> kinds.BuiltInKind:

@@ -1,4 +1,4 @@
-"""The daemon's side of its gateways: what it believes, and how it ends one that hangs."""
+"""The daemon's side of its gateways: checks of their messages, and the end of a hung gateway."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ from support.waiting import wait_until
 
 
 class Pool:
-    """Remote workers with real gateways, and what they tell the core."""
+    """Remote workers with real gateways, and the events that they send to the core."""
 
     def __init__(self, gateways: int = 1, rules: wire.PoolRules = RULES) -> None:
         self.events: deque[Event] = deque()
@@ -38,37 +38,37 @@ class Pool:
         self.remote = RemoteWorkers(self.selector, self.events.append, endpoints, None, rules, wanted=wanted)
 
     def start(self) -> Self:
-        """Start the processes. Without them, what is sent is lost."""
+        """Start the processes. Without them, messages to them are lost."""
         self.remote.start()
         return self
 
     def child(self, gateway: int = 0) -> Child:
-        """The present process of a gateway."""
+        """Return the current process of a gateway."""
         child = self.remote.gateways[gateway]._child
         assert child is not None
         return child
 
     def hear(self, message: Message, gateway: int = 0) -> None:
-        """Take a message as if a gateway had sent it."""
+        """Handle a message as if a gateway had sent it."""
         self.remote.gateways[gateway]._take(message)
 
     def link(self, number: int, workers: int = 0, gateway: int = 0) -> None:
-        """A worker host comes, with so many workers."""
+        """Connect a worker host with so many workers."""
         self.hear(wire.LinkUp(number, "pod", "node", "a key", 7, 4, "x86_64", "1.2.3"), gateway)
         for worker in range(workers):
             self.hear(wire.RemoteUp(number, worker, "libjpeg 3"), gateway)
 
     def sent(self, gateway: int) -> list[Message]:
-        """What the gateway is sent from now on, by the daemon's word."""
+        """Collect the daemon's messages to the gateway from now on."""
         return record(self.remote.gateways[gateway])
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Handle what the gateways say until a condition holds."""
+        """Handle messages of the gateways until a condition holds."""
         wait_until(lambda: self.selector.dispatch() or condition(), what)
 
 
 def record(gateway: GatewayChild) -> list[Message]:
-    """Keep the messages to a gateway in a list; it gets them, too."""
+    """Record the messages to a gateway in a list, and deliver them as well."""
     sent: list[Message] = []
     send = gateway.send
 
@@ -87,13 +87,13 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture
 def three() -> Iterator[Pool]:
-    """With three gateways."""
+    """Make a pool with three gateways."""
     yield from opened(Pool(3).start())
 
 
 @pytest.fixture
 def believed() -> Iterator[Pool]:
-    """With three gateways that are believed to listen, and limits that cannot be divided evenly."""
+    """Make three gateways that count as listening, with limits that cannot be divided evenly."""
     pool = Pool(3, wire.PoolRules(30.0, links_max=8, links_per_key=4))
     for gateway in pool.remote.gateways:
         gateway.listens = True
@@ -101,14 +101,14 @@ def believed() -> Iterator[Pool]:
 
 
 def opened(pool: Pool) -> Iterator[Pool]:
-    """Close it in the end."""
+    """Close the pool at the end."""
     yield pool
     pool.remote.close()
     pool.selector.close()
 
 
 def test_a_gateway_that_answers_no_withdrawal_is_killed(pool) -> None:
-    """It may be stopped, or hang: without its word nobody else may fill the rows."""
+    """It may be stopped or hung; without its answer no other worker may fill the rows."""
     pool.link(11, workers=1)
     number = next(event.worker for event in pool.events if isinstance(event, ev.WorkerJoined))
     os.kill(pool.child().pid, signal.SIGSTOP)
@@ -118,13 +118,13 @@ def test_a_gateway_that_answers_no_withdrawal_is_killed(pool) -> None:
     assert not pool.child().has_ended()
     pool.remote.tick()
 
-    pool.wait(lambda: not pool.remote.gateways[0].is_up, "the gateway is killed")
+    pool.wait(lambda: not pool.remote.gateways[0].is_up, "the gateway is down")
 
     assert [type(event) for event in pool.events][-2:] == [ev.WorkerGone, ev.LinkEnded]
 
 
 def test_a_gateway_that_says_anything_after_a_withdrawal_lives(pool) -> None:
-    """And one of which nothing is wanted back may be silent."""
+    """A gateway without a pending withdrawal may be silent."""
     pool.link(11, workers=1)
     number = next(event.worker for event in pool.events if isinstance(event, ev.WorkerJoined))
     pool.remote.withdraw(number, 5)
@@ -136,7 +136,7 @@ def test_a_gateway_that_says_anything_after_a_withdrawal_lives(pool) -> None:
 
 
 def test_paths_that_a_worker_host_names_are_short_and_plain(pool) -> None:
-    """They are in the status, which has to stay short enough to be sent."""
+    """The paths are in the status, whose message has a limited size."""
     pool.link(11, workers=1)
     work = NO_WORK._replace(slow=[(3, "\x1b[2J" + "x" * 16_000, 5)])
     pool.hear(wire.RemoteFilled(11, 0, 5, work, [], ""))
@@ -152,7 +152,7 @@ def test_worker_hosts_that_come_and_go_do_not_fill_the_log(pool) -> None:
             pool.link(number)
             pool.hear(wire.LinkDown(number, "its connection ended"))
     shown = [line["event"] for line in lines if line["log_level"] != "debug"]
-    assert len(shown) == SESSION_LINES_PER_MINUTE + 1, "one line says that some are left out"
+    assert len(shown) == SESSION_LINES_PER_MINUTE + 1, "one line must count those left out"
     assert shown.count("log lines left out") == 1
 
 
@@ -160,7 +160,7 @@ def test_worker_hosts_that_come_and_go_do_not_fill_the_log(pool) -> None:
 
 
 def test_each_gateway_admits_its_part_of_the_hosts(believed) -> None:
-    """Together no more than the limits allow, whatever the host is told at which port."""
+    """The sum stays within the limits, whichever ports the host connects to."""
     rules = [believed.remote._rules_of(gateway) for gateway in believed.remote.gateways]
 
     assert [one.links_max for one in rules] == [3, 3, 2]
@@ -169,7 +169,7 @@ def test_each_gateway_admits_its_part_of_the_hosts(believed) -> None:
 
 
 def test_orders_and_withdrawals_go_to_the_gateway_of_the_link(believed) -> None:
-    """Streams, storage limits and rules go to all."""
+    """Streams, storage limits and rules go to all gateways."""
     believed.link(11, workers=1, gateway=1)
     believed.link(12, workers=1, gateway=2)
     first, second = (event.worker for event in believed.events if isinstance(event, ev.WorkerJoined))
@@ -189,13 +189,13 @@ def test_orders_and_withdrawals_go_to_the_gateway_of_the_link(believed) -> None:
 
 
 def test_the_first_gateway_knows_how_many_links_all_have(three) -> None:
-    """So that worker hosts come to the one with the fewest."""
+    """It sends a new worker host to the gateway with the fewest links."""
     sent = three.sent(0)
     three.link(11, gateway=1)
     three.link(12, gateway=0)
     three.hear(wire.LinkDown(11, "its connection ended"), 1)
     three.child(2).kill()
-    three.wait(lambda: not three.remote.gateways[2].is_up, "a gateway is gone")
+    three.wait(lambda: not three.remote.gateways[2].is_up, "a gateway is down")
 
     assert [message.links for message in sent if isinstance(message, wire.GatewayLinks)] == [
         [0, 1, 0],
@@ -206,7 +206,7 @@ def test_the_first_gateway_knows_how_many_links_all_have(three) -> None:
 
 
 def test_a_gateway_that_gets_no_part_of_a_small_limit_is_sent_no_host(believed) -> None:
-    """It would refuse each."""
+    """That gateway would reject every host."""
     believed.remote._rules = replace(believed.remote._rules, links_per_key=2)
     sent = believed.sent(0)
     believed.link(11)
@@ -214,7 +214,7 @@ def test_a_gateway_that_gets_no_part_of_a_small_limit_is_sent_no_host(believed) 
 
 
 def test_a_gateway_that_ends_takes_its_own_links_alone(three) -> None:
-    """The others go on, and another one starts."""
+    """The other links continue, and a new gateway starts."""
     for gateway in range(3):
         three.link(11 + gateway, workers=1, gateway=gateway)
     joined = {event.link: event.worker for event in three.events if isinstance(event, ev.WorkerJoined)}
@@ -229,7 +229,7 @@ def test_a_gateway_that_ends_takes_its_own_links_alone(three) -> None:
 
 
 def test_a_gateway_that_hangs_is_killed_and_no_other(three) -> None:
-    """Though both had withdrawals to answer."""
+    """Another gateway with a pending withdrawal has answered."""
     for gateway in (1, 2):
         three.link(11 + gateway, workers=1, gateway=gateway)
     numbers = [event.worker for event in three.events if isinstance(event, ev.WorkerJoined)]
@@ -244,7 +244,7 @@ def test_a_gateway_that_hangs_is_killed_and_no_other(three) -> None:
 
 
 def test_hosts_move_to_a_gateway_that_listens_again_until_all_have_as_many(believed) -> None:
-    """One with each tick, so that few rows are ordered again at a time."""
+    """One host moves with each tick, so that few rows are ordered again at a time."""
     for number in range(7):
         believed.link(20 + number, gateway=number % 2)
     sent = [believed.sent(gateway) for gateway in range(3)]
@@ -264,7 +264,7 @@ def test_hosts_move_to_a_gateway_that_listens_again_until_all_have_as_many(belie
 
 
 def test_hosts_stay_where_they_are_while_nothing_begins_to_listen(believed) -> None:
-    """One that cannot reach the other ports would be sent there again and again."""
+    """A host that cannot reach the other ports would be moved again and again."""
     for number in range(7):
         believed.link(20 + number)
     sent = believed.sent(0)
@@ -274,14 +274,14 @@ def test_hosts_stay_where_they_are_while_nothing_begins_to_listen(believed) -> N
 
 
 def test_all_gateways_end_with_the_daemon(three) -> None:
-    """None waits for another."""
+    """The gateways end at the same time, without waiting for each other."""
     children = [three.child(gateway) for gateway in range(3)]
     three.remote.close()
     assert [child.pidfd for child in children] == [-1, -1, -1]
 
 
 def test_a_port_that_is_taken_is_named_with_the_key_that_asks_for_it() -> None:
-    """And no process is left of the others."""
+    """No process of the other gateways remains."""
     selector = Selector()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoints = ["tcp://127.0.0.1:0", f"tcp://127.0.0.1:{taken.getsockname()[1]}"]

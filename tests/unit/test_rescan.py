@@ -1,4 +1,4 @@
-"""The process that reads a configuration again, by itself."""
+"""The process that reads a configuration again, tested by itself."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from support.settings import folder_stream, write_settings
 
 
 def run(request):
-    """Everything that the process sends, and the document in the end."""
+    """Return everything that the process sends, with the document at the end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     messages, document = [], None
     with ours:
@@ -50,7 +50,7 @@ def run(request):
 
 
 class Served:
-    """Two streams of 1 MiB, of which a daemon serves some; or ``streams``."""
+    """Two streams of 1 MiB, some of which a daemon serves; or ``streams``."""
 
     def __init__(self, tmp_path: Path, photos: Path, streams=None, **daemon):
         if streams is None:
@@ -76,13 +76,13 @@ def served(tmp_path, photos):
 
 @pytest.fixture
 def has(monkeypatch):
-    """Sets how much memory the machine has left."""
+    """Set how much free memory the machine has."""
     return lambda available: monkeypatch.setattr(rescan, "available_bytes", lambda: available)
 
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Progress is told each time."""
+    """Report progress after every sample."""
     monkeypatch.setattr(rescan, "PROGRESS_EVERY_S", 0.0)
 
 
@@ -91,7 +91,7 @@ def outcome(document):
 
 
 def test_a_ring_that_is_replaced_gives_its_memory_to_the_new_one(served, has) -> None:
-    """Both streams have changed; what the machine has left is nearly nothing, and is enough."""
+    """Both streams have changed, and the machine's small rest of memory is enough."""
     has(RESERVE_BYTES)
     _messages, document = run(served.request(made_bytes=2 * served.ring_bytes))
     assert outcome(document) is ExitCode.FINE, document
@@ -101,7 +101,7 @@ def test_a_ring_that_is_replaced_gives_its_memory_to_the_new_one(served, has) ->
 
 
 def test_a_cache_counts_with_all_that_it_may_still_take(tmp_path, photos, has) -> None:
-    """Once for both streams, and less what it has already."""
+    """The cache counts once for both streams, without the memory that it has already."""
     keys = {"batch_size": 4, "memory": "1MiB", "cache": "encoded", "cache_memory": "8MiB"}
     served = Served(tmp_path, photos, {name: folder_stream(photos, **keys) for name in ("one", "two")})
     need_bytes = RESERVE_BYTES + 2 * served.ring_bytes + (8 << 20)
@@ -118,7 +118,7 @@ def test_a_cache_counts_with_all_that_it_may_still_take(tmp_path, photos, has) -
 
 
 def test_what_a_ring_that_stays_has_not_made_yet_is_not_given_away(served, has) -> None:
-    """A new stream fits into what there is, but not beside what the other one was promised."""
+    """A new stream fits into the free memory, but not beside the reserved part of the other."""
     has(1 << 40)
     _messages, document = run(served.request())
     signature = document["streams"]["one"]["signature"]
@@ -130,7 +130,7 @@ def test_what_a_ring_that_stays_has_not_made_yet_is_not_given_away(served, has) 
 
 
 def test_a_mailbox_that_is_made_before_the_memory_is_looked_at_is_not_asked_for_twice(tmp_path, photos, has) -> None:
-    """The slots alone have to be had."""
+    """Only the memory of the slots must still be free."""
     served = Served(tmp_path, photos, {"live": {**push_stream(), "memory": "8MiB"}})
     assert served.ring.mailbox_bytes
     has(RESERVE_BYTES + served.ring_bytes - served.ring.mailbox_bytes)
@@ -140,7 +140,7 @@ def test_a_mailbox_that_is_made_before_the_memory_is_looked_at_is_not_asked_for_
 
 @pytest.mark.usefixtures("eager")
 def test_a_scan_says_that_it_gets_on(served) -> None:
-    """Before it looks at a stream, and while it finds samples."""
+    """Progress is sent before each stream, and while samples are found."""
     messages, _document = run(served.request())
     told = [message for message in messages if isinstance(message, ScanProgressed)]
     assert [(message.name, message.found) for message in told] == [
@@ -154,7 +154,7 @@ def test_a_scan_says_that_it_gets_on(served) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_a_scan_says_how_long_it_may_be_silent(tmp_path, photos) -> None:
-    """The servers' time, and that of users' functions in any part of the source."""
+    """The time includes that of servers, and of users' functions in any part of the source."""
     (tmp_path / "mine.py").write_text("def numbers():\n    return [0] * 8\n")
     numbers = {"type": "python", "function": "mine:numbers", "fields": {"x": "int64"}, "length_timeout_s": 1000.0}
     source = {"type": "concat", "sources": [numbers, {**numbers, "length_timeout_s": 10.0}]}
@@ -166,7 +166,7 @@ def test_a_scan_says_how_long_it_may_be_silent(tmp_path, photos) -> None:
 
 
 def test_what_is_to_be_logged_is_the_daemons_to_log(tmp_path, photos, capfd) -> None:
-    """So it has the form, and the least level, of all other lines."""
+    """So the line has the format and the minimum level of the daemon's log."""
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o777)
@@ -193,7 +193,7 @@ def test_a_line_that_no_message_can_carry_is_cut_and_written_out(served, monkeyp
 
 
 def test_it_ends_with_a_daemon_that_left_a_message_unread() -> None:
-    """The kernel reports a reset then, and no end of file."""
+    """The kernel reports a reset then, instead of an end of file."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def say_and_wait() -> int:

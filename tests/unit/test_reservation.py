@@ -1,4 +1,4 @@
-"""All memory of the rings before the daemon is ready: slot by slot, or not at all."""
+"""The reservation of all ring memory before the daemon is ready: slot by slot, or not at all."""
 
 import pytest
 
@@ -13,12 +13,12 @@ from support.core_world import make_spec, pick
 
 @pytest.fixture
 def world() -> CheckedWorld:
-    """Two streams, of three and two slots."""
+    """Make two streams, with three and two slots."""
     return CheckedWorld([make_spec(1, slots_max=3), make_spec(2, slots_max=2)])
 
 
 def test_every_ring_gets_all_of_its_slots_one_by_one(world: CheckedWorld) -> None:
-    """And then no more."""
+    """No further slot is requested."""
     made = [pick(act.CreateSlot, world.do(SlotWanted())) for _ in range(6)]
 
     assert [[one.stream for one in each] for each in made] == [[1], [1], [1], [2], [2], []]
@@ -26,7 +26,7 @@ def test_every_ring_gets_all_of_its_slots_one_by_one(world: CheckedWorld) -> Non
 
 
 def test_slots_that_were_made_ahead_are_the_ones_that_trainers_get(world: CheckedWorld) -> None:
-    """Nothing is left to be made when somebody comes."""
+    """No slot is made when a trainer connects."""
     while not world.state.has_all_slots:
         world.do(SlotWanted())
     world.start_workers()
@@ -38,7 +38,7 @@ def test_slots_that_were_made_ahead_are_the_ones_that_trainers_get(world: Checke
 
 
 def test_it_asks_for_one_slot_a_round_until_there_are_all(world: CheckedWorld) -> None:
-    """Everybody is heard in between."""
+    """Other events are handled in between."""
     asked: list[Event] = []
     reservation = Reservation(world.state, asked.append, is_wanted=True)
     rounds = 0
@@ -55,7 +55,7 @@ def test_it_asks_for_one_slot_a_round_until_there_are_all(world: CheckedWorld) -
 
 
 def test_a_lack_of_memory_ends_the_daemon_before_it_is_ready(world: CheckedWorld) -> None:
-    """With the reason, and the key."""
+    """The error names the reason and the key."""
     reservation = Reservation(world.state, lambda _event: None, is_wanted=True)
 
     with pytest.raises(MemoryTooSmall, match=r"daemon\.memory: no memory for a slot of stream 'photos'"):
@@ -63,7 +63,7 @@ def test_a_lack_of_memory_ends_the_daemon_before_it_is_ready(world: CheckedWorld
 
 
 def test_on_demand_nothing_is_made_ahead_and_a_lack_is_no_end(world: CheckedWorld) -> None:
-    """The ring stays smaller, and the daemon ready."""
+    """The ring stays smaller, and the daemon becomes ready."""
     reservation = Reservation(world.state, lambda event: pytest.fail(f"{event} was asked for"), is_wanted=False)
 
     reservation.round_ended("no memory", 0)
@@ -72,7 +72,7 @@ def test_on_demand_nothing_is_made_ahead_and_a_lack_is_no_end(world: CheckedWorl
 
 
 def test_a_stream_that_has_stopped_does_not_delay_readiness(world: CheckedWorld) -> None:
-    """Its slots are of no use."""
+    """The slots of a stopped stream are not needed."""
     world.start_workers()
     for stream in world.state.streams.values():
         stream.delivery.stop("it is broken", [])

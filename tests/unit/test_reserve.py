@@ -1,4 +1,4 @@
-"""Descriptors kept for slots: planned at the start, held by blanks, left when all else is taken."""
+"""Descriptors reserved for slots: planned at the start, held by blanks, the last to be used."""
 
 import os
 import resource
@@ -34,7 +34,7 @@ SLOT_BYTES = 1 << 16
 
 @contextmanager
 def no_free_descriptors() -> Iterator[list[int]]:
-    """Every number up to a low limit is taken, by those in the list, which a test may close."""
+    """Open every number up to a low limit; a test may close those in the list."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard))  # noqa: PTH208
     taken: list[int] = []
@@ -57,7 +57,7 @@ def _dup() -> int | None:
 
 @contextmanager
 def no_large_files(bytes_max: int) -> Iterator[None]:
-    """The kernel makes no larger file, not even in memory. Python ignores the signal."""
+    """Let the kernel make no larger file, not even in memory. Python ignores the signal."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, hard))
     try:
@@ -74,7 +74,7 @@ def open_descriptors() -> set[str]:
 
 
 def test_slots_are_made_where_no_descriptor_is_free_as_many_as_there_are_blanks() -> None:
-    """The next one is refused with what helps, and nothing of it is left."""
+    """The next slot is rejected with advice, and nothing of it remains."""
     before = open_descriptors()
     memory = SlotPool(BlankSlots(3))
     with no_free_descriptors():
@@ -89,7 +89,7 @@ def test_slots_are_made_where_no_descriptor_is_free_as_many_as_there_are_blanks(
 
 
 def test_a_slot_for_which_there_is_no_memory_leaves_its_blank() -> None:
-    """Empty again, for the next try."""
+    """The blank is empty again for the next attempt."""
     blanks = BlankSlots(1)
     memory = SlotPool(blanks)
     with no_free_descriptors():
@@ -102,7 +102,7 @@ def test_a_slot_for_which_there_is_no_memory_leaves_its_blank() -> None:
 
 
 def test_blanks_take_no_memory_and_end_with_the_slots() -> None:
-    """They are made ahead, as many as slots may come and not endlessly many."""
+    """They are made ahead, as many as there may be slots and within a limit."""
     before = open_descriptors()
     blanks = BlankSlots(10)
     memory = SlotPool(blanks)
@@ -116,7 +116,7 @@ def test_blanks_take_no_memory_and_end_with_the_slots() -> None:
 
 
 def test_no_more_blanks_are_made_ahead_than_the_kernel_should_carry(monkeypatch) -> None:
-    """As they are used, others follow."""
+    """Further blanks follow as the first ones are used."""
     monkeypatch.setattr(slot_memory, "BLANKS_MAX", 2)
     blanks = BlankSlots(3)
     taken = []
@@ -129,7 +129,7 @@ def test_no_more_blanks_are_made_ahead_than_the_kernel_should_carry(monkeypatch)
 
 
 def test_blanks_are_made_when_there_are_descriptors_again() -> None:
-    """The next slot tries."""
+    """The next slot triggers another attempt."""
     with no_free_descriptors() as taken:
         blanks = BlankSlots(3)
         assert len(blanks) == 0
@@ -144,7 +144,7 @@ def test_blanks_are_made_when_there_are_descriptors_again() -> None:
 
 
 def test_slots_that_go_over_tcp_are_mapped_where_no_descriptor_is_free() -> None:
-    """They were mapped early; a slot smaller than others shows no more than its own."""
+    """They were mapped early; a slot smaller than others shows only its own bytes."""
     before = open_descriptors()
     blanks = BlankSlots(2, 2 * SLOT_BYTES)
     memory = SlotPool(blanks)
@@ -163,7 +163,7 @@ def test_slots_that_go_over_tcp_are_mapped_where_no_descriptor_is_free() -> None
 
 
 def test_a_slot_that_cannot_be_mapped_is_refused_with_the_kernels_reason() -> None:
-    """No address space is left, against which descriptors do not help; nothing remains of it."""
+    """The address space is full, so descriptors do not help; nothing of the slot remains."""
     before = open_descriptors()
     memory = SlotPool(BlankSlots(1, 1 << 52))
     with pytest.raises(OSError, match=r"Cannot allocate memory$"):
@@ -176,7 +176,7 @@ def test_a_slot_that_cannot_be_mapped_is_refused_with_the_kernels_reason() -> No
 
 
 def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
-    """Slots and mappings, local trainers twice, TCP connections once, with pending ones."""
+    """Slots and mappings count, local trainers twice, TCP connections once, and pending ones."""
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (5000, 5000))
     stream = {
         "source": {"type": "folder", "path": "/data"},
@@ -199,7 +199,7 @@ def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
 
 
 def test_slots_that_take_three_descriptors_are_counted_so() -> None:
-    """How many are kept, and how many it takes to begin."""
+    """The test covers the reserved number and the number that is required to start."""
     plan = DescriptorPlan(limit=10_000, own=100, slots=1500, connections=500, per_slot=3)
 
     assert plan.reserved == 500
@@ -213,7 +213,7 @@ def test_slots_that_take_three_descriptors_are_counted_so() -> None:
     [(10_000, 500, False), (1600, 500, False), (1599, 499, True), (1000, 225, True), (200, 25, True), (50, 0, True)],
 )
 def test_where_there_are_too_few_slots_have_what_connections_leave_and_half_at_least(limit, reserved, is_short) -> None:
-    """So neither can take everything from the other."""
+    """So neither slots nor connections can use all descriptors."""
     plan = DescriptorPlan(limit=limit, own=100, slots=1000, connections=500)
 
     assert plan.reserved == reserved
@@ -221,7 +221,7 @@ def test_where_there_are_too_few_slots_have_what_connections_leave_and_half_at_l
 
 
 def test_a_shortage_has_the_numbers_and_the_remedy() -> None:
-    """For the operator's log."""
+    """The operator finds them in the log."""
     text = DescriptorPlan(limit=1024, own=100, slots=1000, connections=500).shortage()
 
     assert text is not None
@@ -231,7 +231,7 @@ def test_a_shortage_has_the_numbers_and_the_remedy() -> None:
 
 
 def test_a_limit_without_two_slots_for_each_stream_is_refused() -> None:
-    """Nobody could read from such a daemon."""
+    """No trainer could read from such a daemon."""
     assert DescriptorPlan(limit=124, own=100, slots=1000, connections=500).refusal(3) is None
     problem = DescriptorPlan(limit=123, own=100, slots=1000, connections=500).refusal(3)
 
@@ -244,7 +244,7 @@ def test_a_limit_without_two_slots_for_each_stream_is_refused() -> None:
 
 
 def test_a_trainer_that_cannot_be_accepted_waits_and_does_not_keep_the_loop_awake(tmp_path: Path) -> None:
-    """He is tried again with the next tick, and comes in when there are descriptors."""
+    """It is tried again with the next tick, and accepted when there are descriptors."""
     selector = Selector()
     with ExitStack() as stack:
         stack.callback(selector.close)
@@ -265,7 +265,7 @@ def test_a_trainer_that_cannot_be_accepted_waits_and_does_not_keep_the_loop_awak
 
 
 def is_awake(selector: Selector) -> bool:
-    """Would the loop come round at once?"""
+    """Return whether the loop would run again at once."""
     poll = select.poll()
     poll.register(selector.fileno(), select.POLLIN)
     return bool(poll.poll(0))

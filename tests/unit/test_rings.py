@@ -1,4 +1,4 @@
-"""How memory is divided among the rings, and what is said where it does not suffice."""
+"""The division of memory among the rings, and the error if there is too little."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def stream_of(batch_size: int = 4, memory: int | None = None, **options: Any) ->
 
 
 def test_streams_share_what_those_with_their_own_memory_leave() -> None:
-    """Own memory first, the rest in equal parts, never more than there is."""
+    """Streams with their own memory come first, and the others share the rest equally."""
     rings = plan_rings(
         config_of(10 * MEBIBYTE, a=stream_of(memory=4 * MEBIBYTE), b=stream_of(), c=stream_of(32)), Storage()
     )
@@ -41,7 +41,7 @@ def test_streams_share_what_those_with_their_own_memory_leave() -> None:
 
 
 def test_a_ring_is_never_longer_than_its_limit() -> None:
-    """More slots would cost descriptors and win nothing."""
+    """More slots would cost descriptors without a benefit."""
     assert plan_rings(config_of(4 << 30, a=stream_of()), Storage())["a"].slots_max == SLOTS_MAX
 
 
@@ -53,7 +53,7 @@ def test_masked_streams_have_a_field_for_it() -> None:
 
 
 def test_a_stream_of_different_shapes_needs_room_for_the_largest_in_every_row() -> None:
-    """And where there is too little memory, a smaller maximum is one of the remedies."""
+    """If there is too little memory, a smaller maximum is one of the remedies."""
     stream = stream_of(256, pipeline=(Decode(), PadBatch(max_shape=(512, 512, 3))))
     rows_bytes = 256 * (512 * 512 * 3 + 8 + 8 + 8)
 
@@ -69,7 +69,7 @@ def test_a_stream_of_different_shapes_needs_room_for_the_largest_in_every_row() 
 
 
 def test_memory_for_less_than_two_slots_is_refused_with_the_numbers() -> None:
-    """The message has the need, the present amount, and the key to change."""
+    """The message has the required and the present amount, and the key to change."""
     with pytest.raises(MemoryTooSmall) as caught:
         plan_rings(
             config_of(3 * MEBIBYTE, big=stream_of(256), small=stream_of(4), own=stream_of(256, memory=MEBIBYTE)),
@@ -85,7 +85,7 @@ def test_memory_for_less_than_two_slots_is_refused_with_the_numbers() -> None:
 
 
 def test_the_memory_that_the_message_asks_for_is_enough_and_not_too_much() -> None:
-    """Who follows the advice is not sent round again, and with a MiB less it would not do."""
+    """The advised amount works at once, and one MiB less is too little."""
     streams = {"big": stream_of(256), "small": stream_of(4), "own": stream_of(4, memory=MEBIBYTE)}
 
     assert plan_rings(config_of(14 * MEBIBYTE, **streams), Storage())["big"].slots_max == 2
@@ -102,7 +102,7 @@ def test_own_memory_beyond_the_daemons_is_refused() -> None:
 
 
 def test_steps_that_make_no_sense_are_refused_before_memory_is_counted() -> None:
-    """Both are said, and the exit code is that of the configuration."""
+    """Both errors are reported, with the exit code of the configuration error."""
     with pytest.raises(ConfigInvalid) as caught:
         plan_rings(config_of(MEBIBYTE, a=stream_of(pipeline=(RandomFlip(),)), b=stream_of(256)), Storage())
 
@@ -124,7 +124,7 @@ def test_steps_that_make_no_sense_are_refused_before_memory_is_counted() -> None
     ids=["small", "medium", "large", "large, many workers", "many workers", "little memory", "very little memory"],
 )
 def test_how_many_batches_are_ahead_is_chosen_by_their_bytes(batch_size, workers, memory, window) -> None:
-    """More if that keeps all workers busy, up to the slots beside the one that is read."""
+    """There are more if that keeps all workers busy, up to the slots beside the one being read."""
     stream, daemon = stream_of(batch_size), DaemonConfig(memory=memory, workers=workers)
     ring = plan_rings(Config(daemon=daemon, streams={"a": stream}), Storage())["a"]
 
@@ -144,7 +144,7 @@ def test_how_many_batches_are_ahead_is_chosen_by_their_bytes(batch_size, workers
     ids=["small", "medium", "large", "with memory of its own", "with the same bytes in all epochs"],
 )
 def test_how_much_is_kept_for_a_trainer_that_is_behind(batch_size, memory, repeats, batches) -> None:
-    """Some memory, unless it was given for that, or all epochs read it."""
+    """Some memory is kept, unless it was set for that, or all epochs read it."""
     stream = stream_of(batch_size, memory)
     ring = plan_rings(config_of(4 << 30, a=stream), Storage())["a"]
 

@@ -1,6 +1,6 @@
-"""Who gets how much of the ring.
+"""The division of the ring among trainers.
 
-Late trainers, hoarders, fair shares, and what happens when memory runs out.
+The tests cover late trainers, hoarders, fair shares, and exhausted memory.
 """
 
 from batchd.core import actions as act
@@ -11,14 +11,14 @@ from support.core_world import make_spec, pick
 
 
 def world_of(**changes) -> CheckedWorld:
-    """One stream and one worker."""
+    """Make one stream and one worker."""
     world = CheckedWorld([make_spec(**changes)])
     world.start_workers()
     return world
 
 
 def granted(actions) -> list[tuple[int, int, int]]:
-    """(subscription, sequence, step) of the leases handed out, in order."""
+    """Return (subscription, sequence, step) of the leases handed out, in order."""
     return [(lease.subscription, lease.sequence, lease.step) for lease in pick(act.GrantLease, actions)]
 
 
@@ -35,7 +35,7 @@ def test_a_late_trainer_gets_room_from_the_farthest_claims_of_the_trainer_with_m
 
 
 def test_a_hoarder_is_told_how_many_it_holds():
-    """It holds everything and waits for more: that cannot end well, and it hears it at once."""
+    """A trainer that holds every slot and waits for more never continues, so it fails at once."""
     world = world_of(slots_max=3, window=1)
     world.subscribe()
     for _ in range(3):
@@ -49,7 +49,7 @@ def test_a_hoarder_is_told_how_many_it_holds():
 
 
 def test_a_hoarder_cannot_have_what_is_kept_for_others():
-    """With another trainer there, two of four slots are its limit, and the other goes on."""
+    """With another trainer, two of four slots are its limit, and the other trainer continues."""
     world = world_of(slots_max=4, window=1)
     world.subscribe(session=1)
     world.subscribe(session=2, epoch=3)
@@ -65,7 +65,7 @@ def test_a_hoarder_cannot_have_what_is_kept_for_others():
 
 
 def test_a_waiting_trainer_is_told_when_a_late_one_takes_what_it_waited_for():
-    """It holds two of four slots and its third was being filled; now that slot is the other's."""
+    """It holds two of four slots and its third is being filled; the other gets that slot."""
     world = world_of(slots_max=4, window=1)
     world.subscribe(session=1)
     world.fill(1)
@@ -81,9 +81,9 @@ def test_a_waiting_trainer_is_told_when_a_late_one_takes_what_it_waited_for():
 
 
 def test_a_waiting_trainer_is_told_when_one_that_goes_keeps_what_it_waited_for():
-    """Four of six slots are held by one that reads on after it has ended.
+    """A trainer that disconnected still reads four of six slots.
 
-    The other has two and cannot get a third.
+    The other trainer has two and cannot get a third.
     """
     world = world_of(slots_max=6, window=2)
     world.subscribe(session=1, window=4)
@@ -101,7 +101,7 @@ def test_a_waiting_trainer_is_told_when_one_that_goes_keeps_what_it_waited_for()
 def test_a_waiting_trainer_is_told_when_the_memory_it_waited_for_is_lost():
     """It has three of six slots and waits for a fourth.
 
-    Now there are five, and two of them are the other's.
+    Now there are five slots, and two of them belong to the other trainer.
     """
     world = world_of(slots_max=6, window=3)
     world.subscribe(session=1)
@@ -131,9 +131,9 @@ def test_memory_beyond_the_fair_share_is_for_those_who_have_less():
 
 
 def test_a_share_that_one_trainer_does_not_want_goes_to_the_others():
-    """A trainer with a short window is content with three of eight slots.
+    """A trainer with a short window needs only three of eight slots.
 
-    The other has the five that are left.
+    The other trainer has the remaining five.
     """
     world = world_of(slots_max=8, window=8)
     world.subscribe(session=1)
@@ -147,9 +147,9 @@ def test_a_share_that_one_trainer_does_not_want_goes_to_the_others():
 
 
 def test_what_one_leaves_over_goes_on_to_the_next_at_once():
-    """A third trainer goes.
+    """A third trainer disconnects.
 
-    The one below its fair share takes what it lacks, and the one above takes the rest.
+    The one below its fair share takes the slots it lacks, and the one above takes the rest.
     """
     world = world_of(slots_max=9, window=9)
     world.subscribe(session=1)
@@ -163,7 +163,7 @@ def test_what_one_leaves_over_goes_on_to_the_next_at_once():
 
 
 def test_a_slot_without_memory_is_not_asked_for_again():
-    """The ring goes on with the slots that it has, and nothing is lost."""
+    """The ring continues with the slots that it has, and nothing is lost."""
     world = world_of(window=6)
     world.slots_left = 3
     world.subscribe()
@@ -177,7 +177,7 @@ def test_a_slot_without_memory_is_not_asked_for_again():
 
 
 def test_a_lost_slot_does_not_leave_a_trainer_waiting_for_one_that_holds_the_others():
-    """Its nearest claim loses its slot while another trainer stands still with three.
+    """Its nearest claim loses its slot while another trainer pauses with three.
 
     A farther claim makes room.
     """
@@ -196,7 +196,7 @@ def test_a_lost_slot_does_not_leave_a_trainer_waiting_for_one_that_holds_the_oth
 
 
 def test_too_few_slots_stop_the_stream_with_the_numbers():
-    """One slot is no ring; whoever waits is told."""
+    """A ring needs two slots, and a waiting trainer gets the error."""
     world = world_of()
     world.slots_left = 1
     world.subscribe()
@@ -207,7 +207,7 @@ def test_too_few_slots_stop_the_stream_with_the_numbers():
 
 
 def test_slots_that_are_held_count_when_memory_runs_out():
-    """Three are held, two are owed to another, and four are left: that cannot be kept."""
+    """Three slots are held, two are owed to another trainer, and four are left: too few."""
     world = world_of(slots_max=6, window=3)
     world.subscribe(session=1)
     world.fill_all()

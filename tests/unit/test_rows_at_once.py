@@ -1,4 +1,4 @@
-"""Rows that a worker makes at once equal those made one by one, whatever is wrong with one."""
+"""Rows that a worker makes together equal those made one by one, also with bad samples."""
 
 import os
 import socket
@@ -51,7 +51,7 @@ STEPS = {
 
 
 def values() -> dict[str, np.ndarray]:
-    """The values of all samples, by column."""
+    """Return the values of all samples, by column."""
     return {
         "label": np.arange(SAMPLES),
         "x": (np.arange(SAMPLES * 6) % 251).astype("uint8").reshape(SAMPLES, 3, 2),
@@ -91,7 +91,7 @@ def test_a_number_that_one_sample_must_not_have_is_bad_among_many():
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
-    """Make a worker's stream of files in this folder; notes how many rows it made at once."""
+    """Make a worker's stream over this folder, and count the rows that it makes at once."""
     descriptor = os.memfd_create("note")
     os.truncate(descriptor, NOTE_BYTES)
     note = NoteMemory(descriptor)
@@ -148,7 +148,7 @@ def worker(tmp_path, monkeypatch):
 
 
 def fill(stream: WorkerStream, first: int = 0, count: int = SAMPLES) -> tuple[list[int], dict[str, np.ndarray]]:
-    """The bad samples, and the rows of the first batch, whose checksums are right."""
+    """Return the bad samples and the rows of the first batch, whose checksums are right."""
     page = memoryview(bytearray(b"\x4d" * stream.layout.slot_bytes))
     chunk = Chunk(1, 1, 0, 0, [(first, count)], [])
     (done,) = stream.fill(FillChunks(1, [chunk], is_packed=False), {1: (page, {})})
@@ -161,7 +161,7 @@ def fill(stream: WorkerStream, first: int = 0, count: int = SAMPLES) -> tuple[li
 
 
 def files(folder: Path, **changes: np.ndarray) -> str:
-    """A source of the values above, or others, in a file for each."""
+    """Make a source of the values above, or of others, with a file for each."""
     for name, array in {**values(), **changes}.items():
         np.save(folder / f"{name}.npy", array)
     names = ", ".join(f"{name} = '{name}.npy'" for name in values())
@@ -169,7 +169,7 @@ def files(folder: Path, **changes: np.ndarray) -> str:
 
 
 def test_rows_of_arrays_are_made_at_once(worker, tmp_path):
-    """Also a part of a batch, and only there."""
+    """This works for a part of a batch, too, and only these rows are written."""
     stream, at_once = worker(files(tmp_path), "{ op = 'scale', field = 'x', factor = 0.5, dtype = 'float32' }")
     bad, rows = fill(stream, 3, 8)
     assert (bad, at_once) == ([], [True])
@@ -180,7 +180,7 @@ def test_rows_of_arrays_are_made_at_once(worker, tmp_path):
 
 
 def test_a_bad_sample_among_them_costs_no_other_one(worker, tmp_path):
-    """The rows are made one by one then, which finds it; all others are theirs."""
+    """The rows are then made one by one, and every other sample keeps its own values."""
     stream, at_once = worker(files(tmp_path), "{ op = 'one_hot', field = 'label', classes = 11 }", "mask")
     bad, rows = fill(stream)
     assert (bad, at_once) == ([11], [False])
@@ -201,7 +201,7 @@ def test_a_file_that_is_another_one_by_now_makes_no_good_row(worker, tmp_path, c
 
 
 def test_a_quarantined_sample_is_not_read(worker, tmp_path):
-    """What it did to its worker may be a matter of its bytes."""
+    """Its bytes may be what killed the worker."""
     stream, at_once = worker(files(tmp_path), on_error="mask")
     stream.quarantined.add(4)
     assert (fill(stream)[0], at_once) == ([4], [])
@@ -218,7 +218,7 @@ def test_a_quarantined_sample_is_not_read(worker, tmp_path):
     ids=["in Fortran order", "big-endian", "bool"],
 )
 def test_any_array_gives_its_rows(worker, tmp_path, array, why):
-    """Those in Fortran order one by one: a sample is in many places."""
+    """Arrays in Fortran order are read one by one, because each sample is scattered."""
     stream, at_once = worker(files(tmp_path, x=array))
     _bad, rows = fill(stream)
     np.testing.assert_array_equal(rows["x"], array)
@@ -226,7 +226,7 @@ def test_any_array_gives_its_rows(worker, tmp_path, array, why):
 
 
 def test_rows_of_numbers_in_a_table_are_made_at_once(worker, tmp_path):
-    """They are in the index."""
+    """The numbers are in the index."""
     parquet.write_table(pa.table({"y": values()["y"], "label": values()["label"]}), tmp_path / "a.parquet")
     fields = "{ y = 'float32', label = 'int64' }"
     stream, at_once = worker(f"{{ type = 'parquet', root = '{tmp_path}', shards = ['a.parquet'], fields = {fields} }}")
@@ -237,7 +237,7 @@ def test_rows_of_numbers_in_a_table_are_made_at_once(worker, tmp_path):
 
 
 def test_many_rows_are_made_in_portions_and_the_note_tells_each(worker, tmp_path, monkeypatch):
-    """So a slow worker does not count as one that hangs; a bad sample costs its portion."""
+    """A slow worker then does not count as hung, and a bad sample affects only its portion."""
     monkeypatch.setattr(loop, "ROWS_AT_ONCE", 5)
     noted = []
     monkeypatch.setattr(NoteMemory, "take_many", lambda _note, row: noted.append(row))
@@ -264,7 +264,7 @@ IMAGES = {
 
 @pytest.fixture
 def images(tmp_path):
-    """A table of images; the records of their labels differ in length."""
+    """Make a table of images; the records of their labels differ in length."""
     for sample in range(SAMPLES):
         (tmp_path / f"{sample}.png").write_bytes(encode(photo(20 + sample, 24, seed=sample), ".png"))
     lines = [f"{sample}.png,{29 * sample}" for sample in range(SAMPLES)]
@@ -281,11 +281,11 @@ def cached(request, worker, tmp_path):
 
 @pytest.mark.parametrize("steps", IMAGES.values(), ids=IMAGES)
 def test_cached_samples_are_made_at_once(cached, images, steps):
-    """They have the bytes of those that were decoded, and count as found in the cache."""
+    """They have the bytes of the decoded samples, and count as cache hits."""
     stream, at_once = cached(images, steps)
     _bad, decoded = fill(stream)
     kept = {name: array.copy() for name, array in decoded.items()}
-    for _ in range(2):  # the second time it is known what a record consists of
+    for _ in range(2):  # the second time, the layout of a record is known
         bad, rows = fill(stream)
         assert bad == []
         for name, array in kept.items():
@@ -307,7 +307,7 @@ def test_cached_samples_that_are_made_at_once_are_hits(cached, images):
 
 
 def test_a_sample_that_the_cache_lacks_costs_no_other_one(cached, images, tmp_path):
-    """It is read, and all are made one by one; it may be a bad one."""
+    """That sample is read, and all are made one by one, since it may be a bad one."""
     stream, at_once = cached(images, IMAGES["pixels"], "mask")
     (tmp_path / "4.png").write_bytes(b"no image")
     assert (fill(stream)[0], fill(stream)[0], at_once) == ([4], [4], [False, False])
@@ -326,7 +326,7 @@ def test_a_quarantined_sample_of_a_cache_is_not_made(cached, images):
 
 
 def test_numbers_that_are_bad_after_the_cut_are_found_one_by_one(cached, images):
-    """The step is done to all samples, and then to each: its error is that of the sample."""
+    """The step runs on all samples, then on each, so that the error belongs to its sample."""
     steps = f"{IMAGES['floating-point numbers']}, {{ op = 'one_hot', field = 'label', classes = 300 }}"
     stream, at_once = cached(images, steps, "mask")
     assert (fill(stream)[0], fill(stream)[0], at_once) == ([11], [11], [False, False])
@@ -335,7 +335,7 @@ def test_numbers_that_are_bad_after_the_cut_are_found_one_by_one(cached, images)
 
 @pytest.mark.parametrize("at", ["sample", "facts", "values"])
 def test_a_record_that_is_damaged_on_disk_is_made_from_its_file_again(worker, images, tmp_path, at):
-    """Its checksum says so, whatever is damaged; then it is in the cache once more."""
+    """The checksum detects any damage, and the sample is stored in the cache again."""
     stream, at_once = worker(images, IMAGES["pixels"], cache="decoded", cache_dir=str(tmp_path))
     _bad, decoded = fill(stream)
     kept = decoded["image"].copy()
@@ -354,7 +354,7 @@ def test_a_record_that_is_damaged_on_disk_is_made_from_its_file_again(worker, im
 
 
 def test_numbers_that_a_cache_keeps_as_they_are_come_at_once_too(worker, tmp_path):
-    """Of several arrays, which lie one after the other in a record."""
+    """A record holds several arrays, one after the other."""
     stream, at_once = worker(
         files(tmp_path), "{ op = 'scale', field = 'x', factor = 0.5, dtype = 'float32' }", cache="encoded"
     )
@@ -381,7 +381,7 @@ def read_rows(request, monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    """A descriptor of 100 bytes that count up."""
+    """Open a file of 100 bytes that count up."""
     (tmp_path / "file").write_bytes(bytes(range(100)))
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)
     yield descriptor
@@ -393,7 +393,7 @@ def numbers(*values: int) -> np.ndarray:
 
 
 def test_rows_are_read_to_their_places(read_rows, file):
-    """From anywhere, one twice; places that are not named stay as they are."""
+    """Rows come from any place, one of them twice; other places of the target stay unchanged."""
     rows = np.full((4, 10), 255, np.uint8)
     count = read_rows(file, numbers(90, 3, 3), numbers(2, 0, 3), rows.reshape(-1).data, 10)
     assert count == 3
@@ -437,7 +437,7 @@ def test_the_extension_writes_nowhere_else_than_into_the_array(file, starts, pla
 
 
 def message_of(*chunks: tuple[int, int]) -> FillChunks:
-    """Chunks of the first batch, by (first row, rows), each with a slot of its own."""
+    """Make chunks of the first batch, by (first row, rows), each with a slot of its own."""
     made = [Chunk(10 + at, at, 0, 0, [rows], []) for at, rows in enumerate(chunks)]
     return FillChunks(1, made, is_packed=False)
 
@@ -447,7 +447,7 @@ def slots_of(stream: WorkerStream, count: int) -> dict[int, tuple[memoryview, di
 
 
 def test_small_chunks_are_reported_together(worker, tmp_path):
-    """Each in its slot; all of their time is in the report."""
+    """Each chunk has its slot, and the report has all of their time."""
     stream, _at_once = worker(files(tmp_path))
     slots = slots_of(stream, 3)
     (done,) = stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots)
@@ -467,14 +467,14 @@ def test_chunks_are_reported_when_some_time_has_passed(worker, tmp_path, monkeyp
 
 
 def test_a_chunk_with_a_bad_sample_is_reported_with_those_before_it(worker, tmp_path):
-    """So what is bad always fits into a message."""
+    """So the list of bad samples always fits into a message."""
     stream, _at_once = worker(files(tmp_path), "{ op = 'one_hot', field = 'label', classes = 7 }", "mask")
     done = list(stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3)))
     assert [(one.orders, len(one.bad)) for one in done] == [([10, 11], 1), ([12], 4)]
 
 
 def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path, monkeypatch):
-    """The reason comes with the first report; every row is zero, and every order is answered."""
+    """The first report has the reason; every row is zero, and every order is answered."""
     stream, _at_once = worker(files(tmp_path))
     stream._maker.reads_ahead = True
 
@@ -489,7 +489,7 @@ def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path
 
 
 def test_a_sample_that_is_quarantined_meanwhile_is_not_begun_in_the_next_chunk(worker, tmp_path):
-    """The news is behind the order, in the same channel."""
+    """The message about it follows the order in the same channel."""
     stream, _at_once = worker(files(tmp_path), on_error="mask")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:

@@ -1,4 +1,4 @@
-"""The name of a run: given, or found in the environment of its job."""
+"""The name of a run: set by the user, or found in the environment of its job."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "sweep-3"}
 
 @pytest.fixture(autouse=True)
 def program(monkeypatch) -> None:
-    """This program is a script."""
+    """Make this program a script."""
     monkeypatch.setattr(sys, "argv", ["/home/me/train.py", "--fast"])
 
 
@@ -36,13 +36,13 @@ def program(monkeypatch) -> None:
     ],
 )
 def test_the_first_name_that_there_is_names_a_run(given, environment, name) -> None:
-    """The program's, the user's, the job's, else that of the program and the process."""
+    """The order is: program's name, user's, job's, then that of the program and process."""
     assert find_name(given, environment) == name.replace("PID", str(os.getpid()))
 
 
 @pytest.mark.parametrize("given", ["", "x" * (NAME_CHARACTERS_MAX + 1), "a\nb", "\x1b[2J"])
 def test_a_chosen_name_that_cannot_be_shown_is_refused(given, monkeypatch) -> None:
-    """The message names the argument or the variable, before a daemon is looked for."""
+    """The message names the argument or the variable, before the client looks for a daemon."""
     for make in (lambda: connect(name=given), lambda: push("frames", name=given)):
         with pytest.raises(NameInvalid, match=r"^connect\(name=\) is .* 1 to 64 printable"):
             make()
@@ -53,7 +53,7 @@ def test_a_chosen_name_that_cannot_be_shown_is_refused(given, monkeypatch) -> No
 
 
 def test_a_found_name_is_made_to_fit() -> None:
-    """The job's number stays whole, however long its name is, and nothing reaches a terminal."""
+    """The job's number is kept whole, a long name is cut, and control characters are removed."""
     name = find_name(None, {**SLURM, "SLURM_JOB_NAME": "\x1b]" + "long" * 40})
 
     assert name.startswith("?]longlong")
@@ -62,7 +62,7 @@ def test_a_found_name_is_made_to_fit() -> None:
 
 
 def test_a_package_that_python_runs_is_named_by_its_folder(monkeypatch) -> None:
-    """Its file is always called __main__.py."""
+    """The file of a package is always called __main__.py."""
     monkeypatch.setattr(sys, "argv", ["/opt/trainers/vision/__main__.py"])
 
     assert find_name(None, {}) == f"vision-{os.getpid()}"

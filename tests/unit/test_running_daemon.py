@@ -1,4 +1,4 @@
-"""A running daemon is found by any user, in any state; a directory without one is judged."""
+"""Finding a running daemon as any user and in any state, and checks of a directory without one."""
 
 import errno
 import fcntl
@@ -32,7 +32,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 
 @contextmanager
 def stranger() -> Iterator[None]:
-    """Be another user."""
+    """Become another user."""
     os.setresuid(STRANGER, STRANGER, 0)
     try:
         yield
@@ -42,7 +42,7 @@ def stranger() -> Iterator[None]:
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuntimeDirectory:
-    """The system's runtime directory, in front of the user's own."""
+    """Make the system's runtime directory, which comes before the user's own."""
     names = RuntimeDirectory(tmp_path / "system")
     names.path.mkdir()
     (tmp_path / "user").mkdir()
@@ -53,7 +53,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuntimeDirectory:
 
 @contextmanager
 def listening(names: RuntimeDirectory) -> Iterator[socket.socket]:
-    """The door of a daemon, as long as it is there."""
+    """Open the lifeline socket of a daemon during the context."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(os.fspath(names.lifeline_path))
         door.listen(0)
@@ -65,7 +65,7 @@ def _hangs(_number: int, _frame: object) -> None:
 
 
 def is_running(folder: Path, daemon: str = "") -> bool:
-    """Whether `batchd check` takes the machine for that of a daemon which runs."""
+    """Return whether `batchd check` finds a running daemon on the machine."""
     file = folder / "batchd.toml"
     source = 'source = { type = "push", fields = { x = "int64" } }'
     file.write_text(f'[daemon]\nhttp = "off"\n{daemon}\n[streams.a]\n{source}\nbatch_size = 1\n')
@@ -76,7 +76,7 @@ def is_running(folder: Path, daemon: str = "") -> bool:
 def test_a_daemon_of_the_system_is_found_by_a_user_with_a_directory_of_his_own(
     system: RuntimeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user who cannot write the system's directory takes another; one in the file wins."""
+    """A user that cannot write to the system's directory uses another; one in the file wins."""
     monkeypatch.setattr(places, "_is_usable", lambda directory: directory != system.path)
     assert not is_running(tmp_path)
     with listening(system):
@@ -89,14 +89,14 @@ def test_a_daemon_of_the_system_is_found_by_a_user_with_a_directory_of_his_own(
 
 @as_root
 def test_a_daemon_behind_a_directory_that_is_closed_to_us_is_taken_to_run(system: RuntimeDirectory) -> None:
-    """As the directory of a service is to users that are not in its group."""
+    """The directory of a service looks like this to users outside its group."""
     assert not has_daemon(system)
     with stranger():
         assert has_daemon(system)
 
 
 def test_a_daemon_that_accepts_no_connection_is_found(system: RuntimeDirectory, tmp_path: Path) -> None:
-    """A stopped one has a full queue, in which a socket that blocks waits for ever."""
+    """A stopped daemon has a full queue, on which a blocking socket would wait for ever."""
     with listening(system):
         waiting = []
         while True:
@@ -116,7 +116,7 @@ def test_a_daemon_that_accepts_no_connection_is_found(system: RuntimeDirectory, 
 
 
 def test_a_daemon_that_still_scans_is_found_by_its_lock(system: RuntimeDirectory, tmp_path: Path) -> None:
-    """Its sockets come later. The lock is not touched, so a starting daemon is not refused."""
+    """Its sockets come later. The check does not take the lock, so a starting daemon succeeds."""
     with hold(system.path):
         assert not system.lifeline_path.exists()
         assert is_running(tmp_path)
@@ -130,7 +130,7 @@ def test_a_daemon_that_still_scans_is_found_by_its_lock(system: RuntimeDirectory
 def test_a_directory_that_may_not_be_looked_into_is_refused_with_what_helps(
     system: RuntimeDirectory, tmp_path: Path
 ) -> None:
-    """By the daemon and by the check; where none is configured, the next one is taken."""
+    """Daemon and check both report it; without a configured directory, the next one is tried."""
     names = RuntimeDirectory(tmp_path / "further" / "run")
     says = "cannot be used: Permission denied; make it writable for this user"
     with stranger():
@@ -144,7 +144,7 @@ def test_a_directory_that_may_not_be_looked_into_is_refused_with_what_helps(
 
 
 def test_a_directory_that_cannot_be_asked_about_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the kernel says of its file system."""
+    """This covers any error of the file system."""
 
     def fail(_path: object) -> None:
         raise OSError(errno.EIO, "of the disk")
@@ -157,7 +157,7 @@ def test_a_directory_that_cannot_be_asked_about_is_a_problem(tmp_path: Path, mon
 
 @pytest.mark.parametrize("key", ["tcp", "worker_address"])
 def test_an_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    """Libzmq would end the process; it is said as the daemon says it."""
+    """ZeroMQ would end the process, so the check reports the daemon's own error."""
 
     def refuse(_function: object, _arguments: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -171,7 +171,7 @@ def test_an_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_address_without_descriptors_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The socket is what there are too few for."""
+    """The process has too few descriptors for the socket."""
 
     def fail(_context: object, _kind: int) -> None:
         raise zmq.ZMQError(errno.EMFILE)
@@ -184,7 +184,7 @@ def test_an_address_without_descriptors_is_a_problem(monkeypatch: pytest.MonkeyP
 
 
 def test_trainers_and_worker_hosts_need_two_addresses() -> None:
-    """Each of them alone could be listened on."""
+    """Each of the two addresses alone could be used."""
     one = f"127.0.0.1:{free_port()}"
     (problem,) = config_checks._address_problems(DaemonConfig(tcp=one, worker_address=one))
     assert problem.path == "daemon.worker_address"
@@ -193,7 +193,7 @@ def test_trainers_and_worker_hosts_need_two_addresses() -> None:
 
 @as_root
 def test_places_behind_a_folder_that_is_closed_to_us_are_refused(tmp_path: Path) -> None:
-    """Those of a source and of a cache: no more can be known of them."""
+    """This covers places of a source and of a cache, about which nothing more is known."""
     place, files = tmp_path / "x", LocalFiles()
     with stranger():
         problems = [*files.folder_problems(place), *files.file_problems(place, "the list"), folder_problem(place)]
