@@ -65,9 +65,9 @@ def jpeg_with_scans(image, scans):
 
 
 def jpeg_of(image, subsampling="420", restart=0, quality=90, *, is_progressive=False):
-    """Write a JPEG of colours with a restart marker every so many MCUs, baseline or progressive.
+    """Write a colour JPEG with a restart marker every so many MCUs, baseline or progressive.
 
-    A grey image as a grey one.
+    A grey image becomes a grey JPEG.
     """
     options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_RST_INTERVAL, restart]
     if image.ndim == 3:
@@ -77,9 +77,9 @@ def jpeg_of(image, subsampling="420", restart=0, quality=90, *, is_progressive=F
 
 
 def jpeg_by_component(grey, scans=1):
-    """Write a baseline JPEG with a scan for each of three components, all the same.
+    """Write a baseline JPEG with the same scan for each of three components.
 
-    That of the first ``scans`` times.
+    Each of the first ``scans`` components has its scan.
     """
     data = jpeg(grey)
     frame, scan = data.index(b"\xff\xc0"), data.index(b"\xff\xda")
@@ -121,8 +121,8 @@ def ycck_jpeg(inks):
 def cmyk_jpeg(color, height=48, width=64):
     """Write a JPEG of one colour, stored as CMYK, with Adobe's mark.
 
-    A YCCK file holds three channels of luma and chroma. Told that they are inks, a decoder takes
-    them as they are, so the wanted inks are encoded as the colour that has them for luma and
+    A YCCK file holds three channels of luma and chroma. A decoder that takes them for inks uses
+    them unchanged, so the wanted inks are encoded as the colour with these values of luma and
     chroma.
     """
     # cv2 orders them Y, Cr, Cb.
@@ -181,7 +181,7 @@ def png_chunk(kind, payload):
 
 
 def with_right_checksums(data):
-    """Put right the checksum of every chunk of a PNG, as far as its chunks can be followed."""
+    """Correct the checksum of every chunk of a PNG, as far as its chunks can be followed."""
     fixed, start = bytearray(data), 8
     while start + 12 <= len(data) and (end := start + 12 + unpack_from(">I", data, start)[0]) <= len(data):
         fixed[end - 4 : end] = pack(">I", zlib.crc32(data[start + 4 : end - 4]))
@@ -219,13 +219,13 @@ def animation(extension, frames):
 
 
 def jpeg_announcing(data, height, width, bits=8):
-    """Change what a baseline JPEG says of its size."""
+    """Change the size in the header of a baseline JPEG."""
     start = data.index(b"\xff\xc0")
     return data[: start + 4] + pack(">BHH", bits, height, width) + data[start + 9 :]
 
 
 def huge_jpeg_header():
-    """Give 100 bytes that announce a JPEG of 65,500 x 65,500 pixels."""
+    """Make 100 bytes that announce a JPEG of 65,500 x 65,500 pixels."""
     data = jpeg_announcing(jpeg(photo(8, 8)), 65_500, 65_500)
     frame = data.index(b"\xff\xc0")
     frame_bytes = data[frame : frame + 2 + unpack_from(">H", data, frame + 2)[0]]
@@ -235,7 +235,7 @@ def huge_jpeg_header():
 
 
 def huge_png_header():
-    """Give 100 bytes that announce a PNG of 65,500 x 65,500 pixels."""
+    """Make 100 bytes that announce a PNG of 65,500 x 65,500 pixels."""
     start = PNG_MAGIC + png_chunk(b"IHDR", pack(">IIBBBBB", 65_500, 65_500, 8, 2, 0, 0, 0))
     end = png_chunk(b"IEND", b"")
     body = zlib.compress(b"").ljust(100 - len(start) - len(end) - 12, b"\0")
@@ -245,7 +245,7 @@ def huge_png_header():
 def write_photos(folder, counts: Mapping[str, int], height=48, width=64):
     """Write ``counts[name]`` small JPEGs, each different, into ``folder``/name/number.jpg.
 
-    Gives their paths, sorted.
+    Return their paths, sorted.
     """
     paths = []
     for seed_base, name in enumerate(sorted(counts)):

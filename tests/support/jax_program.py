@@ -1,6 +1,6 @@
-"""Programs with a JAX loader, as processes of their own: what people's scripts do.
+"""Programs with a JAX loader, each in its own process, like typical users' scripts.
 
-Started by the tests of ``tests/with_jax``.
+The tests of ``tests/with_jax`` start them.
 
 python -m support.jax_program NAME ADDRESS [MORE...]        (the name of a function here)
 """
@@ -21,14 +21,14 @@ warnings.simplefilter("error")
 
 
 def exit_with_batches_held(address):
-    """End by the end of the script; arrays, an iterator and the loader are still there."""
+    """End at the end of the script; arrays, an iterator and the loader still exist."""
     iterator = iter(BatchdLoader("photos", address=address))
     kept = [next(iterator), next(iterator)]
     say_last(batches=len(kept))
 
 
 def exit_with_everything_open(address):
-    """As above, with a stream and a daemon that the program has opened itself."""
+    """Do the same with a stream and a daemon that the program has opened itself."""
     daemon = batchd_client.connect(address)
     iterator = iter(batches(daemon.stream("photos")))
     kept = [next(iterator), next(iterator)]
@@ -36,14 +36,14 @@ def exit_with_everything_open(address):
 
 
 def exit_by_an_exception(address):
-    """In the loop's body."""
+    """Raise an exception in the body of the loop."""
     for _batch in BatchdLoader("photos", address=address):
         say_last(batches=1)
         raise ValueError("the loss is nan")
 
 
 def wait_for_interrupt(address):
-    """Train until Ctrl-C, and then say what a checkpoint would hold."""
+    """Train until Ctrl-C, and then print the content of a checkpoint."""
     loader = BatchdLoader("photos", address=address)
     total = jax.jit(lambda images: jnp.sum(images, dtype=jnp.int32))
     trained = []
@@ -60,7 +60,7 @@ def wait_for_interrupt(address):
 
 
 def fork_and_go_on(address):
-    """A forked child has the parent's loader, cannot use it, and disturbs no process."""
+    """Fork: the child has the parent's loader, cannot use it, and disturbs no process."""
     loader = BatchdLoader("photos", address=address)
     iterator = iter(loader)
     numbers = next(iterator)["index"].tolist()
@@ -80,12 +80,12 @@ def fork_and_go_on(address):
 
 
 def read_in_threads(address):
-    """Several loaders in one program, each in a thread of its own."""
+    """Read with several loaders in one program, each in a thread of its own."""
     say(epochs=epochs_in_threads(4, lambda: BatchdLoader("photos", address=address)))
 
 
 def train_as_a_host(address, coordinator, process, processes):
-    """One of several processes with two devices each: global arrays, and a sum over all."""
+    """Train as one of several processes with two devices each: global arrays, a sum over all."""
     jax.config.update("jax_num_cpu_devices", 2)
     jax.distributed.initialize(coordinator, int(processes), int(process))
     mesh = jax.make_mesh((jax.device_count(),), ("data",))

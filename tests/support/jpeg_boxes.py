@@ -1,4 +1,4 @@
-"""What the tests of decoding boxes of JPEGs share, whole files and those with restart markers."""
+"""Shared parts of the tests that decode boxes of JPEGs, with and without restart markers."""
 
 import pytest
 
@@ -17,5 +17,5 @@ where_it_is_built = pytest.mark.skipif(
 
 
 def decoder(color: str = "rgb") -> Decoder:
-    """A decoder with memory of its own."""
+    """Make a decoder with memory of its own."""
     return Decoder(Decode(color=color), Scratch())  # type: ignore[arg-type]  tests try all colours

@@ -1,14 +1,14 @@
-"""A process that clears up after a test run that was killed. Standard library only.
+"""A process that cleans up after a killed test run. Standard library only.
 
     pytest, or one of its lanes --- pidfd ---> keeper       readable: the run has ended
                                 --- a pipe --> keeper       commands that remove leftovers
 
-The keeper then kills everything that carries the run's mark in its environment, and runs the
-commands that are left, the last one first. Whatever a test takes away itself it strikes off that
-list. The keeper has a session of its own and not the mark, so what kills the run does not kill it.
+The keeper then kills every process with the run's mark in its environment, and runs the remaining
+commands, the last one first. A test removes its command from the list when it cleans up itself.
+The keeper has its own session and no mark, so a kill of the run does not kill the keeper.
 
-Invariant: what a test starts, mounts or makes in the kernel is gone soon after the test's process,
-also after SIGKILL.
+Invariant: processes, mounts and kernel objects of a test are removed soon after the test's
+process, also after SIGKILL.
 """
 
 import json
@@ -34,7 +34,7 @@ PART_BYTES = 1 << 16
 
 
 class Keeper:
-    """The keeper of this process, seen from here."""
+    """The test process's handle on its keeper."""
 
     def __init__(self, mark: str) -> None:
         environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
@@ -56,9 +56,9 @@ class Keeper:
 
     @contextmanager
     def sees_to(self, *command: str) -> Iterator[None]:
-        """Meanwhile ``command`` is run where this process is killed.
+        """Run ``command`` if this process is killed during the context.
 
-        It takes something away that is made meanwhile.
+        The command removes something that is made in the context.
         """
         number = next(self._numbers)
         self._tell({"number": number, "command": command})
@@ -77,15 +77,15 @@ _ours: list[Keeper] = []
 
 
 def keep(mark: str) -> None:
-    """Have a keeper from now on, for processes that are started with ``mark``.
+    """Start a keeper for the processes that are started with ``mark``.
 
-    Once in each process of pytest's.
+    Call it once in each process of pytest.
     """
     _ours.append(Keeper(mark))
 
 
 def cleared_by(*command: str) -> AbstractContextManager[None]:
-    """Have ``command`` run if this process is killed before it leaves the context."""
+    """Run ``command`` if this process is killed before it leaves the context."""
     return _ours[0].sees_to(*command)
 
 
@@ -93,7 +93,7 @@ def cleared_by(*command: str) -> AbstractContextManager[None]:
 
 
 def main() -> None:
-    """Wait for the end of the process whose pidfd is given, and clear up."""
+    """Wait for the end of the process with the given pidfd, and clean up."""
     mark, owner = sys.argv[1], int(sys.argv[2])
     commands = _commands_at_the_end(owner)
     _kill(mark)
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _commands_at_the_end(owner: int) -> list[list[str]]:
-    """Listen until ``owner`` has ended; the commands that it has not struck off."""
+    """Listen until ``owner`` has ended, and return the commands that it has not removed."""
     text = b""
     poller = select.poll()
     poller.register(owner, select.POLLIN)
@@ -118,7 +118,7 @@ def _commands_at_the_end(owner: int) -> list[list[str]]:
             poller.unregister(0)
     commands: dict[int, list[str]] = {}
     for line in text.splitlines():
-        with suppress(ValueError):  # the last one was cut
+        with suppress(ValueError):  # the last one was truncated
             told = json.loads(line)
             commands.pop(told["number"], None)
             if "command" in told:
@@ -127,7 +127,7 @@ def _commands_at_the_end(owner: int) -> list[list[str]]:
 
 
 def _all_there_is() -> bytes:
-    """What is in the pipe at present; it may be held open by a child of the owner's."""
+    """Read the present content of the pipe; a child of the owner may hold it open."""
     os.set_blocking(0, False)
     text = b""
     with suppress(BlockingIOError):
@@ -137,7 +137,7 @@ def _all_there_is() -> bytes:
 
 
 def _kill(mark: str) -> None:
-    """Kill all that carry ``mark``, and what they start meanwhile."""
+    """Kill all processes with ``mark``, and those that they start meanwhile."""
     quiet = 0
     for _ in range(LOOKS_MAX):
         found = carriers(mark)

@@ -1,4 +1,4 @@
-"""What the kernel knows of processes: who lives, whose child it is, what it holds open.
+"""The kernel's view of processes: liveness, parents, and open resources.
 
 For tests of processes.
 """
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RUN_VARIABLE = "BATCHD_TEST_RUN"
-"""In the environment of every process of a test, so that an orphan is recognised."""
+"""A mark in the environment of every process of a test, which identifies orphans."""
 
 _READ_BYTES = 1 << 16
 
 
 def _read(path: str) -> bytes:
-    """A whole file of ``/proc``.
+    """Read a whole file of ``/proc``.
 
-    Every test looks at all processes twice: ``Path.read_bytes`` takes four times as long.
+    Every test lists all processes twice: ``Path.read_bytes`` takes four times as long.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -29,12 +29,12 @@ def _read(path: str) -> bytes:
 
 
 def process_ids() -> Iterator[int]:
-    """Every process of this machine that we can see."""
+    """Return every visible process of this machine."""
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  a hundred times a second
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent's process id; None for a process that is gone or is a zombie."""
+    """Return the parent's process id, or None for an ended process or a zombie."""
     try:
         state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2]
     except OSError:
@@ -43,7 +43,10 @@ def parent_of(pid: int) -> int | None:
 
 
 def started_at(pid: int) -> int | None:
-    """Start time in ticks since boot; with the id it names a process for ever. None: ended."""
+    """Return the start time in ticks since boot, or None for an ended process.
+
+    Process id and start time identify a process uniquely.
+    """
     try:
         return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
     except OSError:
@@ -51,48 +54,48 @@ def started_at(pid: int) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Does it still run? A zombie does not."""
+    """Return whether the process still runs. A zombie does not."""
     return parent_of(pid) is not None
 
 
 def is_stopped(pid: int) -> bool:
-    """Has SIGSTOP taken hold of every thread of it?"""
+    """Return whether every thread of the process has stopped after SIGSTOP."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks} == {"T"}
 
 
 def children_of(pid: int) -> set[int]:
-    """Its living children."""
+    """Return the living children of a process."""
     return {child for child in process_ids() if parent_of(child) == pid}
 
 
 def fork_servers_of(daemon: int) -> set[int]:
-    """The living process, or none, that the workers of a daemon are forked from."""
+    """Return the living fork server of a daemon's workers, or no process."""
     return children_called(daemon, b"batchd.worker")
 
 
 def observers_of(daemon: int) -> set[int]:
-    """The living observer of a daemon, or none."""
+    """Return the living observer of a daemon, or no process."""
     return children_called(daemon, b"batchd.observer")
 
 
 def gateways_of(daemon: int) -> set[int]:
-    """The living gateways of a daemon."""
+    """Return the living gateways of a daemon."""
     return children_called(daemon, b"batchd.gateway")
 
 
 def reloads_of(daemon: int) -> set[int]:
-    """The living process, or none, that reads a daemon's configuration again."""
+    """Return the living process that reads a daemon's configuration again, or no process."""
     return children_called(daemon, b"batchd.daemon.reload.rescan")
 
 
 def workers_of(daemon: int) -> set[int]:
-    """The living workers of a daemon."""
+    """Return the living workers of a daemon."""
     return {worker for server in fork_servers_of(daemon) for worker in children_of(server)}
 
 
 def children_called(daemon: int, module: bytes) -> set[int]:
-    """Its living children that run a module."""
+    """Return the living children that run a module."""
     return {child for child in children_of(daemon) if module in _command_line(child).split(b"\0")}
 
 
@@ -104,7 +107,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def carries(pid: int, marker: str) -> bool:
-    """Was it started with ``marker`` (NAME=VALUE) in its environment, or by somebody who was?"""
+    """Return whether ``marker`` (NAME=VALUE) is in the environment of the process or a parent."""
     try:
         environment = _read(f"/proc/{pid}/environ")
     except OSError:
@@ -113,23 +116,23 @@ def carries(pid: int, marker: str) -> bool:
 
 
 def carriers(marker: str) -> set[int]:
-    """Every living process but this one that carries ``marker``."""
+    """Return every living process except this one with ``marker``."""
     return {pid for pid in process_ids() if pid != os.getpid() and carries(pid, marker) and is_alive(pid)}
 
 
 def descriptors_of(pid: int | str) -> dict[int, str]:
-    """What each open descriptor of a process is, as the kernel names it."""
+    """Return the kernel's name for each open descriptor of a process."""
     found = {}
     for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208  as in _read
         try:
             found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115
-        except FileNotFoundError:  # the one that listed the directory
+        except FileNotFoundError:  # the descriptor that listed the directory
             continue
     return found
 
 
 def mapped_slots(pid: int | str) -> int:
-    """Number of batchd's memories, besides caches, that a process has mapped and touched."""
+    """Return how many of batchd's memories, without caches, a process has mapped and used."""
     if b"\nRssShmem:\t       0 kB\n" in _read(f"/proc/{pid}/status"):
         return 0  # with torch there are a thousand mappings, which take the kernel 2 ms to list
     maps = _read(f"/proc/{pid}/maps")

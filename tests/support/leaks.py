@@ -1,13 +1,13 @@
-"""The leak oracle: what this test process and its offspring hold, before and after a test.
+"""The leak check: the resources of this test process and its descendants, before and after a test.
 
-For every test.
+It runs for every test.
 
-Counted: processes that the test started, wherever they ended up; this process's threads (ZeroMQ's
-too), its descriptors other than plain files, its mappings of slots, the signals that its main
-thread blocks, as children inherit these; and what lies in the directory in which daemons of the
-tests have their own.
+It counts the processes that the test started, whatever their parents are now; this process's
+threads (ZeroMQ's too), its descriptors except those of plain files, its mappings of slots, the
+blocked signals of its main thread, because children inherit these; and the files in the directory
+of the tests' daemons.
 
-A daemon that is shared by several tests was there before; its workers may be replaced meanwhile.
+A daemon that several tests share existed before; its workers may be replaced meanwhile.
 """
 
 import gc
@@ -21,9 +21,9 @@ from pathlib import Path
 from support.kernel import RUN_VARIABLE, carries, descriptors_of, mapped_slots, parent_of, process_ids
 
 _strangers: set[int] = set()
-"""Processes that were found not to be ours, and so never will be.
+"""Processes that were found not to belong to the tests, and never will.
 
-To look at each of them again takes a third of most tests.
+To check each of them again would take a third of most tests.
 """
 
 _KINDS = ("socket:", "pipe:", "anon_inode:", "/memfd:")
@@ -31,19 +31,19 @@ _KINDS = ("socket:", "pipe:", "anon_inode:", "/memfd:")
 
 @dataclass(frozen=True, slots=True)
 class Possessions:
-    """What can be left behind."""
+    """The resources that a test can leave behind."""
 
     processes: frozenset[int]
     threads: dict[int, str]
-    """All of this process by the kernel's number, with Python's name or the kernel's."""
+    """All threads of this process by the kernel's number, with Python's name or the kernel's."""
     descriptors: frozenset[str]
     slots: int
     files: frozenset[str]
     blocked: frozenset[int]
-    """Signals."""
+    """Blocked signals."""
 
     def beyond(self, before: "Possessions") -> list[str]:
-        """Describe what is new, apart from resources of processes that existed before."""
+        """Describe new resources, apart from those of processes that existed before."""
         left = [
             f"process {pid}: {_command(pid)}"
             for pid in sorted(self.processes - before.processes)
@@ -59,7 +59,7 @@ class Possessions:
 
 
 def look(directory: Path) -> Possessions:
-    """See what there is now; ``directory`` is where daemons of the tests have their own."""
+    """Collect the present resources; ``directory`` is where the tests' daemons have their own."""
     return Possessions(
         processes=frozenset(_our_processes()),
         threads=_threads(),
@@ -73,9 +73,9 @@ def look(directory: Path) -> Possessions:
 
 
 def left_since(before: Possessions, directory: Path) -> list[str]:
-    """What a test has left behind by now.
+    """Return what a test has left behind by now.
 
-    What only waits for the garbage collector does not count.
+    Objects that only wait for the garbage collector do not count.
     """
     left = look(directory).beyond(before)
     if left:
@@ -85,7 +85,7 @@ def left_since(before: Possessions, directory: Path) -> list[str]:
 
 
 def _our_processes() -> set[int]:
-    """Living processes that carry our mark, or are our children without it."""
+    """Return living processes that have the tests' mark, or are children without it."""
     present = set(process_ids()) - {os.getpid()}
     _strangers.intersection_update(present)
     marker, ours = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}", set()
@@ -103,7 +103,7 @@ def _files(directory: Path) -> list[str]:
 
 
 def _threads() -> dict[int, str]:
-    """Threads of libraries have no name, except ZeroMQ's, which get one after their start."""
+    """Return the threads. Those of libraries have no name, except ZeroMQ's, which get one later."""
     names = {int(task): "" for task in os.listdir("/proc/self/task")}  # noqa: PTH208  as in kernel._read
     names |= {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id}
     for number in [number for number, name in names.items() if not name]:
@@ -114,7 +114,7 @@ def _threads() -> dict[int, str]:
 
 
 def _descends(pid: int, ancestors: frozenset[int]) -> bool:
-    """Is it, or one of its parents, one of ``ancestors``?"""
+    """Return whether the process or one of its parents is in ``ancestors``."""
     at: int | None = pid
     while at is not None and at not in {0, 1, os.getpid()}:
         if at in ancestors:

@@ -2,8 +2,8 @@
 
 python -m support.lightning_program ADDRESS CHECKPOINT [SAVE_AFTER]
 
-With SAVE_AFTER, train from the beginning and write the checkpoint after so many batches; without,
-go on from it.
+With SAVE_AFTER, train from the beginning and write the checkpoint after so many batches; without
+it, resume from the checkpoint.
 """
 
 import json
@@ -16,7 +16,7 @@ from support.lightning_model import SaveAfter, Witness
 
 
 def main(address, checkpoint, save_after=None):
-    """One rank; the trainer starts the other."""
+    """Run one rank; the trainer starts the other."""
     trainer = Trainer(
         max_epochs=3,
         accelerator="cpu",

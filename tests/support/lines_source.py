@@ -1,6 +1,6 @@
-"""A source as from another package, for tests: samples are lines of a file, ``label TAB text``.
+"""A source like one from another package: its samples are lines of a file, ``label TAB text``.
 
-``install`` makes it a plugin that is called "lines"; the module itself is what is installed.
+``install`` makes this module a plugin called "lines". For tests.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ ABOUT = {
 
 
 def install(site: Path) -> Path:
-    """Put the module, and what pip would write about it, into a folder of packages."""
+    """Write the module, and the metadata that pip would write, into a folder of packages."""
     about = site / "batchd_lines-1.dist-info"
     about.mkdir(parents=True)
     for name, text in ABOUT.items():

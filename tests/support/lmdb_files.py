@@ -1,4 +1,4 @@
-"""LMDB databases, made and read the way a worker reads them. For tests of sources."""
+"""LMDB databases, written for tests and read as a worker reads them. For tests of sources."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ MAP_BYTES = 1 << 26
 
 
 def write_lmdb(path: Path, records: Mapping[bytes, bytes], *, subdir: bool = True) -> Path:
-    """Write records; returns the file that they are in."""
+    """Write records, and return the file that holds them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         lmdb.open(str(path), map_size=MAP_BYTES, subdir=subdir, lock=False) as env,
@@ -31,7 +31,10 @@ def write_lmdb(path: Path, records: Mapping[bytes, bytes], *, subdir: bool = Tru
 
 
 def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbSource, SourceIndex]:
-    """A source, and its index as a worker gets it; scanned in another process, as by the daemon."""
+    """Return a source and its index as a worker gets it.
+
+    Another process scans it, as in the daemon.
+    """
     source = LmdbSource(path=path, fields=fields, **changes)
     index = kind_of(source).scan(source, Survey(nothing))
     descriptor = index.to_memfd()
@@ -42,6 +45,9 @@ def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbS
 
 
 def open_lmdb(path: Path, fields: dict[str, str], max_bytes: int = 1 << 26, **changes: Any) -> Reader:
-    """A reader of a good database, scanned in this process: another takes a third of a second."""
+    """Return a reader of a good database.
+
+    This process scans it, because another process takes a third of a second.
+    """
     source = LmdbSource(path=path, fields=fields, **changes)
     return open_reader(source, scan(source, Survey(nothing)), max_bytes, Storage())

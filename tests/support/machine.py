@@ -1,14 +1,14 @@
-"""A machine with a real systemd: Debian in a container, batchd installed from its wheels.
+"""A machine with a real systemd: Debian in a container, with batchd installed from its wheels.
 
 For ``make test-systemd``.
 
     build/systemd/base    what debootstrap makes; made once
     build/systemd/root    Python's packages, wheels, units, photographs and test programs
 
-The container runs on an overlay in memory, so whatever a test does is gone with it, and the next
-run finds the same machine.
+The container runs on an overlay in memory, so all changes of a test disappear with it, and the
+next run finds the same machine.
 
-Invariant: nothing of it outlives ``close``: the kernel ends all that is in a container with its
+Invariant: nothing of it outlives ``close``: the kernel ends all processes of a container with its
 first process.
 """
 
@@ -31,9 +31,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "systemd"
 PACKAGES = "systemd,systemd-sysv,dbus,python3"
 PYTHON = "3.11"
-"""Debian 12's."""
+"""The Python version of Debian 12."""
 USER = "alice"
-"""A trainer's user, who is in the group of the daemon."""
+"""The user of a trainer, a member of the daemon's group."""
 BOOT_S = 120.0
 COMMAND_S = 180.0
 CONFIG = """
@@ -48,18 +48,18 @@ source = { type = "folder", path = "/srv/photos" }
 pipeline = [{ op = "decode" }, { op = "resize", size = [32, 32] }]
 """
 CONFIG_FILE = "/etc/batchd/batchd.toml"
-"""What the daemon serves unless a test says otherwise."""
+"""The configuration that the daemon serves unless a test uses another one."""
 _NEEDED = {"systemd-nspawn": "systemd-container", "debootstrap": "debootstrap", "nsenter": "util-linux"}
 _SCRIPT = "#!/usr/bin/python3 -P\nfrom batchd.cli.main import main\n\nmain()\n"
 _TRAINER = 'exec env PYTHONPATH=/opt/tests /usr/bin/python3 /opt/tests/support/trainer_program.py "$3"'
 
 
 class MachineUnavailable(Exception):  # noqa: N818  it is why tests are skipped
-    """There can be no such machine here; the text says why."""
+    """No such machine can run here; the text gives the reason."""
 
 
 def why_unavailable() -> str | None:
-    """What is missing for a machine; None where nothing is."""
+    """Return what is missing for a machine, or None if it can run."""
     if os.geteuid() != 0:
         return "only root can boot a container"
     missing = [package for program, package in _NEEDED.items() if shutil.which(program) is None]
@@ -71,7 +71,7 @@ def why_unavailable() -> str | None:
 
 
 def build_root() -> Path:
-    """Make what is missing of the machine's files, and put the present wheels and units there."""
+    """Make the missing files of the machine, and install the present wheels and units there."""
     base, root = FOLDER / "base", FOLDER / "root"
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not base.exists():
@@ -91,7 +91,7 @@ def build_root() -> Path:
 
 
 def _bootstrap(base: Path) -> None:
-    """Make a small Debian. One that was not finished has another name, and is made anew."""
+    """Make a small Debian. An unfinished one has another name, and is made again."""
     unfinished = base.with_name("base.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     _run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(unfinished))
@@ -100,14 +100,14 @@ def _bootstrap(base: Path) -> None:
 
 
 def _install(root: Path, *what: str) -> None:
-    """Install packages as they are for the machine's Python, which is not ours."""
+    """Install packages unchanged for the machine's Python, which differs from this one."""
     options = ["--quiet", "--upgrade", "--target", str(root / "opt/batchd"), "--find-links", str(ROOT / "dist")]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
     _run(*pip, *options, "--python-version", PYTHON, "--only-binary", ":all:", *what)
 
 
 def _copy_files(root: Path) -> None:
-    """Put the units and everything else where a package would."""
+    """Put the units and all other files where a package would."""
     places = {
         "deploy/batchd.service": "usr/lib/systemd/system/batchd.service",
         "deploy/batchd@.service": "usr/lib/systemd/system/batchd@.service",
@@ -157,21 +157,19 @@ class Machine:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={
-                "PATH": os.environ["PATH"]
-            },  # without the marks by which the leak oracle knows what a test left behind
+            env={"PATH": os.environ["PATH"]},  # without the marks by which the leak check finds what a test left behind
         )
         self._enter: list[str] = []
 
     def boot(self) -> Self:
-        """Wait until everything that starts with it has started."""
+        """Wait until the machine has started all its units."""
         wait_until(self._has_booted, f"the machine has booted (see {FOLDER / 'console'})", BOOT_S, every_s=0.2)
         self.run("systemctl", "start", "systemd-tmpfiles-setup.service")
         self.run("usermod", "-aG", "batchd", USER)
         return self
 
     def _has_booted(self) -> bool:
-        """Look for its first process, which is another one in the beginning, and ask it."""
+        """Find its first process, which changes at the start, and ask it."""
         if self._nspawn.poll() is not None:
             console = (FOLDER / "console").read_text(errors="replace")
             raise MachineUnavailable(f"systemd-nspawn ended with status {self._nspawn.returncode}: {console[-500:]}")
@@ -182,7 +180,7 @@ class Machine:
         return self.run("systemctl", "is-system-running", check=False).strip() in {"running", "degraded"}
 
     def close(self) -> None:
-        """End everything in it at once."""
+        """Kill all its processes at once."""
         for leader in children_of(self._nspawn.pid):
             os.kill(leader, signal.SIGKILL)
         try:
@@ -195,7 +193,7 @@ class Machine:
     # --- what tests do with it --------------------------------------------------------------------
 
     def run(self, *command: str, check: bool = True, text: str | None = None) -> str:
-        """Run a command; what it prints, with its errors. ``text`` is its input."""
+        """Run a command and return its output with its errors. ``text`` is its input."""
         done = subprocess.run(
             [*self._enter, *command],
             input=text,
@@ -211,40 +209,40 @@ class Machine:
         return done.stdout
 
     def succeeds(self, *command: str) -> bool:
-        """Does a command end well?"""
+        """Return whether a command exits with status 0."""
         return self.run("sh", "-c", '"$@" >&2 && echo fine', "sh", *command, check=False).endswith("fine\n")
 
     def write(self, path: str, text: str) -> None:
-        """Write a file, with its folder."""
+        """Write a file and create its folder."""
         self.run("mkdir", "-p", str(Path(path).parent))
         self.run("sh", "-c", 'cat > "$1"', "sh", path, text=text)
 
     def signal(self, pid: str, name: str) -> None:
-        """Send a signal to one of its processes."""
+        """Send a signal to a process of the machine."""
         self.run("sh", "-c", f"kill -{name} {pid}")
 
     def lives(self, pid: str) -> bool:
-        """Is there such a process?"""
+        """Return whether such a process exists."""
         return self.succeeds("test", "-d", f"/proc/{pid}")
 
     def children(self, pid: str) -> set[str]:
-        """The processes that it has started; none where it is gone."""
+        """Return the child processes of a process, or none if it has ended."""
         return set(self.run("sh", "-c", f"cat /proc/{pid}/task/{pid}/children 2> /dev/null", check=False).split())
 
     def show(self, unit: str, name: str) -> str:
-        """One property of a unit."""
+        """Return a property of a unit."""
         return self.run("systemctl", "show", "--property", name, "--value", unit).strip()
 
     def journal(self, unit: str) -> list[dict[str, Any]]:
-        """What a unit has logged since the machine has booted, and systemd about it."""
+        """Return the log of a unit since boot, with systemd's lines about it."""
         lines = self.run("journalctl", "--unit", unit, "--output", "json", "--all", "--quiet").splitlines()
         return [json.loads(line) for line in lines]
 
     def said(self, unit: str) -> str:
-        """The same as text."""
+        """Return the log as text."""
         return "\n".join(str(entry.get("MESSAGE", "")) for entry in self.journal(unit))
 
     def trainer(self, address: str, stream: str = "photos", user: str = USER, **connect: Any) -> TrainerProcess:
-        """Start a trainer in it, as a user in the daemon's group."""
+        """Start a trainer in the machine, as a user in the daemon's group."""
         through = [*self._enter, "runuser", "-u", user, "--", "sh", "-c", _TRAINER, "trainer"]
         return TrainerProcess(address, stream, connect=connect, through=through)

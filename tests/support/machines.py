@@ -1,4 +1,4 @@
-"""Machines that a test makes: a folder with the kernel's files, and a few numbers."""
+"""Machines for tests: a folder with the kernel's files, and a few numbers."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ FINE = {
     "sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
     "sys/devices/system/node/node0/cpulist": "0-7\n",
 }
-"""A machine that nothing is wrong with."""
+"""A machine without any problem."""
 GROUP = "sys/fs/cgroup/system.slice/batchd.service"
 
 
 def made_machine(root: Path, files: dict[str, str] | None = None, **given: object) -> Machine:
-    """A fine machine but for ``files``, and for what is ``given``: limits, affinity, user."""
+    """Make a good machine except for ``files`` and ``given``: limits, affinity, user."""
     for path, text in {**FINE, **(files or {})}.items():
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""An observer that shows a made daemon, for pictures of what a page looks like. Tests only.
+"""An observer that shows a simulated daemon, for pictures of its page. Tests only.
 
 No daemon runs: ``status_at`` makes the statuses of a training, second by second, and the observer's
-own recorder, routes and server show them. The clock stands still after the last one.
+own recorder, routes and server show them. The clock stops after the last one.
 """
 
 import socket
@@ -47,7 +47,7 @@ WARNINGS = (
 
 
 def status_at(second: float, *, trainers: int, streams: int = 1, warnings: bool = False) -> DaemonStatus:
-    """The status ``second`` seconds after the start; the trainers are spread over the streams."""
+    """Return the status ``second`` seconds after the start; the trainers use different streams."""
     _before, plain = two_looks(workers=4)
     (one,) = plain.streams
     names = ["photos", *(f"stream-{number:02}" for number in range(1, streams))]
@@ -105,7 +105,7 @@ def _claim(one: SubscriptionStatistics, session: int, second: float) -> Subscrip
 
 
 class _MadeClient(StatusClient):
-    """Has the last of the made statuses, as if it had just come."""
+    """A client that has the last of the simulated statuses, as if it had just arrived."""
 
     def __init__(self, status: DaemonStatus) -> None:
         self._made = status
@@ -119,7 +119,7 @@ class _MadeClient(StatusClient):
 
 @contextmanager
 def made_page(folder: Path, seconds: int, **daemon: int) -> Iterator[str]:
-    """The address of a page that has watched a made daemon from its start, for so many seconds."""
+    """Return the address of a page that has watched a simulated daemon for so many seconds."""
     clock = [0.0]
     recorder = StatusRecorder(lambda: clock[0])
     for second in range(1, seconds + 1):

@@ -13,7 +13,7 @@ from support.keeper import cleared_by
 
 @contextmanager
 def small_file_system(folder: Path, size: str) -> Iterator[None]:
-    """Mount one in memory at ``folder``, which is made; skip the test where nobody may."""
+    """Mount one in memory at ``folder``, which is created; skip the test without permission."""
     if os.geteuid() != 0:
         pytest.skip("mounts a small file system, as root")
     folder.mkdir()

@@ -28,7 +28,7 @@ _ATTEMPTS = 20
 
 
 def free_port(number: int = 1) -> int:
-    """A port of loopback that nobody listens on just now; the first of ``number`` in a row."""
+    """Return a free loopback port; the first of ``number`` ports in a row."""
     for port in random.Random().sample(PORTS, len(PORTS)):
         with suppress(OSError), ExitStack() as stack:
             for one in range(port, port + number):
@@ -38,17 +38,17 @@ def free_port(number: int = 1) -> int:
 
 
 class Proxy:
-    """Passes bytes between whoever connects and a port, in a thread.
+    """A proxy that passes bytes between clients and a port, in a thread.
 
-    What it does to them can be changed at any time.
+    Tests can change the treatment of the bytes at any time.
 
-    ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of
-    whatever it is, as long as there are ``cuts_left``; ``delay_s`` is slept before each part is
-    passed on; while ``is_open`` is false nobody new gets through; while ``is_stalled`` is true no
-    byte does, and no end of a connection; ``alter`` gives what the trainer gets
-    instead of each part that the daemon says, and ``spoil`` the other way round. ``passed`` counts
-    the bytes from the daemon on each connection; the one after ``connections_max`` is not let
-    through.
+    ``cut_after``: connections are closed after so many bytes from the daemon, in the middle of a
+    message, as long as there are ``cuts_left``. ``delay_s`` is slept before each part is passed
+    on. While ``is_open`` is false, no new connection gets through. While ``is_stalled`` is true,
+    neither bytes nor the end of a connection get through. ``alter`` returns the bytes that the
+    trainer gets instead of each part from the daemon, and ``spoil`` does the same in the other
+    direction. ``passed`` counts the bytes from the daemon on each connection; the connection after
+    ``connections_max`` does not get through.
     """
 
     def __init__(self, port: int) -> None:
@@ -71,7 +71,7 @@ class Proxy:
         self._threads[0].start()
 
     def drop(self, only: int | None = None) -> None:
-        """Cut every connection there is, or ``only`` the last but so many."""
+        """Cut every present connection, or ``only`` the last but so many."""
         pairs = list(zip(self._ends[::2], self._ends[1::2], strict=True))
         for pair in pairs if only is None else [pairs[-1 - only]]:
             for end in pair:
@@ -79,7 +79,7 @@ class Proxy:
                     end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End everything."""
+        """Close all connections."""
         self._stop.set()
         self.drop()
         for thread in self._threads:
@@ -141,7 +141,7 @@ class Proxy:
                         daemon.sendall(self.spoil(data))
 
     def _is_cut(self, passing: int) -> bool:
-        """Is this connection to end within the part that is to be passed on?"""
+        """Return whether this connection ends within the part that is passed on next."""
         if self.cut_after is None or passing <= self.cut_after or self.cuts_left == 0:
             return False
         self.cuts_left -= 1
@@ -153,13 +153,13 @@ def _ip(*arguments: str) -> str:
 
 
 class TwoHosts:
-    """A second host, made of a network namespace, with a cable to ours that can be pulled.
+    """A second host: a network namespace with a cable to this host that can be pulled.
 
     Needs root.
 
-    The namespace is named after the process that made it, so a later run knows it and removes it
-    where that process is gone. The cable is named after its subnet: it is made only if no run has
-    that one.
+    The namespace is named after the process that made it, so a later run finds it and removes it
+    if that process has ended. The cable is named after its subnet: it is made only if no other run
+    uses that subnet.
     """
 
     def __init__(self) -> None:
@@ -184,23 +184,23 @@ class TwoHosts:
 
     @property
     def removal(self) -> tuple[str, ...]:
-        """The command that removes everything: a namespace takes its end of the pair with it."""
+        """Return the command that removes all: a namespace takes its end of the pair with it."""
         return "ip", "netns", "del", self._namespace
 
     def pull_cable(self) -> None:
-        """From now on nothing arrives, on either side, and nobody is told."""
+        """Stop all traffic in both directions without a notice to either side."""
         _ip("link", "set", f"{self._cable}a", "down")
 
     def plug_in(self) -> None:
         """Mend the cable.
 
-        The address went with the link's state on some kernels, so it is given again.
+        Some kernels remove the address with the link's state, so it is set again.
         """
         _ip("link", "set", f"{self._cable}a", "up")
         _ip("addr", "replace", f"{self.ours}/{_SUBNET_BITS}", "dev", f"{self._cable}a")
 
     def on_the_other(self, *command: str) -> list[str]:
-        """The command that runs ``command`` on the other host."""
+        """Return the command that runs ``command`` on the other host."""
         return ["ip", "netns", "exec", self._namespace, *command]
 
     def _on_theirs(self, *arguments: str) -> None:
@@ -208,7 +208,7 @@ class TwoHosts:
 
 
 def _left_namespaces() -> list[str]:
-    """Namespaces of runs that are gone."""
+    """Return the namespaces of runs that have ended."""
     left = []
     for line in _ip("netns", "list").splitlines():
         name = line.split()[0]
@@ -219,7 +219,10 @@ def _left_namespaces() -> list[str]:
 
 
 def _lay_cable(namespace: str) -> tuple[str, str, str]:
-    """Connect ``namespace`` by a veth pair in an unused subnet: name, our address, theirs."""
+    """Connect ``namespace`` by a veth pair in an unused subnet.
+
+    Return its name, our address and their address.
+    """
     used = [
         ip_network(route["dst"])
         for route in json.loads(_ip("-json", "route", "show", "table", "all"))
@@ -232,7 +235,7 @@ def _lay_cable(namespace: str) -> tuple[str, str, str]:
             _ip("link", "add", f"{cable}a", "type", "veth", "peer", "name", f"{cable}b", "netns", namespace)
             ours, theirs = map(str, subnet.hosts())
             return cable, ours, theirs
-    raise OSError(f"none of {_ATTEMPTS} subnets of {_SUBNETS} could be had")
+    raise OSError(f"none of {_ATTEMPTS} subnets of {_SUBNETS} was free")
 
 
 def _is_ipv4(route: dict[str, str]) -> bool:
@@ -241,7 +244,7 @@ def _is_ipv4(route: dict[str, str]) -> bool:
 
 @contextmanager
 def two_hosts() -> Iterator[TwoHosts]:
-    """Make two hosts, or skip the test and say why."""
+    """Make two hosts, or skip the test with the reason."""
     hosts = TwoHosts()
     with ExitStack() as stack:
         stack.enter_context(cleared_by(*hosts.removal))

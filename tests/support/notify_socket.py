@@ -15,10 +15,10 @@ class NotifySocket:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind("\0" + self.address[1:] if self.address.startswith("@") else self.address)
         self.history: list[list[str]] = []
-        """The lines of every message so far."""
+        """The lines of all messages so far."""
 
     def heard(self) -> list[list[str]]:
-        """The lines of each message since the last time."""
+        """Return the lines of each message since the last call."""
         new = []
         while True:
             try:
@@ -28,10 +28,10 @@ class NotifySocket:
                 return new
 
     def has_heard(self, line: str) -> bool:
-        """Was a line ever told that begins so?"""
+        """Return whether any line so far starts with this text."""
         self.heard()
         return any(told.startswith(line) for message in self.history for told in message)
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Close the socket, so that no process listens on it."""
         self._socket.close()

@@ -1,4 +1,7 @@
-"""Asks the observer of a daemon over HTTP, as scrapers and people do. For tests of processes."""
+"""HTTP requests to the observer of a daemon, as from scrapers and browsers.
+
+For tests of processes.
+"""
 
 import http.client
 import socket
@@ -18,7 +21,7 @@ ANYWHERE = "127.0.0.1:0"
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """The answer to a request."""
 
     status: int
     headers: dict[str, str]
@@ -26,7 +29,7 @@ class Reply(NamedTuple):
 
 
 def place_of(daemon: DaemonProcess) -> tuple[str, int]:
-    """Host and port of its observer, from the log: works while the daemon does not answer."""
+    """Return host and port of its observer from the log; this works while the daemon is blocked."""
     (line, *_more) = wait_until(lambda: daemon.log_lines("observing"), "somebody observes")
     address = urlsplit(line["http"])
     assert address.hostname is not None
@@ -35,7 +38,7 @@ def place_of(daemon: DaemonProcess) -> tuple[str, int]:
 
 
 def fetch(daemon: DaemonProcess, path: str, *, method: str = "GET", **headers: str) -> Reply:
-    """One request."""
+    """Send one request."""
     connection = http.client.HTTPConnection(*place_of(daemon), timeout=PATIENCE_S)
     try:
         connection.request(method, path, headers=headers)
@@ -46,13 +49,13 @@ def fetch(daemon: DaemonProcess, path: str, *, method: str = "GET", **headers: s
 
 
 def asked(daemon: DaemonProcess) -> DaemonProcess:
-    """The daemon, once its observer has asked it for the first time and can say something of it."""
-    wait_until(lambda: fetch(daemon, "/overview.json").status == HTTPStatus.OK, "the observer has asked")
+    """Return the daemon once its observer has its first status."""
+    wait_until(lambda: fetch(daemon, "/overview.json").status == HTTPStatus.OK, "the observer has a status")
     return daemon
 
 
 def scrape(daemon: DaemonProcess) -> dict[str, float]:
-    """All metrics, by their names with labels as they are written, without the prefix."""
+    """Return all metrics by their names with labels, in their text form, without the prefix."""
     found = {}
     for family in text_string_to_metric_families(fetch(daemon, "/metrics").text):
         for sample in family.samples:
@@ -61,19 +64,19 @@ def scrape(daemon: DaemonProcess) -> dict[str, float]:
 
 
 def written(name: str, labels: Mapping[str, str]) -> str:
-    """A metric's name with its labels, as the keys of ``scrape`` are."""
+    """Return a metric's name with its labels, in the form of the keys of ``scrape``."""
     text = ",".join(f"{label}={value}" for label, value in sorted(labels.items()))
     return name + (f"{{{text}}}" if text else "")
 
 
 def observer_of(daemon: DaemonProcess) -> int:
-    """The process id of its observer."""
+    """Return the process id of its observer."""
     return next(iter(wait_until(lambda: observers_of(daemon.pid), "there is an observer")))
 
 
 @contextmanager
 def open_connections(daemon: DaemonProcess, count: int, first_words: bytes) -> Iterator[list[Any]]:
-    """So many connections that have said something and are left open."""
+    """Open so many connections that send some text and stay open."""
     connections = []
     try:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Parquet files, made and read the way a worker reads them. For tests of sources."""
+"""Parquet files, written for tests and read as a worker reads them. For tests of sources."""
 
 import json
 import os
@@ -27,9 +27,9 @@ def hugging_face(images: Iterable[bytes | None], paths: Iterable[str | None] | N
 
 
 def class_labels(**names: list[str]) -> dict[bytes, bytes]:
-    """What Hugging Face's `datasets` writes into a file of columns that are labels.
+    """Return the metadata that Hugging Face's `datasets` writes for columns that are labels.
 
-    Compared with what its version 5.2 writes.
+    It was compared with the output of version 5.2.
     """
     features = {column: {"names": those, "_type": "ClassLabel"} for column, those in names.items()}
     return {b"huggingface": json.dumps({"info": {"features": {"image": {"_type": "Image"}, **features}}}).encode()}
@@ -47,7 +47,7 @@ def write_parquet(
 def write_arrow(
     file: Path, columns: dict[str, Any], metadata: dict[bytes, bytes] | None = None, *, rows: int = 7, **options: Any
 ) -> Path:
-    """Write columns as an Arrow stream, as `save_to_disk` of `datasets` does; or as a file with a footer."""
+    """Write columns as an Arrow stream, like `save_to_disk` of `datasets`, or with a footer."""
     file.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table(columns, metadata=metadata)
     new = options.pop("new", pa.ipc.new_stream)
@@ -57,7 +57,7 @@ def write_arrow(
 
 
 def scan_parquet(root: Path, fields: dict[str, str], *shards: str, **changes: Any) -> tuple[ParquetSource, SourceIndex]:
-    """A source of the files below ``root``, and its index as a worker gets it."""
+    """Return a source of the files below ``root``, and its index as a worker gets it."""
     source = ParquetSource(root=root, shards=shards or ("*.parquet",), fields=fields, **changes)
     index = kind_of(source).scan(source, Survey(nothing))
     descriptor = index.to_memfd()
@@ -73,7 +73,7 @@ def open_parquet(root: Path, fields: dict[str, str], *shards: str, max_bytes: in
 
 
 def photo_rows(photos: Path, folder: Path, **options: Any) -> dict[str, Any]:
-    """The photographs in Hugging Face's layout, in the order of a folder source, in two files."""
+    """Write the photos in Hugging Face's layout, in the order of a folder source, in two files."""
     classes = sorted(path.name for path in photos.iterdir())
     files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]
     for number in range(2):

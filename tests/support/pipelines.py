@@ -1,4 +1,4 @@
-"""Runs a pipeline on one file, and shows whether it wrote every pixel of the result."""
+"""Run a pipeline on one file, and show whether it wrote every pixel of the result."""
 
 import numpy as np
 
@@ -11,11 +11,11 @@ from support.images import animation, encode, jpeg
 MARKER_COLORS = ((7, 177, 77), (200, 3, 250))
 
 UPRIGHT_64_96 = (Decode(), Resize(size=(64, 96)))
-"""Steps that keep an image of 64 x 96 pixels as it is."""
+"""Steps that leave an image of 64 x 96 pixels unchanged."""
 
 
 def run_once(steps, data, epoch=0, sample=0, seed=0):
-    """Run a new pipeline on ``data`` and give the image."""
+    """Run a new pipeline on ``data`` and return the image."""
     return run(image_pipeline(steps, seed), data, epoch, sample)
 
 
@@ -27,18 +27,18 @@ def run(pipeline, data, epoch=0, sample=0, attempt=0):
 
 
 def image_pipeline(steps, seed=0):
-    """A pipeline whose samples are one image file each."""
+    """Make a pipeline whose samples are one image file each."""
     return Pipeline([Column("image", "encoded")], steps, seed)
 
 
 def image_row(pipeline):
-    """A row for one image, full of sentinels."""
+    """Make a row for one image, full of sentinels."""
     column = pipeline.columns["image"]
     return np.full(column.fixed_shape, 77, column.dtype)
 
 
 class MarkedPipeline:
-    """A pipeline that runs each file twice, after images of two colours have filled its memory.
+    """A pipeline that runs each file twice, after images of two colours filled its memory.
 
     A pixel that one of those left behind differs between the two runs. (A pixel of the colour
     itself proves nothing: broken bits make any colour.)
@@ -49,7 +49,7 @@ class MarkedPipeline:
         self._markers = [_files_of_one_color(color, height, width) for color in MARKER_COLORS]
 
     def run(self, data):
-        """Run on ``data``. Gives the image, after checking that all of it is the sample's own."""
+        """Run on ``data``. Return the image, after checking that all of it is the sample's own."""
         first, second = (self._run_after(markers, data) for markers in self._markers)
         if isinstance(first, Exception):
             assert str(first) == str(second)

@@ -1,8 +1,8 @@
-"""Every step that makes numbers, on made inputs: one checksum for each, of all that it gave.
+"""One checksum of the output on generated inputs, for every step that computes numbers.
 
 A program, so that it runs in processes of every kind: ``python -m support.pixel_sums INPUTS``
-writes them as JSON. ``write_inputs`` makes INPUTS, once for all, because what encodes a file may
-itself depend on the processor.
+writes them as JSON. ``write_inputs`` makes INPUTS once for all runs, because an encoder itself
+may depend on the processor.
 """
 
 import json
@@ -52,7 +52,7 @@ WITHOUT_NUMBERS = frozenset(
         "call",
     )
 )
-"""What these steps give is moved, looked up or other people's."""
+"""The output of these steps is moved, looked up or computed by user code."""
 SAMPLES = 3
 RECOLORED_SAMPLES = 24
 """Rounding hides most differences in the last bit, so it takes many values to find one."""
@@ -75,7 +75,7 @@ GEOMETRY: Mapping[str, Sequence[StepOptions]] = {
     "rotate nearest": [Rotate(degrees=(-180, 180), interpolation="nearest", fill=(10, 200, 99))],
     "rotate by a little": [Rotate(degrees=(-1, 1))],
 }
-"""Steps that followers follow."""
+"""Steps that need other steps after them."""
 PIXELS: Mapping[str, Sequence[StepOptions]] = {
     "brightness": [ColorJitter(brightness=0.4)],
     "contrast": [ColorJitter(contrast=0.4)],
@@ -139,7 +139,7 @@ def write_inputs(path: Path) -> None:
 
 
 def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """The checksum of what each step makes of the inputs."""
+    """Return the checksum of what each step makes of the inputs."""
     made: dict[str, str] = {}
     for name, columns, steps, values in [*_decodings(inputs), *_moved(inputs), *_followed(inputs), *_others(inputs)]:
         made[name] = _sum(columns, steps, values, SAMPLES)
@@ -149,7 +149,7 @@ def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 
 def ops_covered() -> set[str]:
-    """The names of the steps that are run."""
+    """Return the names of the steps that are run."""
     groups = [*GEOMETRY.values(), *PIXELS.values(), *NUMBERS.values()]
     return {step.op for steps in groups for step in steps} | {"decode", "follow"}
 
@@ -223,5 +223,5 @@ def _sum(columns: list[Column], steps: Sequence[StepOptions], values: dict[str, 
 if __name__ == "__main__":
     with np.load(sys.argv[1]) as stored:
         given = {name: stored[name] for name in stored.files}
-    assert ops_covered() | WITHOUT_NUMBERS == STEP_KINDS.keys(), "a step that nobody looks at"
+    assert ops_covered() | WITHOUT_NUMBERS == STEP_KINDS.keys(), "a step has no checksum"
     sys.stdout.write(json.dumps(sums_of(given)))

@@ -1,4 +1,4 @@
-"""The example package that brings a kind of source, as if it were installed. For tests."""
+"""The example package with a kind of source, as if it were installed. For tests."""
 
 import tomllib
 import zipfile
@@ -8,7 +8,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "zip_source"
 
 
 def install(site: Path) -> Path:
-    """Put the example and what pip would write about it into a folder of packages."""
+    """Write the example, and the metadata that pip would write, into a folder of packages."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     about = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     about.mkdir(parents=True)

@@ -18,7 +18,7 @@ StartHost = Callable[..., WorkerHostProcess]
 
 @contextmanager
 def worker_hosts(folder: Path) -> Iterator[StartHost]:
-    """Start worker hosts of a daemon, or of an ``address`` before it; all end in the end."""
+    """Start worker hosts of a daemon, or of an ``address`` before it, and end them at the end."""
     with ExitStack() as stack:
 
         def start(
@@ -33,25 +33,25 @@ def worker_hosts(folder: Path) -> Iterator[StartHost]:
 
 
 def pool_keys(gateways: int = 1) -> dict[str, Any]:
-    """Keys of [daemon]: one local worker; worker hosts on loopback, by so many gateways."""
+    """Return keys of [daemon]: one local worker, and worker hosts on loopback by some gateways."""
     more = {"pool_gateways": gateways} if gateways > 1 else {}
     return {"workers": 1, "worker_address": f"127.0.0.1:{free_port(gateways)}", **more}
 
 
 def links(daemon: DaemonProcess) -> list[dict[str, Any]]:
-    """The worker hosts in the daemon's status."""
+    """Return the worker hosts in the daemon's status."""
     found: list[dict[str, Any]] = daemon.status()["pool"]["links"]
     return found
 
 
 def gateway_of(daemon: DaemonProcess) -> int:
-    """The process of its gateway."""
+    """Return the process of its gateway."""
     (pid,) = wait_until(lambda: gateways_of(daemon.pid), "there is a gateway")
     return pid
 
 
 def wait_gateways(daemon: DaemonProcess, number: int) -> set[int]:
-    """Wait until there are so many gateways; their processes."""
+    """Wait until there are so many gateways, and return their processes."""
     return wait_until(
         lambda: pids if len(pids := gateways_of(daemon.pid)) == number else set(),
         f"there are {number} gateways",

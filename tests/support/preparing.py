@@ -1,4 +1,4 @@
-"""``batchd prepare`` as tests call it, and what it leaves behind."""
+"""``batchd prepare`` as tests call it, and its output."""
 
 import subprocess
 import sys
@@ -14,11 +14,11 @@ from support.settings import folder_stream, write_settings
 from support.waiting import PATIENCE_S
 
 SHORTER = [{"op": "decode"}, {"op": "resize", "shorter_side": 24}]
-"""Images that keep their proportions: no batch could hold them."""
+"""Images of different proportions: no batch could hold them."""
 
 
 def config_in(folder: Path, photos: Path) -> Callable[..., Path]:
-    """Writes a configuration of one stream over forty photographs."""
+    """Write a configuration of one stream over forty photographs."""
     return lambda **changes: write_settings(
         folder / "batchd.toml",
         {"photos": folder_stream(photos, pipeline=SHORTER, **changes)},
@@ -57,25 +57,25 @@ def start(
 
 
 def finish(command: "subprocess.Popen[str]") -> str:
-    """Wait until a command that was started has ended well; what it said."""
+    """Wait until a started command has ended with status 0, and return its output."""
     said = command.communicate(timeout=PATIENCE_S)[0]
     assert command.returncode == 0, said
     return said
 
 
 def proposed(summary: str) -> dict[str, Any]:
-    """The source that the summary proposes."""
+    """Return the source that the summary proposes."""
     source: dict[str, Any] = tomllib.loads(summary.rpartition("serve them:\n")[2])["source"]
     return source
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of each shard, by name."""
+    """Return the digest of each shard, by name."""
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(folder.glob("*.tar"))}
 
 
 def bad_samples(folder: Path) -> dict[int, tuple[str, str, str]]:
-    """Those that were left out: shard, path and reason."""
+    """Return the samples that were left out: shard, path and reason."""
     rows = [line.split("\t") for line in (folder / "bad.tsv").read_text().splitlines()]
     assert rows[0] == ["shard", "sample", "path", "reason"]
     return {int(row[1]): (row[0], row[2], row[3]) for row in rows[1:]}

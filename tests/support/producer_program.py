@@ -2,8 +2,8 @@
 
 It pushes numbered frames, and prints each number once it is pushed.
 
-Its argument is JSON: {"address": ..., "stream": ..., "first": 0, "count": 100}. Each number that
-was pushed comes on a line of its own, and "dropped" in place of one that was not.
+Its argument is JSON: {"address": ..., "stream": ..., "first": 0, "count": 100}. It prints each
+pushed number on a line of its own, and "dropped" for a number that was not pushed.
 """
 
 import json

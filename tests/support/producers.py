@@ -2,8 +2,8 @@
 
 For tests of processes.
 
-A frame is 6 x 8 pixels, all of which say its number, as its label does: whoever reads it sees
-whether it is whole.
+A frame is 6 x 8 pixels; each pixel and the label hold its number, so a reader can check that it
+is complete.
 """
 
 import json
@@ -25,17 +25,17 @@ FIELDS = {"image": "uint16[6,8]", "label": "int64"}
 
 
 def push_stream(batch_size: int = 4, **changes: Any) -> dict[str, Any]:
-    """A live stream of frames; ``changes`` are keys of its source."""
+    """Make a live stream of frames; ``changes`` are keys of its source."""
     return {"source": {"type": "push", "fields": FIELDS, "capacity": 32, **changes}, "batch_size": batch_size}
 
 
 def frame(number: int) -> dict[str, Any]:
-    """The frame of this number."""
+    """Make the frame of this number."""
     return {"image": np.full((6, 8), number, np.uint16), "label": number}
 
 
 def numbers_in(batch: batchd_client.Batch) -> list[int]:
-    """The numbers of the frames in a batch, which must be whole."""
+    """Return the numbers of the frames in a batch, which must be complete."""
     labels: list[int] = batch["label"].tolist()
     assert all((image == label).all() for image, label in zip(batch["image"], labels, strict=True)), "a frame is torn"
     assert batch["valid"].all()
@@ -43,7 +43,7 @@ def numbers_in(batch: batchd_client.Batch) -> list[int]:
 
 
 def read(stream: batchd_client.Stream, batches: int) -> list[int]:
-    """The numbers of the frames in the next batches."""
+    """Return the numbers of the frames in the next batches."""
     found = []
     for batch in islice(iter(stream), batches):
         with batch:
@@ -66,18 +66,18 @@ class ProducerProcess:
         )
 
     def said(self) -> Iterator[int]:
-        """What it says that it pushed, as it comes; to its end, if it is dead."""
+        """Yield the numbers that it reports as pushed, to the end of its output."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             yield int(line)
 
     def kill(self) -> None:
-        """Kill it, wherever it is."""
+        """Kill it at any point."""
         self.process.kill()
         self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """End it, however it is."""
+        """End it in any state."""
         self.process.kill()
         self.process.wait(PATIENCE_S)
         assert self.process.stdin is not None

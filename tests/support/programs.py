@@ -2,12 +2,12 @@
 
 For the tests of ``tests/with_*``.
 
-A test starts a function of a module here, and asks what it said and how it ended; the program's
+A test starts a function of a module here, and reads its output and how it ended; the program's
 part of that is below.
 
-How long an exit took is no fair question on a busy machine. So of the time from a program's last
-words to its end, what its main thread ran and what it waited for a CPU is taken off, as the kernel
-counts them: the rest it *stood still*, waiting for something.
+The duration of an exit is no fair measure on a busy machine. So the time from a program's last
+line to its end is reduced by the time that its main thread ran or waited for a CPU, as the kernel
+counts them: during the rest it *stood still*, waiting for something.
 """
 
 import json
@@ -25,7 +25,7 @@ from support.waiting import PATIENCE_S, wait_until
 
 TESTS = Path(__file__).parents[1]
 EXIT_S = 1.0
-"""A program that ends with everything open stands still for less."""
+"""The limit: a program that ends with everything open stands still for less."""
 NS_PER_S = 1e9
 
 
@@ -38,11 +38,11 @@ def start(module: str, program: str, daemon: DaemonProcess, *arguments: object) 
 
 
 def end(program: "subprocess.Popen[str]", still_max_s: float = EXIT_S) -> tuple[list[dict[str, Any]], int, str]:
-    """What a program said, less than a pipe holds; its status; its errors.
+    """Return a program's output (less than a pipe holds), its status and its errors.
 
-    After its last words it stands still for less.
+    After its last line it stands still for less than the limit.
     """
-    ended = os.WEXITED | os.WNOWAIT | os.WNOHANG  # it stays, to be asked what it has run
+    ended = os.WEXITED | os.WNOWAIT | os.WNOHANG  # it stays, so that its run time can be read
     wait_until(lambda: os.waitid(os.P_PID, program.pid, ended), "the program has ended")
     now_s, busy_s = time.monotonic(), _busy_s(program.pid)
     output, errors = program.communicate(timeout=PATIENCE_S)
@@ -51,13 +51,13 @@ def end(program: "subprocess.Popen[str]", still_max_s: float = EXIT_S) -> tuple[
     if said and "last_s" in said[-1]:
         exit_s = now_s - said[-1].pop("last_s")
         still_s = exit_s - (busy_s - said[-1].pop("busy_s"))
-        sys.stdout.write(f"the exit took {exit_s:.2f} s, of which it stood still for {still_s:.2f} s\n")
+        sys.stdout.write(f"the exit took {exit_s:.2f} s, and it stood still for {still_s:.2f} s of that\n")
         assert still_s < still_max_s
     return said, program.returncode, errors
 
 
 def gone(daemon: DaemonProcess) -> bool:
-    """Wait until no trainer is left, as far as the daemon knows."""
+    """Wait until the daemon has no trainer left."""
     return wait_until(lambda: not daemon.stream_status()["subscriptions"], "no trainer is left")
 
 
@@ -65,18 +65,18 @@ def gone(daemon: DaemonProcess) -> bool:
 
 
 def say(**what: Any) -> None:
-    """One line for the test, in one piece: ranks share their output."""
+    """Print one line for the test in one piece: ranks share their output."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 def say_last(**what: Any) -> None:
-    """The same, and then the program ends."""
+    """Print one line, and end the program."""
     say(**what, last_s=time.monotonic(), busy_s=_busy_s(os.getpid()))
 
 
 def epochs_in_threads(threads: int, load: Callable[[], Any]) -> list[list[int]]:
-    """The remaining samples of the epoch, as each thread reads them with its own loader."""
+    """Return the rest of the epoch, as each thread reads it with its own loader."""
 
     def read(_number: int) -> list[int]:
         with load() as loader:
@@ -87,6 +87,6 @@ def epochs_in_threads(threads: int, load: Callable[[], Any]) -> list[list[int]]:
 
 
 def _busy_s(process: int) -> float:
-    """How long a main thread has run, and waited for a CPU to run on."""
+    """Return how long a main thread has run, and waited for a CPU to run on."""
     ran_ns, waited_ns, _ = Path(f"/proc/{process}/schedstat").read_text().split()
     return (int(ran_ns) + int(waited_ns)) / NS_PER_S

@@ -1,6 +1,6 @@
-"""A peer of the daemon that says exactly what a test wants, also nonsense. For tests of processes.
+"""A peer of the daemon that sends any bytes, also invalid ones. For tests of processes.
 
-with RawPeer(directory) as peer: ...         connected, has said nothing
+with RawPeer(directory) as peer: ...         connected, nothing sent
 peer.open()                                  Hello, Welcome, Open, Opened: a session like any other
 """
 
@@ -19,7 +19,7 @@ from support.waiting import PATIENCE_S
 
 
 class RawPeer:
-    """Both sockets of a trainer, and no manners."""
+    """Both sockets of a trainer, without any checks."""
 
     def __init__(self, runtime_dir: Path) -> None:
         self._runtime_dir = runtime_dir
@@ -44,7 +44,7 @@ class RawPeer:
         self._stack.close()
 
     def greet(self) -> bytes:
-        """Say Hello; the secret."""
+        """Send Hello and return the secret."""
         send_message(self.lifeline, Hello(PROTOCOL_VERSION, "raw", 1))
         welcome, _ = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
         assert isinstance(welcome, Welcome)
@@ -61,7 +61,7 @@ class RawPeer:
         return self.ask_raw(message.encode())
 
     def ask_raw(self, words: bytes) -> Message:
-        """The same with any bytes."""
+        """Send any bytes and wait for the answer."""
         self.dealer.send(words)
         return self.hear()
 
@@ -71,7 +71,7 @@ class RawPeer:
         return TO_TRAINER.decode(self.dealer.recv())
 
     def is_hung_up(self) -> bool:
-        """Wait for the lifeline's next word: is it the end of file?"""
+        """Wait for the lifeline's next event, and return whether it is the end of file."""
         try:
             return self.lifeline.recv(1 << 16) == b""
         except ConnectionResetError:

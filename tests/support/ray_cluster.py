@@ -3,8 +3,8 @@
     test --- a line: CPUs of one more node ---> program --- its pids, as JSON ---> test
 
 The program is a process of its own, because Ray leaves threads in its process. Ray's processes
-write over their environments, where a mark would be, and listen on every address of the machine.
-So a test of them runs in namespaces of its own, where all processes that are new belong to it.
+overwrite their environments, where a mark would be, and listen on every address of the machine.
+So such a test runs in namespaces of its own, where all new processes belong to it.
 """
 
 import json
@@ -31,7 +31,7 @@ FAST = {
     "health_check_failure_threshold": 4,
     "gcs_rpc_server_reconnect_timeout_s": 10,
 }
-"""Ray's own time-outs add up to a minute."""
+"""Shorter timeouts than Ray's defaults, which add up to a minute."""
 
 
 PORT = 6390
@@ -67,11 +67,11 @@ AUTOSCALED = {
     "head_start_ray_commands": [],
     "worker_start_ray_commands": [],
 }
-"""Of Ray's own autoscaler, whose nodes are raylets of this machine."""
+"""Configuration of Ray's own autoscaler, whose nodes are raylets of this machine."""
 
 
 class RayCluster:
-    """A cluster whose head has no CPUs; ``add`` gives it nodes, or Ray's autoscaler does."""
+    """A cluster whose head has no CPUs; ``add`` or Ray's autoscaler gives it nodes."""
 
     def __init__(self, folder: Path, environment: dict[str, str], *, autoscaled: bool = False) -> None:
         alone = os.getppid() == 1 and {name for _number, name in socket.if_nameindex()} == {"lo"}
@@ -92,7 +92,7 @@ class RayCluster:
         self.gcs: int | None = head["gcs_server"]
 
     def add(self, cpus: int) -> int:
-        """Add a node; the pid of its raylet."""
+        """Add a node, and return the pid of its raylet."""
         self._program.stdin.write(f"{cpus}\n".encode())
         self._program.stdin.flush()
         raylet: int = self._answer()["raylet"]
@@ -106,7 +106,7 @@ class RayCluster:
         raise AssertionError(Path(self._log.name).read_text())
 
     def close(self) -> None:
-        """End every process that has begun since."""
+        """End every process that has started since."""
 
         def kill() -> bool:
             found = [pid for pid in set(process_ids()) - self._before if is_alive(pid)]
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def _reap(cluster: Any) -> None:
-    """Reap what has ended: a raylet that is a zombie counts as alive for its workers."""
+    """Reap ended processes: a raylet that is a zombie counts as alive for its workers."""
     while True:
         for node in cluster.list_all_nodes():
             for kind in list(node.all_processes.values()):

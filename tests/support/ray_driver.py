@@ -2,7 +2,7 @@
 
     python -m support.ray_driver FOLDER ARGUMENTS ...    FOLDER/wanted has the number of workers
 
-Minutes of the rule of ``batchd.on_ray.scaling`` are a second here.
+Minutes of the rule of ``batchd.on_ray.scaling`` last a second here.
 """
 
 import sys

@@ -6,7 +6,7 @@ Made once by debootstrap, under an overlay that a test discards.
     Root(folder)                a test's changes are in ``folder``, which is empty without any
         /mnt                    this tree, read-only, so that nothing can be left in it
 
-Invariant: nothing of a command outlives it, it has no network, and no mount of it is seen outside.
+Invariant: all of a command ends with it, it has no network, and its mounts are not visible outside.
 """
 
 import os
@@ -22,7 +22,7 @@ TREE = Path(__file__).parents[2]
 DEBIAN = TREE / "build/packages/bookworm"
 WHEELHOUSE = TREE / "build/wheelhouse"
 PYTHON = Path("/usr/bin/python3")
-"""Debian's own, for which the wheels are collected."""
+"""Debian's own Python, for which the wheels are collected."""
 COMMAND_PATIENCE_S = 900
 _INCLUDED = "python3,python3-venv,adduser,ca-certificates,make,libjpeg62-turbo"
 _ENTER = """
@@ -41,14 +41,14 @@ exec chroot . env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
 
 @dataclass(frozen=True)
 class Root:
-    """A Debian of one test's own, in a folder."""
+    """A Debian for one test, in a folder."""
 
     folder: Path
 
     def run(self, command: str, *, status: int = 0, user: int | None = None) -> str:
         """Run a line of shell inside, as root or as another user.
 
-        What it wrote, standard error too.
+        Return its output with standard error.
         """
         for name in ("upper", "work", "merged"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Root:
         return done.stdout
 
     def changed(self) -> set[str]:
-        """All paths that differ from the original Debian: new, changed and removed ones."""
+        """Return all paths that differ from the original Debian: new, changed and removed ones."""
         upper = self.folder / "upper"
         paths = (path.relative_to(upper) for path in upper.rglob("*"))
         return {
@@ -97,13 +97,13 @@ def _is_known_directory(path: Path, before: Path) -> bool:
 
 
 def _is_same(upper: Path, path: Path) -> bool:
-    """Whether a file that was written anew says what it said before."""
+    """Return whether a rewritten file has the same content as before."""
     now, before = upper / path, DEBIAN / path
     return now.is_file() and before.is_file() and now.read_bytes() == before.read_bytes()
 
 
 def need_debian() -> None:
-    """Skip the test where there is no Debian to install into, and say why."""
+    """Skip the test with the reason if there is no Debian to install into."""
     problem = _problem()
     if problem:
         pytest.skip(f"there is no Debian to install into: {problem}")
@@ -131,7 +131,7 @@ def _problem() -> str:
 
 @cache
 def collect_wheels() -> None:
-    """Have all in ``WHEELHOUSE`` that an installation without a network needs.
+    """Put everything into ``WHEELHOUSE`` that an installation without a network needs.
 
     Skips the test where the Pythons differ.
     """
@@ -143,7 +143,7 @@ def collect_wheels() -> None:
 
 
 def make(*arguments: str) -> str:
-    """Run make in this tree, outside of any root; what it wrote."""
+    """Run make in this tree, outside of any root, and return its output."""
     done = subprocess.run(
         ["make", "-C", TREE, *arguments], capture_output=True, text=True, timeout=COMMAND_PATIENCE_S, check=False
     )

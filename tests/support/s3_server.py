@@ -18,7 +18,7 @@ AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_reques
 
 
 class BucketServer:
-    """Serves buckets; what is in them stays when it is closed and opened again."""
+    """A server of buckets; their content remains when it is closed and opened again."""
 
     def __init__(self) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -31,16 +31,16 @@ class BucketServer:
 
     @property
     def endpoint(self) -> str:
-        """Where it is."""
+        """Return the address of the server."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What those who read of it need."""
+        """Return the environment that a client needs."""
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.endpoint}
 
     def store(self) -> S3Store:
-        """The bucket of the tests."""
+        """Return the bucket of the tests."""
         return S3Store(
             BUCKET,
             endpoint=self.endpoint,
@@ -57,13 +57,13 @@ class BucketServer:
             obstore.put(store, name, content)
 
     def close(self) -> None:
-        """End; nobody answers any more."""
+        """Stop the server, so that no request is answered."""
         self._server.stop()
         assert self._server._server is not None
-        self._server._server.server_close()  # moto leaves it open
+        self._server._server.server_close()  # moto leaves the socket open
 
     def open_again(self) -> None:
-        """Begin again, on the same port, with what there was."""
+        """Start again on the same port, with the same content."""
         from moto.server import ThreadedMotoServer  # noqa: PLC0415  it takes a second to load
 
         self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)

@@ -23,13 +23,13 @@ from support.source_files import nothing
 
 
 def scan(source: SourceOptions) -> SourceIndex:
-    """The index of a source, made anew."""
+    """Scan a source and return its new index."""
     return scan_source(source, nothing, IndexCache(None), Storage())
 
 
 @contextmanager
 def opened(source: SourceOptions, max_bytes: int = 1 << 24) -> Iterator[tuple[Reader, SourceIndex]]:
-    """A reader over the index as it comes to a worker."""
+    """Make a reader over the index as a worker gets it."""
     descriptor = scan(source).to_memfd()
     try:
         index = SourceIndex.from_descriptor(descriptor)
@@ -43,9 +43,9 @@ def opened(source: SourceOptions, max_bytes: int = 1 << 24) -> Iterator[tuple[Re
 
 
 def read_samples(source: SourceOptions) -> list[Mapping[str, Any]]:
-    """All samples, the last one read first, as any order will do.
+    """Read all samples from the last to the first, because any order must work.
 
-    What is only valid until the next one is copied.
+    Values that are valid only until the next read are copied.
     """
     with opened(source) as (reader, index):
         samples = [_copied(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
@@ -55,14 +55,14 @@ def read_samples(source: SourceOptions) -> list[Mapping[str, Any]]:
 
 
 def reason(reader: Reader, sample: int = 0) -> str:
-    """Why a sample cannot be read."""
+    """Return the reason why a sample cannot be read."""
     with pytest.raises(SampleUnreadable) as caught:
         reader.read(sample)
     return str(caught.value)
 
 
 def _check_rows(reader: ReadsRows, samples: list[Mapping[str, Any]]) -> None:
-    """Rows that are read at once, in any order and repeatedly, are those read one by one."""
+    """Check that rows read together, in any order and repeatedly, equal rows read one by one."""
     wanted = np.random.default_rng(7).integers(len(samples), size=2 * len(samples))
     one = {name: np.asarray(value) for name, value in samples[0].items()}
     rows = {name: np.full((len(wanted), *value.shape), 77, value.dtype) for name, value in one.items()}

@@ -1,6 +1,6 @@
-"""What trainers get: every byte of a batch in a digest.
+"""The batches that trainers get: every byte of a batch in a digest.
 
-For tests of processes; imports nothing but what a trainer does.
+For tests of processes; it imports only modules that a trainer imports.
 """
 
 from collections.abc import Iterable
@@ -22,12 +22,12 @@ class Seen(NamedTuple):
 
     @property
     def position(self) -> tuple[int, int]:
-        """(epoch, step)."""
+        """Return (epoch, step)."""
         return self.epoch, self.step
 
 
 def digest_of(arrays: Iterable[tuple[str, np.ndarray | list[np.ndarray]]]) -> str:
-    """A digest of named arrays, or lists of arrays: names, types, shapes and bytes."""
+    """Return a digest of named arrays, or lists of arrays: names, types, shapes and bytes."""
     digest = blake2b(digest_size=12)
     for name, value in sorted(arrays, key=lambda item: item[0]):
         for array in value if isinstance(value, list) else [value]:
@@ -37,7 +37,7 @@ def digest_of(arrays: Iterable[tuple[str, np.ndarray | list[np.ndarray]]]) -> st
 
 
 def rows_of(arrays: Iterable[tuple[str, np.ndarray | list[np.ndarray]]]) -> list[tuple[int, str]]:
-    """Each row of a batch by itself: its sample, and a digest of all that it has in every field."""
+    """Return for each row of a batch its sample, and a digest of its bytes in every field."""
     fields = dict(arrays)
     return [
         (sample, digest_of((name, value[row]) for name, value in fields.items()))
@@ -51,7 +51,7 @@ def look_at(batch: batchd_client.Batch) -> Seen:
 
 
 def see(stream: batchd_client.Stream, batches: int | None = None) -> list[Seen]:
-    """Take what is left of the epoch, or the next ``batches`` of it, and release each at once."""
+    """Take the rest of the epoch, or the next ``batches`` of it, and release each at once."""
     seen = []
     iterator = iter(stream)
     while (batches is None or len(seen) < batches) and (batch := next(iterator, None)) is not None:
@@ -61,10 +61,10 @@ def see(stream: batchd_client.Stream, batches: int | None = None) -> list[Seen]:
 
 
 def positions(seen: Iterable[Seen]) -> list[tuple[int, int]]:
-    """Where they stand, in their order."""
+    """Return the positions of batches, in their order."""
     return [one.position for one in seen]
 
 
 def samples(seen: Iterable[Seen]) -> list[int]:
-    """All samples in them, in order of their numbers."""
+    """Return all their samples, in order of their numbers."""
     return sorted(sample for one in seen for sample in one.samples)

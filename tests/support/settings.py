@@ -11,21 +11,21 @@ PIPELINE = [
     {"op": "random_flip"},
 ]
 STILL_PIPELINE = [{"op": "decode"}, {"op": "resize", "size": [SIDE_PIXELS, SIDE_PIXELS]}]
-"""The same bytes in every epoch."""
+"""A pipeline that gives the same bytes in every epoch."""
 STREAM = {"batch_size": 8, "pipeline": PIPELINE, "window": 4}
-"""A few batches ahead: by default, all small ones would be ready before the first is read."""
+"""Few batches ahead: by default, all small ones would be ready before the first is read."""
 MEMORY = "64MiB"
 SLOT_BYTES = 32 * 1024
-"""A slot of eight samples."""
+"""The size of a slot of eight samples."""
 
 
 def folder_stream(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A stream of random crops over a folder; ``changes`` are keys of ``[streams.NAME]``."""
+    """Return a stream of random crops of a folder; ``changes`` are keys of ``[streams.NAME]``."""
     return {"source": {"type": "folder", "path": str(folder)}, **STREAM, **changes}
 
 
 def list_stream(file: Path, root: Path, **changes: Any) -> dict[str, Any]:
-    """A stream over the files that a list names, relative to ``root``."""
+    """Return a stream of the files that a list names, relative to ``root``."""
     return {"source": {"type": "list", "path": str(file), "root": str(root)}, **STREAM, **changes}
 
 
@@ -39,7 +39,7 @@ def write_settings(file: Path, streams: dict[str, dict[str, Any]], daemon: dict[
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it; its tables in line."""
+    """Write a value as TOML; its tables are inline."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
     if isinstance(value, (list, tuple)):

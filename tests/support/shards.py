@@ -19,9 +19,9 @@ def write_shard(file: Path, members: Iterable[tuple[str, bytes]], **options: obj
 
 
 def photo_shards(photos: Path, folder: Path, count: int = 3) -> dict[str, Any]:
-    """The photographs in shards, in the order in which a folder source has them.
+    """Write the photographs to shards, in the order of a folder source.
 
-    The source that reads them.
+    Return the source that reads them.
     """
     classes = sorted(path.name for path in photos.iterdir())
     files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]

@@ -12,11 +12,11 @@ from batchd.storage.index_cache import IndexCache
 
 
 def nothing(_found: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress."""
 
 
 def source_problems(source: SourceOptions, storage: Storage | None = None) -> list[str]:
-    """Texts of the problems that ``batchd check`` finds before it scans."""
+    """Return the texts of the problems that ``batchd check`` finds before it scans."""
     return [problem.text for problem in check_source(source, storage or Storage()).problems]
 
 

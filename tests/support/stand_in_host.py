@@ -1,9 +1,9 @@
-"""Stands in for ``batchd worker``, which actors on Ray keep alive. Standard library only.
+"""A stand-in for ``batchd worker``, which actors on Ray keep alive. Standard library only.
 
     python stand_in_host.py FOLDER [refuse] ADDRESS --key FILE --workers N ...
 
 While it runs, ``FOLDER/PID.json`` has its arguments, a digest of its key, and its parent. SIGTERM
-ends it with status 0, and it says so in ``FOLDER/left``; with ``refuse`` it ends at once with one
+ends it with status 0, which it notes in ``FOLDER/left``; with ``refuse`` it ends at once with one
 sentence.
 """
 

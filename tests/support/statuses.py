@@ -1,7 +1,7 @@
-"""Statuses of a daemon, for whatever reads them. Tests only.
+"""Statuses of a daemon, for tests of their readers. Tests only.
 
-A healthy one: 2 workers that are busy half of the time with 1,000 samples a second, one trainer
-that waits for nothing.
+The daemon is healthy: 2 workers are busy half of the time with 1,000 samples a second, and one
+trainer never waits.
 """
 
 from copy import deepcopy
@@ -25,7 +25,7 @@ from batchd_wire.status import (
 )
 
 SECONDS = 10.0
-"""Between the two looks of ``two_looks``."""
+"""Seconds between the two statuses of ``two_looks``."""
 
 _WORK = WorkStatistics(10.0, 0.0, 10.0, 0.0, 0.0, 10**9, (), 0.001, 0, 0.0, ())
 _SUBSCRIPTION = SubscriptionStatistics(
@@ -89,9 +89,9 @@ def two_looks(
     sent_bytes_per_s: float | None = None,
     workers: int = 2,
 ) -> tuple[DaemonStatus, DaemonStatus]:
-    """A daemon's status now and ``SECONDS`` later.
+    """Return a daemon's status now and ``SECONDS`` later.
 
-    Changes are those of the second look; what counts up counts from zero.
+    Changes apply to the second status; its counters count from zero.
     """
     begun = _status(
         replace(
@@ -119,7 +119,7 @@ def two_looks(
 
 
 def link(number: int = 1, **changes: Any) -> LinkStatistics:
-    """A worker host with eight workers that are busy for 70 seconds with 1,000 rows of 100 kB."""
+    """Make a worker host with eight workers, busy for 70 seconds with 1,000 rows of 100 kB."""
     found = LinkStatistics(
         link=number,
         name=f"node{number}",
@@ -146,7 +146,7 @@ def link(number: int = 1, **changes: Any) -> LinkStatistics:
 
 
 def with_pool(looks: tuple[DaemonStatus, DaemonStatus], *links: LinkStatistics, **changes: Any) -> None:
-    """Add worker hosts, which did all of it between two looks, and facts of the pool."""
+    """Add worker hosts, which did all their work between two statuses, and facts of the pool."""
     before, after = looks
     begun = tuple(replace(one, orders=0, samples=0, busy_s=0.0, received_bytes=0) for one in links)
     came_bytes = sum(one.received_bytes for one in links)
@@ -156,7 +156,7 @@ def with_pool(looks: tuple[DaemonStatus, DaemonStatus], *links: LinkStatistics, 
 
 
 def later(status: DaemonStatus, seconds: float = SECONDS) -> DaemonStatus:
-    """The same status, so much later."""
+    """Return the same status, so much later."""
     copy = deepcopy(status)
     copy.daemon.uptime_s += seconds
     return copy

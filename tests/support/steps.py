@@ -1,4 +1,4 @@
-"""What is wrong with steps, as texts alone. For tests of steps."""
+"""Problems of steps, as texts alone. For tests of steps."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from batchd.samples.columns import Column
 
 
 def check_steps(columns: Sequence[Column], steps: Sequence[StepOptions]) -> list[str]:
-    """Everything that is wrong with the names of ``columns`` and with ``steps``."""
+    """Return all problems of the names of ``columns`` and of ``steps``."""
     check = StepCheck(columns)
     for place, step in enumerate(steps):
         check.check_step(place, step)

@@ -19,7 +19,7 @@ FIELDS = ("index", "label")
 
 
 def half_read(address):
-    """A data set in mid-epoch: the loop has two batches, and more are in flight."""
+    """Make a data set in mid-epoch: the loop has two batches, and more are in progress."""
     from batchd_client.tensorflow import dataset  # noqa: PLC0415  not every program here has it
 
     iterator = iter(dataset(batchd_client.connect(address).stream("photos")).repeat().prefetch(4))
@@ -27,13 +27,13 @@ def half_read(address):
 
 
 def exit_half_read(address):
-    """End by the end of the script."""
+    """End at the end of the script."""
     kept = half_read(address)
     say_last(batches=len(kept[1]))
 
 
 def exit_with_it_at_the_top(address):
-    """With the iterator in a module's variable, as in plain scripts, and without prefetching."""
+    """End with the iterator in a module's variable, as in plain scripts, without prefetching."""
     from batchd_client.tensorflow import dataset  # noqa: PLC0415
 
     globals()["iterator"] = iterator = iter(dataset(batchd_client.connect(address).stream("photos")))
@@ -41,7 +41,7 @@ def exit_with_it_at_the_top(address):
 
 
 def exit_in_a_cycle(address):
-    """With the iterator in a cycle that no collection has found."""
+    """End with the iterator in a cycle that the garbage collector has not found."""
     gc.disable()
     kept = [half_read(address)]
     kept.append(kept)
@@ -49,14 +49,14 @@ def exit_in_a_cycle(address):
 
 
 def exit_by_an_exception(address):
-    """In the loop's body."""
+    """Raise an exception in the body of the loop."""
     kept = half_read(address)
     say_last(batches=len(kept[1]))
     raise ValueError("the loss is nan")
 
 
 def exit_while_it_waits(address):
-    """While tf.data reads ahead what does not come: nobody pushes samples."""
+    """End while tf.data waits for samples to prefetch: no producer pushes any."""
     from batchd_client.tensorflow import dataset  # noqa: PLC0415
 
     iterator = iter(dataset(batchd_client.connect(address).stream("live")).prefetch(4))
@@ -67,7 +67,7 @@ def exit_while_it_waits(address):
 
 
 def train_until_interrupted(address, kind):
-    """Keras trains until Ctrl-C; then say what a checkpoint would hold."""
+    """Train with Keras until Ctrl-C; then print the content of a checkpoint."""
     import keras  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 
@@ -107,7 +107,7 @@ def train_until_interrupted(address, kind):
 
 
 def train_without_tensorflow(address, backend):
-    """Keras with another backend, where TensorFlow cannot be had."""
+    """Train with another backend of Keras, on a machine without TensorFlow."""
     sys.modules["tensorflow"] = None
     os.environ["KERAS_BACKEND"] = backend
     import keras  # noqa: PLC0415
@@ -141,9 +141,9 @@ def train_without_tensorflow(address, backend):
 
 
 def train_on_two_devices(address):
-    """A strategy of two devices of one process, each of which gets whole batches.
+    """Train with a strategy of two devices of one process, each of which gets whole batches.
 
-    By itself and by Keras.
+    This is done by the strategy alone and by Keras.
     """
     import keras  # noqa: PLC0415
     import tensorflow as tf  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Files that steps on text read, made small: tokenizers, lists of words, tables of vectors."""
+"""Small files that steps on text read: tokenizers, lists of words, tables of vectors."""
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
@@ -11,7 +11,7 @@ BPE_MERGES = [("a", "b"), ("ab", "c"), ("d", "e"), ("abc", "de"), ("i", "j")]
 
 
 def word_level(**options):
-    """A tokenizer of whole words, with [CLS] in front and [SEP] behind."""
+    """Make a tokenizer of whole words, with [CLS] in front and [SEP] behind."""
     tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="[UNK]", **options))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     special = [(name, WORDS[name]) for name in ("[CLS]", "[SEP]")]
@@ -20,9 +20,9 @@ def word_level(**options):
 
 
 def byte_pairs():
-    """A tokenizer of pieces of words that are merged in the order of ``BPE_MERGES``.
+    """Make a tokenizer of pieces of words that are merged in the order of ``BPE_MERGES``.
 
-    Without special tokens.
+    It has no special tokens.
     """
     tokenizer = Tokenizer(models.BPE(BPE_VOCABULARY, BPE_MERGES, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -36,7 +36,7 @@ def save(tokenizer, folder, name="tokenizer.json"):
 
 
 def with_special(tokenizer, name):
-    """The tokenizer with one more special token."""
+    """Return the tokenizer with one more special token."""
     tokenizer.add_special_tokens([AddedToken(name, special=True)])
     return tokenizer
 

@@ -10,7 +10,7 @@ import google_crc32c
 from batchd.sources.tfrecord.reader import Example, SequenceExample
 
 Values: TypeAlias = bytes | Sequence[int] | Sequence[float] | Sequence[bytes]
-"""Of one feature; bytes are a list of one."""
+"""The value of one feature; bytes are a list of one."""
 
 
 def write_records(file: Path, records: Iterable[bytes]) -> Path:
@@ -21,15 +21,15 @@ def write_records(file: Path, records: Iterable[bytes]) -> Path:
 
 
 def framed(data: bytes) -> bytes:
-    """A record as it lies in a file."""
+    """Return a record in the framing of a file."""
     length = struct.pack("<Q", len(data))
     return length + _checksum(length) + data + _checksum(data)
 
 
 def example(**features: Values) -> bytes:
-    """A ``tf.train.Example``; a name may have ``__`` for a slash.
+    """Make a ``tf.train.Example``; a name may have ``__`` for a slash.
 
-    Whether they are floats is told by the first value.
+    The type of the first value decides whether the values are floats.
     """
     message = Example()
     _fill(message.features, features)
@@ -37,7 +37,7 @@ def example(**features: Values) -> bytes:
 
 
 def sequence_example(context: Mapping[str, Values], lists: Mapping[str, Sequence[Values]]) -> bytes:
-    """A ``tf.train.SequenceExample``."""
+    """Make a ``tf.train.SequenceExample``."""
     message = SequenceExample()
     _fill(message.context, context)
     for name, steps in lists.items():

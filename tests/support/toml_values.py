@@ -20,7 +20,7 @@ TREES = st.dictionaries(
 
 
 def written(value: Any, separator: str) -> str:
-    """A value as TOML: arrays over several lines with comments if the separator has them."""
+    """Write a value as TOML: arrays span several lines with comments if the separator has them."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {written(item, separator)}" for key, item in value.items()) + "}"
     if isinstance(value, list):

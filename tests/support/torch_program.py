@@ -1,4 +1,4 @@
-"""Programs with a torch loader, as processes of their own: what people's scripts do.
+"""Programs with a torch loader, each in its own process, like typical users' scripts.
 
 For ``tests/with_torch``.
 
@@ -20,7 +20,7 @@ from support.programs import say, say_last
 
 
 def exit_with_batches_held(address):
-    """End by the end of the script; tensors, an iterator and the loader are still there."""
+    """End at the end of the script; tensors, an iterator and the loader still exist."""
     loader = BatchdLoader("photos", address=address)
     iterator = iter(loader)
     kept = [next(iterator), next(iterator)]
@@ -28,14 +28,14 @@ def exit_with_batches_held(address):
 
 
 def exit_by_an_exception(address):
-    """In the loop's body."""
+    """Raise an exception in the body of the loop."""
     for _images, _labels in BatchdLoader("photos", address=address):
         say_last(batches=1)
         raise ValueError("the loss is nan")
 
 
 def wait_for_interrupt(address):
-    """Train until Ctrl-C, and then say what a checkpoint would hold."""
+    """Train until Ctrl-C, and then print the content of a checkpoint."""
     loader = BatchdLoader("photos", address=address, as_dict=True)
     trained = []
     try:
@@ -51,7 +51,7 @@ def wait_for_interrupt(address):
 
 
 def fork_and_go_on(address):
-    """A forked child has the parent's loader, cannot use it, and disturbs no process."""
+    """Fork: the child has the parent's loader, cannot use it, and disturbs no process."""
     loader = BatchdLoader("photos", address=address, as_dict=True)
     iterator = iter(loader)
     numbers = next(iterator)["index"].tolist()
@@ -79,7 +79,7 @@ def read_in_a_worker(address, context):
 
 
 def train_as_a_rank(address, checkpoint, epochs, die_at):
-    """One rank under torchrun: read, synchronise, save at the same step; or die."""
+    """Train as one rank under torchrun: read, synchronise, save at the same step; or die."""
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     file = Path(checkpoint)

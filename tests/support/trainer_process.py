@@ -1,4 +1,4 @@
-"""Starts ``trainer_program`` and talks to it, so that a trainer can be killed and stopped.
+"""Start ``trainer_program`` and talk to it, so that a trainer can be killed and stopped.
 
 For tests of processes.
 """
@@ -30,7 +30,7 @@ class TrainerFailed(Exception):  # noqa: N818  it is what the trainer reports
 class TrainerProcess:
     """One trainer of one stream.
 
-    Orders that take long are begun by ``begin`` and ended by ``finish``.
+    ``begin`` starts a long command and ``finish`` ends it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TrainerProcess:
         through: Sequence[str] = (),
         **claim: Any,
     ):
-        """``through``: words before the command, such as those that run it on another host."""
+        """Start it. ``through``: words before the command, which run it on another host."""
         options = {
             "connect": {"address": address, **(connect or {})},
             "stream": {"name": stream, "epochs": 1, **claim},
@@ -64,10 +64,10 @@ class TrainerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
-    # --- orders -----------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def take(self, batches: int | None = None) -> list[Seen]:
         """Take and release so many batches, or all that are left of its epochs."""
@@ -78,48 +78,48 @@ class TrainerProcess:
         return self._do(do="hold", batches=batches)[0]
 
     def look(self) -> list[Seen]:
-        """Look at what it keeps, once more."""
+        """Read its held batches once more."""
         return self._do(do="look")[0]
 
     def release(self) -> None:
-        """Give back what it keeps."""
+        """Release its held batches."""
         self._do(do="release")
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint would hold."""
+        """Return the content of a checkpoint."""
         state: dict[str, Any] = self._do(do="state")[1]
         return state
 
     def statistics(self) -> dict[str, Any]:
-        """What it has counted itself."""
+        """Return its own statistics."""
         counted: dict[str, Any] = self._do(do="statistics")[1]
         return counted
 
     def fork(self) -> int:
-        """Have it fork a child that does nothing; the child's process id."""
+        """Let it fork a child that does nothing, and return the child's process id."""
         child: int = self._do(do="fork")[1]
         return child
 
     def begin(self, **order: Any) -> None:
-        """Give an order and do not wait."""
+        """Send a command and do not wait."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
 
     def finish(self) -> tuple[list[Seen], Any]:
-        """Wait for the end of an order: what was seen, and what it says."""
+        """Wait for the end of a command, and return the batches read and its answer."""
         seen = []
         while "done" not in (told := self._hear()):
             seen.append(_seen(told))
         return seen, told["done"]
 
     def next_seen(self) -> Seen:
-        """Wait for the next batch of an order that is under way."""
+        """Wait for the next batch of a command in progress."""
         return _seen(self._hear())
 
     # --- signals ----------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Send SIGSTOP and wait until it has taken hold."""
+        """Send SIGSTOP and wait until it has stopped."""
         self._process.send_signal(signal.SIGSTOP)
         wait_until(lambda: is_stopped(self.pid), "the trainer is stopped")
 
@@ -133,14 +133,14 @@ class TrainerProcess:
         self._close()
 
     def quit(self) -> None:
-        """End its input, and see that it ends well."""
+        """Close its input, and check that it ends with status 0."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert self._process.wait(PATIENCE_S) == 0
         self._close()
 
     def close(self) -> None:
-        """End it whatever it does."""
+        """End it in any state."""
         if self._process.poll() is None:
             self._process.kill()
         self._close()
@@ -164,7 +164,7 @@ class TrainerProcess:
         give_up = time.monotonic() + PATIENCE_S
         while b"\n" not in self._left:
             readable, _, _ = select.select([self._process.stdout], [], [], give_up - time.monotonic())
-            assert readable, "the trainer says nothing"
+            assert readable, "the trainer sent no line"
             part = os.read(self._process.stdout.fileno(), LINE_BYTES_MAX)
             if not part:
                 raise TrainerFailed(f"it ended with status {self._process.wait(PATIENCE_S)}")

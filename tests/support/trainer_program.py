@@ -1,12 +1,12 @@
-"""A trainer as a process of its own, which does what it is told, a line of JSON at a time.
+"""A trainer in its own process that obeys commands, a line of JSON at a time.
 
 ``trainer_process`` starts it.
 
 {"do": "take", "batches": 3}         -> {"seen": [epoch, step, samples, digest]} ... {"done": true}
 {"do": "hold", "batches": 3}         -> the same, and keeps them
-{"do": "look"}                       -> the same of all that it keeps, as they are now
+{"do": "look"}                       -> the same for all held batches, with their present bytes
 {"do": "release"}  "state"  "statistics"  "fork"   -> {"done": ...}
-an exception ends it                 -> {"error": its class, "text": what it says}
+an exception ends it                 -> {"error": its class, "text": its message}
 """
 
 import json
@@ -31,7 +31,7 @@ class Trainer:
         self._batches = self._run()
 
     def take(self, batches: int | None = None) -> None:
-        """Take, look at and release batches: so many, or all there are."""
+        """Take, read and release batches: so many, or all that are left."""
         taken = 0
         while (batches is None or taken < batches) and (batch := next(self._batches, None)) is not None:
             with batch:
@@ -47,27 +47,27 @@ class Trainer:
         say(done=batches)
 
     def look(self) -> None:
-        """Look at what is kept, once more."""
+        """Read the held batches once more."""
         for batch in self._kept:
             say(seen=look_at(batch))
         say(done=len(self._kept))
 
     def release(self) -> None:
-        """Give back what is kept."""
+        """Release the held batches."""
         while self._kept:
             self._kept.pop().release()
         say(done=True)
 
     def state(self) -> None:
-        """Say what a checkpoint would hold."""
+        """Return the content of a checkpoint."""
         say(done=self._stream.state_dict())
 
     def statistics(self) -> None:
-        """Say what it has counted."""
+        """Return its statistics."""
         say(done=asdict(self._stream.statistics()))
 
     def fork(self) -> None:
-        """Fork a child that does nothing, and say which it is."""
+        """Fork a child that does nothing, and return its process id."""
         child = os.fork()
         if child == 0:
             signal.pause()
@@ -79,15 +79,15 @@ class Trainer:
 
 
 def say(**what: Any) -> None:
-    """One line for the test."""
+    """Print one line for the test."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Do as told until the end of the input."""
+    """Obey commands until the end of the input."""
     options = json.loads(sys.argv[1])
-    os.environ.setdefault("BATCHD_NAME", "trainer_program.py")  # without a process number, for tests
+    os.environ.setdefault("BATCHD_NAME", "trainer_program.py")  # no process number, for tests
     epochs = options["stream"]["epochs"]
     try:
         with batchd_client.connect(**options["connect"]) as connection:

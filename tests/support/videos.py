@@ -1,4 +1,4 @@
-"""Videos, made for tests.
+"""Videos made for tests.
 
 Every frame shows its own number in twelve blocks, which survive any codec.
 """
@@ -18,7 +18,7 @@ ROWS, COLUMNS = 3, 4
 
 @dataclass(frozen=True)
 class Coding:
-    """How a video is written.
+    """The coding of a video.
 
     ``times`` gives the time of a frame in units of 1 / ``units`` seconds.
     """
@@ -35,7 +35,7 @@ class Coding:
 
 
 def picture(number: int, height: int = HEIGHT, width: int = WIDTH) -> NDArray[np.uint8]:
-    """What frame ``number`` shows: its bits as dark and bright blocks, and something that moves."""
+    """Draw frame ``number``: its bits as dark and bright blocks, and something that moves."""
     bits = np.array([(number >> bit) & 1 for bit in range(ROWS * COLUMNS)]).reshape(ROWS, COLUMNS)
     blocks = np.kron(40 + 160 * bits, np.ones((height // ROWS, width // COLUMNS), int))
     y, x = np.mgrid[:height, :width]
@@ -43,7 +43,7 @@ def picture(number: int, height: int = HEIGHT, width: int = WIDTH) -> NDArray[np
 
 
 def number_in(image: NDArray[np.uint8]) -> int:
-    """The number that a frame shows."""
+    """Return the number that a frame shows."""
     height, width = image.shape[:2]
     blocks = image[: height // ROWS * ROWS, : width // COLUMNS * COLUMNS]
     means = blocks.reshape(ROWS, height // ROWS, COLUMNS, width // COLUMNS, -1).mean((1, 3, 4)).ravel()
@@ -70,7 +70,7 @@ def write_video(path: Path, frames: int = 60, coding: Coding = Coding(), first: 
 
 
 def decoded_in_order(path: Path) -> list[av.VideoFrame]:
-    """All frames of a video, as FFmpeg gives them from its first packet to its last."""
+    """Return all frames of a video, as FFmpeg gives them from its first packet to its last."""
     with av.open(path) as container:
         container.streams.video[0].codec_context.thread_count = 1
         return list(container.decode(video=0))

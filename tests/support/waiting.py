@@ -16,18 +16,18 @@ In between, a pause is a tenth of the time waited so far: a check may need a pro
 connection, and takes processor time from the awaited thing.
 """
 REMOTE_PAUSE_S = 0.1
-"""Between questions to a daemon over TCP."""
+"""The pause between requests to a daemon over TCP."""
 
 T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE_S, every_s: float = 0.0) -> T:
-    """Ask again and again until ``condition`` gives something true, and give that.
+    """Check repeatedly until ``condition`` returns something true, and return that.
 
     Fail with ``what`` after ``seconds``.
 
-    ``every_s``: how long to wait between questions at least; over TCP the daemon answers so many in
-    a second and no more.
+    ``every_s``: the least pause between two checks; over TCP the daemon answers only so many in a
+    second.
     """
     began = time.monotonic()
     while not (result := condition()):
