@@ -15,7 +15,7 @@ from support.keeper import cleared_by
 def small_file_system(folder: Path, size: str) -> Iterator[None]:
     """Mount one in memory at ``folder``, which is created; skip the test without permission."""
     if os.geteuid() != 0:
-        pytest.skip("mounts a small file system, as root")
+        pytest.skip("only root can mount a small file system")
     folder.mkdir()
     unmount = ["umount", "-l", str(folder)]
     with cleared_by(*unmount):

@@ -137,7 +137,7 @@ def collect_wheels() -> None:
     """
     minor = subprocess.run([PYTHON, "--version"], capture_output=True, text=True, check=True).stdout.split(".")[1]
     if not (DEBIAN / f"usr/bin/python3.{minor}").exists():
-        pytest.skip(f"{PYTHON} is 3.{minor}, and that of {DEBIAN} is another: wheels for it cannot be collected here")
+        pytest.skip(f"{PYTHON} is 3.{minor}, and that of {DEBIAN} differs, so its wheels cannot be collected here")
     if not WHEELHOUSE.exists():
         make("wheelhouse", f"PYTHON={PYTHON}")
 

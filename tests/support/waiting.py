@@ -32,6 +32,6 @@ def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE_
     began = time.monotonic()
     while not (result := condition()):
         waited_s = time.monotonic() - began
-        assert waited_s < seconds, f"within {seconds:g} s it did not come true that {what}"
+        assert waited_s < seconds, f"this was not true within {seconds:g} s: {what}"
         time.sleep(max(every_s, min(max(PAUSE_S[0], waited_s / 10), PAUSE_S[1])))
     return result
