@@ -142,7 +142,7 @@ def _decoded(plan: ImagePlan) -> str:
 def _then(plan: ImagePlan) -> str:
     turns = zip(_TURNS, plan.geometry.turn, strict=True)
     done = [*map(_move, plan.decoding.moves), *(name for name, is_made in turns if is_made)]
-    return ", ".join(done) or "as it is"
+    return ", ".join(done) or "unchanged"
 
 
 def _move(move: Move) -> str:

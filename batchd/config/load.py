@@ -212,7 +212,7 @@ def _change(
                 Problem(
                     dotted,
                     ProblemKind.WRONG_OVERRIDE,
-                    "is no path of keys; write for example --set streams.photos.batch_size=64",
+                    "is not a path of keys; write for example --set streams.photos.batch_size=64",
                 )
             )
         else:

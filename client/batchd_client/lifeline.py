@@ -115,7 +115,11 @@ class Lifeline:
                     )
 
     def introduce(self, name: str, deadline: float) -> bytes:
-        """Send ``Hello`` and return the secret that opens the session; see ``open_lifeline``."""
+        """Send ``Hello`` and return the secret that opens the session.
+
+        Raises ``DaemonBusy`` if a retry may help, ``ConnectTimeout`` for a silent daemon,
+        ``ProtocolError``, or the error of the daemon's refusal.
+        """
         try:
             # If the daemon has already refused us, its last message has the reason.
             with suppress(ChannelClosed):

@@ -110,7 +110,7 @@ def _npy_scan(source: NpySource, survey: Survey) -> SourceIndex:
     contents: list[object] = []
     for name, array, stream in _npy_opened(source, survey):
         arrays[name] = array
-        contents.append(fingerprint(stream, array.first + array.size))
+        contents.append(list(fingerprint(stream, array.first + array.size)))  # as JSON has it
     return _arrays_index(arrays, list(source.paths().values()), contents, survey)
 
 
@@ -209,7 +209,7 @@ def _raw_scan(source: RawSource, survey: Survey) -> SourceIndex:
         with survey.open(path) as stream:
             size = size_of(stream)
             count = _raw_records(source, path, size)
-            contents.append(fingerprint(stream, size))
+            contents.append(list(fingerprint(stream, size)))
         parts.append((count, Run(number, source.offset, source.record_bytes, source.record_bytes)))
         samples += count
         survey.progress(samples)
