@@ -268,7 +268,7 @@ def test_a_wrong_name_is_told_by_the_check_with_the_folders(photos, code, write,
 
     assert "streams.one.pipeline[2].function: there is no module mien [" in told
     assert f"= help: did you mean mine? searched: {code}, " in told
-    assert f"streams.two.pipeline[2].function: {code}/mine.py does not define 'nf' at its top level\n" in told
+    assert f"streams.two.pipeline[2].function: {code}/mine.py does not define 'nf' at its top level [" in told
     assert "= help: defined there: fn, np\n" in told
     assert "streams.three" not in told
     assert told.count('= note: The function, as "package.module:name".') == 2
