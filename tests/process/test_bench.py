@@ -1,6 +1,6 @@
 """`batchd bench`: real daemons, trainers and, where torch is installed, a DataLoader.
 
-The figures of such short measurements mean nothing; that there are some does.
+Such short measurements give meaningless figures, so the tests check only that there are some.
 """
 
 import json
@@ -48,7 +48,7 @@ batch_size = 8
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Photographs, two files that are none, and a configuration."""
+    """Make a folder of images with two broken files, and a configuration."""
     write_photos(tmp_path / "photos", {"": 64})
     for number in range(2):
         (tmp_path / "photos" / f"bad{number}.jpg").write_bytes(b"no image")
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_stream_is_measured_with_each_number_of_workers(folder: Path) -> None:
-    """And in later epochs, beside a DataLoader if there is torch; bad files are named."""
+    """The report covers later epochs, a DataLoader if torch is installed, and the bad files."""
     found = json.loads(batchd("bench", "--json", "--seconds", "2", "--workers", "2", folder=folder).stdout)
 
     assert (found["stream"], found["samples"], found["batch_size"]) == ("photos", 66, 8)
@@ -76,7 +76,7 @@ def test_a_stream_is_measured_with_each_number_of_workers(folder: Path) -> None:
 
 
 def test_the_report_is_for_people(folder: Path) -> None:
-    """A row for each measurement with a bar, the steps, and sentences; rows of numbers, too."""
+    """The report has a row with a bar for each measurement, the steps, sentences and numbers."""
     np.save(folder / "x.npy", np.zeros((500, 4), np.float32))
     with (folder / "batchd.toml").open("a") as file:
         file.write('[streams.rows]\nsource = { type = "npy", path = "x.npy" }\nbatch_size = 100\n')
@@ -90,8 +90,8 @@ def test_the_report_is_for_people(folder: Path) -> None:
         assert title in said
 
 
-def test_what_cannot_be_measured_is_said(folder: Path) -> None:
-    """No configuration, several streams, no such stream, a live one."""
+def test_a_stream_that_cannot_be_measured_is_an_error(folder: Path) -> None:
+    """The command rejects a missing configuration, several streams, an unknown and a live one."""
     (folder / "two.toml").write_text(PHOTOS + LIVE)
 
     assert "`batchd init PATH` writes one" in batchd("bench", "-c", "none.toml", folder=folder, status=2).stderr
@@ -101,7 +101,7 @@ def test_what_cannot_be_measured_is_said(folder: Path) -> None:
 
 
 def test_a_stream_of_bad_files_stops_the_measurement(folder: Path) -> None:
-    """With how many there are, and the reason of some."""
+    """The message gives the number of bad files and some of the reasons."""
     for number in range(40):
         (folder / "photos" / f"{number:05}.jpg").write_bytes(b"no image")
 
@@ -112,7 +112,7 @@ def test_a_stream_of_bad_files_stops_the_measurement(folder: Path) -> None:
 
 
 def test_an_interrupt_prints_what_there_is(folder: Path) -> None:
-    """After the first measurement: its figures, and nothing is left behind."""
+    """An interrupt after the first measurement prints its figures and leaves no files behind."""
     command = [sys.executable, "-m", "batchd", "bench", "--seconds", "6", "--workers", "2"]
     daemons: set[Path] = set()
     with (
@@ -159,7 +159,7 @@ STEPS: list[tuple[list[ImageStep], tuple[int, ...], str]] = [
 def test_the_dataloader_makes_arrays_of_the_same_shape(
     steps: list[ImageStep], shape: tuple[int, ...], dtype: str, *, with_pil: bool
 ) -> None:
-    """Channels are last or first, as the library has them."""
+    """The library decides whether the channels come last or first."""
     if with_pil:
         pytest.importorskip("PIL")
         pytest.importorskip("torchvision.transforms", exc_type=(ImportError, RuntimeError))

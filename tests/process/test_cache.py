@@ -1,4 +1,4 @@
-"""Streams with a cache: the same bytes as without, and each sample is read once. Real processes."""
+"""Streams with a cache, in real processes: the same bytes as without, and one read per sample."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ KINDS = {
 
 @pytest.fixture
 def own_photos(tmp_path):
-    """A folder of photographs that the test may spoil."""
+    """Copy the photographs into a folder that the test may damage."""
     folder = tmp_path / "own"
     folder.mkdir()
     write_photos(folder, {"cat": 20, "dog": 20}, height=72, width=96)
@@ -44,13 +44,13 @@ def own_photos(tmp_path):
 
 
 def read(daemon, stream="photos", epochs=1):
-    """Epochs from the first on, as a trainer sees them."""
+    """Read whole epochs, from the first one on, as a trainer sees them."""
     with batchd_client.connect(daemon.address) as connection, connection.stream(stream, epochs=epochs) as batches:
         return [see(batches) for _ in range(epochs)]
 
 
 def test_each_sample_is_read_and_made_once(start_daemon, own_photos):
-    """Every epoch has the bytes of an uncached one, though the folder is gone after the first."""
+    """Every epoch has an uncached one's bytes, though the folder is removed after the first."""
     daemon = start_daemon({name: folder_stream(own_photos, **keys) for name, keys in KINDS.items()})
     expected = {name: Expected(daemon.config, name) for name in KINDS}
     epochs = {name: [each.epoch(number) for number in range(3)] for name, each in expected.items()}
@@ -60,7 +60,7 @@ def test_each_sample_is_read_and_made_once(start_daemon, own_photos):
     own_photos.rename(own_photos.with_name("gone"))
 
     for name, keys in KINDS.items():
-        assert read(daemon, name, epochs=3) == epochs[name]  # the first one is in the ring already
+        assert read(daemon, name, epochs=3) == epochs[name]  # the ring already has the first one
         stream = daemon.stream_status(name)
         cache, work = stream["cache"], stream["work"]
         assert (work["cache_misses"], work["cache_hits"], stream["bad_rows"]) == (PHOTOS, 2 * PHOTOS, 0)
@@ -82,7 +82,7 @@ SHARING = {
 
 
 def test_streams_share_a_cache(start_daemon, own_photos):
-    """Over one source, whatever follows; another budget or first step has its own cache."""
+    """Streams of one source share a cache; another budget or first step needs its own cache."""
     streams = {}
     for kind, (keys, same, different) in SHARING.items():
         streams[kind] = folder_stream(own_photos, **keys)
@@ -102,7 +102,7 @@ def test_streams_share_a_cache(start_daemon, own_photos):
 
 
 def test_a_cache_that_is_too_small_holds_a_part(start_daemon, photos):
-    """The rest is read each time (by one worker: two might both read a sample first)."""
+    """Other samples are read each time (one worker: two might both read a sample first)."""
     budgets = {"encoded": 72 << 10, "decoded": 200 << 10}
     streams = {
         kind: folder_stream(photos, memory="1MiB", cache=kind, cache_memory=budget) for kind, budget in budgets.items()
@@ -120,7 +120,7 @@ def test_a_cache_that_is_too_small_holds_a_part(start_daemon, photos):
 
 
 def test_a_bad_file_is_not_kept(start_daemon, own_photos):
-    """It has the same substitute each time, as without a cache, and is read again once mended."""
+    """A bad file has the same substitute each time, as without a cache, until it is mended."""
     spoilt = sorted(own_photos.rglob("*.jpg"))[7]
     good = spoilt.read_bytes()
     spoilt.write_bytes(good[: len(good) // 2])
@@ -138,7 +138,7 @@ def test_a_bad_file_is_not_kept(start_daemon, own_photos):
 
 
 def test_a_reload_keeps_the_cache_of_a_source_that_stays(start_daemon, own_photos):
-    """A stream with another seed has it at once; without a stream it is gone."""
+    """A stream with another seed uses it at once; the last stream's end removes the cache."""
     daemon = start_daemon({"photos": folder_stream(own_photos, **CACHE)})
     settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
     read(daemon)
@@ -157,20 +157,20 @@ def test_a_reload_keeps_the_cache_of_a_source_that_stays(start_daemon, own_photo
 
 
 def on_disk(folder, **changes):
-    """The keys of a stream with a cache in a folder."""
+    """Return the keys of a stream with a cache in a folder."""
     return {"cache": "encoded", "cache_dir": str(folder), "cache_size": "16MiB", "memory": "1MiB", **changes}
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """A folder for caches."""
+    """Make a folder for caches."""
     folder = tmp_path / "disk"
     folder.mkdir()
     return folder
 
 
 def damage(folder, every_bytes=1500):
-    """Flip bits all over the records of the only cache in a folder."""
+    """Flip bits throughout the records of the only cache in a folder."""
     (file,) = folder.iterdir()
     with file.open("r+b") as opened:
         for place in range(8192, file.stat().st_size, every_bytes):
@@ -181,9 +181,9 @@ def damage(folder, every_bytes=1500):
 
 
 def test_caches_on_disk_survive_the_daemon_and_its_workers(start_daemon, photos, own_photos, disk):
-    """All that was entered is there at once, though the photographs are empty by then.
+    """A restarted daemon uses every cached sample at once, though the photographs are now empty.
 
-    Workers die while they fill them, and the daemon is killed during a first epoch.
+    Workers die while they fill the caches, and the daemon is killed during a first epoch.
     """
     streams = {
         "photos": folder_stream(own_photos, **on_disk(disk)),
@@ -222,7 +222,7 @@ def test_caches_on_disk_survive_the_daemon_and_its_workers(start_daemon, photos,
 
 
 def test_a_cache_that_is_damaged_while_it_is_in_use_is_read_around(start_daemon, photos, disk):
-    """Flipped bits or a shortened file: the same bytes, log and status tell, and it fills again."""
+    """Flipped bits or a short file change no byte; log and status report it; the cache refills."""
     daemon = start_daemon({"photos": folder_stream(photos, **on_disk(disk))})
     expected = Expected(daemon.config)
     assert read(daemon) == [expected.epoch(0)]
@@ -242,7 +242,7 @@ def test_a_cache_that_is_damaged_while_it_is_in_use_is_read_around(start_daemon,
 
 @pytest.mark.parametrize("where", ["in memory", "on disk"])
 def test_workers_that_die_while_they_fill_a_cache_spoil_nothing(start_daemon, photos, disk, where):
-    """At every step: neither for those that come after them nor, on a disk, for the next daemon."""
+    """A death at any step harms neither later workers nor, for a cache on disk, the next daemon."""
     deaths = {"worker.cache.claimed": "kill@7", "worker.cache.written": "kill@5", "worker.cache.entered": "kill@3"}
     keys = CACHE if where == "in memory" else on_disk(disk)
     daemon = start_daemon({"photos": folder_stream(photos, **keys)}, faults=deaths)
@@ -259,7 +259,7 @@ def test_workers_that_die_while_they_fill_a_cache_spoil_nothing(start_daemon, ph
 
 
 def test_a_second_daemon_does_not_fill_the_same_cache(start_daemon, photos, disk):
-    """It is told whose file it is; streams of one daemon share it."""
+    """The error names the process that has the file; streams of one daemon share the file."""
     streams = {name: folder_stream(photos, **on_disk(disk)) for name in ("photos", "others")}
     daemon = start_daemon(streams)
     read(daemon)
@@ -273,8 +273,8 @@ def test_a_second_daemon_does_not_fill_the_same_cache(start_daemon, photos, disk
     assert read(daemon, "others") == [Expected(daemon.config, "others").epoch(0)]
 
 
-def test_a_full_disk_is_nobodys_error(start_daemon, photos, tmp_path):
-    """The cache fills no further, and the log says why."""
+def test_a_full_disk_is_no_error(start_daemon, photos, tmp_path):
+    """The cache stops growing, and the log gives the reason."""
     folder = tmp_path / "small"
     with small_file_system(folder, size="64k"):
         daemon = start_daemon({"photos": folder_stream(photos, **on_disk(folder))})
@@ -287,7 +287,7 @@ def test_a_full_disk_is_nobodys_error(start_daemon, photos, tmp_path):
 
 
 def test_a_reload_gives_a_cache_on_disk_another_size(start_daemon, photos, disk):
-    """Its content stays; another cache's folder is refused, and everything is as before."""
+    """The content stays; a folder of another cache is rejected, and that reload changes nothing."""
     daemon = start_daemon({"photos": folder_stream(photos, **on_disk(disk, cache_size="128KiB"))})
     settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
     read(daemon)
@@ -306,8 +306,8 @@ def test_a_reload_gives_a_cache_on_disk_another_size(start_daemon, photos, disk)
     assert daemon.stream_status()["cache"]["held_samples"] == PHOTOS
 
 
-def test_caches_of_no_stream_are_told_and_not_removed(start_daemon, own_photos, disk):
-    """By the log of the daemon, and by the doctor."""
+def test_unused_cache_files_are_reported_and_not_removed(start_daemon, own_photos, disk):
+    """The daemon's log and `batchd doctor` report them."""
     daemon = start_daemon({"photos": folder_stream(own_photos, **on_disk(disk))})
     read(daemon)
     (old,) = disk.iterdir()
@@ -327,7 +327,7 @@ def test_caches_of_no_stream_are_told_and_not_removed(start_daemon, own_photos, 
 
 
 def test_access_points_are_kept_by_default_and_change_no_byte(start_daemon, tmp_path):
-    """In memory, for crops of JPEGs, shared by streams over the same files, and found once."""
+    """Access points speed up crops of JPEGs: found once, kept in memory, shared between streams."""
     if not jpeg_box.IS_BUILT:
         pytest.skip("needs the extension that decodes crops")
     folder = tmp_path / "kinds" / "all"
@@ -355,7 +355,7 @@ PIXELS = {"cache": "pixels", "max_bad_fraction": 1.0}
 
 
 def many_kinds(folder):
-    """Photographs of several formats and sizes, one broken where few crops look."""
+    """Make photographs of several formats and sizes; one is broken where few crops read."""
     folder.mkdir(parents=True)
     for number in range(8):
         image = photo(150, 200, seed=number)
@@ -372,7 +372,7 @@ def many_kinds(folder):
 
 @pytest.mark.parametrize("place", ["memory", "too little memory", "disk"])
 def test_kept_pixels_change_no_byte(start_daemon, tmp_path, disk, place):
-    """Streams with other steps and seeds share them. Large images are decoded smaller."""
+    """Streams with other steps and seeds share them. Large images are decoded at a lower scale."""
     folder = many_kinds(tmp_path / "kinds" / "all")
     in_memory = {"cache_memory": "16MiB" if place == "memory" else "2MiB"}
     keys = {**PIXELS, **(on_disk(disk, cache="pixels") if place == "disk" else in_memory), "memory": "4MiB"}
@@ -405,7 +405,7 @@ def test_kept_pixels_change_no_byte(start_daemon, tmp_path, disk, place):
 
 
 def test_a_file_that_was_replaced_after_its_pixels_were_kept_is_not_mixed_with_them(start_daemon, tmp_path):
-    """Where a crop is decoded smaller, the file is read again."""
+    """The file is read again where a crop is decoded at a smaller scale."""
     folder = tmp_path / "kinds" / "all"
     folder.mkdir(parents=True)
     (folder / "a.jpg").write_bytes(jpeg(photo(300, 300)))
@@ -429,7 +429,7 @@ def test_a_file_that_was_replaced_after_its_pixels_were_kept_is_not_mixed_with_t
 
 
 def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
-    """Several kinds of photographs, one broken where few crops look: same pixels, same bad ones."""
+    """Some are progressive, one is broken where few crops read: pixels and bad samples match."""
     if not jpeg_box.IS_BUILT:
         pytest.skip("needs the extension that decodes crops")
     folder = tmp_path / "kinds" / "all"
@@ -452,12 +452,12 @@ def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
     stream = daemon.stream_status()
     (file,) = disk.iterdir()
     assert stream["cache"]["held_samples"] >= 49
-    assert file.read_bytes().count(RESTART_INTERVAL) == 16  # the progressive ones
+    assert file.read_bytes().count(RESTART_INTERVAL) == 16  # only the progressive files have them
     assert stream["work"]["cache_hits"] > 0
 
 
 def test_no_points_are_sought_for_a_last_epoch(start_daemon, photos):
-    """Once the daemon has looked, in memory that ends with it; a second epoch is worth them."""
+    """A second epoch is worth the search; a last one is not, as the memory ends with the daemon."""
     if not jpeg_box.IS_BUILT:
         pytest.skip("needs the extension that decodes crops")
     daemon = start_daemon({"photos": folder_stream(photos, batch_size=2)})

@@ -1,4 +1,4 @@
-"""Frames of a video file pushed into a live stream, as those of a camera would be."""
+"""Frames of a video file, pushed into a live stream as a camera's frames would be."""
 
 import re
 import signal
@@ -24,7 +24,7 @@ HEIGHT, WIDTH, FRAMES = 48, 64, 16
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory):
-    """Sixteen red frames, each brighter than the last, so that swapped channels show."""
+    """Make sixteen red frames, each brighter than the last, so that swapped channels show."""
     file = tmp_path_factory.mktemp("video") / "frames.avi"
     writer = cv2.VideoWriter(str(file), cv2.VideoWriter.fourcc(*"MJPG"), 30, (WIDTH, HEIGHT))
     for number in range(FRAMES):
@@ -51,7 +51,7 @@ STREAMS = {
 
 
 def camera_stream(**fields):
-    """A live stream of these fields, four frames to a batch."""
+    """Return a live stream of these fields, four frames to a batch."""
     pipeline = [{"op": "decode"}, {"op": "resize", "size": [HEIGHT, WIDTH]}] if fields["image"] == "image" else []
     more = {"sample_bytes_max": "64KiB"} if pipeline else {}
     return {**push_stream(fields=fields, **more), "pipeline": pipeline, "on_error": "mask"}
@@ -59,7 +59,7 @@ def camera_stream(**fields):
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """Live streams, and one of files; no two tests push into the same one."""
+    """Serve live streams and one of files; no two tests push into the same stream."""
     live = {name: camera_stream(**fields) for name, fields in STREAMS.items()}
     return start_shared_daemon({**live, "photos": folder_stream(photos)})
 
@@ -81,7 +81,7 @@ def finish(process):
 
 
 def reds(batch):
-    """How red each frame is; JPEG rounds a little."""
+    """Return how red each frame is; JPEG rounds a little."""
     image = batch["image"]
     assert np.abs(image[..., 1:].astype(int)).max() < 12
     return (image[..., 0].astype(float).mean(axis=(1, 2)) / 10 - 6).round().astype(int).tolist()
@@ -89,7 +89,7 @@ def reds(batch):
 
 @pytest.mark.parametrize("stream", ["pixels", "jpegs"])
 def test_every_frame_of_a_file_arrives_once_and_in_order(stream, daemon, video):
-    """RGB pixels or JPEG files, with the time where a field wants it; the program sums up."""
+    """Frames are RGB pixels or JPEG files, with a time where a field has it; a summary follows."""
     with batchd_client.connect(daemon.address) as connection:
         camera = start(daemon, stream, "--device", video)
         batches = list(islice(iter(connection.stream(stream)), FRAMES // 4))
@@ -104,7 +104,7 @@ def test_every_frame_of_a_file_arrives_once_and_in_order(stream, daemon, video):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_file_begins_again_until_a_signal_comes(number, daemon, video):
-    """And the program ends in peace."""
+    """The program repeats the file until a signal, and then exits cleanly."""
     stream = number.name.lower()
     with batchd_client.connect(daemon.address) as connection:
         camera = start(daemon, stream, "--device", video, "--loop", "--bgr")
@@ -131,8 +131,8 @@ def test_a_file_begins_again_until_a_signal_comes(number, daemon, video):
         ("photos", [], "the source of stream 'photos' is not of type \"push\""),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(case, daemon, video, capsys):
-    """And the exit status is 1."""
+def test_invalid_arguments_are_an_error_of_one_line(case, daemon, video, capsys):
+    """The program prints one line and exits with status 1."""
     stream, options, message = case
     words = [str(video) if option == "VIDEO" else option for option in options]
 
@@ -144,26 +144,26 @@ def test_what_cannot_be_is_said_in_one_line(case, daemon, video, capsys):
 
 @pytest.fixture
 def quiet(monkeypatch):
-    """The program is called in this process, whose signals are not its."""
+    """Call the program in this process, and keep this process's signal handlers."""
     monkeypatch.setattr(camera_module.signal, "signal", lambda *_: None)
 
 
 @pytest.mark.usefixtures("quiet")
 def test_frames_come_no_faster_than_they_are_asked_for(daemon, video, monkeypatch):
-    """The program sleeps until the next one is due."""
+    """The program sleeps until the next frame is due."""
     slept = []
     monkeypatch.setattr(camera_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
 
     assert camera_module.main(["slow", "--address", daemon.address, "--device", str(video), "--fps", "10"]) == 0
 
     assert len(slept) == FRAMES
-    assert slept == sorted(slept), "nobody slept, so each is due later"
+    assert slept == sorted(slept), "no sleep took place, so each frame is due later"
     assert 1.0 < slept[-1] <= (FRAMES - 1) / 10
 
 
 @pytest.mark.usefixtures("quiet")
 def test_without_opencv_the_program_says_what_to_install(daemon, monkeypatch, capsys):
-    """The client itself does without it."""
+    """The client itself does not need OpenCV."""
     monkeypatch.setitem(sys.modules, "cv2", None)
 
     assert camera_module.main(["slow", "--address", daemon.address]) == 1

@@ -1,4 +1,4 @@
-"""The examples of classic ways: each runs, equals the old way, and leaves nothing behind."""
+"""The examples of classic loaders: each runs, matches the old way, and leaves nothing behind."""
 
 import importlib.util
 import os
@@ -32,7 +32,7 @@ WITH_TENSORFLOW = {
 
 @pytest.fixture
 def start(tmp_path, daemons_folder):
-    """Starts an example whose files would be in ``tmp_path``; a failed test kills it."""
+    """Start an example whose temporary files go to ``tmp_path``; a failed test kills it."""
     started = []
 
     def start_example(name, *options):
@@ -56,7 +56,7 @@ def start(tmp_path, daemons_folder):
 
 
 def finish(example):
-    """What an example said that ended well."""
+    """Return the output of an example that exited cleanly."""
     said, complained = example.communicate(timeout=PATIENCE_S)
     assert example.returncode == 0, said + complained
     return said
@@ -64,7 +64,7 @@ def finish(example):
 
 @pytest.fixture(scope="module")
 def common():
-    """What the examples share, as a module."""
+    """Import the module that the examples share."""
     spec = importlib.util.spec_from_file_location("classics_common", CLASSICS / "common.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -72,14 +72,14 @@ def common():
 
 
 def compared(said):
-    """What was found to be the same."""
+    """Return the comparisons that an example found equal."""
     lines = [line.strip() for line in said.splitlines()]
     return [line.removeprefix("same ").rpartition(":")[0] for line in lines if line.startswith("same ")]
 
 
 @pytest.mark.parametrize("name", RUNS_EVERYWHERE)
 def test_a_classic_way_gives_the_same_with_batchd(start, name, photos, tmp_path):
-    """Compares all that can be, prints a table of speeds, names what it omits, leaves no file.
+    """An example compares all it can, prints speeds, names what it omits, and leaves no file.
 
     The photographs have one sub-folder for each class, whose number is the label.
     """
@@ -97,7 +97,7 @@ def test_a_classic_way_gives_the_same_with_batchd(start, name, photos, tmp_path)
 @pytest.mark.skipif(not HAS_TENSORFLOW, reason="the old way needs TensorFlow: pip install tensorflow")
 @pytest.mark.parametrize("name", WITH_TENSORFLOW)
 def test_what_tensorflow_reads_is_the_same_with_batchd(start, name, photos):
-    """Pixels to within what each example says, labels exactly."""
+    """Pixels match within the tolerance that each example states; labels match exactly."""
     said = finish(start(name, "--data", photos, *QUICK))
 
     assert set(WITH_TENSORFLOW[name]) <= set(compared(said))
@@ -113,7 +113,7 @@ def test_what_tensorflow_reads_is_the_same_with_batchd(start, name, photos):
     ],
 )
 def test_an_example_ends_where_both_do_not_give_the_same(common, other, message, capsys):
-    """By more than the tolerance, or in shape or type; nothing is called the same then."""
+    """A difference beyond the tolerance, or in shape or type, ends the example without a match."""
     with pytest.raises(SystemExit, match=message):
         common.same("pixels", np.array([[1, 2], [3, 4]]), other, tolerance=1)
     assert compared(capsys.readouterr().out) == []
@@ -124,7 +124,7 @@ def test_an_example_ends_where_both_do_not_give_the_same(common, other, message,
     [pytest.param(name, marks=() if name == "process_pool" else pytest.mark.slow) for name in RUNS_EVERYWHERE],
 )
 def test_ctrl_c_ends_a_classic_way_cleanly(start, name, tmp_path):
-    """In the middle of a round: without a traceback, and without leaving files or processes."""
+    """Ctrl-C in the middle of a round causes no traceback and leaves no files or processes."""
     example = start(name, "--photographs", "16", "--seconds", "60")
     if name == "process_pool":
         wait_until(lambda: list(tmp_path.glob("*/pool-0/*.jpg")), "the pool works")

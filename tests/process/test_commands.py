@@ -1,4 +1,4 @@
-"""The commands that look at a daemon: what they print, what they end with, with and without one."""
+"""The commands that query a daemon: output and exit status, with and without a daemon."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ def daemon(start_shared_daemon, photos):
 
 
 def test_status_as_json_agrees_with_what_trainers_counted(daemon):
-    """Two trainers read, one of them half an epoch; every number is where it belongs."""
+    """Two trainers read, one of them half an epoch; the JSON has every number in its place."""
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
         first, second = one.stream("photos", epochs=1), other.stream("photos", rank=1, world_size=2, epochs=1)
         seen = see(first), see(second, 1)
@@ -56,7 +56,7 @@ def test_status_as_json_agrees_with_what_trainers_counted(daemon):
 
 
 def test_status_for_people_has_every_stream_trainer_and_worker(daemon):
-    """A table that can be read, without colours where nobody looks at a terminal."""
+    """The output is a readable table, without colours because the output is not a terminal."""
     with batchd_client.connect(daemon.address) as connection:
         see(connection.stream("photos", rank=1, world_size=2), 1)
         printed = batchd("status", address=daemon.address).stdout
@@ -69,7 +69,7 @@ def test_status_for_people_has_every_stream_trainer_and_worker(daemon):
 
 
 def test_a_stream_in_detail_and_the_log_come_from_the_daemon(start_daemon, tmp_path):
-    """What a stream is, before and after a reload; and what the log has of a bad sample, in all places."""
+    """`batchd status photos` follows a reload; status, `logs` and the log show a bad sample."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "broken.jpg").write_bytes(b"nonsense")
     write_photos(tmp_path, {"dog": 4})
@@ -95,7 +95,7 @@ def test_a_stream_in_detail_and_the_log_come_from_the_daemon(start_daemon, tmp_p
 
 
 def test_the_log_is_followed_until_ctrl_c(daemon):
-    """Lines come as they are written; a trainer on another line of the log is one."""
+    """The command prints each line when it is written, here that of a new trainer."""
     words = [sys.executable, "-m", "batchd", "logs", "--follow", "--lines", "0", "--address", daemon.address]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
@@ -104,7 +104,7 @@ def test_the_log_is_followed_until_ctrl_c(daemon):
         with batchd_client.connect(daemon.address, name="followed") as connection:
             connection.stream("photos")
             while "name=followed" not in (line := follower.stdout.readline()):
-                assert line, "it ended"
+                assert line, "the command ended"
         follower.send_signal(signal.SIGINT)
         assert follower.wait(PATIENCE_S) == 0
         assert follower.stderr.read() == ""
@@ -121,7 +121,7 @@ def test_status_shows_odd_names_of_trainers_as_they_are(daemon, monkeypatch):
 
 
 def test_status_shows_odd_paths_as_they_are(start_daemon, tmp_path):
-    """A stream that stopped names the file in one piece, however it is called."""
+    """A stream that stopped names the file in one piece, whatever characters its name has."""
     folder = tmp_path / ("long " * 40) / "[bold]cat["
     folder.mkdir(parents=True)
     file = folder / "red].jpg"
@@ -135,7 +135,7 @@ def test_status_shows_odd_paths_as_they_are(start_daemon, tmp_path):
 
 @pytest.mark.parametrize("stream", ["photos", "check"])
 def test_peek_draws_the_first_batch_as_a_trainer_gets_it(daemon, tmp_path, stream):
-    """A PNG that shows every sample of the batch, beside whatever trainers do."""
+    """The PNG shows every sample of the batch; the command does not affect the trainers."""
     sheet = tmp_path / "sheet.png"
     with batchd_client.connect(daemon.address) as connection:
         reading = connection.stream(stream, epochs=1)
@@ -158,7 +158,7 @@ def test_peek_draws_the_first_batch_as_a_trainer_gets_it(daemon, tmp_path, strea
 
 
 def is_shown(image, picture):
-    """Tell whether the picture has the image in it somewhere, pixel by pixel, perhaps enlarged."""
+    """Tell whether the picture contains the image, pixel by pixel, perhaps enlarged."""
     for factor in range(1, 9):
         enlarged = image.repeat(factor, axis=0).repeat(factor, axis=1)
         if enlarged.shape[0] > picture.shape[0] or enlarged.shape[1] > picture.shape[1]:
@@ -171,7 +171,7 @@ def is_shown(image, picture):
 
 @pytest.mark.parametrize("arguments", [("peek", "photo", "-o", "never.png"), ("bad", "photo")])
 def test_an_unknown_stream_is_named_together_with_those_there_are(daemon, tmp_path, arguments):
-    """Exit status 1, and no file."""
+    """The command exits with status 1 and writes no file."""
     message = batchd(*arguments, address=daemon.address, folder=tmp_path, status=1).stderr
 
     assert message == "batchd: there is no stream 'photo'; this daemon serves: check, photos\n"
@@ -179,21 +179,21 @@ def test_an_unknown_stream_is_named_together_with_those_there_are(daemon, tmp_pa
 
 
 def test_peek_says_why_it_cannot_write(daemon, tmp_path):
-    """The file's name and the system's reason, and no traceback."""
+    """The message has the file's name and the system's reason, without a traceback."""
     message = batchd("peek", "photos", "-o", tmp_path / "no" / "sheet.png", address=daemon.address, status=1).stderr
 
     assert str(tmp_path / "no" / "sheet.png") in message
 
 
 def test_bad_says_that_there_is_none(daemon):
-    """As a sentence, or as an empty list."""
+    """Without bad samples, `batchd bad` prints a sentence or an empty list."""
     assert batchd("bad", "photos", address=daemon.address).stdout == "no bad samples so far in stream photos\n"
     assert json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout) == []
 
 
 @pytest.mark.parametrize("where", ["option", "variable", "plain path", "user's directory"])
 def test_commands_find_the_daemon(daemon, monkeypatch, tmp_path, where):
-    """By ``--address``, by the variable, or where it usually is."""
+    """They use ``--address``, the environment variable, or the usual directory."""
     address, options = None, ()
     match where:
         case "option":
@@ -215,7 +215,7 @@ def test_commands_find_the_daemon(daemon, monkeypatch, tmp_path, where):
 
 @pytest.mark.parametrize("arguments", [("status",), ("status", "--json"), ("peek", "photos"), ("bad", "photos")])
 def test_without_a_daemon_every_command_ends_with_3(tmp_path, arguments):
-    """The message names the address and what to do."""
+    """The message names the address and the remedy."""
     message = batchd(*arguments, address=f"ipc://{tmp_path}", folder=tmp_path, status=3).stderr
 
     assert (
@@ -226,7 +226,7 @@ def test_without_a_daemon_every_command_ends_with_3(tmp_path, arguments):
 
 
 def test_a_killed_daemon_is_no_daemon(start_daemon):
-    """Its sockets still lie there."""
+    """A killed daemon's sockets remain, yet the commands report that no daemon runs."""
     daemon = start_daemon()
     daemon.kill()
     assert "no process listens on it any more" in batchd("status", address=daemon.address, status=3).stderr
@@ -243,12 +243,12 @@ def test_a_killed_daemon_is_no_daemon(start_daemon):
     ],
 )
 def test_wrong_usage_ends_with_2(tmp_path, arguments, text):
-    """The message quotes what was wrong."""
+    """The message quotes the wrong argument."""
     assert text in batchd(*arguments, folder=tmp_path, status=2).stderr
 
 
 def test_version_and_help_need_no_daemon(tmp_path):
-    """Every command is listed, and so is every exit code."""
+    """The help lists every command and every exit code."""
     assert batchd("--version", folder=tmp_path).stdout == f"batchd {version('batchd')}\n"
     overview = batchd("--help", folder=tmp_path).stdout
     for word in ("serve", "check", "config", "status", "peek", "bad", "Exit codes", "BATCHD_ADDRESS"):
@@ -258,7 +258,7 @@ def test_version_and_help_need_no_daemon(tmp_path):
 
 
 def test_the_log_says_once_what_workers_decode_with(daemon):
-    """In the words that `batchd status` has for it."""
+    """The log has the same words for it as `batchd status`."""
     [line] = daemon.log_lines("decoding")
 
     assert line["decoders"] == daemon.status()["daemon"]["decoders"]
@@ -266,7 +266,7 @@ def test_the_log_says_once_what_workers_decode_with(daemon):
 
 
 def test_what_check_passes_serves_and_what_it_refuses_does_not(daemon, tmp_path):
-    """The printed default configuration, with a source of one's own, is good for both."""
+    """The printed default configuration with a user's source is valid for both commands."""
     checked = batchd("check", daemon.config).stdout
     assert f"{daemon.config} is fine: 2 workers" in checked
 
@@ -279,7 +279,7 @@ def test_what_check_passes_serves_and_what_it_refuses_does_not(daemon, tmp_path)
 
 
 def test_check_says_all_of_it_in_one_round_with_lines(tmp_path):
-    """A wrong value, a missing source, a step, and a missing list item in --set."""
+    """Problems are a wrong value, a missing source, a step, and a missing list item in --set."""
     config = tmp_path / "batchd.toml"
     config.write_text(
         f'[daemon]\nruntime_dir = "{tmp_path}/run"\n[streams.a]\nbatch_size = "2"\n'
@@ -297,7 +297,7 @@ def test_check_says_all_of_it_in_one_round_with_lines(tmp_path):
 
 
 def test_a_source_without_samples_ends_the_start_with_file_and_line(tmp_path):
-    """Exit status 2 with the first problem that the check lists; nothing else is served."""
+    """The exit status is 2, with the first problem that `check` lists; no stream is served."""
     for name, content in {"empty": "", "bare": "a.jpg\n", "wordy": "a.jpg 0\nb.jpg one\n"}.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "photos").mkdir()

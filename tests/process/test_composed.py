@@ -1,4 +1,4 @@
-"""Trainers whose streams mix sources, or take parts of one."""
+"""Trainers whose streams mix sources, or read parts of a source."""
 
 import batchd_client
 from support.expected import Expected
@@ -7,7 +7,7 @@ from support.settings import folder_stream
 
 
 def test_a_mix_and_its_subsets_give_what_their_parts_give(start_daemon, photos):
-    """Worked out again from the configuration alone; and two parts share no sample."""
+    """The test computes the samples from the configuration alone; two parts share no sample."""
     folder = folder_stream(photos)
     mix = {"type": "mix", "sources": [folder["source"], folder["source"]], "weights": [3, 1], "source_field": "from"}
     parts = {

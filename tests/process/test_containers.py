@@ -1,4 +1,4 @@
-"""Trainers and daemons in containers: what they must share and see, and which users may enter."""
+"""Trainers and daemons in containers: what they must share and see, and which users may connect."""
 
 import os
 import re
@@ -39,7 +39,7 @@ USER_MAPS = {"of the same users": None, "as root": ["--map-root-user"], "as nobo
 
 @pytest.fixture(scope="module", autouse=True)
 def _containers():
-    """Need namespaces."""
+    """These tests need namespaces."""
     need_containers()
 
 
@@ -59,7 +59,7 @@ def container(tmp_path):
 
 @pytest.fixture
 def start_inside(container):
-    """Start trainers in containers that end with the test."""
+    """Start trainers in containers; they end with the test."""
     trainers = []
 
     def start(address=None, **options):
@@ -73,7 +73,7 @@ def start_inside(container):
 
 @pytest.fixture
 def start_contained(daemons_folder, container, photos):
-    """Start daemons in containers that end with the test; their folder has one path everywhere."""
+    """Start daemons in containers; they end with the test, and their folder has one path."""
     with ExitStack() as stack:
 
         def start(*, ready=True, runtime_dir=None, **options):
@@ -88,17 +88,17 @@ def start_contained(daemons_folder, container, photos):
 
 
 def trainers(daemon):
-    """What the status says of those that are called trainers."""
+    """Return the status of the sessions whose name is "trainer"."""
     return [one for one in daemon.status()["trainers"] if one["name"] == "trainer_program.py"]
 
 
 def namespaces(pid):
-    """In which namespaces a process is."""
+    """Return the namespaces of a process."""
     return {name: Path(f"/proc/{pid}/ns/{name}").readlink() for name in ("mnt", "pid", "ipc", "net", "uts")}
 
 
 def run_inside(container):
-    """Connect from inside, and end: what the program logged."""
+    """Connect from inside the container, disconnect, and return what the program logged."""
     command = [*container.command, sys.executable, "-c", CONNECT]
     done = subprocess.run(
         command, check=True, env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE_S
@@ -110,7 +110,7 @@ def run_inside(container):
 
 
 def test_a_trainer_that_shares_only_the_runtime_directory_gets_shared_memory(start_daemon, start_inside):
-    """At another path, and whatever its /dev/shm is like."""
+    """The directory may be at another path, and the container's /dev/shm may be anything."""
     daemon = start_daemon()
     for shm_kib in (64, 0):
         trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}, shm_kib=shm_kib).ready()
@@ -130,9 +130,9 @@ def test_a_trainer_that_shares_only_the_runtime_directory_gets_shared_memory(sta
 
 
 def test_a_trainers_container_and_the_daemon_outlive_each_other(start_daemon, start_inside):
-    """The lifeline ends with a killed trainer, in whatever namespaces it was.
+    """The lifeline ends with a killed trainer, whatever namespaces the trainer was in.
 
-    A restarted daemon has new sockets in the same directory, so the mount stays good.
+    A restarted daemon has new sockets in the same directory, so the mount stays valid.
     """
     daemon = start_daemon()
     shares = {daemon.runtime_dir: RUNTIME_DIRECTORY}
@@ -149,7 +149,7 @@ def test_a_trainers_container_and_the_daemon_outlive_each_other(start_daemon, st
 
 
 def test_a_trainer_that_shares_nothing_gets_tcp(start_daemon, start_inside, tmp_path):
-    """Address and secret come from its environment; the secret is root's, as in Kubernetes."""
+    """Address and secret come from the trainer's environment; root owns it, as in Kubernetes."""
     keys, key = tmp_path / "keys", tmp_path / "conn.key"
     batchd("keys", "new", "--name", "box", "--keys-dir", keys, "-o", key)
     os.chown(key, 0, DIRECTORY_GROUP)
@@ -166,7 +166,7 @@ def test_a_trainer_that_shares_nothing_gets_tcp(start_daemon, start_inside, tmp_
 
 
 def test_a_trainer_that_has_neither_is_told_what_a_container_needs(start_inside):
-    """The directory to share, or the address to set."""
+    """The error names the directory to share, and the address to set."""
     with pytest.raises(
         TrainerFailed, match=r"/run/batchd: no such directory[\s\S]*-v /run/batchd:/run/batchd"
     ) as caught:
@@ -174,11 +174,12 @@ def test_a_trainer_that_has_neither_is_told_what_a_container_needs(start_inside)
     assert "BATCHD_ADDRESS=tcp://" in str(caught.value)
 
 
-# --- what is said of the shorter way --------------------------------------------------------------
+# # --- what is said of the shorter way
+# --------------------------------------------------------------
 
 
 def test_a_contained_trainer_that_came_over_tcp_is_told_which_directory_to_share(start_daemon, container):
-    """An address of the daemon's host alone would be of no use to it."""
+    """The message does not name the address of the daemon's host alone: it would not help."""
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
     told = run_inside(container(environment={"BATCHD_ADDRESS": daemon.tcp_address}, network=()))
     assert f"-v {daemon.runtime_dir}:{daemon.runtime_dir}" in told
@@ -197,9 +198,9 @@ def test_a_contained_trainer_that_came_over_tcp_is_told_which_directory_to_share
 
 
 def test_a_daemon_in_a_container_serves_trainers_outside_of_it_and_in_others(start_contained, start_inside):
-    """It says that it does not know their pids; it ends cleanly as process 1 of its namespace.
+    """The daemon reports that it does not know their pids, and ends cleanly as process 1.
 
-    Neither can name the other's processes; the lifeline works all the same.
+    Neither side can name the other's processes; the lifeline works all the same.
     """
     daemon = start_contained()
     with batchd_client.connect(daemon.address) as connection:
@@ -226,7 +227,7 @@ def test_a_daemon_in_a_container_serves_trainers_outside_of_it_and_in_others(sta
 
 
 def make_directory(folder):
-    """Make a runtime directory as an operator does for a group that is not the daemon's own."""
+    """Make a runtime directory as an operator does, for a group that is not the daemon's own."""
     folder.mkdir()
     os.chown(folder, -1, DIRECTORY_GROUP)
     folder.chmod(0o750)
@@ -235,25 +236,25 @@ def make_directory(folder):
 
 @pytest.fixture(scope="module")
 def groups_directory(_containers, tmp_path_factory):
-    """One for all tests of users."""
+    """Make one such directory for all tests of users."""
     return make_directory(tmp_path_factory.mktemp("users") / "run")
 
 
 @pytest.fixture(scope="module")
 def daemon_for_group(start_shared_daemon, groups_directory):
-    """Serve in it."""
+    """Start a daemon in that directory."""
     return serving(start_shared_daemon(runtime_dir=str(groups_directory), ready=False))
 
 
 def serving(daemon):
-    """Wait until trainers may come."""
+    """Wait until trainers can connect."""
     wait_until(lambda: daemon.log_lines("serving"), "it serves")
     return daemon
 
 
 @contextmanager
 def modes_taken_away(directory):
-    """Everything is open to everybody, so that only the daemon's own word is left."""
+    """Open all modes to every user, so that only the daemon itself can reject a user."""
     places = [directory / name for name in ("lifeline.sock", "batchd.sock", ".")]
     before = [place.stat().st_mode for place in places]
     for place in places:
@@ -264,10 +265,10 @@ def modes_taken_away(directory):
 
 
 @pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
-def test_a_member_of_the_directorys_group_may_connect_whoever_it_is_inside(
+def test_a_member_of_the_directorys_group_may_connect_with_any_user_id_inside(
     daemon_for_group, groups_directory, start_inside, user_map
 ):
-    """The daemon sees the user that the host knows, and his groups."""
+    """The daemon sees the user that the host knows, and that user's groups."""
     trainer = start_inside(
         shares={groups_directory: RUNTIME_DIRECTORY},
         identity=(STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP),
@@ -281,8 +282,8 @@ def test_a_member_of_the_directorys_group_may_connect_whoever_it_is_inside(
 
 @pytest.mark.usefixtures("daemon_for_group")
 @pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
-def test_a_stranger_may_not_connect_whoever_it_is_inside(groups_directory, start_inside, user_map):
-    """Root of a user namespace is a stranger: to the directory's mode, then to the daemon."""
+def test_a_stranger_may_not_connect_with_any_user_id_inside(groups_directory, start_inside, user_map):
+    """Root of a user namespace is a stranger to the directory's mode, and to the daemon."""
     group = f"has gid {DIRECTORY_GROUP}" if user_map is None else "is one that is not mapped into this user namespace"
     identity = (STRANGER, STRANGERS_GROUP)
     stranger = {"shares": {groups_directory: RUNTIME_DIRECTORY}, "identity": identity, "user_map": user_map}
@@ -296,8 +297,8 @@ def test_a_stranger_may_not_connect_whoever_it_is_inside(groups_directory, start
 def test_a_daemon_with_users_of_its_own_serves_members_of_the_hosts_group(start_contained, start_inside, tmp_path):
     """The directory's group has no number in there, so the daemon cannot identify its members.
 
-    A closed directory is enough: the kernel let them in. An open one is not: all unmapped
-    groups have the same number, so it admits no one.
+    A closed directory is enough, as the kernel has let them in. An open one is not: all unmapped
+    groups have the same number, so the daemon admits no member of them.
     """
     directory = make_directory(tmp_path / "run")
     directory.chmod(0o2750)

@@ -1,4 +1,4 @@
-"""The configurations of docs/cookbook.md, all served by one daemon on small data, and docs/my-code.md's program."""
+"""One daemon serves all configurations of docs/cookbook.md; the program of docs/my-code.md runs."""
 
 import io
 import re
@@ -40,7 +40,7 @@ SAMPLES = 12
 
 
 def npy(array) -> bytes:
-    """An array as `numpy.save` writes it."""
+    """Return an array as `numpy.save` writes it."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
@@ -48,7 +48,7 @@ def npy(array) -> bytes:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Data for every recipe, under the names that the page has."""
+    """Make data for every recipe, under the names that the page has."""
     root = tmp_path_factory.mktemp("data")
     images = [jpeg(photo(240, 320, seed=number)) for number in range(SAMPLES)]
     mask = encode(np.arange(240 * 320, dtype=np.uint8).reshape(240, 320) % 3, ".png")
@@ -77,13 +77,13 @@ def data(tmp_path_factory) -> Path:
 
 
 def placed(text: str, data: Path) -> str:
-    """A configuration of the page with the test's data; shards of the bucket are in a folder."""
+    """Point a page's configuration to the test's data; a folder has the shards of the bucket."""
     return text.replace('"/data/', f'"{data}/').replace('"s3://', f'"{data}/')
 
 
 @pytest.mark.parametrize(("title", "text"), RECIPES, ids=[title for title, _text in RECIPES])
 def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
-    """Nothing in it is left out or wrong, on data that is there."""
+    """Each recipe passes the checks as it is, on data that exists."""
     file = tmp_path / "batchd.toml"
     file.write_text(placed(text, data))
 
@@ -91,7 +91,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 
 
 def test_all_recipes_are_served(data, start_daemon, monkeypatch) -> None:
-    """One daemon has all of their streams, and each gives a batch with the fields that the page names.
+    """One daemon has all of their streams; each gives a batch with the fields that the page names.
 
     The programs of the API reference read from it, too.
     """
@@ -127,7 +127,7 @@ def test_all_recipes_are_served(data, start_daemon, monkeypatch) -> None:
 
 
 def first_shapes(connection: batchd_client.Daemon, name: str) -> dict[str, tuple[int, ...]]:
-    """The fields of a stream's first batch, with the shape of a sample each."""
+    """Return the fields of a stream's first batch, with the shape of one sample each."""
     with connection.stream(name) as stream:
         (batch,) = islice(stream, 1)
         return {field: tuple(batch[field].shape[1:]) for field in batch}

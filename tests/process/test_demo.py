@@ -1,4 +1,4 @@
-"""`batchd demo`: what a new user sees first."""
+"""`batchd demo`: the first thing that a new user sees."""
 
 from support.commands import batchd
 from support.images import write_photos

@@ -1,4 +1,4 @@
-"""`batchd doctor` on this machine: whatever it has, the command reports it and ends."""
+"""`batchd doctor` on this machine: the command reports what the machine has, and ends."""
 
 import json
 
@@ -32,7 +32,7 @@ def config(tmp_path, photos):
 
 
 def test_a_configuration_is_looked_at_with_its_sources(config, tmp_path, photos):
-    """Without a daemon; each finding is one line, and its remedy another."""
+    """The command needs no daemon; each finding is one line, and its remedy another."""
     text = batchd("doctor", "-c", config, "--address", tmp_path / "run").stdout
 
     lines = text.splitlines()
@@ -44,14 +44,14 @@ def test_a_configuration_is_looked_at_with_its_sources(config, tmp_path, photos)
 
 @pytest.fixture
 def within(monkeypatch):
-    """The command runs in this process, and measures no decoder."""
+    """Run the command in this process, without measuring a decoder."""
     monkeypatch.setattr(commands, "PROCESSES", set())
     monkeypatch.setattr(decoding, "measure_decoders", lambda: [DecoderSpeed("simplejpeg", 3.8, 7.9)])
 
 
 @pytest.mark.usefixtures("within")
 def test_no_configuration_is_no_problem_and_a_wrong_one_is(tmp_path):
-    """The rest of the machine is looked at in both cases."""
+    """The command checks the rest of the machine in both cases."""
     without = json.loads(batchd("doctor", "--json", folder=tmp_path).stdout)
     assert {one["subject"]: one["level"] for one in without["findings"]}["configuration"] == "note"
 
@@ -65,12 +65,12 @@ def test_no_configuration_is_no_problem_and_a_wrong_one_is(tmp_path):
 
 @pytest.mark.usefixtures("within")
 def test_a_configuration_that_is_asked_for_has_to_be_there(tmp_path):
-    """As with every other command."""
+    """A missing file that the user named is an error, as with every other command."""
     assert "nothing.toml" in batchd("doctor", "-c", tmp_path / "nothing.toml", status=1).stdout
 
 
 def test_json_has_the_findings_and_a_daemon_that_runs(start_daemon):
-    """With its version and its process; and the memory that it holds is not missing."""
+    """The JSON has the daemon's version and process; its memory does not count as missing."""
     daemon = start_daemon(reserve="start")
     wait_until(lambda: daemon.status()["daemon"]["memory_bytes"] > 0, "the ring has memory")
     told = json.loads(batchd("doctor", "-c", daemon.config, "--json", address=daemon.address).stdout)

@@ -1,4 +1,4 @@
-"""A daemon inside a script: a child that ends with its parent, however that ends."""
+"""A daemon inside a script: a child that ends with its parent, however the parent ends."""
 
 import json
 import os
@@ -45,7 +45,7 @@ print("left", flush=True)
 
 @pytest.fixture
 def config(tmp_path, photos, daemons_folder, monkeypatch):
-    """A configuration with one stream; the daemon's directory is where the leak check looks."""
+    """Write a configuration with one stream; the leak check knows the daemon's directory."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemons_folder))
     return write_settings(
         tmp_path / "batchd.toml", {"photos": folder_stream(photos)}, {"workers": 2, "memory": "16MiB"}
@@ -54,7 +54,7 @@ def config(tmp_path, photos, daemons_folder, monkeypatch):
 
 @pytest.fixture
 def script(config, daemons_folder):
-    """A script with an embedded daemon, waiting for its input's end; process and daemon's id."""
+    """Run a script with an embedded daemon until its input ends; return process and daemon's id."""
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, config],
         stdin=subprocess.PIPE,
@@ -71,9 +71,9 @@ def script(config, daemons_folder):
 
 
 def test_a_script_serves_itself_and_leaves_nothing(config, daemons_folder):
-    """A daemon within the context, which answers commands; then neither process nor directory.
+    """The daemon answers commands within the context; afterwards no process or directory is left.
 
-    This process has two ends that tell them of each other, and a pidfd. Batches stay readable.
+    This process has two ends that report each other's death, and a pidfd. Batches stay readable.
     """
     expected, before, descriptors = Expected(config), children_of(os.getpid()), len(descriptors_of("self"))
     with batchd.serve(config) as address:
@@ -93,14 +93,14 @@ def test_a_script_serves_itself_and_leaves_nothing(config, daemons_folder):
 
 
 def test_the_address_is_the_line_that_begins_as_one():
-    """A source of the user's own may print something before and after it."""
+    """A user's source may print text before and after that line."""
     says = "print('scanning'); print('ipc:///run/x'); print('ready')"
     with Child(subprocess.Popen([sys.executable, "-c", says], stdout=subprocess.PIPE)) as child:
         assert _address(child, PATIENCE_S) == "ipc:///run/x"
 
 
 def test_an_exception_in_the_script_ends_the_daemon_too(config):
-    """It passes through unchanged."""
+    """The exception passes through unchanged."""
     with pytest.raises(ZeroDivisionError), batchd.serve(config):
         raise ZeroDivisionError
 
@@ -129,27 +129,27 @@ def test_two_at_once_do_not_meet(config):
     ],
 )
 def test_a_daemon_that_does_not_start_is_an_exception_with_its_reason(config, text, overrides, status, reason, capfd):
-    """It is said once: standard error, where a notebook may not show it, has nothing of it."""
+    """Standard error, which a notebook may not show, does not repeat the reason."""
     if text is not None:
         config.write_text(f"[streams.a]\n{text}\n")
     ended = rf"ended with exit status {status} before it was ready: [\s\S]*{reason}"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = {key: value.format(port=taken.getsockname()[1]) for key, value in overrides.items()}
         with pytest.raises(BatchdError, match=ended), batchd.serve(config, overrides=given):
-            pytest.fail("there is no daemon to use")
+            pytest.fail("no daemon should have started")
 
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("key", ["", "daemon.workers=1"])
 def test_an_override_that_names_no_key_is_refused(config, key):
-    """Before a daemon is started, whose command line would be wrong."""
+    """The error comes before a daemon starts with a wrong command line."""
     with pytest.raises(BatchdError, match="not a path of keys"), batchd.serve(config, overrides={key: "1"}):
-        pytest.fail("there is no daemon to use")
+        pytest.fail("no daemon should have started")
 
 
 def test_what_an_embedded_daemon_logs_is_lines_of_text(config, tmp_path, capfd):
-    """A bad sample is one: a script's standard error is read by people, also where it is a file."""
+    """A bad sample is one line: people read a script's standard error, also in a file."""
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "broken.jpg").write_bytes(b"no image")
     (tmp_path / "more" / "good.jpg").write_bytes(jpeg(photo()))
@@ -163,7 +163,7 @@ def test_what_an_embedded_daemon_logs_is_lines_of_text(config, tmp_path, capfd):
 
 
 def test_the_death_of_the_script_ends_its_daemon(script, daemons_folder):
-    """The script cannot clean up; the kernel tells the daemon, which leaves nothing."""
+    """The script cannot clean up; the kernel notifies the daemon, which removes everything."""
     process, daemon = script
     assert len(workers_of(daemon)) == 2
     process.kill()
@@ -175,7 +175,7 @@ def test_the_death_of_the_script_ends_its_daemon(script, daemons_folder):
 
 
 def test_ctrl_c_reaches_the_script_alone(script):
-    """It decides what happens to its daemon; until then, batches come."""
+    """The script decides when its daemon ends; until then, batches arrive."""
     process, _daemon = script
     os.killpg(process.pid, signal.SIGINT)
 
@@ -186,7 +186,7 @@ def test_ctrl_c_reaches_the_script_alone(script):
 
 
 def test_a_killed_daemon_does_not_hang_the_script(config):
-    """The context ends as usual when the daemon is gone already."""
+    """The context exits normally when the daemon has already ended."""
     with batchd.serve(config) as address, batchd_client.connect(address, reconnect_timeout_s=0.2) as connection:
         os.kill(connection.status()["daemon"]["pid"], signal.SIGKILL)
         with pytest.raises(batchd_client.errors.DaemonUnavailable):

@@ -1,4 +1,4 @@
-"""Users' functions end to end: trainers' batches, operators' reports, streams without one."""
+"""Users' functions end to end: trainers' batches, operators' reports, streams without functions."""
 
 import json
 import os
@@ -51,17 +51,17 @@ GENERATED = {
 
 
 def called(photos, **changes):
-    """A stream of photographs with a call in the end."""
+    """Return a stream of photographs whose last step is a call."""
     return folder_stream(photos, pipeline=[*STILL_PIPELINE, {**CALL, **changes}])
 
 
 def bad_reasons(connection, stream):
-    """Wait until some are listed."""
+    """Wait until bad samples are listed; return their reasons."""
     return [bad.reason for bad in wait_until(lambda: connection.bad(stream).samples, "bad samples are listed")]
 
 
 def see_epochs(stream, count):
-    """Read on, so far as it goes."""
+    """Read epochs until the stream ends or stops."""
     for _ in range(count):
         see(stream)
 
@@ -70,9 +70,9 @@ def see_epochs(stream, count):
 
 
 def test_functions_give_the_same_bytes_on_any_number_of_workers(start_daemon, photos, code, write):
-    """With random numbers, whatever the chunks are, and after a worker was killed; they may print.
+    """Chunks, a killed worker, random numbers and printing functions change no byte.
 
-    A dataset of one's own has every sample once in an epoch.
+    A user's dataset has every sample once in an epoch.
     """
     write("mine.py", AUGMENT + DATA)
     streams = {"photos": called(photos), "numbers": NUMBERS}
@@ -104,7 +104,7 @@ def test_functions_give_the_same_bytes_on_any_number_of_workers(start_daemon, ph
 
 
 def test_an_exception_is_a_bad_sample_with_its_place(start_daemon, photos, code, write):
-    """In `batchd bad`, as text and JSON; also if the function asks for the end of the process."""
+    """`batchd bad` shows it as text and JSON; SystemExit in a function is a bad sample, too."""
     file = write(
         "mine.py",
         """
@@ -149,7 +149,7 @@ def test_an_exception_is_a_bad_sample_with_its_place(start_daemon, photos, code,
 
 
 def test_a_function_that_never_returns_costs_its_sample(start_daemon, code, write):
-    """As a file does whose decoder hangs: the second time it is put in quarantine, by name."""
+    """The sample is quarantined by name the second time, as a file that hangs a decoder is."""
     write("mine.py", DATA)
     write("slow.py", "import time\ndef fn(sample, rng):\n    if sample['label'] == 9: time.sleep(1000)\n    return {}")
     stream = {**NUMBERS, "pipeline": [{"op": "call", "function": "slow:fn"}]}
@@ -165,8 +165,8 @@ def test_a_function_that_never_returns_costs_its_sample(start_daemon, code, writ
 def test_what_cannot_be_imported_made_or_called_stops_its_stream_at_once(start_daemon, photos, code, write):
     """Trainers and log get reason and place; no worker dies, no sample is bad, others continue.
 
-    Such as an object that only the helper can make, or options behind a decorator, unknown to
-    the check. A part of another source makes its object at its first sample.
+    Examples are an object that only the helper can make, and options behind a decorator, which the
+    check cannot see. A part of another source makes its object at its first sample.
     """
     broken = write("broken.py", "\nimport not_there_at_all\ndef fn(sample, rng): ...")
     write("wrapped.py", "def same(call): return call\n@same\ndef generate(size, *, rng):\n    yield 1, 2")
@@ -218,7 +218,7 @@ def test_what_cannot_be_imported_made_or_called_stops_its_stream_at_once(start_d
 
 
 def test_a_module_that_has_changed_stops_the_stream_instead_of_changing_bytes(start_daemon, photos, code, write):
-    """A later worker would run the new code; a restarted daemon serves another stream."""
+    """A later worker would run the new code, so a restarted daemon serves another stream."""
     write("mine.py", AUGMENT)
     daemon = start_daemon({"photos": called(photos)}, python_path=[str(code)], workers=1)
     with batchd_client.connect(daemon.address) as connection:
@@ -235,7 +235,7 @@ def test_a_module_that_has_changed_stops_the_stream_instead_of_changing_bytes(st
 
 
 def test_the_daemon_and_the_check_import_nothing(start_daemon, photos, code, write, tmp_path):
-    """Only workers run what is in the module, and the helper that asks for a length."""
+    """Only workers import the module, and the helper that asks for a length."""
     trace = tmp_path / "trace"
     write(
         "mine.py",
@@ -256,7 +256,7 @@ def test_the_daemon_and_the_check_import_nothing(start_daemon, photos, code, wri
 
 
 def test_a_wrong_name_is_told_by_the_check_with_the_folders(photos, code, write, tmp_path):
-    """The folder of the file, where nothing else is said."""
+    """The message names the configuration's folder if no other folder is configured."""
     config = write_settings(
         code / "batchd.toml",
         {"one": called(photos, function="mien:fn"), "two": called(photos, function="mine:nf"), "three": called(photos)},
@@ -276,7 +276,7 @@ def test_a_wrong_name_is_told_by_the_check_with_the_folders(photos, code, write,
 
 
 def test_prepare_calls_functions_too(photos, code, write):
-    """Exceptions' places are in its list of bad samples; it stops if one cannot be imported."""
+    """Its list of bad samples has the places of exceptions; a failed import stops the command."""
     write(
         "mine.py",
         "def fn(sample, rng):\n    if sample['label'] == 1: raise ValueError('not this one')\n    return {'label': 7}",
@@ -308,7 +308,7 @@ def test_prepare_calls_functions_too(photos, code, write):
 
 
 def test_a_daemon_whose_object_has_no_length_does_not_start(code, write, tmp_path):
-    """With the key, and what its helper said."""
+    """The message has the key, and the error of the helper."""
     write("mine.py", "def Data(count): raise OSError('no such disk')")
     config = write_settings(
         code / "batchd.toml",
@@ -342,7 +342,7 @@ COUNTING = """
 
 
 def test_each_worker_runs_a_generator_with_a_seed_of_its_own(start_daemon, code, write):
-    """Also one that was started later; the epoch never ends."""
+    """A worker that starts later has its own seed too; the epoch never ends."""
     write("mine.py", COUNTING)
     daemon = start_daemon({"live": GENERATED}, python_path=[str(code)], chunk_rows=1)
     seeds = {}
@@ -401,7 +401,7 @@ def test_trainers_share_what_is_in_the_ring_and_a_position_counts(start_daemon, 
 
 
 def test_a_generator_that_raises_now_and_then_loses_a_sample(start_daemon, code, write):
-    """The next one stands in for it, under its own number, and it is listed with its place."""
+    """The next sample replaces it under its own number; the bad samples' list has its place."""
     write(
         "mine.py",
         """

@@ -1,4 +1,4 @@
-"""The gateway process: worker hosts register, get orders, and their rows are in the slots."""
+"""The gateway process: worker hosts register and get orders; their rows arrive in the slots."""
 
 import os
 import re
@@ -69,7 +69,7 @@ SILENT_MS = 300
 
 @pytest.fixture
 def slot() -> Iterator[Slot]:
-    """Slot 5, with other content."""
+    """Make slot 5, filled with other content."""
     slot = Slot()
     slot.put(random_rows(16, seed=99))
     yield slot
@@ -78,7 +78,7 @@ def slot() -> Iterator[Slot]:
 
 @pytest.fixture
 def gateway(slot) -> Iterator[GatewayProcess]:
-    """A gateway without keys that has stream 1 and slot 5."""
+    """Start a gateway without keys that has stream 1 and slot 5."""
     with GatewayProcess() as gateway:
         gateway.serve(serve_message())
         gateway.use(5, slot)
@@ -87,7 +87,7 @@ def gateway(slot) -> Iterator[GatewayProcess]:
 
 @pytest.fixture
 def host(gateway) -> WorkerHost:
-    """A worker host with one worker, 0, that knows the stream."""
+    """Connect a worker host with one worker, 0, that knows the stream."""
     host = gateway.linked()
     host.hear(HostServe)
     return host
@@ -95,7 +95,7 @@ def host(gateway) -> WorkerHost:
 
 @pytest.fixture
 def keys(tmp_path) -> KeyDirectory:
-    """A directory of keys, with none."""
+    """Make an empty directory of keys."""
     return KeyDirectory(tmp_path / "keys")
 
 
@@ -103,7 +103,7 @@ def keys(tmp_path) -> KeyDirectory:
 
 
 def test_a_worker_host_is_told_of_all_that_it_may_fill(gateway) -> None:
-    """First of the link, then of each stream with its quarantined samples and the limits."""
+    """It receives the link first, then each stream with its quarantined samples and the limits."""
     gateway.serve(serve_message(2, "other"), b"another index")
     gateway.send(Quarantine(2, [7, 8]))
     gateway.send(UseStorage((4, 5, 6)))
@@ -120,7 +120,7 @@ def test_a_worker_host_is_told_of_all_that_it_may_fill(gateway) -> None:
 
 
 def test_a_worker_host_is_told_of_later_streams_samples_and_limits(gateway, host) -> None:
-    """And when a stream is no more; what it says about that one then is no news."""
+    """It hears of the end of a stream, too; its later messages about that stream are ignored."""
     gateway.serve(serve_message(2, "other"), b"another index")
     assert host.hear(HostServe).digest == sha256(b"another index").hexdigest()
     gateway.send(Quarantine(2, [7]))
@@ -138,7 +138,7 @@ def test_a_worker_host_is_told_of_later_streams_samples_and_limits(gateway, host
     host.send(Leaving(host.link))
     assert gateway.hear(LinkOpened) == LinkOpened(host.link, 1)
     assert gateway.hear(LinkRefuses) == LinkRefuses(host.link, 1, "/data is?empty")
-    assert gateway.hear(LinkLeaving), "a worker host that changes its mind floods the log"
+    assert gateway.hear(LinkLeaving), "a worker host with changing answers floods the log"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_worker_host_is_told_of_later_streams_samples_and_limits(gateway, host
     ids=["messages", "pixels", "no workers", "workers"],
 )
 def test_a_worker_host_that_does_not_fit_is_told_both_values(gateway, differently, error, text) -> None:
-    """And that it need not try again. The connection may register differently."""
+    """The answer says that a retry is useless. The connection may register with other values."""
     host = gateway.host()
     rejected = host.register(**differently)
 
@@ -173,12 +173,12 @@ def test_a_worker_host_that_does_not_fit_is_told_both_values(gateway, differentl
 
 
 def other_than(former, answer):
-    """The answer, if it is another one."""
+    """Return the next answer, if it is another one."""
     return answer if answer != former else None
 
 
 def test_no_more_worker_hosts_are_admitted_than_the_rules_say() -> None:
-    """Of one key (without keys: of one host), and in all. Rules may change."""
+    """Limits apply per key (without keys: per host) and in total. The rules may change."""
     with GatewayProcess(rules=PoolRules(30.0, 9, 2)) as gateway:
         hosts = [gateway.linked(workers=0) for _ in range(2)]
         third = gateway.host()
@@ -198,7 +198,7 @@ def test_no_more_worker_hosts_are_admitted_than_the_rules_say() -> None:
 
 
 def test_link_numbers_differ_between_gateways_too() -> None:
-    """A daemon starts one after the other, and several."""
+    """A daemon starts one gateway after another, and several at once."""
     numbers = []
     for _ in range(2):
         with GatewayProcess() as gateway:
@@ -207,8 +207,8 @@ def test_link_numbers_differ_between_gateways_too() -> None:
     assert numbers[1] == numbers[0] + 1
 
 
-def test_nobody_is_let_in_before_the_rules_are_known() -> None:
-    """A worker host that registers early waits, and then counts by the rules."""
+def test_no_worker_host_is_admitted_before_the_rules_are_known() -> None:
+    """A worker host that registers early waits; then the gateway applies the rules."""
     with GatewayProcess(rules=None) as gateway:
         early = gateway.host()
         assert not early.asks_to_register().socket.poll(300)
@@ -219,7 +219,7 @@ def test_nobody_is_let_in_before_the_rules_are_known() -> None:
 # --- keys -----------------------------------------------------------------------------------------
 
 
-def test_with_keys_rows_come_encrypted_from_those_who_have_a_workers_key(keys, slot) -> None:
+def test_with_keys_rows_come_encrypted_from_holders_of_a_workers_key(keys, slot) -> None:
     """The daemon learns the name of the key."""
     key = keys.new("pool", None, Role.WORKER)
     with GatewayProcess(keys.path) as gateway:
@@ -238,7 +238,7 @@ def test_with_keys_rows_come_encrypted_from_those_who_have_a_workers_key(keys, s
 
 
 def test_a_key_of_a_trainer_fills_nothing(keys) -> None:
-    """Its connection does not get as far as a message."""
+    """Its connection ends in the handshake, before any message."""
     trainer, worker = keys.new("trainer"), keys.new("worker", None, Role.WORKER)
     with GatewayProcess(keys.path) as gateway:
         refused = gateway.host(trainer)
@@ -249,7 +249,7 @@ def test_a_key_of_a_trainer_fills_nothing(keys) -> None:
 
 
 def test_a_key_for_some_streams_shows_no_other(keys) -> None:
-    """Neither their configuration nor their index, even by its digest."""
+    """The gateway sends neither their configuration nor their index, even by its digest."""
     key = keys.new("pool", frozenset({"other"}), Role.WORKER)
     with GatewayProcess(keys.path) as gateway:
         gateway.serve(serve_message(1, "photos"), b"secret")
@@ -266,7 +266,7 @@ def test_a_key_for_some_streams_shows_no_other(keys) -> None:
 
 
 def test_the_link_of_a_revoked_key_ends(keys) -> None:
-    """With the reason, and it need not try again."""
+    """The message has the reason, and says that a retry is useless."""
     key, _other = keys.new("pool", None, Role.WORKER), keys.new("other", None, Role.WORKER)
     with GatewayProcess(keys.path) as gateway:
         host = gateway.linked(key, workers=0)
@@ -282,7 +282,7 @@ def test_the_link_of_a_revoked_key_ends(keys) -> None:
 
 
 def test_rows_with_gaps_are_in_the_slot_and_no_byte_between_them(gateway, host, slot) -> None:
-    """The worker host sends them one behind the other."""
+    """The worker host sends the rows without the gaps."""
     before, page = slot.read(), random_rows(16)
     gateway.send(RemoteFill(host.link, 0, 9, 1, 5, 0, 3, [(2, 2), (7, 1)]))
     assert host.hear(HostFill) == HostFill(host.link, 0, 9, 1, 0, 3, [[2, 2], [7, 1]])
@@ -297,7 +297,7 @@ def test_rows_with_gaps_are_in_the_slot_and_no_byte_between_them(gateway, host, 
 
 
 def test_the_rows_of_an_order_are_in_the_slot_when_the_daemon_hears_of_it(gateway, host, slot) -> None:
-    """Those, and no other byte."""
+    """The slot has those rows, and no other byte has changed."""
     before, page = slot.read(), random_rows(16)
     gateway.fill(host, 9, 2, 7)
     assert host.hear(HostFill) == HostFill(host.link, 0, 9, 1, 0, 3, [[2, 7]])
@@ -315,7 +315,7 @@ def test_the_rows_of_an_order_are_in_the_slot_when_the_daemon_hears_of_it(gatewa
 
 
 def test_many_orders_of_many_workers_find_their_slots(gateway, slot) -> None:
-    """Answered in another order than they were given in."""
+    """Workers answer in another order than the daemon gave."""
     others = {number: Slot() for number in (6, 7)}
     with ExitStack() as stack:
         for number, other in others.items():
@@ -335,7 +335,7 @@ def test_many_orders_of_many_workers_find_their_slots(gateway, slot) -> None:
 
 
 def test_no_row_of_a_withdrawn_order_is_written(gateway, host, slot) -> None:
-    """The daemon is told at once, and again when the worker host is done; late rows are counted."""
+    """The daemon hears at once, and again when the worker host is done; late rows are counted."""
     before = slot.read()
     gateway.fill(host, 9, 0, 4)
     gateway.fill(host, 10, 4, 4)
@@ -357,7 +357,7 @@ def test_no_row_of_a_withdrawn_order_is_written(gateway, host, slot) -> None:
 
 
 def test_a_withdrawal_that_crosses_its_rows_changes_nothing(gateway, host) -> None:
-    """The order was over, and the daemon knows."""
+    """The order was complete, and the daemon knows that."""
     gateway.fill(host, 9, 0, 1)
     host.hear(HostFill)
     host.answer(9, *frames_of(random_rows(16), 0, 1))
@@ -370,7 +370,7 @@ def test_a_withdrawal_that_crosses_its_rows_changes_nothing(gateway, host) -> No
 
 
 def test_the_orders_of_a_dead_worker_are_over_before_the_daemon_hears_of_it(gateway, host, slot) -> None:
-    """An order that the daemon gave meanwhile is dropped; its other workers go on."""
+    """An order that the daemon gave meanwhile is dropped; other workers of the host continue."""
     before = slot.read()
     host.send(WorkerUp(host.link, 1, "libjpeg 3"))
     gateway.hear(RemoteUp)
@@ -387,7 +387,7 @@ def test_the_orders_of_a_dead_worker_are_over_before_the_daemon_hears_of_it(gate
 
 
 def test_streams_and_slots_may_be_forgotten_while_withdrawn_orders_are_out(gateway, host, slot) -> None:
-    """Their rows come late, and end them."""
+    """Their rows arrive late, and complete them."""
     gateway.fill(host, 9, 0, 4)
     gateway.send(RemoteWithdraw(host.link, 0, 9))
     gateway.hear(RemoteWithdrawn)
@@ -405,7 +405,7 @@ def test_streams_and_slots_may_be_forgotten_while_withdrawn_orders_are_out(gatew
 
 
 def test_equal_rows_are_proved_and_nothing_is_written(gateway, host, slot) -> None:
-    """The slot may be used again before the worker host answers."""
+    """The daemon may reuse the slot before the worker host answers."""
     page = random_rows(16)
     slot.put(page)
     gateway.prove(host, 9, 3, 5)
@@ -421,7 +421,7 @@ def test_equal_rows_are_proved_and_nothing_is_written(gateway, host, slot) -> No
 
 
 def test_other_rows_are_named_and_the_bad_samples_counted_that_explain_them(gateway, host, slot) -> None:
-    """One pixel, and a sample that cannot be read there."""
+    """The differences are one pixel, and a sample that the worker host cannot read."""
     page = random_rows(16)
     slot.put(page)
     gateway.prove(host, 9, 3, 5)
@@ -435,7 +435,7 @@ def test_other_rows_are_named_and_the_bad_samples_counted_that_explain_them(gate
 
 
 def test_a_proof_beyond_the_orders_of_a_worker_is_sent_when_one_has_ended(gateway, host, slot) -> None:
-    """A worker host that is busy cannot tell it by its number."""
+    """So the worker host cannot recognise a proof by its number."""
     page = random_rows(16)
     slot.put(page)
     for number in range(ORDERS_MAX):
@@ -458,7 +458,7 @@ def test_a_proof_beyond_the_orders_of_a_worker_is_sent_when_one_has_ended(gatewa
 
 
 def test_rows_of_a_proof_that_was_not_sent_are_no_rows(gateway, host) -> None:
-    """The worker host guessed its number."""
+    """The worker host guessed the number of the proof."""
     for number in range(ORDERS_MAX):
         gateway.fill(host, number, 0, 1)
         host.hear(HostFill)
@@ -469,13 +469,13 @@ def test_rows_of_a_proof_that_was_not_sent_are_no_rows(gateway, host) -> None:
 
 
 def test_a_worker_host_learns_of_another_time_limit(gateway, host) -> None:
-    """As one that comes later does."""
+    """The gateway sends it to connected worker hosts and to later ones."""
     gateway.send(PoolRules.filled_from(RULES, sample_timeout_s=7.0))
     assert host.hear(HostLimits) == HostLimits(host.link, 7.0)
 
 
 def test_a_proof_can_be_withdrawn(gateway, host) -> None:
-    """As any order."""
+    """A proof can be withdrawn as any order."""
     gateway.prove(host, 9, 0, 1)
     gateway.hear(ReferenceTaken)
     gateway.send(RemoteWithdraw(host.link, 0, 9))
@@ -485,7 +485,7 @@ def test_a_proof_can_be_withdrawn(gateway, host) -> None:
 
 
 def test_a_proof_of_a_stream_that_is_forgotten_is_withdrawn(gateway, host) -> None:
-    """Its worker host sends no rows of it any more, and is not blamed for that."""
+    """Its worker host sends no more rows of that stream, and the gateway does not blame it."""
     gateway.prove(host, 9, 0, 1)
     gateway.hear(ReferenceTaken)
     host.hear(HostFill)
@@ -501,7 +501,7 @@ def test_a_proof_of_a_stream_that_is_forgotten_is_withdrawn(gateway, host) -> No
 
 
 def test_an_index_comes_in_parts_a_few_at_a_time(gateway) -> None:
-    """All bytes of it."""
+    """The parts contain all bytes of the index."""
     content = os.urandom(9 * INDEX_PART_BYTES + 77)
     gateway.serve(serve_message(2, "large"), content)
     host = gateway.linked(workers=0)
@@ -525,7 +525,7 @@ def test_an_index_comes_in_parts_a_few_at_a_time(gateway) -> None:
 
 
 def test_a_leaving_worker_host_finishes_what_it_has(gateway, host, slot) -> None:
-    """The daemon hears it once, so that it gives no further order."""
+    """The daemon gets one message, so that it gives no further order."""
     gateway.fill(host, 9, 0, 1)
     host.send(Leaving(host.link))
     host.send(Leaving(host.link))
@@ -540,7 +540,7 @@ def test_a_leaving_worker_host_finishes_what_it_has(gateway, host, slot) -> None
 
 
 def test_a_link_ends_with_its_connection_and_all_its_orders(gateway, host) -> None:
-    """Its number is not used again."""
+    """The gateway does not reuse the number of the link."""
     gateway.fill(host, 9, 0, 1)
     host.hear(HostFill)
     host.close()
@@ -550,7 +550,7 @@ def test_a_link_ends_with_its_connection_and_all_its_orders(gateway, host) -> No
 
 
 def test_the_daemon_ends_a_link_with_a_reason(gateway, host) -> None:
-    """The worker host may register again, if the end is not final."""
+    """The worker host may register again, unless the end is final."""
     gateway.send(CloseLink(host.link, "other pixels", is_final=True))
     assert gateway.hear(LinkDown) == LinkDown(host.link, "other pixels")
     assert host.hear(LinkClosed) == LinkClosed(host.link, "other pixels", is_final=True)
@@ -559,7 +559,7 @@ def test_the_daemon_ends_a_link_with_a_reason(gateway, host) -> None:
 
 
 def test_a_worker_host_that_was_taken_for_dead_is_told_so(gateway, host, slot) -> None:
-    """Its late rows are dropped, over whatever connection they come, and its new link stays."""
+    """Late rows over any connection are dropped, and the new link stays."""
     before = slot.read()
     gateway.fill(host, 9, 0, 4)
     host.hear(HostFill)
@@ -583,7 +583,7 @@ def test_a_worker_host_that_was_taken_for_dead_is_told_so(gateway, host, slot) -
 
 
 def test_a_gateway_ends_with_its_daemon(gateway, host) -> None:
-    """Its links with it."""
+    """The links of the gateway end with it."""
     assert host.link
     gateway.channel.close()
     assert gateway.child.has_ended(60)
@@ -591,7 +591,7 @@ def test_a_gateway_ends_with_its_daemon(gateway, host) -> None:
 
 
 def test_a_stopped_daemon_loses_nothing_that_the_gateway_has_to_say(gateway) -> None:
-    """The gateway waits while nobody reads: these are more bytes than the channel holds."""
+    """The gateway waits while the daemon does not read: the channel cannot hold these bytes."""
     hosts = [gateway.linked(workers=4) for _ in range(RULES.links_per_key)]
     places = [(host, worker) for host in hosts for worker in range(4)] * ORDERS_MAX
     for order, (host, worker) in enumerate(places):
@@ -606,7 +606,7 @@ def test_a_stopped_daemon_loses_nothing_that_the_gateway_has_to_say(gateway) -> 
 
 @pytest.mark.parametrize("step", ["gateway.order.sent", "gateway.rows.received", "gateway.rows.written"])
 def test_a_gateway_that_is_killed_at_any_step_has_filled_no_order(slot, step) -> None:
-    """The daemon hears the end of the channel, and no word of the order."""
+    """The daemon sees the end of the channel, and no message about the order."""
     page, before = random_rows(16), slot.rows(0, 16)
     with GatewayProcess(faults=f"{step}=kill") as gateway:
         gateway.serve(serve_message())
@@ -621,7 +621,7 @@ def test_a_gateway_that_is_killed_at_any_step_has_filled_no_order(slot, step) ->
 
 
 def test_a_gateway_that_cannot_listen_says_why(gateway) -> None:
-    """With the key of the configuration."""
+    """The error names the configuration key."""
     child, channel = start_linked("batchd.gateway", f"tcp://127.0.0.1:{gateway.port}", "daemon.pool_gateways", "")
     with child, channel:
         failed, _ = receive_message(channel, TO_DAEMON_FROM_GATEWAY)

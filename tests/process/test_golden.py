@@ -13,7 +13,7 @@ NOT_OURS = {"plugin"}
 
 
 def test_each_golden_stream_gives_the_bytes_that_it_always_gave(start_daemon, tmp_path):
-    """And has the fingerprint that it had, so that saved states are accepted."""
+    """Its fingerprint is unchanged as well, so the daemon accepts saved states."""
     data = tmp_path / "data"
     write_data(data)
     streams = golden_streams(data)
@@ -27,7 +27,7 @@ def test_each_golden_stream_gives_the_bytes_that_it_always_gave(start_daemon, tm
 
 
 def test_a_cache_of_pixels_changes_no_golden_stream(start_daemon, tmp_path):
-    """Each image is decoded once; later epochs take it from the cache, whatever follows."""
+    """Each image is decoded once; later epochs take it from the cache, whatever steps follow."""
     data = tmp_path / "data"
     write_data(data)
     streams = {name: stream for name, stream in golden_streams(data).items() if "cache" not in stream}
@@ -48,7 +48,7 @@ def _decodes(stream):
 
 
 def test_every_source_and_every_step_is_in_a_golden_stream(tmp_path):
-    """So that none is forgotten when it is added."""
+    """A new source or step without a golden stream fails this test."""
     streams = golden_streams(tmp_path).values()
     assert {stream["source"]["type"] for stream in streams} == SOURCE_KINDS.keys() - DIFFER_EACH_TIME - NOT_OURS
     steps = {step["op"] for stream in streams for step in stream.get("pipeline", ())}

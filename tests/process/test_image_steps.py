@@ -1,4 +1,4 @@
-"""Streams with every step on images: the bytes that one process works out."""
+"""Streams with every step on images: the bytes that one process computes."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ FOLLOWED = [
 
 
 def test_every_step_gives_the_bytes_that_one_process_works_out(start_daemon, photos):
-    """Over epochs, from the configuration alone."""
+    """The test computes whole epochs from the configuration alone."""
     ends = {
         "floats": [{"op": "subtract_mean"}, {"op": "layout"}],
         "grey": [{"op": "gray", "channels": 1}, {"op": "to"}],
@@ -65,7 +65,7 @@ def test_masks_boxes_and_points_reach_the_trainer_in_step_with_their_image(start
 
 
 def check_rectangle(sample):
-    """The image is bright where the mask is 1, which is where the box is, between the points."""
+    """The image is bright where the mask is 1: inside the box, between the points."""
     bright = sample["image"][0] > 0.6
     assert np.array_equal(bright, sample["mask"] == 1)
     rows, columns = np.nonzero(bright)
@@ -78,7 +78,7 @@ def check_rectangle(sample):
 
 
 def install(site: Path) -> Path:
-    """Put the kind of source into a folder of packages, with what pip would write about it."""
+    """Put the kind of source into a folder of packages, with the metadata that pip would write."""
     about = site / "followed-1.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: followed\nVersion: 1\n")

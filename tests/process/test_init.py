@@ -1,7 +1,7 @@
 """`batchd init`: what it recognises, what it writes, and what it refuses.
 
-Every configuration passes the checks of `batchd check` before it is written; those of some kinds
-are also served.
+Every configuration passes the checks of `batchd check` before it is written. The tests serve some
+of them, too.
 """
 
 import json
@@ -37,20 +37,20 @@ AUGMENTED = ["decode", "random_resized_crop", "random_flip"]
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Indexes of the data of a test are of no use to others."""
+    """Keep the indexes of a test's data out of the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """The folder of the data; the configuration goes beside it."""
+    """Make the folder of the data; the configuration is saved next to it."""
     folder = tmp_path / "things"
     folder.mkdir()
     return folder
 
 
 def found(path: Path | str, *options: str, status: int = 0) -> dict[str, Any]:
-    """What `batchd init --json` prints; nothing is written."""
+    """Return what `batchd init --json` prints; it writes no file."""
     done = batchd("init", path, "--json", "--dry-run", *options, status=status)
     assert done.stderr == ""
     whole = json.loads(done.stdout)
@@ -66,7 +66,7 @@ def refused(path: Path | str, status: int = 2) -> str:
 
 
 def test_a_folder_of_classes_is_written_checked_and_served(data: Path) -> None:
-    """The first own configuration: eight lines, a batch, and the next steps."""
+    """The first configuration has eight lines; the output has a batch, and the next steps."""
     write_photos(data, {"cat": 5, "dog": 7})
 
     text = batchd("init", data, folder=data.parent).stdout
@@ -89,7 +89,7 @@ def test_a_folder_of_classes_is_written_checked_and_served(data: Path) -> None:
 
 
 def test_a_flat_folder_has_no_classes(data: Path) -> None:
-    """As it is, and the current folder needs no name."""
+    """The current folder needs no path argument."""
     write_photos(data, {"": 3})
 
     done = batchd("init", "--dry-run", folder=data)
@@ -100,7 +100,7 @@ def test_a_flat_folder_has_no_classes(data: Path) -> None:
 
 
 def test_the_training_part_is_taken_and_others_are_named(data: Path) -> None:
-    """A test set does not become a class, nor a part of the training."""
+    """A test set is neither a class nor a part of the training set."""
     for part in ("train", "val", "test"):
         write_photos(data / part, {"cat": 2, "dog": 2})
 
@@ -112,7 +112,7 @@ def test_the_training_part_is_taken_and_others_are_named(data: Path) -> None:
 
 
 def test_a_mixture_is_used_as_far_as_it_goes(data: Path) -> None:
-    """Files of no kind, images beside class folders, an empty class folder, a file that is bad."""
+    """The message names unknown files, images beside class folders, and unusable samples."""
     write_photos(data, {"cat": 3, "dog": 3, "": 1})
     (data / "empty").mkdir()
     (data / "notes.md").write_text("hello")
@@ -130,7 +130,7 @@ def test_a_mixture_is_used_as_far_as_it_goes(data: Path) -> None:
 
 
 def test_more_images_at_the_top_than_below_are_a_flat_folder(data: Path) -> None:
-    """The larger part counts, and the other one is named."""
+    """The larger part counts, and the message names the other part."""
     write_photos(data, {"": 3, "more": 2})
 
     whole = found(data)
@@ -140,7 +140,7 @@ def test_more_images_at_the_top_than_below_are_a_flat_folder(data: Path) -> None
 
 
 def test_a_list_of_images_has_the_labels(data: Path) -> None:
-    """`path label` lines, whose images are there."""
+    """The lines are `path label`, and the images exist."""
     (data / "a b.jpg").write_bytes(PICTURES[0])
     (data / "c.jpg").write_bytes(PICTURES[1])
     (data / "labels.txt").write_text("a b.jpg 3\nc.jpg 4\n")
@@ -150,7 +150,7 @@ def test_a_list_of_images_has_the_labels(data: Path) -> None:
 
 
 def test_links_out_of_the_folder_are_followed_on_request(data: Path) -> None:
-    """As in every source; the message has the name of the option."""
+    """Every source follows links on request only; the message has the name of the option."""
     (data / "cat").mkdir()
     for path in write_photos(data.parent / "elsewhere", {"": 2}):
         (data / "cat" / path.name).symlink_to(path)
@@ -164,7 +164,7 @@ def test_links_out_of_the_folder_are_followed_on_request(data: Path) -> None:
 
 
 def test_a_table_names_images_and_their_labels(data: Path) -> None:
-    """The column of paths is found, also where the images are in another folder; text has room."""
+    """The column of paths is found even if another folder has the images; text gets enough room."""
     write_photos(data / "images", {"": 4})
     names = sorted(path.name for path in (data / "images").iterdir())
     rows = [f"{name};{number};some words;0.5;" for number, name in enumerate(names)]
@@ -207,7 +207,7 @@ def test_shards_are_recognised_by_their_members(data: Path) -> None:
 
 
 def test_shards_with_captions_masks_and_json_have_fields(data: Path) -> None:
-    """Each member has its type; one that not all samples have is left out."""
+    """Each member has its type; a member that some samples lack is left out."""
     members = []
     for number in range(3):
         described = json.dumps({"width": 3, "id": "x", "none": None}).encode()
@@ -250,7 +250,7 @@ def test_parquet_with_hugging_faces_metadata_has_images_and_classes(data: Path) 
 
 
 def test_parquet_of_tokens_gets_room_for_the_longest(data: Path) -> None:
-    """Lists of numbers, text and bytes that are no image."""
+    """Columns are lists of numbers, text, and bytes that are not an image."""
     write_parquet(data / "a.parquet", {"ids": [[1, 2, 3], [4]], "text": ["abc", "é"], "raw": [b"\xff", b"\0\1"]})
 
     whole = found(data)
@@ -261,7 +261,7 @@ def test_parquet_of_tokens_gets_room_for_the_longest(data: Path) -> None:
 
 
 def test_tfrecords_are_recognised_by_their_features(data: Path) -> None:
-    """Also where names have no ending but their numbers."""
+    """Names of files may end in their numbers, without an extension."""
     records = [
         example(image__encoded=data_, image__class__label=[number], box=[0.0, 1.0], image__format=b"JPEG")
         for number, data_ in enumerate(PICTURES)
@@ -295,7 +295,7 @@ def test_arrays_of_one_length_belong_together(data: Path) -> None:
 
 
 def test_an_archive_of_arrays_has_a_training_part_as_well(data: Path) -> None:
-    """As Keras' data sets are saved."""
+    """This is how Keras saves its data sets."""
     arrays = {"x_train": np.zeros((5, 4)), "y_train": np.arange(5), "x_test": np.zeros((2, 4)), "y_test": np.arange(2)}
     np.savez(data / "all.npz", **arrays)
 
@@ -341,7 +341,7 @@ def test_videos_give_frames(data: Path) -> None:
 def test_databases_are_recognised_by_their_records(
     data: Path, records: dict[bytes, bytes], options: dict[str, Any]
 ) -> None:
-    """Three of the layouts that people use."""
+    """The databases have three common layouts."""
     write_lmdb(data, records)
 
     whole = found(data)
@@ -352,7 +352,7 @@ def test_databases_are_recognised_by_their_records(
 
 
 def test_a_pattern_selects_the_files(data: Path) -> None:
-    """In quotes, so that the shell leaves it alone."""
+    """The pattern is quoted, so that the shell does not expand it."""
     for number in range(3):
         write_shard(data / f"part-{number}.tar", [("a.jpg", PICTURES[0])])
 
@@ -371,7 +371,7 @@ def test_a_pattern_selects_the_files(data: Path) -> None:
 
 
 def test_a_bucket_is_listed(bucket: Any) -> None:
-    """As a folder of this machine."""
+    """The command lists a bucket as it lists a local folder."""
     bucket.put({f"photos/{name}/{number}.jpg": PICTURES[number] for name in ("cat", "dog") for number in range(2)})
 
     whole = found("s3://bucket/photos")
@@ -382,7 +382,7 @@ def test_a_bucket_is_listed(bucket: Any) -> None:
 
 @pytest.mark.usefixtures("_network_library")
 def test_a_web_server_needs_the_names(data: Path) -> None:
-    """It cannot list, so the message says how to name the files; then they are looked at."""
+    """A web server cannot list: the message says how to name files, which are then inspected."""
     shard = write_shard(data / "a.tar", [("a.jpg", PICTURES[0]), ("a.cls", b"1")]).read_bytes()
     with serving({"train-0.tar": shard, "train-1.tar": shard}) as server:
         whole = found(f"{server.url}/train-{{0..1}}.tar")
@@ -397,7 +397,7 @@ def test_a_web_server_needs_the_names(data: Path) -> None:
 
 
 def test_an_existing_configuration_stays(data: Path) -> None:
-    """Until --force is given; -o names another file, and - prints."""
+    """`--force` overwrites it; `-o` names another file, and `-o -` prints."""
     np.save(data / "x.npy", np.zeros((4, 3), np.float32))
     file = data.parent / "batchd.toml"
     file.write_text("# mine\n")
@@ -416,7 +416,7 @@ def test_an_existing_configuration_stays(data: Path) -> None:
 
 
 def test_a_batch_of_text_and_tokens_is_shown(data: Path) -> None:
-    """What `batchd peek` prints; the next steps name the file."""
+    """The output has what `batchd peek` prints; the next steps name the file."""
     write_parquet(data / "a.parquet", {"ids": [[1, 2, 3], [4]], "text": ["abc", "é"]})
 
     text = batchd("init", data, "-o", "my.toml", folder=data.parent).stdout
@@ -427,7 +427,7 @@ def test_a_batch_of_text_and_tokens_is_shown(data: Path) -> None:
 
 
 def test_a_batch_of_pictures_is_drawn(data: Path) -> None:
-    """With --sheet; which needs a batch."""
+    """`--sheet` draws it, and needs a batch."""
     write_photos(data, {"": 2})
 
     text = batchd("init", data, "--sheet", "sheet.png", folder=data.parent).stdout
@@ -438,7 +438,7 @@ def test_a_batch_of_pictures_is_drawn(data: Path) -> None:
 
 
 def test_a_batch_is_smaller_where_memory_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written passes the check of this machine."""
+    """The written configuration passes `batchd check` on this machine."""
     np.save(data / "x.npy", np.zeros((64, 1 << 18), np.uint8))
     monkeypatch.setattr(init, "parse_config", lambda text, file: parse_config(text, file, {"daemon.memory": "8MiB"}))
 
@@ -446,7 +446,7 @@ def test_a_batch_is_smaller_where_memory_is_short(data: Path, monkeypatch: pytes
 
 
 def test_what_cannot_be_served_is_said(data: Path) -> None:
-    """Nothing there, nothing in it, nothing known, nothing readable."""
+    """Missing data, an empty folder, unknown files and unreadable files each have a message."""
     assert refused(data / "absent") == f"batchd: there is no file or folder {data / 'absent'}\n"
     assert refused(data) == f"batchd: {data} has no files\n"
 
@@ -466,7 +466,7 @@ def test_what_cannot_be_served_is_said(data: Path) -> None:
 @pytest.mark.usefixtures("forked_scans")
 @pytest.mark.parametrize("content", [b"", b"garbage\n", b"\xff\xd8\0garbage" * 400], ids=["empty", "text", "bytes"])
 def test_broken_files_of_every_kind_are_refused(data: Path, content: bytes) -> None:
-    """With the file's name, and no traceback."""
+    """The message has the file's name, without a traceback."""
     for ending in (ending for kind in SOURCE_KINDS.values() for ending in kind.endings):
         file = data / f"broken{ending}"
         file.write_bytes(content)
@@ -476,7 +476,7 @@ def test_broken_files_of_every_kind_are_refused(data: Path, content: bytes) -> N
 
 
 def test_two_lists_and_two_tables_are_not_guessed_at(data: Path) -> None:
-    """The message says to name one."""
+    """The message asks the user to name one."""
     (data / "a.csv").write_text("x\n1\n")
     (data / "b.csv").write_text("y\n1\n")
 
@@ -485,7 +485,7 @@ def test_two_lists_and_two_tables_are_not_guessed_at(data: Path) -> None:
 
 
 def test_a_library_that_is_missing_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+    """The message has the command that installs it."""
     write_parquet(data / "a.parquet", {"x": [1]})
     monkeypatch.setattr(interface, "find_spec", lambda _module: None)
 
@@ -493,7 +493,7 @@ def test_a_library_that_is_missing_is_named(data: Path, monkeypatch: pytest.Monk
 
 
 def test_an_interrupt_leaves_nothing(data: Path, tmp_path: Path) -> None:
-    """While a scan hangs: no file, no process, no traceback."""
+    """An interrupt while a scan hangs leaves no file, process or traceback."""
     write_lmdb(data, {b"1": PICTURES[0]})
     ledger = tmp_path / "ledger"
     ledger.mkdir()
@@ -517,7 +517,7 @@ def test_an_interrupt_leaves_nothing(data: Path, tmp_path: Path) -> None:
 
 
 def test_every_kind_with_endings_is_recognised() -> None:
-    """A kind that names its files has a recogniser, and no two name the same."""
+    """Each kind that has file extensions has a recogniser, and no extension has two kinds."""
     kinds = [kind for kind in SOURCE_KINDS.values() if kind.endings]
     endings = [ending for kind in kinds for ending in kind.endings]
 

@@ -1,4 +1,4 @@
-"""Test runs themselves: they name a failure at once, and a killed run leaves nothing."""
+"""Test runs themselves: they name a failure at once, and a killed run leaves nothing behind."""
 
 import importlib.util
 import json
@@ -26,12 +26,12 @@ LANES = {"in one process": [], "in a lane": ["-n", "1", "--dist", "loadfile"]}
 
 
 def pytest_with(*options):
-    """The command of a run with such options."""
+    """Return the command of a test run with these options."""
     return lambda arguments: [sys.executable, "-m", "pytest", *options, *arguments]
 
 
 def make_test(arguments):
-    """The command of a run in a lane, as people and CI begin it."""
+    """Return the command of a run in a lane, as people and CI start it."""
     arguments = shlex.join([*LANES["in a lane"], *arguments])
     return ["make", "-o", "bytecode", "test", f"VENV={sys.prefix}", f"ARGS={arguments}"]
 
@@ -75,7 +75,7 @@ def test_one_that_waits():
 
 @pytest.fixture
 def begin(tmp_path):
-    """Begin a test run of one file, which is ended with the test at the latest."""
+    """Start a test run of one file; it ends with the test at the latest."""
     runs = []
 
     def begin(text, command_for):
@@ -110,7 +110,7 @@ def found_by(run, tmp_path):
 
 
 def left_of(found):
-    """What is there still of all that the run had."""
+    """Return what is left of everything that the run had."""
     left = [f"process {pid}" for pid in found["processes"] if is_alive(pid)]
     left += [found["folder"]] if Path(found["folder"]).exists() else []
     namespaces = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
@@ -120,7 +120,7 @@ def left_of(found):
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="makes hosts and mounts, as root")
 class TestKilled:
-    """Of each run that is killed nothing is left soon after."""
+    """Each killed run leaves nothing behind."""
 
     @pytest.mark.parametrize(
         ("lanes", "number"),
@@ -131,9 +131,9 @@ class TestKilled:
             pytest.param("in a lane", signal.SIGTERM, marks=needs_lanes),
         ],
     )
-    @pytest.mark.slow  # a killed lane and a SIGTERM of make, below, show most of it
+    @pytest.mark.slow  # two tests below show most of it
     def test_a_run_that_is_killed_leaves_nothing(self, begin, tmp_path, lanes, number):
-        """No daemon, worker or trainer, no folder, no mount, and no network."""
+        """No daemon, worker, trainer, folder, mount or network remains."""
         run = begin(HOLDS_MUCH, pytest_with(*LANES[lanes]))
         found = found_by(run, tmp_path)
 
@@ -145,7 +145,7 @@ class TestKilled:
 
     @needs_lanes
     def test_a_lane_that_is_killed_leaves_nothing(self, begin, tmp_path):
-        """The run goes on without it, and says so."""
+        """The run continues without it, and reports that."""
         run = begin(HOLDS_MUCH, pytest_with("-n", "1", "--max-worker-restart", "0"))
         found = found_by(run, tmp_path)
 
@@ -157,7 +157,7 @@ class TestKilled:
     @needs_lanes
     @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
     def test_a_sigterm_of_make_test_leaves_nothing(self, begin, tmp_path):
-        """Make passes the signal on, and that is all that pytest learns."""
+        """Make forwards the signal, and pytest gets no other notice."""
         run = begin(HOLDS_MUCH, make_test)
         found = found_by(run, tmp_path)
 
@@ -168,7 +168,7 @@ class TestKilled:
         wait_until(lambda: not is_alive(found["runner"]), "its lanes have ended as well")
 
     def test_the_network_of_a_run_that_is_gone_is_cleared_by_the_next(self):
-        """Where even its keeper was killed; that of a run that goes on stays."""
+        """The next run clears it even if its keeper died; a network of a living run stays."""
         gone = subprocess.Popen(["true"])
         left = f"batchd-test-{gone.pid}-{started_at(gone.pid)}"
         gone.wait()
@@ -190,7 +190,7 @@ class TestKilled:
     "lanes", [pytest.param("in one process", marks=pytest.mark.slow), pytest.param("in a lane", marks=needs_lanes)]
 )
 def test_a_failure_is_named_when_it_happens(begin, tmp_path, lanes):
-    """While other tests still run, which may take minutes."""
+    """The failure is printed while other tests still run, which may take minutes."""
     run = begin(FAILS_AND_WAITS, pytest_with(*LANES[lanes]))
 
     def is_named():

@@ -1,4 +1,4 @@
-"""A daemon's life: start, single instance, draining, stopping at once, remains of a killed one."""
+"""A daemon's life: start, single instance, draining, immediate stop, remains of a killed daemon."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ needs_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount
 
 
 def test_a_second_daemon_is_refused_until_the_first_is_drained(start_daemon):
-    """It says which process holds the directory, ends with 4, and does that one no harm.
+    """The message names the process that holds the directory; the exit status is 4.
 
     Trainers of a drained daemon wait for the next one, as after any end of a daemon.
     """
@@ -42,7 +42,7 @@ def test_a_second_daemon_is_refused_until_the_first_is_drained(start_daemon):
 
 
 def test_stop_ends_the_daemon_and_waits_until_it_is_gone(start_daemon):
-    """A trainer that holds a batch keeps it draining, unless that is not waited for."""
+    """A trainer that holds a batch keeps it draining, unless `stop` has a limit."""
     daemon = start_daemon()
     with batchd_client.connect(daemon.address) as connection:
         with next(iter(connection.stream("photos", epochs=1))):
@@ -59,7 +59,7 @@ def test_stop_ends_the_daemon_and_waits_until_it_is_gone(start_daemon):
 
 
 def test_a_daemon_of_a_service_is_not_stopped_behind_its_manager(start_daemon, monkeypatch):
-    """It would be started again, or be missing without a word."""
+    """The manager would restart it, or the service would be down without notice."""
     daemon = start_daemon()
     monkeypatch.setattr("batchd.cli.stop._unit_of", lambda _pid: "batchd.service")
 
@@ -84,7 +84,7 @@ def test_the_main_process_of_a_service_is_known_by_its_own_number(number, is_mai
 
 
 def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
-    """Stale sockets and other files: the next daemon replaces them and serves."""
+    """The next daemon replaces stale sockets and other files, and serves."""
     daemon = start_daemon()
     sockets = {"batchd.sock", "lifeline.sock"}
     for text in (None, "left over"):
@@ -107,8 +107,8 @@ def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
     assert daemon.files() == {"lock"}
 
 
-def test_a_runtime_directory_that_is_removed_is_said_and_who_reads_reads_on(start_daemon):
-    """Once. Another daemon may take the name, and keeps its sockets when the first one ends."""
+def test_a_removed_runtime_directory_is_logged_and_connected_trainers_read_on(start_daemon):
+    """The log says it once. Another daemon may take the name, and keeps its sockets afterwards."""
     daemon = start_daemon()
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=1)
@@ -128,7 +128,7 @@ def test_a_runtime_directory_that_is_removed_is_said_and_who_reads_reads_on(star
 @needs_mounts
 @pytest.mark.parametrize("inodes", [1, 2, 3], ids=["no lock", "no socket", "one socket"])
 def test_a_runtime_directory_without_inodes_is_refused_with_advice(start_daemon, inodes):
-    """Its root is the first of them."""
+    """The message names the file system's root."""
     mount = f'mkdir -p run && mount -t tmpfs -o nr_inodes={inodes} none run && exec "$@"'
     daemon = start_daemon(through=("unshare", "--mount", "sh", "-c", mount, "sh"), ready=False)
 
@@ -138,7 +138,7 @@ def test_a_runtime_directory_without_inodes_is_refused_with_advice(start_daemon,
 
 @pytest.mark.parametrize("number", [SIGNALS[0], pytest.param(SIGNALS[1], marks=pytest.mark.slow)])
 def test_the_first_signal_drains_and_ends_well(start_daemon, start_trainer, number):
-    """Under load of two trainers; the workers finish their orders, and the exit status is 0."""
+    """Two trainers read; the workers finish their orders, and the exit status is 0."""
     daemon = start_daemon()
     trainers = [start_trainer(daemon.address, epochs=1000, connect={"reconnect_timeout_s": 0.2}) for _ in range(2)]
     for trainer in trainers:
@@ -154,10 +154,10 @@ def test_the_first_signal_drains_and_ends_well(start_daemon, start_trainer, numb
 
 
 @pytest.mark.parametrize("number", [SIGNALS[0], pytest.param(SIGNALS[1], marks=pytest.mark.slow)])
-def test_draining_takes_nobody_in_and_a_second_signal_ends_it(start_daemon, number):
-    """A worker is caught in a sample, so draining would take its whole time.
+def test_draining_admits_no_trainer_and_a_second_signal_ends_it(start_daemon, number):
+    """A worker hangs in a sample, so draining would take its whole time.
 
-    Who comes now waits for the next daemon; questions are answered to the end.
+    A new trainer waits for the next daemon; the old one answers queries until its end.
     """
     daemon = start_daemon(workers=2, faults={"worker.sample.read": "hang"}, drain_timeout_s=9.9)
     with batchd_client.connect(daemon.address) as connection:
@@ -176,7 +176,7 @@ def test_draining_takes_nobody_in_and_a_second_signal_ends_it(start_daemon, numb
 
 
 def test_draining_ends_when_its_time_is_over(start_daemon):
-    """A worker that never finishes is killed, and the exit status is still 0."""
+    """The daemon kills a worker that never finishes, and still exits with status 0."""
     daemon = start_daemon(workers=1, faults={"worker.sample.read": "hang"}, drain_timeout_s=0.2)
     with batchd_client.connect(daemon.address) as connection:
         connection.stream("photos")
@@ -188,7 +188,7 @@ def test_draining_ends_when_its_time_is_over(start_daemon):
 
 
 def test_a_daemon_whose_workers_are_all_stopped_still_ends(start_daemon):
-    """They see neither order nor end; it does not wait for one after the other."""
+    """Stopped workers see neither order nor end; the daemon does not wait for them one by one."""
     daemon = start_daemon(workers=4, drain_timeout_s=0.2)
     workers = daemon.worker_pids()
     for worker in workers:
@@ -215,7 +215,7 @@ def test_ctrl_c_ends_daemon_and_workers_without_a_traceback(start_daemon, moment
 
 
 def test_workers_that_are_ready_before_the_source_is_scanned_wait(start_daemon):
-    """Workers start first and the scan runs meanwhile: in either order the first batch comes."""
+    """Workers start before the scan ends; in either order the first batch arrives."""
     daemon = start_daemon(ready=False, faults={"daemon.starting": "stop", "worker.idle": "stop"})
     daemon.wait_for_fault("daemon.starting")
     worker = daemon.wait_for_fault("worker.idle")
@@ -228,7 +228,7 @@ def test_workers_that_are_ready_before_the_source_is_scanned_wait(start_daemon):
 
 
 def test_files_in_the_working_directory_are_not_taken_for_modules(start_daemon):
-    """A worker imports what is installed, whatever lies where the daemon was started."""
+    """A worker imports installed modules, whatever files the daemon's start directory has."""
     daemon = start_daemon(ready=False, faults={"daemon.starting": "stop"})
     daemon.wait_for_fault("daemon.starting")
     (daemon.folder / "cv2.py").write_text("raise SystemExit('not the module that was meant')")
@@ -245,7 +245,7 @@ def test_files_in_the_working_directory_are_not_taken_for_modules(start_daemon):
 
 
 def test_sigterm_while_the_source_is_scanned_ends_everything(start_daemon):
-    """There is nothing to drain yet; workers end with the daemon, only the lock's file stays."""
+    """There is nothing to drain yet; workers end with the daemon, and only the lock file stays."""
     daemon = start_daemon(ready=False, faults={"daemon.starting": "stop"})
     daemon.wait_for_fault("daemon.starting")
     daemon.send(signal.SIGTERM)

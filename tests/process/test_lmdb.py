@@ -1,4 +1,4 @@
-"""LMDB databases, served: the batches of the same files in folders, and a database cut short."""
+"""LMDB databases, served: the batches of the same files in folders, and a truncated database."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from support.waiting import wait_until
 
 
 def records_of(photos, folder):
-    """The photographs in a folder source's order, with their labels in digits."""
+    """Return the photographs in a folder source's order, with their labels in digits."""
     classes = sorted(path.name for path in photos.iterdir())
     files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]
     records = {}
@@ -24,7 +24,7 @@ def records_of(photos, folder):
 
 
 def test_records_give_the_batches_that_the_same_files_give(start_daemon, photos, tmp_path):
-    """A worker is killed meanwhile; two streams share the database."""
+    """The test kills a worker meanwhile; two streams share the database."""
     files = folder_stream(photos)
     records = {**files, "source": records_of(photos, tmp_path / "db")}
     daemon = start_daemon({"files": files, "records": records, "again": records})
@@ -40,7 +40,7 @@ def test_records_give_the_batches_that_the_same_files_give(start_daemon, photos,
 def test_a_database_that_is_cut_in_the_middle_of_a_sample_costs_a_worker_and_nothing_else(
     start_daemon, photos, tmp_path
 ):
-    """SIGBUS ends the worker; the next checks the length first, so what it makes is bad."""
+    """SIGBUS ends the worker; the next one checks the length first, so the sample is bad."""
     source = records_of(photos, tmp_path / "db")
     stream = {**folder_stream(photos), "source": source, "max_bad_fraction": 1.0, "on_error": "mask", "shuffle": False}
     daemon = start_daemon({"photos": stream}, workers=1, faults={"worker.sample.read:9": "stop"})

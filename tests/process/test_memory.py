@@ -1,4 +1,4 @@
-"""Memory: requested before anything starts, bounded while it runs, and enough if less."""
+"""Memory: reserved before anything starts, bounded while it runs, and enough if there is less."""
 
 import os
 import resource
@@ -20,7 +20,7 @@ HUGE = [{"op": "decode"}, {"op": "resize", "size": [1024, 1024]}]
 
 @pytest.mark.parametrize("command", ["serve"])
 def test_more_memory_than_the_machine_has_is_refused_at_the_start(tmp_path, photos, command):
-    """Exit status 5, and a message with both numbers and the key; nothing was reserved."""
+    """Exit status 5, and a message with both numbers and the key; the daemon reserved nothing."""
     config = write_settings(
         tmp_path / "batchd.toml",
         {"photos": folder_stream(photos, batch_size=65536, pipeline=HUGE)},
@@ -36,7 +36,7 @@ def test_more_memory_than_the_machine_has_is_refused_at_the_start(tmp_path, phot
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "-c")])
 def test_a_ring_without_two_slots_is_refused(tmp_path, photos, command):
-    """Exit status 5; the message names the stream, what it needs and what it has."""
+    """Exit status 5; the message names the stream, the memory it needs and the memory it has."""
     config = write_settings(
         tmp_path / "batchd.toml",
         {"photos": folder_stream(photos), "other": folder_stream(photos, batch_size=512)},
@@ -49,7 +49,7 @@ def test_a_ring_without_two_slots_is_refused(tmp_path, photos, command):
 
 
 def test_slots_are_made_when_they_are_wanted_and_kept(start_daemon):
-    """None without a reader; one reader has its window's slots, however long it reads."""
+    """No reader, no slots; one reader has its window's slots, however long it reads."""
     daemon = start_daemon()
     assert daemon.status()["daemon"]["memory_bytes"] == 0
     slots = [number for number, name in descriptors_of(daemon.pid).items() if "batchd-slot" in name]
@@ -63,11 +63,11 @@ def test_slots_are_made_when_they_are_wanted_and_kept(start_daemon):
 
     assert status["streams"][0]["slots"] <= 6
     assert status["daemon"]["memory_bytes"] == status["streams"][0]["slots"] * SLOT_BYTES
-    assert mapped_slots(daemon.pid) == len(daemon.worker_pids())  # their notes; never a slot
+    assert mapped_slots(daemon.pid) == len(daemon.worker_pids())  # the workers' notes; never a slot
 
 
 def test_a_slot_for_which_there_is_no_memory_shrinks_the_ring(start_daemon):
-    """The system refuses all but the first slots: the trainer reads on, the operator reads why."""
+    """Only the first slots get memory: the trainer reads on, the operator gets the reason."""
     daemon = start_daemon()
     expected = Expected(daemon.config)
     with batchd_client.connect(daemon.address) as connection:
@@ -86,7 +86,7 @@ def test_a_slot_for_which_there_is_no_memory_shrinks_the_ring(start_daemon):
 
 
 def test_no_memory_for_two_slots_stops_the_stream_with_the_reason(start_daemon):
-    """A trainer that can never read gets an error at once, the next one too; the daemon lives."""
+    """A trainer that can never read gets an error at once, as does the next; the daemon lives."""
     daemon = start_daemon()
     limit_file_size(daemon.pid, SLOT_BYTES - 1)
     with batchd_client.connect(daemon.address) as connection:
@@ -99,13 +99,13 @@ def test_no_memory_for_two_slots_stops_the_stream_with_the_reason(start_daemon):
 
 
 def limit_file_size(pid, bytes_max):
-    """Have the kernel refuse to make a file, also one in memory, larger than this."""
+    """Have the kernel refuse files, also those in memory, that are larger than this."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (bytes_max, hard))
 
 
 def test_a_daemon_without_free_descriptors_goes_on_with_what_it_has(start_daemon):
-    """It can start no workers and accept no trainers, says so, and does both when it can again."""
+    """It logs that it can start no workers and accept no trainers, and does both once it can."""
     daemon = start_daemon()
     expected = Expected(daemon.config)
     with batchd_client.connect(daemon.address) as connection:
@@ -127,7 +127,7 @@ def test_a_daemon_without_free_descriptors_goes_on_with_what_it_has(start_daemon
 
 
 def test_a_low_soft_limit_of_descriptors_does_not_bound_the_ring(start_daemon, photos):
-    """Each slot takes two of them; the daemon takes what the hard limit allows."""
+    """Each slot takes two descriptors; the daemon raises its limit up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors_of(os.getpid())) + 16, hard))
     try:

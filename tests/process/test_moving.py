@@ -1,7 +1,7 @@
-"""The programs of docs/moving: batchd's side runs, and equals the other loader where that is installed.
+"""The programs of docs/moving: batchd's program runs, and equals the other loader's if installed.
 
-On a page the first program is the other loader's and the last one is batchd's. Other loaders run
-in a process of their own, without shuffling.
+On a page the first program is the other loader's and the last one is batchd's. Other loaders run in
+a process of their own, without shuffling.
 """
 
 import os
@@ -45,7 +45,7 @@ np.savez(SEEN_FILE, images=np.concatenate(SEEN[0]), labels=np.concatenate(SEEN[1
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """The same photographs in all the forms that the pages serve."""
+    """Make the same photographs in all the forms that the pages serve."""
     root = tmp_path_factory.mktemp("data")
     for number in range(IMAGES):
         name = CLASSES[number * len(CLASSES) // IMAGES]
@@ -69,21 +69,21 @@ def data(tmp_path_factory) -> Path:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The blocks of a page, in order."""
+    """Return the blocks of a page, in order."""
     text = (FOLDER / f"{page}.md").read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def program(text: str, data: Path) -> str:
-    """A program of a page that reads the test's data and keeps what its loop sees."""
+    """Return a program of a page that reads the test's data and keeps what its loop sees."""
     for old, new in {**WITHOUT_SHUFFLING, '"/data/': f'"{data}/'}.items():
         text = text.replace(old, new)
     return re.sub(r"^    \.\.\. .*$", "    see(images, labels)", text, flags=re.MULTILINE)
 
 
 def run_python(text: str, home: Path) -> None:
-    """Run a program of another loader, which may keep its files in a folder, and asks no server."""
-    text += "\nimport os\nos._exit(0)\n"  # threads of some loaders never end
+    """Run a program of another loader, which may write files in a folder and asks no server."""
+    text += "\nimport os\nos._exit(0)\n"  # some loaders' threads never end
     environment = {**os.environ, "HOME": str(home), "HF_HUB_OFFLINE": "1", "TMPDIR": str(home)}
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
@@ -113,7 +113,7 @@ with MDSWriter(out="/data/mds", columns={"image": "bytes", "label": "int"}, exis
 
 @pytest.fixture(scope="module")
 def written(data: Path) -> set[str]:
-    """Pages whose data their libraries wrote."""
+    """Make the data of the pages whose libraries write it."""
     pages = {page for page in WRITE if find_spec(LIBRARIES.get(page, page))}
     for page in pages:
         texts = [WRITE[page], *blocks(page, "python")[1:-1]]
@@ -124,7 +124,7 @@ def written(data: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def address(start_shared_daemon, data: Path, written: set[str]) -> str:  # noqa: ARG001  data first
-    """A daemon that serves the streams of all pages, in the order of the files."""
+    """Serve the streams of all pages, in the order of the files; return the address."""
     text = "".join(text for page in PAGES for text in blocks(page, "toml")).replace('"/data/', f'"{data}/')
     streams = tomllib.loads(text)["streams"]
     assert set(PAGES) - {"huggingface"} <= set(streams)
@@ -133,7 +133,7 @@ def address(start_shared_daemon, data: Path, written: set[str]) -> str:  # noqa:
 
 
 def in_range(images: np.ndarray) -> np.ndarray:
-    """Images as uint8's numbers, with the channels last."""
+    """Return images as uint8 numbers, with the channels last."""
     images = np.asarray(images, np.float32)
     if images.shape[1] == 3:
         images = images.transpose(0, 2, 3, 1)
@@ -141,7 +141,7 @@ def in_range(images: np.ndarray) -> np.ndarray:
 
 
 def run_batchd(text: str, data: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What batchd's program on a page sees in an epoch."""
+    """Return what batchd's program on a page sees in an epoch."""
     seen: tuple[list, list] = ([], [])
 
     def see(images: Any, labels: Any) -> None:
@@ -156,7 +156,7 @@ def run_batchd(text: str, data: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run_other(page: str, texts: list[str], data: Path, tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What the other loader's program sees."""
+    """Return what the other loader's program sees."""
     file = tmp_path / "seen.npz"
     first = f"SEEN, SEEN_FILE = ([], []), {str(file)!r}\n"
     if page == "streaming":
@@ -173,7 +173,7 @@ def run_other(page: str, texts: list[str], data: Path, tmp_path: Path) -> tuple[
 def test_both_programs_of_a_page_give_the_same_labels_and_like_pixels(
     page, data, address, tmp_path, monkeypatch
 ) -> None:
-    """In the order of the files: all labels of all samples, whatever the batches."""
+    """The samples come in the order of the files: all labels are equal, whatever the batch size."""
     if page == "dataloader":
         pytest.importorskip("torch", reason="PyTorch is not installed: make torch")
     monkeypatch.setenv("BATCHD_ADDRESS", address)

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "notebooks.md"
 
 
 class FakeBar:
-    """What the page uses of tqdm's bar, for machines without it."""
+    """The part of tqdm's bar that the page uses, for machines without tqdm."""
 
     def __init__(self, iterable, *, total):
         self.iterable, self.total, self.done, self.postfix = iterable, total, 0, ""
@@ -32,7 +32,7 @@ class FakeBar:
 
 @pytest.fixture
 def tqdm(monkeypatch):
-    """The module ``tqdm.auto``, which may be a stand-in."""
+    """Import ``tqdm.auto``, or put a stand-in in its place."""
     if find_spec("tqdm") is None:
         fake = ModuleType("tqdm.auto")
         fake.tqdm = FakeBar
@@ -44,12 +44,12 @@ def tqdm(monkeypatch):
 
 
 def cells():
-    """The programs, in order."""
+    """Return the programs, in order."""
     return re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def run(cell, names):
-    """Run a cell; returns what the notebook shows of its last expression, or None."""
+    """Run a cell; return the value that the notebook shows for its last expression, or None."""
     program = ast.parse(cell)
     last = program.body[-1]
     shown = None

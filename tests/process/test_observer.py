@@ -1,4 +1,4 @@
-"""The observer over HTTP: the daemon's own numbers, also while the daemon is silent."""
+"""The observer over HTTP: the daemon's own numbers, and its reports on a silent daemon."""
 
 import json
 import os
@@ -30,12 +30,12 @@ BATCHES, SAMPLES = 5, 40
 
 @pytest.fixture(scope="module")
 def observed(start_shared_daemon):
-    """A daemon that is observed, for tests that leave it as it was."""
+    """Start a daemon with an observer, for tests that leave it unchanged."""
     return start_shared_daemon(http=ANYWHERE, http_names=["batchd.example.org"])
 
 
 def counters(status) -> dict[str, float]:
-    """All counters of the table, as they are to be found in a scrape."""
+    """Return all counters of the table, as a scrape shows them."""
     return {
         written(metric.name, dict(zip(metric.scope.labels, labels, strict=True))): value
         for metric in METRICS
@@ -45,7 +45,7 @@ def counters(status) -> dict[str, float]:
 
 
 def test_metrics_agree_with_the_status_and_with_what_trainers_counted(start_daemon, start_trainer, photos, tmp_path):
-    """All counters, exactly, right after the last batch: a scrape asks the daemon again."""
+    """All counters agree exactly right after the last batch: a scrape queries the daemon again."""
     folder = shutil.copytree(photos, tmp_path / "photos")
     (folder / "cat" / "broken.jpg").write_bytes(b"nonsense")
     streams = {"photos": folder_stream(folder, max_bad_fraction=1.0)}
@@ -92,7 +92,7 @@ def test_metrics_agree_with_the_status_and_with_what_trainers_counted(start_daem
 
 
 def test_what_a_stream_has_delivered_outlives_its_trainers(observed):
-    """Their own numbers go with them."""
+    """The trainers' own numbers end with the trainers."""
     with batchd_client.connect(observed.address) as connection:
         see(connection.stream("photos", epochs=1))
     wait_until(lambda: not observed.stream_status()["subscriptions"], "the trainer is gone")
@@ -104,7 +104,7 @@ def test_what_a_stream_has_delivered_outlives_its_trainers(observed):
 
 
 def test_a_ready_daemon_says_so(observed):
-    """To probes, and to people in ``batchd status``; the observer is no trainer."""
+    """Probes and ``batchd status`` both report it; the observer does not count as a trainer."""
     assert (
         wait_until(lambda: (reply := fetch(observed, "/readyz")).status == 200 and reply, "it is ready").text
         == "ready\n"
@@ -119,7 +119,7 @@ def test_a_ready_daemon_says_so(observed):
 
 
 def test_a_daemon_with_no_worker_is_not_ready(start_daemon):
-    """The reason is said."""
+    """The probe's answer has the reason."""
     daemon = start_daemon(http=ANYWHERE, lasting_faults={"worker.starting": "hang"})
 
     wait_until(lambda: "no worker" in fetch(daemon, "/readyz").text, "it says why it is not ready")
@@ -129,7 +129,7 @@ def test_a_daemon_with_no_worker_is_not_ready(start_daemon):
 
 
 def test_a_stopped_daemon_is_told_of_by_its_observer(observed):
-    """Its last numbers are still there, with their age; when it goes on, so does everything."""
+    """It shows the last numbers with their age; when the daemon continues, so does the observer."""
     daemon = observed
     wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")
     daemon.send(signal.SIGSTOP)
@@ -151,9 +151,9 @@ def test_a_stopped_daemon_is_told_of_by_its_observer(observed):
     assert scrape(daemon)["up"] == 1
 
 
-@pytest.mark.slow  # to its observer, it is as silent as a stopped process
+@pytest.mark.slow  # its observer sees a stopped process, too
 def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
-    """It has not ended, so nobody restarts it by himself."""
+    """The process has not ended, so no service manager restarts it."""
     daemon = start_daemon(http=ANYWHERE, faults={"daemon.release.received": "hang"})
     wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")
     trainer = start_trainer(daemon.address)
@@ -167,7 +167,7 @@ def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
 
 
 def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, start_trainer):
-    """At the same address, unnoticed by trainers; waiting requests are answered.
+    """It returns at the same address; trainers notice nothing; waiting requests are answered.
 
     It takes no trainer's place: ``sessions_max`` is for trainers.
     """
@@ -191,7 +191,7 @@ def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, s
 
 
 def test_an_address_that_was_asked_for_and_is_taken_is_refused(tmp_path, photos):
-    """Before anything is scanned, with the key and what helps."""
+    """The error comes before any scan, with the key and the remedy."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         config = write_settings(
@@ -207,7 +207,7 @@ def test_an_address_that_was_asked_for_and_is_taken_is_refused(tmp_path, photos)
 
 
 def test_a_daemon_inside_a_script_has_no_observer(tmp_path, photos, daemons_folder, monkeypatch):
-    """Unless somebody asks for one."""
+    """The script can request one."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemons_folder))
     config = write_settings(
         tmp_path / "batchd.toml", {"photos": folder_stream(photos)}, {"workers": 1, "memory": "16MiB"}
@@ -235,12 +235,12 @@ def test_a_daemon_inside_a_script_has_no_observer(tmp_path, photos, daemons_fold
     ],
 )
 def test_a_name_that_is_not_ours_is_refused(observed, host, status):
-    """A web page whose name was made to mean this machine reads nothing."""
+    """A web page whose name resolves to this machine can read nothing."""
     assert fetch(observed, "/metrics", Host=host).status == status
 
 
 def test_only_reading_is_answered_and_every_answer_is_closed_in(observed):
-    """Methods, unknown paths, and the headers that browsers obey."""
+    """The test tries methods, unknown paths, and the headers that browsers obey."""
     assert fetch(observed, "/metrics", method="POST").status == 405
     assert fetch(observed, "/nothing").status == 404
     head = fetch(observed, "/metrics", method="HEAD")
@@ -266,7 +266,7 @@ for path in ("/status.json", "/", "/history.json", "/metrics"):
 @as_root
 @pytest.mark.parametrize(("options", "status"), [({}, 403), ({"http_details": True}, 200)])
 def test_a_stranger_on_this_machine_sees_numbers_and_no_details(observed, start_daemon, options, status):
-    """The kernel says who he is; unless the configuration says that it does not matter."""
+    """The kernel gives the user's id; a configuration key can permit details for all users."""
     daemon = start_daemon(http=ANYWHERE, **options) if options else observed
     host, port = place_of(daemon)
     program = [sys.executable, "-I", "-S", "-c", ASK_AS, host, str(port), str(NOBODY)]
@@ -279,8 +279,8 @@ def test_a_stranger_on_this_machine_sees_numbers_and_no_details(observed, start_
     assert metrics.startswith("200 ")
 
 
-def test_nobody_scrapes_the_daemon_faster_than_ten_times_a_second(observed):
-    """However many do: one answer serves all who wait for it."""
+def test_the_daemon_is_scraped_at_most_ten_times_a_second(observed):
+    """One answer serves all visitors that wait for it, however many they are."""
     began_s = time.monotonic()
     for _ in range(20):
         assert scrape(observed)["up"] == 1

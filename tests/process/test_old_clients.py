@@ -1,4 +1,4 @@
-"""A daemon serves clients of earlier protocol versions: recorded conversations are played to it."""
+"""A daemon serves clients of earlier protocol versions: the tests replay recorded conversations."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ RECORDINGS = sorted((Path(__file__).parents[1] / "conversation").glob("version_*
 
 @pytest.fixture
 def daemon(daemons_folder, photos):
-    """Serve what was served when the conversations were recorded."""
+    """Serve the streams of the recorded conversations."""
     daemon = start_daemon(daemons_folder, photos)
     yield daemon
     daemon.close()
@@ -21,7 +21,7 @@ def daemon(daemons_folder, photos):
 
 @pytest.mark.parametrize("file", RECORDINGS, ids=lambda file: file.stem)
 def test_a_recorded_client_is_served(daemon, file):
-    """Locally, over TCP and as a producer. Each message has exactly the fields of that client."""
+    """Clients are local, remote and producers. Each message has exactly that client's fields."""
     for conversation in json.loads(file.read_text()):
         with Player(daemon, conversation["over"]) as player:
             player.play(conversation["said"])

@@ -14,7 +14,7 @@ from support.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def observed(start_shared_daemon, photos, tmp_path_factory):
-    """A daemon that is observed, and whose observer has something to say."""
+    """Start a daemon with an observer that has something to show."""
     folder = shutil.copytree(photos, tmp_path_factory.mktemp("page") / "photos")
     (folder / "cat" / "broken.jpg").write_bytes(b"nonsense")
     streams = {
@@ -27,7 +27,7 @@ def observed(start_shared_daemon, photos, tmp_path_factory):
 
 
 def drawn(daemon, stream: str = "photos"):
-    """What comes in the end of asking for a sheet."""
+    """Request a sheet until it is drawn; return the answer."""
 
     def ask():
         reply = fetch(daemon, f"/sheet.png?stream={stream}")
@@ -37,12 +37,12 @@ def drawn(daemon, stream: str = "photos"):
 
 
 def overview(daemon):
-    """What the page shows."""
+    """Return the overview that the page shows."""
     return json.loads(fetch(daemon, "/overview.json").text)
 
 
 def test_the_page_shows_what_the_status_says(observed, start_trainer):
-    """The same trainers and positions, and rates once there are two looks."""
+    """It has the same trainers and positions, and rates after the second sample of the counters."""
     start_trainer(observed.address).take(3)
 
     def shown():
@@ -58,7 +58,7 @@ def test_the_page_shows_what_the_status_says(observed, start_trainer):
 
 
 def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):
-    """However many ask, and the stream's ring has its slot back."""
+    """It is drawn once for any number of visitors, and the stream's ring gets its slot back."""
     wait_until(lambda: not overview(observed)["trainers"], "the trainer of the test before is gone")
     first = drawn(observed)
     assert (first.status, first.headers["Content-Type"]) == (200, "image/png")
@@ -69,13 +69,13 @@ def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):
 
 
 def peeked(daemon, folder, position: str) -> str:
-    """The picture of a batch, as the command draws it."""
+    """Return the picture of a batch, as the command draws it."""
     batchd("peek", "held", "--at", position, "-o", folder / "sheet.png", address=daemon.address)
     return (folder / "sheet.png").read_bytes().decode(errors="replace")
 
 
 def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(observed, start_trainer, tmp_path):
-    """Which is another one than the first, and lies in the ring."""
+    """That batch is not the stream's first one, and the ring has it."""
     start_trainer(observed.address, "held").hold(1)
     start_trainer(observed.address, "held").hold(3)
     wait_until(lambda: {one["step"] for one in overview(observed)["trainers"]} == {1, 3}, "they are where they are")
@@ -89,14 +89,14 @@ def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(observed, start_t
 
 
 def test_a_sheet_of_a_pipeline_that_decodes_to_bgr_has_the_right_colours(observed):
-    """The same picture as of one that decodes to RGB."""
+    """The picture equals that of a pipeline that decodes to RGB."""
     assert observed.stream_status("photos")["bgr_fields"] == []
     assert observed.stream_status("bgr")["bgr_fields"] == ["image"]
     assert drawn(observed, "bgr").text == drawn(observed, "photos").text
 
 
 def test_only_our_page_has_sheets_drawn(observed):
-    """Another one could have a visitor's browser ask all day."""
+    """Another page could have a visitor's browser request sheets all day."""
     drawn(observed)
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
         found = fetch(observed, "/sheet.png?stream=photos", **{"Sec-Fetch-Site": site}).status
@@ -104,7 +104,7 @@ def test_only_our_page_has_sheets_drawn(observed):
 
 
 def test_a_daemon_that_drains_while_a_sheet_is_drawn_leaves_nothing(start_daemon):
-    """Neither the observer nor its child, nor a folder."""
+    """No observer, child of the observer or folder remains."""
     observed = asked(start_daemon(http=ANYWHERE))
     observer = observer_of(observed)
     wait_until(lambda: fetch(observed, "/sheet.png?stream=photos").status in {200, 202}, "a sheet is drawn")
@@ -114,7 +114,7 @@ def test_a_daemon_that_drains_while_a_sheet_is_drawn_leaves_nothing(start_daemon
 
 
 def test_bad_samples_are_listed_by_name_and_reason(observed, start_trainer):
-    """And none for a stream that has none."""
+    """A stream without bad samples has an empty list."""
     start_trainer(observed.address, "bad").take()
 
     found = json.loads(fetch(observed, "/bad.json?stream=bad").text)

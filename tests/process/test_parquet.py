@@ -13,7 +13,7 @@ from support.waiting import wait_until
 
 
 def damaged_rows(photos, folder):
-    """A stream of rows with a damaged page, and its file."""
+    """Return a stream of rows with a damaged page, and its file."""
     source = photo_rows(photos, folder, compression="snappy", write_page_checksum=True)
     file = folder / "train-1.parquet"
     column = parquet.ParquetFile(file).metadata.row_group(0).column(0)
@@ -24,9 +24,9 @@ def damaged_rows(photos, folder):
 
 
 def test_rows_give_the_batches_that_the_same_files_give_until_a_page_is_damaged(start_daemon, photos, tmp_path):
-    """Shuffled and cropped, with a worker killed meanwhile.
+    """Rows are shuffled and cropped, and a worker is killed meanwhile.
 
-    A bad sample is named with file and row, and another stands in for it.
+    A bad sample is named with file and row, and another sample replaces it.
     """
     streams = {"files": folder_stream(photos)}
     for compression in ("none", "snappy"):

@@ -1,4 +1,4 @@
-"""Batches that carry the paths of their samples, from whatever source of files."""
+"""Batches that carry the paths of their samples, from every source of files."""
 
 import shutil
 
@@ -9,7 +9,7 @@ PATH_BYTES = 24
 
 
 def paths_of(daemon, stream):
-    """Sample -> path, of one epoch."""
+    """Map each sample of one epoch to its path."""
     with batchd_client.connect(daemon.address) as connection:
         source = connection.stream(stream, epochs=1)
         assert source.schema["path"].shape == (PATH_BYTES,)
@@ -21,7 +21,7 @@ def paths_of(daemon, stream):
 
 
 def test_each_sample_comes_with_its_path(start_daemon, photos, tmp_path):
-    """Of a folder, of patterns, of a list; also a sample that stands in, and a masked bad one."""
+    """Sources are a folder, patterns and a list; substitutes and masked samples have paths, too."""
     files = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.jpg"))
     listing = tmp_path / "list.txt"
     listing.write_text("".join(f"{file} 0\n" for file in files))

@@ -1,4 +1,4 @@
-"""Trainers whose stream is of a kind of source that another package brings."""
+"""Trainers read a stream whose kind of source comes from another package."""
 
 import batchd_client
 from support.plugins import install, write_zip

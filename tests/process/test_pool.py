@@ -28,7 +28,7 @@ REPEATED = {"in-order", "evaluate"}
 
 @pytest.fixture
 def start_host(tmp_path):
-    """Worker hosts that end with the test."""
+    """Start worker hosts; they end with the test."""
     with worker_hosts(tmp_path) as start:
         yield start
 
@@ -53,7 +53,7 @@ def test_worker_hosts_fill_batches_with_the_same_bytes(start_daemon, start_host)
 
 
 def test_each_golden_stream_gives_its_bytes_with_worker_hosts(start_daemon, start_host, tmp_path):
-    """Every source and every step that may go elsewhere; live streams stay."""
+    """This covers every source and step that worker hosts may run; live streams stay local."""
     data = tmp_path / "data"
     write_data(data)
     streams = golden_streams(data)
@@ -74,7 +74,7 @@ def test_each_golden_stream_gives_its_bytes_with_worker_hosts(start_daemon, star
 
 
 def test_golden_streams_with_caches_give_their_bytes_where_worker_hosts_share_them(start_daemon, start_host, tmp_path):
-    """With every kind of cache, and rows of every batch from two worker hosts."""
+    """Every kind of cache is covered, and two worker hosts fill rows of every batch."""
     data = tmp_path / "data"
     write_data(data)
     streams = {name: keys for name, keys in golden_streams(data).items() if "cache" in keys}
@@ -92,7 +92,7 @@ def test_golden_streams_with_caches_give_their_bytes_where_worker_hosts_share_th
 
 
 def test_caches_that_worker_hosts_share_keep_each_sample_once(start_daemon, start_host, photos):
-    """Each host reads its own share, however many epochs there are, and serves it from its cache.
+    """Each host reads its own share once, over any number of epochs, and serves it from its cache.
 
     No comparison is needed here, so both hosts serve before the first batch that they fill.
     """
@@ -107,7 +107,7 @@ def test_caches_that_worker_hosts_share_keep_each_sample_once(start_daemon, star
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=9)
         assert see(stream) == expected.epoch(0)
-        samples = misses()  # by the local worker, which has all of them now
+        samples = misses()  # the local worker, which has all of them now
         for name in ("one", "two"):
             start_host(daemon, "--name", name, "--cache-memory", "16MiB", workers=4)
         wait_until(lambda: [(link["state"], link["workers"]) for link in links(daemon)] == [("serving", 4)] * 2, "both")
@@ -119,7 +119,7 @@ def test_caches_that_worker_hosts_share_keep_each_sample_once(start_daemon, star
 
 
 def test_a_worker_host_with_another_file_is_sent_away(start_daemon, start_host, tmp_path, photos):
-    """Each third of its files is another one. None of its pixels is in a batch."""
+    """Each third of its files differs. No batch has any of its pixels."""
     there = tmp_path / "there"
     shutil.copytree(photos, there)
     changed = sorted(there.rglob("*.jpg"))[::3]
@@ -146,7 +146,7 @@ def test_a_worker_host_with_another_file_is_sent_away(start_daemon, start_host, 
 def test_with_accept_any_hosts_with_other_files_fill_batches_and_positions_have_another_meaning(
     start_daemon, start_host, tmp_path, photos
 ):
-    """Whoever wants that says so, and no saved position of before is taken for one of now."""
+    """The setting allows that; a position that was saved before it is rejected."""
     there = tmp_path / "there"
     shutil.copytree(photos, there)
     same = start_daemon(**pool_keys())
@@ -204,7 +204,7 @@ def test_new_streams_of_a_reload_go_to_worker_hosts_that_are_there(start_daemon,
 
 
 def test_functions_that_have_changed_are_imported_again_at_worker_hosts(start_daemon, start_host, photos, tmp_path):
-    """A reload tells worker hosts of them, and these replace their workers."""
+    """A reload notifies worker hosts of the change, and they replace their workers."""
     module = tmp_path / "mine.py"
     module.write_text("def darker(sample, rng):\n    sample['image'] = sample['image'] // 2\n    return sample\n")
     steps = [{"op": "decode"}, {"op": "resize", "size": [16, 16]}, {"op": "call", "function": "mine:darker"}]
@@ -242,7 +242,7 @@ def test_with_keys_a_worker_host_needs_one_of_its_role(start_daemon, start_host,
 
 
 def test_worker_hosts_spread_over_the_gateways_and_fill_batches_with_the_same_bytes(start_daemon, start_host):
-    """Each comes to the one with the fewest, by the address of the first."""
+    """Each worker host moves to the gateway with the fewest, via the first one's address."""
     daemon = start_daemon(**pool_keys(3), chunk_rows=2)
     expected = Expected(daemon.config)
     wait_gateways(daemon, 3)
@@ -263,7 +263,7 @@ def test_worker_hosts_spread_over_the_gateways_and_fill_batches_with_the_same_by
 
 
 def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemon, start_host, tmp_path):
-    """Rows of one batch come through both."""
+    """Rows of one batch arrive through both gateways."""
     data = tmp_path / "data"
     write_data(data)
     streams = golden_streams(data)
@@ -284,7 +284,7 @@ def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemo
 
 
 def test_with_keys_worker_hosts_come_to_every_gateway(start_daemon, start_host, tmp_path):
-    """With the same key; it is revoked at all of them."""
+    """All gateways accept the same key, and its revocation holds at all of them."""
     keys, pool = tmp_path / "keys", tmp_path / "pool.key"
     batchd("keys", "new", "--role", "worker", "--name", "pool", "-o", str(pool), "--keys-dir", str(keys))
     daemon = start_daemon(**pool_keys(2), keys_dir=str(keys))
@@ -299,7 +299,7 @@ def test_with_keys_worker_hosts_come_to_every_gateway(start_daemon, start_host, 
 
 
 def test_a_gateway_whose_port_another_program_has_is_named_with_its_key(start_daemon):
-    """By the daemon, and by a check before that."""
+    """The daemon and a check before its start both name it."""
     keys = pool_keys(2)
     port = int(keys["worker_address"].rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port + 1)):

@@ -1,4 +1,4 @@
-"""The same position has the same bytes, whoever decodes it and whatever happened before."""
+"""The same position has the same bytes, whatever worker decodes it and whatever happened before."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def daemon(start_shared_daemon, photos):
 
 @pytest.fixture(scope="module")
 def expected(daemon):
-    """What is at each position of that daemon's stream."""
+    """Compute the content of each position of that daemon's stream."""
     return Expected(daemon.config)
 
 
@@ -32,7 +32,7 @@ def expected(daemon):
     [(1, 256), (5, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 1), (2, "auto"), (5, 256)])],
 )
 def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, workers, chunk_rows):
-    """Two epochs are what this process works out from the files, one sample after the other."""
+    """This process computes two epochs from the files, one sample after the other."""
     daemon = start_daemon(workers=workers, chunk_rows=chunk_rows)
     expected = Expected(daemon.config)
 
@@ -43,7 +43,7 @@ def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, workers, c
 
 
 def test_each_epoch_has_every_sample_once_in_an_order_of_its_own(daemon):
-    """Shuffling loses nothing, repeats nothing, and is another one in the next epoch."""
+    """Shuffling loses and repeats no sample, and the next epoch has another order."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=2)
         first, second = see(stream), see(stream)
@@ -55,7 +55,7 @@ def test_each_epoch_has_every_sample_once_in_an_order_of_its_own(daemon):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_state_resumes_exactly_three_times_in_a_row(daemon, expected, seed):
-    """Each part of the training is another program that knows only the last one's JSON state."""
+    """Each part of the training is another program that has only the last one's JSON state."""
     chance = random.Random(seed)
     cuts = sorted(chance.sample(range(1, 2 * expected.plan.steps), 3))
     state, seen = None, []
@@ -72,7 +72,7 @@ def test_a_state_resumes_exactly_three_times_in_a_row(daemon, expected, seed):
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 5), (3, 1), (4, 2)])
 def test_a_state_resumes_with_another_number_of_ranks(daemon, expected, before, after):
-    """Ranks that stop at one step leave exactly the rest of the epoch to any number of others."""
+    """Ranks that stop at one step leave exactly the rest of the epoch to any number of ranks."""
     with batchd_client.connect(daemon.address) as connection:
         streams = [connection.stream("photos", rank, before, epochs=1) for rank in range(before)]
         seen = [one for stream in streams for one in see(stream, 2)]
@@ -92,7 +92,7 @@ def test_a_state_resumes_with_another_number_of_ranks(daemon, expected, before, 
 
 
 def test_a_stream_without_shuffling_keeps_the_order_of_the_source(daemon):
-    """Every epoch counts through the files, and only the random crops differ."""
+    """Every epoch has the files in order, and only the random crops differ."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("in-order", epochs=2)
         first, second = see(stream), see(stream)

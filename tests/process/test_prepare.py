@@ -1,4 +1,4 @@
-"""``batchd prepare``: shards of what a pipeline makes, whatever happens on the way."""
+"""``batchd prepare``: shards of a pipeline's samples, whatever fails on the way."""
 
 import os
 import resource
@@ -20,20 +20,20 @@ from support.waiting import wait_until
 
 @pytest.fixture
 def config(photos, tmp_path):
-    """Writes a configuration of one stream over forty photographs."""
+    """Write a configuration of one stream over forty photographs."""
     return config_in(tmp_path, photos)
 
 
 @pytest.fixture(scope="module")
 def whole(photos, tmp_path_factory):
-    """What the shards have to be, worked out where nothing goes wrong."""
+    """Make the expected shards in a run without failures."""
     folder = tmp_path_factory.mktemp("whole")
     prepare(write_settings(folder / "batchd.toml", {"photos": folder_stream(photos, pipeline=SHORTER)}, {}))
     return digests(folder / "out")
 
 
 def test_shards_hold_what_the_pipeline_makes(config, start_daemon, photos, tmp_path):
-    """Every sample with its label, pixel by pixel; the summary's way to serve them works."""
+    """Every sample has its label and pixels; the settings in the summary serve the shards."""
     done = prepare(config(), "--format", "png")
     summary = done.stdout
     source = proposed(summary)
@@ -50,7 +50,7 @@ def test_shards_hold_what_the_pipeline_makes(config, start_daemon, photos, tmp_p
 
 
 def test_a_second_time_only_what_is_missing_is_made(config, whole, tmp_path):
-    """None; then a shortened and a removed shard, while the others stay as they are."""
+    """First no shard is missing; then a truncated and a removed one are made, the others stay."""
 
     def times():
         return {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.tar")}
@@ -73,7 +73,7 @@ def test_a_second_time_only_what_is_missing_is_made(config, whole, tmp_path):
     "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
 def test_the_same_command_goes_on_where_it_was(number, config, whole, tmp_path):
-    """Killed or interrupted between shards and within: no remains, and the same bytes."""
+    """Killed or interrupted, between shards or within: no remains, and the same bytes."""
     command = start(config(), "prepare.sample.begin:30=stop")
     wait_until(lambda: len(digests(tmp_path / "out")) >= 3, "some shards are there")
     done = digests(tmp_path / "out")
@@ -91,19 +91,19 @@ def test_the_same_command_goes_on_where_it_was(number, config, whole, tmp_path):
 
 @pytest.mark.parametrize("step", ["prepare.sample.begin@9", "prepare.shard.written@1"])
 def test_a_writer_that_is_killed_costs_nothing(step, config, whole, tmp_path):
-    """Its shard is begun anew by another one."""
+    """Another writer restarts its shard."""
     name, _, at = step.partition("@")
 
     finish(start(config(), f"{name}=kill@{at}", ledger=tmp_path))
 
-    assert len(list(tmp_path.glob("prepare.*"))) == 1, "it happened"
+    assert len(list(tmp_path.glob("prepare.*"))) == 1, "no writer was killed"
 
     assert digests(tmp_path / "out") == whole
     assert bad_samples(tmp_path / "out") == {}
 
 
 def test_a_sample_that_kills_two_writers_is_left_out(config, tmp_path):
-    """And named; the others are all there."""
+    """The command names the sample; all others are in the shards."""
     assert "39 samples in 6 shards" in finish(start(config(), "prepare.sample.begin:17=segv"))
 
     ((sample, (shard, where, reason)),) = bad_samples(tmp_path / "out").items()
@@ -124,7 +124,7 @@ def test_a_sample_that_never_ends_is_left_out(photos, tmp_path):
 
 @pytest.fixture
 def broken(photos, tmp_path):
-    """A copy of the photographs, of which four cannot be decoded."""
+    """Copy the photographs; four of them cannot be decoded."""
     folder = tmp_path / "broken"
     for number, file in enumerate(sorted(photos.rglob("*.jpg"))):
         (folder / file.parent.name).mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def broken(photos, tmp_path):
 
 
 def test_bad_samples_are_left_out_and_listed(config, broken, tmp_path):
-    """With shard, path and reason; also after an interruption, each once."""
+    """The list has shard, path and reason, once each, also after an interruption."""
     file = config(source={"type": "folder", "path": str(broken)}, max_bad_fraction=0.5)
     command = start(file, "prepare.sample.begin:30=stop")
     wait_until(lambda: len(digests(tmp_path / "out")) >= 3, "some shards are there")
@@ -153,7 +153,7 @@ def test_bad_samples_are_left_out_and_listed(config, broken, tmp_path):
 
 
 def test_bad_samples_end_it_where_the_stream_says_so(config, broken):
-    """At the first, or where they are too many of those that were seen."""
+    """It stops at the first one, or when their share of the samples seen is too large."""
     source = {"type": "folder", "path": str(broken)}
 
     first = prepare(config(source=source, on_error="fail"), status=1)
@@ -161,7 +161,7 @@ def test_bad_samples_end_it_where_the_stream_says_so(config, broken):
 
 
 def test_a_shard_without_any_good_sample_is_named(config, broken, tmp_path):
-    """Serving it would be refused."""
+    """Such a shard cannot be served."""
     file = config(source={"type": "folder", "path": str(broken)}, max_bad_fraction=1.0)
 
     done = prepare(file, shard_samples=1)
@@ -171,7 +171,7 @@ def test_a_shard_without_any_good_sample_is_named(config, broken, tmp_path):
 
 
 def test_a_folder_belongs_to_one_command(config, tmp_path):
-    """Another running command, other options or steps, and foreign files are each refused."""
+    """Another running command, other options or steps, and foreign files are each rejected."""
     file = config()
     command = start(file, "prepare.sample.begin:30=stop")
     wait_until(lambda: len(digests(tmp_path / "out")) >= 1, "it is at work")
@@ -190,7 +190,7 @@ def test_a_folder_belongs_to_one_command(config, tmp_path):
 
 
 def test_a_disk_that_is_full_is_told(config, tmp_path):
-    """And what was begun is gone."""
+    """The command removes the unfinished shard."""
 
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -205,7 +205,7 @@ def test_a_disk_that_is_full_is_told(config, tmp_path):
 
 
 def test_what_cannot_be_is_said_before_anything_is_written(config, tmp_path):
-    """A stream that is not there, and steps that make no sense."""
+    """The stream does not exist, or the steps make no sense."""
     file = config()
     assert "did you mean photos?" in batchd("prepare", "photo", "-c", file, "--to", tmp_path / "out", status=2).stderr
     wrong = batchd(
@@ -218,7 +218,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(config, tmp_path):
 
 
 def test_numbers_alone_are_served_as_well(config, start_daemon):
-    """Whatever columns there are: the source that is proposed has those."""
+    """The proposed source has the columns of the samples, whatever they are."""
     steps = '[{op = "decode"}, {op = "resize", size = [8, 8]}, {op = "one_hot", classes = 4}, {op = "drop", fields = ["image"]}]'
     said = prepare(config(), "--set", f"streams.photos.pipeline={steps}").stdout
     source = proposed(said)

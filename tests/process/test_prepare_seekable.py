@@ -21,7 +21,7 @@ needs_extension = pytest.mark.skipif(not jpeg_box.IS_BUILT, reason="not built: a
 
 @pytest.fixture
 def config(photos, tmp_path):
-    """Writes a configuration of one stream over forty photographs."""
+    """Write a configuration of one stream over forty photographs."""
     return config_in(tmp_path, photos)
 
 
@@ -30,7 +30,7 @@ def seekable(config_file, *options, status=0, **changes):
 
 
 def stored_images(folder):
-    """Every image of all shards, in order."""
+    """Return every image of all shards, in order."""
     images = []
     for shard in sorted(folder.glob("*.tar")):
         with tarfile.open(shard) as members:
@@ -40,7 +40,7 @@ def stored_images(folder):
 
 @needs_extension
 def test_seekable_shards_hold_the_same_pictures(config, start_daemon, photos, tmp_path):
-    """With the markers that were missing, without running the pipeline: all crops are equal."""
+    """They get the missing markers without a run of the pipeline: all crops are equal."""
     summary = seekable(config()).stdout
     crop = [{"op": "decode"}, {"op": "random_resized_crop", "size": [24, 24]}]
     shards = {**folder_stream(photos), "pipeline": crop, "source": proposed(summary), "shuffle": False}
@@ -57,7 +57,7 @@ def test_seekable_shards_hold_the_same_pictures(config, start_daemon, photos, tm
 
 @needs_extension
 def test_seekable_shards_can_hold_smaller_pictures(config, tmp_path):
-    """Resized to the shorter side, still with markers; less quality makes fewer bytes."""
+    """They are resized to the shorter side, with markers; a lower quality makes fewer bytes."""
     small = seekable(config(), "--short-side", "20", "--quality", "60").stdout
     images = stored_images(tmp_path / "out")
     sides = [cv2.imdecode(np.frombuffer(image, np.uint8), 1).shape[:2] for image in images]
@@ -69,7 +69,7 @@ def test_seekable_shards_can_hold_smaller_pictures(config, tmp_path):
 
 
 def written_files(folder):
-    """Every file below the folder for files: its path, and its content."""
+    """Return the path and content of every file below the folder for files."""
     files = (path for path in (folder / "files").rglob("*") if path.is_file())
     return {str(path.relative_to(folder / "files")): path.read_bytes() for path in files}
 
@@ -78,7 +78,7 @@ def written_files(folder):
 def test_seekable_files_have_the_names_and_pixels_of_those_that_they_are_made_of(
     config, start_daemon, photos, tmp_path
 ):
-    """A folder of classes becomes one, with the same labels and paths in every place."""
+    """A folder of classes becomes one with the same labels and paths in every place."""
     keys = {"source": {"type": "folder", "path": str(photos), "path_bytes": 40}}
     summary = seekable(config(**keys), "--files").stdout
 
@@ -98,7 +98,7 @@ def test_seekable_files_have_the_names_and_pixels_of_those_that_they_are_made_of
 
 @needs_extension
 def test_files_of_a_list_become_files_and_a_list(config, photos, tmp_path):
-    """In its order, with its labels; one that it names twice is there once."""
+    """Order and labels stay; a file that the list names twice is written once."""
     names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.jpg"))[:3]
     (tmp_path / "mine.txt").write_text(
         "".join(f"{name} {9 - place}\n" for place, name in enumerate([*names, names[0]]))
@@ -117,8 +117,8 @@ def test_files_of_a_list_become_files_and_a_list(config, photos, tmp_path):
 
 
 @needs_extension
-def test_a_class_of_which_no_file_is_good_keeps_its_number(config, tmp_path):
-    """A folder would number the others again, so a list has the labels; the files are JPEGs."""
+def test_a_class_without_a_good_file_keeps_its_number(config, tmp_path):
+    """A folder would renumber the classes, so a list has the labels; the files are JPEGs."""
     for name in ("a/1.png", "b/broken.jpg", "c/2.jpg"):
         (tmp_path / "mixed" / name).parent.mkdir(parents=True)
         content = jpeg(photo(60, 80)) if name.startswith("c") else encode(photo(60, 80), ".png")
@@ -135,7 +135,7 @@ def test_a_class_of_which_no_file_is_good_keeps_its_number(config, tmp_path):
 
 @needs_extension
 def test_killed_writers_of_files_are_followed_by_others(config, photos, tmp_path):
-    """What they had begun is written anew, and nothing unfinished is left."""
+    """Another writer restarts the unfinished work, and no unfinished file is left."""
     (tmp_path / "faults").mkdir()
     faults = "prepare.sample.begin:3=kill;prepare.shard.written=kill"
     finish(start(config(), faults, tmp_path / "faults", more=("--seekable", "--files")))
@@ -149,7 +149,7 @@ def test_killed_writers_of_files_are_followed_by_others(config, photos, tmp_path
     [("../outside.jpg", "does not lie below its source's root"), ("{folder}/inside.jpg", "does not lie below")],
 )
 def test_a_file_that_lies_elsewhere_is_not_written_there(config, tmp_path, name, problem):
-    """Nor anywhere else; shards take any."""
+    """The file is written nowhere else either; shards accept any file."""
     for file in ("outside.jpg", "in/inside.jpg"):
         (tmp_path / "source" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / file).write_bytes(jpeg(photo(20, 20)))
@@ -164,7 +164,7 @@ def test_a_file_that_lies_elsewhere_is_not_written_there(config, tmp_path, name,
 
 @needs_extension
 def test_samples_that_are_no_files_cannot_become_files(config):
-    """Those in shards, say; and without ``--seekable`` there are shards alone."""
+    """Samples in shards are an example; without ``--seekable`` the command writes shards only."""
     table = proposed(seekable(config()).stdout)
     refused = seekable(config(source=table), "--files", status=2).stderr
     assert 'the samples of type "webdataset" are no files of their own' in refused
@@ -173,7 +173,7 @@ def test_samples_that_are_no_files_cannot_become_files(config):
 
 @needs_extension
 def test_a_broken_jpeg_is_left_out_and_others_stay(config, tmp_path):
-    """What has no markers to get (a PNG, inks) is there as it was."""
+    """Images that cannot have markers (a PNG, CMYK) are copied unchanged."""
     folder = tmp_path / "mixed" / "a"
     folder.mkdir(parents=True)
     whole, inks = jpeg(photo(60, 80)), ycck_jpeg(np.full((16, 16, 4), 9, np.uint8))
@@ -194,7 +194,7 @@ def test_a_broken_jpeg_is_left_out_and_others_stay(config, tmp_path):
 
 
 def test_seekable_needs_what_it_is_made_with(config, tmp_path, monkeypatch):
-    """Sides without it, formats that have no markers, and a machine without the extension."""
+    """Sides without it, formats without markers, and a missing extension are each rejected."""
     assert "--short-side is for --seekable" in prepare(config(), "--short-side", "20", status=2).stderr
     if jpeg_box.IS_BUILT:
         said = seekable(config(), "--short-side", "20", "--format", "png", status=2).stderr

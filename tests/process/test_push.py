@@ -1,4 +1,4 @@
-"""Live data: what producers push arrives once, whoever dies on the way."""
+"""Live data: each pushed sample arrives once, whatever process dies on the way."""
 
 import os
 import signal
@@ -44,18 +44,18 @@ STREAMS = {
     },
     "peeked": push_stream(fields={"image": "uint8[6,8,3]", "label": "int64"}),
 }
-"""One for each test that does its daemon no harm."""
+"""One stream for each test that leaves its daemon intact."""
 
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """All of these, and a stream of files; over TCP too."""
+    """Serve all of these streams and one of files, over TCP too."""
     return start_shared_daemon({**STREAMS, "photos": folder_stream(photos)}, tcp=f"127.0.0.1:{free_port()}")
 
 
 @contextmanager
 def producing(address, stream, count, first=0):
-    """A thread that pushes frames; it has pushed them all in the end."""
+    """Push frames in a thread; at the end of the context it has pushed all of them."""
     failures = []
 
     def run():
@@ -76,7 +76,7 @@ def producing(address, stream, count, first=0):
 
 
 def test_every_sample_arrives_once_and_in_order(daemon):
-    """One producer, one trainer; far more samples than the mailbox holds."""
+    """One producer and one trainer; far more samples than the mailbox holds."""
     with batchd_client.connect(daemon.address) as connection, producing(daemon.address, "order", 200):
         assert read(connection.stream("order"), 50) == list(range(200))
     live = wait_until(lambda: daemon.stream_status("order"), "there is a status")["live"]
@@ -85,7 +85,7 @@ def test_every_sample_arrives_once_and_in_order(daemon):
 
 @contextmanager
 def peeking(address, stream, folder):
-    """``batchd peek`` on the live stream, waiting for samples; it ends with the context."""
+    """Run ``batchd peek`` on the live stream, waiting for samples, until the context ends."""
     command = [sys.executable, "-m", "batchd", "peek", stream, "--address", address, "-o", str(folder / "sheet.png")]
     peek = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
@@ -99,8 +99,8 @@ def peeking(address, stream, folder):
         peek.communicate()
 
 
-def test_peek_says_that_nobody_has_pushed_and_draws_what_comes(daemon, tmp_path):
-    """It waits for the samples that it says it waits for."""
+def test_peek_reports_that_there_is_no_sample_yet_and_draws_the_first_batch(daemon, tmp_path):
+    """The command waits for the number of samples that its message names."""
     with peeking(daemon.address, "peeked", tmp_path) as peek:
         with batchd_client.push("peeked", daemon.address) as producer:
             for number in range(4):
@@ -111,7 +111,7 @@ def test_peek_says_that_nobody_has_pushed_and_draws_what_comes(daemon, tmp_path)
 
 
 def test_peek_that_waits_ends_with_ctrl_c(daemon, tmp_path):
-    """At once, without a traceback."""
+    """It ends at once, without a traceback."""
     with peeking(daemon.address, "never", tmp_path) as peek:
         peek.send_signal(signal.SIGINT)
         out, err = peek.communicate(timeout=PATIENCE_S)
@@ -137,7 +137,7 @@ def test_two_producers_and_two_mirrored_trainers(daemon):
 
 
 def test_two_ranks_share_what_is_pushed(daemon):
-    """Each sample goes to one rank; no batch waits for the other's."""
+    """Each sample goes to one rank; no batch waits for the other rank."""
     with (
         batchd_client.connect(daemon.address) as one,
         batchd_client.connect(daemon.address) as other,
@@ -149,7 +149,7 @@ def test_two_ranks_share_what_is_pushed(daemon):
 
 
 def test_killed_producers_killed_workers_and_a_killed_trainer_lose_no_sample(start_daemon, start_trainer):
-    """What a producer said it had pushed arrives once, and nothing arrives twice."""
+    """Each sample that a producer reported as pushed arrives once, and no sample arrives twice."""
     daemon = start_daemon({"live": push_stream(capacity=48)})
     producers = [ProducerProcess(daemon.address, "live", 1000 * number, 900) for number in range(2)]
     mirror = start_trainer(daemon.address, "live")
@@ -182,13 +182,13 @@ def test_killed_producers_killed_workers_and_a_killed_trainer_lose_no_sample(sta
             producer.close()
     assert max(Counter(got).values()) == 1
     missing = set(said) - set(got)
-    assert len(missing) <= 3, "what was pushed and is in no batch is less than a batch"
-    assert len(set(got) - set(said)) <= 4, "each killed producer may have pushed one that it did not come to speak of"
+    assert len(missing) <= 3, "the samples in no batch must be fewer than a batch"
+    assert len(set(got) - set(said)) <= 4, "each killed producer may have pushed one sample without reporting it"
     assert daemon.stream_status("live")["live"]["lost_batches"] == 0
 
 
 def test_a_stopped_trainer_makes_producers_wait_and_nothing_is_dropped(daemon):
-    """A put waits for room, up to its time-out, and says what to do."""
+    """A put waits for room until its timeout; its error has the remedy."""
     with batchd_client.push("stopped", daemon.address) as producer:
         assert all(producer.put(frame(number)) for number in range(producer.capacity))
         with pytest.raises(PushTimeout, match="32 in the mailbox"):
@@ -206,7 +206,7 @@ def test_a_stopped_trainer_makes_producers_wait_and_nothing_is_dropped(daemon):
     [("drop_oldest", "dropped_oldest", range(8, 40)), ("drop_newest", "dropped_newest", range(32))],
 )
 def test_a_full_mailbox_drops_by_policy_and_counts(daemon, when_full, counter, kept):
-    """Nobody waits; a dropped sample is told to its producer where it is the one."""
+    """No producer waits; a put whose own sample is dropped says so."""
     with batchd_client.push(when_full, daemon.address) as producer:
         pushed = [producer.put(frame(number)) for number in range(40)]
         assert pushed.count(False) == (8 if when_full == "drop_newest" else 0)
@@ -219,7 +219,7 @@ def test_a_full_mailbox_drops_by_policy_and_counts(daemon, when_full, counter, k
 
 
 def test_a_daemon_restart_goes_on_with_what_is_pushed_from_then_on(start_daemon):
-    """Trainer and producer reconnect; the trainer's position continues, the old queue is gone."""
+    """Trainer and producer reconnect; the trainer's position continues, the old queue is lost."""
     daemon = start_daemon(LIVE)
     with batchd_client.connect(daemon.address) as connection, batchd_client.push("live", daemon.address) as producer:
         stream = connection.stream("live")
@@ -234,7 +234,7 @@ def test_a_daemon_restart_goes_on_with_what_is_pushed_from_then_on(start_daemon)
 
 
 def test_a_saved_state_goes_on_at_its_position_or_behind_what_is_gone(daemon):
-    """A live stream has no past: the position tells what was seen, not what is available."""
+    """A live stream has no past: a position counts what was seen, not what is available."""
     with batchd_client.connect(daemon.address) as connection, producing(daemon.address, "saved", 200):
         with closing(connection.stream("saved")) as stream:
             state = stream.state_dict()
@@ -252,7 +252,7 @@ def test_a_saved_state_goes_on_at_its_position_or_behind_what_is_gone(daemon):
 
 
 def test_pushed_images_are_decoded_and_bad_ones_masked(daemon):
-    """An image is decoded as one from a file; one that is none is masked and named."""
+    """An image is decoded like one from a file; broken ones are masked and named."""
     picture = jpeg(np.full((16, 16, 3), 200, np.uint8))
     with batchd_client.push("images", daemon.address) as producer, batchd_client.connect(daemon.address) as connection:
         assert producer.fields == {"image": "image", "label": "int32"}
@@ -270,8 +270,8 @@ def test_pushed_images_are_decoded_and_bad_ones_masked(daemon):
         assert bad.path == "pushed sample 1"
 
 
-def test_who_pushes_into_what_is_no_live_stream_is_told_so(daemon):
-    """No such stream, one of files, and a daemon in the network."""
+def test_a_push_into_a_stream_that_is_not_live_is_an_error(daemon):
+    """The stream does not exist, reads files, or belongs to a daemon in the network."""
     with pytest.raises(StreamUnknown, match=r"forked, .*photos"):
         batchd_client.push("life", daemon.address)
     with pytest.raises(StreamNotLive, match="photos"):
@@ -286,7 +286,7 @@ def test_who_pushes_into_what_is_no_live_stream_is_told_so(daemon):
 
 
 def test_a_trainer_in_the_network_reads_what_is_pushed(daemon):
-    """Its batches come as bytes, like those of any stream; a mirror on the host gets the same."""
+    """Its batches arrive as bytes, as those of any stream; a mirror on the host gets the same."""
     with (
         batchd_client.connect(daemon.tcp_address) as remote,
         batchd_client.connect(daemon.address) as local,
@@ -318,7 +318,7 @@ def test_a_put_that_is_interrupted_leaves_the_producer_as_it_was(daemon):
 
 @contextmanager
 def interrupted_soon(daemon, stream):
-    """Once a producer waits, the main thread is interrupted as by Ctrl-C."""
+    """Interrupt the main thread, as Ctrl-C does, once a producer waits."""
 
     def interrupt():
         wait_until(lambda: daemon.stream_status(stream)["live"]["waiting_producers"], "a producer waits")
@@ -333,7 +333,7 @@ def interrupted_soon(daemon, stream):
 
 
 def test_a_forked_child_makes_a_producer_of_its_own(daemon):
-    """That of its parent is not its to use, and goes on undisturbed."""
+    """The child cannot use its parent's producer, which continues undisturbed."""
     with batchd_client.push("forked", daemon.address) as producer:
         producer.put(frame(0))
         child = os.fork()
@@ -354,7 +354,7 @@ def test_a_forked_child_makes_a_producer_of_its_own(daemon):
     "when_full", ["block", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("drop_oldest", "drop_newest"))]
 )
 def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full):
-    """Producer and trainer go on with the next daemon, and no sample comes twice."""
+    """Producer and trainer continue with the next daemon, and no sample arrives twice."""
     daemon = start_daemon({"live": push_stream(when_full=when_full)}, faults={"daemon.push.received": "kill@50"})
     with batchd_client.push("live", daemon.address) as producer, batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("live")
@@ -386,7 +386,7 @@ def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full):
     ],
 )
 def test_a_sample_of_other_fields_is_refused_before_it_is_written(refused, changes):
-    """With the field, what it is and what it has to be."""
+    """The error names the field, its value and the required one."""
     with pytest.raises(SampleInvalid, match=r"has to|cannot be"):
         refused.put(frame(1) | changes)
     assert refused.statistics().pushed == 0
@@ -394,6 +394,6 @@ def test_a_sample_of_other_fields_is_refused_before_it_is_written(refused, chang
 
 @pytest.fixture(scope="module")
 def refused(daemon):
-    """A producer for tests that push nothing."""
+    """Return a producer for tests that push nothing."""
     with batchd_client.push("refused", daemon.address) as producer:
         yield producer

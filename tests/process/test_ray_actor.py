@@ -26,14 +26,14 @@ def _short_pauses(monkeypatch):
 
 
 def options(folder, *words, **changes) -> ActorOptions:
-    """Options that start the stand-in, which writes into ``folder``."""
+    """Return options that start the stand-in, which writes into ``folder``."""
     program = (sys.executable, str(STAND_IN), str(folder), *words)
     return ActorOptions(**{"address": ADDRESS, "workers": 3, "key": KEY, "program": program, **changes})
 
 
 @pytest.fixture
 def start():
-    """Start worker hosts that leave with the test."""
+    """Start worker hosts; they leave with the test."""
     started = []
 
     def start(chosen) -> HostActor:
@@ -46,7 +46,7 @@ def start():
 
 
 def running(folder, besides=()) -> tuple[int, dict]:
-    """Wait for a stand-in that runs; its process and what it has written."""
+    """Wait for a running stand-in; return its process and what it has written."""
     [file] = wait_until(
         lambda: [one for one in folder.glob("*.json") if int(one.stem) not in besides], "a worker host runs"
     )
@@ -54,7 +54,7 @@ def running(folder, besides=()) -> tuple[int, dict]:
 
 
 def test_a_worker_host_gets_its_address_its_workers_and_the_further_arguments(start, tmp_path) -> None:
-    """In this order; ``batchd worker`` stands before them if no test stands in for it."""
+    """They have this order; ``batchd worker`` precedes them where no stand-in replaces it."""
     start(options(tmp_path, arguments=("--map", "/data=/mnt/data")))
 
     _, facts = running(tmp_path)
@@ -76,7 +76,7 @@ def test_the_key_is_in_no_command_line_and_in_no_file_that_others_may_read(start
 
 
 def test_a_key_on_the_nodes_is_named(start, tmp_path) -> None:
-    """And not sent."""
+    """The actor does not send such a key."""
     file = tmp_path / "pool.key"
     file.write_text("on the node")
     start(options(tmp_path, key=None, key_path=str(file)))
@@ -88,7 +88,7 @@ def test_a_key_on_the_nodes_is_named(start, tmp_path) -> None:
 
 
 def test_a_worker_host_gets_no_variable_of_ray(start, tmp_path, monkeypatch) -> None:
-    """The token of a cluster is not for functions of users."""
+    """Users' functions must not see the token of a cluster."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", "do not tell")
     start(options(tmp_path))
 
@@ -121,7 +121,7 @@ def test_a_leaving_worker_host_finishes_and_is_not_started_again(start, tmp_path
 
 
 def test_a_worker_host_that_does_not_finish_is_killed(start, tmp_path, monkeypatch) -> None:
-    """After its time is over."""
+    """The actor kills it after its timeout."""
     monkeypatch.setattr(actor, "LEAVE_S", 0.1)
     one = start(options(tmp_path))
     pid, _ = running(tmp_path)
@@ -133,7 +133,7 @@ def test_a_worker_host_that_does_not_finish_is_killed(start, tmp_path, monkeypat
 
 
 def test_a_rejected_worker_host_says_why_in_the_report(start, tmp_path) -> None:
-    """It is tried again, as a new key may come."""
+    """The actor retries, as a new key may arrive."""
     one = start(options(tmp_path, "refuse"))
 
     report = wait_until(lambda: one.report()["starts"] > 2 and one.report(), "it was started again")
@@ -143,14 +143,14 @@ def test_a_rejected_worker_host_says_why_in_the_report(start, tmp_path) -> None:
 
 
 def test_a_program_that_is_not_there_is_reported(start, tmp_path) -> None:
-    """The actor lives on."""
+    """The actor stays alive."""
     one = start(options(tmp_path, program=(str(tmp_path / "none"),)))
 
     wait_until(lambda: "No such file" in one.report()["last_line"], "the report names the reason")
 
 
 def test_a_worker_host_finishes_when_its_actor_is_killed(tmp_path) -> None:
-    """The kernel tells it; nobody else could."""
+    """The kernel notifies the worker host; no other process could."""
     program = (
         "import sys, time\nfrom batchd.on_ray.actor import ActorOptions, HostActor\n"
         f"HostActor(ActorOptions('{ADDRESS}', 1, key='', program=tuple(sys.argv[1:])))\ntime.sleep(3600)"
@@ -164,7 +164,7 @@ def test_a_worker_host_finishes_when_its_actor_is_killed(tmp_path) -> None:
 
 
 def test_a_worker_host_whose_actor_was_gone_before_does_not_start() -> None:
-    """Its number is that of another process, or of none."""
+    """The actor's number now belongs to another process, or to none."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "batchd.on_ray.actor", "0", "true"],
         timeout=PATIENCE_S,

@@ -1,4 +1,4 @@
-"""Reloads while trainers read: kept streams are untouched, removed ones tell, nothing is left."""
+"""Reloads while trainers read: kept streams are untouched, removed ones end, nothing remains."""
 
 import json
 import os
@@ -27,7 +27,7 @@ BATCHES_A_CYCLE = 10
 
 
 class Reloading:
-    """A daemon whose configuration is changed. ``others`` come beside the stream ``photos``."""
+    """Start a daemon whose configuration changes. ``others`` are served beside ``photos``."""
 
     def __init__(self, start_daemon, photos, others=None, **options):
         self.photos = photos
@@ -47,7 +47,7 @@ class Reloading:
         write_settings(self.daemon.config, streams, settings)
 
     def reload(self, streams, exit_code=0, **daemon):
-        """Change the file, have it read again, and give what is said of it."""
+        """Change the file, reload it, and return the command's output."""
         self.write(streams, **daemon)
         return self.daemon.reload(exit_code)
 
@@ -64,9 +64,10 @@ def reloading(start_daemon, photos):
 
 
 def test_streams_are_added_removed_and_left_alone(reloading):
-    """The command says what has changed, and so do the status and the log.
+    """The command, the status and the log all report the changes.
 
-    A trainer of a removed stream keeps its batches and is told; the last lease frees the memory.
+    A trainer of a removed stream keeps its batches and gets an error; the last lease frees the
+    memory.
     """
     it = reloading()
 
@@ -95,9 +96,9 @@ def test_streams_are_added_removed_and_left_alone(reloading):
 
 
 def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading):
-    """The problems of ``batchd check``, a line each; a file that is no TOML at all is no exception.
+    """The output lists the problems of `batchd check`; a file that is not TOML has one, too.
 
-    Nor is a stream that does not fit beside those that stay: no ring is made smaller for it.
+    A stream that does not fit beside the kept ones is a problem as well: no ring shrinks for it.
     """
     it = reloading()
     said = it.reload({"photos": it.stream(), "large": it.stream(memory="63MiB")}, exit_code=5, memory="63MiB")
@@ -118,7 +119,7 @@ def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading
 
 
 def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloading):
-    """It gets each batch once, in order, and keeps what it holds; descriptors suffice."""
+    """It gets each batch once, in order, and keeps its slots; descriptors suffice."""
     it = reloading()
     with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos", epochs=2) as stream:
         expected = Expected(it.daemon.config)
@@ -144,7 +145,7 @@ def slot_descriptors(daemon):
 
 
 def test_a_trainer_of_a_stream_with_other_batches_is_told_so(reloading):
-    """As after a daemon's restart with another configuration; new trainers get the new stream."""
+    """A restart with another configuration does the same; new trainers get the new stream."""
     it = reloading()
     with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos") as stream:
         next(iter(stream)).release()
@@ -156,7 +157,7 @@ def test_a_trainer_of_a_stream_with_other_batches_is_told_so(reloading):
 
 
 def test_workers_come_and_go_without_a_death(reloading):
-    """The surplus ones finish what they have; no row is lost, and nothing is counted as a death."""
+    """Surplus workers finish their orders; no row is lost, and no death is counted."""
     it = reloading()
     trainer = TrainerProcess(it.daemon.address, epochs=2)
     trainer.begin(do="take")
@@ -174,8 +175,8 @@ def test_workers_come_and_go_without_a_death(reloading):
     assert it.daemon.status()["daemon"]["worker_deaths"] == 0
 
 
-def test_a_stream_that_has_stopped_begins_anew_when_what_stopped_it_is_mended(start_daemon, tmp_path):
-    """Nothing of its settings has changed, and nothing that a scan would find."""
+def test_a_stopped_stream_restarts_with_a_reload_once_the_cause_is_mended(start_daemon, tmp_path):
+    """Neither its settings nor anything that a scan finds has changed."""
     write_photos(tmp_path, {"cat": 40}, height=72, width=96)
     spoilt = min((tmp_path / "cat").iterdir())
     good = spoilt.read_bytes()
@@ -196,7 +197,7 @@ def test_a_stream_that_has_stopped_begins_anew_when_what_stopped_it_is_mended(st
 
 
 def test_keys_of_the_daemon_that_have_changed_are_named(reloading):
-    """Also where no stream has; workers with their number. A key that needs a restart stays."""
+    """They are named even if no stream has changed; some apply, others need a restart."""
     it = reloading()
     said = it.reload({"photos": it.stream()}, sample_timeout_s=7.0, drain_timeout_s=1.0)
     assert said == "[daemon] sample_timeout_s, drain_timeout_s changed"
@@ -212,7 +213,7 @@ def test_keys_of_the_daemon_that_have_changed_are_named(reloading):
 
 
 def test_what_a_reload_logs_looks_like_the_rest_of_the_log(reloading, tmp_path):
-    """The process that scans says it, and the daemon writes it."""
+    """The scan's process sends the lines, and the daemon writes them."""
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o777)
@@ -224,7 +225,7 @@ def test_what_a_reload_logs_looks_like_the_rest_of_the_log(reloading, tmp_path):
 
 
 def test_a_hangup_during_the_first_scan_is_done_after_it(start_daemon, photos):
-    """It is no reason to end, and what the file says by then is served."""
+    """The signal does not end the daemon, which then serves what the file says by that time."""
     daemon = start_daemon(ready=False, faults={"daemon.starting": "stop"})
     daemon.wait_for_fault("daemon.starting")
     settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
@@ -237,14 +238,14 @@ def test_a_hangup_during_the_first_scan_is_done_after_it(start_daemon, photos):
 
 
 def test_a_change_that_is_taken_back_while_it_is_read_is_taken_back(reloading, photos):
-    """The second reading begins at the moment of the first one's end, and knows its changes."""
+    """The second reading begins when the first one ends, and sees its changes."""
     it = reloading(others={"more": folder_stream(photos, seed=5)}, faults={"rescan.sent": "stop"})
     it.write({"photos": it.stream()})
     it.daemon.send(signal.SIGHUP)
     reader = it.daemon.wait_for_fault("rescan.sent")
     it.write({"photos": it.stream(), "more": folder_stream(photos, seed=5)})
     it.daemon.send(signal.SIGHUP)
-    it.daemon.status()  # the loop has come to the signal when it answers
+    it.daemon.status()  # its answer shows that the loop has seen the signal
     os.kill(reader, signal.SIGCONT)
     wait_until(lambda: len(it.daemon.log_lines("configuration reloaded")) == 2, "both are done")
     changes = [(line["added"], line["removed"]) for line in it.daemon.log_lines("configuration reloaded")]
@@ -253,7 +254,7 @@ def test_a_change_that_is_taken_back_while_it_is_read_is_taken_back(reloading, p
 
 
 def test_reading_the_configuration_gives_way_to_workers_trainers_and_the_end(reloading):
-    """From the first moment on: its imports take longest. A waiting user is told of the end."""
+    """It yields from the start: imports take longest. A waiting user hears of the daemon's end."""
     it = reloading(faults={"rescan.starting": "stop"})
     it.daemon.send(signal.SIGHUP)
     reader = it.daemon.wait_for_fault("rescan.starting")
@@ -265,7 +266,7 @@ def test_reading_the_configuration_gives_way_to_workers_trainers_and_the_end(rel
 
 @pytest.mark.parametrize("reloads", [RELOADS[0], pytest.param(RELOADS[1], marks=pytest.mark.slow)])
 def test_many_reloads_leave_two_trainers_exact_and_nothing_behind(reloading, reloads):
-    """A stream comes, is read and goes; two trainers read another one all the time."""
+    """A stream is added, read and removed each time; two trainers read another one throughout."""
     it = reloading()
     daemon = it.daemon
     trainers = [TrainerProcess(daemon.address, epochs=1000).ready() for _ in range(2)]
@@ -292,13 +293,13 @@ def test_many_reloads_leave_two_trainers_exact_and_nothing_behind(reloading, rel
 
 
 def read_on(stream):
-    """Take what there still is."""
+    """Read the rest."""
     for batch in stream:
         batch.release()
 
 
 def cycle(it, with_more, trainers, seen):
-    """Add a stream, read some of it, and take it out, while both trainers read."""
+    """Add a stream, read some of it, and remove it, while both trainers read."""
     for trainer in trainers:
         trainer.begin(do="take", batches=BATCHES_A_CYCLE)
     it.write(with_more)
@@ -317,14 +318,14 @@ def settled(it):
 
 
 def possessions(daemon):
-    """Daemon's and workers' descriptors by kind. A busier worker may map a stream's first."""
+    """Count descriptors of daemon and workers by kind. A busier worker may map a stream's first."""
     found = {}
     for pid in (daemon.pid, *sorted(daemon.worker_pids())):
         kinds = {}
         for name in descriptors_of(str(pid)).values():
             kind = name.split(":")[0] if not name.startswith("/memfd") else name
             kinds[kind] = kinds.get(kind, 0) + 1
-        # The ring of the stream that stays may grow; see below.
+        # The ring of the kept stream may grow; see below.
         kinds.pop("/memfd:batchd-slot (deleted)", None)
         if pid != daemon.pid:
             kinds.pop("/memfd:batchd-index (deleted)", None)
@@ -333,7 +334,7 @@ def possessions(daemon):
 
 
 def has_strays(daemon):
-    """Does a worker have a slot, or an index, that is none of the stream that is served?"""
+    """Tell whether a worker has a slot, or an index, that does not belong to the served stream."""
     slots = daemon.stream_status()["slots"]
     return any(mappings(pid, "slot") > slots or indexes_of(pid) > 1 for pid in daemon.worker_pids())
 
@@ -344,14 +345,14 @@ def indexes_of(pid):
 
 
 def mappings(pid, what):
-    """How many slots, or indexes, a process has mapped."""
+    """Return how many slots, or indexes, a process has mapped."""
     return sum(f"memfd:batchd-{what}" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
 
 
 def test_a_push_stream_keeps_its_mailbox_unless_it_has_changed(start_daemon, photos):
-    """Queued samples are in the first batch after it; a changed stream's mailbox loses them.
+    """The next batch has the queued samples; the mailbox of a changed stream loses them.
 
-    Nothing that comes afterwards is: producers go over to the new mailbox.
+    Later samples are safe: producers switch to the new mailbox.
     """
     live = {**push_stream(), "memory": "8MiB"}
     it = Reloading(start_daemon, photos, {"live": live}, memory="64MiB")
@@ -374,7 +375,7 @@ def test_a_push_stream_keeps_its_mailbox_unless_it_has_changed(start_daemon, pho
 
 
 def test_a_daemon_of_a_script_has_no_configuration_to_read_again(photos, tmp_path):
-    """The command is told so."""
+    """The command's error says so."""
     streams = {"photos": folder_stream(photos)}
     with batchd.serve(write_settings(tmp_path / "batchd.toml", streams, {"workers": 1, "memory": "64MiB"})) as address:
         said = command("reload", address=address, status=1).stderr

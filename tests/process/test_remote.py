@@ -30,30 +30,30 @@ def start_remote(start_daemon):
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """Serve forty samples, over TCP too; also one by one."""
+    """Serve forty samples, over TCP too; another stream has one sample per batch."""
     streams = {"photos": folder_stream(photos), "single": folder_stream(photos, batch_size=1)}
     return start_shared_daemon(streams, tcp=f"127.0.0.1:{free_port()}")
 
 
 @pytest.fixture(scope="module")
 def expected(daemon):
-    """What is at each position of that daemon's stream."""
+    """Compute the content of each position of that daemon's stream."""
     return Expected(daemon.config)
 
 
 def port_of(daemon):
-    """Where it listens."""
+    """Return the daemon's TCP port."""
     return int(daemon.tcp_address.rpartition(":")[2])
 
 
 def idle(daemon):
-    """Nobody has a claim, and no slot is held."""
+    """Tell whether no trainer has a claim, and no slot is held."""
     status = daemon.stream_status()
     return not status["subscriptions"] and status["leased_slots"] == 0
 
 
 def test_a_remote_trainer_reads_what_a_local_one_reads(daemon, expected):
-    """Epoch for epoch, byte for byte, with the same state."""
+    """Epochs, bytes and state are equal."""
     with batchd_client.connect(daemon.tcp_address) as far, batchd_client.connect(daemon.address) as near:
         remote, local = far.stream("photos", epochs=3), near.stream("photos", epochs=3)
         for epoch in range(3):
@@ -64,7 +64,7 @@ def test_a_remote_trainer_reads_what_a_local_one_reads(daemon, expected):
 
 @pytest.mark.parametrize("world_size", [2, 3, 16])
 def test_remote_ranks_read_their_shares(daemon, world_size):
-    """Whole batches, and parts of those that are shared in the last round."""
+    """Shares are whole batches, and parts of the batches that the last round splits."""
     with batchd_client.connect(daemon.tcp_address) as far:
         streams = [far.stream("photos", rank, world_size, epochs=1) for rank in range(2)]
         shares = [see(stream) for stream in streams]
@@ -76,7 +76,7 @@ def test_remote_ranks_read_their_shares(daemon, world_size):
 
 
 def test_a_state_goes_from_a_local_trainer_to_a_remote_one_and_back(daemon, expected):
-    """Three times, at any step."""
+    """It moves three times, at any step."""
     state, seen = None, []
     for address in (daemon.address, daemon.tcp_address, daemon.address):
         with batchd_client.connect(address) as connection:
@@ -89,7 +89,7 @@ def test_a_state_goes_from_a_local_trainer_to_a_remote_one_and_back(daemon, expe
 
 
 def test_batches_are_read_only_and_buffers_are_used_again(daemon, expected):
-    """What a trainer keeps stays as it is; what it gives back is filled anew."""
+    """A batch that a trainer keeps stays unchanged; a buffer that it releases is filled again."""
     with batchd_client.connect(daemon.tcp_address) as far:
         stream = far.stream("photos", epochs=2)
         kept = [batch for batch, _ in zip(stream, range(3), strict=False)]
@@ -112,7 +112,7 @@ def test_batches_are_read_only_and_buffers_are_used_again(daemon, expected):
 
 
 def test_a_remote_hoarder_is_told(daemon):
-    """No ring would stop it, so a number does; after releasing, the loop continues."""
+    """No ring would stop it, so a limit does; after releasing, the loop continues."""
     with batchd_client.connect(daemon.tcp_address) as far:
         stream = far.stream("single", epochs=1)
         hoard = []
@@ -124,8 +124,8 @@ def test_a_remote_hoarder_is_told(daemon):
         assert seen + see(stream) == Expected(daemon.config, "single").epoch(0)
 
 
-def test_status_shows_who_came_which_way(daemon):
-    """Shared memory or TCP, from where, with which key."""
+def test_status_shows_how_each_trainer_connected(daemon):
+    """It has shared memory or TCP, the peer's host, and the key."""
     with batchd_client.connect(daemon.tcp_address) as far, batchd_client.connect(daemon.address) as near:
         see(far.stream("photos", epochs=1))
         trainers = {one["transport"]: one for one in near.status()["trainers"]}
@@ -136,7 +136,7 @@ def test_status_shows_who_came_which_way(daemon):
 
 
 def test_a_trainer_on_the_daemons_own_host_is_told_once_that_shared_memory_is_faster(daemon, caplog):
-    """At INFO, with the address, and not at every connection."""
+    """The message has level INFO and the address, and is not repeated at every connection."""
     log_once.cache_clear()
     with caplog.at_level(logging.INFO, "batchd_client"):
         for _ in range(2):
@@ -147,7 +147,7 @@ def test_a_trainer_on_the_daemons_own_host_is_told_once_that_shared_memory_is_fa
 
 
 def test_a_killed_remote_trainer_leaves_nothing(daemon, start_trainer):
-    """The end of its connection ends its claims; what was being sent to it is free again."""
+    """The end of its connection ends its claims; slots that were being sent are free again."""
     trainer = start_trainer(daemon.tcp_address)
     trainer.take(2)
     trainer.kill()
@@ -155,7 +155,7 @@ def test_a_killed_remote_trainer_leaves_nothing(daemon, start_trainer):
 
 
 def test_a_stopped_remote_trainer_costs_others_nothing_and_goes_on(start_remote, start_trainer, photos):
-    """Two slots are all that it may keep busy; it finds its place again after SIGCONT."""
+    """It may hold two slots at most; it finds its position again after SIGCONT."""
     daemon = start_remote({"photos": folder_stream(photos, memory=6 * SLOT_BYTES)})
     expected = Expected(daemon.config)
     everything = expected.epoch(0) + expected.epoch(1)
@@ -168,7 +168,7 @@ def test_a_stopped_remote_trainer_costs_others_nothing_and_goes_on(start_remote,
 
 
 def test_remote_trainers_finish_exactly_across_a_restart(start_remote, start_trainer, photos):
-    """The daemon is killed while they read; they find its successor and go on where they are."""
+    """The daemon is killed while they read; they continue with its successor at their positions."""
     daemon = start_remote({"photos": folder_stream(photos, batch_size=2)})
     expected = Expected(daemon.config)
     everything = expected.epoch(0) + expected.epoch(1)
@@ -181,7 +181,7 @@ def test_remote_trainers_finish_exactly_across_a_restart(start_remote, start_tra
 
 
 def test_a_worker_killed_for_a_remote_trainer_changes_nothing(start_remote, photos):
-    """As for local ones."""
+    """The same holds for local trainers."""
     daemon = start_remote({"photos": folder_stream(photos, batch_size=2)}, chunk_rows=1)
     with batchd_client.connect(daemon.tcp_address) as far:
         stream = far.stream("photos", epochs=1)
@@ -196,7 +196,7 @@ def test_a_worker_killed_for_a_remote_trainer_changes_nothing(start_remote, phot
 
 @pytest.mark.parametrize("cut_after", [0, 1, 63, 64, 100, 300, 1000, 5_000, 20_000, 100_000])
 def test_a_connection_cut_at_any_byte_repeats_and_loses_nothing(daemon, expected, cut_after):
-    """In the greeting, in a header, in the middle of pixels: the trainer reconnects."""
+    """The cut is in the greeting, in a header or amid pixels: the trainer reconnects."""
     with Proxy(port_of(daemon)) as proxy, batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}") as far:
         stream = far.stream("photos", epochs=2)
         seen = see(stream, 1)
@@ -212,7 +212,7 @@ def test_a_connection_cut_at_any_byte_repeats_and_loses_nothing(daemon, expected
 
 
 def test_a_connection_cut_between_any_two_batches_repeats_and_loses_nothing(daemon, expected):
-    """After each batch that the trainer takes; what had come before is not asked for again."""
+    """The cut follows each batch; the trainer does not request received batches again."""
     with Proxy(port_of(daemon)) as proxy, batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}") as far:
         stream = far.stream("photos", epochs=2)
         seen = []
@@ -225,26 +225,26 @@ def test_a_connection_cut_between_any_two_batches_repeats_and_loses_nothing(daem
 
 
 def test_a_slow_network_only_takes_longer(daemon, expected):
-    """Each part of what is sent comes late."""
+    """Each part of the data arrives late."""
     with Proxy(port_of(daemon)) as proxy, batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}") as far:
         proxy.delay_s = 0.005
         assert see(far.stream("photos", epochs=1)) == expected.epoch(0)
 
 
-def test_nobody_listening_is_said_with_what_to_check():
-    """After ``connect_timeout_s``, during which a daemon may start."""
+def test_a_port_without_a_listener_is_an_error_with_a_remedy():
+    """The error comes after ``connect_timeout_s``, during which a daemon may start."""
     with pytest.raises(DaemonNotFound, match=r"nothing listens on port \d+: is the daemon running, with tcp = set"):
         batchd_client.connect(f"tcp://127.0.0.1:{free_port()}", connect_timeout_s=0.3)
 
 
 def test_a_host_that_does_not_exist_is_said():
-    """The name is what is wrong."""
+    """The error blames the host's name."""
     with pytest.raises(DaemonNotFound, match=r"the host 'no-such-host\.invalid' is not known here"):
         batchd_client.connect("tcp://no-such-host.invalid:7070", connect_timeout_s=0.3)
 
 
-def test_somebody_else_who_listens_is_no_daemon():
-    """A web server, say: it talks, but not our language."""
+def test_another_program_that_listens_is_not_taken_for_a_daemon():
+    """A web server, for example, answers in another protocol."""
     with Proxy(free_port()) as proxy:
         proxy.is_open = False
         with pytest.raises(DaemonNotFound, match="no batchd daemon"):

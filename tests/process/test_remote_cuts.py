@@ -20,7 +20,7 @@ FIRST_MESSAGES = 8
 
 @pytest.fixture(scope="module", params=["with keys", "without keys"])
 def key(request, tmp_path_factory):
-    """A directory for keys, and one key in a file, or neither it nor any keys."""
+    """Make a directory for keys and one key in a file, or return neither."""
     folder = tmp_path_factory.mktemp("keys")
     keys = KeyDirectory(folder / "keys")
     if request.param == "without keys":
@@ -34,13 +34,13 @@ def key(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, key):
-    """A daemon that has keys, and one that has none."""
+    """Start a daemon with keys, or one without."""
     return start_shared_daemon(tcp=f"127.0.0.1:{free_port()}", keys_dir=str(key[0]))
 
 
 @pytest.fixture
 def proxy(daemon):
-    """The way to it."""
+    """Start the proxy in front of the daemon."""
     with Proxy(int(daemon.tcp_address.rpartition(":")[2])) as proxy:
         yield proxy
 
@@ -60,7 +60,7 @@ def read_all(proxy, key):
 def test_a_first_connection_that_is_cut_at_any_byte_is_made_when_the_network_is_whole(
     daemon, proxy, read_all, cut_after
 ):
-    """Several connections are cut there; a fitting key is never called a wrong one."""
+    """Several connections are cut there; the trainer never reports a fitting key as a wrong one."""
     proxy.cut_after = cut_after
     with ThreadPoolExecutor(1) as background:
         seen = background.submit(read_all)
@@ -70,7 +70,7 @@ def test_a_first_connection_that_is_cut_at_any_byte_is_made_when_the_network_is_
 
 
 def test_a_first_connection_that_is_cut_between_two_messages_is_made_again(daemon, proxy, read_all):
-    """After each of a daemon's first parts, and a byte before and after that."""
+    """The cut follows each of a daemon's first parts, or is a byte before or after its end."""
     ends = []
 
     def note(data):

@@ -1,4 +1,4 @@
-"""Who is let in over TCP, what a key opens, and what is said to those who stay outside."""
+"""Keys over TCP: which trainers may connect, what a key opens, and the errors of the others."""
 
 import signal
 from dataclasses import replace
@@ -25,7 +25,7 @@ SILENCE_MS = 500
 
 
 def write_key(folder, key):
-    """A connection file, as `batchd keys new -o` writes it."""
+    """Write a connection file, as `batchd keys new -o` does."""
     file = folder / f"{key.name}.conn"
     file.touch(0o600)
     file.write_text(connection_file_text(key))
@@ -34,7 +34,7 @@ def write_key(folder, key):
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    """The daemon's keys."""
+    """Make the daemon's keys."""
     directory = KeyDirectory(tmp_path_factory.mktemp("keys") / "keys")
     directory.make_daemon_key()
     return directory
@@ -42,31 +42,31 @@ def keys(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Where connection files lie."""
+    """Make a folder for connection files."""
     return tmp_path_factory.mktemp("files")
 
 
 @pytest.fixture(scope="module")
 def good(keys, files):
-    """A key that opens everything."""
+    """Make a key that opens every stream."""
     return write_key(files, keys.new("good", None))
 
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos, keys, good):
-    """Two streams, for those who have keys."""
+    """Serve two streams to trainers with keys."""
     assert good
     streams = {name: folder_stream(photos) for name in ("photos", "secret")}
     return start_shared_daemon(streams, tcp=f"127.0.0.1:{free_port()}", keys_dir=str(keys.path))
 
 
 def connect(daemon, key):
-    """With little patience: what is asked for here is said at once."""
+    """Connect with a short timeout: the daemon answers these requests at once."""
     return batchd_client.connect(daemon.tcp_address, key=key, connect_timeout_s=5.0)
 
 
 def test_a_known_key_opens_every_stream(daemon, good):
-    """And the daemon knows whose it is."""
+    """The daemon knows the key's name."""
     with connect(daemon, good) as connection:
         assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
         (far,) = [one for one in daemon.status()["trainers"] if one["transport"] == "tcp"]
@@ -75,7 +75,7 @@ def test_a_known_key_opens_every_stream(daemon, good):
 
 
 def test_the_key_may_come_from_the_environment(daemon, good, monkeypatch):
-    """As a job script sets it, with the address."""
+    """A job script sets it, with the address."""
     monkeypatch.setenv("BATCHD_ADDRESS", daemon.tcp_address)
     monkeypatch.setenv("BATCHD_KEY", good)
     with batchd_client.connect() as connection:
@@ -83,7 +83,7 @@ def test_the_key_may_come_from_the_environment(daemon, good, monkeypatch):
 
 
 def test_a_key_for_some_streams_opens_no_other(daemon, keys, files):
-    """It does not even show them."""
+    """The daemon does not even show them."""
     file = write_key(files, keys.new("half", frozenset({"photos"})))
     with connect(daemon, file) as connection:
         see(connection.stream("photos", epochs=1), 1)
@@ -95,13 +95,13 @@ def test_a_key_for_some_streams_opens_no_other(daemon, keys, files):
 
 
 def test_without_a_key_the_trainer_is_told_that_it_needs_one(daemon):
-    """And where it is looked for."""
+    """The error names the places of a key."""
     with pytest.raises(KeyRefused, match=r"requires a key, and none was given in \$BATCHD_KEY"):
         connect(daemon, None)
 
 
 def test_a_revoked_key_is_told_so(daemon, keys, files):
-    """It fits the daemon, and is not known to it any more."""
+    """It fits the daemon, which no longer accepts it."""
     file = write_key(files, keys.new("gone", None))
     keys.revoke("gone")
     with pytest.raises(KeyRefused, match="does not know the key 'gone'"):
@@ -109,7 +109,7 @@ def test_a_revoked_key_is_told_so(daemon, keys, files):
 
 
 def test_the_key_of_a_worker_host_opens_no_batch(daemon, keys, files):
-    """The trainer is told so before it connects; the daemon refuses a file that hides its role."""
+    """The client rejects it before it connects; the daemon rejects a file that hides its role."""
     key = keys.new("pool", role=Role.WORKER)
     with pytest.raises(KeyInvalid, match="is the key of a worker host; a trainer needs a key of its own"):
         connect(daemon, write_key(files, key))
@@ -120,14 +120,14 @@ def test_the_key_of_a_worker_host_opens_no_batch(daemon, keys, files):
 
 
 def test_a_key_made_for_another_daemon_is_told_so(daemon, tmp_path):
-    """The daemon's own key is another one than it names."""
+    """The key names another key of the daemon than this daemon has."""
     other = KeyDirectory(tmp_path / "other")
     with pytest.raises(KeyRefused, match="has other keys than those for which 'stray' was made"):
         connect(daemon, write_key(tmp_path, other.new("stray", None)))
 
 
 def test_a_stopped_daemon_is_not_taken_for_something_else(daemon, good):
-    """Its kernel takes the connection, and nobody greets; when it goes on, so does the trainer."""
+    """Its kernel accepts the connection, and no greeting follows; later both continue."""
     daemon.send(signal.SIGSTOP)
     with pytest.raises(
         DaemonNotFound, match="took the connection but says nothing: stopped, hung, or no batchd daemon"
@@ -147,7 +147,7 @@ def test_a_key_for_a_daemon_without_keys_is_told_so(start_daemon, tmp_path, good
 
 @pytest.mark.parametrize("content", [None, "", "nonsense", 'name = "x"\n'])
 def test_a_file_that_is_no_key_is_named(tmp_path, content):
-    """Missing, empty, or something else."""
+    """The file is missing, empty, or has other content."""
     file = tmp_path / "conn.key"
     if content is not None:
         file.touch(0o600)
@@ -157,7 +157,7 @@ def test_a_file_that_is_no_key_is_named(tmp_path, content):
 
 
 def test_a_key_that_others_may_read_is_not_used(tmp_path, good):
-    """It would be nobody's secret."""
+    """It would not be secret."""
     file = tmp_path / "open.key"
     file.write_text(Path(good).read_text())
     file.chmod(0o644)
@@ -166,8 +166,8 @@ def test_a_key_that_others_may_read_is_not_used(tmp_path, good):
 
 
 @pytest.mark.parametrize("mechanism", ["NULL", "PLAIN", "CURVE with an unknown key"])
-def test_who_has_no_key_gets_not_a_byte(daemon, keys, mechanism):
-    """Whatever he says, nothing of the daemon's comes back, and it goes on serving others."""
+def test_a_peer_without_a_key_gets_not_a_byte(daemon, keys, mechanism):
+    """The daemon sends nothing back, whatever it receives, and continues to serve others."""
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.linger = 0
@@ -186,7 +186,7 @@ def test_who_has_no_key_gets_not_a_byte(daemon, keys, mechanism):
 
 
 def test_a_session_ends_with_its_key(daemon, keys, files):
-    """Revoked while it reads: its claims are gone within a tick or two."""
+    """The key is revoked while the trainer reads: its claims end within a tick or two."""
     file = write_key(files, keys.new("short", None))
     with connect(daemon, file) as connection:
         stream = connection.stream("photos", window=1)
@@ -198,7 +198,7 @@ def test_a_session_ends_with_its_key(daemon, keys, files):
 
 
 def test_a_revoked_key_does_not_come_in_by_the_name_of_its_successor(daemon, keys):
-    """It was let in, said nothing, and was revoked; now another key has its name."""
+    """Its holder connected, sent nothing, and lost the key; now another key has its name."""
     old = keys.new("heir", None)
     context = zmq.Context()
     early = context.socket(zmq.DEALER)
@@ -225,21 +225,21 @@ def test_a_revoked_key_does_not_come_in_by_the_name_of_its_successor(daemon, key
 
 
 def test_a_refusal_does_not_send_a_long_name_back(daemon, keys, files):
-    """The trainer could not read an answer that is longer than a message's texts may be."""
+    """The trainer could not read an answer that is longer than the limit for texts."""
     file = write_key(files, keys.new("narrow", frozenset({"photos"})))
     with connect(daemon, file) as connection, pytest.raises(KeyRefused, match="does not open"):
         connection.stream("x" * 16_000)
 
 
 def test_listening_beyond_loopback_without_keys_is_refused_at_the_start(start_daemon, tmp_path):
-    """With the command that makes one."""
+    """The error has the command that makes one."""
     daemon = start_daemon(tcp=f"0.0.0.0:{free_port()}", keys_dir=str(tmp_path / "none"), ready=False)
     assert daemon.wait() == 2
     assert "batchd keys new --name" in daemon.log
 
 
 def test_the_key_of_a_worker_host_does_not_open_the_trainers_address_beyond_loopback(start_daemon, tmp_path):
-    """No trainer could connect, so the daemon does not start either."""
+    """No trainer could connect, so the daemon does not start."""
     batchd(
         "keys",
         "new",

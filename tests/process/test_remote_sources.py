@@ -1,4 +1,4 @@
-"""Shards on servers, served: the same batches as from files, also while a server is gone."""
+"""Shards on servers, served: the same batches as from files, also during a server's outage."""
 
 import os
 import signal
@@ -23,17 +23,17 @@ from support.waiting import wait_until
 
 @pytest.fixture(scope="module", autouse=True)
 def _obstore_runs():
-    """Its threads are the process's for ever: no test leaves them behind by being the first."""
+    """Start obstore's threads, which live as long as the process, before any test's leak check."""
     obstore.put(MemoryStore(), "x", b"x")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files below a folder."""
+    """Return the files below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_shards_on_servers_give_the_batches_that_the_files_give(start_daemon, photos, tmp_path, web, bucket):
-    """Shuffled and cropped; the same streams by their fingerprints. Each image may be an object."""
+    """Samples are shuffled and cropped; fingerprints are equal. Each image may be an object."""
     source = photo_shards(photos, tmp_path)
     web.files.update(contents(tmp_path))
     bucket.put({f"some/where/{name}": data for name, data in web.files.items()})
@@ -60,12 +60,12 @@ def test_shards_on_servers_give_the_batches_that_the_files_give(start_daemon, ph
 
 @pytest.fixture
 def servers(web, bucket, google):
-    """One of each kind."""
+    """Start one server of each kind."""
     return web, bucket, google
 
 
 def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, photos, tmp_path, servers):
-    """Value by value and by row groups, with class names; a worker is killed meanwhile."""
+    """They are read by value and by row group, with class names; a worker is killed meanwhile."""
     web, bucket, google = servers
     here = folder_stream(photos)
     streams = {"files": here}
@@ -122,7 +122,7 @@ def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, ph
 
 
 def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon, photos, tmp_path):
-    """Its trainer waits; when it is back, the batches are those that the files give."""
+    """Its trainer waits; after the outage, the batches are those that the files give."""
     source = photo_shards(photos, tmp_path)
     with serving(contents(tmp_path)) as server:
         port = server.port
@@ -134,7 +134,7 @@ def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon
         reads = connection.stream("http", epochs=1)
         with suppress(BatchTimeout):
             next(iter(reads))
-            raise AssertionError("nobody was there to give it")
+            raise AssertionError("no server ran that could send it")
         with serving(contents(tmp_path), port=port):
             seen = see_patiently(reads)
         with batchd_client.connect(daemon.address) as other:
@@ -144,7 +144,7 @@ def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon
 
 
 def test_a_server_that_is_gone_for_good_stops_the_stream_with_the_reason(start_daemon, photos, tmp_path):
-    """Soon, as it is not asked for every sample that could stand in for another."""
+    """It stops soon: the daemon does not request every possible substitute."""
     source = photo_shards(photos, tmp_path)
     with serving(contents(tmp_path)) as server:
         stream = {**folder_stream(photos), "source": {**source, "root": server.url}, "max_bad_fraction": 1.0}
@@ -157,7 +157,7 @@ def test_a_server_that_is_gone_for_good_stops_the_stream_with_the_reason(start_d
 
 
 def see_patiently(reads: "batchd_client.Stream") -> list:
-    """All batches, however often the trainer has to wait longer than it wants to."""
+    """Read all batches, however often the trainer's wait reaches its timeout."""
     seen: list = []
     while True:
         with suppress(BatchTimeout):
@@ -168,7 +168,7 @@ def see_patiently(reads: "batchd_client.Stream") -> list:
 
 
 def test_what_changes_on_a_server_makes_bad_samples_that_say_so(start_daemon, photos, tmp_path, web: FileServer):
-    """With the URL, the member and the byte; nothing of what the server says."""
+    """The reason has URL, member and byte, and no text from the server."""
     source = photo_shards(photos, tmp_path, count=2)
     web.files.update(contents(tmp_path))
     stream = {
@@ -198,7 +198,7 @@ def test_what_changes_on_a_server_makes_bad_samples_that_say_so(start_daemon, ph
 
 
 def test_a_check_says_what_is_wrong_with_a_server(tmp_path, web: FileServer):
-    """And that all is well, with the URL as it was written."""
+    """It also reports a good server, with the URL as it was written."""
     file = tmp_path / "batchd.toml"
     stream = folder_stream(tmp_path, source={"type": "webdataset", "root": f"{web.url}/x", "shards": ["a-{0..3}.tar"]})
     write_settings(file, {"a": stream}, {"runtime_dir": str(tmp_path / "run")})

@@ -1,7 +1,7 @@
-"""Steps give equal pixels with every OpenCV, on every processor, with and without our extension.
+"""Steps give equal pixels with every OpenCV, on every processor, with and without the extension.
 
-Other processors and libraries are children whose libraries are told to do without: see
-``support.pixel_sums``.
+Other processors and libraries are child processes that tell their libraries to do without a
+feature: see ``support.pixel_sums``.
 """
 
 import json
@@ -37,7 +37,7 @@ BARE = {name: value for kind in KINDS.values() for name, value in kind.items()}
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """The inputs of all steps, as a file."""
+    """Save the inputs of all steps in a file."""
     path = tmp_path_factory.mktemp("pixels") / "inputs.npz"
     write_inputs(path)
     return path
@@ -45,12 +45,12 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def usual(inputs):
-    """What steps make on this machine as it is."""
+    """Return the sums of all steps on this machine without changes."""
     return sums(inputs)
 
 
 def sums(inputs, environment=None, path="", before="pass"):
-    """What steps make in a process of another kind."""
+    """Return the sums of all steps in a process of another kind."""
     done = subprocess.run(
         [sys.executable, "-c", f"{before}\n{RUN}", inputs],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(path), str(TESTS)])), **(environment or {})},
@@ -63,39 +63,39 @@ def sums(inputs, environment=None, path="", before="pass"):
 
 
 def others(usual, found):
-    """The steps that made something else."""
+    """Return the steps that gave other pixels."""
     assert usual.keys() == found.keys()
     return [name for name, made in usual.items() if found[name] != made]
 
 
 def test_steps_make_the_same_on_a_processor_without_anything(inputs, usual):
-    """No vectors beyond those that every x86-64 has, no IPP, no fused products."""
+    """It has only the vectors of every x86-64: no IPP, and no fused multiply-add."""
     assert others(usual, sums(inputs, BARE)) == []
 
 
 @pytest.mark.skipif(not resample.IS_BUILT, reason="the extension was not built, so there is nothing to compare with")
 def test_steps_make_the_same_without_the_extension(inputs, usual):
-    """What numpy makes in its place, and what the extension makes."""
+    """Steps in numpy replace the extension with equal pixels."""
     assert others(usual, sums(inputs, before=WITHOUT_EXTENSION)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_make_the_same_in_each_kind_of_process(inputs, usual, kind):
-    """One thing missing at a time."""
+    """Each process lacks one feature."""
     assert others(usual, sums(inputs, KINDS[kind])) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHER_OPENCVS)
 def test_steps_make_the_same_with_another_opencv(inputs, usual, other, tmp_path):
-    """With its vectors and IPP, and without."""
+    """The other OpenCV runs with its vectors and IPP, and without."""
     if version(OPENCV) == other:
-        pytest.skip("is the one that is installed")
+        pytest.skip("this version is installed already")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path, f"{OPENCV}=={other}"]
     done = subprocess.run(pip, capture_output=True, check=False)
     if done.returncode != 0:
-        pytest.skip(f"cannot be installed: {done.stderr.decode().strip().splitlines()[-1:]}")
+        pytest.skip(f"this OpenCV cannot be installed: {done.stderr.decode().strip().splitlines()[-1:]}")
 
     assert others(usual, sums(inputs, path=tmp_path)) == []
     assert others(usual, sums(inputs, BARE, path=tmp_path)) == []

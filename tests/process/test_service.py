@@ -1,4 +1,4 @@
-"""A real daemon and a fake service manager: what it is told, and when."""
+"""A real daemon and a fake service manager: the notifications that it gets, and when."""
 
 import re
 import signal
@@ -17,7 +17,7 @@ WATCHDOG_US = "3000000"
 
 @pytest.fixture
 def manager(daemons_folder: Path) -> Iterator[NotifySocket]:
-    """The service manager's end; its path is short."""
+    """Listen as a service manager does; the socket's path is short."""
     manager = NotifySocket(daemons_folder / "notify")
     yield manager
     manager.close()
@@ -29,7 +29,7 @@ def variables(manager: NotifySocket) -> dict[str, str]:
 
 
 def feedings(manager: NotifySocket) -> int:
-    """How often the watchdog was fed so far."""
+    """Return how often the daemon has fed the watchdog so far."""
     manager.heard()
     return sum(message == ["WATCHDOG=1"] for message in manager.history)
 
@@ -37,7 +37,7 @@ def feedings(manager: NotifySocket) -> int:
 def test_a_daemon_tells_of_its_life(
     manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
 ) -> None:
-    """It scans, is ready with all workers, serves, gets on, and stops: in this order."""
+    """It reports in this order: scanning, ready with all workers, serving, progress, stopping."""
     daemon = start_daemon(environment=variables(manager))
     wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
     assert {worker["state"] for worker in daemon.status()["workers"]} == {"ready"}
@@ -59,7 +59,7 @@ def test_a_daemon_tells_of_its_life(
 def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
     manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
 ) -> None:
-    """And says how far it is before that; a trainer gets what was made ahead."""
+    """It reports its progress before that; a trainer gets the batches that were made ahead."""
     daemon = start_daemon(environment=variables(manager), reserve="start")
     wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
     stream = daemon.stream_status()
@@ -74,9 +74,9 @@ def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
 def test_a_reload_tells_how_far_its_scan_is(
     manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
 ) -> None:
-    """So it gets its time, from the first stream on. Workers cannot report it.
+    """The manager extends the timeout, from the first stream on. Workers cannot send reports.
 
-    A socket that nobody reads, and one that is gone, hold no trainer up.
+    Neither an unread socket nor a removed one delays a trainer.
     """
     daemon = start_daemon(environment=variables(manager))
     wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
@@ -99,9 +99,9 @@ def test_a_reload_tells_how_far_its_scan_is(
 
 
 def test_an_aborted_daemon_says_where_it_was(start_daemon: Callable[..., DaemonProcess]) -> None:
-    """So ends one that a watchdog takes for hung: its log has the stack of each thread."""
+    """A watchdog aborts a daemon that hangs: its log has the stack of each thread."""
     daemon = start_daemon()
-    daemon.status()  # who answers is in its loop
+    daemon.status()  # an answer shows that it is in its loop
     daemon.send(signal.SIGABRT)
     assert daemon.wait() == -signal.SIGABRT
     assert "(most recent call first)" in daemon.log

@@ -27,25 +27,25 @@ LARGE = [{"op": "decode"}, {"op": "resize", "size": [512, 512]}]
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """Small batches and large ones."""
+    """Serve small batches and large ones."""
     streams = {"photos": folder_stream(photos), "large": folder_stream(photos, pipeline=LARGE, verify=True)}
     return start_shared_daemon(streams, tcp=f"127.0.0.1:{free_port()}", memory="512MiB")
 
 
 def port_of(daemon):
-    """Where it listens."""
+    """Return the daemon's TCP port."""
     return int(daemon.tcp_address.rpartition(":")[2])
 
 
 def remote_trainers(daemon):
-    """Those that came over TCP."""
+    """Return the status of the trainers that use TCP."""
     return [one for one in daemon.status()["trainers"] if one["transport"] == "tcp"]
 
 
 @pytest.mark.parametrize("connections", [2, 3, PARTS_MAX])
 @pytest.mark.parametrize("stream", ["photos", "large"])
 def test_the_batches_are_the_same_over_any_number_of_connections(daemon, stream, connections):
-    """Those that are cut into parts, and those that go over one connection each."""
+    """Large batches are cut into parts; small ones use one connection each."""
     expected = Expected(daemon.config, stream)
     with batchd_client.connect(daemon.tcp_address, connections=connections) as far:
         batches = far.stream(stream, epochs=2)
@@ -58,7 +58,7 @@ def test_the_batches_are_the_same_over_any_number_of_connections(daemon, stream,
 
 
 def test_the_number_may_come_from_the_environment(daemon, monkeypatch):
-    """As a job script sets it."""
+    """A job script sets it."""
     monkeypatch.setenv("BATCHD_CONNECTIONS", "4")
     with batchd_client.connect(daemon.tcp_address):
         assert remote_trainers(daemon)[0]["connections"] == 4
@@ -66,7 +66,7 @@ def test_the_number_may_come_from_the_environment(daemon, monkeypatch):
 
 @pytest.mark.parametrize("number", ["0", "17", "-1", "two", "1.5"])
 def test_a_number_that_cannot_be_is_refused_by_name(daemon, monkeypatch, number):
-    """Whichever way it was given."""
+    """The error names the argument or the variable."""
     monkeypatch.setenv("BATCHD_CONNECTIONS", number)
     with pytest.raises(ConnectionsInvalid, match=rf"\$BATCHD_CONNECTIONS is '{number}'.* from 1 to 16"):
         batchd_client.connect(daemon.tcp_address)
@@ -75,7 +75,7 @@ def test_a_number_that_cannot_be_is_refused_by_name(daemon, monkeypatch, number)
 
 
 def test_parts_go_over_all_connections(daemon):
-    """Each carries a fair share of what a large batch has."""
+    """Each connection carries a fair share of a large batch."""
     with Proxy(port_of(daemon)) as proxy:
         with batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}", connections=3) as far:
             stream = far.stream("large", epochs=8)
@@ -86,7 +86,7 @@ def test_parts_go_over_all_connections(daemon):
 
 
 def test_when_one_of_the_connections_is_lost_the_session_is_and_the_trainer_goes_on(daemon):
-    """At its own position, over as many new ones."""
+    """It continues at its own position, with the same number of new connections."""
     expected = Expected(daemon.config, "large")
     with Proxy(port_of(daemon)) as proxy, batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}", connections=3) as far:
         stream = far.stream("large", epochs=2)
@@ -101,7 +101,7 @@ def test_when_one_of_the_connections_is_lost_the_session_is_and_the_trainer_goes
 
 
 def test_a_killed_daemon_is_found_again_over_all_connections(start_daemon, photos):
-    """The whole session is made anew."""
+    """The client makes a new session with all connections."""
     daemon = start_daemon({"photos": folder_stream(photos)}, tcp=f"127.0.0.1:{free_port()}")
     expected = Expected(daemon.config)
     with batchd_client.connect(daemon.tcp_address, connections=3) as far:
@@ -118,7 +118,7 @@ def test_a_killed_daemon_is_found_again_over_all_connections(start_daemon, photo
 
 
 class Peer:
-    """A socket of its own that says what it is told to."""
+    """A socket that sends whatever a test asks for."""
 
     def __init__(self, context, port, key=None):
         self.socket = context.socket(zmq.DEALER)
@@ -130,7 +130,7 @@ class Peer:
         self.socket.connect(f"tcp://127.0.0.1:{port}")
 
     def ask(self, message):
-        """Say something, and hear the answer."""
+        """Send a message, and return the answer."""
         self.socket.send(message.encode())
         assert self.socket.poll(PATIENCE_S * 1000), f"{message} was not answered"
         return TO_TRAINER_REMOTE.decode(self.socket.recv())
@@ -138,7 +138,7 @@ class Peer:
 
 @pytest.fixture
 def peer():
-    """Makes peers."""
+    """Make peers."""
     context, peers = zmq.Context(), []
 
     def make(port, key=None):
@@ -152,12 +152,12 @@ def peer():
 
 
 def greet():
-    """The first word of a good trainer."""
+    """Send the first message of a correct trainer."""
     return Greet(PROTOCOL_VERSION, "test", 1, "")
 
 
-def test_only_who_knows_the_secret_joins_a_session(daemon, peer):
-    """Sixteen wrong bytes, none, and those of a session that has ended."""
+def test_only_a_peer_with_the_secret_joins_a_session(daemon, peer):
+    """Rejected secrets are sixteen wrong bytes, no bytes, and that of an ended session."""
     first, other = peer(port_of(daemon)), peer(port_of(daemon))
     greeted = first.ask(greet())
     assert isinstance(greeted, Greeted)
@@ -170,7 +170,7 @@ def test_only_who_knows_the_secret_joins_a_session(daemon, peer):
 
 
 def test_a_further_connection_is_for_batches_alone(daemon, peer):
-    """What is asked there is refused, and the session goes on."""
+    """The daemon refuses queries on it, and the session continues."""
     first, other = peer(port_of(daemon)), peer(port_of(daemon))
     other.ask(Join(first.ask(greet()).secret))
     for message in (AskStatus(1), greet(), Join(bytes(16))):
@@ -181,7 +181,7 @@ def test_a_further_connection_is_for_batches_alone(daemon, peer):
 
 
 def test_a_session_has_a_limited_number_of_connections(daemon, peer):
-    """The one that is too many is told so."""
+    """The answer refuses the surplus connection."""
     first = peer(port_of(daemon))
     secret = first.ask(greet()).secret
     others = [peer(port_of(daemon)) for _ in range(PARTS_MAX)]
@@ -191,7 +191,7 @@ def test_a_session_has_a_limited_number_of_connections(daemon, peer):
 
 
 def test_with_keys_only_the_same_key_joins(start_daemon, photos, peer, tmp_path):
-    """The secret of somebody else's session does not help."""
+    """The secret of another key's session does not help."""
     keys = KeyDirectory(tmp_path / "keys")
     keys.make_daemon_key()
     ours, theirs = keys.new("ours", None), keys.new("theirs", None)
@@ -210,8 +210,8 @@ def test_with_keys_only_the_same_key_joins(start_daemon, photos, peer, tmp_path)
                 assert see(far.stream(stream, epochs=1)) == Expected(daemon.config, stream).epoch(0)
 
 
-def test_a_daemon_that_lets_nobody_join_is_an_error_and_not_a_hang(daemon):
-    """The first connection is let through, and no other; a key has nothing to do with it."""
+def test_a_daemon_that_lets_no_connection_join_is_an_error_and_not_a_hang(daemon):
+    """The daemon accepts the first connection and no other; keys do not matter."""
     with Proxy(port_of(daemon)) as proxy:
         proxy.connections_max = 1
         with pytest.raises((ConnectTimeout, DaemonNotFound), match=r"took the first of 2 connections|hangs up at once"):
@@ -219,7 +219,7 @@ def test_a_daemon_that_lets_nobody_join_is_an_error_and_not_a_hang(daemon):
 
 
 def test_what_waits_in_a_remote_trainers_memory_is_bounded_in_bytes(start_daemon, photos):
-    """A window of many large batches is cut down to what fits; on this host it is not."""
+    """A window of large batches shrinks to what fits; on this host it does not shrink."""
     pipeline = [{"op": "decode"}, {"op": "resize", "size": [2048, 2048]}]
     daemon = start_daemon(
         {"photos": folder_stream(photos, pipeline=pipeline, batch_size=16, window=64, memory="1GiB")},
@@ -233,7 +233,7 @@ def test_what_waits_in_a_remote_trainers_memory_is_bounded_in_bytes(start_daemon
 
 
 def test_a_port_that_is_no_daemon_is_named_with_several_connections_too():
-    """As with one."""
+    """The error is the same as with one connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(DaemonNotFound, match="nothing listens"):

@@ -20,7 +20,7 @@ FILL = 7
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Twenty-two images, each of another size; one is no image, and one is larger than the room."""
+    """Make 22 images of different sizes; one is broken, and one is larger than the room."""
     folder = tmp_path_factory.mktemp("sizes") / "one"
     folder.mkdir()
     for number, (height, width) in enumerate(SIZES):
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 
 def streams_over(folder):
-    """The same images in two ways, with checksums and what is bad masked."""
+    """Serve the same images in two layouts, with checksums and masked bad samples."""
     stream = {
         "source": {"type": "folder", "path": str(folder)},
         "batch_size": 8,
@@ -50,7 +50,7 @@ def streams_over(folder):
 
 
 def expected_images():
-    """What each image is; nothing for a bad one."""
+    """Compute each image; a bad one is None."""
     return [
         np.zeros((0, 0, 3), np.uint8) if number in (BROKEN, TOO_LARGE) else photo(*size, number)
         for number, size in enumerate(SIZES)
@@ -59,19 +59,19 @@ def expected_images():
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, folder):
-    """Two workers, which share each batch; over TCP too."""
+    """Two workers share each batch; the daemon serves over TCP too."""
     return start_shared_daemon(streams_over(folder), tcp=f"127.0.0.1:{free_port()}", chunk_rows=3)
 
 
 @pytest.fixture(params=["here", "far"])
 def connection(request, daemon):
-    """A trainer on this host, and one over TCP."""
+    """Connect a trainer on this host, and one over TCP."""
     with batchd_client.connect(daemon.address if request.param == "here" else daemon.tcp_address) as connection:
         yield connection
 
 
 def test_a_padded_batch_is_as_large_as_its_largest_image(connection):
-    """Each image in its corner, filling around it; a masked one is all filling, without a size."""
+    """Each image is in its corner, with filling around it; a masked one is filling, size zero."""
     images = expected_images()
     seen = 0
     for batch in connection.stream("padded", epochs=1):
@@ -90,7 +90,7 @@ def test_a_padded_batch_is_as_large_as_its_largest_image(connection):
 
 
 def test_a_ragged_batch_is_a_list_of_images(connection):
-    """Each in its own size, without a copy; and all of them as one array with row splits."""
+    """Each image has its own size, without a copy; one array has all of them, with row splits."""
     images = expected_images()
     seen = 0
     for batch in connection.stream("ragged", epochs=1):
@@ -106,7 +106,7 @@ def test_a_ragged_batch_is_a_list_of_images(connection):
 
 
 def test_the_same_bytes_on_one_worker_and_on_two(start_daemon, daemon, folder):
-    """Shuffled and flipped, in every field."""
+    """Samples are shuffled and flipped; every field is equal."""
     alone = start_daemon(streams_over(folder), workers=1)
     with batchd_client.connect(daemon.address) as two, batchd_client.connect(alone.address) as one:
         for name in ("padded", "ragged", "random"):
@@ -116,7 +116,7 @@ def test_the_same_bytes_on_one_worker_and_on_two(start_daemon, daemon, folder):
 
 
 def test_slots_that_are_used_again_show_nothing_of_former_samples(start_daemon, folder):
-    """Behind each sample there are zeros, whichever worker had the row, though some die."""
+    """Zeros follow each sample, whichever worker filled the row, though some workers die."""
     random = {**streams_over(folder)["random"], "memory": "192KiB"}
     daemon = start_daemon({"random": random}, workers=2, chunk_rows=3)
     with batchd_client.connect(daemon.address) as connection:
@@ -146,7 +146,7 @@ def test_rows_of_several_ranks_vary_by_themselves(connection):
 
 
 def test_a_sample_that_is_too_large_is_listed_with_both_sizes(daemon):
-    """So that people know what to declare."""
+    """The sizes tell users what to declare."""
     with batchd_client.connect(daemon.address) as connection:
         see(connection.stream("padded", epochs=1))
     printed = batchd("bad", "padded", address=daemon.address).stdout
@@ -156,7 +156,7 @@ def test_a_sample_that_is_too_large_is_listed_with_both_sizes(daemon):
 
 
 def test_a_sample_that_is_too_large_may_be_cut(daemon):
-    """Then it is as good as any."""
+    """A cut sample is as good as any other."""
     with batchd_client.connect(daemon.address) as connection:
         for batch in connection.stream("random", epochs=1):
             assert batch["valid"].tolist() == [sample != BROKEN for sample in batch["index"]]
@@ -165,7 +165,7 @@ def test_a_sample_that_is_too_large_may_be_cut(daemon):
 
 
 def test_check_shows_what_varies_and_what_is_its_room(daemon):
-    """As people would write it."""
+    """It prints them as users write them."""
     printed = batchd("check", daemon.config).stdout
 
     assert "image uint8[8, <=40, <=56, 3] padded, image_shape int32[8, 2], label int64[8]" in printed
@@ -174,7 +174,7 @@ def test_check_shows_what_varies_and_what_is_its_room(daemon):
 
 @pytest.mark.parametrize("stream", ["padded", "ragged"])
 def test_peek_draws_each_image_in_its_own_size(daemon, tmp_path, stream):
-    """The first images of the first batch are on the sheet, and no filling is."""
+    """The sheet has the first images of the first batch, without filling."""
     sheet = tmp_path / "sheet.png"
     printed = batchd("peek", stream, "-o", sheet, address=daemon.address).stdout
 

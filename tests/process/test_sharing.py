@@ -1,4 +1,4 @@
-"""Many trainers, one daemon: what is decoded once, what for each, and who reads what."""
+"""Many trainers, one daemon: which batches are decoded once, and which each trainer reads."""
 
 from threading import Timer
 
@@ -32,12 +32,12 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """All of them."""
+    """Serve all of these streams."""
     return start_shared_daemon({name: folder_stream(photos, **kind) for name, kind in KINDS.items()})
 
 
 def test_mirror_trainers_in_lockstep_share_every_decoded_batch(daemon):
-    """One runs ahead as far as it may, and still nothing is decoded twice."""
+    """One runs ahead as far as it may, and still no batch is decoded twice."""
     expected = Expected(daemon.config, "lockstep")
 
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
@@ -52,7 +52,7 @@ def test_mirror_trainers_in_lockstep_share_every_decoded_batch(daemon):
 
 
 def test_a_lockstep_trainer_waits_for_the_slowest(daemon, let_pass):
-    """The fast one stands at the allowed distance until the slow one has moved."""
+    """The fast one waits at the allowed distance until the slow one has moved."""
     with (
         batchd_client.connect(daemon.address, batch_timeout_s=PATIENCE_S) as one,
         batchd_client.connect(daemon.address) as other,
@@ -69,7 +69,7 @@ def test_a_lockstep_trainer_waits_for_the_slowest(daemon, let_pass):
 
 
 def test_trainers_far_apart_each_get_their_own(daemon):
-    """Neither waits for the other: what left the ring is decoded again, and is equal."""
+    """Neither waits for the other: a batch that left the ring is decoded again, and is equal."""
     expected = Expected(daemon.config, "apart")
 
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
@@ -98,7 +98,7 @@ def test_a_trainer_that_stands_still_does_not_hold_others_up(daemon):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ranks_together_read_every_sample_once(daemon, world_size):
-    """All ranks get equally many batches, whole ones or parts of the last round's."""
+    """All ranks get the same number of batches: whole ones, or parts of the last round's."""
     with batchd_client.connect(daemon.address) as connection:
         streams = [connection.stream("sixes", rank, world_size, epochs=1) for rank in range(world_size)]
         read = [see(stream) for stream in streams]
@@ -119,7 +119,7 @@ def test_drop_last_leaves_out_what_makes_no_whole_round(daemon):
 
 
 def test_a_stream_that_never_changes_is_decoded_once_for_all_epochs(daemon):
-    """Without shuffling and chance all epochs are equal, and a ring that holds one keeps it."""
+    """Without shuffling and random steps all epochs are equal; a ring that fits one keeps it."""
     expected = Expected(daemon.config, "still")
 
     with batchd_client.connect(daemon.address) as connection:
@@ -133,7 +133,7 @@ def test_a_stream_that_never_changes_is_decoded_once_for_all_epochs(daemon):
 
 
 def test_several_streams_share_the_workers(daemon):
-    """Three streams of different kinds, read in turn by one connection."""
+    """One connection reads three streams of different kinds in turn."""
     streams = ("plain", "sevens", "other")
 
     with batchd_client.connect(daemon.address) as connection:
@@ -156,7 +156,7 @@ def test_several_streams_share_the_workers(daemon):
 
 
 def test_a_window_is_how_far_ahead_batches_are_made_ready(daemon):
-    """One that asks for six gets six ready without reading any; the daemon decodes no further."""
+    """A window of six gets six ready batches without any read; the daemon decodes no further."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("ahead", window=6)
         assert stream.window == 6
@@ -167,7 +167,7 @@ def test_a_window_is_how_far_ahead_batches_are_made_ready(daemon):
 
 
 def test_only_so_many_epochs_are_decoded_as_the_trainer_says(daemon):
-    """Prefetch does not run past the end of a training whose length is known."""
+    """Prefetch stops at the end of a training whose length is known."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("once", epochs=1)
         assert len(see(stream)) == STEPS

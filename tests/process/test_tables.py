@@ -1,4 +1,4 @@
-"""Tables and arrays, served: without any step, and the same bytes whatever the workers are."""
+"""Tables and arrays, served without any step: the same bytes with any number of workers."""
 
 import os
 
@@ -14,7 +14,7 @@ SAMPLES = 50
 
 
 def write_sources(folder):
-    """Equal numbers as table, arrays, archive and records: ``x`` float32 [3], ``label`` int64."""
+    """Write equal numbers as table, arrays, archive, records: ``x`` float32 [3], ``label`` int64."""
     x = np.random.default_rng(1).random((SAMPLES, 3), np.float32)
     label = np.arange(SAMPLES) * 3
     lines = [f'{number},"{" ".join(map(str, row.tolist()))}"' for number, row in zip(label.tolist(), x, strict=True)]
@@ -39,7 +39,7 @@ def write_sources(folder):
 
 
 def test_streams_serve_what_the_files_hold(start_daemon, tmp_path):
-    """Four kinds of source without a pipeline, equal over two epochs; and ready pictures."""
+    """Four kinds of source without a pipeline are equal over two epochs; so are ready pictures."""
     tables = {name: {"source": source, "batch_size": 8} for name, source in write_sources(tmp_path).items()}
     daemon = start_daemon({**tables, "pictures": pictures(tmp_path / "pictures.npy")})
     expected = Expected(daemon.config, "npy")
@@ -51,16 +51,16 @@ def test_streams_serve_what_the_files_hold(start_daemon, tmp_path):
 
 
 def pictures(file):
-    """A stream of pixels in an array, which steps on images take as they are."""
+    """Make a stream of pixels in an array; steps on images accept them unchanged."""
     np.save(file, np.random.default_rng(1).integers(0, 256, (SAMPLES, 40, 48, 3), np.uint8))
     steps = [{"op": "random_resized_crop", "size": [32, 32]}, {"op": "random_flip"}, {"op": "normalize"}]
     return {"source": {"type": "npy", "path": str(file)}, "batch_size": 8, "pipeline": steps}
 
 
 def test_what_is_missing_or_cut_while_it_is_served_is_a_bad_sample_and_kills_no_worker(start_daemon, photos, tmp_path):
-    """A table's images: with table, record, column and path. An array: all of it.
+    """Bad samples of a table are named with record, column and path; an array's are all bad.
 
-    What is left of that may be something else by now.
+    A truncated array's remaining bytes may be other data by now.
     """
     files = sorted(path.relative_to(photos) for path in photos.rglob("*.jpg"))[:10]
     lines = ["file,label", *(f"{file},{number}" for number, file in enumerate([*files, "gone.jpg"]))]

@@ -1,4 +1,4 @@
-"""Text, served: tokens, vectors and bytes, and what becomes of a stream whose files change."""
+"""Text, served: tokens, vectors and bytes, and streams whose files change."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ STOPWORDS = {"one": "on\n", "other": "on\nthe\n", "same": "on\n"}
 
 
 def write_files(folder):
-    """A file of texts, and what the steps on them read."""
+    """Write a file of texts, and the files that the steps on them read."""
     lines = folder / "lines.tsv"
     lines.write_text("".join(f"{number % 4}\t{text}\n" for number, text in enumerate(TEXTS)))
     (folder / "stop.txt").write_text("on\n")
@@ -33,14 +33,14 @@ def write_files(folder):
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Files that the test may change."""
+    """Make files that the test may change."""
     monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "site")))
     return write_files(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, tmp_path_factory):
-    """One with two workers, and a stream for each test."""
+    """Start a daemon with two workers, and a stream for each test."""
     folder = tmp_path_factory.mktemp("texts")
     files = write_files(folder)
     streams = streams_of(files)
@@ -73,7 +73,7 @@ def streams_of(files):
 
 
 def test_texts_are_the_same_on_any_number_of_workers(start_daemon, daemon, files):
-    """Of all three kinds, shuffled, over epochs, with a worker killed meanwhile."""
+    """All three kinds are equal: shuffled, over epochs, with a worker killed meanwhile."""
     seen = []
     for each in (daemon, start_daemon(streams_of(files), workers=1)):
         with batchd_client.connect(each.address) as connection:
@@ -85,7 +85,7 @@ def test_texts_are_the_same_on_any_number_of_workers(start_daemon, daemon, files
 
 
 def test_a_trainer_gets_what_plain_python_makes(daemon):
-    """Of every sample."""
+    """Every sample is equal."""
     with batchd_client.connect(daemon.address) as connection:
         for batch in connection.stream("tokens", epochs=1):
             for row, sample in enumerate(batch["index"].tolist()):
@@ -100,7 +100,7 @@ def test_a_trainer_gets_what_plain_python_makes(daemon):
 
 
 def test_a_text_that_is_too_long_is_a_bad_sample_by_the_streams_policy(daemon):
-    """Masked, and named with both lengths."""
+    """It is masked, and the reason has both lengths."""
     with batchd_client.connect(daemon.address) as connection:
         (batch,) = connection.stream("texts", epochs=1)
         assert batch["valid"].tolist() == [True, False]
@@ -112,7 +112,7 @@ def test_a_text_that_is_too_long_is_a_bad_sample_by_the_streams_policy(daemon):
 
 
 def test_a_worker_that_finds_another_tokenizer_stops_the_stream_and_no_other(start_daemon, files):
-    """It says which file, and what to do; the same worker serves the rest."""
+    """The error names the file and the remedy; the same worker serves the other streams."""
     daemon = start_daemon(streams_of(files), workers=1)
     with batchd_client.connect(daemon.address) as connection:
         reads = iter(connection.stream("tokens"))
@@ -130,14 +130,14 @@ def test_a_worker_that_finds_another_tokenizer_stops_the_stream_and_no_other(sta
 
 
 def test_other_content_of_a_file_is_another_stream(daemon):
-    """So a saved position is refused. Where the file is does not matter."""
+    """The daemon rejects a saved position. The path of the file does not matter."""
     with batchd_client.connect(daemon.address) as connection:
         one, other, same = (connection.stream(name).fingerprint for name in STOPWORDS)
     assert one == same != other
 
 
 def test_check_names_the_file_that_is_missing(files, tmp_path):
-    """With its path and the line."""
+    """The message has its path and the line."""
     files["tokenizer"].unlink()
     settings = write_settings(tmp_path / "batchd.toml", {"texts": stream_of(files, tokens(files))}, {})
 

@@ -8,7 +8,7 @@ from support.waiting import wait_until
 
 
 def records_of(photos, folder, count=3):
-    """The photographs in records, in the order in which a folder source has them."""
+    """Write the photographs as records, in the order of a folder source."""
     classes = sorted(path.name for path in photos.iterdir())
     files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]
     records = [
@@ -28,9 +28,9 @@ def records_of(photos, folder, count=3):
 
 
 def test_records_give_the_batches_that_the_same_files_give_until_one_is_damaged(start_daemon, photos, tmp_path):
-    """Over epochs, with a worker killed meanwhile.
+    """The batches are equal over epochs, with a worker killed meanwhile.
 
-    A bad sample is named with the file, the record and its byte.
+    The reason of a bad sample names the file, the record and its byte.
     """
     files = folder_stream(photos)
     damaged = {"source": records_of(photos, tmp_path / "one", count=1), "max_bad_fraction": 1.0, "shuffle": False}

@@ -1,4 +1,4 @@
-"""``batchd top`` with a real terminal and daemon: it lives, ends, and restores the terminal."""
+"""``batchd top`` with a real terminal and daemon: it runs, ends, and restores the terminal."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ ALTERNATE_SCREEN_OFF, CURSOR_ON = b"\x1b[?1049l", b"\x1b[?25h"
 
 
 class Terminal:
-    """A pseudo-terminal with ``batchd top`` in it; ``seen`` is everything that it wrote."""
+    """A pseudo-terminal that runs ``batchd top``; ``seen`` has its whole output."""
 
     def __init__(self, address: str, *arguments: str) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -38,7 +38,7 @@ class Terminal:
         )
 
     def resize(self, lines: int, columns: int, *, tell: bool = True) -> None:
-        """Give it another size, as a person who drags a window's corner does."""
+        """Resize the terminal, as a user who drags a window's corner does."""
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         if tell:
             self.process.send_signal(signal.SIGWINCH)
@@ -48,32 +48,32 @@ class Terminal:
         os.write(self._ours, keys)
 
     def read(self) -> bytes:
-        """Take what it has written."""
+        """Read the output so far."""
         while select.select([self._ours], [], [], 0)[0]:
             self.seen += os.read(self._ours, 65_536)
         return self.seen
 
     def shows(self, words: str, *, anew: bool = False) -> None:
-        """Wait until it has written this."""
+        """Wait until the output has this text."""
         if anew:
             self.read()
             self.seen = b""
         wait_until(lambda: words.encode() in self.read(), f"it shows {words!r}; it showed {self.seen[-2000:]!r}")
 
     def ended(self) -> int:
-        """Wait for its end."""
+        """Wait for the end of the command."""
         wait_until(lambda: (self.read() or True) and self.process.poll() is not None, "it ends")
         self.read()
         assert self.process.returncode is not None
         return self.process.returncode
 
     def is_restored(self) -> bool:
-        """Is the terminal as it was?"""
+        """Tell whether the terminal's settings are restored."""
         screen = ALTERNATE_SCREEN_OFF in self.seen and CURSOR_ON in self.seen
         return screen and termios.tcgetattr(self._theirs) == self._before
 
     def close(self) -> None:
-        """Leave nothing."""
+        """End the command and close the terminal."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(PATIENCE_S)
@@ -83,7 +83,7 @@ class Terminal:
 
 @pytest.fixture
 def start_top():
-    """Starts it; ends it after the test."""
+    """Start the command; end it after the test."""
     terminals = []
 
     def start(address: str, *arguments: str) -> Terminal:
@@ -97,13 +97,13 @@ def start_top():
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon):
-    """One that goes on."""
+    """Start a daemon that stays intact."""
     return start_shared_daemon()
 
 
 @pytest.mark.parametrize("keys", [b"q", b"\x03"])
 def test_it_shows_the_daemon_until_q_or_ctrl_c(daemon, start_top, keys):
-    """And the terminal is as it was, with exit code 0."""
+    """The terminal's settings are restored, with exit code 0."""
     terminal = start_top(daemon.address)
     terminal.shows("photos")
     terminal.shows("worker")
@@ -114,8 +114,8 @@ def test_it_shows_the_daemon_until_q_or_ctrl_c(daemon, start_top, keys):
     assert b"Traceback" not in terminal.seen
 
 
-def test_a_terminal_of_another_size_is_drawn_anew(daemon, start_top):
-    """With the columns that there is room for, before the next look."""
+def test_a_terminal_of_another_size_is_drawn_again(daemon, start_top):
+    """The command shows the columns that fit, before the next sample of the counters."""
     terminal = start_top(daemon.address, "--interval", "3600")
     terminal.shows("delivered/s")
     terminal.shows("replaced")
@@ -127,7 +127,7 @@ def test_a_terminal_of_another_size_is_drawn_anew(daemon, start_top):
 
 
 def test_a_daemon_that_goes_away_or_does_not_answer_is_shown_as_such(start_daemon, start_top):
-    """The last numbers stay until it is back. A silent living daemon is told only by the time."""
+    """The last numbers stay until it returns. Only the time reveals a silent living daemon."""
     daemon = start_daemon()
     terminal = start_top(daemon.address)
     terminal.shows(f"pid {daemon.pid}")
@@ -146,7 +146,7 @@ def test_a_daemon_that_goes_away_or_does_not_answer_is_shown_as_such(start_daemo
 
 
 def test_what_goes_wrong_leaves_the_terminal_as_it_was(daemon, start_top):
-    """Whoever ends it."""
+    """SIGTERM ends the command, and the terminal's settings are restored."""
     terminal = start_top(daemon.address)
     terminal.shows("photos")
     terminal.process.terminate()
@@ -156,7 +156,7 @@ def test_what_goes_wrong_leaves_the_terminal_as_it_was(daemon, start_top):
 
 
 def test_a_pipe_gets_one_frame(daemon):
-    """Without anything that is for a terminal."""
+    """The output has no terminal sequences."""
     for arguments in (["--once"], []):
         text = batchd("top", "--interval", "0.2", *arguments, address=daemon.address).stdout
 
@@ -166,5 +166,5 @@ def test_a_pipe_gets_one_frame(daemon):
 
 
 def test_where_no_daemon_is_that_is_said(tmp_path):
-    """With the exit code that every command has for it."""
+    """The exit code is that of every command."""
     assert "no batchd daemon could be reached" in batchd("top", "--once", address=f"ipc://{tmp_path}", status=3).stderr

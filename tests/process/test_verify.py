@@ -26,7 +26,7 @@ NEEDLE_BYTES = 24
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """Two streams of the same batches, one of them with checksums; over TCP too."""
+    """Serve two streams of the same batches, one of them with checksums; over TCP too."""
     stream = folder_stream(photos)
     streams = {"photos": {**stream, "verify": True}, "bare": stream}
     return start_shared_daemon(streams, tcp=f"127.0.0.1:{free_port()}")
@@ -34,19 +34,19 @@ def daemon(start_shared_daemon, photos):
 
 @pytest.fixture(scope="module")
 def expected(daemon):
-    """What is at each position of either stream."""
+    """Compute the content of each position of either stream."""
     return Expected(daemon.config)
 
 
 @contextmanager
 def bad_network(daemon):
-    """A way to the daemon that can be made to change what comes through: (its address, itself)."""
+    """Start a proxy that can change bytes on their way; return its address and the proxy."""
     with Proxy(int(daemon.tcp_address.rpartition(":")[2])) as proxy:
         yield f"tcp://127.0.0.1:{proxy.port}", proxy
 
 
 def spoil(proxy, image, times):
-    """Change one pixel of this image, ``times`` times that it comes by."""
+    """Change one pixel of this image, the first ``times`` times that it passes."""
     flat = image.tobytes()
     needles = [flat[at : at + NEEDLE_BYTES] for at in range(0, len(flat) - NEEDLE_BYTES, NEEDLE_BYTES)]
     left = [times]
@@ -62,7 +62,7 @@ def spoil(proxy, image, times):
 
 
 def second_image(daemon):
-    """The first image of the second batch, as it should be."""
+    """Return the first image of the second batch, unchanged."""
     with batchd_client.connect(daemon.address) as near:
         stream = near.stream("bare")
         stream.seek(0, 1)
@@ -71,12 +71,12 @@ def second_image(daemon):
 
 
 def mismatched(daemon, stream="photos"):
-    """How many the daemon has been told of."""
+    """Return the number of mismatches that trainers reported to the daemon."""
     return daemon.stream_status(stream)["mismatched_batches"]
 
 
 def test_checksums_change_nothing_that_a_trainer_sees(daemon, expected):
-    """Same bytes, same fields, same fingerprint, on this host and over TCP."""
+    """Bytes, fields and fingerprint are equal, on this host and over TCP."""
     for address in (daemon.address, daemon.tcp_address):
         with batchd_client.connect(address) as connection:
             checked, bare = connection.stream("photos", epochs=2), connection.stream("bare", epochs=2)
@@ -88,7 +88,7 @@ def test_checksums_change_nothing_that_a_trainer_sees(daemon, expected):
 
 
 def test_a_byte_that_changes_on_the_wire_is_asked_for_again(daemon, expected, caplog):
-    """Once in an epoch; the trainer sees every batch as it should be, in its order."""
+    """One change in an epoch: the trainer gets every batch intact, in order."""
     image, before = second_image(daemon), mismatched(daemon)
     with bad_network(daemon) as (address, proxy), batchd_client.connect(address) as far:
         spoil(proxy, image, times=1)
@@ -103,7 +103,7 @@ def test_a_byte_that_changes_on_the_wire_is_asked_for_again(daemon, expected, ca
 
 
 def test_without_checksums_it_would_go_unseen(daemon, expected):
-    """So it is the checksums that find it."""
+    """This shows that the checksums find the change."""
     image = second_image(daemon)
     with bad_network(daemon) as (address, proxy), batchd_client.connect(address) as far:
         spoil(proxy, image, times=1)
@@ -113,7 +113,7 @@ def test_without_checksums_it_would_go_unseen(daemon, expected):
 
 
 def test_a_network_that_always_changes_a_batch_is_an_error_that_names_it(daemon, expected, monkeypatch):
-    """And when it is mended the same loop goes on with the same batch."""
+    """Once the network is repaired, the same loop continues with the same batch."""
     monkeypatch.setattr(client_reader, "MISMATCH_PAUSE_S", 0.001)
     image = second_image(daemon)
     with bad_network(daemon) as (address, proxy), batchd_client.connect(address) as far:
@@ -128,7 +128,7 @@ def test_a_network_that_always_changes_a_batch_is_an_error_that_names_it(daemon,
 
 
 def slots_of(daemon):
-    """The memory of its slots that are filled, as files of /proc, with what their headers say."""
+    """Return the memory of filled slots, as files of /proc, with their headers."""
     for file in Path(f"/proc/{daemon.pid}/fd").iterdir():
         if f"memfd:{MEMORY_NAME}" in str(file.readlink()):
             with file.open("rb") as slot:
@@ -138,10 +138,10 @@ def slots_of(daemon):
 
 
 def test_memory_that_changes_under_a_batch_is_found_and_the_batch_decoded_again(start_daemon, photos):
-    """Locally, where the trainer reads what the worker wrote: one bit amid a ready slot.
+    """The trainer reads the worker's memory locally: one bit changes in a ready slot.
 
-    A trainer goes on behind restarts that turn checksums off and on: they are no part of what a
-    stream is.
+    The trainer continues after restarts that turn checksums off and on: they do not belong to a
+    stream's fingerprint.
     """
     daemon = start_daemon({"photos": folder_stream(photos, verify=True)})
     expected = Expected(daemon.config)
@@ -172,7 +172,7 @@ def test_memory_that_changes_under_a_batch_is_found_and_the_batch_decoded_again(
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_that_share_a_batch_compare_their_own_rows(daemon, world_size):
-    """The last round of an epoch is shared by rows; what comes over TCP is these rows alone."""
+    """The last round of an epoch is split by rows; TCP carries only these rows."""
     with batchd_client.connect(daemon.tcp_address) as far:
         streams = [far.stream("photos", rank, world_size, epochs=1) for rank in range(world_size)]
         seen = [one for stream in streams for batch in stream for one in batch["index"].tolist()]
@@ -181,7 +181,7 @@ def test_ranks_that_share_a_batch_compare_their_own_rows(daemon, world_size):
 
 
 def test_bad_samples_have_checksums_too(start_daemon, photos, tmp_path):
-    """Rows of zeros under ``mask``, and samples that stand in for others."""
+    """Bad samples are rows of zeros under ``mask``, or substitutes."""
     folder = tmp_path / "photos"
     folder.mkdir()
     for path in sorted(photos.rglob("*.jpg"))[:7]:

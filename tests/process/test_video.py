@@ -1,4 +1,4 @@
-"""Videos, served: the same frames from one worker and from two, and what a damaged file does."""
+"""Videos, served: equal frames from one worker and from two, and damaged files."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ FRAMES = 40
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
-    """Three files in two folders, which are classes; frames have the numbers that they show."""
+    """Make three files in two class folders; each frame shows its number."""
     folder = tmp_path_factory.mktemp("videos")
     for number, (name, coding) in enumerate(
         [("cats/a.mp4", Coding()), ("cats/b.webm", Coding("libvpx-vp9")), ("dogs/c.mkv", Coding(gop=250))]
@@ -24,7 +24,7 @@ def videos(tmp_path_factory):
 
 
 def streams_over(videos):
-    """Single frames that are shuffled, and cropped at random; and clips in their order."""
+    """Serve shuffled single frames with random crops, and clips in their order."""
     source = {"type": "video", "root": str(videos), "files": ["**/*.{mp4,webm,mkv}"], "classes": "folder"}
     crop = {"op": "random_resized_crop", "size": [32, 32]}
     return {
@@ -40,12 +40,12 @@ def streams_over(videos):
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, videos):
-    """One with two workers."""
+    """Start a daemon with two workers."""
     return start_shared_daemon(streams_over(videos), workers=2, chunk_rows=3)
 
 
 def test_one_worker_and_two_give_the_same_bytes(daemon, start_daemon, videos):
-    """In any order, over epochs."""
+    """The bytes are equal in any order, over epochs."""
     one = start_daemon(streams_over(videos), workers=1)
     with batchd_client.connect(one.address) as alone, batchd_client.connect(daemon.address) as both:
         for name in streams_over(videos):
@@ -55,7 +55,7 @@ def test_one_worker_and_two_give_the_same_bytes(daemon, start_daemon, videos):
 
 
 def test_frames_and_clips_come_with_label_time_and_path(daemon):
-    """Each sample is the one that its number says."""
+    """Each sample shows the number that its index requires."""
     assert "image uint8[4, 4, 24, 32, 3]" in batchd("check", daemon.config).stdout
     with batchd_client.connect(daemon.address) as connection:
         for batch in connection.stream("whole", epochs=1):
@@ -76,7 +76,7 @@ def test_frames_and_clips_come_with_label_time_and_path(daemon):
 
 
 def test_a_file_that_changes_while_it_is_served_makes_bad_samples_that_are_named(start_daemon, tmp_path):
-    """With the file, the frame and its second."""
+    """The reason has the file, the frame and its second."""
     file = write_video(tmp_path / "a.mp4", FRAMES, Coding(muxer={"movflags": "faststart"}))
     source = {"type": "video", "root": str(tmp_path), "files": ["*.mp4"], "size": [24, 32]}
     stream = {"source": source, "batch_size": 8, "shuffle": False, "on_error": "mask", "max_bad_fraction": 1.0}

@@ -10,9 +10,9 @@ from support.waiting import wait_until
 
 
 def test_shards_give_the_batches_that_the_same_files_give_until_one_is_cut(start_daemon, photos, tmp_path):
-    """Shuffled and cropped, over epochs, with a worker killed meanwhile.
+    """Samples are shuffled and cropped, over epochs, with a worker killed meanwhile.
 
-    A bad sample names shard and member, and where the shard ends, or that it has changed.
+    A bad sample's reason names shard and member, and the shard's length, or its change.
     """
     files = folder_stream(photos)
     cut = {"source": photo_shards(photos, tmp_path / "cut", count=1), "on_error": "mask", "max_bad_fraction": 1.0}
@@ -35,8 +35,8 @@ def test_shards_give_the_batches_that_the_same_files_give_until_one_is_cut(start
     assert any("its file has changed since the daemon read it" in one.reason for one in bad)
 
 
-def test_fields_are_the_same_whoever_reads_them(start_daemon, photos, tmp_path):
-    """A worker is killed meanwhile; a sample without its mask is bad, by name."""
+def test_fields_are_the_same_whichever_worker_reads_them(start_daemon, photos, tmp_path):
+    """A worker is killed meanwhile; a sample without its mask is bad, and is named."""
     files = sorted(photos.rglob("*.jpg"))
     mask = encode(photo(8, 8)[:, :, 0] // 128, ".png")
     members = [

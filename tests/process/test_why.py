@@ -1,6 +1,6 @@
-"""``batchd why`` with real trainers: each verdict true by construction, and none if all is well.
+"""``batchd why`` with real trainers: each verdict is true by construction; a good stream has none.
 
-What is slow here sleeps, so that it is slow on any machine.
+Slow parts sleep, so that they are slow on any machine.
 """
 
 import json
@@ -44,7 +44,7 @@ LARGER = [{"op": "decode"}, {"op": "resize", "size": [224, 224]}]
 
 
 def called(folder: Path, function: str, **changes: Any) -> dict[str, Any]:
-    """A stream of random crops with a function of the module in the end."""
+    """Return a stream of random crops whose last step calls a function of the module."""
     call = {"op": "call", "function": f"slow:{function}"}
     return folder_stream(folder, **changes, pipeline=[*PIPELINE, call])
 
@@ -53,7 +53,7 @@ def called(folder: Path, function: str, **changes: Any) -> dict[str, Any]:
 def daemon(
     start_shared_daemon: Callable[..., DaemonProcess], photos: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> DaemonProcess:
-    """One with a stream for each reason to wait; each test reads one."""
+    """Serve a stream for each reason to wait; each test reads one."""
     folder = tmp_path_factory.mktemp("why")
     (folder / "slow.py").write_text(MODULE)
     write_photos(folder / "few", {"bad": 15, "good": 5}, height=32, width=32)
@@ -78,7 +78,7 @@ def daemon(
 def reading(
     address: str, name: str = "photos", between: Callable[[int], None] = lambda _taken: None
 ) -> Iterator[Stream]:
-    """Somebody trains on a stream in a thread of his own; after each batch he does ``between``."""
+    """Train on a stream in a thread; call ``between`` after each batch."""
     stop = threading.Event()
     with batchd_client.connect(address) as connection:
         stream = connection.stream(name)
@@ -103,19 +103,19 @@ def reading(
 
 
 def why(address: str, name: str = "photos") -> dict[str, Any]:
-    """The verdict about the one trainer of a stream."""
+    """Return the verdict about the only trainer of a stream."""
     printed = batchd("why", name, "--seconds", str(SECONDS), "--json", address=address).stdout
     (verdict,) = json.loads(printed)
     return verdict
 
 
 def pause(seconds: float, every: int = 1) -> Callable[[int], None]:
-    """A trainer that computes for so long after every so many batches."""
+    """Return a function that sleeps so long after every so many batches."""
     return lambda taken: time.sleep(seconds if taken % every == every - 1 else 0)
 
 
-def test_without_a_trainer_nobody_waits(daemon):
-    """And a stream that does not exist is a mistake."""
+def test_without_a_trainer_no_stream_has_a_verdict(daemon):
+    """A stream that does not exist is an error."""
     printed = batchd("why", "--seconds", "0.5", address=daemon.address).stdout
     assert printed == "no trainer reads any stream, so none waits\n"
     message = batchd("why", "photo", "--seconds", "0.5", address=daemon.address, status=1).stderr
@@ -123,7 +123,7 @@ def test_without_a_trainer_nobody_waits(daemon):
 
 
 def test_a_slow_trainer_is_told_that_it_is_its_own_pace(daemon):
-    """The ring is full whenever it comes; a look just then finds one batch less."""
+    """The ring is full whenever it asks; a sample just then finds one batch less."""
     with reading(daemon.address, between=pause(0.3)):
         verdict = why(daemon.address)
 
@@ -133,7 +133,7 @@ def test_a_slow_trainer_is_told_that_it_is_its_own_pace(daemon):
 
 
 def test_nothing_is_claimed_where_nothing_is_wrong(daemon):
-    """Workers have just as much to do as they can, and the trainer hardly waits."""
+    """The workers' capacity equals the demand, and the trainer hardly waits."""
     with reading(daemon.address, "narrow", pause(0.25)):
         line = batchd("why", "--seconds", str(SECONDS), address=daemon.address).stdout
 
@@ -142,7 +142,7 @@ def test_nothing_is_claimed_where_nothing_is_wrong(daemon):
 
 
 def test_a_slow_step_is_named(daemon):
-    """A user's function takes 200 ms: more than any waiting for shared CPUs."""
+    """A user's function takes 200 ms: longer than any wait for shared CPUs."""
     with reading(daemon.address, "slow-step"):
         verdict = why(daemon.address, "slow-step")
 
@@ -152,7 +152,7 @@ def test_a_slow_step_is_named(daemon):
 
 
 def test_slow_storage_is_told_from_a_slow_step(start_daemon, web):
-    """Files come from a server that thinks about each for a moment."""
+    """The server delays every file for a moment."""
     for number in range(16):
         web.files[f"{number}.jpg"] = jpeg(photo(48, 64, number))
     web.files["list.txt"] = "\n".join(f"{number}.jpg 1" for number in range(16)).encode()
@@ -167,7 +167,7 @@ def test_slow_storage_is_told_from_a_slow_step(start_daemon, web):
 
 
 def test_a_ring_that_is_too_small_is_told(daemon):
-    """The trainer takes batches in bursts of six, and there is room for two."""
+    """The trainer takes batches in bursts of six; the ring has room for two."""
     with reading(daemon.address, "small-ring", pause(2.0, every=5)):
         verdict = why(daemon.address, "small-ring")
 
@@ -176,7 +176,7 @@ def test_a_ring_that_is_too_small_is_told(daemon):
 
 
 def test_a_throttled_link_is_told(daemon):
-    """Large batches of small photographs, and a way that takes a moment for every 64 KiB."""
+    """Batches of small photographs are large; the link delays every 64 KiB."""
     with Proxy(int(daemon.tcp_address.rpartition(":")[2])) as far:
         far.delay_s = 0.01
         with reading(f"tcp://127.0.0.1:{far.port}", "far"):
@@ -187,7 +187,7 @@ def test_a_throttled_link_is_told(daemon):
 
 
 def test_a_few_large_files_among_small_ones_are_named(daemon):
-    """Two of forty are PNGs of millions of pixels."""
+    """Two of forty files are PNGs of millions of pixels."""
     with reading(daemon.address, "large-files"):
         verdict = why(daemon.address, "large-files")
 
@@ -196,7 +196,7 @@ def test_a_few_large_files_among_small_ones_are_named(daemon):
 
 
 def test_bad_samples_that_take_long_are_told(daemon):
-    """Three quarters of them, each after 200 ms: more than any waiting for shared CPUs."""
+    """Three quarters are bad, each after 200 ms: longer than any wait for shared CPUs."""
     with reading(daemon.address, "bad-files"):
         verdict = why(daemon.address, "bad-files")
 
@@ -206,7 +206,7 @@ def test_bad_samples_that_take_long_are_told(daemon):
 
 @pytest.mark.parametrize("seconds", ["0", "often"])
 def test_a_time_that_is_none_is_refused(seconds: str):
-    """With what would do."""
+    """The message has valid values."""
     message = batchd("why", "--seconds", seconds, status=2).stderr
 
     assert "--seconds" in message

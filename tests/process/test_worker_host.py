@@ -54,14 +54,14 @@ LINES = 30_000
 
 @pytest.fixture
 def gateway():
-    """Without keys, on loopback."""
+    """Start a gateway without keys, on loopback."""
     with FakeGateway() as gateway:
         yield gateway
 
 
 @pytest.fixture
 def start_host(tmp_path, gateway):
-    """Worker hosts that end with the test."""
+    """Start worker hosts; they end with the test."""
     started = []
 
     def start(*options, workers=1, address=None, **more):
@@ -76,7 +76,7 @@ def start_host(tmp_path, gateway):
 
 @pytest.fixture
 def opened(tmp_path):
-    """Streams of configurations, as the daemon opens them: (stream, what its batches are)."""
+    """Open streams of configurations as the daemon does; return each with its expected batches."""
     made = []
 
     def open_stream(keys, **more):
@@ -92,12 +92,12 @@ def opened(tmp_path):
 
 @pytest.fixture
 def stream(opened, photos):
-    """One over photographs."""
+    """Open a stream over photographs."""
     return opened(folder_stream(photos))[0]
 
 
 def same_rows(rows, expected, epoch, step, first, count):
-    """Are these the rows that the configuration and the files alone make?"""
+    """Tell whether the rows are those that the configuration and the files alone determine."""
     assert rows.arrays is not None
     wanted = expected._arrays(epoch, step)
     assert rows.arrays.keys() == wanted.keys()
@@ -113,8 +113,8 @@ def stop_worker(pid):
 # --- the same bytes -------------------------------------------------------------------------------
 
 
-def test_a_worker_host_says_who_it_is(gateway, start_host) -> None:
-    """Its version and that of the pixels, so that a gateway can refuse it."""
+def test_a_worker_host_names_its_versions(gateway, start_host) -> None:
+    """It sends its version and that of the pixels, so that a gateway can refuse it."""
     host = start_host("--name", "rack 7", workers=2)
 
     register = gateway.admit()
@@ -128,7 +128,7 @@ def test_a_worker_host_says_who_it_is(gateway, start_host) -> None:
 
 
 def test_a_worker_host_fills_the_rows_that_the_files_make(gateway, start_host, opened, photos) -> None:
-    """In orders of several sizes, one of them twice."""
+    """Orders have several sizes, and one is sent twice."""
     stream, expected = opened(folder_stream(photos))
     host = start_host()
     gateway.admit()
@@ -142,7 +142,7 @@ def test_a_worker_host_fills_the_rows_that_the_files_make(gateway, start_host, o
 
 
 def test_rows_with_gaps_come_one_behind_the_other(gateway, start_host, opened, photos) -> None:
-    """As frames of an order of as many rows, with their checksums."""
+    """They arrive as the frames of an order with that many rows, with their checksums."""
     stream, expected = opened(folder_stream(photos, verify=True))
     start_host()
     gateway.admit()
@@ -156,7 +156,7 @@ def test_rows_with_gaps_come_one_behind_the_other(gateway, start_host, opened, p
 
 
 def test_ragged_and_bad_rows_leave_nothing_of_former_ones(gateway, start_host, opened, tmp_path) -> None:
-    """Whatever the sizes of the rows that the same memory had before; checksums fit."""
+    """Rows of any size were in the same memory before; the checksums fit."""
     folder = tmp_path / "sizes"
     (folder / "one").mkdir(parents=True)
     for number in range(20):
@@ -186,7 +186,7 @@ CACHES = {
 
 @pytest.mark.parametrize("options", CACHES.values(), ids=CACHES)
 def test_a_cache_here_or_none_makes_the_same_bytes(gateway, start_host, opened, photos, tmp_path, options) -> None:
-    """Twice, so that a cache is read; one of decoded samples cuts the pipeline, also if absent."""
+    """Two passes, so that a cache is read; a decoded cache splits the pipeline even if absent."""
     (tmp_path / "DIR").mkdir()
     start_host(*(str(tmp_path / "DIR") if word == "DIR" else word for word in options))
     gateway.admit()
@@ -206,7 +206,7 @@ def test_a_cache_here_or_none_makes_the_same_bytes(gateway, start_host, opened, 
 
 
 def test_rows_name_the_parts_that_the_daemons_workers_have(gateway, start_host, opened, photos) -> None:
-    """Also if the cache whose part is among them is not here."""
+    """The number of parts is the same with and without a cache on the worker host."""
     lengths = []
     stream, _expected = opened(folder_stream(photos, cache="encoded", cache_memory="16MiB"))
     for options in ([], ["--cache-memory", "16MiB"]):
@@ -222,7 +222,7 @@ def test_rows_name_the_parts_that_the_daemons_workers_have(gateway, start_host, 
 
 
 def test_the_program_beside_its_workers_stays_small(gateway, start_host, stream) -> None:
-    """It loads no decoder, and rows are sent from the memory in which workers made them."""
+    """It loads no decoder, and sends rows from the memory in which workers made them."""
     host = start_host()
     gateway.admit()
     gateway.opened(stream)
@@ -241,7 +241,7 @@ def test_the_program_beside_its_workers_stays_small(gateway, start_host, stream)
 
 
 def test_paths_of_the_daemons_host_may_be_elsewhere(gateway, start_host, opened, tmp_path) -> None:
-    """``--map`` rewrites whole components: a longer FROM first, and none that only begins alike."""
+    """``--map`` rewrites whole components: the longest FROM first, and no mere common prefix."""
     there, here = tmp_path / "there", tmp_path / "here"
     write_photos(there / "photos", {"cat": 9, "dog": 9}, height=72, width=96)
     stream, expected = opened(folder_stream(there / "photos"))
@@ -257,7 +257,7 @@ def test_paths_of_the_daemons_host_may_be_elsewhere(gateway, start_host, opened,
 
 
 def test_shards_of_another_time_are_not_the_daemons(gateway, start_host, opened, photos, tmp_path) -> None:
-    """Their samples would all be bad: it is said when the stream is opened."""
+    """All of their samples would be bad: the worker host reports it when it opens the stream."""
     folder = tmp_path / "shards"
     stream, _expected = opened(folder_stream(photos, source=photo_shards(photos, folder)))
     os.utime(folder / "train-01.tar", (1, 1))
@@ -294,7 +294,7 @@ def test_missing_data_is_named_with_the_option_that_helps(gateway, start_host, o
 def test_users_functions_may_be_elsewhere_and_must_be_the_same(
     request, gateway, start_host, opened, photos, tmp_path
 ) -> None:
-    """They are looked for without being imported; another content is not used."""
+    """They are found without an import; files with other content are not used."""
     there, here = tmp_path / "code", tmp_path / "mine"
     there.mkdir()
     (there / "my_steps.py").write_text("def fn(sample, rng):\n    return {'image': 255 - sample['image']}\n")
@@ -335,7 +335,7 @@ def test_users_functions_may_be_elsewhere_and_must_be_the_same(
 
 @pytest.fixture
 def long_index(opened, tmp_path):
-    """A stream of many samples, which are a few files with long paths."""
+    """Open a stream of many samples: a few files with long paths, many times."""
     root = tmp_path / "root"
     write_photos(root / LONG_NAME, {"cat": 3})
     names = [f"{LONG_NAME}/cat/{number % 3:05}.jpg {number % 5}\n" for number in range(LINES)]
@@ -346,7 +346,7 @@ def long_index(opened, tmp_path):
 
 
 def test_an_index_is_kept_for_the_next_start(gateway, start_host, long_index) -> None:
-    """By the digest of all its bytes; the second worker host asks for nothing."""
+    """The digest of all its bytes is its name; the second worker host requests no part."""
     stream, expected = long_index
     for starts in range(2):
         host = start_host()
@@ -366,7 +366,7 @@ def test_an_index_is_kept_for_the_next_start(gateway, start_host, long_index) ->
 
 
 def test_a_worker_host_asks_for_few_parts_ahead(gateway, start_host, long_index) -> None:
-    """So that rows are not kept waiting behind an index."""
+    """Rows do not wait behind an index."""
     stream, _expected = long_index
     start_host()
     gateway.admit()
@@ -379,13 +379,13 @@ def test_a_worker_host_asks_for_few_parts_ahead(gateway, start_host, long_index)
 
 
 def test_an_index_that_is_interrupted_goes_on_where_it_was(gateway, start_host, long_index) -> None:
-    """On the next link, with the first part that is missing."""
+    """The next link begins with the first part that is missing."""
     stream, expected = long_index
     start_host()
     gateway.admit()
     gateway.serve(stream)
     gateway.send_parts(2)
-    while gateway.expect(AskIndex).offset < 5 * INDEX_PART_BYTES:  # which it does when it has both
+    while gateway.expect(AskIndex).offset < 5 * INDEX_PART_BYTES:  # it asks once it has both
         pass
     gateway.close()
     gateway.open()
@@ -398,7 +398,7 @@ def test_an_index_that_is_interrupted_goes_on_where_it_was(gateway, start_host, 
 
 
 def test_a_damaged_index_on_disk_is_received_again(gateway, start_host, stream) -> None:
-    """Bytes with another digest are not used: neither changed, nor too few, nor too many."""
+    """Bytes with another digest are rejected: changed ones, too few, and too many."""
     content = index_of(stream)
     for damaged in (bytes([content[0] ^ 1]) + content[1:], content[:-1], content + b"\0"):
         host = start_host()
@@ -420,7 +420,7 @@ def test_a_damaged_index_on_disk_is_received_again(gateway, start_host, stream) 
 
 
 def test_withdrawn_orders_are_not_begun_or_their_rows_not_sent(gateway, start_host, stream) -> None:
-    """Of four at a stopped worker the two that wait here are over at once."""
+    """A stopped worker has four orders; the two that still wait in the host end at once."""
     host = start_host()
     gateway.admit()
     gateway.opened(stream)
@@ -443,7 +443,7 @@ def test_withdrawn_orders_are_not_begun_or_their_rows_not_sent(gateway, start_ho
 
 
 def test_withdrawing_what_is_over_does_nothing(gateway, start_host, stream) -> None:
-    """The withdrawal and the rows have met on their way."""
+    """The withdrawal and the rows have crossed on their way."""
     start_host()
     gateway.admit()
     gateway.opened(stream)
@@ -456,7 +456,7 @@ def test_withdrawing_what_is_over_does_nothing(gateway, start_host, stream) -> N
 
 
 def test_a_killed_worker_is_reported_and_another_one_started(gateway, start_host, opened, photos) -> None:
-    """Its orders are over, those that wait for it, too; the next one has a new number."""
+    """Its orders end, as do those that wait for it; its replacement has a new number."""
     stream, expected = opened(folder_stream(photos))
     host = start_host()
     gateway.admit()
@@ -479,7 +479,7 @@ def test_a_killed_worker_is_reported_and_another_one_started(gateway, start_host
 
 
 def test_an_order_for_a_worker_that_is_gone_is_over(gateway, start_host, stream) -> None:
-    """It was sent before the gateway heard of the death; nothing else comes of it."""
+    """The gateway sent it before it heard of the death; the order has no other effect."""
     host = start_host()
     gateway.admit()
     gateway.opened(stream)
@@ -497,7 +497,7 @@ def test_an_order_for_a_worker_that_is_gone_is_over(gateway, start_host, stream)
 
 @pytest.mark.parametrize("is_told_later", [False, True])
 def test_a_worker_that_is_stuck_is_killed(gateway, start_host, stream, is_told_later) -> None:
-    """After the time that the gateway says a sample may take, also after a reload."""
+    """The gateway sets the time that a sample may take, and a reload can change it."""
     host = start_host()
     gateway.admit(**({} if is_told_later else {"sample_timeout_s": 1.0}))
     gateway.opened(stream)
@@ -517,7 +517,7 @@ def test_a_worker_that_is_stuck_is_killed(gateway, start_host, stream, is_told_l
 
 
 def test_quarantined_samples_are_bad_without_decoding(gateway, start_host, opened, photos) -> None:
-    """Those that are so at first, and those that become so later."""
+    """Some are quarantined from the start, others later."""
     stream, expected = opened(folder_stream(photos, on_error="mask", max_bad_fraction=1.0))
     first, second = (int(one) for one in expected._arrays(0, 0)["index"][:2])
     start_host()
@@ -535,7 +535,7 @@ def test_quarantined_samples_are_bad_without_decoding(gateway, start_host, opene
 
 
 def test_a_stream_that_ends_leaves_nothing_open(gateway, start_host, opened, photos) -> None:
-    """Neither its index nor the memory of its rows; limits of storage may follow."""
+    """Its index and the memory of its rows are closed; limits of storage may follow."""
     stream, _expected = opened(folder_stream(photos))
     host = start_host()
     gateway.admit()
@@ -562,7 +562,7 @@ def test_a_stream_that_ends_leaves_nothing_open(gateway, start_host, opened, pho
 
 
 def test_a_gateway_that_comes_back_finds_everything_as_it_was(gateway, start_host, opened, photos) -> None:
-    """The same worker, and no index is asked for; an order of the former link is forgotten."""
+    """The worker is the same, and no index is requested; an order of the former link is dropped."""
     stream, expected = opened(folder_stream(photos))
     host = start_host()
     gateway.admit()
@@ -587,7 +587,7 @@ def test_a_gateway_that_comes_back_finds_everything_as_it_was(gateway, start_hos
 
 
 def test_another_daemon_at_the_address_is_served_its_own_streams(gateway, start_host, opened, photos, tmp_path) -> None:
-    """Under a number that meant another stream before."""
+    """The number of its stream meant another stream before."""
     write_photos(tmp_path / "others", {"cat": 9, "dog": 9}, height=72, width=96)
     first, _expected = opened(folder_stream(photos))
     second, expected = opened(folder_stream(tmp_path / "others"))
@@ -626,7 +626,7 @@ def test_an_order_that_cannot_be_ends_the_link(gateway, start_host, stream) -> N
 
 
 def test_messages_of_a_former_link_are_ignored(gateway, start_host, stream) -> None:
-    """A gateway that took the link for alive is not obeyed."""
+    """A gateway that believes the link alive has no effect."""
     start_host()
     gateway.admit()
     gateway.opened(stream)
@@ -640,7 +640,7 @@ def test_messages_of_a_former_link_are_ignored(gateway, start_host, stream) -> N
 
 
 def test_a_link_that_is_closed_begins_again(gateway, start_host, stream) -> None:
-    """With the reason in the log."""
+    """The log has the reason."""
     host = start_host()
     gateway.admit()
     gateway.end_link("the key was revoked for a moment")
@@ -653,7 +653,7 @@ def test_a_link_that_is_closed_begins_again(gateway, start_host, stream) -> None
 
 
 def test_a_link_that_is_closed_for_good_ends_the_program(gateway, start_host) -> None:
-    """With the sentence."""
+    """It prints the gateway's sentence."""
     host = start_host()
     gateway.admit()
     gateway.end_link("these pixels are others", is_final=True)
@@ -664,7 +664,7 @@ def test_a_link_that_is_closed_for_good_ends_the_program(gateway, start_host) ->
 
 @pytest.mark.parametrize(("code", "status"), [(ErrorCode.UNSUPPORTED_VERSION, 1), (ErrorCode.KEY_REFUSED, 2)])
 def test_a_worker_host_that_is_refused_for_good_ends(gateway, start_host, code, status) -> None:
-    """With the gateway's sentence."""
+    """It prints the gateway's sentence."""
     host = start_host()
     gateway.expect(Register)
     gateway.send(Rejected(int(code), "it has batchd 0.1 and you have 0.2", is_final=True))
@@ -674,7 +674,7 @@ def test_a_worker_host_that_is_refused_for_good_ends(gateway, start_host, code, 
 
 
 def test_a_worker_host_that_is_refused_for_now_tries_again(gateway, start_host) -> None:
-    """Too many hosts, for example."""
+    """The reason is too many hosts, for example."""
     host = start_host()
     gateway.expect(Register)
     gateway.send(Rejected(int(ErrorCode.TOO_MANY_SESSIONS), "too many links", is_final=False))
@@ -689,19 +689,19 @@ def test_a_worker_host_that_is_refused_for_now_tries_again(gateway, start_host) 
 
 @pytest.fixture
 def second(gateway):
-    """The next gateway: at the port after that of the first one."""
+    """Start the next gateway: its port follows that of the first one."""
     with FakeGateway(port=gateway.port + 1) as second:
         yield second
 
 
 def moves(gateway, host_gateway: int, not_at: list[int]) -> None:
-    """Send the next worker host to another gateway, after it has said where it was not admitted."""
+    """Send the next worker host to another gateway, after it has named those that refused it."""
     assert gateway.expect(Register).not_at == not_at
     gateway.send(Moved(host_gateway))
 
 
 def test_a_worker_host_registers_where_it_is_sent(gateway, second, start_host, stream) -> None:
-    """After the end of that link, at the first address again."""
+    """When that link ends, it registers at the first address again."""
     host = start_host()
     moves(gateway, 1, [])
     second.admit()
@@ -720,7 +720,7 @@ def test_a_worker_host_registers_where_it_is_sent(gateway, second, start_host, s
 def test_a_worker_host_that_is_not_admitted_elsewhere_returns_to_the_first_gateway(
     gateway, start_host, stream, what, request
 ) -> None:
-    """And says so there; it does not stay away for ever."""
+    """It reports the refusal there; it does not stay disconnected."""
     second = None if what == "closed" else request.getfixturevalue("second")
     host = start_host()
     moves(gateway, 1, [])
@@ -739,7 +739,7 @@ def test_a_worker_host_that_is_not_admitted_elsewhere_returns_to_the_first_gatew
 
 
 def test_a_worker_host_that_is_sent_to_impossible_gateways_tries_again_with_pauses(gateway, start_host) -> None:
-    """To this one, behind the last port, or where it was not admitted."""
+    """The targets are this gateway, a port beyond the last one, and a gateway that refused it."""
     host = start_host()
     for impossible in (0, 65_535):
         moves(gateway, impossible, [])
@@ -754,7 +754,7 @@ def test_a_worker_host_that_is_sent_to_impossible_gateways_tries_again_with_paus
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_orders_in_hand(gateway, start_host, opened, photos, number) -> None:
-    """Their rows are sent, those that wait here as well; the exit status is 0."""
+    """Their rows are sent, also those that wait in the host; the exit status is 0."""
     stream, expected = opened(folder_stream(photos))
     host = start_host()
     gateway.admit()
@@ -774,7 +774,7 @@ def test_a_signal_finishes_the_orders_in_hand(gateway, start_host, opened, photo
 
 
 def test_a_second_signal_ends_at_once(gateway, start_host, stream) -> None:
-    """Though a worker has orders in hand."""
+    """A worker has unfinished orders."""
     host = start_host()
     gateway.admit()
     gateway.opened(stream)
@@ -782,7 +782,7 @@ def test_a_second_signal_ends_at_once(gateway, start_host, stream) -> None:
     stop_worker(*host.worker_pids())
     third = [gateway.order(stream, 0, 0, 0, 8) for _ in range(3)][-1]
     gateway.send(HostWithdraw(gateway.link, third.worker, third.order))
-    assert gateway.rows(third).arrays is None, "it has no process yet, and the host has the others"
+    assert gateway.rows(third).arrays is None, "the last worker has no process yet, and the host has the others"
     host.send(signal.SIGINT)
     gateway.expect(Leaving)
     host.send(signal.SIGINT)
@@ -792,7 +792,7 @@ def test_a_second_signal_ends_at_once(gateway, start_host, stream) -> None:
 
 
 def test_a_signal_without_a_link_ends_at_once(start_host) -> None:
-    """There is nothing to finish."""
+    """There is no order to finish."""
     host = start_host(address=f"tcp://127.0.0.1:{free_port()}")
     wait_until(lambda: "decoding" in host.log, "a worker is ready")
     host.send(signal.SIGTERM)
@@ -801,7 +801,7 @@ def test_a_signal_without_a_link_ends_at_once(start_host) -> None:
 
 
 def test_a_worker_host_gives_up_without_a_gateway(start_host) -> None:
-    """After the time that it is told, with what it has found."""
+    """It ends after the configured time, and prints what it found."""
     address = f"tcp://127.0.0.1:{free_port()}"
     host = start_host("--give-up", "1", address=address)
 
@@ -810,7 +810,7 @@ def test_a_worker_host_gives_up_without_a_gateway(start_host) -> None:
 
 
 def test_a_killed_worker_host_leaves_no_worker(gateway, start_host, stream) -> None:
-    """The kernel ends them; the fixture looks for what is left."""
+    """The kernel ends them; the fixture looks for remains."""
     host = start_host(workers=2)
     gateway.admit()
     gateway.opened(stream)
@@ -825,7 +825,7 @@ def test_a_killed_worker_host_leaves_no_worker(gateway, start_host, stream) -> N
 
 
 def write_key(folder, key):
-    """A connection file."""
+    """Write a connection file."""
     file = folder / f"{key.name}.key"
     file.touch(0o600)
     file.write_text(connection_file_text(key))
@@ -834,14 +834,14 @@ def write_key(folder, key):
 
 @pytest.fixture
 def keys(tmp_path):
-    """The daemon's keys."""
+    """Make the daemon's keys."""
     directory = KeyDirectory(tmp_path / "keys")
     directory.make_daemon_key()
     return directory
 
 
 def test_rows_come_encrypted_with_a_key(start_host, opened, photos, keys, tmp_path) -> None:
-    """Its file may be named by the environment."""
+    """The environment may name its file."""
     stream, expected = opened(folder_stream(photos))
     with FakeGateway(keys) as gateway:
         start_host(
@@ -853,7 +853,7 @@ def test_rows_come_encrypted_with_a_key(start_host, opened, photos, keys, tmp_pa
 
 
 def test_a_revoked_key_ends_the_program(start_host, keys, tmp_path) -> None:
-    """With its name, and the exit status of key files."""
+    """The message names the key; the exit status is that of key files."""
     key = write_key(tmp_path, keys.new("pool", role=Role.WORKER))
     keys.new("other", role=Role.WORKER)
     keys.revoke("pool")
@@ -865,7 +865,7 @@ def test_a_revoked_key_ends_the_program(start_host, keys, tmp_path) -> None:
 
 
 def test_a_key_of_another_daemon_is_not_taken(start_host, keys, tmp_path) -> None:
-    """The handshake fails without a reason, so it is tried until the time is over."""
+    """The handshake fails without a reason, so the program retries until its timeout."""
     others = KeyDirectory(tmp_path / "others")
     others.make_daemon_key()
     keys.new("pool", role=Role.WORKER)
@@ -886,7 +886,7 @@ def test_a_key_of_another_daemon_is_not_taken(start_host, keys, tmp_path) -> Non
 
 
 def test_a_gateway_with_keys_wants_one(start_host, keys) -> None:
-    """And the program says which option names it."""
+    """The program names the option for it."""
     keys.new("pool", role=Role.WORKER)
     with FakeGateway(keys) as gateway:
         host = start_host("--give-up", "2", address=gateway.address)
@@ -896,7 +896,7 @@ def test_a_gateway_with_keys_wants_one(start_host, keys) -> None:
 
 
 def test_the_key_of_a_trainer_is_not_taken(keys, tmp_path) -> None:
-    """It would be refused by the gateway; the sentence says how to make the right one."""
+    """The gateway would refuse it; the message says how to make the right one."""
     key = write_key(tmp_path, keys.new("gpu-7"))
 
     done = batchd("worker", "tcp://127.0.0.1:1", "--key", key, status=2)
@@ -905,7 +905,7 @@ def test_the_key_of_a_trainer_is_not_taken(keys, tmp_path) -> None:
 
 
 def test_another_host_is_not_dialled_without_a_key() -> None:
-    """Rows and orders would travel as they are."""
+    """Rows and orders would travel unencrypted."""
     done = batchd("worker", "tcp://gpu1.example:7072", status=2)
 
     assert "tcp://gpu1.example:7072 is another host, which needs a key" in done.stderr
@@ -923,5 +923,5 @@ def test_another_host_is_not_dialled_without_a_key() -> None:
     ],
 )
 def test_wrong_words_are_refused(words, text) -> None:
-    """Before anything is started."""
+    """The error comes before any process starts."""
     assert text in " ".join(batchd("worker", *words, status=2).stderr.split())

@@ -11,18 +11,18 @@ from support.settings import folder_stream
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """One that gives them, also with checksums."""
+    """Serve writable slots, also with checksums."""
     streams = {"photos": folder_stream(photos), "verified": folder_stream(photos, verify=True)}
     return start_shared_daemon(streams, writable_slots=True, tcp=f"127.0.0.1:{free_port()}")
 
 
 def is_writable(batch):
-    """Is the memory of this batch mapped writable?"""
+    """Tell whether the memory of this batch is mapped writable."""
     return not batch.memory.page.readonly
 
 
 def read(connection):
-    """An epoch, and whether any batch of it lay in memory that is mapped writable."""
+    """Read an epoch; also return whether any batch was in writable memory."""
     with connection.stream("photos", epochs=1) as stream:
         first = next(iter(stream))
         writable = is_writable(first)
@@ -31,8 +31,8 @@ def read(connection):
         return see(stream), writable
 
 
-def test_who_asks_gets_writable_slots_if_they_are_allowed_and_all_get_the_same_batches(daemon, start_daemon):
-    """Those who do not ask are none the wiser."""
+def test_a_trainer_that_asks_gets_writable_slots_if_allowed_and_all_get_the_same_batches(daemon, start_daemon):
+    """Trainers that do not ask notice no difference."""
     for serving, allowed in ((start_daemon(), False), (daemon, True)):
         expected = Expected(serving.config)
         with (
@@ -43,14 +43,14 @@ def test_who_asks_gets_writable_slots_if_they_are_allowed_and_all_get_the_same_b
             assert read(other) == (expected.epoch(0), False)
 
 
-def test_over_tcp_nobody_asks(daemon):
-    """Batches are copies there."""
+def test_over_tcp_no_trainer_asks(daemon):
+    """Batches over TCP are copies."""
     with batchd_client.connect(daemon.tcp_address, writable_slots=True) as far:
         assert see(far.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
 
 
-def test_a_batch_that_another_trainer_spoilt_is_noticed_and_made_anew(daemon):
-    """With ``verify = true``: the one who reads it later gets what the worker wrote."""
+def test_a_batch_that_another_trainer_spoilt_is_noticed_and_made_again(daemon):
+    """With ``verify = true``, a later reader gets the bytes that the worker wrote."""
     expected = Expected(daemon.config, "verified")
     with (
         batchd_client.connect(daemon.address, writable_slots=True) as bad,
