@@ -30,7 +30,7 @@ REASONS = {
 
 
 def spoil(folder):
-    """Make one file of each bad kind of what was a good photograph in ``folder``."""
+    """Turn good photographs in ``folder`` into one file of each bad kind."""
     for kind in REASONS:
         (folder / f"{kind}.jpg").unlink()
     (folder / "directory.jpg").mkdir()
@@ -44,7 +44,7 @@ def spoil(folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A flat folder of forty good photographs, and those that ``spoil`` will make bad."""
+    """Make a flat folder of forty good photographs, and the files that ``spoil`` will damage."""
     folder = tmp_path_factory.mktemp("bad")
     write_photos(folder, {"": 40}, height=72, width=96)
     for kind in REASONS:
@@ -56,8 +56,8 @@ def folder(tmp_path_factory):
 def served(start_shared_daemon, folder, tmp_path_factory):
     """Serve the folder under each policy, and a list per kind of bad file; then spoil the files.
 
-    Gives the daemon, and what its streams should give: worked out later, but of the files that were
-    there at the start.
+    Return the daemon, and what its streams should give: it is computed later, from the files that
+    existed at the start.
     """
     lists = tmp_path_factory.mktemp("lists")
     streams = {
@@ -75,18 +75,18 @@ def served(start_shared_daemon, folder, tmp_path_factory):
 
 @pytest.fixture
 def daemon(served):
-    """The daemon of this module."""
+    """Return the daemon of this module."""
     return served[0]
 
 
 @pytest.fixture
 def expected(served):
-    """What its streams should give, by their names."""
+    """Return the expected batches of its streams, by name."""
     return served[1]
 
 
 def listed(daemon, stream):
-    """The bad samples of a stream, reasons by file name."""
+    """Return the bad samples of a stream: reasons by file name."""
     with batchd_client.connect(daemon.address) as connection:
         report = connection.bad(stream)
     assert report.total == len(report.samples)
@@ -94,7 +94,7 @@ def listed(daemon, stream):
 
 
 def check_reasons(found):
-    """Every bad file is there, with its own reason, and no other."""
+    """Check that every bad file, and no other, is listed with its own reason."""
     assert found.keys() == {f"{kind}.jpg" for kind in REASONS}
     for kind, reason in REASONS.items():
         assert reason in found[f"{kind}.jpg"]
@@ -114,7 +114,7 @@ def test_substitutes_fill_the_rows_of_bad_samples(daemon, expected):
 
 @pytest.mark.parametrize("division", [{"workers": 1, "chunk_rows": 256}, {"workers": 3, "chunk_rows": 1}])
 def test_substitution_does_not_depend_on_the_workers(served, start_daemon, tmp_path, division):
-    """A list is read here: in a folder, the directory named like a photograph would be a class."""
+    """The source is a list: in a folder, the directory named like a photograph would be a class."""
     daemon, plain = served[0], served[1]["substitute"]
     file = tmp_path / "list.txt"
     file.write_text("".join(f"{plain.path(sample)} 0\n" for sample in range(plain.plan.samples)))
@@ -146,7 +146,7 @@ def test_masked_rows_are_zero_and_say_so(daemon, expected):
 
 @pytest.mark.parametrize("kind", sorted(REASONS))
 def test_fail_stops_the_stream_and_names_the_file(daemon, expected, folder, kind):
-    """The trainer gets path and reason, later trainers the same; other streams continue."""
+    """The trainer gets path and reason, and so do later trainers; other streams continue."""
     with batchd_client.connect(daemon.address) as connection:
         with pytest.raises(StreamStopped, match="on_error = fail") as told:
             see(connection.stream(kind, epochs=1))
@@ -160,7 +160,7 @@ def test_fail_stops_the_stream_and_names_the_file(daemon, expected, folder, kind
 
 
 def test_each_bad_sample_is_logged_once_with_its_path_and_reason(daemon, folder):
-    """However often it is met."""
+    """Further encounters of the sample add no line."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("substitute", epochs=3)
         for _ in range(3):
@@ -173,7 +173,7 @@ def test_each_bad_sample_is_logged_once_with_its_path_and_reason(daemon, folder)
 
 
 def test_batchd_bad_lists_path_and_reason(daemon):
-    """For people and for programs."""
+    """The command prints text and JSON."""
     with batchd_client.connect(daemon.address) as connection:
         see(connection.stream("mask", epochs=1))
     text = batchd("bad", "mask", address=daemon.address).stdout
@@ -185,7 +185,7 @@ def test_batchd_bad_lists_path_and_reason(daemon):
 
 
 def test_a_stream_that_is_broken_ends_with_a_message_or_with_masks(start_daemon, tmp_path):
-    """Trainers get a typed error with the numbers and the key beyond ``max_bad_fraction``.
+    """Beyond ``max_bad_fraction``, trainers get a typed error with the numbers and the key.
 
     Without one good file there is no substitute, so the search has to end. Masks need none.
     """
@@ -219,7 +219,7 @@ def test_a_stream_that_is_broken_ends_with_a_message_or_with_masks(start_daemon,
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 def test_a_file_that_may_not_be_read_is_a_bad_sample(start_daemon, tmp_path):
-    """The reason is the system's."""
+    """The reason is the system's message."""
     (path, *_) = write_photos(tmp_path, {"cat": 40}, height=72, width=96)
     path.chmod(0)
     daemon = start_daemon({"photos": folder_stream(tmp_path)})

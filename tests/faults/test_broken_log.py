@@ -1,4 +1,4 @@
-"""Nobody reads the log, or it cannot be written: the daemon serves."""
+"""The log has no reader, or cannot be written: the daemon serves."""
 
 import os
 import subprocess
@@ -16,10 +16,10 @@ from support.waiting import PATIENCE_S, wait_until
 
 
 class UnloggedDaemon(DaemonProcess):
-    """One whose standard error is something else: words of the shell say what."""
+    """A daemon with another standard error, which a redirection of the shell gives."""
 
     def logging_to(self, redirection):
-        """Start it that way."""
+        """Start the daemon with this redirection."""
         self.through = ["sh", "-c", f'exec "$@" {redirection}', "sh"]
         return self.start()
 
@@ -31,8 +31,8 @@ def unlogged(daemons_folder, photos):
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "2>&- <&-"], ids=["full", "closed", "no input either"])
-def test_a_log_that_cannot_be_written_stops_nobody(unlogged, redirection):
-    """Through a worker's death too, which is said, and through its end."""
+def test_a_log_that_cannot_be_written_stops_no_process(unlogged, redirection):
+    """A worker's death, which would be logged, and the daemon's end work as well."""
     unlogged.logging_to(redirection)
     expected = Expected(unlogged.config)
     with batchd_client.connect(unlogged.address) as connection:
@@ -48,8 +48,8 @@ def test_a_log_that_cannot_be_written_stops_nobody(unlogged, redirection):
 
 
 @pytest.mark.parametrize("ending", ["sleeps", "goes"])
-def test_a_reader_of_the_log_that_sleeps_or_goes_stops_nobody(unlogged, ending):
-    """As ``batchd serve 2>&1 | less`` does, whose pipe is full after a while: here at once."""
+def test_a_reader_of_the_log_that_sleeps_or_ends_stops_no_process(unlogged, ending):
+    """``batchd serve 2>&1 | less`` fills its pipe after a while; here the pipe is full at once."""
     reader, written = os.pipe()
     os.set_blocking(written, False)
     with suppress(BlockingIOError):
@@ -83,7 +83,7 @@ def test_a_reader_of_the_log_that_sleeps_or_goes_stops_nobody(unlogged, ending):
 
 
 def test_each_part_of_a_life_is_said_once(start_daemon):
-    """From the start to the end, with a trainer and a worker's death between them."""
+    """The log has start, trainer, a worker's death and end, once each."""
     daemon = start_daemon()
     with batchd_client.connect(daemon.address) as connection:
         with connection.stream("photos", epochs=1) as stream:

@@ -17,25 +17,25 @@ STEPS = 5
 
 
 def rows(epoch, step):
-    """Rows of a stream of 14 samples in batches of three; the last batch has two."""
+    """Return the rows of a stream of 14 samples in batches of three; the last batch has two."""
     first = 3 * step
     return [(sample, f"{epoch}-{sample}") for sample in range(first, min(first + 3, 14))]
 
 
 def told(epoch, step, after, part=slice(None), **changes):
-    """What a trainer says of a batch; ``after`` is the position in its state."""
+    """Return a trainer's report of a batch; ``after`` is the position in its state."""
     state = {"stream": "photos", "fingerprint": "f", "epoch": after[0], "step": after[1]}
     return {"epoch": epoch, "step": step, "rows": rows(epoch, step)[part], "state": state, **changes}
 
 
 @pytest.fixture
 def job():
-    """A job of one rank."""
+    """Start a job of one rank."""
     return Job("job", "photos", STEPS, rows)
 
 
 def chaos(seed, faults, pause_s):
-    """What a run prints; it has found nothing wrong."""
+    """Return the output of a run that has found no error."""
     options = {"--faults": faults, "--seconds": 3600, "--pause": pause_s, "--seed": seed}
     done = subprocess.run(
         [sys.executable, "-m", "chaos", *(str(word) for option in options.items() for word in option)],
@@ -52,7 +52,7 @@ def chaos(seed, faults, pause_s):
 
 
 def test_a_short_chaos_run_finds_nothing_wrong():
-    """With each kind of fault once, in an order of chance."""
+    """Each kind of fault is injected once, in a random order."""
     said = chaos(seed=3, faults=KINDS, pause_s=0.3)
     (batches,) = re.findall(r"(\d+)  batches checked", said)
     assert int(batches) > 0
@@ -64,12 +64,12 @@ def test_a_short_chaos_run_finds_nothing_wrong():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_longer_chaos_run_finds_nothing_wrong(seed):
-    """Each seed is another order of faults."""
+    """Each seed gives another order of faults."""
     chaos(seed, faults=100, pause_s=0.75)
 
 
 def test_a_job_that_reads_what_it_should_is_fine(job):
-    """From epoch to epoch."""
+    """A correct job passes over several epochs."""
     for epoch in range(2):
         for step in range(STEPS):
             after = (epoch, step + 1) if step < STEPS - 1 else (epoch + 1, 0)
@@ -78,7 +78,7 @@ def test_a_job_that_reads_what_it_should_is_fine(job):
 
 
 def test_ranks_share_the_last_round(job):
-    """Two whole batches, and one shared by three ranks: each row once, in the ranks' order."""
+    """The round has two whole batches and one that three ranks share: each row once, in order."""
     job.begin(3, {"epoch": 1, "step": 0})
     for rank in range(3):
         assert job.heard(rank, told(1, rank, (1, 3))) == []
@@ -103,12 +103,12 @@ WRONG = {
 
 @pytest.mark.parametrize("batch", WRONG.values(), ids=WRONG)
 def test_a_batch_that_is_wrong_is_noticed(job, batch):
-    """Each once: neither its place nor its rows nor the state behind it may be another."""
+    """Each case changes the place, the rows or the state after the batch."""
     assert len(job.heard(0, batch)) == 1
 
 
 def test_a_batch_that_comes_twice_is_noticed(job):
-    """The second time it is at a place where another belongs."""
+    """The second time, another batch belongs at its place."""
     assert job.heard(0, told(0, 0, (0, 1))) == []
     assert len(job.heard(0, told(0, 0, (0, 2)))) == 1
 
@@ -122,7 +122,7 @@ def test_a_shared_round_that_does_not_add_up_is_noticed(job, part):
 
 
 def test_a_gap_that_something_else_disturbs_is_not_counted():
-    """Of two who wait, one is killed."""
+    """One of two waiting trainers is killed."""
     gaps = Gaps("killed -> next")
     for who in (1, 2):
         gaps.begin(who, 10.0)

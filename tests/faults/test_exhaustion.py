@@ -1,4 +1,4 @@
-"""``make exhaust``, a small part of it: what the kernel refuses ends nobody."""
+"""A small part of ``make exhaust``: no call that the kernel refuses ends a process."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "exhaust" / "exhaust.py"
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed (apt install strace)")
 @pytest.mark.parametrize("error", ["EMFILE", "ENOBUFS", "ENOMEM"])
 def test_no_failing_accept_ends_the_daemon(error):
-    """Of any of its sockets and processes; libzmq's listener for ipc would abort."""
+    """This holds for every socket and process; libzmq's own ipc listener would abort."""
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "--roles", "server", "--calls", "accept4", "--errors", error],
         capture_output=True,
@@ -30,7 +30,7 @@ def test_no_failing_accept_ends_the_daemon(error):
 
 @pytest.mark.parametrize(("is_over_early", "outcome"), [(True, "ended"), (False, "refused")])
 def test_a_daemon_that_ends_while_it_serves_is_counted_as_bad(is_over_early, outcome):
-    """Whatever sentence it says; one that cannot begin, or is told to end, may say one."""
+    """It counts with every message; a daemon may print one at a failed start or a requested end."""
     run = _judge(1, "batchd: No space left on device", has_begun=True, is_over_early=is_over_early)
 
     assert run.outcome == outcome

@@ -12,7 +12,7 @@ from support.waiting import wait_until
 
 
 def test_its_death_takes_the_workers_along_and_others_come(start_daemon):
-    """The kernel ends the workers amid orders; each sample still comes once, in place."""
+    """The kernel ends the workers amid orders; each sample still arrives once, in place."""
     daemon = start_daemon(workers=2, chunk_rows=1)
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=3)
@@ -32,7 +32,7 @@ def test_its_death_takes_the_workers_along_and_others_come(start_daemon):
 
 
 def test_a_sample_is_not_blamed_for_the_death_of_the_fork_server(start_daemon):
-    """It is in hand each time, alone in its chunk."""
+    """A worker has the sample each time, alone in its chunk."""
     daemon = start_daemon(workers=1, chunk_rows=1, lasting_faults={"worker.sample.begin:17": "stop"})
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=1)
@@ -48,7 +48,7 @@ def test_a_sample_is_not_blamed_for_the_death_of_the_fork_server(start_daemon):
 
 
 def test_one_that_dies_again_and_again_is_started_less_and_less_often(start_daemon):
-    """The daemon answers meanwhile, says what it tries, and ends when it is told to."""
+    """The daemon answers meanwhile, reports its retries, and ends on request."""
     daemon = start_daemon(workers=1, lasting_faults={"forks.order.received": "kill"})
     failures = wait_until(lambda: daemon.log_lines("worker not started")[2:], "three workers were not started")
     assert failures[0]["reason"] == "the fork server ended (signal 9 (SIGKILL))"
@@ -57,7 +57,7 @@ def test_one_that_dies_again_and_again_is_started_less_and_less_often(start_daem
 
 
 def test_one_that_is_stopped_holds_up_no_trainer_while_its_workers_live(start_daemon):
-    """Forked workers need it no more. The kernel reports a dead worker; another fills its rows.
+    """Forked workers no longer need it. The kernel reports a dead worker; another fills its rows.
 
     The daemon ends in time, too.
     """
@@ -82,9 +82,9 @@ def test_one_that_is_stopped_holds_up_no_trainer_while_its_workers_live(start_da
 
 
 def test_workers_have_random_numbers_a_channel_and_a_note_of_their_own(start_daemon, photos, tmp_path):
-    """Functions of people's own may ask the random numbers of Python and of NumPy.
+    """Users' functions may use the random numbers of Python and of NumPy.
 
-    Nothing is left of the fork server's descriptors, nor of those of workers that came before.
+    Workers inherit no descriptor of the fork server or of earlier workers.
     """
     (tmp_path / "chance.py").write_text(
         "import os, random\nimport numpy as np\n"

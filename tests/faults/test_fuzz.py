@@ -1,8 +1,8 @@
-"""Thousands of messages that are nearly right: the daemon neither dies, errs, grows nor shows it.
+"""Thousands of almost valid messages: the daemon does not die, err, grow or slow down others.
 
-What is sent is made in ``support.hostile_messages`` of whatever messages there are;
-``test_hostile_peers`` has the cases that somebody thought of. A good trainer reads all the time,
-and its batches are compared byte for byte.
+``support.hostile_messages`` makes them from all message types; ``test_hostile_peers`` has the cases
+that people thought of. A good trainer reads all the time, and the test compares its batches byte
+for byte.
 """
 
 import os
@@ -38,7 +38,7 @@ GROWTH_BYTES_MAX = 2 << 20
 
 
 class LocalFuzzer(Fuzzer, RawPeer):
-    """Over the lifeline and ipc."""
+    """A fuzzer on the lifeline and ipc."""
 
     def __init__(self, runtime_dir: Path) -> None:
         Fuzzer.__init__(self)
@@ -50,7 +50,7 @@ class LocalFuzzer(Fuzzer, RawPeer):
         self.say(ZEROMQ, words)
 
     def say(self, over, words):
-        """The same over either connection."""
+        """Send over either connection."""
         with suppress(ConnectionError, BlockingIOError, zmq.Again):
             if over == LIFELINE:
                 self.lifeline.send(words)
@@ -71,7 +71,7 @@ class LocalFuzzer(Fuzzer, RawPeer):
                 self.learn(message)
 
     def begin(self):
-        """Become a session that holds a batch, as a good trainer would."""
+        """Open a session that holds a batch, as a good trainer does."""
         self.say(LIFELINE, good_message(Hello, self.known))
         self.wait_to_learn(Hello, "secret")
         self.tell_and_learn(Open, "daemon")
@@ -81,11 +81,12 @@ class LocalFuzzer(Fuzzer, RawPeer):
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon):
-    """A daemon of forty samples."""
+    """Start a daemon of forty samples."""
     return start_shared_daemon()
 
 
-# --- messages that are well formed, more or less --------------------------------------------------
+# # --- messages that are well formed, more or less
+# --------------------------------------------------
 
 words = st.tuples(st.just(ZEROMQ), hostile_messages(TO_DAEMON)) | st.tuples(
     st.just(LIFELINE), hostile_messages(TO_DAEMON_LIFELINE)
@@ -114,21 +115,22 @@ def converse(daemon, examples):
 
 
 def test_hostile_values_and_wrong_orders_change_nothing(daemon):
-    """From peers that are a session, and from those that have not said a word yet."""
+    """Peers with a session and peers without a greeting send them."""
     converse(daemon, 30)
 
 
 @pytest.mark.slow
 def test_hostile_values_and_wrong_orders_change_nothing_for_long(daemon):
-    """The same, for minutes."""
+    """The first test's conversations run for minutes."""
     converse(daemon, 10_000)
 
 
-# --- bytes that were messages once ----------------------------------------------------------------
+# # --- bytes that were messages once
+# ----------------------------------------------------------------
 
 
 def throw(daemon, chance, messages):
-    """Send so many spoilt messages, most of them from sessions, some on lifelines."""
+    """Send so many damaged messages, most of them from sessions, some on lifelines."""
     for _ in range(0, messages, SPOILT_PER_SESSION):
         with LocalFuzzer(daemon.runtime_dir) as session, LocalFuzzer(daemon.runtime_dir) as stranger:
             session.begin()
@@ -144,7 +146,7 @@ def throw(daemon, chance, messages):
 
 
 def throw_rounds(daemon, rounds, messages):
-    """Throw round after round; the daemon is not larger after the last than after the first few."""
+    """Send several rounds; the daemon is not larger after the last one than after the first few."""
     chance = Random(1)
     sizes = []
     with good_trainers(daemon) as good:
@@ -157,13 +159,13 @@ def throw_rounds(daemon, rounds, messages):
 
 
 def test_spoilt_messages_change_nothing_and_leave_nothing(daemon):
-    """Flipped, cut, repeated and spliced, over ZeroMQ and lifelines; valid messages are obeyed."""
+    """Bits flip, parts are cut, repeated and spliced, on ZeroMQ and lifelines; valid ones act."""
     throw_rounds(daemon, 6, 800)
 
 
 @pytest.mark.slow
 def test_spoilt_messages_change_nothing_and_leave_nothing_for_long(daemon):
-    """The same, for minutes."""
+    """The first test's messages are sent for minutes."""
     throw_rounds(daemon, 60, 4000)
 
 
@@ -171,7 +173,7 @@ def test_spoilt_messages_change_nothing_and_leave_nothing_for_long(daemon):
 
 
 def test_the_good_messages_of_a_fuzzer_are_obeyed(daemon):
-    """Or nothing here would get past the first checks: what is spoilt above was good before."""
+    """Otherwise no damaged message would pass the first checks: the originals are valid."""
     with good_trainers(daemon), LocalFuzzer(daemon.runtime_dir) as peer:
         peer.begin()
         first = peer.known["sequence"]
@@ -181,7 +183,7 @@ def test_the_good_messages_of_a_fuzzer_are_obeyed(daemon):
 
 
 def test_spoilt_messages_are_of_all_kinds():
-    """Some are no messages any more, some still are, and each message of the corpus is one."""
+    """Some are no longer messages, others still are, and the whole corpus is valid."""
     chance = Random(1)
     whole = corpus(TO_DAEMON, known=PLAIN)
     assert [TO_DAEMON.decode(data) for data in whole]

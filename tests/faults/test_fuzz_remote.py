@@ -1,8 +1,7 @@
 """``test_fuzz`` for the daemon's TCP side: ZeroMQ's messages, their bytes, and below ZeroMQ.
 
-A good trainer over TCP and one on this host read all the time, and their batches are compared byte
-for byte. At the end the daemon has the descriptors that it had before, is not larger, and has not
-filled its log.
+A good trainer over TCP and one on this host read all the time, and the test compares their batches
+byte for byte. At the end the daemon has its former descriptors, is not larger, and has a short log.
 """
 
 import itertools
@@ -49,7 +48,7 @@ NAMES = itertools.count()
 
 
 class Served(NamedTuple):
-    """A daemon, and the connection file of its trainers where it has keys."""
+    """A daemon, and the connection file of its trainers if it has keys."""
 
     daemon: DaemonProcess
     key: object
@@ -61,7 +60,7 @@ BEGUN = itertools.count()
 
 
 class RemoteFuzzer(Fuzzer):
-    """Over TCP; where the daemon hangs up it is connected again, and a stranger."""
+    """A fuzzer over TCP; it reconnects, as a stranger, where the daemon disconnects it."""
 
     def __init__(self, context, address, key=None, name=None):
         super().__init__()
@@ -94,15 +93,15 @@ class RemoteFuzzer(Fuzzer):
                 self.learn(TO_TRAINER_REMOTE.decode(self.dealer.recv_multipart(zmq.NOBLOCK)[0]))
 
     def begin(self):
-        """Become a session that gets a batch, as a good trainer would."""
+        """Open a session that gets a batch, as a good trainer does."""
         if next(BEGUN) > BURST / 2:
-            time.sleep(1 / PER_S)  # nobody is let in more often for long
+            time.sleep(1 / PER_S)  # the daemon admits no host more often for long
         wait_until(self._greets, "a good Greet is answered")
         self.tell_and_learn(Subscribe, "generation")
         return self
 
     def _greets(self):
-        """Greet again where this host has greeted too often, as a good client does."""
+        """Greet again after a host greeted too often, as a good client does."""
         before = len(self.refusals)
         self.tell(good_message(Greet, self.known))
         wait_until(
@@ -116,13 +115,13 @@ class RemoteFuzzer(Fuzzer):
 
 @pytest.fixture(scope="module")
 def plain(start_shared_daemon):
-    """A daemon of forty samples on a port of loopback, without keys."""
+    """Start a daemon of forty samples on a port of loopback, without keys."""
     return Served(start_shared_daemon(tcp=f"127.0.0.1:{free_port()}"), None, time.monotonic())
 
 
 @pytest.fixture(scope="module")
 def keyed(start_shared_daemon, tmp_path_factory):
-    """The same, with CURVE."""
+    """Start the same daemon with CURVE."""
     folder = tmp_path_factory.mktemp("keyed")
     file = folder / "conn.key"
     file.touch(0o600)
@@ -133,22 +132,22 @@ def keyed(start_shared_daemon, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["plain", "keyed"])
 def served(request):
-    """Both, one after the other."""
+    """Return both daemons, one after the other."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
 def context():
-    """What all fuzzing peers live in."""
+    """Make the ZeroMQ context of all fuzzing peers."""
     context = zmq.Context()
-    context.socket(zmq.PAIR).close()  # its threads start with its first socket
+    context.socket(zmq.PAIR).close()  # the context's threads start with its first socket
     yield context
     context.destroy(linger=0)
 
 
 @contextmanager
 def good_ones(served):
-    """Good trainers; afterwards the daemon has no further descriptor, and its log stayed short."""
+    """Run good trainers; afterwards the daemon has no further descriptor, and a short log."""
     with good_trainers(served.daemon, served.key) as good:
         before = descriptor_count(served.daemon.pid)
         yield good
@@ -160,7 +159,7 @@ def good_ones(served):
 
 
 def settle(served, context):
-    """Wait until the daemon has read all connections so far: it answers one made now."""
+    """Wait until the daemon has read all connections so far: it answers a new one."""
     with RemoteFuzzer(context, served.daemon.tcp_address, served.key) as peer:
         peer.settle()
 
@@ -184,7 +183,7 @@ def converse(served, context, examples):
         @given(conversations)
         def hold(conversation):
             is_session, name, said = conversation
-            name = b"x" + name if name else None  # names that start with zero are ZeroMQ's own
+            name = b"x" + name if name else None  # ZeroMQ reserves names that start with zero
             with RemoteFuzzer(context, served.daemon.tcp_address, served.key, name) as peer:
                 if is_session:
                     peer.begin()
@@ -197,13 +196,13 @@ def converse(served, context, examples):
 
 
 def test_hostile_values_and_wrong_orders_change_nothing(served, context):
-    """From sessions and from peers that did not greet; in one frame and in several."""
+    """Sessions and peers without a greeting send them, in one frame and in several."""
     converse(served, context, 25)
 
 
 @pytest.mark.slow
 def test_hostile_values_and_wrong_orders_change_nothing_for_long(served, context):
-    """The same, for minutes."""
+    """The first test's conversations run for minutes."""
     converse(served, context, 10_000)
 
 
@@ -211,7 +210,7 @@ def test_hostile_values_and_wrong_orders_change_nothing_for_long(served, context
 
 
 def throw(served, context, chance, messages):
-    """Send so many spoilt messages in sessions, some of them in several frames."""
+    """Send so many damaged messages in sessions, some of them in several frames."""
     for _ in range(0, messages, SPOILT_PER_SESSION):
         with RemoteFuzzer(context, served.daemon.tcp_address, served.key) as peer:
             peer.begin()
@@ -222,7 +221,7 @@ def throw(served, context, chance, messages):
 
 
 def throw_rounds(served, context, rounds, messages):
-    """Throw round after round; the daemon is not larger after the last than after the first few."""
+    """Send several rounds; the daemon is not larger after the last one than after the first few."""
     chance = Random(1)
     sizes = []
     with good_ones(served) as good:
@@ -235,13 +234,13 @@ def throw_rounds(served, context, rounds, messages):
 
 
 def test_spoilt_messages_change_nothing_and_leave_nothing(served, context):
-    """Flipped, cut, repeated and spliced; what is still a message is obeyed."""
+    """Bits flip, parts are cut, repeated and spliced; messages that stay valid act."""
     throw_rounds(served, context, 6, 200)
 
 
 @pytest.mark.slow
 def test_spoilt_messages_change_nothing_and_leave_nothing_for_long(served, context):
-    """The same, for minutes."""
+    """The first test's messages are sent for minutes."""
     throw_rounds(served, context, 60, 4000)
 
 
@@ -249,12 +248,12 @@ def test_spoilt_messages_change_nothing_and_leave_nothing_for_long(served, conte
 
 
 def port_of(served):
-    """Where the daemon listens."""
+    """Return the daemon's TCP port."""
     return int(served.daemon.tcp_address.rpartition(":")[2])
 
 
 def record(served):
-    """What a good trainer says over TCP, from its greeting on, cut into its parts."""
+    """Record what a good trainer sends over TCP, from its greeting on, in parts."""
     said = bytearray()
     with Proxy(port_of(served)) as proxy:
         proxy.spoil = lambda data: said.extend(data) or data
@@ -266,7 +265,7 @@ def record(served):
 
 
 def say_below(served, parts, *, resets):
-    """Send parts to the daemon; then vanish like a crashed host, or end politely."""
+    """Send parts to the daemon; then disappear as a crashed host does, or end politely."""
     address = "127.0.0.1", port_of(served)
     with suppress(ConnectionError), socket.create_connection(address, timeout=ENDS_WITHIN_S) as connection:
         for number, part in enumerate(parts):
@@ -276,14 +275,14 @@ def say_below(served, parts, *, resets):
         if resets:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return
-        with suppress(OSError):  # it was hung up on already
+        with suppress(OSError):  # the daemon has already disconnected it
             connection.shutdown(socket.SHUT_WR)
         while connection.recv(1 << 16):
             pass
 
 
 def hears_the_end(connection):
-    """Hear what the daemon has to say, until it is silent: is it the end?"""
+    """Receive until the daemon is silent; tell whether it has disconnected."""
     while select.select([connection], [], [], ANSWER_S)[0]:
         if not connection.recv(1 << 16):
             return True
@@ -291,7 +290,7 @@ def hears_the_end(connection):
 
 
 def say_rounds_below(served, context, rounds, connections):
-    """Make rounds of spoilt connections; the daemon must not grow after the first few."""
+    """Send rounds of damaged connections; the daemon must not grow after the first few."""
     chance = Random(2)
     parts = record(served)
     sizes = []
@@ -308,18 +307,18 @@ def say_rounds_below(served, context, rounds, connections):
 
 
 def test_spoilt_connections_change_nothing_and_leave_nothing(served, context):
-    """Greeting, handshake, frame lengths and contents, each spoilt from a good recording."""
+    """Greeting, handshake, frame lengths and contents of a good recording are damaged in turn."""
     say_rounds_below(served, context, 6, 25)
 
 
 @pytest.mark.slow
 def test_spoilt_connections_change_nothing_and_leave_nothing_for_long(served, context):
-    """The same, for minutes."""
+    """The first test's connections are made for minutes."""
     say_rounds_below(served, context, 60, 1000)
 
 
 def spoil_on_the_way(served, context, connections):
-    """Let good peers talk through a proxy that changes bytes now and then, from the first on."""
+    """Connect good peers through a proxy that changes bytes now and then, from the start on."""
     chance = Random(3)
     with good_ones(served) as good, Proxy(port_of(served)) as proxy:
         proxy.spoil = lambda said: b"".join(spoilt([said], chance)) if chance.random() < 1 / 3 else said
@@ -335,13 +334,13 @@ def spoil_on_the_way(served, context, connections):
 
 
 def test_encrypted_connections_that_are_spoilt_on_the_way_change_nothing(keyed, context):
-    """A replayed CURVE handshake fails; one that is changed on the way gets farther."""
+    """A replayed CURVE handshake fails; a handshake that is changed on the way gets farther."""
     spoil_on_the_way(keyed, context, 25)
 
 
 @pytest.mark.slow
 def test_encrypted_connections_that_are_spoilt_on_the_way_change_nothing_for_long(keyed, context):
-    """The same, for minutes."""
+    """The first test's connections are made for minutes."""
     spoil_on_the_way(keyed, context, 5_000)
 
 
@@ -366,7 +365,7 @@ def test_a_message_that_cannot_be_decrypted_ends_its_connection_at_once(keyed, c
 
 
 def test_the_good_messages_of_a_fuzzer_are_obeyed(served, context):
-    """Or nothing here would get past the first checks: what is spoilt above was good before."""
+    """Otherwise no damaged message would pass the first checks: the originals are valid."""
     with good_ones(served), RemoteFuzzer(context, served.daemon.tcp_address, served.key) as peer:
         peer.begin()
         first = peer.known["sequence"]
@@ -376,7 +375,7 @@ def test_the_good_messages_of_a_fuzzer_are_obeyed(served, context):
 
 
 def test_what_is_recorded_begins_a_session_when_it_is_played_again(plain):
-    """It is good before it is spoilt, down to its last byte."""
+    """The undamaged recording is valid, down to its last byte."""
     parts = record(plain)
     before = len(plain.daemon.log_lines("remote trainer"))
     with good_ones(plain):

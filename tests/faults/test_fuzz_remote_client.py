@@ -1,7 +1,7 @@
-"""A remote daemon sends nearly right messages: each call ends by its deadline, or with our error.
+"""A remote daemon sends almost valid messages: each call ends by its deadline, or with an error.
 
-What it cannot know is believed: other pixels, another label. Nothing is ever read or written
-outside of its own buffers, and with an honest daemon the next connection is as good as ever.
+The client believes what it cannot check: other pixels, another label. It never reads or writes
+outside its own buffers, and its next connection to an honest daemon works as usual.
 """
 
 import time
@@ -32,14 +32,14 @@ SPOILT_SHARE = 0.1
 
 @pytest.fixture(scope="module")
 def fake():
-    """A daemon that does whatever it is told."""
+    """Start a daemon that does whatever a test asks for."""
     with FakeRemoteDaemon() as fake:
         yield fake
 
 
 @pytest.fixture(autouse=True)
 def _honest_in_the_end(fake):
-    """Whatever it sent, the next connection reads an epoch."""
+    """After all messages, the next connection reads an epoch."""
     yield
     fake.alter = honest
     with batchd_client.connect(fake.address) as daemon:
@@ -47,7 +47,7 @@ def _honest_in_the_end(fake):
 
 
 def train(fake):
-    """Ask every query and read an epoch; the client's own error ends it, or the deadline."""
+    """Send every query and read an epoch, until the client's own error or the deadline."""
     began_s = time.monotonic()
     with (
         suppress(BatchdClientError),
@@ -66,7 +66,7 @@ def train(fake):
 
 
 def fields_of(message):
-    """What a message says, by name."""
+    """Return the fields of a message, by name."""
     return {name: getattr(message, name) for name in message.field_names}
 
 
@@ -117,7 +117,7 @@ scripts = st.dictionaries(st.integers(0, 8), changes, min_size=1, max_size=3)
 
 
 def keep_to(script):
-    """An ``alter`` that counts what is sent, and changes what the script names."""
+    """Return an ``alter`` that counts sent messages, and changes those that the script names."""
     sent = -1
 
     def alter(message, frames):
@@ -137,7 +137,7 @@ def keep_to(script):
 
 
 def follow_scripts(fake, examples):
-    """Let so many trainers meet a daemon that keeps to a script."""
+    """Let so many trainers connect to a daemon that follows a script."""
 
     @settings(max_examples=examples)
     @given(scripts)
@@ -149,13 +149,13 @@ def follow_scripts(fake, examples):
 
 
 def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours(fake):
-    """In whatever the daemon says first, later, or all the time."""
+    """They come first, later, or all the time."""
     follow_scripts(fake, 60)
 
 
 @pytest.mark.slow
 def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours_for_long(fake):
-    """The same, for minutes."""
+    """The first test's scripts run for minutes."""
     follow_scripts(fake, 5_000)
 
 
@@ -163,7 +163,7 @@ def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours_for_long(fake):
 
 
 def meet_spoilt_bytes(fake, trainers):
-    """Let so many trainers meet a daemon whose messages are spoilt on their way, now and then."""
+    """Let so many trainers connect to a daemon whose messages are damaged now and then."""
     chance = Random(4)
     others = corpus(TO_TRAINER_REMOTE, known=PLAIN)
 
@@ -179,17 +179,18 @@ def meet_spoilt_bytes(fake, trainers):
 
 
 def test_spoilt_bytes_end_in_an_error_of_ours(fake):
-    """Flipped, cut, repeated and spliced; what is still a message is believed."""
+    """Bits flip, parts are cut, repeated and spliced; the client believes valid messages."""
     meet_spoilt_bytes(fake, 100)
 
 
 @pytest.mark.slow
 def test_spoilt_bytes_end_in_an_error_of_ours_for_long(fake):
-    """The same, for minutes."""
+    """The first test's messages are sent for minutes."""
     meet_spoilt_bytes(fake, 5_000)
 
 
-# --- some of it by name ---------------------------------------------------------------------------
+# # --- some of it by name
+# ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["padded", "ragged"])
@@ -209,7 +210,7 @@ def test_labels_that_are_passed_off_as_sizes_are_believed_as_far_as_there_is_roo
 
 
 def test_a_batch_larger_than_any_memory_is_refused(fake):
-    """It is the daemon's layout that says how much memory is wanted."""
+    """The daemon's layout says how much memory a batch needs."""
     layout = [[["image", "uint8", [1 << 37], 4096, "", []]], 4, SLOT_BYTES_MAX]
     fake.alter = lambda message, frames: (
         [encode([message.code, *(fields_of(message) | {"layout": layout}).values()], {})]
@@ -222,14 +223,14 @@ def test_a_batch_larger_than_any_memory_is_refused(fake):
 
 @pytest.mark.parametrize("change", ["without the last", "one too many", "the last cut", "the last longer"])
 def test_a_batch_whose_frames_do_not_fit_is_refused(fake, change):
-    """Their number and their lengths follow from the layout."""
+    """The layout determines their number and their lengths."""
     fake.alter = lambda message, frames: FRAME_CHANGES[change](frames) if isinstance(message, Parcel) else frames
     with batchd_client.connect(fake.address) as daemon, pytest.raises(ProtocolError):
         next(iter(daemon.stream("photos")))
 
 
 def test_a_frame_that_no_message_has_ends_the_connection(fake):
-    """It is not even taken in, and the trainer tries again until its deadline."""
+    """The client does not read it, and retries until its deadline."""
     change = FRAME_CHANGES["one that is far too long"]
     fake.alter = lambda message, frames: change(frames) if isinstance(message, Parcel) else frames
     with batchd_client.connect(fake.address, **SHORT) as daemon, pytest.raises(DaemonUnavailable):

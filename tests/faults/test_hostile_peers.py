@@ -40,14 +40,14 @@ HUGE = (1 << 63) - 1
 
 @pytest.fixture(scope="module")
 def shared(start_shared_daemon):
-    """A daemon of forty samples, and what it should give."""
+    """Start a daemon of forty samples; return it and its expected batches."""
     daemon = start_shared_daemon(sessions_max=250)
     return daemon, Expected(daemon.config)
 
 
 @pytest.fixture
 def daemon(shared):
-    """A daemon that serves a good trainer during the attack, and then forgets the peers."""
+    """Run a good trainer during the attack; afterwards the daemon has forgotten the peers."""
     daemon, expected = shared
     descriptors = len(descriptors_of(daemon.pid))
     with batchd_client.connect(daemon.address) as connection:
@@ -62,19 +62,19 @@ def daemon(shared):
 
 
 def slots(daemon):
-    """How many slots there are; each has two descriptors, and stays."""
+    """Return the number of slots; each has two descriptors, and stays."""
     return daemon.stream_status()["slots"]
 
 
 @pytest.fixture
 def peer(daemon):
-    """Somebody who has connected and said nothing."""
+    """Connect a peer that has sent no message."""
     with RawPeer(daemon.runtime_dir) as peer:
         yield peer
 
 
 def subscribe(**changes):
-    """A claim on the whole stream, changed where a test wants it."""
+    """Return a claim on the whole stream, with a test's changes."""
     claim = {
         "request": 1,
         "stream": "photos",
@@ -91,7 +91,7 @@ def subscribe(**changes):
 
 
 def assert_refused(answer, code):
-    """The answer is a refusal with this code and a text."""
+    """Check that the answer is a refusal with this code and a text."""
     assert isinstance(answer, Refused)
     assert ErrorCode(answer.error) is code
     assert answer.text
@@ -99,7 +99,7 @@ def assert_refused(answer, code):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_bytes_over_zeromq_change_nothing(peer, seed):
-    """Whatever is no message is answered with its number, from an open session as from none."""
+    """Every invalid message gets an error number, in an open session and without one."""
     chance = random.Random(seed)
     if seed:
         peer.open()
@@ -142,7 +142,7 @@ def test_random_bytes_over_zeromq_change_nothing(peer, seed):
     ],
 )
 def test_malformed_messages_are_answered_as_such(peer, frames):
-    """Also from a session, whose good messages are heard afterwards."""
+    """A session gets the error too, and its valid messages are obeyed afterwards."""
     peer.open()
     peer.dealer.send_multipart(frames)
     assert_refused(peer.hear(), ErrorCode.MALFORMED_MESSAGE)
@@ -151,14 +151,14 @@ def test_malformed_messages_are_answered_as_such(peer, frames):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_datagrams_on_the_lifeline_end_it(peer, seed):
-    """The one who sent them is cut off; nobody else hears of it."""
+    """The daemon disconnects the sender; no other trainer notices."""
     peer.lifeline.send(random.Random(seed).randbytes(1 + seed * 1000))
     assert peer.is_hung_up()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_descriptors_sent_to_the_daemon_are_closed(peer, when):
-    """Also more of them than any message has."""
+    """A message with more descriptors than any valid one has is covered."""
     if when == "after":
         peer.greet()
     reading, writing = os.pipe()
@@ -180,7 +180,7 @@ def test_hello_twice_is_once_too_often(peer):
 
 
 def test_asking_for_writable_slots_out_of_turn_ends_the_session(daemon):
-    """Before Hello, twice, and once it is open."""
+    """The request comes before Hello, twice, and after the session is open."""
     for greeted in (False, True):
         with RawPeer(daemon.runtime_dir) as peer:
             if greeted:
@@ -195,7 +195,7 @@ def test_asking_for_writable_slots_out_of_turn_ends_the_session(daemon):
 
 
 def test_a_wrong_version_is_told_which_one_is_spoken(peer):
-    """On the lifeline and over ZeroMQ, with a text that says who is to be upgraded."""
+    """Both the lifeline and ZeroMQ answer with a text that names the side to upgrade."""
     send_message(peer.lifeline, Hello(PROTOCOL_VERSION + 1, "newer", 1))
     answer, _ = receive_message(peer.lifeline, TO_TRAINER_LIFELINE)
     assert_refused(answer, ErrorCode.UNSUPPORTED_VERSION)
@@ -206,7 +206,7 @@ def test_a_wrong_version_is_told_which_one_is_spoken(peer):
 
 @pytest.mark.parametrize("secret", [b"", b"0" * 16, b"\0" * 1000])
 def test_a_wrong_secret_opens_nothing(peer, secret):
-    """Neither before nor after the right one was handed out."""
+    """The rejection holds before and after the daemon has sent the right one."""
     assert_refused(peer.ask(Open(PROTOCOL_VERSION, secret)), ErrorCode.UNKNOWN_SESSION)
     peer.greet()
     assert_refused(peer.ask(Open(PROTOCOL_VERSION, secret)), ErrorCode.UNKNOWN_SESSION)
@@ -215,7 +215,7 @@ def test_a_wrong_secret_opens_nothing(peer, secret):
 
 
 def test_a_secret_opens_one_connection(peer, daemon):
-    """Whoever learns it later comes too late."""
+    """A later connection with the same secret is rejected."""
     peer.open()
     with RawPeer(daemon.runtime_dir) as thief:
         assert_refused(thief.ask(Open(PROTOCOL_VERSION, peer.secret)), ErrorCode.UNKNOWN_SESSION)
@@ -233,12 +233,12 @@ def test_a_secret_opens_one_connection(peer, daemon):
     ids=lambda message: type(message).__name__,
 )
 def test_without_a_session_nothing_is_done(peer, message):
-    """The answer is the same for every message."""
+    """Every message gets the same answer."""
     assert_refused(peer.ask(message), ErrorCode.UNKNOWN_SESSION)
 
 
 def test_another_session_s_subscription_is_out_of_reach(peer, daemon):
-    """Neither pull nor release nor end has any effect on it, whatever number is guessed."""
+    """Pull, release and end have no effect on it, whatever number the peer guesses."""
     peer.open()
     with RawPeer(daemon.runtime_dir) as victim:
         victim.open()
@@ -258,7 +258,7 @@ def test_another_session_s_subscription_is_out_of_reach(peer, daemon):
 
 
 def claim_of(daemon, number):
-    """What the status says of one subscription."""
+    """Return the status of one subscription."""
     return next(one for one in daemon.stream_status()["subscriptions"] if one["number"] == number)
 
 
@@ -278,14 +278,14 @@ def claim_of(daemon, number):
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
 def test_claims_that_cannot_be_are_refused_by_number(peer, changes, code):
-    """The session goes on."""
+    """The session continues."""
     peer.open()
     assert_refused(peer.ask(subscribe(**changes)), code)
     assert isinstance(peer.ask(subscribe()), Subscribed)
 
 
 def test_pulls_that_make_no_sense_move_nothing_forward(peer, daemon):
-    """Consumed more than granted, released without a lease, from the future: nothing changes."""
+    """Pulls consume more than granted, release without a lease, or are ahead, without effect."""
     peer.open()
     admitted = peer.ask(subscribe(window=2))
     first, second = peer.hear(), peer.hear()
@@ -302,7 +302,7 @@ def test_pulls_that_make_no_sense_move_nothing_forward(peer, daemon):
 
 @pytest.mark.parametrize("kibibytes", [65, 1024])
 def test_a_message_too_long_costs_the_connection(peer, daemon, kibibytes):
-    """ZeroMQ cuts it off before it is read; the session's memory stays until its lifeline ends."""
+    """ZeroMQ ends it before it reads the message; its memory stays until the lifeline ends."""
     peer.open()
     peer.dealer.send(b"x" * (kibibytes * 1024))
     peer.dealer.send(AskStatus(1).encode())
@@ -311,7 +311,7 @@ def test_a_message_too_long_costs_the_connection(peer, daemon, kibibytes):
 
 
 def test_two_hundred_connections_opened_and_closed(daemon):
-    """At once, each with a session, and gone again; none is refused, none is remembered."""
+    """All open at once, each with a session, and close; the daemon refuses and remembers none."""
     peers = []
     try:
         for _ in range(200):
@@ -324,7 +324,7 @@ def test_two_hundred_connections_opened_and_closed(daemon):
 
 
 def test_more_trainers_than_sessions_max_are_told_so(daemon):
-    """Those who are in stay in; when they go, others come."""
+    """Existing sessions stay; once they end, other trainers connect."""
     lifelines = []
     try:
         while len(lifelines) < 300:
@@ -346,7 +346,7 @@ def test_more_trainers_than_sessions_max_are_told_so(daemon):
     "words", [b"", b"\xff", b"\xff" + b"\0" * 8 + b"\x7f\x03\0NULL", b"GET / HTTP/1.1\r\n\r\n" * 50]
 )
 def test_raw_bytes_on_the_zeromq_socket_are_no_session(daemon, words):
-    """Silence, half a greeting, and something else altogether."""
+    """The bytes are none, half a greeting, or another protocol."""
     with socket.socket(socket.AF_UNIX) as raw:
         raw.connect(str(daemon.runtime_dir / "batchd.sock"))
         raw.send(words)
@@ -354,7 +354,7 @@ def test_raw_bytes_on_the_zeromq_socket_are_no_session(daemon, words):
 
 
 def test_complaints_about_nonsense_are_written_once_a_minute(peer, shared):
-    """A peer that talks nonsense as fast as it can does not fill the disk with our answers."""
+    """A peer that sends invalid messages at full speed does not fill the disk with log lines."""
     daemon, _ = shared
     for _ in range(200):
         peer.dealer.send(b"nonsense")
@@ -363,7 +363,7 @@ def test_complaints_about_nonsense_are_written_once_a_minute(peer, shared):
 
 
 def test_a_process_that_is_cut_off_again_and_again_is_named_once_a_minute(daemon):
-    """One that comes back each time to say the same nonsense fills no disk either."""
+    """Neither does a process that reconnects each time to send the same invalid message."""
     for _ in range(100):
         with RawPeer(daemon.runtime_dir) as peer:
             peer.lifeline.send(b"nonsense")

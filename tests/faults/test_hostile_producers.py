@@ -1,7 +1,7 @@
 """Producers that lie, overwrite places, or never answer: others lose a place at most.
 
-Who may push can write into every place at any time, so what it can do is spoil samples, and no
-more.
+A process that may push can write into every place at any time, so it can damage samples, and
+nothing else.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ DECODED = {
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon):
-    """A live stream for each test."""
+    """Serve a live stream for each test."""
     live = {name: push_stream() for name in ("not-lent", "other", "uncut", "flagged")}
     few = {name: push_stream(capacity=8) for name in ("overwritten", "stopped")}
     streams = {**live, **few, "held": push_stream(capacity=16), "lengths": DECODED}
@@ -52,7 +52,7 @@ def daemon(start_shared_daemon):
 
 
 class Hostile:
-    """A producer without manners."""
+    """A producer that does not follow the protocol."""
 
     def __init__(self, daemon, stream):
         self.peer = RawPeer(daemon.runtime_dir).open()
@@ -79,14 +79,14 @@ class Hostile:
 
 
 def test_places_that_were_not_lent_are_refused(daemon):
-    """By number, of another stream, twice; the daemon counts and goes on."""
+    """A wrong number, another stream's place and a second use are each refused and counted."""
     with Hostile(daemon, "not-lent") as hostile:
         for stream, place in ((hostile.stream, 0), (hostile.stream, 1 << 62), (hostile.stream + 1, 0), (77, 0)):
             refused = hostile.peer.ask(Pushed(3, stream, place))
             assert isinstance(refused, Refused)
             assert (refused.request, refused.error) == (3, ErrorCode.PLACE_NOT_LENT)
         place = hostile.ask()
-        assert hostile.ask() == place, "who asks twice has one place"
+        assert hostile.ask() == place, "a producer that asks twice has one place"
         assert isinstance(hostile.peer.ask(Pushed(4, hostile.stream, place)), PushTaken)
         hostile.peer.dealer.send(WithdrawAsk(hostile.stream).encode())
         assert isinstance(hostile.peer.ask(Pushed(5, hostile.stream, place)), Refused)
@@ -94,8 +94,8 @@ def test_places_that_were_not_lent_are_refused(daemon):
     assert (live["pushed_samples"], live["refused_pushes"]) == (1, 3)
 
 
-def test_nobody_waits_for_producers_that_never_write(daemon):
-    """Each holds a place; the rest is enough, and all return with the producers' deaths."""
+def test_producers_that_never_write_delay_no_other_producer(daemon):
+    """Each holds a place; the rest is enough, and all places return when the producers die."""
     hostile = [Hostile(daemon, "held") for _ in range(5)]
     try:
         assert len({one.ask() for one in hostile}) == 5
@@ -118,7 +118,7 @@ IMPOSSIBLE = [(1 << 63, 1 << 63), ((1 << 64) - 1, 0), (1 << 20, 5), (0, 0), (3, 
 
 
 def test_lengths_that_cannot_be_make_a_bad_sample(daemon):
-    """The worker looks at a copy, and lives."""
+    """The worker reads a copy, and survives."""
     workers = daemon.worker_pids()
     with Hostile(daemon, "lengths") as hostile, batchd_client.connect(daemon.address) as connection:
         reads = iter(connection.stream("lengths"))
@@ -132,8 +132,8 @@ def test_lengths_that_cannot_be_make_a_bad_sample(daemon):
     assert daemon.worker_pids() == workers
 
 
-def test_who_writes_into_others_places_spoils_pixels_and_nothing_else(daemon):
-    """Batches keep coming, in their shape, while every place is overwritten again and again."""
+def test_a_producer_that_writes_into_others_places_spoils_pixels_and_nothing_else(daemon):
+    """Batches keep their shape and keep coming while a producer overwrites every place."""
     workers = daemon.worker_pids()
     with (
         Hostile(daemon, "overwritten") as hostile,
@@ -152,7 +152,7 @@ def test_who_writes_into_others_places_spoils_pixels_and_nothing_else(daemon):
 
 
 def test_the_mailbox_can_neither_be_cut_nor_sealed_nor_grown(daemon):
-    """What a worker reads stays there."""
+    """The memory that a worker reads stays mapped."""
     with Hostile(daemon, "uncut") as hostile:
         size = os.fstat(hostile.mailbox).st_size
         for length in (0, size - 1, size + 4096):

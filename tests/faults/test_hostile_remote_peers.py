@@ -27,7 +27,7 @@ def daemon(start_shared_daemon):
 
 
 class RawRemote:
-    """A DEALER that sends whatever it is told."""
+    """A DEALER that sends whatever a test asks for."""
 
     def __init__(self, context, address, identity=None):
         self._socket = context.socket(zmq.DEALER)
@@ -37,21 +37,21 @@ class RawRemote:
         self._socket.connect(address)
 
     def close(self):
-        """Hang up."""
+        """Disconnect."""
         self._socket.close()
 
     def say(self, *frames):
-        """Send frames as they are."""
+        """Send frames unchanged."""
         self._socket.send_multipart(frames)
 
     def hear(self, wait_ms=ANSWER_MS):
-        """The next answer, decoded; None where none comes."""
+        """Return the next answer, decoded, or None without one."""
         if not self._socket.poll(wait_ms):
             return None
         return TO_TRAINER_REMOTE.decode(self._socket.recv_multipart()[0])
 
     def greet(self):
-        """Begin a session."""
+        """Open a session."""
         self.say(Greet(PROTOCOL_VERSION, "raw", 1, "").encode())
         assert isinstance(self.hear(), Greeted)
         return self
@@ -59,7 +59,7 @@ class RawRemote:
 
 @pytest.fixture
 def raw(daemon):
-    """Make raw peers, which end with the test; a good trainer reads on in the end."""
+    """Make raw peers, which end with the test; at the end a good trainer still reads."""
     with ExitStack() as stack:
         context = zmq.Context()
         stack.callback(context.destroy)
@@ -76,7 +76,7 @@ def raw(daemon):
 
 
 def code_of(answer):
-    """The number of a refusal."""
+    """Return the number of a refusal."""
     assert isinstance(answer, Refused)
     return ErrorCode(answer.error)
 
@@ -84,7 +84,7 @@ def code_of(answer):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("greeted", [False, True], ids=["a stranger", "in a session"])
 def test_random_frames_are_answered_with_their_number(raw, seed, greeted):
-    """Any number of frames with anything in them."""
+    """Any number of frames has any content."""
     chance = random.Random(seed)
     peer = raw().greet() if greeted else raw()
     for _ in range(50):
@@ -98,15 +98,15 @@ def test_random_frames_are_answered_with_their_number(raw, seed, greeted):
     [Pull(1, 0, True, 0, []), Unsubscribe(1, 0), AskStatus(1)],
     ids=lambda message: type(message).__name__,
 )
-def test_nothing_is_done_for_who_has_not_greeted(raw, message):
-    """The order of words is part of the language."""
+def test_requests_before_a_greeting_are_refused(raw, message):
+    """The protocol requires a greeting first."""
     peer = raw()
     peer.say(message.encode())
     assert code_of(peer.hear()) is ErrorCode.UNKNOWN_SESSION
 
 
 def test_greeting_twice_is_an_answer_and_no_second_session(raw, daemon):
-    """The first one goes on."""
+    """The first session continues."""
     peer = raw().greet()
     peer.say(Greet(PROTOCOL_VERSION, "again", 1, "").encode())
     assert code_of(peer.hear()) is ErrorCode.UNEXPECTED_MESSAGE
@@ -114,15 +114,15 @@ def test_greeting_twice_is_an_answer_and_no_second_session(raw, daemon):
 
 
 def test_a_word_of_the_other_socket_is_not_understood(raw):
-    """``Open`` belongs to the lifeline's side."""
+    """``Open`` belongs to the lifeline."""
     peer = raw()
     peer.say(Open(PROTOCOL_VERSION, bytes(16)).encode())
     assert code_of(peer.hear()) is ErrorCode.MALFORMED_MESSAGE
 
 
 @pytest.mark.parametrize(("version", "older"), [(OLDEST_VERSION - 1, "client"), (PROTOCOL_VERSION + 1, "daemon")])
-def test_another_version_is_told_who_is_to_be_upgraded(raw, version, older):
-    """Before anything else is said."""
+def test_another_version_is_refused_with_the_side_to_upgrade(raw, version, older):
+    """The answer comes before any other message."""
     peer = raw()
     peer.say(Greet(version, "raw", 1, "").encode())
     answer = peer.hear()
@@ -131,7 +131,7 @@ def test_another_version_is_told_who_is_to_be_upgraded(raw, version, older):
 
 
 def test_a_subscription_of_another_session_cannot_be_touched(raw, daemon):
-    """Not pulled, not ended: it belongs to the connection that made it."""
+    """A peer can neither pull nor end it: it belongs to the connection that made it."""
     with batchd_client.connect(daemon.tcp_address) as good:
         stream = good.stream("photos", epochs=1)
         seen = see(stream, 1)
@@ -144,7 +144,7 @@ def test_a_subscription_of_another_session_cannot_be_touched(raw, daemon):
 
 
 def test_a_forged_name_takes_no_session_over(raw, daemon):
-    """Who calls himself as another connection does is not heard while that one lives."""
+    """A peer with the identity of a living connection is ignored."""
     first = raw(b"me").greet()
     second = raw(b"me")
     second.say(AskStatus(1).encode())
@@ -155,7 +155,7 @@ def test_a_forged_name_takes_no_session_over(raw, daemon):
 
 
 def test_a_message_of_megabytes_ends_its_connection(raw, daemon):
-    """It is not even taken in."""
+    """The daemon does not read it."""
     peer = raw().greet()
     peer.say(bytes(10 << 20))
     wait_until(lambda: all(one["transport"] != "tcp" for one in daemon.status()["trainers"]), "its session is over")
@@ -163,7 +163,7 @@ def test_a_message_of_megabytes_ends_its_connection(raw, daemon):
 
 @contextmanager
 def plain_connection(daemon):
-    """TCP, and nothing on it."""
+    """Open a plain TCP connection."""
     host, port = daemon.tcp_address.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         yield connection
@@ -171,8 +171,8 @@ def plain_connection(daemon):
 
 @pytest.mark.parametrize("words", [b"", b"\xff" + bytes(8) + b"\x7f\x03"])
 @pytest.mark.usefixtures("raw")
-def test_who_does_not_finish_his_greeting_is_dropped(daemon, words):
-    """Within the handshake's time, whatever he began with."""
+def test_a_peer_that_does_not_finish_its_greeting_is_dropped(daemon, words):
+    """The handshake's timeout ends it, whatever it has sent."""
     with plain_connection(daemon) as connection:
         connection.sendall(words)
         while connection.recv(1 << 16):
@@ -192,7 +192,7 @@ OLD_PEERS = {
 @pytest.mark.parametrize("words", OLD_PEERS.values(), ids=OLD_PEERS)
 @pytest.mark.usefixtures("raw")
 def test_a_peer_of_an_older_zeromq_is_not_heard(daemon, words):
-    """ZeroMQ lets it in where there are no keys, and knows nothing of its connection."""
+    """ZeroMQ admits it where there are no keys, and has no data about its connection."""
     with plain_connection(daemon) as connection:
         connection.sendall(words)
         wait_until(lambda: "before version 3" in daemon.log, "its message has arrived")
@@ -200,7 +200,7 @@ def test_a_peer_of_an_older_zeromq_is_not_heard(daemon, words):
 
 @pytest.mark.usefixtures("raw")
 def test_two_hundred_connections_cut_at_once_leave_nothing(daemon):
-    """Reset, as a crashed host's are."""
+    """They are reset, as a crashed host's connections are."""
     connections = []
     with ExitStack() as stack:
         for _ in range(200):

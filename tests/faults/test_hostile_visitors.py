@@ -1,4 +1,4 @@
-"""Hostile peers of the observer: trainers do not notice, and it neither grows nor ends."""
+"""Hostile peers of the observer: trainers notice nothing; the observer neither grows nor ends."""
 
 import re
 from contextlib import ExitStack, suppress
@@ -18,22 +18,22 @@ ENDLESS_NAMES = b"GET /metrics HTTP/1.1\r\n" + b"".join(b"H%d: x\r\n" % number f
 
 
 def anonymous_kib(pid: int) -> int:
-    """What a process has for itself."""
+    """Return the anonymous memory of a process, in KiB."""
     found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1])
 
 
 def crowd_in(daemon) -> None:
-    """Everything at once: more of each kind than may come in."""
+    """Open more connections of each kind than the observer admits, all at once."""
     with ExitStack() as stack:
         for words in (NONSENSE, HUGE, ENDLESS_NAMES, LORIS):
-            with suppress(OSError):  # some are shut out while they speak
+            with suppress(OSError):  # some are disconnected while they send
                 stack.enter_context(open_connections(daemon, CROWD, words))
 
 
-def test_a_crowd_at_the_observers_door_harms_nobody(start_daemon, start_trainer):
-    """The trainer gets all batches; the observer is the same process, not larger, answers."""
+def test_a_crowd_at_the_observers_port_harms_no_trainer(start_daemon, start_trainer):
+    """The trainer gets all batches; the observer is the same process, not larger, and answers."""
     daemon = start_daemon(http=ANYWHERE)
     observer = observer_of(daemon)
     wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")

@@ -1,6 +1,6 @@
-"""Worker hosts that send what no correct one does: cut off with a reason, and kept out for a while.
+"""Worker hosts that send invalid messages: disconnected with a reason, and refused for a while.
 
-Whatever they send, no slot changes, and another worker host goes on.
+Whatever they send, no slot changes, and another worker host continues.
 """
 
 import itertools
@@ -64,7 +64,7 @@ _hosts = (f"127.{number >> 8 & 127}.{number & 255}.{9 + (number >> 15)}" for num
 
 @pytest.fixture(scope="module")
 def slot() -> Iterator[Slot]:
-    """Slot 5."""
+    """Make slot 5."""
     slot = Slot()
     slot.put(random_rows(16, seed=99))
     yield slot
@@ -73,7 +73,7 @@ def slot() -> Iterator[Slot]:
 
 @pytest.fixture(scope="module")
 def gateway(slot) -> Iterator[GatewayProcess]:
-    """One gateway for all: none of them ends it."""
+    """Start one gateway for all tests: no test ends it."""
     with GatewayProcess() as gateway:
         gateway.serve(serve_message())
         gateway.use(5, slot)
@@ -82,7 +82,7 @@ def gateway(slot) -> Iterator[GatewayProcess]:
 
 @pytest.fixture
 def good(gateway, slot) -> Iterator[None]:
-    """A correct worker host with an order: it fills that at the end, and nothing else changed."""
+    """Connect a correct worker host; at the end it fills its order, and no other byte changed."""
     before, page = slot.read(), random_rows(16)
     good = gateway.linked()
     gateway.fill(good, 1, 8, 8)
@@ -97,7 +97,7 @@ def good(gateway, slot) -> Iterator[None]:
 
 @pytest.fixture
 def hostile(gateway, good) -> Iterator[WorkerHost]:  # noqa: ARG001  it is there first
-    """A worker host elsewhere, with an order of four rows in hand."""
+    """Connect a worker host of another address, with an order of four rows."""
     host = gateway.linked(source=next(_hosts))
     host.hear(HostServe)
     gateway.fill(host, 9, 0, 4)
@@ -107,7 +107,7 @@ def hostile(gateway, good) -> Iterator[WorkerHost]:  # noqa: ARG001  it is there
 
 
 def rows_with_size(size: int) -> list[bytes]:
-    """Rows in which one size is beyond its room."""
+    """Return rows with one size that exceeds its room."""
     page = random_rows(16)
     sizes = next(field for field in LAYOUT.fields if field.name == "text_length")
     field_array(memoryview(page), sizes, LAYOUT.rows)[2] = size
@@ -182,7 +182,7 @@ CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
 
 @pytest.mark.parametrize("name", CUT_OFF)
 def test_a_worker_host_that_sends_what_no_correct_one_does_is_cut_off_with_the_reason(gateway, hostile, name) -> None:
-    """Both sides are told; for a while its host is let in no more."""
+    """Both sides get the reason; for a while the gateway refuses the host."""
     words, reason = CUT_OFF[name]
     hostile.socket.send_multipart(words(hostile))
 
@@ -196,7 +196,7 @@ def test_a_worker_host_that_sends_what_no_correct_one_does_is_cut_off_with_the_r
 
 
 def test_a_part_that_no_index_has_is_asked_for_once(gateway, hostile) -> None:
-    """The digest is right, the place is not."""
+    """The digest is right, and the offset is wrong."""
     gateway.serve(serve_message(2, "other"), b"x" * 100)
     digest = hostile.hear(HostServe).digest
     hostile.send(AskIndex(hostile.link, digest, 1))
@@ -205,7 +205,7 @@ def test_a_part_that_no_index_has_is_asked_for_once(gateway, hostile) -> None:
 
 
 def test_messages_of_foreign_links_change_nothing(gateway, hostile) -> None:
-    """It cannot guess the number of another link; if it knew it, it could do nothing with it."""
+    """It cannot guess the number of another link, and the right number has no effect either."""
     others = [hostile.link - 1, hostile.link + 1, 0, 1 << LINK_NUMBER_BITS]
     for other in others:
         hostile.socket.send_multipart(
@@ -229,7 +229,7 @@ def test_more_workers_than_registered_are_too_many(gateway, hostile) -> None:
 
 
 def test_a_worker_host_that_asks_for_an_index_and_reads_nothing_is_cut_off(gateway, hostile) -> None:
-    """A few parts are on their way, a few more may wait, and that is all."""
+    """A few parts are on their way, a few more may wait; the rest exceeds the limit."""
     descriptor = os.memfd_create("test-index", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, 64 << 20)
     gateway.send(serve_message(3, "large"), descriptor)
@@ -242,13 +242,13 @@ def test_a_worker_host_that_asks_for_an_index_and_reads_nothing_is_cut_off(gatew
 
 
 def test_a_frame_longer_than_any_is_not_read(gateway, hostile) -> None:
-    """ZeroMQ ends the connection; the daemon hears of it."""
+    """ZeroMQ ends the connection, and the daemon gets a message about it."""
     hostile.socket.send_multipart([filled(hostile).encode(), bytes(PIECE_BYTES + 100)])
     assert gateway.hear(LinkDown) == LinkDown(hostile.link, "its connection ended")
 
 
 def test_late_rows_of_any_length_are_dropped(gateway, hostile) -> None:
-    """They are of an order that was withdrawn: the link stays."""
+    """They belong to a withdrawn order: the link stays."""
     gateway.send(RemoteWithdraw(hostile.link, 0, 9))
     gateway.hear_any()
     hostile.hear_all()
@@ -259,7 +259,7 @@ def test_late_rows_of_any_length_are_dropped(gateway, hostile) -> None:
 
 
 def connect(gateway, source) -> socket.socket:
-    """A connection below ZeroMQ, over which messages may go."""
+    """Open a connection below ZeroMQ that can carry messages."""
     connection = socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S, (source, 0))
     connection.sendall(GREETING + READY)
     heard = b""
@@ -279,7 +279,7 @@ FLOODS = {
 @pytest.mark.parametrize("name", FLOODS)
 @pytest.mark.parametrize("is_linked", [True, False], ids=["registered", "a stranger"])
 def test_a_flood_ends_and_its_memory_with_it(gateway, good, name, is_linked) -> None:  # noqa: ARG001  it goes on
-    """Nothing is ordered from it, so nothing large may be unread."""
+    """It has no order, so it may have nothing large unread."""
     before = private_bytes(gateway.child.pid)
     with connect(gateway, next(_hosts)) as connection:
         link = 0
@@ -297,7 +297,7 @@ def test_a_flood_ends_and_its_memory_with_it(gateway, good, name, is_linked) -> 
 
 
 def flood(connection, words) -> None:
-    """Send until the connection is closed, and read the answers away."""
+    """Send until the connection is closed, and discard the answers."""
     connection.setblocking(False)
     until_s = time.monotonic() + PATIENCE_S
     with suppress(ConnectionError):
@@ -307,11 +307,11 @@ def flood(connection, words) -> None:
                 return
             if writable:
                 connection.send(words)
-            assert time.monotonic() < until_s, "the gateway lets it go on"
+            assert time.monotonic() < until_s, "the gateway did not end the flood"
 
 
 def what_a_host_says(host) -> list[Message]:
-    """One correct message of each kind but ``Register``, and one that is not correct."""
+    """Return one correct message of each kind but ``Register``, and an incorrect one."""
     link = host.link
     return [
         AskIndex(link, sha256(b"an index").hexdigest(), 0),
@@ -326,7 +326,7 @@ def what_a_host_says(host) -> list[Message]:
 
 
 def say_mutated(gateway, chance) -> None:
-    """Mutated messages of a worker host with an order, with random frames behind them."""
+    """Send mutated messages of a worker host with an order, with random frames after them."""
     with with_an_order(gateway) as host:
         corpus = [message.encode() for message in what_a_host_says(host)]
         for _ in range(30):
@@ -335,7 +335,7 @@ def say_mutated(gateway, chance) -> None:
 
 
 def say_hostile(gateway, chance) -> None:
-    """Messages with fields at their limits, or of other types, that name what the host has."""
+    """Send messages whose fields are at their limits or of other types, with the host's numbers."""
 
     @seed(chance.getrandbits(64))
     @settings(max_examples=5, database=None, deadline=None, phases=[Phase.generate])
@@ -350,7 +350,7 @@ def say_hostile(gateway, chance) -> None:
 
 
 def say_below_zeromq(gateway, chance) -> None:
-    """The bytes of a good worker host, spoilt."""
+    """Send damaged bytes of a good worker host."""
     good = [GREETING + READY, frame(Register(1, "1", CONTENT_VERSION, "spoilt", "", 1, 1, "").encode())]
     words = [*good, frame(WorkerUp(1, 0, "").encode()), frame(b"x" * 300, MORE | LONG), frame(b"PING", COMMAND)]
     with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S, (next(_hosts), 0)) as connection:
@@ -364,7 +364,7 @@ def say_below_zeromq(gateway, chance) -> None:
 
 @contextmanager
 def with_an_order(gateway) -> Iterator[WorkerHost]:
-    """A worker host elsewhere with an order in hand; at the end its connection ends."""
+    """Connect a worker host of another address, with an order; at the end it disconnects."""
     host = gateway.linked(source=next(_hosts))
     host.hear(HostServe)
     gateway.fill(host, 9, 0, 4)
@@ -375,12 +375,12 @@ def with_an_order(gateway) -> Iterator[WorkerHost]:
 
 
 def random_frames(chance) -> list[bytes]:
-    """What may follow a message."""
+    """Return random frames that may follow a message."""
     return [chance.randbytes(chance.choice([0, 16, 40])) for _ in range(chance.choice([0, 0, 1, 6]))]
 
 
 def attack(gateway, say, chance, seconds) -> None:
-    """Say it once, and on until the time is over; the gateway is as it was before."""
+    """Attack once, and repeat until the time is over; the gateway is unchanged afterwards."""
     say(gateway, chance)
     descriptors, before = descriptor_count(gateway.child.pid), private_bytes(gateway.child.pid)
     until_s, turns = time.monotonic() + seconds, 0
@@ -399,12 +399,12 @@ SAYING = [say_mutated, say_hostile, say_below_zeromq]
 @pytest.mark.parametrize("say", SAYING)
 @pytest.mark.parametrize("number", range(3))
 def test_random_messages_end_no_gateway(gateway, good, say, number) -> None:  # noqa: ARG001  it goes on
-    """A few of each kind."""
+    """The test sends a few of each kind."""
     attack(gateway, say, Random(number), 0.5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("say", SAYING)
 def test_random_messages_end_no_gateway_for_long(gateway, good, say) -> None:  # noqa: ARG001  it goes on
-    """Five minutes of each kind."""
+    """The test sends each kind for five minutes."""
     attack(gateway, say, Random(0), 300)

@@ -66,7 +66,7 @@ def start_pair(start_daemon, photos):
 
 
 def assert_exact(daemon, trainer):
-    """The trainer has read what it should, nothing is under suspicion, and the daemon ends well."""
+    """Check the trainer's batches, that no sample is suspected, and that the daemon ends well."""
     trainer.ready()
     seen, _ = trainer.finish()
     expected = Expected(daemon.config)
@@ -79,7 +79,7 @@ def assert_exact(daemon, trainer):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", WORKER_STEPS)
 def test_a_worker_killed_at_any_step_changes_nothing(start_pair, step):
-    """It is replaced, and its rows are filled from scratch."""
+    """Another worker replaces it and fills its rows from scratch."""
     daemon, trainer = start_pair(faults={step: "kill"}, chunk_rows=3)
 
     assert_exact(daemon, trainer)
@@ -98,7 +98,7 @@ def test_workers_killed_at_every_step_one_after_the_other_change_nothing(start_p
 
 
 def test_a_worker_stopped_at_every_step_goes_on_where_it_stood(start_pair):
-    """Once at each step; nobody kills it, since its time is not over."""
+    """It stops once at each step; no process kills it, as its timeout has not expired."""
     daemon, trainer = start_pair(faults=dict.fromkeys(WORKER_STEPS, "stop"), workers=1)
     for step in WORKER_STEPS:
         go_on(daemon.wait_for_fault(step))
@@ -115,12 +115,12 @@ def test_a_worker_hung_at_every_step_is_replaced_in_time(start_pair):
     assert_exact(daemon, trainer)
     victims = {daemon.wait_for_fault(step) for step in hangs}
     assert victims <= {line["pid"] for line in daemon.log_lines("worker killed")}, (
-        "on a busy machine others may be late too"
+        "on a busy machine other workers may be late, too"
     )
 
 
 def test_daemons_killed_at_every_step_cost_no_batch(start_pair):
-    """Each leaves nothing in the way of the next, which serves from the trainer's position."""
+    """No daemon leaves remains that hinder the next, which serves from the trainer's position."""
     daemon, _ = start_pair(ready=False, faults=dict.fromkeys([*DAEMON_START_STEPS, *DAEMON_STEPS], "kill"))
 
     def end_at(step):
@@ -139,7 +139,7 @@ def test_daemons_killed_at_every_step_cost_no_batch(start_pair):
 
 
 def test_a_daemon_killed_at_the_last_handle_of_an_epoch_costs_no_batch(start_pair):
-    """Its successor serves the next epoch; killed while it drains, it leaves nothing in the way."""
+    """Its successor serves the next epoch; killed while it drains, it leaves no remains either."""
     daemon, trainer = start_pair(faults={"daemon.handle.sent": "kill@10", "daemon.draining": "kill"})
     assert daemon.wait() == -signal.SIGKILL
     daemon.start()
@@ -152,7 +152,7 @@ def test_a_daemon_killed_at_the_last_handle_of_an_epoch_costs_no_batch(start_pai
 
 
 def test_a_daemon_stopped_at_every_step_goes_on_where_it_stood(start_pair):
-    """While it starts, while it serves, and while it ends."""
+    """It stops during its start, while it serves, and during its end."""
     steps = [*DAEMON_START_STEPS, *DAEMON_STEPS, "daemon.draining"]
     daemon, _ = start_pair(ready=False, faults=dict.fromkeys(steps, "stop"))
     for step in DAEMON_START_STEPS:
@@ -170,6 +170,6 @@ def test_a_daemon_stopped_at_every_step_goes_on_where_it_stood(start_pair):
 
 
 def go_on(pid):
-    """Let a process go on once it is stopped."""
+    """Continue a process once it is stopped."""
     wait_until(lambda: is_stopped(pid), f"process {pid} is stopped")
     os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The daemon is killed: trainers keep what they hold, find its successor, and continue exactly."""
+"""The daemon is killed: trainers keep their batches, find its successor, and continue exactly."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from support.waiting import PATIENCE_S, wait_until
 
 
 def test_trainers_finish_their_epochs_exactly_across_a_restart(start_daemon, start_trainer, photos):
-    """A mirror trainer and two ranks, each a process, meet the restart at different places."""
+    """A mirror trainer and two ranks, each a process, are at different positions at the restart."""
     daemon = start_daemon({"photos": folder_stream(photos, batch_size=2)})
     expected = Expected(daemon.config)
     mirror = start_trainer(daemon.address, epochs=3)
@@ -36,7 +36,7 @@ def test_trainers_finish_their_epochs_exactly_across_a_restart(start_daemon, sta
 
 @pytest.mark.parametrize("state", ["hang", "stop"])
 def test_a_worker_that_cannot_see_the_end_of_its_channel_ends_with_the_daemon_too(start_daemon, state):
-    """One is caught in a sample for ever, or stopped; the kernel ends it when the daemon dies."""
+    """One hangs in a sample, the other is stopped; the kernel ends both when the daemon dies."""
     daemon = start_daemon(workers=1, faults={"worker.sample.read": f"{state}@3"})
     with batchd_client.connect(daemon.address) as connection:
         connection.stream("photos")

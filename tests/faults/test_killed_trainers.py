@@ -1,4 +1,4 @@
-"""Trainers die, stop and hoard: the kernel tells, their slots return, others do not notice."""
+"""Trainers die, stop and hoard: the kernel notifies, their slots return, others do not notice."""
 
 import os
 import signal
@@ -35,19 +35,19 @@ def daemon(start_shared_daemon, photos):
 
 @pytest.fixture(scope="module")
 def expected(daemon):
-    """What is at each position of that daemon's stream."""
+    """Compute the content of each position of that daemon's stream."""
     return Expected(daemon.config)
 
 
 def is_idle(daemon):
-    """Does nobody but the one that asks have anything?"""
+    """Tell whether no session but the asking one has claims or slots."""
     status = daemon.status()
     stream = status["streams"][0]
     return not stream["subscriptions"] and not stream["leased_slots"] and len(status["trainers"]) == 1
 
 
 def test_killed_trainer_gives_its_slots_back(daemon, expected, start_trainer):
-    """It held three batches, and another trainer reads on as if nothing had happened."""
+    """It held three batches; another trainer reads on undisturbed."""
     with batchd_client.connect(daemon.address) as connection:
         survivor = connection.stream("photos", epochs=2)
         victim = start_trainer(daemon.address, epochs=2)
@@ -63,7 +63,7 @@ def test_killed_trainer_gives_its_slots_back(daemon, expected, start_trainer):
 
 @pytest.mark.parametrize("moment", ["waiting", "taking", "holding", "subscribed"])
 def test_a_trainer_may_die_at_any_moment(daemon, expected, start_trainer, moment):
-    """Whatever it is at, its death frees everything, and the next trainer gets every batch."""
+    """Its death frees everything at any step, and the next trainer gets every batch."""
     trainer = start_trainer(daemon.address, epochs=1000)
     match moment:
         case "taking":
@@ -98,7 +98,7 @@ def test_stopped_trainer_reads_its_batch_unchanged_and_then_its_own_next(daemon,
 
 
 def test_stopped_trainer_that_is_killed_gives_its_slots_back(daemon, start_trainer):
-    """SIGKILL reaches it where it stands."""
+    """SIGKILL ends a stopped process."""
     trainer = start_trainer(daemon.address, epochs=3)
     trainer.hold(2)
     trainer.stop()
@@ -125,7 +125,7 @@ def test_slots_stay_while_a_forked_child_of_a_dead_trainer_maps_them(daemon, sta
 
 @pytest.mark.parametrize("words", [0, 1, 2])
 def test_a_trainer_that_dies_in_the_handshake_leaves_nothing(daemon, words):
-    """It connects, perhaps says who it is, perhaps hears the answer, and is gone."""
+    """It connects, perhaps greets, perhaps receives the answer, and dies."""
     before = len(descriptors_of(daemon.pid))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as lifeline:
         lifeline.connect(str(daemon.runtime_dir / "lifeline.sock"))
@@ -182,7 +182,7 @@ def test_a_newcomer_finds_room_between_trainers_that_read_ahead(daemon):
 
 
 def test_a_newcomer_waits_for_memory_that_others_hold(daemon, pausing):
-    """Until they give it back, or its patience is over; then it is told how much they hold."""
+    """It waits until they release it, or until its timeout, whose error says how much they hold."""
     with (
         batchd_client.connect(daemon.address) as one,
         batchd_client.connect(daemon.address, connect_timeout_s=PATIENCE_S) as other,
@@ -204,7 +204,7 @@ def test_a_newcomer_waits_for_memory_that_others_hold(daemon, pausing):
 
 
 def test_a_trainer_for_whom_there_is_no_memory_is_refused_with_the_numbers(daemon):
-    """Each needs two slots; when one of those who have them leaves, the next is let in."""
+    """Each needs two slots; when one of the others leaves, the next is admitted."""
     assert daemon.stream_status("shared")["slots_max"] == 4
 
     with batchd_client.connect(daemon.address) as connection:

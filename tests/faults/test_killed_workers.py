@@ -21,7 +21,7 @@ def daemon(start_shared_daemon):
 
 
 def long_epoch(photos, folder, samples_, **changes):
-    """Make a stream of many samples out of the few photographs, by naming each many times."""
+    """Make a stream of many samples from the few photographs: each is named many times."""
     files = sorted(path.relative_to(photos) for path in photos.rglob("*.jpg"))
     lines = [f"{files[number % len(files)]} {number % 7}" for number in range(samples_)]
     list_file = folder / "list.txt"
@@ -48,7 +48,7 @@ def kill_through_an_epoch(daemon, kills, seed):
 
 @pytest.mark.parametrize(("division", "kills"), [({"workers": 2}, 25), ({"workers": 3, "chunk_rows": 1}, 15)])
 def test_many_killed_workers_lose_repeat_and_reorder_nothing(start_daemon, photos, tmp_path, division, kills):
-    """Killed at random moments of one epoch; every sample comes once, in its place."""
+    """They die at random moments of one epoch; every sample arrives once, in its place."""
     streams = long_epoch(photos, tmp_path, 1200, batch_size=16)
     daemon = start_daemon(streams, **division)
 
@@ -64,7 +64,7 @@ def test_many_killed_workers_lose_repeat_and_reorder_nothing(start_daemon, photo
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_thousand_killed_workers_lose_repeat_and_reorder_nothing(start_daemon, photos, tmp_path, seed):
-    """The same, twenty times as often."""
+    """Twenty times as many workers die as in the first test."""
     daemon = start_daemon(long_epoch(photos, tmp_path, 24_000, batch_size=16), chunk_rows=1 + seed)
 
     seen, status = kill_through_an_epoch(daemon, 1000, seed)
@@ -73,8 +73,8 @@ def test_a_thousand_killed_workers_lose_repeat_and_reorder_nothing(start_daemon,
     assert status["streams"][0]["quarantined_samples"] == 0
 
 
-def test_a_row_whose_worker_is_killed_five_times_in_a_row_is_nobodys_fault(start_daemon):
-    """Alone in its chunk and each time in hand: who kills from outside makes no sample guilty."""
+def test_a_row_whose_worker_is_killed_five_times_in_a_row_makes_no_sample_guilty(start_daemon):
+    """A worker has it each time, alone in its chunk: kills from outside do not blame a sample."""
     hung = 17
     daemon = start_daemon(chunk_rows=1, workers=1, lasting_faults={f"worker.sample.begin:{hung}": "stop"})
 
@@ -98,7 +98,7 @@ def test_a_row_whose_worker_is_killed_five_times_in_a_row_is_nobodys_fault(start
 
 
 def test_all_workers_killed_at_once_are_replaced(start_daemon):
-    """For a moment there is none."""
+    """For a moment no worker is left."""
     daemon = start_daemon(workers=3)
 
     with batchd_client.connect(daemon.address) as connection:
@@ -113,7 +113,7 @@ def test_all_workers_killed_at_once_are_replaced(start_daemon):
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGTERM])
 def test_any_death_of_a_worker_is_named_in_the_log(daemon, number):
-    """However it ends, it is replaced, and the operator reads how it ended."""
+    """However it ends, the daemon replaces it, and the log says how it ended."""
     before = daemon.worker_pids()
     victim = min(before)
     os.kill(victim, number)
@@ -149,7 +149,7 @@ def test_a_stopped_worker_is_replaced_when_its_time_is_over(start_daemon):
 
 
 def test_a_daemon_whose_workers_cannot_start_stays_in_command(start_daemon):
-    """It tries again and again, answers questions meanwhile, and ends when it is told to."""
+    """It retries again and again, answers queries meanwhile, and ends on request."""
     daemon = start_daemon(workers=1, lasting_faults={"worker.starting": "kill"})
 
     deaths = wait_until(lambda: daemon.log_lines("worker ended")[2:], "three workers have died")

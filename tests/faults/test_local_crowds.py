@@ -27,7 +27,7 @@ CONNECTING = "02"
 
 @contextmanager
 def silent_connections(daemon, name, count):
-    """As many silent connections to a socket as the kernel queues."""
+    """Open as many silent connections to a socket as the kernel queues."""
     with ExitStack() as stack:
         crowd = []
         for _ in range(count):
@@ -41,20 +41,20 @@ def silent_connections(daemon, name, count):
 
 
 def queued(daemon, name):
-    """Does anybody wait to be accepted?"""
+    """Tell whether a connection waits to be accepted."""
     path = str(daemon.runtime_dir / name)
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(path)]
     return any(line[5] == CONNECTING for line in lines)
 
 
 def read_an_epoch(daemon):
-    """An ordinary trainer: connects, reads everything, goes."""
+    """Be an ordinary trainer: connect, read everything, disconnect."""
     with batchd_client.connect(daemon.address, connect_timeout_s=PATIENCE_S) as connection:
         return see(connection.stream("photos", epochs=1))
 
 
 def ordinary_trainers(daemon):
-    """So many at once; each sees what it should."""
+    """Run so many trainers at once; each gets the expected batches."""
     expected = Expected(daemon.config).epoch(0)
     with ThreadPoolExecutor(TRAINERS) as pool:
         seen = list(pool.map(read_an_epoch, [daemon] * TRAINERS))
@@ -63,7 +63,7 @@ def ordinary_trainers(daemon):
 
 @pytest.fixture(scope="module", params=LIMITS)
 def daemon(request, start_shared_daemon, photos):
-    """A daemon with few descriptors, this process with more. The last test kills a worker."""
+    """Start a daemon with few descriptors; this process has more. The last test kills a worker."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, OUR_LIMIT), hard))
     yield start_shared_daemon(
@@ -73,20 +73,20 @@ def daemon(request, start_shared_daemon, photos):
 
 
 def limit_of(daemon):
-    """How many descriptors the daemon may have."""
+    """Return the daemon's limit of descriptors."""
     return resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[0]
 
 
 def test_ordinary_trainers_that_are_more_than_there_are_descriptors_wait_their_turn(daemon):
-    """None is refused, none misses a batch."""
+    """The daemon refuses no trainer, and no trainer misses a batch."""
     with good_trainers(daemon) as good:
         ordinary_trainers(daemon)
         good.read()
 
 
 @pytest.mark.parametrize("name", SOCKETS)
-def test_a_silent_crowd_keeps_nobody_out_for_long(daemon, name):
-    """More than descriptors: readers read on, and ordinary trainers enter during the crowd."""
+def test_a_silent_crowd_keeps_no_trainer_out_for_long(daemon, name):
+    """It exceeds the descriptors: trainers read on, and ordinary ones connect meanwhile."""
     with good_trainers(daemon) as good, silent_connections(daemon, name, limit_of(daemon)):
         for _ in range(50):
             good.read()
@@ -95,7 +95,7 @@ def test_a_silent_crowd_keeps_nobody_out_for_long(daemon, name):
 
 
 def test_crowds_at_both_sockets_leave_descriptors_for_what_the_daemon_has_to_do(daemon):
-    """A worker that dies is replaced while they are there, and a trainer reads on."""
+    """A dead worker is replaced during the crowd, and a trainer reads on."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=1)
         seen = see(stream, 1)
@@ -109,8 +109,8 @@ def test_crowds_at_both_sockets_leave_descriptors_for_what_the_daemon_has_to_do(
     assert not daemon.log_lines("worker not started")
 
 
-def test_who_never_says_who_it_is_is_closed_in_the_end(start_daemon):
-    """At both sockets, without anybody waiting; sessions stay."""
+def test_a_connection_that_never_greets_is_closed_in_the_end(start_daemon):
+    """Both sockets do so, even if no other connection waits; sessions stay."""
     daemon = start_daemon()
     with (
         good_trainers(daemon) as good,
@@ -129,7 +129,7 @@ def test_who_never_says_who_it_is_is_closed_in_the_end(start_daemon):
 
 @pytest.mark.parametrize("name", SOCKETS)
 def test_more_silent_connections_than_may_be_lose_the_oldest(start_daemon, name):
-    """At once, not when their time is over."""
+    """The oldest end at once, before their timeout."""
     daemon = start_daemon()
     with good_trainers(daemon) as good, ExitStack() as stack:
         for _ in range(3):

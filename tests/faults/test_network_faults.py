@@ -16,14 +16,14 @@ VANISHED_S = 15.0
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Two hosts and a cable."""
+    """Make two hosts and a cable."""
     with two_hosts() as hosts:
         yield hosts
 
 
 @pytest.fixture
 def key(tmp_path):
-    """Where the keys of a daemon are, and a connection file."""
+    """Make a directory for the keys of a daemon, and a connection file."""
     file = tmp_path / "conn.key"
     keys = tmp_path / "keys"
     new_key(keys, "gpu-box", file)
@@ -36,13 +36,13 @@ def new_key(keys, name, file):
 
 
 def revoke(keys, name):
-    """Revoke it as an operator does."""
+    """Revoke a key as an operator does."""
     batchd("keys", "revoke", name, "--keys-dir", keys)
 
 
 @pytest.fixture
 def start_far(hosts, key):
-    """Start trainers on the other host, which end with the test."""
+    """Start trainers on the other host; they end with the test."""
     trainers = []
 
     def start(**options):
@@ -58,21 +58,21 @@ def start_far(hosts, key):
 
 @pytest.fixture
 def daemon(hosts, start_daemon, key, photos):
-    """Listen on the cable."""
+    """Start a daemon that listens on the cable."""
     return start_daemon(
         {"photos": folder_stream(photos, batch_size=2)}, tcp=f"{hosts.ours}:{PORT}", keys_dir=str(key[0])
     )
 
 
 def claims(daemon):
-    """How many trainers the stream has."""
+    """Return the number of the stream's trainers."""
     return len(daemon.stream_status()["subscriptions"])
 
 
 def test_a_pulled_cable_costs_time_and_no_batch(hosts, daemon, start_far):
-    """Shorter than the heartbeats' patience: TCP sends again what was lost.
+    """An interruption below the heartbeats' timeout costs time: TCP sends lost data again.
 
-    Longer, and half-open on both sides: the daemon frees the session, and the trainer returns.
+    A longer one leaves half-open connections: the daemon frees the session, the trainer returns.
     """
     trainer = start_far(epochs=2).ready()
     seen = trainer.take(3)
@@ -91,7 +91,7 @@ def test_a_pulled_cable_costs_time_and_no_batch(hosts, daemon, start_far):
 
 @pytest.mark.usefixtures("daemon")
 def test_a_network_that_never_comes_back_is_an_error_in_the_end(hosts, start_far):
-    """After ``reconnect_timeout_s``, with the reason."""
+    """The error comes after ``reconnect_timeout_s``, with the reason."""
     trainer = start_far(connect={"reconnect_timeout_s": 2.0}).ready()
     trainer.take(1)
     hosts.pull_cable()
@@ -101,7 +101,7 @@ def test_a_network_that_never_comes_back_is_an_error_in_the_end(hosts, start_far
 
 
 def test_a_revoked_key_ends_its_session_and_a_new_one_of_its_name_does_not_help_it(daemon, start_far, key):
-    """Without a restart; the trainer is told why, and does not come in again."""
+    """No restart is needed; the trainer gets the reason, and cannot connect again."""
     keys, file = key
     trainer = start_far(connect={"reconnect_timeout_s": 2.0}).ready()
     trainer.take(1)
@@ -115,9 +115,9 @@ def test_a_revoked_key_ends_its_session_and_a_new_one_of_its_name_does_not_help_
 
 
 def test_a_restarted_daemon_is_found_over_the_network_with_the_right_keys(daemon, start_far, key):
-    """Killed, and started again: the trainer goes on at its position.
+    """The daemon is killed and restarted: the trainer continues at its position.
 
-    While the daemon has other keys, trainers with the old ones wait until these are back.
+    While the daemon has other keys, trainers with the old ones wait until the old ones return.
     """
     keys, _file = key
     trainer = start_far(epochs=2).ready()

@@ -1,8 +1,8 @@
 """Under attack, no daemon or worker unpickles, loads byte-code, evaluates or compiles anything.
 
-``support/audit`` has the interpreter's own word for it (PEP 578), in the daemon and in its worker.
-Python imports modules when they are first needed, which is seen as well, so an epoch is read before
-the attack; from then on there is nothing at all to see.
+``support/audit`` records the interpreter's own audit events (PEP 578) in the daemon and its worker.
+Python imports modules when they are first needed, which causes events, too, so an epoch is read
+before the attack; from then on no event may occur.
 """
 
 import marshal
@@ -31,7 +31,7 @@ CODES_MAX = 40
 
 
 class Burglar:
-    """Unpickled, it runs a program that leaves a file behind."""
+    """An object that, if unpickled, runs a program that leaves a file behind."""
 
     def __init__(self, trace: Path) -> None:
         self._trace = trace
@@ -42,13 +42,13 @@ class Burglar:
 
 @pytest.fixture
 def trace(tmp_path):
-    """The file that is there when some code of ours was run."""
+    """Return the path of the file that exists once code of ours has run."""
     return tmp_path / "trace"
 
 
 @pytest.fixture
 def payloads(trace):
-    """Code as data, in every form that Python has for it."""
+    """Return code as data, in every form that Python has for it."""
     source = f"__import__('pathlib').Path({str(trace)!r}).touch()"
     pickles = [pickle.dumps(Burglar(trace), protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
     return [*pickles, marshal.dumps(compile(source, "data", "exec")), source.encode()]
@@ -56,18 +56,18 @@ def payloads(trace):
 
 @pytest.fixture
 def audited(tmp_path):
-    """The environment of an audited process, and the file that it writes."""
+    """Return the environment of an audited process, and the file that it writes."""
     file = tmp_path / "audit"
     return {"PYTHONPATH": str(AUDIT), "BATCHD_TEST_AUDIT": str(file)}, file
 
 
 def nested(data, levels):
-    """``data`` inside of arrays inside of arrays."""
+    """Return ``data`` inside arrays inside arrays."""
     return b"\x91" * levels + msgpack.packb(data)
 
 
 def words_with(payload):
-    """Messages that carry the payload, in as many ways as there are to carry it."""
+    """Return messages that carry the payload in every possible way."""
     yield payload
     yield msgpack.packb(payload)
     yield msgpack.packb(msgpack.ExtType(5, payload))
@@ -77,12 +77,12 @@ def words_with(payload):
         for fields in range(12):
             yield msgpack.packb([code] + [payload] * fields)
         yield msgpack.packb([code, msgpack.ExtType(1, payload)])
-        if code not in {AskStatus.code, AskReload.code}:  # one field each, and the rest is skipped
+        if code not in {AskStatus.code, AskReload.code}:  # these have one field each, and the rest is skipped
             yield msgpack.packb([code, 1, payload.decode("latin-1"), 0, 1, 2, 0, 0, 1, None, False])
 
 
 def attack(daemon, payloads):
-    """Say all of it over ZeroMQ, before and within a session, and on lifelines."""
+    """Send all of it over ZeroMQ, before and within a session, and on lifelines."""
     for payload in payloads:
         with RawPeer(daemon.runtime_dir) as stranger, RawPeer(daemon.runtime_dir) as member:
             member.open()
@@ -101,7 +101,7 @@ def attack(daemon, payloads):
 
 
 def odd_files(payloads):
-    """Files that are no images, hardly images, or images of a rare kind."""
+    """Return files that are broken images, other files, or images of a rare kind."""
     photo = made.photo()
     jpeg, png = made.jpeg(photo), made.encode(photo, ".png")
     return [
@@ -127,7 +127,7 @@ def odd_files(payloads):
 
 @pytest.fixture
 def spoilt(tmp_path, payloads):
-    """A folder of photographs, and what each of them is to be replaced with."""
+    """Make a folder of photographs; return the content that will replace each of them."""
     files = odd_files(payloads)
     paths = made.write_photos(tmp_path / "odd", {"": len(files)})
     return tmp_path / "odd", dict(zip(paths, files, strict=True))
@@ -135,14 +135,14 @@ def spoilt(tmp_path, payloads):
 
 @pytest.fixture
 def daemon(start_daemon, photos, audited, spoilt):
-    """An audited daemon; its worker has imported all it needs once both streams were read."""
+    """Start an audited daemon; after a read of both streams its worker has made all imports."""
     folder, _ = spoilt
     odd = folder_stream(folder, batch_size=4, on_error="mask", max_bad_fraction=1.0)
     return start_daemon({"photos": folder_stream(photos), "odd": odd}, environment=audited[0], workers=1)
 
 
 def test_nothing_runs_from_hostile_messages_and_files(daemon, audited, spoilt, payloads, trace):
-    """A good trainer reads on meanwhile, and gets what it should."""
+    """A good trainer reads meanwhile, and gets the expected batches."""
     _, audit = audited
     _, replacements = spoilt
     with batchd_client.connect(daemon.address) as connection:
@@ -180,7 +180,7 @@ def test_nothing_runs_from_hostile_messages_and_files(daemon, audited, spoilt, p
     ],
 )
 def test_what_would_run_is_written_down(audited, code, event):
-    """The witness sees each of them; what the test above does not find was not there."""
+    """The audit records each of them, so a clean record in the test above proves their absence."""
     environment, audit = audited
     program = f"import marshal, os, pickle; print(os.stat({str(audit)!r}).st_size, flush=True); {code}"
     done = subprocess.run(
@@ -195,6 +195,6 @@ def test_what_would_run_is_written_down(audited, code, event):
 
 
 def test_a_burglar_that_is_let_in_leaves_its_trace(payloads, trace):
-    """The payloads are what they are said to be."""
+    """The payloads do what they claim."""
     pickle.loads(payloads[0])
     assert trace.exists()

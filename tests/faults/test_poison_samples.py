@@ -38,7 +38,7 @@ BOMBS = (
 
 
 def worker_deaths(daemon):
-    """How each dead worker ended, as the log has it."""
+    """Return how each dead worker ended, as the log has it."""
     return [line["how"] for line in daemon.log_lines("worker ended")]
 
 
@@ -51,7 +51,7 @@ def worker_deaths(daemon):
     ],
 )
 def test_poison_sample_ends_two_workers_and_is_quarantined(start_daemon, step, chunk_rows):
-    """By segmentation fault, anywhere in its chunk; others are read, and one takes its row.
+    """The fault is a segmentation fault anywhere in a chunk; a substitute takes the sample's row.
 
     No later worker dies of it, and `batchd bad` names the file, so the log is not needed.
     """
@@ -95,7 +95,7 @@ def test_what_stands_in_for_a_poison_sample_is_what_stands_in_for_any_bad_one(st
 
 
 def test_a_sample_that_hangs_is_poison_too(start_daemon):
-    """Each time its worker is killed when ``sample_timeout_s`` is over, and the file is named."""
+    """The daemon kills its worker after ``sample_timeout_s`` each time, and names the file."""
     daemon = start_daemon(sample_timeout_s=2.0, lasting_faults={f"worker.sample.read:{POISON}": "hang"})
     path = Expected(daemon.config).path(POISON)
 
@@ -116,7 +116,7 @@ def join(group, daemon):
 
 
 def leave(group):
-    """Have no process in a cgroup any more, so that it can be removed.
+    """Move all processes out of a cgroup, so that it can be removed.
 
     A worker that the fork server starts meanwhile is in the cgroup that the fork server had then.
     """
@@ -124,7 +124,7 @@ def leave(group):
     def have_left():
         pids = (group / "cgroup.procs").read_text().split()
         for pid in pids:
-            with suppress(ProcessLookupError):  # it has ended
+            with suppress(ProcessLookupError):  # the process has ended
                 (group.parent / "cgroup.procs").write_text(pid)
         return not pids
 
@@ -132,15 +132,15 @@ def leave(group):
 
 
 def memory_kills(group):
-    """How many processes of a cgroup the kernel has killed for want of memory."""
+    """Return the number of processes in a cgroup that the kernel has killed for lack of memory."""
     return int((group / "memory.oom_control").read_text().split("oom_kill ")[1].split()[0])
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_any_number_of_samples_may_take_all_the_memory(start_daemon, photos, workers):
-    """Twelve of forty, as many as the configuration allows: each ends two workers, no more.
+    """Twelve of forty, the configured maximum, each end two workers at most.
 
-    Of one epoch: a worker that has a sample of the next one in hand already may be the third.
+    All are of one epoch: a worker that already has a sample of the next epoch may be the third.
     """
     poisons = set(range(1, 37, 3))
     daemon = start_daemon(
@@ -164,7 +164,7 @@ def test_any_number_of_samples_may_take_all_the_memory(start_daemon, photos, wor
 
 
 def test_a_worker_that_is_refused_memory_says_so(start_daemon):
-    """Python's MemoryError under an address space limit: the same outcome as a kill."""
+    """Python's MemoryError under an address space limit has the same outcome as a kill."""
     faults = {f"worker.sample.begin:{POISON}": "stop", f"worker.sample.read:{POISON}": "eat"}
     daemon = start_daemon(workers=1, lasting_faults=faults)
 
@@ -189,7 +189,7 @@ def test_a_worker_that_is_refused_memory_says_so(start_daemon):
 
 
 def test_twelve_small_files_that_announce_large_images_end_no_worker(start_daemon, tmp_path):
-    """In 600 MB, two workers: each is bad by its header, and no worker is killed for memory."""
+    """Two workers have 600 MB: each file is bad by its header, and the kernel kills no worker."""
     write_photos(tmp_path, {"good": 24})
     names = [f"{number}-{bomb.__name__}" for number, bomb in enumerate(BOMBS)]
     for name, bomb in zip(names, BOMBS, strict=True):
@@ -212,7 +212,7 @@ def test_twelve_small_files_that_announce_large_images_end_no_worker(start_daemo
 
 
 def test_poison_samples_in_one_chunk_are_found_one_after_the_other(start_daemon, photos):
-    """At most two workers die of each."""
+    """Each kills two workers at most."""
     poisons = {POISON, POISON + 1, 3}
     daemon = start_daemon(
         {"photos": folder_stream(photos, max_bad_fraction=0.5)},
@@ -230,7 +230,7 @@ def test_poison_samples_in_one_chunk_are_found_one_after_the_other(start_daemon,
 
 
 def test_a_poison_sample_is_treated_as_any_bad_one(start_daemon, photos):
-    """Masked, or the stream stops and the trainer reads why."""
+    """It is masked, or the stream stops with the reason."""
     streams = {on_error: folder_stream(photos, on_error=on_error) for on_error in ("mask", "fail")}
     daemon = start_daemon(streams, lasting_faults={f"worker.sample.begin:{POISON}": "segv"})
     with batchd_client.connect(daemon.address) as connection:
@@ -245,7 +245,7 @@ def test_a_poison_sample_is_treated_as_any_bad_one(start_daemon, photos):
 
 
 def test_crashes_that_no_single_file_explains_stop_the_stream(start_daemon, photos, tmp_path):
-    """When more samples are deadly than odd files can be, the data is not quietly shrunk."""
+    """More deadly samples than odd files can explain stop the stream: no data is lost silently."""
     file = min(photos.rglob("*.jpg"))
     list_file = tmp_path / "list.txt"
     list_file.write_text(f"{file.relative_to(photos)} 0\n" * 64)

@@ -25,13 +25,13 @@ BETWEEN = 10
 
 @pytest.fixture
 def start_host(tmp_path):
-    """Worker hosts that end with the test."""
+    """Start worker hosts; they end with the test."""
     with worker_hosts(tmp_path) as start:
         yield start
 
 
 class Reader:
-    """A trainer in a thread reads epoch after epoch, and compares each with what it must be."""
+    """A trainer in a thread that reads epoch after epoch and compares each with the expected one."""
 
     def __init__(self, daemon) -> None:
         self.batches = 0
@@ -43,7 +43,7 @@ class Reader:
 
     @contextmanager
     def reading(self):
-        """Read while the block runs; then nothing may have been wrong."""
+        """Read while the block runs; afterwards no batch may have been wrong."""
         self._thread.start()
         try:
             yield self
@@ -54,7 +54,7 @@ class Reader:
         assert self.wrong == []
 
     def goes_on(self, batches: int = 60) -> None:
-        """Wait until it has read so many more batches."""
+        """Wait until the trainer has read so many more batches."""
         goal = self.batches + batches
         wait_until(lambda: self.batches >= goal or self.wrong, "the trainer gets its batches")
         assert self.wrong == []
@@ -76,7 +76,7 @@ class Reader:
 
 @pytest.fixture
 def pool(start_daemon, start_host):
-    """A daemon with one local worker, two worker hosts that serve, and a trainer that reads."""
+    """Start a daemon with a local worker, two serving worker hosts, and a trainer that reads."""
     daemon = start_daemon(**pool_keys(), chunk_rows=2)
     hosts = [start_host(daemon, "--name", name) for name in ("one", "two")]
     wait_serving(daemon, 2)
@@ -114,7 +114,7 @@ def test_a_killed_gateway_is_replaced_and_the_hosts_return_by_themselves(pool):
 
 
 def test_a_killed_one_of_several_gateways_ends_its_links_alone_and_its_hosts_are_spread_again(start_daemon, start_host):
-    """The other links stay the same ones; each gateway in turn."""
+    """The other links stay open; each gateway is killed in turn."""
     daemon = start_daemon(**pool_keys(3), chunk_rows=2)
     for name in range(6):
         start_host(daemon, "--name", str(name), workers=1)
@@ -131,8 +131,8 @@ def test_a_killed_one_of_several_gateways_ends_its_links_alone_and_its_hosts_are
         wait_until(lambda: sum(link["state"] == "serving" for link in links(daemon)) == 6, "all hosts serve again")
 
 
-def test_a_stopped_one_of_several_gateways_holds_nobody_up(start_daemon, start_host):
-    """It is killed, as it answers no withdrawal; its hosts come back."""
+def test_a_stopped_one_of_several_gateways_delays_no_trainer(start_daemon, start_host):
+    """It answers no withdrawal, so the daemon kills it; its hosts return."""
     daemon = start_daemon(**pool_keys(2), chunk_rows=2)
     for name in ("one", "two"):
         start_host(daemon, "--name", name)
@@ -153,8 +153,8 @@ def test_a_killed_daemon_gets_its_hosts_back(pool):
     wait_until(lambda: sum(link["state"] == "serving" for link in links(daemon)) == 2, "both hosts serve again")
 
 
-def test_nobody_waits_for_a_worker_host_that_is_stopped(pool):
-    """Its orders are withdrawn; when it goes on, what it sends is not wanted any more."""
+def test_no_trainer_waits_for_a_worker_host_that_is_stopped(pool):
+    """Its orders are withdrawn; when it continues, its rows are dropped."""
     daemon, hosts, reader = pool
     for host in hosts:
         host.send(signal.SIGSTOP)
@@ -166,7 +166,7 @@ def test_nobody_waits_for_a_worker_host_that_is_stopped(pool):
     wait_until(lambda: sum(link["state"] == "serving" for link in links(daemon)) == 2, "both hosts serve again")
 
 
-def test_a_stopped_worker_of_a_worker_host_holds_nobody_up(pool):
+def test_a_stopped_worker_of_a_worker_host_delays_no_trainer(pool):
     _daemon, hosts, reader = pool
     stopped = min(hosts[0].worker_pids())
     os.kill(stopped, signal.SIGSTOP)
@@ -212,7 +212,7 @@ def test_random_kills_stops_and_cuts_lose_and_repeat_nothing(start_daemon, start
 
 
 class Disorder:
-    """Two worker hosts, one of them behind a proxy, and what may happen to them."""
+    """Two worker hosts, one of them behind a proxy, and the faults that hit them."""
 
     def __init__(self, daemon, proxy: Proxy, start_host, chance: random.Random) -> None:
         self._daemon, self._proxy, self._start_host, self._chance = daemon, proxy, start_host, chance
@@ -231,7 +231,7 @@ class Disorder:
         ]
 
     def end(self) -> None:
-        """Let all that were stopped go on."""
+        """Continue all stopped processes."""
         for pid in self._stopped:
             _signal(pid, signal.SIGCONT)
         self._stopped.clear()
@@ -258,13 +258,13 @@ class Disorder:
 
 
 def _spread(daemon) -> list[int]:
-    """How many worker hosts come through each gateway."""
+    """Return the number of worker hosts of each gateway."""
     numbers = Counter(link["gateway"] for link in links(daemon))
     return [numbers[gateway] for gateway in range(daemon.status()["pool"]["gateways"])]
 
 
 def _gateway_at(daemon, number: int) -> int:
-    """The process of a gateway."""
+    """Return the process of a gateway."""
     host, _colon, port = daemon.status()["pool"]["address"].rpartition(":")
     endpoint = f"{host}:{int(port) + number}".encode()
     (pid,) = (
@@ -274,7 +274,7 @@ def _gateway_at(daemon, number: int) -> int:
 
 
 def _has_withdrawn(daemon) -> bool:
-    """Withdrawn, or given to others with the end of the link: heartbeats end one, too."""
+    """Tell whether orders were withdrawn, or moved because heartbeats ended the link."""
     pool = daemon.status()["pool"]
     return any(link["withdrawn"] for link in pool["links"]) or pool["ended_links"] > 0
 

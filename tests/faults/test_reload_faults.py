@@ -25,7 +25,7 @@ READING_STEPS = ["rescan.starting", "rescan.scanning", "rescan.sending", "rescan
 
 @pytest.fixture
 def start(start_daemon, start_trainer, photos):
-    """A daemon with faults that shall replace its second stream, and a trainer of the first."""
+    """Start a daemon with faults that will replace its second stream; a trainer reads the first."""
 
     def begin(**options):
         daemon = start_daemon({"photos": stream_of(photos), "old": stream_of(photos, seed=3)}, **options)
@@ -38,7 +38,7 @@ def start(start_daemon, start_trainer, photos):
 
 
 def serve_beside(daemon, photos, name):
-    """Have the configuration say that this stream is served beside the first one."""
+    """Write a configuration that serves this stream beside the first one."""
     settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB"}
     write_settings(daemon.config, {"photos": stream_of(photos), name: stream_of(photos, seed=4)}, settings)
 
@@ -48,7 +48,7 @@ def stream_of(photos, **changes):
 
 
 def assert_exact(daemon, trainer):
-    """The rest of the trainer's epochs is what it should be."""
+    """Check that the rest of the trainer's epochs is as expected."""
     trainer.begin(do="take")
     seen, _ = trainer.finish()
     expected = Expected(daemon.config)
@@ -60,7 +60,7 @@ def serves(daemon):
 
 
 def test_an_index_that_found_no_descriptor_changes_nothing(start):
-    """None is left when the index arrives: the daemon serves on, and the next reload succeeds."""
+    """No descriptor is left for the index: the daemon serves on, and the next reload succeeds."""
     daemon, trainer = start(faults={"rescan.sending": "stop"})
     daemon.send(signal.SIGHUP)
     reader = daemon.wait_for_fault("rescan.sending")
@@ -78,7 +78,7 @@ def test_an_index_that_found_no_descriptor_changes_nothing(start):
 
 
 def test_daemons_killed_while_they_reload_cost_no_batch(start, photos):
-    """At every step, one after the other: each one's successor reads the new configuration."""
+    """They die at each step in turn: each successor reads the new configuration."""
     daemon, trainer = start(faults=dict.fromkeys(DAEMON_STEPS, "kill"))
     for step in DAEMON_STEPS:
         serve_beside(daemon, photos, step.replace(".", "-"))
@@ -91,7 +91,7 @@ def test_daemons_killed_while_they_reload_cost_no_batch(start, photos):
 
 
 def test_where_the_process_that_reads_is_killed_the_old_configuration_stays(start, photos):
-    """Unless it has said everything before; the next reload succeeds."""
+    """A reader that has already sent everything is the exception; the next reload succeeds."""
     daemon, trainer = start(faults=dict.fromkeys(READING_STEPS, "kill"))
     present = "old"
     for step in READING_STEPS:
@@ -125,7 +125,7 @@ def test_workers_and_trainers_killed_during_a_reload_change_nothing_for_others(s
 
 
 def test_a_daemon_killed_while_the_sources_are_scanned_leaves_no_process(start):
-    """The one that scans sees the end of its channel, also where it stands still."""
+    """The scanning process sees the end of its channel, also while it hangs."""
     daemon, trainer = start(faults={"rescan.starting": "hang"})
     daemon.send(signal.SIGHUP)
     daemon.wait_for_fault("rescan.starting")

@@ -29,7 +29,7 @@ ZMTP_1 = b"\x01\x00"
 
 @contextmanager
 def dealer(address):
-    """A connection over which a test says what it wants."""
+    """Open a connection over which a test sends its own messages."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     try:
@@ -40,14 +40,14 @@ def dealer(address):
 
 
 def hear(dealer):
-    """The next answer."""
+    """Return the next answer."""
     assert dealer.poll(PATIENCE_MS)
     return TO_TRAINER_REMOTE.decode(dealer.recv())
 
 
 @contextmanager
 def plain_connections(daemon, count):
-    """So many connections over TCP, on which nothing is said."""
+    """Open so many silent TCP connections."""
     host, port = daemon.tcp_address.removeprefix("tcp://").split(":")
     with ExitStack() as stack:
         yield [
@@ -56,7 +56,7 @@ def plain_connections(daemon, count):
 
 
 def has_ended(connection):
-    """Wait until the daemon hangs up."""
+    """Wait until the daemon disconnects."""
     try:
         while connection.recv(1 << 16):
             pass
@@ -66,7 +66,7 @@ def has_ended(connection):
 
 
 def test_more_sessions_than_a_host_may_have_are_refused_with_the_setting(start_daemon):
-    """Where there are no keys; when one goes, another one comes."""
+    """The limit holds without keys; when one session ends, another one is admitted."""
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}", sessions_per_peer=2)
     with batchd_client.connect(daemon.tcp_address) as first, batchd_client.connect(daemon.tcp_address):
         expected = r"127\.0\.0\.1 has 2 sessions already; raise sessions_per_peer in \[daemon\] \(now 2\)"
@@ -79,7 +79,7 @@ def test_more_sessions_than_a_host_may_have_are_refused_with_the_setting(start_d
 
 
 def test_more_sessions_than_a_key_may_have_are_refused_and_other_keys_come_in(start_daemon, tmp_path):
-    """From the same host: with keys a peer is its key."""
+    """They use the same host: with keys the limit is per key."""
     keys = KeyDirectory(tmp_path / "keys")
     files = []
     for name in ("greedy", "modest"):
@@ -96,7 +96,7 @@ def test_more_sessions_than_a_key_may_have_are_refused_and_other_keys_come_in(st
 
 
 def greet_often(peer):
-    """As often as a host may at once, and hear every answer."""
+    """Greet as often as a host may at once, and read every answer."""
     codes = []
     for _ in range(BURST // 128):
         for _ in range(128):
@@ -106,7 +106,7 @@ def greet_often(peer):
 
 
 def test_a_host_that_greets_without_end_is_put_off_and_an_honest_client_comes_in_later(start_daemon):
-    """It is told a number for which the client tries again; the log has one line."""
+    """The client gets an error number on which it retries; the log has one line."""
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
     with dealer(daemon.tcp_address) as flood:
         assert set(greet_often(flood)) == {ErrorCode.UNSUPPORTED_VERSION}
@@ -118,8 +118,8 @@ def test_a_host_that_greets_without_end_is_put_off_and_an_honest_client_comes_in
     assert "127.0.0.1 connects more often than 32 times a second" in line["reason"]
 
 
-def test_who_never_greets_is_closed_and_who_did_stays(start_daemon):
-    """Silence after a handshake, a ZMTP version without handshakes, an ignored refusal."""
+def test_a_connection_that_never_greets_is_closed_and_a_session_stays(start_daemon):
+    """Peers are silent after a handshake, too old for handshakes, or ignore a refusal."""
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
     with (
         batchd_client.connect(daemon.tcp_address) as honest,
@@ -144,8 +144,8 @@ def test_who_never_greets_is_closed_and_who_did_stays(start_daemon):
     assert len(daemon.log_lines("remote connection closed")) == 1
 
 
-def test_a_crowd_that_says_nothing_is_thinned_out_at_once_and_disturbs_nobody(start_daemon):
-    """256 of 600 connections stay, long before their timeout; readers read on, and others enter."""
+def test_a_silent_crowd_is_thinned_out_at_once_and_disturbs_no_trainer(start_daemon):
+    """256 of 600 connections stay, long before their timeout; readers read on, others connect."""
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
     with batchd_client.connect(daemon.tcp_address) as honest:
         stream = honest.stream("photos", epochs=1)
@@ -164,7 +164,7 @@ CROWD = 220
 
 @pytest.mark.parametrize("way", ["address", "tcp_address"], ids=["on this host", "over TCP"])
 def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemon, photos, way):
-    """The operator was warned of the low limit, the crowd gets the rest, the ring still grows."""
+    """The log warned of the low limit, the crowd gets the rest, and the ring still grows."""
     daemon = start_daemon(
         {"photos": folder_stream(photos, batch_size=1)}, tcp=f"127.0.0.1:{free_port()}", descriptors_max=300
     )
@@ -185,7 +185,7 @@ def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemo
 
 
 def test_a_limit_below_what_the_streams_need_is_refused_at_the_start(start_daemon):
-    """With both numbers and where to raise it."""
+    """The message has both numbers and the place of the limit."""
     daemon = start_daemon(descriptors_max=70, ready=False)
     assert daemon.wait() == 2
     assert "descriptors at least, have 70 [too-few-descriptors]\n = help: raise the limit (LimitNOFILE=" in daemon.log

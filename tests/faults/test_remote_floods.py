@@ -1,4 +1,4 @@
-"""Floods over TCP: the daemon hangs up, refuses the host for a while, and serves the others."""
+"""Floods over TCP: the daemon disconnects, refuses the host for a while, and serves the others."""
 
 import itertools
 import socket
@@ -44,7 +44,7 @@ _hosts = (f"127.{number >> 8}.{number & 255}.9" for number in itertools.count(25
 
 
 def elsewhere():
-    """A host not used so far: a flooding one is refused for a while."""
+    """Return an address that no test has used: the daemon refuses a flooding one for a while."""
     return next(_hosts)
 
 
@@ -61,12 +61,12 @@ FLOODING = {
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon):
-    """A daemon without keys, where everybody may say something."""
+    """Start a daemon without keys, to which any peer may send messages."""
     return start_shared_daemon(tcp=f"127.0.0.1:{free_port()}")
 
 
 def connect(daemon, host):
-    """A connection from this host over which messages may go."""
+    """Connect from this host; the connection can carry messages."""
     address, port = daemon.tcp_address.removeprefix("tcp://").split(":")
     with ExitStack() as unless_it_fails:
         connection = unless_it_fails.enter_context(
@@ -79,7 +79,7 @@ def connect(daemon, host):
 
 @contextmanager
 def zmq_dealer(daemon):
-    """A trainer that says what it is told to."""
+    """Make a trainer that sends whatever a test asks for."""
     context = zmq.Context()
     with context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
@@ -89,23 +89,23 @@ def zmq_dealer(daemon):
 
 
 def hear(dealer):
-    """The next message; batches without their bytes."""
+    """Return the next message; batches without their bytes."""
     assert dealer.poll(PATIENCE_S * 1000)
     return TO_TRAINER_REMOTE.decode(dealer.recv_multipart()[0])
 
 
 def closed(daemon):
-    """How many connections the daemon has closed by now."""
+    """Return the number of connections that the daemon has closed so far."""
     return daemon.status()["daemon"]["tcp"]["closed"]
 
 
 def lines_about(daemon, host):
-    """What the log says of connections from there that were closed."""
+    """Return the log lines about closed connections from this host."""
     return [line for line in daemon.log_lines("remote connection closed") if line["host"] == host]
 
 
 def flood(daemon, part, *, greets, host, is_over=lambda: True):
-    """Connect, and say it for a while; reset the connection once the daemon has closed its end."""
+    """Connect and send for a while; reset the connection once the daemon has closed its end."""
     words = part * max(1, (1 << 16) // len(part))
     with connect(daemon, host) as connection:
         with suppress(ConnectionError, TimeoutError):
@@ -121,7 +121,7 @@ def flood(daemon, part, *, greets, host, is_over=lambda: True):
 
 @pytest.mark.parametrize("words", FLOODING)
 def test_a_flood_ends_and_others_read_on(daemon, words):
-    """Any content, with a session and without; memory grows by one audit's input at most."""
+    """Any content, with and without a session; memory grows by one audit's input at most."""
     with good_trainers(daemon) as good:
         good.read()
         before, closed_before = private_bytes(daemon.pid), closed(daemon)
@@ -143,7 +143,7 @@ def test_a_flood_ends_and_others_read_on(daemon, words):
 
 @pytest.mark.parametrize("words", ["a message that never ends", "a message of large frames that never ends"])
 def test_a_trickle_that_is_never_read_ends_too(daemon, words):
-    """However slow it is: what counts is what lies unread."""
+    """Its speed does not matter: the unread bytes count."""
     host = elsewhere()
     with good_trainers(daemon) as good, connect(daemon, host) as connection:
         connection.sendall(frame(Greet(PROTOCOL_VERSION, "trickle", 1, "").encode()))
@@ -160,7 +160,7 @@ def test_a_trickle_that_is_never_read_ends_too(daemon, words):
 
 
 def test_questions_are_answered_so_many_at_a_time(daemon):
-    """Their answers are long; more are put off by number, and the session goes on."""
+    """Their answers are long; the daemon defers more queries by number; the session continues."""
     with zmq_dealer(daemon) as dealer:
         dealer.send(Greet(PROTOCOL_VERSION, "curious", 1, "").encode())
         assert isinstance(hear(dealer), Greeted)
@@ -181,7 +181,7 @@ def test_questions_are_answered_so_many_at_a_time(daemon):
 
 
 def test_a_session_has_so_many_claims_whatever_it_gives_up(daemon):
-    """Giving up what it never had, or twice, makes room for nothing."""
+    """Ending unknown claims, or one claim twice, does not permit further claims."""
     with zmq_dealer(daemon) as dealer:
         dealer.send(Greet(PROTOCOL_VERSION, "greedy", 1, "").encode())
         hear(dealer)
@@ -201,8 +201,8 @@ def test_a_session_has_so_many_claims_whatever_it_gives_up(daemon):
             assert isinstance(answer, Subscribed) is admits
 
 
-def test_from_where_a_flood_came_nobody_comes_in_for_a_while(daemon):
-    """An honest trainer of that host waits as for an absent daemon; from other hosts they enter."""
+def test_the_host_of_a_flood_is_refused_for_a_while(daemon):
+    """An honest trainer of that host waits as for an absent daemon; other hosts connect."""
     host, before = elsewhere(), closed(daemon)
     flood(daemon, FLOODING["questions"], greets=True, host=host)
     wait_until(lambda: lines_about(daemon, host), "it was disconnected")
@@ -213,11 +213,11 @@ def test_from_where_a_flood_came_nobody_comes_in_for_a_while(daemon):
         tcp = wait_until(
             lambda: (counts := other.status()["daemon"]["tcp"])["connections"] == 1 and counts, "both are gone"
         )
-        assert tcp["closed"] - before == 2, "it was closed by the daemon, and not by ZeroMQ after five seconds"
+        assert tcp["closed"] - before == 2, "the daemon must close it, and not ZeroMQ after five seconds"
 
 
 def test_a_trainer_that_is_kept_out_is_told_so_by_its_deadline(daemon):
-    """It cannot know more than that its connections are cut."""
+    """It only knows that its connections are cut."""
     flood(daemon, FLOODING["questions"], greets=True, host="127.0.0.1")
     wait_until(lambda: lines_about(daemon, "127.0.0.1"), "it was disconnected")
     with pytest.raises(DaemonNotFound, match="cut"):

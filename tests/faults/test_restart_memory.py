@@ -1,7 +1,7 @@
 """Memory for one ring only: after a kill, trainers release the dead ring, the next daemon waits.
 
-It runs in a memory group of 1.2 times its ring; the trainers are not in that, but the ring is on
-the group's account until they unmap it.
+The daemon runs in a memory cgroup of 1.2 times its ring. The trainers are outside, but the cgroup
+is charged for the ring until they unmap it.
 """
 
 import time
@@ -27,14 +27,14 @@ NO_MEMORY_STATUS = 5
 
 @pytest.fixture
 def group():
-    """Outlives the daemon, as it is asked for before."""
+    """Make the cgroup; it outlives the daemon, as fixtures end in reverse order."""
     with memory_group(GROUP_BYTES) as group:
         yield group
 
 
 @pytest.fixture(params=["start", "demand"])
 def daemon(request, group, tmp_path, start_daemon):
-    """A daemon in a tight group. Each epoch is a batch, and none is like another."""
+    """Start a daemon in a tight cgroup. Each epoch is one batch, and no two are equal."""
     np.save(tmp_path / "x.npy", np.arange(ROWS, dtype=np.uint8)[:, None] + np.zeros((1, 2 * MEBIBYTE), np.uint8))
     stream = {
         "source": {"type": "npy", "path": str(tmp_path / "x.npy"), "field": "x"},
@@ -47,7 +47,7 @@ def daemon(request, group, tmp_path, start_daemon):
 
 
 def read_and_kill(daemon, trainer, kills):
-    """What the trainer has seen in the end, and how long it waited each time."""
+    """Kill daemons during a read; return the trainer's batches and each wait in seconds."""
     seen, waits_s = trainer.take(BATCHES), []
     for _ in range(kills):
         killed_s = time.monotonic()
@@ -61,7 +61,7 @@ def read_and_kill(daemon, trainer, kills):
 
 
 def has_started(daemon):
-    """Whether it serves; one that has waited in vain is started again, as by a service manager."""
+    """Tell whether it serves; restart one that has waited in vain, as a service manager does."""
     try:
         daemon.wait_ready()
     except AssertionError:
@@ -72,13 +72,13 @@ def has_started(daemon):
 
 
 def check(seen):
-    """Each position once, in its order, with samples that are all there."""
+    """Check that each position came once, in order, with all its samples."""
     assert all(later.epoch == earlier.epoch + 1 for earlier, later in pairwise(seen))
     assert {tuple(sorted(one.samples)) for one in seen} == {tuple(range(ROWS))}
 
 
 def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_trainer):
-    """Memory at the start or on demand. With a stopped trainer the daemon waits, and names it."""
+    """Memory is reserved at the start or on demand. The daemon waits for a stopped trainer."""
     trainer = start_trainer(daemon.address, epochs=1000)
     seen, _waits_s = read_and_kill(daemon, trainer, 1)
     assert len(seen) == 2 * BATCHES
@@ -100,7 +100,7 @@ def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_t
 @pytest.mark.slow
 @pytest.mark.parametrize("daemon", ["start"], indirect=True)
 def test_a_hundred_kills_in_a_tight_group_lose_and_repeat_nothing(daemon, start_trainer):
-    """A long run of the first test; how long the trainer waited is printed."""
+    """It is a long run of the first test, and prints how long the trainer waited."""
     trainer = start_trainer(daemon.address, epochs=100_000)
 
     seen, waits_s = read_and_kill(daemon, trainer, MANY_KILLS)
