@@ -1,8 +1,8 @@
-"""What every test has.
+"""Fixtures and options of every test.
 
 Hypothesis tries the same examples every time, unless ``--hypothesis-profile=long`` asks for more.
-After each test the leak oracle looks whether anything was left behind. Daemons and trainers that a
-test starts end with it, or with its module.
+After each test the leak oracle looks for remains. Daemons and trainers that a test starts end with
+the test, or with its module.
 """
 
 import gc
@@ -48,7 +48,7 @@ settings.register_profile(
     max_examples=25,
     stateful_step_count=50,
     database=None,
-    suppress_health_check=[HealthCheck.too_slow],  # the machine's speed does not concern the code
+    suppress_health_check=[HealthCheck.too_slow],  # the machine's speed says nothing about the code
 )
 settings.register_profile(
     "long",
@@ -63,7 +63,7 @@ settings.load_profile("usual")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # Shells ignore it for background jobs, and our children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.dont_write_bytecode = False  # or each lane of each run would compile these modules again
+sys.dont_write_bytecode = False  # otherwise each lane of each run compiles these modules again
 os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
 keep(os.environ[RUN_VARIABLE])
 LEAK_PATIENCE_S = PATIENCE_S / 4
@@ -75,7 +75,7 @@ StartDaemon = Callable[..., DaemonProcess]
 
 @pytest.fixture(scope="session")
 def daemons_folder() -> Iterator[Path]:
-    """Where daemons of tests have their directories; its path is short, as a socket's must be."""
+    """Make the folder for daemons' directories; its path is short, as a socket's must be."""
     folder = Path(tempfile.mkdtemp(prefix="batchd-"))
     with cleared_by("rm", "-rf", "--", str(folder)):
         yield folder
@@ -92,17 +92,17 @@ class FailuresAtOnce:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Print a line under the dots; other lanes' failures are reported here as well."""
+        """Print a line under the dots; this covers failures of other lanes."""
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             said = (crash.message if crash is not None else report.longreprtext).strip().partition("\n")[0]
             self._terminal.write_line(f"\nFAILED in {report.when}: {report.nodeid} - {said}", red=True)
-            self._terminal.flush()  # or a file or a pipe would have it some kilobytes later
+            self._terminal.flush()  # otherwise a file or a pipe gets it some kilobytes later
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Lanes have no terminal, and here it is only there when others are configured."""
+    """Register ``FailuresAtOnce`` late, as the terminal exists only then; lanes have none."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         config.pluginmanager.register(FailuresAtOnce(terminal))
@@ -116,7 +116,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """Remember for the leak oracle how a test ended."""
+    """Store a test's outcome for the leak oracle."""
     report = yield
     item.stash[_HAS_FAILED] = item.stash.get(_HAS_FAILED, False) or report.failed
     return report
@@ -124,7 +124,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """A command that a test runs in its own process may say how the log looks: not to the next."""
+    """Restore the log format: a command in a test's own process may have changed it."""
     yield
     structlog.reset_defaults()
 
@@ -144,7 +144,7 @@ def _nothing_left_behind(request: pytest.FixtureRequest, daemons_folder: Path) -
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 40 small photographs in four classes; nobody writes to it."""
+    """Make 40 small photographs in four classes in a folder; no test writes to it."""
     folder = tmp_path_factory.mktemp("photos")
     write_photos(folder, {"cat": 10, "dog": 10, "owl": 10, "yak": 10}, height=72, width=96)
     return folder
@@ -152,34 +152,34 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forked_scans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scans that need a process fork this one, which imports nothing again."""
+    """Fork scans that need a process from this one, which has already imported everything."""
     monkeypatch.setattr(scan.children, "start", start_scan)
 
 
 @pytest.fixture(scope="session")
 def _network_library() -> None:
-    """The library for URLs, whose threads live as long as the process once there was one."""
+    """Start the library for URLs early: its threads live as long as the process."""
     with Storage(StorageLimits(0.1, 0, 0.5)) as storage:
         storage.client.heads(["http://127.0.0.1:1/nobody"])
 
 
 @pytest.fixture
 def storage(_network_library: None) -> Iterator[Storage]:
-    """Storage with short limits: three tries; its connections end with the test."""
+    """Return a storage with short limits: three tries; its connections end with the test."""
     with Storage(StorageLimits(timeout_s=1.0, retries=2, deadline_s=10.0)) as storage:
         yield storage
 
 
 @pytest.fixture
 def web() -> Iterator[FileServer]:
-    """A server of files."""
+    """Start a server of files."""
     with serving() as server:
         yield server
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, _network_library: None) -> Iterator[Any]:
-    """A server that speaks S3, with an empty bucket, and the environment that names it."""
+    """Start an S3 server with an empty bucket, and set the environment that names it."""
     server = BucketServer()
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
@@ -189,7 +189,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, _network_library: None) -> Iterator[
 
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch, _network_library: None) -> Iterator[FileServer]:
-    """A server that answers as Google Cloud Storage does, and the environment that names it."""
+    """Start a server that behaves as Google Cloud Storage; set the environment that names it."""
     with serving(kind=GoogleServer) as server:
         for name, value in server.environment.items():  # type: ignore[attr-defined]
             monkeypatch.setenv(name, value)
@@ -198,7 +198,7 @@ def google(monkeypatch: pytest.MonkeyPatch, _network_library: None) -> Iterator[
 
 @pytest.fixture
 def let_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Let so many seconds pass at once: a deadline of the client comes when a test wants it."""
+    """Let so many seconds pass at once, so that a test decides when a client's deadline arrives."""
     real, passed_s = time.monotonic, [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: real() + sum(passed_s))
     return passed_s.append
@@ -206,7 +206,7 @@ def let_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 @pytest.fixture
 def pausing(let_pass: Callable[[float], None]) -> Callable[..., AbstractContextManager[None]]:
-    """Say how long each pause of a module of the client is; the time passes, and nobody waits."""
+    """Report each pause of a client's module; the time passes without a wait."""
 
     @contextmanager
     def pausing(module: ModuleType, *pauses_s: float) -> Iterator[None]:
@@ -215,14 +215,14 @@ def pausing(let_pass: Callable[[float], None]) -> Callable[..., AbstractContextM
             changed = {**vars(time), "sleep": lambda _seconds: let_pass(next(left_s))}
             patch.setattr(module, "time", SimpleNamespace(**changed))
             yield
-        assert next(left_s, None) is None, "it paused less often"
+        assert next(left_s, None) is None, "the module paused less often"
 
     return pausing
 
 
 @contextmanager
 def _daemons(parent: Path, photos: Path) -> Iterator[StartDaemon]:
-    """Start daemons; by default one with the stream ``photos``. All are closed in the end."""
+    """Start daemons, by default with the stream ``photos``. All are closed at the end."""
     with ExitStack() as stack:
 
         def start(
@@ -242,21 +242,21 @@ def _daemons(parent: Path, photos: Path) -> Iterator[StartDaemon]:
 
 @pytest.fixture
 def start_daemon(daemons_folder: Path, photos: Path) -> Iterator[StartDaemon]:
-    """Start daemons that end with the test."""
+    """Start daemons; they end with the test."""
     with _daemons(daemons_folder, photos) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
 def start_shared_daemon(daemons_folder: Path, photos: Path) -> Iterator[StartDaemon]:
-    """Start daemons that end with the module."""
+    """Start daemons; they end with the module."""
     with _daemons(daemons_folder, photos) as start:
         yield start
 
 
 @pytest.fixture
 def start_trainer() -> Iterator[Callable[..., TrainerProcess]]:
-    """Start trainers as processes of their own that end with the test."""
+    """Start trainers as processes of their own; they end with the test."""
     with ExitStack() as stack:
 
         def start(*arguments: Any, **options: Any) -> TrainerProcess:
@@ -269,7 +269,7 @@ def start_trainer() -> Iterator[Callable[..., TrainerProcess]]:
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """A folder for modules of people's own functions."""
+    """Make a folder for modules of users' functions."""
     folder = tmp_path / "code"
     folder.mkdir()
     return folder
@@ -277,7 +277,7 @@ def code(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(code: Path) -> Callable[..., Path]:
-    """Write a module there: its path below the folder, and its text, which may be indented."""
+    """Write a module into that folder: its relative path, and its text, which may be indented."""
 
     def write(path: str, text: str = "") -> Path:
         file = code / path
@@ -290,7 +290,7 @@ def write(code: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def importable(code: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules are looked for there; what a test imports from it goes with the test."""
+    """Make its modules importable; a test's imports from it are removed with the test."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -1,7 +1,7 @@
 """``make chaos``: inject random faults while trainers read, and check all their batches.
 
-Ends with status 1 where anything was wrong. The same seed gives the same faults in the same order;
-what they meet is the machine's affair.
+The exit status is 1 if any check failed. The same seed gives the same faults in the same order;
+their effects depend on the machine.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PROGRESS_EVERY = 100
 
 
 def main() -> int:
-    """Do the run that the options describe; 1 where anything was wrong."""
+    """Do the run that the options describe; return 1 if any check failed."""
     options = _options()
     os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
     keep(os.environ[RUN_VARIABLE])
@@ -36,7 +36,7 @@ def main() -> int:
     with ExitStack() as stack:
         stack.enter_context(cleared_by("rm", "-rf", "--", str(folder)))
         stack.callback(shutil.rmtree, folder)
-        stack.enter_context(redirect_stdout(StringIO()))  # a daemon's whole log, when it is closed
+        stack.enter_context(redirect_stdout(StringIO()))  # hides a daemon's whole log, which its end prints
         held = set(descriptors_of("self"))
         with ExitStack() as inner:
             run = Run(folder, inner, options.seed)
@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
 
 
 def _do_faults(run: Run, options: argparse.Namespace, began: float) -> None:
-    """One after the other, without waiting for the end of any; a rest now and then."""
+    """Inject one fault after the other, without waiting for the end of any; rest now and then."""
     faults = Faults(run)
     while time.monotonic() < began + options.seconds and run.faults.total() < options.faults:
         run.watch(run.chance.uniform(0, 2 * options.pause))
@@ -70,7 +70,7 @@ def _do_faults(run: Run, options: argparse.Namespace, began: float) -> None:
 
 
 def _check_ourselves(run: Run, held: set[int]) -> None:
-    """Neither processes nor descriptors are left of all that was started."""
+    """Check that no process or descriptor of the run is left."""
     marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"
     try:
         wait_until(lambda: not carriers(marker), "no process is left")
@@ -82,7 +82,7 @@ def _check_ourselves(run: Run, held: set[int]) -> None:
 
 
 def _report(run: Run, seed: int, took_s: float) -> int:
-    """Say what was done, how long what took, and what was wrong."""
+    """Print the faults, the length of the gaps, and the errors."""
     _say(f"\nseed {seed}: {run.faults.total()} faults in {took_s:.0f} s, load {os.getloadavg()[0]:.1f}")
     for kind, count in sorted(run.faults.items(), key=lambda item: -item[1]):
         _say(f"  {count:6}  {kind}")

@@ -1,7 +1,7 @@
 """Faults of a chaos run: kinds are dealt like cards, so each is as frequent as configured.
 
-Whether a fault can be is decided when its card is dealt: there may be no worker to kill just now.
-Then another is done instead.
+A fault may be impossible when its card is dealt, for example a kill without a worker. Another one
+is then injected instead.
 """
 
 import os
@@ -29,7 +29,7 @@ Pids = Callable[[int], set[int]]
 
 
 class Faults:
-    """The cards. ``one`` does the next fault, whichever can be."""
+    """The deck of faults. ``one`` injects the next possible fault."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -65,7 +65,7 @@ class Faults:
             del self._kinds["fill the disk, or free it"]
 
     def one(self) -> None:
-        """Do the next fault of those that can be done now; the others' cards stay in the deck."""
+        """Inject the next fault that is possible now; the cards of the others stay in the deck."""
         while True:
             if not self._deck:
                 self._shuffle()
@@ -124,7 +124,7 @@ class Faults:
         return True
 
     def _kill_daemon_twice(self) -> bool:
-        """The second time while it starts."""
+        """Kill its successor, too, while that starts."""
         self._kill_daemon()
         self._is_to_die = True
 
@@ -136,9 +136,9 @@ class Faults:
         return True
 
     def _kill_trainer(self) -> bool:
-        """Its successor goes on from the state that it last wrote.
+        """Its successor continues from the state that it last wrote.
 
-        Its slots are free as soon as the kernel says so.
+        Its slots are free as soon as the kernel reports its end.
         """
         run = self._run
         lasting = [one for one in run.running() if one.batches is None]
@@ -160,7 +160,7 @@ class Faults:
         return True
 
     def _kill_starting_trainer(self) -> bool:
-        """Wherever it is: importing, connecting, claiming, reading its first batches, leaving."""
+        """It may be importing, connecting, claiming, reading its first batches, or leaving."""
         visitor = self._run.visit()
         self._run.later(self._chance.uniform(0, STARTING_MAX_S), partial(self._kill_visitor, visitor))
         return True
@@ -176,7 +176,7 @@ class Faults:
         return bool(found) and self._stop(self._chance.choice(found))
 
     def _stop_host(self) -> bool:
-        """Its workers go on; what it has been sent is given to others."""
+        """Its workers continue; the daemon gives its orders to others."""
         found = sorted({host.pid for host in self._run.hosts} - set(self._run.stopped))
         return bool(found) and self._stop(self._chance.choice(found))
 
@@ -196,9 +196,9 @@ class Faults:
         return self._stop(victim.pid)
 
     def _stop(self, pid: int) -> bool:
-        """Stop it for a while.
+        """Stop a process for a while.
 
-        It is held by a pidfd, so that nobody else is sent on in its place.
+        A pidfd refers to it, so that no other process gets the SIGCONT in its place.
         """
         if pid in self._run.stopped:
             return False
@@ -222,7 +222,7 @@ class Faults:
     # --- changes ----------------------------------------------------------------------------------
 
     def _reload(self) -> bool:
-        """Only of a ready daemon: SIGHUP ends a starting one, which has no handler yet."""
+        """Reload a ready daemon only: SIGHUP ends a starting one, which has no handler yet."""
         if not self._run.is_up:
             return False
         self._run.stage.change_configuration()
@@ -230,9 +230,9 @@ class Faults:
         return True
 
     def _reload_what_is_wrong(self) -> bool:
-        """The daemon says so, and nothing else changes.
+        """The daemon reports the problem, and nothing else changes.
 
-        Only one that is up is asked: another would not start.
+        Only a running daemon is asked: another would not start.
         """
         run = self._run
         daemon = run.stage.daemon
@@ -248,7 +248,7 @@ class Faults:
         return True
 
     def _resume(self) -> bool:
-        """Kill all ranks of a job, and have others go on where all of them were."""
+        """Kill all ranks of a job; others continue from the position of all ranks."""
         run = self._run
         job = self._chance.choice([job for job in run.jobs if job.name in {"ranks", "cached"}])
         for member in [one for one in run.members.values() if one.job is job]:

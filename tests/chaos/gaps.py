@@ -1,4 +1,4 @@
-"""How long a chaos run had to wait for what: from a fault to what the trainers see of its end.
+"""The gaps of a chaos run: from a fault until trainers see that it is over.
 
 No process; pure.
 """
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of ``values`` are."""
+    """Return the value below which ``share`` of ``values`` are."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclass
 class Gaps:
-    """The lengths of one kind of gap.
+    """The lengths of one kind of gap, in seconds.
 
-    One is under way for each of the waiting, and a new fault begins it anew or ends it.
+    Each waiting party has one gap at most; a new fault restarts or ends it.
     """
 
     name: str
@@ -25,26 +25,26 @@ class Gaps:
     _since: dict[int, float] = field(default_factory=dict)
 
     def begin(self, who: int, at: float) -> None:
-        """From now on ``who`` waits."""
+        """Start the gap of ``who``."""
         self._since[who] = at
 
     def forget(self, who: int) -> None:
-        """Something else has happened to it, so its gap would say nothing."""
+        """Drop its gap, which another event has made meaningless."""
         self._since.pop(who, None)
 
     def forget_all(self) -> None:
-        """The same for everybody."""
+        """Drop all gaps."""
         self._since.clear()
 
     def end(self, who: int, at: float) -> None:
-        """It has what it waited for, if it waited."""
+        """End its gap, if there is one."""
         since = self._since.get(who)
         if since is not None and at > since:
             del self._since[who]
             self.taken_s.append(at - since)
 
     def row(self) -> str:
-        """A line of the report."""
+        """Return a line of the report."""
         if not self.taken_s:
             return f"{self.name:48} {'-':>9} {'-':>9} {'-':>9} {0:>6}"
         values = [quantile(self.taken_s, share) for share in (0.5, 0.99, 1.0)]

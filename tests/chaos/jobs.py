@@ -1,11 +1,11 @@
-"""What the trainers of a chaos run should read, and whether they do. No process; pure.
+"""The batches that trainers of a chaos run should read, and the check. No process; pure.
 
-A job is one training: W ranks that start at one state and read on from it. In round k the ranks
-take W steps, one each; where fewer are left of an epoch, they share those. That is worked out here
-from the words of the documentation, not by batchd's code.
+A job is one training: W ranks that start at one state and continue from it. In round k the ranks
+take W steps, one each; if an epoch has fewer left, they share those. This module computes that from
+the words of the documentation, not with batchd's code.
 
-Invariant: every batch that any rank says is compared with its place and with all its rows before
-anything else is done with it.
+Invariant: every reported batch is compared with its position and with all its rows before anything
+else is done with it.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ State = Mapping[str, Any]
 
 
 class Job:
-    """One training. ``heard`` takes what a rank says of a batch, and says what is wrong with it.
+    """One training. ``heard`` takes a rank's report of a batch, and returns the error in it.
 
     ``steps``: batches in an epoch of the stream; ``rows`` knows the rows of each by epoch and step.
     """
@@ -30,7 +30,7 @@ class Job:
         self.begin(1, None)
 
     def begin(self, world_size: int, state: State | None) -> None:
-        """Have so many ranks go on at ``state``, all of them."""
+        """Start so many ranks at ``state``."""
         self.world_size = world_size
         self._starts = [(state["epoch"], state["step"]) if state is not None else (0, 0)]
         self._states: dict[int, State | None] = {0: state}
@@ -38,15 +38,15 @@ class Job:
         self._shares: dict[int, dict[int, tuple[int, list[Row]]]] = defaultdict(dict)
 
     def state_of(self, rank: int) -> State | None:
-        """Where one rank goes on by itself: behind the last batch of which it has spoken."""
+        """Return where one rank continues alone: after the last batch that it has reported."""
         return self._states[self._taken[rank]]
 
     def checkpoint(self) -> State | None:
-        """Where all ranks can go on: behind the last round that each of them has finished."""
+        """Return where all ranks can continue: after the last round that each has finished."""
         return self._states[min(self._taken)]
 
     def heard(self, rank: int, told: Mapping[str, Any]) -> list[str]:
-        """What is wrong with a batch: its place, its rows, the state behind it."""
+        """Return the error in a batch: its position, its rows, or the state after it."""
         turn = self._taken[rank]
         self._taken[rank] += 1
         place, rows = (told["epoch"], told["step"]), [(sample, digest) for sample, digest in told["rows"]]
@@ -88,7 +88,7 @@ class Job:
         return [f"{len(rows)} rows, of which these are wrong: {wrong}; samples {[sample for sample, _ in rows]}"]
 
     def _start(self, turn: int) -> tuple[int, int]:
-        """Epoch and step at which all ranks stand before round ``turn``."""
+        """Return epoch and step of all ranks before round ``turn``."""
         while len(self._starts) <= turn:
             epoch, first = self._starts[-1]
             last = first + self.world_size >= self._steps

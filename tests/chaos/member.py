@@ -1,4 +1,4 @@
-"""One trainer of a chaos run, seen from the run: a process, its lines, and what was done to it."""
+"""One trainer of a chaos run, seen from the run: a process, its lines, and its faults."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PAUSE_MAX_S = 0.12
 
 
 class Member:
-    """Rank ``rank`` of a job. ``number`` is no other member's."""
+    """Rank ``rank`` of a job. ``number`` is unique."""
 
     def __init__(self, number: int, job: Job, rank: int, connect: Mapping[str, Any], *, batches: int | None) -> None:
         self.number, self.job, self.rank, self.batches = number, job, rank, batches
@@ -56,14 +56,14 @@ class Member:
 
     @property
     def output(self) -> int:
-        """The descriptor of its lines."""
+        """Return the descriptor of its lines."""
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def lines(self) -> tuple[list[dict[str, Any]], bool]:
-        """What it has said since, and whether that was the end.
+        """Return its lines since the last call, and whether that was the end.
 
-        To be asked when there is something.
+        Call it when the descriptor is readable.
         """
         part = os.read(self.output, PART_BYTES)
         *lines, self._text = (self._text + part).split(b"\n")
@@ -74,14 +74,14 @@ class Member:
         self._process.send_signal(number)
 
     def leave(self) -> None:
-        """Ask it to end when it is done with the batch in hand."""
+        """Ask it to end after its current batch."""
         self.is_leaving = True
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end: its status, and its last words to people."""
+        """Wait for its end; return its status, and the last lines of its standard error."""
         status = self._process.wait()
         pipes = self._process.stdin, self._process.stdout, self._process.stderr
         assert pipes[2] is not None

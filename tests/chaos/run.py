@@ -1,12 +1,12 @@
 """A chaos run: daemon, trainers, worker hosts, and the loop that watches them.
 
     Run.run   [ watch, one of ``faults`` ]* with rests, in which every trainer must progress
-              then trainers and hosts leave, the daemon ends, and nothing is left of them
+              then trainers and hosts leave, the daemon ends, and nothing remains
 
-Everything is done in one thread: lines of trainers, the daemon's restart and what was put off
-(SIGCONT above all) are looked at between faults, by ``watch``.
+One thread does everything. Between faults, ``watch`` handles the trainers' lines, the daemon's
+restart and postponed actions (mostly SIGCONT).
 
-Invariant: whatever is not as it should be is in ``errors``, and the run goes on to its end.
+Invariant: every error is in ``errors``, and the run continues to its end.
 """
 
 import heapq
@@ -36,18 +36,18 @@ from support.kernel import descriptors_of, reloads_of
 from support.waiting import wait_until
 
 JOBS = (("whole", "photos", 1), ("far", "photos", 1), ("ranks", "photos", 2), ("cached", "cached", 2))
-"""Name, stream and first world size. ``far`` is over TCP, and of ``ranks`` every second one."""
+"""Name, stream and first world size. ``far`` is over TCP, and so is every second rank of ``ranks``."""
 HOSTS = 2
 """Worker hosts, of one worker each."""
 HOST_AWAY_MAX_S = 1.0
 REST_S = 90.0
-"""Far above what any trainer waits for a batch when all is well."""
+"""Far above any wait for a batch in a healthy run."""
 ERRORS_MAX = 50
 LOGGED = frozenset({"configuration not reloaded", "worker not started"})
 """Expected errors in the daemon's log: invalid reloads, and a fork server killed while it forks."""
 LINE_BYTES_MAX = 4096
 GOING = frozenset({"StreamUnknown", "StreamRemoved", "StreamChanged"})
-"""What visitors of ``extra`` may be told."""
+"""Errors that visitors of ``extra`` may get."""
 SETTLED_S = 5.0
 """How long the count of descriptors stays the same before it is final."""
 
@@ -80,7 +80,8 @@ class Run:
         stack.callback(self._kill_members)
         stack.callback(self._kill_hosts)
 
-    # --- the whole --------------------------------------------------------------------------------
+    # # --- the whole
+    # --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the daemon, and every job."""
@@ -92,7 +93,7 @@ class Run:
         self.rest()
 
     def finish(self) -> None:
-        """Have all end well, and look for what is left."""
+        """End all parts without errors, and look for remains."""
         while self._late:
             heapq.heappop(self._late)[2]()
         self.stage.free_disk()
@@ -107,7 +108,7 @@ class Run:
         self._check_daemon()
 
     def rest(self) -> None:
-        """Wait until every trainer has had a batch from now on: finds whatever hangs."""
+        """Wait until every trainer has had a batch from now on: this finds each hang."""
         self.go_on_all()
         now = time.monotonic()
 
@@ -121,7 +122,7 @@ class Run:
                 self.kill(member)
 
     def wrong(self, what: str) -> None:
-        """Say what is not as it should be, and remember it."""
+        """Print and record an error."""
         if len(self.errors) < ERRORS_MAX:
             self.errors.append(f"after {self.faults.total()} faults: {what}")
             sys.stderr.write(f"ERROR {self.errors[-1]}\n")
@@ -129,7 +130,7 @@ class Run:
     # --- watching ---------------------------------------------------------------------------------
 
     def watch(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:
-        """Do what comes up for so long, or until ``condition``; whether it came true."""
+        """Handle events for so long, or until ``condition``; return whether it became true."""
         end = time.monotonic() + seconds
         while not condition():
             now = time.monotonic()
@@ -143,7 +144,7 @@ class Run:
         return True
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do something after a while."""
+        """Call something after a while."""
         heapq.heappush(self._late, (time.monotonic() + seconds, next(self._numbers), what))
 
     def _listen(self, member: Member) -> None:
@@ -176,7 +177,7 @@ class Run:
         self.past_dead_host.end(member.number, at)
 
     def _bury(self, member: Member) -> None:
-        """See how it ended; one that shall go on is started again where it was."""
+        """Check how it ended; restart one that shall continue, at its position."""
         self._selector.unregister(member.output)
         del self.members[member.number]
         self.forget(member)
@@ -196,13 +197,13 @@ class Run:
     # --- trainers ---------------------------------------------------------------------------------
 
     def start_job(self, job: Job, ranks: int) -> None:
-        """Have so many ranks go on where all were."""
+        """Start so many ranks at the common position."""
         job.begin(ranks, job.checkpoint())
         for rank in range(ranks):
             self.start_member(job, rank)
 
     def start_member(self, job: Job, rank: int, batches: int | None = None) -> Member:
-        """Start one rank, where it was."""
+        """Start one rank at its position."""
         remote = job.name == "far" or (job.name == "ranks" and rank % 2 == 1)
         member = Member(next(self._numbers), job, rank, self.stage.connect(remote=remote), batches=batches)
         self.members[member.number] = member
@@ -222,18 +223,18 @@ class Run:
         member.send(signal.SIGKILL)
 
     def forget(self, member: Member) -> None:
-        """What it waited for says nothing any more: something was done to it."""
+        """Drop its gap: another fault has hit it."""
         for gaps in (self.from_new_daemon, self.past_dead_worker, self.past_dead_host):
             gaps.forget(member.number)
 
     def running(self) -> list[Member]:
-        """Trainers that read, and that nothing was done to."""
+        """Return the trainers that read, without a fault on them."""
         return [
             one for one in self.members.values() if one.is_ready and not one.is_killed and one.pid not in self.stopped
         ]
 
     def go_on_all(self) -> None:
-        """Send SIGCONT to everything that was stopped."""
+        """Send SIGCONT to every stopped process."""
         for go_on in list(self.stopped.values()):
             go_on()
 
@@ -251,7 +252,7 @@ class Run:
     # --- worker hosts -----------------------------------------------------------------------------
 
     def start_host(self) -> None:
-        """Start a worker host, which is there for good."""
+        """Start a worker host that stays until the end of the run."""
         self.hosts.append(self.stage.start_host())
         self.counts["worker hosts started"] += 1
 
@@ -261,7 +262,7 @@ class Run:
         self.later(self.chance.uniform(0, HOST_AWAY_MAX_S), self.start_host)
 
     def _bury_host(self, host: WorkerHostProcess) -> None:
-        """End it if it has not ended; check that it leaves no process and no error of ours."""
+        """End it if it still runs; check that it leaves no process and no error of ours."""
         self.hosts.remove(host)
         try:
             host.close()
@@ -270,7 +271,7 @@ class Run:
         host.log_file.unlink()
 
     def _see_hosts_serve(self) -> None:
-        """All of them serve again after all faults: each has sent rows since."""
+        """Check that all hosts serve again after all faults: each has sent rows since."""
         with batchd_client.connect(self.stage.daemon.address, connect_timeout_s=60.0) as connection:
 
             def do_serve() -> bool:
@@ -283,7 +284,7 @@ class Run:
                 self.wrong(f"worker hosts that do not serve: {connection.status()['pool']}")
 
     def _dismiss_hosts(self) -> None:
-        """Have them leave, each with success."""
+        """Have them leave, and check that each exits with status 0."""
         for host in self.hosts:
             host.send(signal.SIGTERM)
         for host in list(self.hosts):
@@ -299,7 +300,7 @@ class Run:
     # --- the daemon -------------------------------------------------------------------------------
 
     def start_daemon(self) -> None:
-        """Start it, and go on: what it says is heard by ``watch``."""
+        """Start the daemon without waiting: ``watch`` reads its output."""
         self.is_up = False
         self.stage.daemon.start(ready=False)
         self.counts["daemons started"] += 1
@@ -321,7 +322,7 @@ class Run:
             self.from_new_daemon.begin(member.number, now)
 
     def _listen_to_daemon(self) -> None:
-        """It says its address, or has ended, which it never does by itself."""
+        """Read its address, or its end, which must never happen by itself."""
         daemon = self.stage.daemon
         self._selector.unregister(daemon.output)
         if os.read(daemon.output, LINE_BYTES_MAX):
@@ -332,9 +333,9 @@ class Run:
             self.start_daemon()
 
     def _check_daemon(self) -> None:
-        """Nothing of all its trainers is left in it.
+        """Check that the daemon has nothing of its trainers left.
 
-        Then it ends well, and nothing is left of it.
+        Then it must exit cleanly and leave no remains.
         """
         daemon = self.stage.daemon
         with batchd_client.connect(daemon.address, connect_timeout_s=60.0) as connection:
@@ -359,23 +360,23 @@ class Run:
         self._check_log(daemon.log)
 
     def _check_log(self, log: str) -> None:
-        """Nothing in it is an error but what a fault has made one."""
+        """Check that every error in the log is the result of a fault."""
         if "Traceback" in log:
             self.wrong("a Traceback in the daemon's log: " + log[log.index("Traceback") :][:2000])
         for line in log.splitlines():
-            with suppress(ValueError):  # a killed daemon was writing it
+            with suppress(ValueError):  # a killed daemon was writing the line
                 said = json.loads(line)
                 if said["level"] in {"error", "critical"} and said["event"] not in LOGGED:
                     self.wrong(f"the daemon's log: {line[:1000]}")
 
 
 def _descriptor_kinds(pid: int) -> Counter[str]:
-    """How many descriptors of each kind a process has, as the kernel names them."""
+    """Return the number of descriptors of each kind of a process, as the kernel names them."""
     return Counter(re.sub(r"\[\d+\]", "", name) for name in descriptors_of(pid).values())
 
 
 def _settled_descriptor_count(pid: int) -> int:
-    """Number of descriptors once it is stable and no reload is under way, which holds two."""
+    """Return the number of descriptors once it is stable; a reload under way holds two more."""
     count, since = descriptor_count(pid), time.monotonic()
 
     def has_settled() -> bool:

@@ -2,10 +2,10 @@
 
     photos   random crops, read by whole trainers and by ranks, locally and over TCP
     cached   the same files through a cache on a disk that is too small, with checksums
-    extra    comes and goes with reloads
+    extra    reloads add and remove it
 
-Invariant: no reload changes a byte of a batch, so what each position holds is known from the first
-moment.
+Invariant: no reload changes a byte of a batch, so the content of each position is known from the
+start.
 """
 
 import errno
@@ -36,7 +36,7 @@ BALLAST_PART_BYTES = 1 << 14
 
 
 class Stage:
-    """The daemon and what it works with. ``stack`` ends all of it."""
+    """The daemon, and its files and hosts. ``stack`` ends all of it."""
 
     def __init__(self, folder: Path, stack: ExitStack, chance: random.Random) -> None:
         self._chance = chance
@@ -66,18 +66,18 @@ class Stage:
             stack.callback(expected.close)
 
     def expected(self, stream: str) -> Expected:
-        """What a stream's batches are."""
+        """Return the expected batches of a stream."""
         return self._expected[stream]
 
     def connect(self, *, remote: bool) -> dict[str, Any]:
-        """How a trainer connects."""
+        """Return how a trainer connects."""
         options = {"connect_timeout_s": CONNECT_TIMEOUT_S}
         if remote:
             return {**options, "address": self.daemon.tcp_address, "key": str(self.key)}
         return {**options, "address": self.daemon.address}
 
     def start_host(self) -> WorkerHostProcess:
-        """Start a worker host of one worker, which waits for the daemon if there is none now."""
+        """Start a worker host of one worker; without a daemon it waits for one."""
         address, key = f"tcp://127.0.0.1:{self._workers_port}", str(self._worker_key)
         return WorkerHostProcess(self.daemon.folder, address, "--workers", "1", "--key", key)
 
@@ -92,13 +92,13 @@ class Stage:
         self._write(streams, workers=self._chance.randrange(1, 4))
 
     def spoil_configuration(self) -> str:
-        """Write one that no daemon takes; what was there before."""
+        """Write a configuration that every daemon rejects; return the old one."""
         before = self.daemon.config.read_text()
         self._write({"photos": folder_stream(self._photos, batch_size=0)}, workers=2)
         return before
 
     def restore_configuration(self, text: str) -> None:
-        """Write what was there before."""
+        """Write the old configuration."""
         self._replace(text)
 
     def _write(self, streams: dict[str, dict[str, Any]], workers: int) -> None:
@@ -106,7 +106,7 @@ class Stage:
         self._replace(write_settings(self.daemon.folder / "next.toml", streams, daemon).read_text())
 
     def _replace(self, text: str) -> None:
-        """In one step, as a daemon may be starting just now."""
+        """Replace the file in one step, as a daemon may be starting just now."""
         file = self.daemon.folder / "next.toml"
         file.write_text(text)
         file.replace(self.daemon.config)
@@ -130,7 +130,7 @@ class Stage:
     # --- the disk ---------------------------------------------------------------------------------
 
     def fill_disk(self) -> None:
-        """Leave not a byte of the caches' disk."""
+        """Fill the caches' disk completely."""
         with (self._disk / "ballast").open("wb", buffering=0) as file:
             size = BALLAST_PART_BYTES
             while size:
@@ -142,6 +142,6 @@ class Stage:
                     size //= 2
 
     def free_disk(self) -> None:
-        """Give it back."""
+        """Free the disk again."""
         with suppress(FileNotFoundError):
             (self._disk / "ballast").unlink()

@@ -5,12 +5,12 @@ It reads until its input ends, and prints a line of JSON about each batch.
 {"ready": true}                                       it has its stream
 {"at": seconds, "epoch": 1, "step": 5, "rows": [[sample, digest], ...], "state": {...}, "again": n}
                                                       it has read a batch; it resubscribed n times
-{"changed": [epoch, step]}                            a batch that it kept is not what it was
-{"error": its class, "text": what it says}            and it ends
-{"left": [...]}                                       what it still holds at its end
+{"changed": [epoch, step]}                            a batch that it kept has changed
+{"error": its class, "text": its message}             and it ends
+{"left": [...]}                                       the resources that it holds at its end
 
-A line is written at once, so what a killed trainer has said is what it has read, and its last
-``state`` is where to go on.
+A line is written at once, so the lines of a killed trainer are the batches that it has read, and
+its successor continues at the last ``state``.
 """
 
 import gc
@@ -64,7 +64,7 @@ class Trainer:
         self._release(self._chance.randrange(HELD_MAX + 1))
 
     def _release(self, kept: int) -> None:
-        """Give batches back, but for some, and see that each is still what it was."""
+        """Release batches, except for some, and check that each is unchanged."""
         while len(self._held) > kept:
             batch, rows = self._held.popleft()
             with batch:
@@ -72,18 +72,18 @@ class Trainer:
                     say(changed=[batch.epoch, batch.step])
 
     def _is_asked_to_end(self) -> bool:
-        """Compute for a moment, as a training does, and look whether the input has ended."""
+        """Compute for a moment, as a training does; tell whether the input has ended."""
         return bool(select.select([sys.stdin], [], [], self._chance.uniform(0, self._pause_max_s))[0])
 
 
 def say(**what: Any) -> None:
-    """One line, in one piece."""
+    """Write one line in one piece."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 def holdings() -> set[str]:
-    """What is open, apart from files."""
+    """Return all open descriptors and mappings except files."""
     held = {f"{number} -> {name}" for number, name in descriptors_of("self").items() if name.startswith(_KINDS)}
     return held | {f"{mapped_slots('self')} mapped slots"}
 

@@ -39,7 +39,7 @@ class Player:
         self._stack.close()
 
     def play(self, said: list[list[str]]) -> None:
-        """Say what the trainer said; what the daemon says has to look as it did."""
+        """Send the trainer's messages; the daemon's messages must look as recorded."""
         for sender, name, recorded in said:
             message = msgpack.unpackb(bytes.fromhex(recorded))
             if sender == "trainer":
@@ -62,14 +62,14 @@ class Player:
             for descriptor in descriptors:
                 socket.close(descriptor)
         else:
-            assert self._dealer.poll(PATIENCE_S * 1000), f"{name} does not come"
+            assert self._dealer.poll(PATIENCE_S * 1000), f"{name} does not arrive"
             data = self._dealer.recv_multipart()[0]
         message: list[Any] = msgpack.unpackb(data)
         return message
 
 
 def shape(message: list[Any]) -> list[Any]:
-    """The number of a message and the types of its fields, for a strict client."""
+    """Return the number of a message and the types of its fields, for a strict client."""
     return [message[0], *map(_type, message[1:])]
 
 

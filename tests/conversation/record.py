@@ -1,6 +1,6 @@
 """Records the conversation of a client of this version with a daemon.
 
-``python -m conversation.record FILE``, run in tests/
+Run ``python -m conversation.record FILE`` in tests/.
 
 The file is a list of conversations: the sockets, and every message in its order as [sender, name,
 bytes as hexadecimal]. When ``PROTOCOL_VERSION`` grows, record the version before the change;
@@ -25,15 +25,15 @@ from support.settings import folder_stream
 
 
 def start_daemon(folder: Path, photos: Path) -> DaemonProcess:
-    """The daemon of all recordings: a stream of forty photographs and a live one."""
+    """Start the daemon of all recordings: a stream of forty photographs and a live one."""
     streams = {"photos": folder_stream(photos), "live": push_stream(capacity=4)}
     return DaemonProcess(folder, streams, tcp=f"127.0.0.1:{free_port()}").start()
 
 
 def conversations(daemon: DaemonProcess) -> list[tuple[str, list[list[str]]]]:
-    """A trainer on this host, one over TCP, and a producer.
+    """Run a trainer on this host, one over TCP, and a producer.
 
-    Each from its first message to its last.
+    Each is recorded from its first message to its last.
     """
     with recorded() as local, batchd_client.connect(daemon.address) as connection:
         connection.status()
@@ -57,13 +57,13 @@ def _read(stream: batchd_client.Stream) -> None:
 
 @contextmanager
 def recorded() -> Iterator[list[list[str]]]:
-    """What this process says and hears within."""
+    """Record what this process sends and receives within the context."""
     said: list[list[str]] = []
     encode, decode = Message.encode, Vocabulary.decode
 
     def note(sender: str, message: Message) -> None:
         line = [sender, type(message).__name__, encode(_without_this_machine(message)).hex()]
-        if line not in said[-1:]:  # what a socket did not take at first is encoded once more
+        if line not in said[-1:]:  # a message that a socket did not take is encoded again
             said.append(line)
 
     def encoding(message: Message) -> bytes:

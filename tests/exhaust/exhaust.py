@@ -3,20 +3,20 @@
     make exhaust [ROLES="server client"] [CALLS="accept4 mmap"] [ERRORS=EMFILE] [SAMPLES=6]
 
 For each role (``server`` is the daemon with everything that it starts, ``client`` a trainer), call
-and error, the N-th such call of every thread fails: each N, or of many ``SAMPLES``, half of them
-spread over all and half the last. A run serves two epochs to a trainer on this host, and to one
-over TCP. Each ends in one of these:
+and error, the N-th such call of every thread fails. N is each number, or one of ``SAMPLES`` numbers
+if there are more: half of them are spread over all calls, half are the last ones. A run serves two
+epochs to a trainer on this host, and to one over TCP. Each run has one of these outcomes:
 
-    served      whoever was not hit got every byte; the daemon ended in peace
-    refused     a process said in a sentence why it cannot go on, the daemon not while it served
+    served      each process that was not hit got every byte; the daemon exited cleanly
+    refused     a process printed why it cannot continue (the daemon not while it served)
     ended       the daemon ended while it served
-    start       Python or a library of its could not be loaded: nothing of ours ran yet
-    traceback   somebody met a bug of ours
-    abort       a process was ended by a signal that nobody sent
-    hang        nothing moved for ``PATIENCE_S``
+    start       Python or one of its libraries could not be loaded: no code of ours ran yet
+    traceback   a process hit a bug of ours
+    abort       a signal that no process sent ended a process
+    hang        no process made progress for ``PATIENCE_S``
 
-Needs strace. Ends with 1 where a daemon ended so, or there was a traceback, an abort or a hang,
-that ``UNAVOIDABLE`` does not name.
+It needs strace. The exit status is 1 if a run ended as ``ended``, ``traceback``, ``abort`` or
+``hang``, unless ``UNAVOIDABLE`` names its message.
 """
 
 import argparse
@@ -51,19 +51,19 @@ UNAVOIDABLE = (
     r"FATAL ERROR: OUT OF MEMORY",
     r"bad_alloc",
 )
-"""What libzmq ends the process with, and nothing outside of it can prevent: see SECURITY.md."""
+"""Messages with which libzmq aborts, which no code outside of it can prevent: see SECURITY.md."""
 _SIGNALLED = re.compile(r"signal=|\"exit_status\": -|ended by signal|SIGABRT|SIGSEGV|SIGBUS")
 
 
 class Run(NamedTuple):
-    """One run: what became of it, and by which words."""
+    """One run: its outcome, and the message that decided it."""
 
     outcome: str
     words: str
 
 
 class Bench:
-    """The photographs, the configuration, and what a trainer should see."""
+    """The photographs, the configuration, and the expected batches of a trainer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -167,18 +167,18 @@ class Bench:
 
     @property
     def was_injected(self) -> bool:
-        """Has any call failed?"""
+        """Tell whether any call has failed."""
         return "(INJECTED)" in self.trace.read_text(errors="replace")
 
     def count(self, role: str, call: str) -> int:
-        """How many such calls the process has that has most of them."""
+        """Return the number of such calls of the process that has most of them."""
         self.run(role, call, [])
         pids = Counter(line.split()[0] for line in self.trace.read_text(errors="replace").splitlines() if call in line)
         return max(pids.values(), default=0)
 
 
 def _first_line(daemon: "subprocess.Popen[bytes]") -> str | None:
-    """The address, "" where the daemon ended, None where it says nothing."""
+    """Return the address, "" if the daemon ended, or None if it prints nothing."""
     assert daemon.stdout is not None
     os.set_blocking(daemon.stdout.fileno(), False)
     poll = select.poll()
@@ -189,9 +189,9 @@ def _first_line(daemon: "subprocess.Popen[bytes]") -> str | None:
 
 
 def _judge(status: int | None, words: str, *, has_begun: bool, is_over_early: bool = False) -> Run:
-    """What has become of a process, by its end and its last words.
+    """Judge a process by its end and its last line.
 
-    ``is_over_early``: it ended though it was not told to.
+    ``is_over_early``: it ended without a request.
     """
     lines = [line for line in words.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
@@ -212,18 +212,18 @@ def _judge(status: int | None, words: str, *, has_begun: bool, is_over_early: bo
 
 
 def injections(bench: Bench, role: str, call: str, samples: int) -> Iterator[int]:
-    """Which of the calls shall fail."""
+    """Return the numbers of the calls that will fail."""
     total = bench.count(role, call)
     if total <= samples:
         yield from range(1, total + 1)
     else:
-        last = samples // 2  # the last calls are ours; the first are Python's, loading libraries
+        last = samples // 2  # the first calls are Python's, which loads libraries
         spread = {1 + round(step * (total - 1) / (samples - last)) for step in range(samples - last)}
         yield from sorted(spread | {total - step for step in range(last)})
 
 
 def main() -> int:
-    """Run them all, and print what became of them."""
+    """Run them all, and print the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--roles", nargs="+", default=["server", "client"])
     parser.add_argument("--calls", nargs="+", default=CALLS)

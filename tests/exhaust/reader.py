@@ -1,6 +1,6 @@
 """The trainer of ``exhaust.py``.
 
-It reads two epochs and exits with 0, or with 3 if it gets an error with a reason.
+It reads two epochs and exits with status 0, or with 3 after an error with a reason.
 
 reader.py ADDRESS BATCHES...     prints "begun" after its imports, then a line for each batch
 """

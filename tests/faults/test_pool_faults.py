@@ -31,7 +31,7 @@ def start_host(tmp_path):
 
 
 class Reader:
-    """A trainer in a thread that reads epoch after epoch and compares each with the expected one."""
+    """A trainer in a thread reads epochs, and compares each with the expected one."""
 
     def __init__(self, daemon) -> None:
         self.batches = 0

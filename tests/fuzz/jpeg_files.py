@@ -1,4 +1,4 @@
-"""Write JPEGs of all kinds into a folder: what `make fuzz-jpeg` begins with, and breaks."""
+"""Write JPEGs of all kinds into a folder: `make fuzz-jpeg` starts from them, and breaks them."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ from support.images import (
 
 
 def with_restart_markers(data, tile_width):
-    """The file as `batchd prepare --seekable` writes it, or None where it does not."""
+    """Return the file as `batchd prepare --seekable` writes it, or None if that leaves it out."""
     try:
         header = probe_image(memoryview(data))
         return _jpeg.transcode(data, (header.height, header.width), tile_width)

@@ -1,8 +1,7 @@
 """Data for the golden streams, the same on every machine: small files of every kind of source.
 
-Pixels are made by integer arithmetic and written by encoders that lose nothing, or, for JPEG, by
-libjpeg's integer DCT, so a digest of what a stream gives does not depend on which versions of
-libraries wrote its files.
+Integer arithmetic makes the pixels; lossless encoders or, for JPEG, libjpeg's integer DCT write
+them. So the versions of the libraries that wrote the files do not change the digest of a stream.
 """
 
 import json
@@ -42,20 +41,20 @@ class Squares:
 
 
 def image(number: int, height: int = 60, width: int = 80) -> NDArray[np.uint8]:
-    """A picture, uint8 [height, width, 3]: slopes and stripes of whole numbers, no two alike."""
+    """Make a picture, uint8 [height, width, 3]: integer slopes and stripes, no two alike."""
     y, x = np.mgrid[:height, :width]
     channels = [(x * (2 + number % 3) + y + 11 * number), (x * y // 7 + 40 * (x // 8 % 2)), (255 - 3 * y + 5 * number)]
     return (np.stack(channels, -1) % 256).astype(np.uint8)
 
 
 def mask(number: int, height: int = 60, width: int = 80) -> NDArray[np.uint8]:
-    """Class numbers, uint8 [height, width]."""
+    """Make class numbers, uint8 [height, width]."""
     y, x = np.mgrid[:height, :width]
     return ((x // 9 + y // 7 + number) % 5).astype(np.uint8)
 
 
 def files(number: int) -> bytes:
-    """An image as a file; formats, sizes, orientations and colours take turns."""
+    """Return an image as a file; formats, sizes, orientations and colours take turns."""
     made = image(number, 48 + number % 5 * 8, 64 + number % 3 * 16)
     match number % 6:
         case 0 | 1:

@@ -1,8 +1,8 @@
-"""What each golden stream gives.
+"""The digests of each golden stream.
 
-``python -m golden.digests``, run in tests/, writes ``digests.json`` beside this module.
+``python -m golden.digests``, run in tests/, writes ``digests.json`` next to this module.
 
-Write it again only where bytes are meant to change, in the commit that raises the content version.
+Write it again only if bytes are meant to change, in the commit that raises the content version.
 """
 
 import json
@@ -23,7 +23,7 @@ EPOCHS = 2
 
 
 def digests(daemon: DaemonProcess, streams: list[str]) -> dict[str, list[str]]:
-    """Fingerprint of each stream, and a digest of its first epochs: every position and byte."""
+    """Return the fingerprint of each stream, and a digest of every position of its first epochs."""
     found = {}
     with batchd_client.connect(daemon.address) as connection:
         for name in streams:

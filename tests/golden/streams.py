@@ -10,7 +10,7 @@ STILL = [DECODE, SMALL]
 
 
 def golden_streams(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every stream, by its name, over the data that ``write_data`` wrote into ``folder``."""
+    """Return every stream by name, over the data that ``write_data`` wrote into ``folder``."""
     return {
         name: {"batch_size": 7, **stream}
         for name, stream in {**_sources(folder), **_pipelines(folder), **_orders(folder)}.items()
@@ -280,7 +280,7 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _orders(folder: Path) -> dict[str, dict[str, Any]]:
-    """What decides which samples a batch has, and what stands for bad ones."""
+    """Return streams for the options that decide a batch's samples and its substitutes."""
     images = {"source": _images(folder), "pipeline": STILL}
     small = {"source": {**images["source"]}, "pipeline": [{**DECODE, "max_pixels": 6500}, SMALL], "max_bad_fraction": 1}
     return {

@@ -1,4 +1,4 @@
-"""What the tests of packages have: a small Debian of their own."""
+"""A small Debian for the tests of packages."""
 
 import shutil
 
@@ -9,7 +9,7 @@ from support.roots import Root, collect_wheels, need_debian
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory):
-    """A Debian that the tests of one module change in turn; skips with the reason without one."""
+    """Make a Debian that the tests of one module change in turn, or skip with the reason."""
     need_debian()
     collect_wheels()
     folder = tmp_path_factory.mktemp("root")

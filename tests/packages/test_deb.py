@@ -15,7 +15,7 @@ PHOTOS = "mkdir -p /tmp/photos && : > /tmp/photos/a.jpg"
 
 @pytest.fixture(scope="module")
 def package(root):
-    """The package, built from this tree."""
+    """Build the package from this tree."""
     for tool in ("dpkg-deb", "dpkg-shlibdeps", "readelf"):
         if not shutil.which(tool):
             pytest.skip(f"{tool} is not installed (apt install dpkg-dev binutils)")
@@ -27,19 +27,19 @@ def package(root):
 
 @pytest.fixture(scope="module")
 def installed(root, package) -> Root:
-    """A Debian with the package."""
+    """Install the package in a Debian."""
     root.run(f"dpkg -i /mnt/build/{package.name}")
     return root
 
 
 def left(root: Root) -> set[str]:
-    """What is not as it was, but for what dpkg writes of itself."""
+    """Return all differences to the Debian before, except dpkg's own files."""
     changed = {path for path in root.changed() if not f"{path}/".startswith(LOGS) and not path.endswith("-")}
     return changed - OTHERS
 
 
 def test_an_installed_package_works(installed) -> None:
-    """With its own libraries, a user, and a configuration that is valid and dpkg's to guard."""
+    """It has its own libraries and user; its configuration is valid, and a conffile of dpkg."""
     check = "batchd check /etc/batchd/batchd.toml --set streams.photos.source.path=/tmp/photos"
 
     assert installed.run("batchd --version").startswith("batchd ")
@@ -59,19 +59,19 @@ def test_the_units_of_the_package_name_a_page_that_is_there(installed) -> None:
 
 
 def test_the_package_has_a_manual_page_for_the_command(installed) -> None:
-    """Where Debian's `man` looks."""
+    """Debian's `man` finds it."""
     assert '.TH "BATCHD" 1' in installed.run("zcat /usr/share/man/man1/batchd.1.gz")
 
 
 def test_the_package_names_the_python_that_its_libraries_are_for(installed) -> None:
-    """They are of no use to another one."""
+    """Another Python cannot load them."""
     assert installed.run("readlink /usr/lib/batchd/bin/python3").strip().rpartition("/")[2] in installed.run(
         "dpkg-query -W -f '${Depends}' batchd"
     )
 
 
 def test_a_removed_package_keeps_what_is_the_operators(installed) -> None:
-    """A second installation finds it, and a purge takes it: then the Debian is what it was."""
+    """A second installation uses it; a purge removes it, and the Debian is as before."""
     installed.run("echo '# mine' >> /etc/batchd/batchd.toml")
     installed.run("dpkg -r batchd")
 
@@ -85,7 +85,7 @@ def test_a_removed_package_keeps_what_is_the_operators(installed) -> None:
 
 
 def test_lintian_finds_no_errors(package) -> None:
-    """But for those that the package overrides, each with its reason."""
+    """The package overrides some, each with a reason."""
     if not shutil.which("lintian"):
         pytest.skip("lintian is not installed (apt install lintian)")
     done = subprocess.run(["lintian", "--allow-root", package], capture_output=True, text=True, check=False)

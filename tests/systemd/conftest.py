@@ -10,7 +10,7 @@ from support.trainer_process import TrainerProcess
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark them; they run where they are asked for alone, as each run boots a machine."""
+    """Skip these tests unless requested, as each run boots a machine."""
     asked = "systemd" in (config.option.markexpr or "")
     for item in items:
         if "tests/systemd" not in str(item.path):
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def booted() -> Iterator[Machine]:
-    """The machine, as long as tests run. Where there can be none, the reason is said."""
+    """Boot the machine while tests run, or give the reason why none is possible."""
     reason = why_unavailable()
     if reason is not None:
         pytest.skip(reason)
@@ -38,7 +38,7 @@ def booted() -> Iterator[Machine]:
 
 @pytest.fixture
 def machine(booted: Machine) -> Iterator[Machine]:
-    """The machine with the usual configuration, no drop-ins, and no daemon."""
+    """Return the machine with the usual configuration, no drop-ins, and no daemon."""
     booted.write(CONFIG_FILE, CONFIG)
     yield booted
     booted.run("systemctl", "stop", "batchd", "batchd@*")
@@ -51,7 +51,7 @@ def machine(booted: Machine) -> Iterator[Machine]:
 
 @pytest.fixture
 def drop_in(machine: Machine) -> Callable[[str], None]:
-    """Put a drop-in for the unit into place."""
+    """Install a drop-in for the unit."""
 
     def drop_in(text: str) -> None:
         machine.write("/run/systemd/system/batchd.service.d/test.conf", text)
@@ -62,14 +62,14 @@ def drop_in(machine: Machine) -> Callable[[str], None]:
 
 @pytest.fixture
 def started(machine: Machine) -> Machine:
-    """The machine with the daemon active."""
+    """Return the machine with the daemon active."""
     machine.run("systemctl", "start", "batchd")
     return machine
 
 
 @pytest.fixture
 def train(machine: Machine) -> Iterator[Callable[..., TrainerProcess]]:
-    """Start trainers that end with the test."""
+    """Start trainers; they end with the test."""
     with ExitStack() as stack:
 
         def train(*arguments: str, **options: str) -> TrainerProcess:

@@ -60,14 +60,14 @@ def is_active(machine: Machine, unit: str = "batchd") -> bool:
 
 
 def workers_of(machine: Machine) -> set[str]:
-    """Process ids of the workers: children of the fork server, which is a child of the daemon."""
+    """Return the pids of the workers: children of the fork server, which is the daemon's child."""
     children = machine.children(main_pid(machine))
     servers = {pid for pid in children if "batchd.worker" in machine.run("cat", f"/proc/{pid}/cmdline", check=False)}
     return {worker for server in servers for worker in machine.children(server)}
 
 
 def test_the_start_is_over_when_trainers_can_be_served(started: Machine, train: Train) -> None:
-    """Every worker is ready then, and a user in the group reads an epoch; nobody else gets in."""
+    """Every worker is ready then; a user in the group reads an epoch, other users are rejected."""
     assert started.show("batchd", "StatusText") == "1 stream, 2 workers, 0 trainers, 0 samples/s"
     assert len(train(ADDRESS).take()) == STEPS
     with pytest.raises(TrainerFailed, match=r"[Pp]ermi"):
@@ -89,7 +89,7 @@ def test_the_status_shows_what_trainers_get(started: Machine, train: Train) -> N
 def test_a_loop_that_stalls_is_aborted_and_the_daemon_started_again(
     machine: Machine, drop_in: Callable[[str], None], train: Train
 ) -> None:
-    """The journal has the stacks; the trainer goes on where it stood."""
+    """The journal has the stacks; the trainer continues at its position."""
     drop_in(WATCHDOG)
     machine.run("systemctl", "start", "batchd")
     trainer = train(ADDRESS)
@@ -110,7 +110,7 @@ def test_a_loop_that_stalls_is_aborted_and_the_daemon_started_again(
 def test_a_daemon_that_gets_on_is_left_alone_by_the_watchdog(
     machine: Machine, drop_in: Callable[[str], None], train: Train
 ) -> None:
-    """It is fed while nobody comes, and while somebody reads: twice the watchdog's own time."""
+    """The daemon feeds it without trainers and with one, for twice the watchdog's own time."""
     drop_in("[Service]\nWatchdogSec=8\n")
     machine.run("systemctl", "start", "batchd")
     fed = float(machine.show("batchd", "WatchdogTimestampMonotonic"))
@@ -124,7 +124,7 @@ def test_a_daemon_that_gets_on_is_left_alone_by_the_watchdog(
 
 
 def test_a_trainer_lives_through_a_restart(started: Machine, train: Train) -> None:
-    """It goes on with exactly the batch that comes next, and the bytes are the same as without."""
+    """It continues with exactly the next batch, and the bytes equal those without a restart."""
     undisturbed = train(ADDRESS).take()
     trainer = train(ADDRESS)
     first = trainer.take(3)
@@ -135,7 +135,7 @@ def test_a_trainer_lives_through_a_restart(started: Machine, train: Train) -> No
 
 
 def test_it_stops_within_its_time(started: Machine, train: Train) -> None:
-    """With a trainer that holds batches; it ends by itself, and nothing of it is left."""
+    """A trainer holds batches; the daemon ends by itself, and nothing of it remains."""
     trainer = train(ADDRESS)
     trainer.hold(2)
     processes = {main_pid(started), *workers_of(started)}
@@ -152,9 +152,9 @@ def test_it_stops_within_its_time(started: Machine, train: Train) -> None:
 def test_a_worker_that_the_kernel_kills_for_memory_leaves_the_unit_active(
     machine: Machine, drop_in: Callable[[str], None], train: Train
 ) -> None:
-    """``OOMPolicy=`` would stop it otherwise. Another worker comes; the trainer misses nothing."""
+    """``OOMPolicy=`` prevents a stop. Another worker starts; the trainer misses no batch."""
     if "memory" not in machine.run("cat", "/sys/fs/cgroup/cgroup.controllers", check=False).split():
-        pytest.skip("the container has no memory controller (cgroup version 2), so nobody is killed for memory in it")
+        pytest.skip("the container has no memory controller (cgroup version 2) for kills in it")
     machine.write("/opt/hungry/hungry.py", HUNGRY)
     call = '{ op = "call", function = "hungry:eat" }'
     machine.write(
@@ -175,8 +175,8 @@ def test_a_worker_that_the_kernel_kills_for_memory_leaves_the_unit_active(
     machine.run("rm", "-r", "/opt/hungry", "/var/lib/batchd/eaten")
 
 
-def test_a_worker_that_somebody_kills_leaves_the_unit_active(started: Machine, train: Train) -> None:
-    """Another worker comes, the trainer notices nothing."""
+def test_a_killed_worker_leaves_the_unit_active(started: Machine, train: Train) -> None:
+    """Another worker starts, and the trainer notices nothing."""
     trainer = train(ADDRESS)
     first = trainer.take(2)
     daemon, workers = main_pid(started), workers_of(started)
@@ -191,7 +191,7 @@ def test_a_worker_that_somebody_kills_leaves_the_unit_active(started: Machine, t
 
 
 def test_a_wrong_configuration_is_not_tried_again(machine: Machine) -> None:
-    """It would be as wrong the next time; the journal says what is wrong."""
+    """A restart would fail in the same way; the journal has the problem."""
     machine.write(CONFIG_FILE, CONFIG.replace("batch_size = 4", "batch_size = 0"))
     assert not machine.succeeds("systemctl", "start", "batchd")
     assert machine.show("batchd", "ActiveState") == "failed"
@@ -200,14 +200,14 @@ def test_a_wrong_configuration_is_not_tried_again(machine: Machine) -> None:
 
 
 def test_faults_for_tests_are_refused_in_a_service(machine: Machine, drop_in: Callable[[str], None]) -> None:
-    """Nobody wants them there, whatever the environment says."""
+    """A service must not have them, whatever its environment says."""
     drop_in("[Service]\nEnvironment=BATCHD_FAILPOINTS=daemon.starting=kill\nRestart=no\n")
     assert not machine.succeeds("systemctl", "start", "batchd")
     assert "faults are for tests" in machine.said("batchd")
 
 
 def test_keys_come_as_credentials(machine: Machine, train: Train) -> None:
-    """Root makes them, unreadable for the daemon; a revoked key counts from the next start."""
+    """Root makes them, unreadable for the daemon; a revocation takes effect at the next start."""
     machine.write(CONFIG_FILE, CONFIG.replace("[daemon]", '[daemon]\ntcp = "127.0.0.1:7070"'))
     for name in ("one", "two"):
         told = machine.run("batchd", "keys", "new", "--name", name, "-o", f"/home/alice/{name}.key")
@@ -227,13 +227,13 @@ def test_keys_come_as_credentials(machine: Machine, train: Train) -> None:
 
 
 def test_two_instances_keep_apart(machine: Machine, train: Train) -> None:
-    """Each has its own file, sockets and trainers; the end of one is nothing to the other."""
+    """Each has its own file, sockets and trainers; the end of one does not affect the other."""
     for name, size in (("small", 32), ("large", 64)):
         machine.write(f"/etc/batchd/{name}.toml", CONFIG.replace("[32, 32]", f"[{size}, {size}]"))
     machine.run("systemctl", "start", "batchd@small", "batchd@large")
     small, large = train("ipc:///run/batchd-small"), train("ipc:///run/batchd-large")
     first = large.take(2)
-    assert small.take(2) != first, "their images have different sizes"
+    assert small.take(2) != first, "the two instances have images of different sizes"
     small.close()
     machine.run("systemctl", "stop", "batchd@small")
     assert [seen.step for seen in first + large.take()] == list(range(STEPS))
@@ -241,7 +241,7 @@ def test_two_instances_keep_apart(machine: Machine, train: Train) -> None:
 
 
 def test_data_in_a_home_needs_the_drop_in(machine: Machine, drop_in: Callable[[str], None], train: Train) -> None:
-    """The one that deploy/examples has: that folder is there, and nothing else of the homes."""
+    """The drop-in of deploy/examples gives access to that folder, and to no other home."""
     machine.run("cp", "-r", "/srv/photos", "/home/alice/photos")
     machine.write(CONFIG_FILE, CONFIG.replace("/srv/photos", "/home/alice/photos"))
     assert not machine.succeeds("systemctl", "start", "batchd")
@@ -256,7 +256,7 @@ def test_data_in_a_home_needs_the_drop_in(machine: Machine, drop_in: Callable[[s
 def test_workers_keep_to_the_cpus_of_the_drop_in(
     machine: Machine, drop_in: Callable[[str], None], train: Train
 ) -> None:
-    """``workers = "auto"`` is one for each of them."""
+    """``workers = "auto"`` is one worker for each of them."""
     machine.write(CONFIG_FILE, CONFIG.replace("workers = 2", 'workers = "auto"'))
     example = Path(ROOT / "deploy/examples/cpus.conf").read_text()
     assert "CPUAffinity=0-15\n" in example
@@ -268,7 +268,7 @@ def test_workers_keep_to_the_cpus_of_the_drop_in(
 
 
 def test_a_reload_changes_what_is_asked_for_alone(started: Machine, train: Train) -> None:
-    """A second stream comes; the trainer of the first one has no gap."""
+    """A second stream is added; the trainer of the first one has no gap."""
     trainer = train(ADDRESS)
     first = trainer.take(3)
     daemon = main_pid(started)
@@ -281,7 +281,7 @@ def test_a_reload_changes_what_is_asked_for_alone(started: Machine, train: Train
 
 
 def test_a_reload_gets_the_time_that_its_scan_takes(started: Machine, drop_in: Callable[[str], None]) -> None:
-    """More than ``TimeoutStartSec=``, after which systemd would kill ``batchd reload``."""
+    """The scan exceeds ``TimeoutStartSec=``, after which systemd would kill ``batchd reload``."""
     drop_in("[Service]\nTimeoutStartSec=10\n")
     started.write("/opt/slow/slow.py", SLOW)
     started.write(CONFIG_FILE, CONFIG.replace("[daemon]", '[daemon]\npython_path = ["/opt/slow"]') + SLOW_STREAM)
@@ -292,7 +292,7 @@ def test_a_reload_gets_the_time_that_its_scan_takes(started: Machine, drop_in: C
 
 
 def test_a_bad_reload_is_refused_and_the_old_configuration_stays(started: Machine, train: Train) -> None:
-    """``systemctl reload`` fails and the unit does not; the journal says what is wrong."""
+    """``systemctl reload`` fails and the unit does not; the journal has the problem."""
     trainer = train(ADDRESS)
     first = trainer.take(3)
     started.write(CONFIG_FILE, CONFIG.replace("batch_size = 4", "batch_size = 0"))

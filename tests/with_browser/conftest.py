@@ -12,7 +12,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 @pytest.fixture(scope="module")
 def browser():
-    """One browser for the tests of a module."""
+    """Start one browser for the tests of a module."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-page")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
@@ -24,7 +24,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser) -> Iterator[object]:
-    """Opens an observer's page; any complaint of the browser fails the test, unless expected."""
+    """Open an observer's page; any complaint of the browser fails the test, unless expected."""
     contexts, complaints = [], []
 
     def open_page(address: str, **options):
@@ -45,7 +45,7 @@ def open_page(browser) -> Iterator[object]:
 
 @pytest.fixture
 def picture():
-    """Draws what a page shows into ``build/page``, for people."""
+    """Save a picture of a page in ``build/page``, for people."""
 
     def draw(page, name: str) -> None:
         PICTURES.mkdir(parents=True, exist_ok=True)

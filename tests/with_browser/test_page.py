@@ -27,13 +27,13 @@ DRAWN = "[...document.querySelectorAll('details.sheet img')].some((one) => one.n
 
 
 def address_of(daemon) -> str:
-    """Where its page is."""
+    """Return the address of the daemon's page."""
     host, port = place_of(daemon)
     return f"http://{host}:{port}/"
 
 
 def shows(page, text: str) -> bool:
-    """Wait until it can be read there."""
+    """Wait until the page shows this text."""
     found = page.get_by_text(text).first
     found.wait_for(state="visible", timeout=PATIENCE_MS)
     return bool(found.is_visible())
@@ -41,12 +41,12 @@ def shows(page, text: str) -> bool:
 
 @pytest.fixture
 def observed(start_daemon):
-    """A daemon that is observed, and whose observer has something to say."""
+    """Start a daemon with an observer that has something to show."""
     return asked(start_daemon(http=ANYWHERE))
 
 
 def test_the_page_loads_and_goes_on_by_itself(observed, start_trainer, open_page):
-    """Positions and plots are those of now, without a click."""
+    """Positions and plots are current without a click."""
     trainer = start_trainer(observed.address, epochs=100)
     page = open_page(address_of(observed))
     shows(page, "serving")
@@ -62,7 +62,7 @@ def test_the_page_loads_and_goes_on_by_itself(observed, start_trainer, open_page
 
 
 def test_a_trainer_that_stands_still_is_shown_as_such(observed, start_trainer, open_page, picture):
-    """It holds a batch and asks for none."""
+    """It holds a batch and does not ask for another."""
     start_trainer(observed.address, epochs=100).hold(1)
     page = open_page(address_of(observed))
 
@@ -71,7 +71,7 @@ def test_a_trainer_that_stands_still_is_shown_as_such(observed, start_trainer, o
 
 
 def test_a_trainer_that_waits_in_vain_is_shown_as_such(observed, start_trainer, open_page):
-    """Its workers are stopped, so no batch comes."""
+    """Its workers are stopped, so no batch arrives."""
     trainer = start_trainer(observed.address, epochs=100)
     trainer.take(1)
     workers = {one["pid"] for one in observed.status()["workers"]}
@@ -88,7 +88,7 @@ def test_a_trainer_that_waits_in_vain_is_shown_as_such(observed, start_trainer, 
 
 
 def test_a_daemon_that_does_not_answer_is_shown_as_such(observed, open_page, picture):
-    """With how long it has not, and only for as long as it does not."""
+    """The page shows how long it has not answered, until it answers again."""
     page = open_page(address_of(observed))
     shows(page, "serving")
     observed.send(signal.SIGSTOP)
@@ -103,7 +103,7 @@ def test_a_daemon_that_does_not_answer_is_shown_as_such(observed, open_page, pic
 
 
 def test_a_daemon_that_has_gone_is_shown_as_such(observed, open_page):
-    """And nothing of its last numbers is taken for new."""
+    """Its last numbers do not look current."""
     page = open_page(address_of(observed))
     shows(page, "serving")
     observed.terminate()
@@ -113,8 +113,8 @@ def test_a_daemon_that_has_gone_is_shown_as_such(observed, open_page):
     open_page.complaints.clear()
 
 
-def test_a_way_that_has_gone_silent_is_shown_as_such(observed, open_page):
-    """Connections stay open and nothing comes: old numbers are not taken for new."""
+def test_a_connection_that_has_gone_silent_is_shown_as_such(observed, open_page):
+    """Connections stay open without data: old numbers do not look current."""
     page = open_page(address_of(observed))
     shows(page, "serving")
     os.kill(observer_of(observed), signal.SIGSTOP)
@@ -127,8 +127,8 @@ def test_a_way_that_has_gone_silent_is_shown_as_such(observed, open_page):
     page.locator("#notice").wait_for(state="hidden", timeout=PATIENCE_MS)
 
 
-def test_an_answer_that_is_none_is_shown_as_such(observed, open_page):
-    """Of a proxy between that has nobody behind it."""
+def test_an_answer_of_a_proxy_is_shown_as_such(observed, open_page):
+    """The daemon behind the proxy is down."""
     page = open_page(address_of(observed))
     shows(page, "serving")
     page.route("**/overview.json", lambda route: route.fulfill(status=502, body="nobody is behind me"))
@@ -141,7 +141,7 @@ def test_an_answer_that_is_none_is_shown_as_such(observed, open_page):
 
 
 def test_a_broken_answer_stops_nothing(observed, start_trainer, open_page):
-    """The next one is drawn."""
+    """The next answer is drawn."""
     start_trainer(observed.address, epochs=100).take(2)
     broken = []
     page = open_page("about:blank")
@@ -154,7 +154,7 @@ def test_a_broken_answer_stops_nothing(observed, start_trainer, open_page):
 
 
 def test_hostile_names_are_text(start_daemon, photos, tmp_path, monkeypatch, open_page):
-    """Of trainers and of files: nothing of them is done."""
+    """Names of trainers and files are shown, and never executed."""
     folder = shutil.copytree(photos, tmp_path / "photos")
     (folder / "cat" / f"{HOSTILE}.jpg").write_bytes(b"nonsense")
     daemon = start_daemon({"photos": folder_stream(folder, max_bad_fraction=1.0)}, http=ANYWHERE)
@@ -170,8 +170,8 @@ def test_hostile_names_are_text(start_daemon, photos, tmp_path, monkeypatch, ope
         assert page.locator("img").count() == 0
 
 
-def test_the_current_batch_is_drawn_when_somebody_opens_it(observed, start_trainer, open_page, picture):
-    """And its slot is given back."""
+def test_the_current_batch_is_drawn_when_a_visitor_opens_it(observed, start_trainer, open_page, picture):
+    """Its slot is released afterwards."""
     start_trainer(observed.address, epochs=100).take(7)
     page = open_page(address_of(observed))
     shows(page, "Current batch")
@@ -180,7 +180,7 @@ def test_the_current_batch_is_drawn_when_somebody_opens_it(observed, start_train
     page.on("response", lambda one: pictures.append(one.url) if "sheet.png" in one.url and one.status == 200 else None)
     page.get_by_text("Current batch").click()
     wait_until(lambda: page.evaluate(DRAWN), "the picture is there")
-    assert len(pictures) == 1, "it is fetched twice"
+    assert len(pictures) == 1, "the sheet is fetched twice"
     picture(page, "sheet")
 
     wait_until(lambda: len(observed.stream_status()["subscriptions"]) == 1, "only the trainer reads")
@@ -188,7 +188,7 @@ def test_the_current_batch_is_drawn_when_somebody_opens_it(observed, start_train
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_on_a_phone_and_in_a_window(observed, start_trainer, open_page, picture, scheme):
-    """Nothing has to be moved sideways to be read; there is a picture of each in ``build/page``."""
+    """No text needs sideways scrolling; ``build/page`` has a picture of each."""
     start_trainer(observed.address, epochs=100).take(12)
     page = open_page(address_of(observed), color_scheme=scheme, reduced_motion="reduce")
     shows(page, "trainer_program.py")
@@ -203,7 +203,7 @@ def test_it_fits_on_a_phone_and_in_a_window(observed, start_trainer, open_page, 
 
 
 def test_without_javascript_there_are_tables(observed, start_trainer, open_page):
-    """Of what was when it was loaded."""
+    """They have the numbers of the moment when the page was loaded."""
     start_trainer(observed.address, epochs=100).take(2)
     wait_until(lambda: observed.stream_status()["subscriptions"], "the trainer is known")
     page = open_page(address_of(observed), java_script_enabled=False)
@@ -214,7 +214,7 @@ def test_without_javascript_there_are_tables(observed, start_trainer, open_page)
 
 @pytest.fixture
 def open_with_pool(observed, open_page):
-    """Opens the page as if worker hosts were connected; the rest is the daemon's own."""
+    """Open the page as if worker hosts were connected; the rest is the daemon's own."""
 
     def open_with_pool(*links: LinkStatistics, **facts):
         looks = two_looks()
@@ -235,7 +235,7 @@ def open_with_pool(observed, open_page):
 
 
 def test_worker_hosts_are_a_section_of_the_page(open_with_pool, picture):
-    """What is wrong is said above them; it fits on a phone."""
+    """Problems are above them; the section fits on a phone."""
     hosts = link(1), link(2, workers=0, streams=(), refused=("photos: /data is missing",), withdrawn=3)
     page = open_with_pool(*hosts, wanted=24, cap="the NIC, not the cores", interface="eth0", interface_bytes_per_s=1e8)
 
@@ -250,7 +250,7 @@ def test_worker_hosts_are_a_section_of_the_page(open_with_pool, picture):
 
 
 def test_hostile_names_of_worker_hosts_are_text(open_with_pool):
-    """And so is what they report."""
+    """Their reports are text as well."""
     page = open_with_pool(link(name=HOSTILE, refused=(f"photos: {HOSTILE}",)), sent_away=(HOSTILE,))
 
     shows(page, f"sent away: {HOSTILE}")
@@ -273,7 +273,7 @@ def test_without_a_pool_there_is_no_section_of_worker_hosts(observed, open_page)
     ids=str,
 )
 def test_a_made_daemon_is_shown_at_every_age_and_size(tmp_path, open_page, picture, seconds, trainers, streams):
-    """In both schemes, on a phone and in a window; there is a picture of each in ``build/page``."""
+    """Both colour schemes, a phone and a window are shown; ``build/page`` has a picture of each."""
     with made_page(tmp_path, seconds, trainers=trainers, streams=streams) as address:
         for scheme in ("light", "dark"):
             page = open_page(address, color_scheme=scheme, reduced_motion="reduce")
@@ -289,7 +289,7 @@ def test_a_made_daemon_is_shown_at_every_age_and_size(tmp_path, open_page, pictu
 
 
 def test_plots_reach_back_to_the_start_or_as_far_as_a_user_wants(tmp_path, open_page):
-    """What there is takes most of the width in the first minute already."""
+    """In the first minute the data already takes most of the width."""
     with made_page(tmp_path, 40, trainers=1) as address:
         page = open_page(address)
         plot = page.get_by_role("img", name="Throughput")
@@ -306,7 +306,7 @@ def test_plots_reach_back_to_the_start_or_as_far_as_a_user_wants(tmp_path, open_
 
 
 def test_numbers_beside_each_other_are_the_same(tmp_path, open_page):
-    """The legends of plots have those of the headline and the table, of one window."""
+    """Legends of plots, headline and table have the same numbers, of one window."""
     with made_page(tmp_path, 40, trainers=5) as address:
         page = open_page(address)
         section = page.locator("#streams section")
@@ -322,7 +322,7 @@ def test_numbers_beside_each_other_are_the_same(tmp_path, open_page):
 
 
 def test_lines_to_copy_connect_a_trainer_to_an_idle_daemon(observed, open_page, tmp_path):
-    """They run as they are, and are gone while a trainer reads."""
+    """They run unchanged, and are hidden while a trainer reads."""
     page = open_page(address_of(observed))
     page.locator("#connect").wait_for(state="visible", timeout=PATIENCE_MS)
     lines = page.locator("#connect-lines").text_content()
@@ -336,7 +336,7 @@ def test_lines_to_copy_connect_a_trainer_to_an_idle_daemon(observed, open_page, 
 
 
 def test_of_many_trainers_those_that_wait_most_are_shown_first(tmp_path, open_page):
-    """And all of them if a user asks for them."""
+    """A visitor can have all of them shown."""
     with made_page(tmp_path, 20, trainers=64) as address:
         page = open_page(address)
         rows = page.locator("#trainers tbody tr")
@@ -348,7 +348,7 @@ def test_of_many_trainers_those_that_wait_most_are_shown_first(tmp_path, open_pa
 
 
 def test_the_last_warnings_are_on_the_page(tmp_path, open_page):
-    """The newest above, as text."""
+    """The newest is on top, as text."""
     with made_page(tmp_path, 3, trainers=1, warnings=True) as address:
         page = open_page(address)
         shows(page, "gateway cannot listen")

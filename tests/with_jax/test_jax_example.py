@@ -23,7 +23,7 @@ EPOCHS = 8
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory, daemons_folder):
-    """Starts the example over made photographs; it is killed where a test fails."""
+    """Start the example over generated photographs; a failed test kills it."""
     photos = tmp_path_factory.mktemp("made") / "photos"
     make_photos(photos, PHOTOGRAPHS, 0, lambda _made: None)
     started = []
@@ -42,34 +42,34 @@ def start(tmp_path_factory, daemons_folder):
 
 
 def finish(example):
-    """What an example said that ended well."""
+    """Return the output of an example that exited cleanly."""
     said, complained = example.communicate(timeout=PATIENCE_S)
     assert example.returncode == 0, said + complained
     return said
 
 
 def saved(folder):
-    """What its checkpoint holds."""
+    """Return the content of its checkpoint."""
     with np.load(folder / "checkpoint.npz") as checkpoint:
         return {name: checkpoint[name] for name in checkpoint}
 
 
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
-    """A run that nobody interrupted: its folder, and what it said."""
+    """Make one run without interruption; return its folder and its output."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, finish(start(folder))
 
 
 def test_the_model_learns(whole):
-    """Or it would not matter what it is fed."""
+    """Otherwise it would not matter which data it gets."""
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", whole[1])]
     assert len(losses) == EPOCHS
     assert losses[-1] < losses[0] - 0.1
 
 
 def test_an_interrupted_run_ends_where_a_whole_one_does(start, whole, tmp_path):
-    """No batch is left out and none comes twice."""
+    """No batch is skipped, and none is repeated."""
     example = start(tmp_path)
     while not example.stdout.readline().startswith("epoch 2:"):
         assert example.poll() is None, example.stderr.read()
@@ -86,7 +86,7 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(start, whole, tmp_path):
 
 
 def test_a_finished_run_has_nothing_to_do(start, whole):
-    """And its checkpoint stays."""
+    """Its checkpoint stays."""
     folder, _ = whole
     before = saved(folder)
     assert len(finish(start(folder)).splitlines()) == 2
@@ -95,7 +95,7 @@ def test_a_finished_run_has_nothing_to_do(start, whole):
 
 
 def test_a_checkpoint_of_other_data_is_not_trained_on(start, whole, tmp_path):
-    """It says why, without a traceback."""
+    """The error has the reason, without a traceback."""
     other = saved(whole[0])
     other["state"] = re.sub(r'"fingerprint": "\w+"', f'"fingerprint": "{"0" * 32}"', str(other["state"]))
     np.savez(tmp_path / "checkpoint.npz", **other)

@@ -1,4 +1,4 @@
-"""JAX loaders in programs' lives: forks, threads, interrupts, exits, hosts. Nothing is left."""
+"""JAX loaders in programs' lives: forks, threads, interrupts, exits, hosts. No resource remains."""
 
 import json
 import signal
@@ -18,13 +18,13 @@ EPOCH = 40
 
 @pytest.fixture(scope="module", autouse=True)
 def _threads_of_jax():
-    """They begin with its first device, and live as long as the process."""
+    """Start JAX's threads with its first device: they live as long as the process."""
     jax.devices()
 
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """One stream of whole batches, and one that ends with a smaller one."""
+    """Serve a stream of whole batches, and one whose last batch is smaller."""
     return start_shared_daemon(
         {"photos": folder_stream(photos, drop_last=True), "uneven": folder_stream(photos, batch_size=6)}
     )
@@ -32,7 +32,7 @@ def daemon(start_shared_daemon, photos):
 
 @pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_with_everything_open", "exit_by_an_exception"])
 def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
-    """Whatever it holds: within a second, and the daemon has its slots back."""
+    """It exits within a second whatever it holds, and the daemon has its slots back."""
     said, status, errors = end(start("jax_program", program, daemon))
     assert said, errors
     assert status == (1 if program == "exit_by_an_exception" else 0)
@@ -42,7 +42,7 @@ def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
 
 
 def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon):
-    """Wherever in the loop it hits."""
+    """The signal may hit any place in the loop."""
     program = start("jax_program", "wait_for_interrupt", daemon)
     assert json.loads(program.stdout.readline()) == {"ready": True}
     program.send_signal(signal.SIGINT)
@@ -52,12 +52,12 @@ def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon)
     with BatchdLoader("photos", address=daemon.address) as loader:
         while loader.state_dict() != said["state"]:
             before.append(next(iter(loader))["index"].tolist())
-    assert said["trained"] in (before, before[:-1])  # the last one was in hand when the signal came
+    assert said["trained"] in (before, before[:-1])  # the loop had the last one when the signal came
     gone(daemon)
 
 
-def test_a_forked_child_disturbs_nobody(daemon):
-    """It is told what to do, and the parent goes on."""
+def test_a_forked_child_does_not_disturb_its_parent(daemon):
+    """The child gets an error with the remedy, and the parent continues."""
     said, status, errors = end(start("jax_program", "fork_and_go_on", daemon))
     assert status == 0, errors
     assert said[0] == {"child": "ForkedConnection"}
@@ -67,7 +67,7 @@ def test_a_forked_child_disturbs_nobody(daemon):
 
 
 def test_threads_have_a_loader_each(daemon):
-    """All get the same epoch, whole."""
+    """All get the same whole epoch."""
     ((said,), status, errors) = end(start("jax_program", "read_in_threads", daemon))
     assert status == 0, errors
     assert all(epoch == said["epochs"][0] for epoch in said["epochs"])
@@ -75,7 +75,7 @@ def test_threads_have_a_loader_each(daemon):
 
 
 def test_a_loader_that_is_forgotten_is_closed(daemon):
-    """Without a word of the program."""
+    """The program need not close it."""
     loader = BatchdLoader("photos", address=daemon.address)
     next(iter(loader))
     del loader
@@ -84,7 +84,7 @@ def test_a_loader_that_is_forgotten_is_closed(daemon):
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
-    """With its iterator and a batch, whatever they are tied into."""
+    """Its iterator and a batch are part of the cycle, and end with it."""
 
     def make():
         loader = BatchdLoader("photos", address=daemon.address)

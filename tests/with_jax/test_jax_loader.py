@@ -47,13 +47,13 @@ HALF = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 
 @pytest.fixture(scope="module", autouse=True)
 def _threads_of_jax():
-    """They begin with its first device, and live as long as the process."""
+    """Start JAX's threads with its first device: they live as long as the process."""
     jax.devices()
 
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos, tmp_path_factory):
-    """Photographs; numbers of all types; images of different sizes."""
+    """Serve photographs, numbers of all types, and images of different sizes."""
     folder = tmp_path_factory.mktemp("made")
     np.savez(folder / "numbers.npz", **NUMBERS)
     (folder / "sizes" / "one").mkdir(parents=True)
@@ -78,7 +78,7 @@ def daemon(start_shared_daemon, photos, tmp_path_factory):
 
 @pytest.fixture
 def load(daemon):
-    """A loader of the daemon's, which is closed with the test."""
+    """Make a loader of the daemon's stream; it is closed with the test."""
     loaders = []
 
     def load(stream="photos", **options):
@@ -92,20 +92,20 @@ def load(daemon):
 
 @pytest.fixture
 def connection(daemon):
-    """For streams that a test opens itself."""
+    """Connect for streams that a test opens itself."""
     with batchd_client.connect(daemon.address) as connection:
         yield connection
 
 
 def bare(daemon, stream="photos", epochs=1):
-    """Copies of all batches, from the bare client, with all the room that fields have."""
+    """Return copies of all batches from the bare client, with the whole room of every field."""
     with batchd_client.connect(daemon.address) as connection:
         claim = connection.stream(stream, epochs=epochs)
         return [{name: batch.room(name).array.copy() for name in batch} for _ in range(epochs) for batch in claim]
 
 
 def indices(loader, count=None):
-    """The numbers of the samples of what is left of the epoch, or of so many batches of it."""
+    """Return the samples' numbers of the rest of the epoch, or of so many batches of it."""
     iterator = iter(loader)
     taken = []
     while (count is None or len(taken) < count) and (batch := next(iterator, None)) is not None:
@@ -114,7 +114,7 @@ def indices(loader, count=None):
 
 
 def assert_same(given, expected):
-    """The same fields, types (but for those that JAX has not) and numbers."""
+    """Check that fields, types (except for those that JAX lacks) and numbers are equal."""
     assert len(given) == len(expected) > 0
     for batch, other in zip(given, expected, strict=True):
         assert list(batch) == list(other)
@@ -125,12 +125,12 @@ def assert_same(given, expected):
 
 
 def test_batches_are_those_of_the_stream(daemon, load):
-    """All fields, as they are; a label of int64 comes as JAX's int32, and nobody is warned."""
+    """All fields are unchanged; a label of int64 becomes JAX's int32, without a warning."""
     assert_same(list(load()), bare(daemon))
 
 
 def test_two_epochs_are_two_loops(daemon, load):
-    """The second is shuffled anew."""
+    """The second epoch has another order."""
     loader = load()
     epochs = [list(chain.from_iterable(indices(loader))) for _ in range(2)]
     expected = np.concatenate([batch["index"] for batch in bare(daemon, epochs=2)]).tolist()
@@ -151,7 +151,7 @@ def test_an_array_never_changes(daemon, load):
 
 
 def test_without_the_copy_arrays_of_the_cpu_would_change(daemon, connection, monkeypatch):
-    """They are the slots then; this is what the test before looks for."""
+    """Such arrays are the slots, which is the fault that the test before looks for."""
     monkeypatch.setattr(JaxTarget, "keeps_host_memory", lambda _self: False)
     prefetcher = Prefetcher(connection.stream("photos", window=1), JaxPlacement(["image"], JaxTarget(None, 8, 1)), 0)
     kept = [prefetcher.take(epoch) for epoch in range(20) for _ in range(5)]
@@ -164,7 +164,7 @@ def test_without_the_copy_arrays_of_the_cpu_would_change(daemon, connection, mon
 def test_batches_are_under_way_ahead_of_the_loop_to_a_device_with_memory_of_its_own(
     daemon, load, stream, prefetch, monkeypatch
 ):
-    """As many as allowed or as the ring has slots, here two; the state counts the loop's."""
+    """The number allowed, or the ring's slots, here two, are under way; the state is the loop's."""
     monkeypatch.setattr(JaxTarget, "keeps_host_memory", lambda _self: False)
     monkeypatch.setattr(JaxTarget, "put", lambda _self, local: jnp.array(local, copy=True))
     expected = bare(daemon, stream, epochs=4)
@@ -182,7 +182,7 @@ def test_batches_are_under_way_ahead_of_the_loop_to_a_device_with_memory_of_its_
 
 
 def test_what_has_come_is_under_way_while_the_loop_works(load, monkeypatch):
-    """So many batches as it may be."""
+    """Their number is the allowed one."""
     monkeypatch.setattr(JaxTarget, "keeps_host_memory", lambda _self: False)
     monkeypatch.setattr(JaxTarget, "put", lambda _self, local: jnp.array(local, copy=True))
     for prefetch in (1, 3):
@@ -197,14 +197,14 @@ def test_what_has_come_is_under_way_while_the_loop_works(load, monkeypatch):
 
 
 def test_the_memory_of_an_array_is_that_of_the_one_copy(connection):
-    """It is aligned, so JAX makes no second one."""
+    """It is aligned, so JAX makes no second copy."""
     array = next(iter(batches(connection.stream("photos"))))["image"]
     assert array.unsafe_buffer_pointer() % 64 == 0
     assert np.asarray(array).ctypes.data == array.unsafe_buffer_pointer()
 
 
 def test_numbers_of_64_bits_come_as_jax_has_them(load):
-    """Half as wide."""
+    """They are half as wide."""
     loader = load("numbers", fields=[name for name in NUMBERS if name != "large"])
     for step, batch in enumerate(loader):
         rows = slice(8 * step, 8 * step + 8)
@@ -214,7 +214,7 @@ def test_numbers_of_64_bits_come_as_jax_has_them(load):
 
 
 def test_with_x64_they_stay_as_they_are(load):
-    """Large ones too."""
+    """Large numbers stay as well."""
     with jax.enable_x64(True):
         loader = load("numbers")
         batch = next(iter(loader))
@@ -224,7 +224,7 @@ def test_with_x64_they_stay_as_they_are(load):
 
 
 def test_a_number_that_does_not_fit_is_an_error(load):
-    """Rather than another number; the loader stays before that batch."""
+    """JAX would give another number; the loader stays before that batch."""
     loader = load("numbers", fields=["large"])
     for _ in range(2):
         with pytest.raises(
@@ -236,7 +236,7 @@ def test_a_number_that_does_not_fit_is_an_error(load):
 
 @pytest.mark.parametrize(("stream", "behind"), [("padded", FILL), ("ragged", 0)])
 def test_samples_of_different_shapes_come_with_all_their_room(daemon, load, stream, behind):
-    """One shape in all batches, so a function compiles once; a field beside it has the ends."""
+    """All batches have one shape, so a function compiles once; another field has the sizes."""
     traces = []
 
     @jax.jit
@@ -270,12 +270,12 @@ def test_samples_of_different_shapes_come_with_all_their_room(daemon, load, stre
 
 
 def test_fields_come_as_asked_for(load):
-    """In that order."""
+    """Fields have the requested order."""
     assert list(next(iter(load(fields=("label", "image"))))) == ["label", "image"]
 
 
 def test_the_schema_is_what_a_function_can_be_compiled_for(load):
-    """Before the first batch."""
+    """It is known before the first batch."""
     loader = load(fields=["image", "label"])
     schema = loader.schema
     compiled = jax.jit(lambda image, label: image.sum(dtype=jnp.int32) + label.sum()).lower(**schema).compile()
@@ -288,7 +288,7 @@ def test_the_schema_is_what_a_function_can_be_compiled_for(load):
 
 
 def test_an_array_may_be_donated(daemon, load):
-    """The loop owns what it got."""
+    """The loop owns its arrays."""
     step = jax.jit(lambda images: images + jnp.uint8(1), donate_argnums=0)
     given = [step(batch["image"]) for batch in load()]
     for array, batch in zip(given, bare(daemon), strict=True):
@@ -296,7 +296,7 @@ def test_an_array_may_be_donated(daemon, load):
 
 
 def test_arrays_lie_as_the_sharding_says(daemon, load):
-    """On one device here; ``test_jax_life`` has several."""
+    """Here is one device; ``test_jax_life`` has several."""
     mesh = jax.make_mesh((1,), ("data",))
     for sharding in (NamedSharding(mesh, PartitionSpec("data")), SingleDeviceSharding(jax.devices()[0])):
         given = list(load(sharding=sharding))
@@ -306,7 +306,7 @@ def test_arrays_lie_as_the_sharding_says(daemon, load):
 
 @pytest.mark.parametrize("taken", [0, 1, 4, 5, 7])
 def test_a_saved_state_goes_on_with_the_next_batch(load, taken):
-    """In another loader, given at its birth or later; also at the seam of two epochs."""
+    """Another loader gets it when it is made or later; the seam of two epochs works as well."""
     whole = load()
     expected = indices(whole) + indices(whole) + indices(whole)
     first = load()
@@ -320,7 +320,7 @@ def test_a_saved_state_goes_on_with_the_next_batch(load, taken):
 
 
 def test_another_streams_state_is_refused(load):
-    """And the loader stays where it is."""
+    """The loader keeps its position."""
     loader = load()
     indices(loader, 2)
     before = loader.state_dict()
@@ -342,8 +342,8 @@ def test_setting_the_epoch_moves_to_its_beginning_and_never_back_within_it(load)
     assert indices(loader) == epochs[0]
 
 
-def test_a_loop_that_was_left_goes_on_unless_it_shall_begin_anew(load):
-    """Training wants the one, validation the other."""
+def test_a_loop_that_was_left_continues_unless_it_shall_restart(load):
+    """Training needs the first, validation the second."""
     going_on, anew = load(), load(restart=True)
     whole = indices(load())
     assert [indices(going_on, 2), indices(going_on)] == [whole[:2], whole[2:]]
@@ -351,21 +351,21 @@ def test_a_loop_that_was_left_goes_on_unless_it_shall_begin_anew(load):
 
 
 def test_after_the_last_epoch_there_is_nothing(load):
-    """As long as the training is."""
+    """The training has that many epochs."""
     loader = load(epochs=1)
     assert len(indices(loader)) == len(loader) == 5
     assert indices(loader) == []
 
 
 def test_ranks_share_an_epoch(load):
-    """Where the program names them; by default JAX's processes, here one."""
+    """The program names the ranks; by default they are JAX's processes, here one."""
     shares = [indices(load(rank=rank, world_size=2)) for rank in range(2)]
     assert {number for share in shares for batch in share for number in batch} == set(range(EPOCH))
     assert (load().stream.rank, load().stream.world_size) == (0, 1)
 
 
 def test_a_stream_of_ones_own_is_brought_to_jax_once(daemon, connection):
-    """The second would get none of what is under way for the first."""
+    """A second loader would miss the batches under way to the first one."""
     stream = connection.stream("photos")
     train = batches(stream, fields=["image"])
     first = next(iter(train))
@@ -379,7 +379,7 @@ def test_a_stream_of_ones_own_is_brought_to_jax_once(daemon, connection):
 
 
 def test_it_says_how_long_it_is_and_where(load):
-    """``len`` is what one process gets in an epoch; a position can be asked for to the end."""
+    """``len`` is one process's batches in an epoch; the position works until the end."""
     loader = load()
     iterator = iter(loader)
     assert (len(loader), loader.batch_size, loader.stream.classes) == (5, 8, ("cat", "dog", "owl", "yak"))
@@ -397,7 +397,7 @@ def test_it_says_how_long_it_is_and_where(load):
 
 
 def test_what_cannot_be_is_said_at_once(load):
-    """With what helps."""
+    """The error has the remedy."""
     with pytest.raises(TensorsInvalid, match="no field 'picture'; it has image, label, index"):
         load(fields=["picture"])
     with pytest.raises(StreamUnknown):
@@ -416,7 +416,7 @@ def test_what_cannot_be_is_said_at_once(load):
     ],
 )
 def test_rows_that_a_sharding_cannot_split_are_said_at_once(daemon, stream, devices, message):
-    """Also those of the smaller last batch, before the first batch."""
+    """The smaller last batch is checked too, before the first batch."""
     program = f"""
 import jax
 jax.config.update("jax_num_cpu_devices", {devices})
@@ -433,7 +433,7 @@ except TensorsInvalid as error:
 
 
 def test_without_jax_it_says_what_to_install():
-    """And the client itself does not ask for it."""
+    """The client itself does not need JAX."""
     program = """
 import sys
 sys.modules["jax"] = None

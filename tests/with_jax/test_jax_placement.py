@@ -10,14 +10,14 @@ from batchd_client.jax import JaxPlacement, JaxTarget  # noqa: E402
 
 
 class Batch:
-    """Two fields, and whether it has been given back."""
+    """A batch of two fields that records its release."""
 
     def __init__(self):
         self.fields = {name: np.arange(4, dtype=np.float32) for name in ("image", "label")}
         self.released = False
 
     def room(self, name):
-        assert not self.released, "nobody reads what has been given back"
+        assert not self.released, "no code may read a released batch"
         return Room(self.fields[name], None, None)
 
     def release(self):
@@ -38,7 +38,7 @@ class Array:
         self.ready = self.donated = self.failed = False
 
     def is_ready(self):
-        assert not self.donated, "JAX may crash over this"
+        assert not self.donated, "JAX may crash on this"
         return self.ready
 
     def block_until_ready(self):
@@ -49,7 +49,7 @@ class Array:
 
 
 class Device:
-    """With or without memory of its own; the array with number ``fail_at`` fails at once."""
+    """A device with or without memory of its own; array number ``fail_at`` fails at once."""
 
     def __init__(self, *, keeps=False, fail_at=None):
         self.arrays = []
@@ -67,13 +67,13 @@ class Device:
 
 
 def placed(device):
-    """A placement, and a batch that it has begun to bring."""
+    """Return a placement, and a batch whose transfer it has begun."""
     placement, batch = JaxPlacement(["image", "label"], device), Batch()
     return placement, batch, placement.begin(batch)
 
 
 def test_a_batch_is_held_until_all_of_its_arrays_are_there():
-    """It is read where it lies, and given back at the next occasion."""
+    """The transfer reads the slot; the batch is released at the next opportunity."""
     device = Device()
     placement, batch, _ = placed(device)
     assert all(array.source is batch.fields[name] for array, name in zip(device.arrays, batch.fields, strict=True))
@@ -87,7 +87,7 @@ def test_a_batch_is_held_until_all_of_its_arrays_are_there():
 
 
 def test_the_loop_gets_arrays_that_are_there():
-    """So nothing reads the batch any more, and it is given back; the arrays are the loop's."""
+    """No transfer reads the batch any more, so it is released; the arrays are the loop's."""
     device = Device()
     placement, batch, transfer = placed(device)
     given = transfer.finish()
@@ -101,13 +101,13 @@ def test_the_loop_gets_arrays_that_are_there():
 
 
 def test_finishing_again_gives_the_same():
-    """As after an interrupt in between."""
+    """An interrupt in between can cause a second call."""
     _, _, transfer = placed(Device())
     assert transfer.finish() == transfer.finish()
 
 
 def test_where_an_array_keeps_host_memory_it_gets_its_own():
-    """And the batch goes back before there is an array."""
+    """The batch is released before there is an array."""
     device = Device(keeps=True)
     _, batch, _ = placed(device)
     assert batch.released
@@ -118,7 +118,7 @@ def test_where_an_array_keeps_host_memory_it_gets_its_own():
 
 @pytest.mark.parametrize("fail_at", [0, 1])
 def test_a_batch_that_is_cut_off_is_let_go_of_and_not_given_back(fail_at):
-    """What is under way reads it still, and holds it by itself."""
+    """The transfer still reads it, and holds it by itself."""
     device = Device(fail_at=fail_at)
     placement, batch = JaxPlacement(["image", "label"], device), Batch()
     with pytest.raises(KeyboardInterrupt):
@@ -129,7 +129,7 @@ def test_a_batch_that_is_cut_off_is_let_go_of_and_not_given_back(fail_at):
 
 
 def test_closing_waits_for_all_and_gives_them_back():
-    """Once more does nothing."""
+    """A second close has no effect."""
     device = Device()
     placement, first, _ = placed(device)
     second = Batch()
@@ -142,7 +142,7 @@ def test_closing_waits_for_all_and_gives_them_back():
 
 
 def test_a_transfer_that_fails_is_an_error_of_the_loop_and_not_of_the_end():
-    """The next ones are given back all the same."""
+    """The next batches are released all the same."""
     device = Device()
     placement, _, transfer = placed(device)
     device.arrays[0].failed = True
@@ -155,7 +155,7 @@ def test_a_transfer_that_fails_is_an_error_of_the_loop_and_not_of_the_end():
 
 
 def test_a_cpu_and_memory_of_the_host_are_no_memory_of_a_devices_own():
-    """Nor is a kind of device that nobody knows."""
+    """An unknown kind of device does not count either."""
     host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     for sharding in (None, jax.sharding.SingleDeviceSharding(jax.devices()[0]), host):
         assert JaxTarget(sharding, 8, 1).keeps_host_memory()
@@ -165,13 +165,13 @@ def test_a_cpu_and_memory_of_the_host_are_no_memory_of_a_devices_own():
     ("platform", "keeps"), [("gpu", False), ("cuda", False), ("tpu", False), ("cpu", True), ("metal", True)]
 )
 def test_only_devices_that_are_known_to_copy_are_let_into_the_slots(platform, keeps, monkeypatch):
-    """By their platform."""
+    """The platform decides."""
     monkeypatch.setattr(JaxTarget, "platform", platform)
     assert JaxTarget(None, 8, 1).keeps_host_memory() == keeps
 
 
 def test_the_platform_is_that_of_the_default_device_at_the_time():
-    """As a name, as a device, or as there is."""
+    """It may be a name, a device, or unset."""
     target = JaxTarget(None, 8, 1)
     assert target.platform == "cpu"
     for device in (jax.devices()[0], "cpu"):

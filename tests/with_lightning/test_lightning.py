@@ -33,13 +33,13 @@ EPOCHS = 3
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """A stream to train on, and one to look at in order."""
+    """Serve a stream to train on, and one to validate on in order."""
     return start_shared_daemon({"photos": folder_stream(photos), "still": folder_stream(photos, shuffle=False)})
 
 
 @pytest.fixture
 def data(daemon):
-    """Data modules of the daemon's."""
+    """Make data modules of the daemon's streams."""
 
     def data(*streams, **options):
         return BatchdDataModule(*streams, address=daemon.address, as_dict=True, **options)
@@ -48,7 +48,7 @@ def data(daemon):
 
 
 def trainer(**options):
-    """A trainer that says nothing and writes nothing by itself."""
+    """Make a trainer that prints and writes nothing by itself."""
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
@@ -60,14 +60,14 @@ def trainer(**options):
 
 
 def fit(data, checkpoint=None, **options):
-    """Train; the samples of each batch that the model was given."""
+    """Train; return the samples of each batch that the model got."""
     model = Witness()
     trainer(**options).fit(model, datamodule=data, ckpt_path=checkpoint)
     return model
 
 
 def position_in(checkpoint):
-    """Where a checkpoint of Lightning's stands: stream, epoch and step."""
+    """Return the position in a Lightning checkpoint: stream, epoch and step."""
     loops = torch.load(checkpoint, weights_only=True)["loops"]
     (state,) = loops["fit_loop"]["state_dict"]["combined_loader"]
     return state["stream"], state["epoch"], state["step"]
@@ -75,24 +75,24 @@ def position_in(checkpoint):
 
 @pytest.fixture(scope="module")
 def epochs(daemon):
-    """The batches of each epoch of the stream, as a bare loader gives them."""
+    """Return the batches of each epoch of the stream from a bare loader."""
     with BatchdLoader("photos", address=daemon.address, as_dict=True) as loader:
         return [[batch["index"].tolist() for batch in loader] for _ in range(EPOCHS)]
 
 
 def told(epochs, *, steps=STEPS):
-    """What a model has seen of these epochs."""
+    """Return the batches that a model saw of these epochs."""
     return [(epoch, batch) for epoch, batches in enumerate(epochs) for batch in batches[:steps]]
 
 
 def test_a_model_is_given_every_epoch_of_its_stream(data, epochs):
-    """In the stream's order, on the CPU."""
+    """Batches are in the stream's order, on the CPU."""
     assert fit(data("photos")).seen == told(epochs)
 
 
 @pytest.mark.parametrize("batches", [1, 2, 4, 5, 6, 10, 12])
 def test_a_checkpoint_goes_on_with_the_next_batch(data, epochs, tmp_path, batches):
-    """Within an epoch, at its ends: the rest equals that of an uninterrupted training."""
+    """Within an epoch and at its ends, the rest equals that of an uninterrupted training."""
     file = tmp_path / "some.ckpt"
     with pytest.raises(InterruptedError):
         fit(data("photos"), callbacks=[StopAfter(batches, file)])
@@ -101,7 +101,7 @@ def test_a_checkpoint_goes_on_with_the_next_batch(data, epochs, tmp_path, batche
 
 @pytest.mark.parametrize("batches", [3, 5, 7])
 def test_a_checkpoint_is_as_good_with_validation_in_between(data, epochs, tmp_path, batches):
-    """Which runs within epochs and at their ends, and has a position of its own."""
+    """Validation runs within epochs and at their ends, and has a position of its own."""
     file = tmp_path / "some.ckpt"
     options = {"val_check_interval": 2, "limit_val_batches": 2}
     with pytest.raises(InterruptedError):
@@ -110,14 +110,14 @@ def test_a_checkpoint_is_as_good_with_validation_in_between(data, epochs, tmp_pa
 
 
 def test_a_checkpoint_of_lightnings_own_goes_on_with_the_next_epoch(data, epochs, tmp_path):
-    """Written at the end of an epoch, after its validation."""
+    """Lightning writes it at the end of an epoch, after the validation."""
     keep = lightning.callbacks.ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
     fit(data("photos", "still"), callbacks=[keep], enable_checkpointing=True)
     assert fit(data("photos", "still"), tmp_path / "epoch=0.ckpt").seen == told(epochs)[STEPS:]
 
 
 def test_a_limited_epoch_is_the_beginning_of_each_epoch(data, epochs, tmp_path):
-    """The rest of one is not taken for the next; not after a checkpoint either."""
+    """The rest of an epoch does not become the next one, not even after a checkpoint."""
     file = tmp_path / "some.ckpt"
     assert fit(data("photos"), limit_train_batches=3).seen == told(epochs, steps=3)
     with pytest.raises(InterruptedError):
@@ -125,19 +125,19 @@ def test_a_limited_epoch_is_the_beginning_of_each_epoch(data, epochs, tmp_path):
     assert fit(data("photos"), file, limit_train_batches=3).seen == told(epochs, steps=3)[4:]
 
 
-def test_loaders_that_are_made_anew_each_epoch_change_nothing(data, epochs):
-    """``reload_dataloaders_every_n_epochs``."""
+def test_loaders_that_are_made_again_each_epoch_change_nothing(data, epochs):
+    """The setting is ``reload_dataloaders_every_n_epochs``."""
     assert fit(data("photos"), reload_dataloaders_every_n_epochs=1).seen == told(epochs)
 
 
 def test_overfitting_sees_the_same_batches_again_and_again(data, epochs):
-    """As the flag promises."""
+    """The flag promises that."""
     seen = fit(data("photos"), overfit_batches=2).seen
     assert [batch for _, batch in seen] == epochs[0][:2] * EPOCHS
 
 
 def test_validation_sees_the_same_from_its_beginning_each_time(data):
-    """After the sanity check, with a limit and without: never the rest of what was left."""
+    """This holds after the sanity check, with a limit and without: a rest is never used."""
     every = [list(range(start, start + 8)) for start in range(0, EPOCH, 8)]
     whole = fit(data("photos", "still"), num_sanity_val_steps=2)
     assert whole.evaluated == every[:2] + every * EPOCHS
@@ -146,19 +146,19 @@ def test_validation_sees_the_same_from_its_beginning_each_time(data):
 
 
 def test_shuffled_and_random_streams_validate_on_the_same_too(data, epochs):
-    """Epoch 0, always."""
+    """The epoch is always 0."""
     assert fit(data("photos", "photos"), num_sanity_val_steps=0).evaluated == epochs[0] * EPOCHS
 
 
 def test_a_stage_may_have_several_streams(data, epochs):
-    """One loader each."""
+    """Each has a loader."""
     model = Witness()
     trainer().validate(model, datamodule=data(val=["still", "photos"]), verbose=False)
     assert model.evaluated[STEPS:] == epochs[0]
 
 
 def test_test_and_predict_read_their_streams(data, epochs):
-    """Twice the same."""
+    """Both read the same twice."""
     module, model, runner = data(test="photos", predict="still"), Witness(), trainer()
     for _ in range(2):
         runner.test(model, datamodule=module, verbose=False)
@@ -167,14 +167,14 @@ def test_test_and_predict_read_their_streams(data, epochs):
 
 
 def test_a_second_fit_begins_at_the_beginning(data, epochs):
-    """Also where the first one left half an epoch, with the same data module."""
+    """The first one may have left half an epoch, with the same data module."""
     module = data("photos")
     fit(module, max_epochs=1, limit_train_batches=2)
     assert fit(module, max_epochs=1).seen == told(epochs[:1])
 
 
 def test_a_checkpoint_may_be_written_when_all_is_over(data, epochs, tmp_path):
-    """The loaders are closed by then, and know nevertheless where they stood."""
+    """The loaders are closed by then, and still know their positions."""
     model, runner = Witness(), trainer(max_steps=7)
     runner.fit(model, datamodule=data("photos"))
     assert model.seen == told(epochs)[:7]
@@ -183,7 +183,7 @@ def test_a_checkpoint_may_be_written_when_all_is_over(data, epochs, tmp_path):
 
 
 def test_the_state_is_in_the_checkpoint_once(data, tmp_path):
-    """Plain numbers, so that Lightning reads it with ``weights_only`` too."""
+    """It has plain numbers, so that Lightning reads it with ``weights_only`` too."""
     file = tmp_path / "some.ckpt"
     fit(data("photos"), max_epochs=1, callbacks=[SaveAfter(2, file)])
     assert position_in(file) == ("photos", 0, 2)
@@ -191,7 +191,7 @@ def test_the_state_is_in_the_checkpoint_once(data, tmp_path):
 
 
 def test_a_loader_says_what_its_stream_is(data):
-    """Outside of any trainer, before a model is made."""
+    """This works without a trainer, before a model is made."""
     module = data("photos")
     loader = module.train_dataloader().loader
     assert loader.stream.classes == ("cat", "dog", "owl", "yak")
@@ -200,7 +200,7 @@ def test_a_loader_says_what_its_stream_is(data):
 
 
 def test_the_trainer_says_which_share_and_which_device(monkeypatch):
-    """Its strategy's: of four processes in pairs, which share a batch, the last has the rest."""
+    """The strategy decides: four processes in pairs share a batch, and the last has the rest."""
     asked = []
     monkeypatch.setattr(
         "batchd_client.lightning.BatchdLoader", lambda stream, **options: asked.append((stream, options))
@@ -220,7 +220,7 @@ def test_the_trainer_says_which_share_and_which_device(monkeypatch):
 
 
 def test_a_stage_without_a_stream_is_one_that_lightning_misses(data):
-    """Validation may be missing. A stream that is not there is told as ever."""
+    """Validation may be missing. A stream that does not exist is an error, as usual."""
     for run in (trainer().test, trainer().validate):
         with pytest.raises(lightning.utilities.exceptions.MisconfigurationException, match="_dataloader"):
             run(Witness(), datamodule=data("photos"))
@@ -229,7 +229,7 @@ def test_a_stage_without_a_stream_is_one_that_lightning_misses(data):
 
 
 def run_ranks(daemon, *arguments):
-    """What each of two ranks under Lightning's own launcher was given, and how that ended."""
+    """Run two ranks under Lightning's launcher; return the samples of each, and how they ended."""
     command = [sys.executable, "-m", "support.lightning_program", daemon.address, *map(str, arguments)]
     job = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     said = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
@@ -237,7 +237,7 @@ def run_ranks(daemon, *arguments):
 
 
 def test_two_ranks_read_every_sample_once_and_go_on_from_a_checkpoint(daemon, tmp_path):
-    """With ``strategy="ddp"``: the trainer tells each its rank."""
+    """With ``strategy="ddp"``, the trainer gives each process its rank."""
     file = tmp_path / "some.ckpt"
     whole, job = run_ranks(daemon, file, 4)
     assert sorted(whole) == [0, 1], job.stderr
@@ -251,7 +251,7 @@ def test_two_ranks_read_every_sample_once_and_go_on_from_a_checkpoint(daemon, tm
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_it_belongs_to_the_package_that_the_program_uses(package):
-    """Both have a class of that name, and a trainer of one does not take a module of the other."""
+    """Both packages have a class of that name, and neither's trainer accepts the other's module."""
     pytest.importorskip(package)
     program = f"import {package} as used; from batchd_client.lightning import BatchdDataModule as M; "
     program += "assert issubclass(M, used.LightningDataModule)"
@@ -259,7 +259,7 @@ def test_it_belongs_to_the_package_that_the_program_uses(package):
 
 
 def test_without_lightning_it_says_what_to_install():
-    """Where torch is there."""
+    """The message comes where torch is installed."""
     program = (
         "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None\nimport batchd_client.lightning"
     )
@@ -269,7 +269,7 @@ def test_without_lightning_it_says_what_to_install():
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_module_in_a_cycle_ends_with_it(daemon, data, tie):
-    """With its loaders, a trainer and a model that was trained in part."""
+    """Its loaders, a trainer and a partly trained model end with it."""
 
     def make():
         module, model = data("photos", "still"), Witness()

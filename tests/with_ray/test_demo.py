@@ -8,7 +8,7 @@ pytest.importorskip("ray", reason="Ray is not installed (make test-ray)")
 
 
 def test_the_demo_finds_the_same_bytes_on_a_cluster_of_ray(tmp_path):
-    """One of its two nodes is killed meanwhile."""
+    """The test kills one of its two nodes meanwhile."""
     said = check_demo(tmp_path)
     assert "a Ray cluster of two nodes" in said
     assert "kill -9 of its raylet" in said

@@ -1,6 +1,7 @@
 """Worker hosts on real clusters of Ray, whose parts are killed and stopped.
 
-But for one, a stand-in runs in place of ``batchd worker``, and a file says how many are wanted.
+Except in one test, a stand-in replaces ``batchd worker``, and a file has the wanted number of
+workers.
 """
 
 import hashlib
@@ -46,7 +47,7 @@ class Hosts:
         (self.folder / "new").rename(self.folder / "wanted")
 
     def running(self) -> dict[int, dict]:
-        """What each running one has written, by its process."""
+        """Return what each running one has written, by its process."""
         found = {}
         for file in self.folder.glob("*.json"):
             if Path("/proc", file.stem).exists():
@@ -54,7 +55,7 @@ class Hosts:
         return found
 
     def wait(self, count: int, besides=()) -> dict[int, dict]:
-        """Wait for so many, besides those that are known."""
+        """Wait for so many, besides the known ones."""
 
         def there() -> dict[int, dict] | None:
             found = {pid: facts for pid, facts in self.running().items() if pid not in besides}
@@ -67,7 +68,7 @@ class Hosts:
 
     @property
     def left(self) -> set[int]:
-        """Those that have finished their work."""
+        """Return those that have finished their work."""
         file = self.folder / "left"
         return set(map(int, file.read_text().split())) if file.exists() else set()
 
@@ -79,7 +80,7 @@ def hosts(tmp_path) -> Hosts:
 
 @pytest.fixture
 def start_cluster(tmp_path):
-    """Start clusters that end with the test."""
+    """Start clusters; they end with the test."""
     with ExitStack() as stack:
 
         def start(*, autoscaled: bool = False, **environment: str) -> RayCluster:
@@ -92,7 +93,7 @@ def start_cluster(tmp_path):
 
 @pytest.fixture
 def start_driver(tmp_path):
-    """Start drivers that end with the test."""
+    """Start drivers; they end with the test."""
     with ExitStack() as stack:
 
         def start(cluster: RayCluster, *arguments: str) -> "subprocess.Popen[bytes]":
@@ -107,7 +108,7 @@ def start_driver(tmp_path):
 
 
 def batchd_ray(cluster: RayCluster, *arguments: str, status: int = 0) -> str:
-    """Run another command of ``batchd ray``; what it printed."""
+    """Run another command of ``batchd ray``; return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "batchd", "ray", *arguments, "--address", cluster.address],
         env=cluster.environment,
@@ -121,7 +122,7 @@ def batchd_ray(cluster: RayCluster, *arguments: str, status: int = 0) -> str:
 
 
 def events(folder: Path) -> list[str]:
-    """The events that the drivers have logged."""
+    """Return the events that the drivers have logged."""
     lines = (folder / "driver.log").read_text().splitlines()
     return [json.loads(line)["event"] for line in lines if line.startswith("{")]
 
@@ -154,7 +155,7 @@ def test_worker_hosts_come_and_go_with_the_demand(start_cluster, start_driver, h
 
 
 def test_a_daemon_gets_its_worker_hosts(start_cluster, start_daemon, tmp_path) -> None:
-    """With no stand-in: one comes while a trainer waits, comes back after a kill, and leaves."""
+    """Without a stand-in, one starts while a trainer waits, returns after a kill, and leaves."""
     cluster, keys, port = start_cluster(), tmp_path / "keys", free_port()
     cluster.add(2)
     open_keys(keys).make_daemon_key()
@@ -185,7 +186,7 @@ def test_a_daemon_gets_its_worker_hosts(start_cluster, start_daemon, tmp_path) -
 
 @contextmanager
 def reading(address: str) -> Iterator[None]:
-    """A trainer that does nothing with its batches, so it waits for workers."""
+    """Run a trainer that releases its batches at once, so it waits for workers."""
     end = threading.Event()
 
     def read() -> None:
@@ -222,7 +223,7 @@ def test_a_killed_actor_comes_back(start_cluster, start_driver, hosts, tmp_path)
 def test_worker_hosts_of_a_killed_raylet_come_back_on_another_node(
     start_cluster, start_driver, hosts, tmp_path
 ) -> None:
-    """The driver asks for no others meanwhile."""
+    """The driver requests no others meanwhile."""
     cluster = start_cluster()
     raylet = cluster.add(1)
     start_driver(cluster)
@@ -239,7 +240,7 @@ def test_worker_hosts_of_a_killed_raylet_come_back_on_another_node(
 
 
 def test_a_worker_host_of_a_stopped_raylet_is_replaced(start_cluster, start_driver, hosts) -> None:
-    """It goes on itself, until its raylet learns that it is taken for dead."""
+    """It continues until its raylet learns that the cluster takes it for dead."""
     cluster = start_cluster()
     raylet = cluster.add(1)
     start_driver(cluster)
@@ -256,7 +257,7 @@ def test_a_worker_host_of_a_stopped_raylet_is_replaced(start_cluster, start_driv
 
 
 def test_the_next_driver_finds_the_worker_hosts_of_a_killed_one(start_cluster, start_driver, hosts, tmp_path) -> None:
-    """With their key: none is started again."""
+    """It has their key, and starts none again."""
     cluster = start_cluster()
     cluster.add(2)
     driver = start_driver(cluster)
@@ -279,7 +280,7 @@ def test_the_next_driver_finds_the_worker_hosts_of_a_killed_one(start_cluster, s
 
 
 def test_worker_hosts_with_a_revoked_key_are_replaced(start_cluster, start_driver, hosts, tmp_path) -> None:
-    """By the next driver, which makes a new one."""
+    """The next driver replaces them, with a new key."""
     cluster = start_cluster()
     cluster.add(2)
     driver = start_driver(cluster)
@@ -297,7 +298,7 @@ def test_worker_hosts_with_a_revoked_key_are_replaced(start_cluster, start_drive
 
 
 def test_worker_hosts_outlive_the_death_of_the_gcs_for_a_while(start_cluster, start_driver, hosts, tmp_path) -> None:
-    """Until the raylets give up; Ray ends the driver, with a sentence."""
+    """They end when the raylets give up; Ray ends the driver, with a message."""
     cluster = start_cluster()
     cluster.add(1)
     driver = start_driver(cluster)
@@ -313,7 +314,7 @@ def test_worker_hosts_outlive_the_death_of_the_gcs_for_a_while(start_cluster, st
 
 
 def test_rays_autoscaler_follows_the_worker_hosts(start_cluster, start_driver, hosts) -> None:
-    """A pending one is demand enough for a node, and an idle node goes."""
+    """A pending worker host is enough demand for a node, and an idle node is removed."""
     # `ray start` uses a token that it finds
     cluster = start_cluster(autoscaled=True, RAY_AUTH_MODE="disabled")
     start_driver(cluster)
@@ -329,12 +330,12 @@ def test_rays_autoscaler_follows_the_worker_hosts(start_cluster, start_driver, h
 
 
 def raylets() -> list[int]:
-    """All raylets of this process namespace."""
+    """Return all raylets of this process namespace."""
     return [pid for pid in process_ids() if is_alive(pid) and Path(f"/proc/{pid}/comm").read_text() == "raylet\n"]
 
 
 def test_a_key_on_the_nodes_is_not_made(start_cluster, start_driver, hosts, tmp_path) -> None:
-    """The nodes have it."""
+    """The nodes have the key."""
     cluster = start_cluster()
     cluster.add(1)
     (tmp_path / "pool.key").write_text("on the node")
@@ -348,7 +349,7 @@ def test_a_key_on_the_nodes_is_not_made(start_cluster, start_driver, hosts, tmp_
 
 
 def test_without_a_cluster_it_says_how_to_start_one(start_cluster) -> None:
-    """Also where one has ended, for which Ray itself would wait for minutes."""
+    """A cluster that has ended is covered, too: Ray itself would wait for minutes."""
     cluster = start_cluster()
     cluster.close()
 
@@ -358,7 +359,7 @@ def test_without_a_cluster_it_says_how_to_start_one(start_cluster) -> None:
 
 
 def test_a_cluster_with_a_token_lets_only_its_holders_in(start_cluster, start_driver, hosts) -> None:
-    """The token is Ray's affair, and not the worker hosts'."""
+    """Ray checks the token; worker hosts do not have it."""
     cluster = start_cluster(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64)
     cluster.add(1)
     start_driver(cluster)

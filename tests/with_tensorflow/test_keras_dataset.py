@@ -1,4 +1,4 @@
-"""Keras on a stream, as ``PyDataset`` and through tf.data: exact epochs, and a trained state."""
+"""Keras on a stream, as ``PyDataset`` and through tf.data: exact epochs, and a training state."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ STEPS = 5
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """Streams of photographs, also ragged ones."""
+    """Serve streams of photographs, also ragged ones."""
     room = {"max_shape": [80, 100, 3]}
     return start_shared_daemon(
         {
@@ -32,13 +32,13 @@ def daemon(start_shared_daemon, photos):
 
 @pytest.fixture
 def connection(daemon):
-    """A connection to it, which is closed with the test."""
+    """Connect to the daemon; the connection is closed with the test."""
     with batchd_client.connect(daemon.address) as connection:
         yield connection
 
 
 class Seen(keras.layers.Layer):
-    """Notes the samples that the model gets: numbers go in, nothing is learnt."""
+    """A layer that records the samples it gets: its input is numbers, and it learns nothing."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ class Seen(keras.layers.Layer):
 
 
 class Watching(keras.Model):
-    """Trains eagerly on numbers, and remembers which in which order."""
+    """A model that trains eagerly on numbers, and records them in order."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ class Watching(keras.Model):
 
 
 def bare_numbers(connection, epochs):
-    """The samples of each batch, from the bare client."""
+    """Return the samples of each batch, from the bare client."""
     claim = connection.stream("photos", epochs=epochs)
     return [batch["index"].tolist() for _ in range(epochs) for batch in claim]
 
@@ -77,12 +77,12 @@ FIELDS = ("index", "label")
 
 
 def py_dataset(stream):
-    """The numbers of samples to train on, as Keras's own kind of data set."""
+    """Return the numbers of samples to train on, as Keras's own kind of data set."""
     return BatchdPyDataset(stream, fields=FIELDS)
 
 
 def tf_dataset(stream):
-    """The same through tf.data, with batches read ahead."""
+    """Return the same numbers through tf.data, with batches read ahead."""
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install tensorflow")
     from batchd_client.tensorflow import dataset  # noqa: PLC0415  Keras is enough for the others
 
@@ -95,7 +95,7 @@ BOTH = pytest.mark.parametrize("make", [py_dataset, tf_dataset])
 @BOTH
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}], ids=["as it is", "unshuffled"])
 def test_fit_trains_on_each_epoch_in_the_order_of_the_stream(connection, make, options):
-    """What Keras looks at before is not lost, and its own shuffling changes nothing."""
+    """Batches that Keras inspects first are not lost, and its own shuffling has no effect."""
     model = Watching()
     stream = connection.stream("photos")
     model.fit(make(stream), epochs=3, verbose=0, **options)
@@ -105,7 +105,7 @@ def test_fit_trains_on_each_epoch_in_the_order_of_the_stream(connection, make, o
 
 @BOTH
 def test_fit_again_goes_on_with_the_next_epoch(connection, make):
-    """With the same data set."""
+    """The data set is the same one."""
     model = Watching()
     data = make(connection.stream("photos"))
     model.fit(data, epochs=1, verbose=0)
@@ -115,7 +115,7 @@ def test_fit_again_goes_on_with_the_next_epoch(connection, make):
 
 @BOTH
 def test_validation_is_on_a_stream_of_its_own(connection, make):
-    """Each time on a whole epoch of it."""
+    """Each validation reads a whole epoch of it."""
     model = Watching()
     history = model.fit(
         make(connection.stream("photos")),
@@ -129,7 +129,7 @@ def test_validation_is_on_a_stream_of_its_own(connection, make):
 
 @BOTH
 def test_epochs_of_keras_may_be_shorter_than_the_streams(connection, make):
-    """The next one goes on where the last one ended."""
+    """The next one continues where the last one ended."""
     model = Watching()
     stream = connection.stream("photos")
     progress = Progress(stream)
@@ -139,7 +139,7 @@ def test_epochs_of_keras_may_be_shorter_than_the_streams(connection, make):
 
 
 class Stop(keras.callbacks.Callback):
-    """Interrupts the training behind so many batches."""
+    """A callback that interrupts the training after so many batches."""
 
     def __init__(self, batches):
         super().__init__()
@@ -154,7 +154,7 @@ class Stop(keras.callbacks.Callback):
 @BOTH
 @pytest.mark.parametrize("done", [1, 3, 5, 7])
 def test_an_interrupted_training_goes_on_with_the_next_batch(connection, make, done):
-    """Whatever was read ahead; the rest of the epoch by itself, and then the others."""
+    """Batches read ahead do not matter; the rest of the epoch is a fit, then the others."""
     model = Watching()
     stream = connection.stream("photos")
     progress = Progress(stream)
@@ -170,7 +170,7 @@ def test_an_interrupted_training_goes_on_with_the_next_batch(connection, make, d
 
 
 def test_a_resumed_epoch_and_the_others_in_one_fit(connection):
-    """Through tf.data, as Keras lets a data set there be shorter than it says."""
+    """Through tf.data, Keras accepts a data set that is shorter than it says."""
     stream = connection.stream("photos")
     stream.seek(0, 2)
     model = Watching()
@@ -179,7 +179,7 @@ def test_a_resumed_epoch_and_the_others_in_one_fit(connection):
 
 
 def test_a_resumed_epoch_and_the_others_are_not_one_fit_of_a_py_dataset(connection):
-    """Keras would cut the others to the length of the first: it is told, and nothing is lost."""
+    """Keras would cut the others to the length of the first: an error says so; no batch is lost."""
     stream = connection.stream("photos")
     stream.seek(0, 2)
     data = py_dataset(stream)
@@ -192,7 +192,7 @@ def test_a_resumed_epoch_and_the_others_are_not_one_fit_of_a_py_dataset(connecti
 
 
 def test_its_state_goes_into_another_one(connection):
-    """Behind as many batches as the program says, or behind the epochs that are over."""
+    """The program gives the number of batches, or of the completed epochs."""
     data = py_dataset(connection.stream("photos"))
     expected = bare_numbers(connection, 2)
     data.on_epoch_begin()
@@ -206,7 +206,7 @@ def test_its_state_goes_into_another_one(connection):
 
 
 def test_an_index_is_the_same_batch_until_the_epoch_ends(connection):
-    """In the stream's order, however they are requested; a repeated request moves it back."""
+    """Requests come in any order; a repeated request moves the position back."""
     data = py_dataset(connection.stream("photos"))
     expected = bare_numbers(connection, 1)
     assert [data[index][0].tolist() for index in (4, 0, 4, 2, 0, 1, 3)] == [
@@ -234,7 +234,7 @@ def test_arrays_never_change(connection, daemon):
 
 @pytest.mark.parametrize("options", [{"workers": 2}, {"use_multiprocessing": True}])
 def test_workers_of_keras_are_refused(connection, options):
-    """At its birth and later."""
+    """They are refused when it is made, and later."""
     with pytest.raises(WorkersInvalid, match=r"daemon's workers do that work already"):
         BatchdPyDataset(connection.stream("photos"), **options)
     data = BatchdPyDataset(connection.stream("photos"), workers=1, use_multiprocessing=False)
@@ -244,7 +244,7 @@ def test_workers_of_keras_are_refused(connection, options):
 
 
 def test_what_cannot_be_is_said(connection):
-    """Ragged fields, fields that are not there, epochs that are not."""
+    """Examples are ragged fields, missing fields, and impossible epochs."""
     with pytest.raises(TensorsInvalid, match="'image' is ragged, and Keras takes arrays"):
         BatchdPyDataset(connection.stream("ragged"))
     with pytest.raises(TensorsInvalid, match="no field 'picture'"):

@@ -23,7 +23,7 @@ LINES = 30
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos, tmp_path_factory):
-    """Streams of equal photographs, of padded ones, and of ragged ones and numbers."""
+    """Serve streams of equal photographs, of padded ones, and of ragged ones and numbers."""
     table = tmp_path_factory.mktemp("numbers") / "numbers.csv"
     lines = [f"{' '.join(str(one) for one in range(number % 7 + 1))},{number}" for number in range(LINES)]
     table.write_text("\n".join(["values,label", *lines]) + "\n")
@@ -46,29 +46,29 @@ def daemon(start_shared_daemon, photos, tmp_path_factory):
 
 @pytest.fixture
 def connection(daemon):
-    """A connection to it, which is closed with the test."""
+    """Connect to the daemon; the connection is closed with the test."""
     with batchd_client.connect(daemon.address) as connection:
         yield connection
 
 
 def numbers(data):
-    """The samples of what an iteration gives, batch by batch."""
+    """Return the samples of an iteration, batch by batch."""
     return [batch["index"].numpy().tolist() for batch in data]
 
 
 def bare(connection, stream="photos", epochs=1):
-    """Copies of all batches, from the bare client."""
+    """Return copies of all batches, from the bare client."""
     claim = connection.stream(stream, epochs=epochs)
     return [{name: array.copy() for name, array in batch.items()} for _ in range(epochs) for batch in claim]
 
 
 def bare_numbers(connection, epochs):
-    """The samples of each batch, from the bare client."""
+    """Return the samples of each batch, from the bare client."""
     return [batch["index"].tolist() for batch in bare(connection, epochs=epochs)]
 
 
 def test_images_and_labels_are_those_of_the_stream(connection):
-    """In tuples, without the samples' numbers; the last batch is short."""
+    """They are tuples without the samples' numbers; the last batch is short."""
     given = list(dataset(connection.stream("short")))
     expected = bare(connection, "short")
     assert [len(labels) for _, labels in given] == [16, 16, 8]
@@ -79,7 +79,7 @@ def test_images_and_labels_are_those_of_the_stream(connection):
 
 
 def test_the_signature_is_the_schema_of_the_stream(connection):
-    """Without the number of samples, and without the dimensions that vary."""
+    """It leaves the number of samples and variable dimensions open."""
     assert dataset(connection.stream("photos")).element_spec == (
         tf.TensorSpec([None, 32, 32, 3], tf.uint8),
         tf.TensorSpec([None], tf.int64),
@@ -89,7 +89,7 @@ def test_the_signature_is_the_schema_of_the_stream(connection):
 
 
 def test_fields_come_as_asked_for(connection):
-    """In any order, as a tuple or a dict; a dict has the samples' numbers too."""
+    """They come in any order, as a tuple or a dict; a dict has the samples' numbers too."""
     labels, images = next(iter(dataset(connection.stream("photos"), fields=("label", "image"))))
     batch = next(iter(dataset(connection.stream("photos"), as_dict=True)))
     assert set(batch) == {"image", "label", "index"}
@@ -100,7 +100,7 @@ def test_fields_come_as_asked_for(connection):
 
 
 def test_padded_images_are_cut_to_the_largest_of_their_batch(connection):
-    """As in the bare client."""
+    """The bare client does the same."""
     given = dataset(connection.stream("padded"), fields=["image"])
     for (images,), batch in zip(given, bare(connection, "padded"), strict=True):
         assert images.shape == (8, 72, 96, 3)
@@ -108,7 +108,7 @@ def test_padded_images_are_cut_to_the_largest_of_their_batch(connection):
 
 
 def test_ragged_rows_are_a_ragged_tensor(connection):
-    """Row by row; the short last batch too."""
+    """Each row is equal; the short last batch is covered too."""
     given = list(dataset(connection.stream("numbers"), fields=["values", "label"]))
     assert sum(len(labels) for _, labels in given) == LINES
     for values, labels in given:
@@ -117,7 +117,7 @@ def test_ragged_rows_are_a_ragged_tensor(connection):
 
 
 def test_what_cannot_be_a_tensor_is_said_at_once(connection):
-    """With the field and with what helps."""
+    """The error has the field and the remedy."""
     with pytest.raises(TensorsInvalid, match="no field 'picture'; it has image, label, index"):
         dataset(connection.stream("photos"), fields=["picture"])
     with pytest.raises(TensorsInvalid, match=r"'image' is ragged in dimensions 0, 1 .*\n?.*pad_batch"):
@@ -127,7 +127,7 @@ def test_what_cannot_be_a_tensor_is_said_at_once(connection):
 
 @pytest.mark.parametrize("around", ["plain", "prefetch", "map", "repeat"])
 def test_each_iteration_is_the_next_epoch(connection, around):
-    """Whatever stands behind the data set."""
+    """Steps after the data set do not matter."""
     data = dataset(connection.stream("photos"), as_dict=True)
     if around == "repeat":
         given = numbers(data.repeat(3))
@@ -138,13 +138,13 @@ def test_each_iteration_is_the_next_epoch(connection, around):
 
 
 def test_it_ends_with_the_epochs_of_the_stream(connection):
-    """Then there is nothing."""
+    """A further iteration is empty."""
     data = dataset(connection.stream("photos", epochs=2), as_dict=True)
     assert [len(numbers(data)) for _ in range(4)] == [5, 5, 0, 0]
 
 
-def test_an_iteration_that_is_left_is_begun_anew(connection):
-    """As Keras does, which first looks at a batch; also in another data set of the same stream."""
+def test_an_iteration_that_is_left_begins_again(connection):
+    """Keras does so, which first inspects a batch; another data set of the same stream does too."""
     expected = bare_numbers(connection, 2)
     stream = connection.stream("photos")
     data = dataset(stream, as_dict=True)
@@ -155,7 +155,7 @@ def test_an_iteration_that_is_left_is_begun_anew(connection):
 
 
 def test_it_says_how_long_it_is_and_may_be_shorter(connection):
-    """Keras goes by it, also behind other steps; what a resumed epoch lacks is no error."""
+    """Keras uses the length, also after other steps; a resumed epoch may lack batches."""
     stream = connection.stream("photos")
     data = dataset(stream, as_dict=True)
     assert len(data) == len(data.map(lambda batch: batch).prefetch(2)) == STEPS
@@ -165,7 +165,7 @@ def test_it_says_how_long_it_is_and_may_be_shorter(connection):
 
 @pytest.mark.parametrize("done", [0, 1, 3, 5])
 def test_the_state_behind_what_the_loop_has_counted_is_exact(connection, done):
-    """Whatever is read ahead of it."""
+    """Batches read ahead do not matter."""
     expected = bare_numbers(connection, 2)
     stream = connection.stream("photos")
     data = dataset(stream, as_dict=True).prefetch(8)
@@ -194,7 +194,7 @@ def test_two_iterations_at_once_are_refused(connection):
 
 
 def hold_all(connection, epochs):
-    """Keep every batch while the ring is reused; tell how many, and how many have changed."""
+    """Keep every batch while the ring is reused; return how many, and how many have changed."""
     expected = bare(connection, epochs=epochs)
     data = dataset(connection.stream("photos", window=1, epochs=epochs), as_dict=True)
     kept = [batch for _ in range(epochs) for batch in data]
@@ -205,21 +205,21 @@ def hold_all(connection, epochs):
 
 
 def test_a_tensor_never_changes(connection, daemon):
-    """All are kept while the ring is filled and emptied many times, and stay as they came."""
+    """All are kept while the ring is filled and emptied many times, and do not change."""
     held, changed = hold_all(connection, 20)
     assert changed == 0
     assert daemon.stream_status()["slots"] < held / 4
 
 
 def test_without_the_copy_tensors_would_change(connection, monkeypatch):
-    """TensorFlow looks into the memory that it is given: so the test above can fail."""
+    """TensorFlow reads the memory that it is given: so the test above can fail."""
     monkeypatch.setattr(adapter, "own", np.asarray)
     _, changed = hold_all(connection, 20)
     assert changed > 0
 
 
 def test_a_batch_is_copied_once(connection, monkeypatch):
-    """The tensor lies where the copy was made, as that begins where TensorFlow wants it."""
+    """The tensor uses the copy's memory, as the copy is aligned for TensorFlow."""
     made = []
     own = adapter.own
     monkeypatch.setattr(adapter, "own", lambda array: made.append(own(array)) or made[-1])
@@ -229,7 +229,7 @@ def test_a_batch_is_copied_once(connection, monkeypatch):
 
 @pytest.mark.parametrize("pipelines", [1, 2, 3])
 def test_input_pipelines_share_an_epoch(connection, pipelines):
-    """Each sample goes to one of them, all have as many batches, and nothing is sharded again."""
+    """Each sample goes to one of them; all have the same number; no second sharding takes place."""
     shares = []
     for number in range(pipelines):
         context = tf.distribute.InputContext(num_input_pipelines=pipelines, input_pipeline_id=number)

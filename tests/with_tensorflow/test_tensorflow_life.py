@@ -26,13 +26,13 @@ STEPS = 5
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """A stream of photographs, and one that nobody pushes samples into."""
+    """Serve a stream of photographs, and one without pushed samples."""
     live = {"source": {"type": "push", "fields": {"label": "int64"}}, "batch_size": 8}
     return start_shared_daemon({"photos": folder_stream(photos), "live": live})
 
 
 def bare_numbers(daemon, epochs, state=None):
-    """The samples of each batch, from the bare client."""
+    """Return the samples of each batch, from the bare client."""
     with batchd_client.connect(daemon.address) as connection:
         claim = connection.stream("photos", epochs=epochs, state=state)
         return [batch["index"].tolist() for _ in range(claim.epoch, epochs) for batch in claim]
@@ -43,7 +43,7 @@ EXITS = ["exit_half_read", "exit_while_it_waits", "exit_with_it_at_the_top", "ex
 
 @pytest.mark.parametrize("program", EXITS)
 def test_a_script_ends_at_once_with_a_data_set_half_read(daemon, program):
-    """Whatever tf.data reads ahead meanwhile; and the daemon has its slots back."""
+    """Batches that tf.data reads ahead do not matter; the daemon has its slots back."""
     said, status, errors = end(start("tensorflow_program", program, daemon), STILL_MAX_S)
     assert said, errors
     assert status == (1 if program == "exit_by_an_exception" else 0), errors
@@ -52,7 +52,7 @@ def test_a_script_ends_at_once_with_a_data_set_half_read(daemon, program):
 
 @pytest.mark.parametrize("kind", ["tf", "keras"])
 def test_ctrl_c_leaves_a_state_from_which_nothing_is_skipped(daemon, kind):
-    """Wherever in ``fit`` it hits: the batch in hand may come again."""
+    """The signal may hit any place in ``fit``: the current batch may be repeated."""
     program = start("tensorflow_program", "train_until_interrupted", daemon, kind)
     assert json.loads(program.stdout.readline()) == {"ready": True}
     program.send_signal(signal.SIGINT)
@@ -67,7 +67,7 @@ def test_ctrl_c_leaves_a_state_from_which_nothing_is_skipped(daemon, kind):
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_connection_in_a_cycle_with_a_data_set_of_keras_ends_with_it(daemon, tie):
-    """Half read."""
+    """The data set is half read."""
 
     def make():
         connection = batchd_client.connect(daemon.address)
@@ -84,7 +84,7 @@ def test_a_connection_in_a_cycle_with_a_data_set_of_keras_ends_with_it(daemon, t
     "around", [lambda data: data, lambda data: data.repeat().prefetch(4)], ids=["plain", "prefetch"]
 )
 def test_a_connection_in_a_cycle_with_a_data_set_of_tensorflow_ends_with_it(daemon, around, tie):
-    """With an iterator that is half read, and may read ahead while it ends."""
+    """An iterator is half read, and may read ahead while it ends."""
 
     def make():
         connection = batchd_client.connect(daemon.address)
@@ -98,7 +98,7 @@ def test_a_connection_in_a_cycle_with_a_data_set_of_tensorflow_ends_with_it(daem
 
 
 def test_replicas_of_a_strategy_get_batches_in_turn(daemon):
-    """Two devices of one process: each sample once, by hand and by ``fit``."""
+    """One process has two devices: each sample once, by hand and by ``fit``."""
     ((said,), status, errors) = end(start("tensorflow_program", "train_on_two_devices", daemon))
     assert status == 0, errors
     for epoch in said["epochs"]:
@@ -109,7 +109,7 @@ def test_replicas_of_a_strategy_get_batches_in_turn(daemon):
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_keras_needs_no_tensorflow(daemon, backend):
-    """With another backend it trains on the same; what is missing is said with what to do."""
+    """Another backend trains on the same data; the message of a missing one has the remedy."""
     if find_spec(backend) is None or not find_spec(backend).origin:
         pytest.skip(f"{backend} is not installed")
     ((said,), status, errors) = end(start("tensorflow_program", "train_without_tensorflow", daemon, backend))
@@ -122,7 +122,7 @@ def test_keras_needs_no_tensorflow(daemon, backend):
 
 
 def test_without_keras_the_import_says_what_to_install():
-    """In a program that does not have it."""
+    """The program lacks Keras."""
     program = "import sys; sys.modules['keras'] = None; import batchd_client.keras"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "ImportError: batchd_client.keras needs Keras" in done.stderr

@@ -1,4 +1,4 @@
-"""What the tests of a loader for a GPU share: the stand-in for CUDA, and images of many sizes."""
+"""Fixtures of the tests of a loader for a GPU: the stand-in for CUDA, and images of many sizes."""
 
 import os
 
@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads
 
 @pytest.fixture(scope="module")
 def sizes(tmp_path_factory):
-    """Twenty-two images, each of another size."""
+    """Make 22 images of different sizes."""
     folder = tmp_path_factory.mktemp("sizes")
     write_sizes(folder / "one")
     return folder
@@ -19,7 +19,7 @@ def sizes(tmp_path_factory):
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """The stand-in for CUDA; in the end it has met no fault, and reads our memory no more."""
+    """Return the stand-in for CUDA; in the end it saw no fault, and reads none of our memory."""
     import batchd_client.torch  # noqa: PLC0415  only where there is torch
     from support.fake_cuda import FakeCuda  # noqa: PLC0415
 
@@ -33,7 +33,7 @@ def cuda(monkeypatch):
 
 @pytest.fixture
 def load(cuda):
-    """A loader for the stand-in, which is closed with the test."""
+    """Make a loader for the stand-in; it is closed with the test."""
     from batchd_client.torch import BatchdLoader  # noqa: PLC0415  only where there is torch
 
     loaders = []

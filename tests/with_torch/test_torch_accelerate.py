@@ -22,12 +22,12 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """20 batches in an epoch, which two ranks share evenly."""
+    """Serve 20 batches in an epoch, which two ranks share evenly."""
     return start_shared_daemon({"photos": folder_stream(photos, batch_size=2)})
 
 
 def run(daemon, name, *arguments, ranks=2):
-    """What each rank of a program said, by rank."""
+    """Return the output of each rank of a program, by rank."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += ["-m", "support.accelerate_program", name, daemon.address, *map(str, arguments)]
     job = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
@@ -49,20 +49,20 @@ def test_a_loader_goes_through_prepare_as_it_is(daemon, tmp_path):
 
 
 def test_a_data_loader_that_is_not_prepared_is_read_once(daemon):
-    """It has its share already."""
+    """It has its rank's share already."""
     said = run(daemon, "data_loader_left_out")
     assert sorted(number for one in said for number in one["seen"]) == list(range(EPOCH))
 
 
 @pytest.mark.parametrize("dispatch", ["unsaid", "false"])
 def test_a_prepared_data_loader_takes_a_share_of_a_share(daemon, dispatch):
-    """So the docs say to leave it out: accelerate takes rank 0's batch for the whole, or fails."""
+    """The docs advise against it: accelerate takes rank 0's batch for the whole, or fails."""
     said = run(daemon, "data_loader_prepared", dispatch)
     assert sorted(number for one in said for number in one.get("seen", ())) != list(range(EPOCH))
 
 
 def test_the_trainer_of_transformers_goes_on_from_its_checkpoint(daemon, tmp_path):
-    """With a loader of one's own, and the position beside each checkpoint."""
+    """A user's loader has its position beside each checkpoint."""
     pytest.importorskip("transformers", reason="transformers is not installed; `make test-frameworks` installs it")
     (whole,) = run(daemon, "train_with_trainer", tmp_path / "whole", NEVER, ranks=1)
     assert whole["steps"] == len(whole["seen"]) == EPOCHS * STEPS

@@ -26,7 +26,7 @@ MEASUREMENTS = {
 
 @pytest.fixture
 def rehearse(photos, tmp_path, daemons_folder):
-    """Run the script to its end; what it said, and the lines of its table."""
+    """Run the script to its end; return its output, and the lines of its table."""
 
     def rehearse(*options):
         out = tmp_path / "results" / "table.md"
@@ -58,9 +58,9 @@ def test_a_rehearsal_goes_through_all_of_it_and_measures_nothing(rehearse):
     assert "\n".join(lines) in done.stdout
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which it would measure")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which the script would measure")
 def test_without_a_gpu_nothing_is_measured_unless_a_rehearsal_is_asked_for(rehearse):
-    """It says so, and writes nothing."""
+    """The script says so, and writes nothing."""
     done, lines = rehearse()
     assert done.returncode == 1
     assert "no GPU that torch can use is here" in done.stdout
@@ -68,7 +68,7 @@ def test_without_a_gpu_nothing_is_measured_unless_a_rehearsal_is_asked_for(rehea
 
 
 def test_the_rehearsal_that_is_kept_says_that_it_is_one():
-    """It names no figures, no folder and no host."""
+    """It has no figures, folder or host name."""
     kept = (BENCHMARKS / "results" / "gpu_feed-rehearsal.md").read_text()
     assert "Not measured on a GPU: none could be had" in kept
     assert "/tmp" not in kept

@@ -28,7 +28,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos, sizes):
-    """On this host, and over TCP."""
+    """Serve on this host, and over TCP."""
     return start_shared_daemon(
         streams_over(photos, sizes), tcp=f"127.0.0.1:{free_port()}", memory="16MiB", writable_slots=True
     )
@@ -36,23 +36,24 @@ def daemon(start_shared_daemon, photos, sizes):
 
 @pytest.fixture(scope="module")
 def tight(start_shared_daemon, photos, sizes):
-    """A ring of four slots: enough for a trainer, and for one that has not quite gone."""
+    """Serve from a ring of four slots: enough for a trainer, and for one that is leaving."""
     return start_shared_daemon(streams_over(photos, sizes, memory=4 * SLOT_BYTES))
 
 
 @pytest.fixture(scope="module")
 def tiny(start_shared_daemon, photos, sizes):
-    """A ring of two slots, the least that there is."""
+    """Serve from a ring of two slots, the minimum."""
     return start_shared_daemon(streams_over(photos, sizes, memory=2 * SLOT_BYTES))
 
 
-# --- what comes -----------------------------------------------------------------------------------
+# # --- what comes
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["address", "tcp_address"])
 @pytest.mark.parametrize("stream", ["photos", "padded", "ragged"])
 def test_every_tensor_is_the_bare_clients_batch(daemon, cuda, load, stream, where):
-    """From the ring, or from the memory that TCP batches are received into. All are kept."""
+    """It is copied from the ring, or from the memory that receives TCP batches. All are kept."""
     expected = bare(daemon, stream, epochs=2)
     for prefetch in (0, 2, 7):
         loader = load(daemon, stream, prefetch=prefetch, address=getattr(daemon, where))
@@ -64,7 +65,7 @@ def test_every_tensor_is_the_bare_clients_batch(daemon, cuda, load, stream, wher
 
 
 def test_what_is_done_to_images_is_done_on_the_device(daemon, load):
-    """Type, normalisation and layout are those that tensors on the host get."""
+    """Type, normalisation and layout equal those of tensors on the host."""
     options = {"normalize": (MEAN, STD), "channels_last": True, "fields": ["image"], "as_dict": False}
     host = BatchdLoader("photos", address=daemon.address, **options)
     for (ours,), (theirs,) in zip(load(daemon, **options), host, strict=True):
@@ -74,7 +75,7 @@ def test_what_is_done_to_images_is_done_on_the_device(daemon, load):
 
 
 def test_prefetch_batches_are_under_way_ahead_of_the_loop(daemon, cuda, load):
-    """Once they have come; their copies are queued, and a checkpoint knows nothing of them."""
+    """Their copies are queued once the batches arrive; a checkpoint does not count them."""
     cuda.patience = NEVER
     loader = load(daemon, prefetch=2)
     next(iter(loader))
@@ -90,7 +91,7 @@ def test_prefetch_batches_are_under_way_ahead_of_the_loop(daemon, cuda, load):
 
 @pytest.mark.parametrize(("prefetch", "patience"), [(0, 1), (0, NEVER), (1, 3), (2, 1), (7, 1), (7, NEVER)])
 def test_a_small_ring_and_late_copies_neither_spoil_a_batch_nor_stop_the_loop(tight, cuda, load, prefetch, patience):
-    """Slots are reused, but never before they were read; the loop waits if all are being read."""
+    """Slots are reused only after they were read; the loop waits while all are being read."""
     cuda.patience = patience
     expected = bare(tight, epochs=8)
     loader = load(tight, prefetch=prefetch)
@@ -102,7 +103,7 @@ def test_a_small_ring_and_late_copies_neither_spoil_a_batch_nor_stop_the_loop(ti
 
 
 def test_a_lease_ends_when_the_event_has_happened(daemon, cuda, load):
-    """Not before, though the loop has long gone on."""
+    """The lease stays until then, though the loop has long continued."""
     cuda.patience = NEVER
     loader = load(daemon, prefetch=0)
     batches = iter(loader)
@@ -120,7 +121,7 @@ def test_a_lease_ends_when_the_event_has_happened(daemon, cuda, load):
 
 
 def test_moving_drops_what_is_under_way_but_does_not_give_it_back_unread(daemon, cuda, load):
-    """The copies that are queued go where nobody looks."""
+    """The queued copies go to memory that no code reads."""
     cuda.patience = NEVER
     loader = load(daemon)
     next(iter(loader))
@@ -132,7 +133,7 @@ def test_moving_drops_what_is_under_way_but_does_not_give_it_back_unread(daemon,
 
 @pytest.mark.parametrize("where", ["address", "tcp_address"])
 def test_closing_waits_for_copies_that_are_queued(daemon, cuda, load, where):
-    """Then memory is unregistered, and only then unmapped; the daemon has its slots back."""
+    """Afterwards memory is unregistered, then unmapped; the daemon has its slots back."""
     cuda.patience = NEVER
     loader = load(daemon, address=getattr(daemon, where))
     batch = next(iter(loader))
@@ -145,7 +146,7 @@ def test_closing_waits_for_copies_that_are_queued(daemon, cuda, load, where):
 
 
 def test_a_loader_that_is_forgotten_leaves_nothing_registered(daemon, cuda):
-    """Without a word of the program."""
+    """The program need not close it."""
     loader = BatchdLoader("photos", address=daemon.address, device="cuda")
     next(iter(loader))
     del loader
@@ -156,7 +157,7 @@ def test_a_loader_that_is_forgotten_leaves_nothing_registered(daemon, cuda):
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["unregisters", "refuses to unregister"])
 def test_a_device_that_broke_down_leaves_nothing_registered_or_mapped(daemon, cuda, refuses):
-    """Each piece is tried, whatever the device says to that; and what is wrong with it is told."""
+    """Each piece is tried, whatever the device answers; the error reports the fault."""
     cuda.patience = NEVER
     loader = BatchdLoader("photos", address=daemon.address, device="cuda", prefetch=2)
     batches = iter(loader)
@@ -179,7 +180,7 @@ def test_a_device_that_broke_down_leaves_nothing_registered_or_mapped(daemon, cu
 
 
 def test_no_copy_is_waited_for_where_the_next_batch_has_come(daemon, cuda, load):
-    """Nor where it has not, and the ring has room for it beside what is being read."""
+    """Nor does the loop wait while the ring has room for the next batch beside those being read."""
     cuda.patience = NEVER
     loader = load(daemon, prefetch=0)
     batches = iter(loader)
@@ -190,7 +191,7 @@ def test_no_copy_is_waited_for_where_the_next_batch_has_come(daemon, cuda, load)
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_loop_that_moves_in_the_smallest_ring_waits_for_its_own_copies(tiny, cuda, load, prefetch):
-    """Else the slots that they hold would keep it from the claim that it asks for."""
+    """Otherwise the slots that they hold would keep it from its new claim."""
     cuda.patience = NEVER
     expected = bare(tiny, epochs=8)
     loader = load(tiny, prefetch=prefetch)
@@ -204,7 +205,7 @@ def test_a_loop_that_moves_in_the_smallest_ring_waits_for_its_own_copies(tiny, c
 
 
 def read_with_interrupts(loader, cuda, batches):
-    """So many batches of a loader whose loop is begun again wherever it is interrupted."""
+    """Read so many batches of a loader; the loop restarts after each interrupt."""
     given = []
     while len(given) < batches:
         try:
@@ -220,7 +221,7 @@ def read_with_interrupts(loader, cuda, batches):
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 def test_an_interrupt_in_any_call_loses_and_repeats_nothing(tight, cuda, load, mode, after):
-    """And no batch is given back before its queued copy; swept over all calls of six batches."""
+    """No batch is released before its queued copy; the sweep covers all calls of six batches."""
     cuda.takes_any = mode == "direct"
     expected = bare(tight, epochs=2)[:6]
     place = 0
@@ -265,11 +266,11 @@ def test_an_interrupted_close_can_be_done_again(daemon, cuda, load, after):
 
 
 def test_each_slot_is_registered_once(daemon, cuda, load):
-    """However many batches lie in it; read-only, as it is mapped."""
+    """Its number of batches does not matter; it is read-only, as it is mapped."""
     loader = load(daemon)
     for _ in range(4):
         list(loader)
-    slots = cuda.all_registered[1:]  # the first is the trial
+    slots = cuda.all_registered[1:]  # the first one is the trial
     assert len({one.address for one in slots}) == len(slots) <= daemon.stream_status()["slots"]
     assert {one.flags for one in cuda.all_registered} == {REGISTER_PORTABLE | REGISTER_READ_ONLY}
     loader.close()
@@ -277,7 +278,7 @@ def test_each_slot_is_registered_once(daemon, cuda, load):
 
 
 def test_after_a_restart_of_the_daemon_its_new_slots_are_registered_and_the_old_ones_are_not(start_daemon, cuda, load):
-    """Unregistered before they are unmapped, with copies under way; the loop continues."""
+    """They are unregistered before they are unmapped, with copies under way; the loop continues."""
     daemon = start_daemon()
     cuda.patience = 3
     expected = bare(daemon, epochs=3)
@@ -296,9 +297,9 @@ def test_after_a_restart_of_the_daemon_its_new_slots_are_registered_and_the_old_
 
 @pytest.mark.parametrize("way", ["address", "tcp_address"])
 def test_while_the_daemon_is_away_nothing_is_registered_or_mapped(start_daemon, cuda, load, way):
-    """Copies under way are waited for: the next daemon needs the memory.
+    """The loader waits for copies under way: the next daemon needs the memory.
 
-    What had arrived over TCP is given before that, which may be an epoch.
+    It first gives out the batches that had arrived over TCP, perhaps a whole epoch.
     """
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
     cuda.patience = 3
@@ -313,7 +314,7 @@ def test_while_the_daemon_is_away_nothing_is_registered_or_mapped(start_daemon, 
 
 
 def test_where_no_read_only_memory_is_registered_slots_are_mapped_writable(daemon, cuda, load):
-    """The operator allows it here: batches go straight from the ring."""
+    """The operator allows it here: batches are copied straight from the ring."""
     cuda.takes_read_only = False
     for batch, expected in zip(load(daemon), bare(daemon), strict=True):
         assert_same(batch, expected)
@@ -324,7 +325,7 @@ def test_where_no_read_only_memory_is_registered_slots_are_mapped_writable(daemo
 
 @pytest.mark.parametrize("stream", ["photos", "padded", "ragged"])
 def test_memory_that_is_not_registered_is_copied_by_the_cpu(tight, cuda, load, stream):
-    """The tensors are the same, and a batch goes back at once."""
+    """The tensors are equal, and a batch is released at once."""
     cuda.takes_any = False
     cuda.patience = NEVER
     expected = bare(tight, stream, epochs=2)
@@ -342,7 +343,7 @@ def test_memory_that_is_not_registered_is_copied_by_the_cpu(tight, cuda, load, s
 
 @pytest.fixture
 def told(caplog):
-    """What the client says to the log from now on."""
+    """Return the client's log lines from now on."""
     log_once.cache_clear()
     caplog.set_level(logging.INFO, logger="batchd_client")
     return caplog
@@ -352,7 +353,7 @@ def told(caplog):
     ("name", "said"), [("tight", "set writable_slots = true in [daemon]"), ("daemon", "is `ulimit -l` too low?")]
 )
 def test_one_line_says_what_would_save_the_copy(request, cuda, told, name, said):
-    """Once in a program: what to set, or where to look if that is set."""
+    """The line comes once per program: it has the setting, or the reason if that is set."""
     cuda.takes_any = False
     for _ in range(2):
         with BatchdLoader("photos", address=request.getfixturevalue(name).address, device="cuda") as loader:
@@ -363,7 +364,7 @@ def test_one_line_says_what_would_save_the_copy(request, cuda, told, name, said)
 
 
 def test_once_the_operator_allows_it_the_next_session_is_read_straight_from_the_ring(start_daemon, cuda, load):
-    """Asked for again after the restart; what was refused was read-only memory."""
+    """The loader requests it after the restart, as read-only memory was refused."""
     daemon = start_daemon()
     cuda.takes_read_only = False
     expected = bare(daemon, epochs=3)
@@ -372,7 +373,7 @@ def test_once_the_operator_allows_it_the_next_session_is_read_straight_from_the_
     assert cuda.copies["registered"] == 0
     daemon.config.write_text(daemon.config.read_text().replace("[daemon]", "[daemon]\nwritable_slots = true"))
     daemon.restart()
-    for _ in range(2):  # the first may have been ready before the restart
+    for _ in range(2):  # the first one may have been ready before the restart
         given += list(loader)
     assert cuda.copies["registered"] > 0
     for batch, one in zip(given, expected, strict=True):
@@ -380,7 +381,7 @@ def test_once_the_operator_allows_it_the_next_session_is_read_straight_from_the_
 
 
 def test_the_memory_that_batches_over_tcp_are_received_into_is_registered(daemon, cuda, load):
-    """Each buffer once; it is the program's own, and writable."""
+    """Each buffer is registered once; it is the program's own, and writable."""
     cuda.takes_read_only = False
     loader = load(daemon, address=daemon.tcp_address)
     for _ in range(3):
@@ -395,7 +396,7 @@ def test_the_memory_that_batches_over_tcp_are_received_into_is_registered(daemon
 
 
 def test_the_stand_in_notices_a_batch_that_is_given_back_too_early(daemon):
-    """Else the tests above would show nothing."""
+    """Otherwise the tests above would show nothing."""
     with batchd_client.connect(daemon.address, writable_slots=True) as connection:
         batch = next(iter(connection.stream("photos")))
         memory = batch.memory
@@ -420,7 +421,7 @@ def test_the_stand_in_notices_a_batch_that_is_given_back_too_early(daemon):
 
 
 def test_a_loop_that_never_looks_at_the_device_is_held_up_a_few_steps_ahead_of_it(daemon, cuda):
-    """Else batches would fill the device's memory as fast as the daemon makes them."""
+    """Otherwise batches would fill the device's memory as fast as the daemon makes them."""
     with BatchdLoader("photos", address=daemon.address, device="cuda") as loader:
         for taken, _batch in enumerate((batch for _ in range(4) for batch in loader), 1):
             waited_for = [step.is_reached for step in cuda.steps]

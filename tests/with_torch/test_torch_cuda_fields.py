@@ -18,7 +18,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos, sizes):
-    """Also ragged images in far more room than any of them needs."""
+    """Serve ragged images, too, with far more room than any of them needs."""
     wide = folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "ragged", "max_shape": WIDE}], memory="10MiB")
     return start_shared_daemon({**streams_over(photos, sizes), "wide": wide}, memory="24MiB", writable_slots=True)
 
@@ -27,7 +27,7 @@ def daemon(start_shared_daemon, photos, sizes):
 
 
 def test_constants_are_on_the_device_before_a_stream_reads_them_and_as_long_as_it_does(daemon, cuda, load):
-    """The side stream makes them, in front of every batch; the loop's stream adopts each."""
+    """The side stream makes them before the first batch; the loop's stream adopts each."""
     cuda.patience = NEVER
     loader = load(daemon, normalize=(MEAN, STD))
     (constants,) = [recipe.constants for recipe in loader._recipes if recipe.constants]
@@ -41,7 +41,7 @@ def test_constants_are_on_the_device_before_a_stream_reads_them_and_as_long_as_i
 
 
 def test_without_normalisation_there_are_no_constants(daemon, cuda, load):
-    """Nothing is made that nobody reads."""
+    """No constant is made without a reader."""
     loader = load(daemon, dtype=torch.float32)
     assert not any(recipe.constants for recipe in loader._recipes)
     assert not cuda.queue
@@ -51,7 +51,7 @@ def test_without_normalisation_there_are_no_constants(daemon, cuda, load):
 
 
 def taken(loader, daemon, stream):
-    """The batches of an epoch; each is the bare client's."""
+    """Return the batches of an epoch; each is the bare client's."""
     given = list(loader)
     for batch, one in zip(given, bare(daemon, stream), strict=True):
         for name, tensor in batch.items():
@@ -60,7 +60,7 @@ def taken(loader, daemon, stream):
 
 
 def assert_without_gaps(batches):
-    """The images of a batch fill their device memory completely."""
+    """Check that the images of a batch fill their device memory completely."""
     for batch in batches:
         images = batch["image"]
         assert {image.untyped_storage().data_ptr() for image in images} == {images[0].untyped_storage().data_ptr()}
@@ -68,14 +68,14 @@ def assert_without_gaps(batches):
 
 
 def test_a_ragged_field_is_one_copy_where_it_leaves_little_room(daemon, cuda, load):
-    """What lies between the rows comes along."""
+    """The bytes between the rows are copied, too."""
     loader = load(daemon, "ragged", images=[], epochs=1)
     batches = taken(loader, daemon, "ragged")
     assert cuda.copies == {"registered": len(batches) * len(loader.schema), "locked": 0, "blocking": 0}
 
 
 def test_a_ragged_field_is_a_copy_for_each_row_where_it_leaves_much_room(daemon, cuda, load):
-    """What lies between the rows takes neither time nor memory on the device."""
+    """The bytes between the rows take neither time nor memory on the device."""
     needed = sum(3 * height * width for height, width in SIZES)
     assert len(SIZES) * (3 * WIDE[0] * WIDE[1] - GAP_BYTES_MAX) > needed
     loader = load(daemon, "wide", images=[], epochs=1)
@@ -90,7 +90,7 @@ def test_a_ragged_field_is_a_copy_for_each_row_where_it_leaves_much_room(daemon,
 
 @pytest.mark.parametrize("stream", ["ragged", "wide"])
 def test_a_ragged_field_that_is_not_read_from_the_ring_is_one_copy_of_what_its_rows_need(daemon, cuda, load, stream):
-    """The CPU packs them into page-locked memory first; the batch goes back at once."""
+    """The CPU packs them into page-locked memory first; the batch is released at once."""
     cuda.takes_any = False
     cuda.patience = NEVER
     loader = load(daemon, stream, images=[], epochs=1)
@@ -117,7 +117,7 @@ def test_a_ragged_field_that_is_not_read_from_the_ring_is_one_copy_of_what_its_r
     ids=["plain", "halves", "normalised", "normalised halves", "no images"],
 )
 def test_the_schema_says_what_tensors_come(daemon, request, stream, options, where):
-    """Type, shape, and variable dimensions: equal to the schema elsewhere, no larger in these."""
+    """Types are equal; fixed dimensions equal the schema's, and variable ones do not exceed it."""
     if where == "device":
         loader = request.getfixturevalue("load")(daemon, stream, **options)
     else:

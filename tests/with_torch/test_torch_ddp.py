@@ -23,12 +23,12 @@ DEADLINE_S = 120.0
     scope="module", params=[pytest.param(8, marks=pytest.mark.jobs), 3], ids=["batches of 8", "batches of 3"]
 )
 def daemon(request, start_shared_daemon, photos):
-    """5 steps or 14 in an epoch: neither is a multiple of the ranks."""
+    """Serve 5 or 14 steps in an epoch: neither is a multiple of the ranks."""
     return start_shared_daemon({"photos": folder_stream(photos, batch_size=request.param)})
 
 
 def run_job(daemon, ranks, checkpoint, die_at=NEVER):
-    """All that the ranks of a job said, by rank, in order; and how it ended."""
+    """Run a job; return all output of its ranks, by rank, in order, and how it ended."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += [
         "-m",
@@ -49,13 +49,13 @@ def run_job(daemon, ranks, checkpoint, die_at=NEVER):
 
 
 def numbers(steps):
-    """The samples of these steps, in their order."""
+    """Return the samples of these steps, in their order."""
     return [number for step in steps for number in step["numbers"]]
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.jobs)])
 def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path, ranks):
-    """All take as many steps, the last ones too, so nobody waits for others in vain."""
+    """All ranks take the same number of steps, also at the end, so no rank waits for another."""
     said, job = run_job(daemon, ranks, tmp_path / "state.json")
     assert job.returncode == 0, job.stderr
     assert sorted(said) == list(range(ranks))
@@ -63,9 +63,7 @@ def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path,
     for epoch in range(EPOCHS):
         read = [number for steps in said.values() for number in numbers(one for one in steps if one["epoch"] == epoch)]
         assert set(read) == set(range(EPOCH))
-        assert (
-            len(read) - EPOCH < ranks
-        )  # a last batch of fewer rows than ranks is read by several, and nothing else is
+        assert len(read) - EPOCH < ranks  # only a last batch of fewer rows than ranks has several readers
 
 
 @pytest.mark.jobs

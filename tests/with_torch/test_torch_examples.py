@@ -1,4 +1,4 @@
-"""The PyTorch examples on a few photographs: they train, stop at Ctrl-C, resume, leave nothing."""
+"""The PyTorch examples on a few photographs: they train, stop at Ctrl-C, resume, and clean up."""
 
 import os
 import runpy
@@ -22,7 +22,7 @@ FOREVER = "1000000"
 
 @pytest.fixture
 def start(tmp_path, daemons_folder):
-    """Start an example; it is killed where the test fails."""
+    """Start an example; a failed test kills it."""
     started = []
 
     def start(*command, **environment):
@@ -47,21 +47,21 @@ def start(tmp_path, daemons_folder):
 
 
 def finish(example):
-    """The lines of an example that ended well."""
+    """Return the lines of an example that exited cleanly."""
     said, complained = example.communicate(timeout=DEADLINE_S)
     assert example.returncode == 0, said + complained
     return said.splitlines()
 
 
 def resnet(photos, out, epochs, *more):
-    """The command for a tiny network: 5 steps in an epoch."""
+    """Return the command for a tiny network: 5 steps in an epoch."""
     sizes = ("--batch-size", 8, "--side", 32, "--width", 4, "--save-every", 2)
     return (EXAMPLES / "torch_resnet.py", "--data", photos, "--out", out, "--epochs", epochs, *sizes, *more)
 
 
 @pytest.fixture
 def run(tmp_path, daemons_folder, monkeypatch, capfd):
-    """Run an example in this process, which has torch loaded: exit status and both outputs."""
+    """Run an example in this process, which has torch loaded; return status and both outputs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemons_folder))
     monkeypatch.delenv("BATCHD_ADDRESS", raising=False)
@@ -76,7 +76,7 @@ def run(tmp_path, daemons_folder, monkeypatch, capfd):
 
 
 def until(example, beginning):
-    """The first line that begins so."""
+    """Return the first line with this beginning."""
     for line in example.stdout:
         if line.startswith(beginning):
             return line.strip()
@@ -84,7 +84,7 @@ def until(example, beginning):
 
 
 def test_the_resnet_trains_to_the_end(run, photos, tmp_path):
-    """Every step says its loss; once more, there is nothing left to do."""
+    """Every step prints its loss; a second run has nothing left to do."""
     command = resnet(photos, tmp_path / "out", 1)
     code, said, _ = run(*command)
     steps = [line.partition(":")[0] for line in said.splitlines() if line.startswith("epoch ")]
@@ -97,7 +97,7 @@ def test_the_resnet_trains_to_the_end(run, photos, tmp_path):
 
 @pytest.mark.jobs
 def test_the_resnet_goes_on_after_ctrl_c(start, photos, tmp_path):
-    """With the step after its last checkpoint, which may be in the middle of an epoch."""
+    """It continues with the step after its last checkpoint, perhaps amid an epoch."""
     out = tmp_path / "out"
     example = start(*resnet(photos, out, FOREVER))
     until(example, "epoch 0, step 3")
@@ -116,7 +116,7 @@ def test_the_resnet_goes_on_after_ctrl_c(start, photos, tmp_path):
 
 @pytest.mark.jobs
 def test_the_resnet_reads_from_a_daemon_that_runs_already(start, start_daemon, tmp_path):
-    """$BATCHD_ADDRESS; no folder is needed then."""
+    """$BATCHD_ADDRESS names it; the example needs no folder then."""
     daemon = start_daemon()
     small = ("--width", 4, "--epochs", 1, "--out", tmp_path)
     said = finish(start(EXAMPLES / "torch_resnet.py", *small, BATCHD_ADDRESS=daemon.address))
@@ -125,7 +125,7 @@ def test_the_resnet_reads_from_a_daemon_that_runs_already(start, start_daemon, t
 
 @pytest.mark.jobs
 def test_the_resnet_is_told_how_many_classes_a_source_without_names_has(start, start_daemon, photos, tmp_path):
-    """It says what is missing, and trains once it is there."""
+    """The error says so, and with the number the example trains."""
     listed = tmp_path / "listed.txt"
     files = sorted(photos.rglob("*.jpg"))[:16]
     listed.write_text("".join(f"{file} {number % 7}\n" for number, file in enumerate(files)))
@@ -143,7 +143,7 @@ def test_the_resnet_is_told_how_many_classes_a_source_without_names_has(start, s
 
 
 def test_a_mistake_is_said_in_a_line(run, tmp_path):
-    """Not in a traceback."""
+    """The error has no traceback."""
     code, _, complained = run(*resnet(tmp_path / "nothing", tmp_path / "out", 1))
     assert code == 1
     assert "Traceback" not in complained
@@ -151,7 +151,7 @@ def test_a_mistake_is_said_in_a_line(run, tmp_path):
 
 
 def ddp(photos, out, epochs, ranks):
-    """The command for a job of several ranks on the CPU: 4 steps in an epoch."""
+    """Return the command for a job of several ranks on the CPU: 4 steps in an epoch."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     return (
         *launcher,
@@ -169,7 +169,7 @@ def ddp(photos, out, epochs, ranks):
 
 @pytest.mark.jobs
 def test_the_ranks_of_the_ddp_example_share_an_epoch(start, photos, tmp_path):
-    """And a later job of another number of ranks goes on."""
+    """A later job of another number of ranks continues."""
     said = finish(start(*ddp(photos, tmp_path / "out", 2, ranks=2)))
     assert sorted(said) == [f"rank {rank} of 2: epoch {epoch}, 20 samples" for rank in range(2) for epoch in range(2)]
     said = finish(start(*ddp(photos, tmp_path / "out", 3, ranks=1)))
@@ -178,7 +178,7 @@ def test_the_ranks_of_the_ddp_example_share_an_epoch(start, photos, tmp_path):
 
 @pytest.mark.jobs
 def test_the_ddp_example_goes_on_after_ctrl_c(start, photos, tmp_path):
-    """All ranks end, the daemon too, and the checkpoint is there."""
+    """All ranks and the daemon end, and the checkpoint exists."""
     checkpoint = tmp_path / "out" / "checkpoint.pt"
     example = start(*ddp(photos, tmp_path / "out", FOREVER, ranks=2))
     wait_until(checkpoint.exists, "a checkpoint has been written", DEADLINE_S)

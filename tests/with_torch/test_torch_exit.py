@@ -26,7 +26,7 @@ for restart in sys.stdin:
 
 @pytest.mark.parametrize("restarts", [1, pytest.param(2, marks=pytest.mark.jobs)])
 def test_a_script_ends_with_a_loader_open_that_has_reconnected(tmp_path, restarts):
-    """The lifeline is younger than the loader then, and so comes to its end first."""
+    """The lifeline is then younger than the loader, so it is finalised first."""
     with (
         FakeDaemon(tmp_path / "run") as fake,
         subprocess.Popen(

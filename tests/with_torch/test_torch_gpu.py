@@ -19,7 +19,7 @@ DELAY_CYCLES = 20_000_000
 
 
 class DelayedRuntime(CudaRuntime):
-    """CUDA with a kernel in front of each batch's copies, which delays them."""
+    """CUDA with a kernel before each batch's copies that delays them."""
 
     def aside(self):
         with torch.cuda.stream(self._side):
@@ -29,13 +29,13 @@ class DelayedRuntime(CudaRuntime):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["writable slots", "read-only slots"])
 def daemon(request, start_shared_daemon, photos):
-    """A small ring, which is filled many times over."""
+    """Serve from a small ring, which is filled many times over."""
     return start_shared_daemon({"photos": folder_stream(photos)}, writable_slots=request.param)
 
 
 @pytest.mark.parametrize("runtime", [CudaRuntime, DelayedRuntime], ids=["at once", "delayed"])
 def test_tensors_on_the_gpu_are_the_streams_and_never_change(daemon, monkeypatch, runtime):
-    """All are kept while the ring is used again, and compared at the end."""
+    """All are kept while the ring is reused, and compared at the end."""
     monkeypatch.setattr(batchd_client.torch, "CudaRuntime", runtime)
     with BatchdLoader("photos", address=daemon.address, device="cuda", window=1) as loader:
         kept = [batch for _ in range(EPOCHS) for batch in loader]
@@ -50,7 +50,7 @@ def test_tensors_on_the_gpu_are_the_streams_and_never_change(daemon, monkeypatch
 
 
 def test_a_loop_on_a_stream_of_its_own_sees_whole_tensors(daemon):
-    """Whichever stream is the current one when the loop takes a batch."""
+    """Any stream may be the current one when the loop takes a batch."""
     with BatchdLoader("photos", address=daemon.address, device="cuda", epochs=2) as loader:
         own = torch.cuda.Stream()
         sums = []

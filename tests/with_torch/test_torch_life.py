@@ -20,13 +20,13 @@ EPOCH = 40
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon):
-    """One stream of photographs."""
+    """Serve one stream of photographs."""
     return start_shared_daemon()
 
 
 @pytest.fixture
 def load(daemon):
-    """A loader of the daemon's, which is closed with the test."""
+    """Make a loader of the daemon's stream; it is closed with the test."""
     loaders = []
 
     def load(**options):
@@ -39,13 +39,13 @@ def load(daemon):
 
 
 def numbers_of(batches):
-    """The samples of batches, in their order."""
+    """Return the samples of batches, in their order."""
     return [number for batch in batches for number in batch["index"].tolist()]
 
 
 @pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_by_an_exception"])
 def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
-    """Whatever it holds: within a second, and the daemon has its slots back."""
+    """It exits within a second whatever it holds, and the daemon has its slots back."""
     said, status, errors = end(start("torch_program", program, daemon))
     assert said, errors
     assert status == (1 if program == "exit_by_an_exception" else 0)
@@ -55,7 +55,7 @@ def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
 
 
 def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon, load):
-    """Wherever in the loop it hits."""
+    """The signal may hit any place in the loop."""
     program = start("torch_program", "wait_for_interrupt", daemon)
     assert json.loads(program.stdout.readline()) == {"ready": True}
     program.send_signal(signal.SIGINT)
@@ -65,13 +65,13 @@ def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon,
     before = []
     while (loader.epoch, loader.state_dict()["step"]) != (said["state"]["epoch"], said["state"]["step"]):
         before.append(next(iter(loader))["index"].tolist())
-    assert said["trained"] in (before, before[:-1])  # the last one was in hand when the signal came
+    assert said["trained"] in (before, before[:-1])  # the loop had the last one when the signal came
     loader.close()
     gone(daemon)
 
 
-def test_a_forked_child_disturbs_nobody(daemon):
-    """It is told what to do, and the parent goes on."""
+def test_a_forked_child_does_not_disturb_its_parent(daemon):
+    """The child gets an error with the remedy, and the parent continues."""
     said, status, errors = end(start("torch_program", "fork_and_go_on", daemon))
     assert status == 0, errors
     assert said[0] == {"child": "ForkedConnection"}
@@ -81,7 +81,7 @@ def test_a_forked_child_disturbs_nobody(daemon):
 
 
 def test_threads_have_a_loader_each(daemon):
-    """All get the same epoch, whole."""
+    """All get the same whole epoch."""
     epochs = epochs_in_threads(4, lambda: BatchdLoader("photos", address=daemon.address, as_dict=True))
     assert all(epoch == epochs[0] for epoch in epochs)
     assert sorted(epochs[0]) == list(range(EPOCH))
@@ -97,7 +97,7 @@ def test_two_loaders_in_one_program_are_two_trainers(load):
 
 
 def test_a_pickled_loader_connects_where_it_is_used_and_goes_on_there(load):
-    """Nothing of the connection is in the pickle."""
+    """The pickle has nothing of the connection."""
     loader = load()
     taken = [next(iter(loader)) for _ in range(2)]
     copy = pickle.loads(pickle.dumps(loader))
@@ -112,7 +112,7 @@ def test_a_pickled_loader_connects_where_it_is_used_and_goes_on_there(load):
 
 
 def test_a_loader_that_is_forgotten_is_closed(daemon):
-    """Without a word of the program."""
+    """The program need not close it."""
     loader = BatchdLoader("photos", address=daemon.address)
     next(iter(loader))
     del loader
@@ -121,7 +121,7 @@ def test_a_loader_that_is_forgotten_is_closed(daemon):
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
-    """With its iterator and a batch, whatever they are tied into."""
+    """Its iterator and a batch are part of the cycle, and end with it."""
 
     def make():
         loader = BatchdLoader("photos", address=daemon.address)
@@ -133,7 +133,7 @@ def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
 
 
 def test_an_exception_in_the_loop_loses_nothing_but_the_batch_in_hand(load):
-    """The same loader goes on with the next one."""
+    """The same loader continues with the next batch."""
     loader = load()
     seen = []
 
@@ -149,7 +149,7 @@ def test_an_exception_in_the_loop_loses_nothing_but_the_batch_in_hand(load):
 
 
 def test_a_data_loader_passes_whole_batches_on(load):
-    """With ``batch_size=None`` and no workers; length, epochs and state are the loader's."""
+    """It has ``batch_size=None`` and no workers; length, epochs and state are the loader's."""
     dataset = BatchdDataset(load())
     through = DataLoader(dataset, batch_size=None, num_workers=0)
     assert len(through) == len(dataset) == 5
@@ -177,7 +177,7 @@ def test_in_a_worker_of_a_data_loader_it_says_what_to_do(daemon, context):
 
 
 def test_a_data_loader_with_forked_workers_beside_it_changes_nothing(load):
-    """As programs have that read something else as well."""
+    """Programs use them to read other data."""
     loader = load()
     iterator = iter(loader)
     seen = [next(iterator)]

@@ -16,7 +16,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
-    """Streams of images: as they are, as floats, and with channels first."""
+    """Serve streams of images: unchanged, as floats, and with channels first."""
     return start_shared_daemon(
         {
             "photos": folder_stream(photos),
@@ -30,7 +30,7 @@ def daemon(start_shared_daemon, photos):
 
 @pytest.fixture
 def load(daemon):
-    """A loader of the daemon's, which is closed with the test."""
+    """Make a loader of the daemon's stream; it is closed with the test."""
     loaders = []
 
     def load(stream="photos", **options):
@@ -43,14 +43,14 @@ def load(daemon):
 
 
 def bare(daemon, stream="photos", epochs=1):
-    """Copies of all batches, from the bare client."""
+    """Return copies of all batches, from the bare client."""
     with batchd_client.connect(daemon.address) as connection:
         claim = connection.stream(stream, epochs=epochs)
         return [{name: array.copy() for name, array in batch.items()} for _ in range(epochs) for batch in claim]
 
 
 def test_images_and_labels_are_those_of_the_stream(daemon, load):
-    """NCHW, in the stream's order; the tensors are the loop's own, to write into."""
+    """They are NCHW, in the stream's order; the loop owns the tensors, and may write into them."""
     given = list(load())
     expected = bare(daemon)
     assert len(given) == len(expected) == 5
@@ -62,7 +62,7 @@ def test_images_and_labels_are_those_of_the_stream(daemon, load):
 
 
 def test_two_epochs_are_two_loops(daemon, load):
-    """As with a DataLoader; the second is shuffled anew."""
+    """A DataLoader does the same; the second epoch has another order."""
     loader = load(as_dict=True)
     epochs = [torch.cat([batch["index"] for batch in loader]).tolist() for _ in range(2)]
     expected = np.concatenate([batch["index"] for batch in bare(daemon, epochs=2)]).tolist()
@@ -75,7 +75,7 @@ def test_two_epochs_are_two_loops(daemon, load):
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16, torch.uint8])
 def test_images_come_in_the_type_and_memory_format_that_is_asked_for(daemon, load, dtype, channels_last):
-    """Labels stay as they are."""
+    """Labels do not change."""
     images, labels = next(iter(load(dtype=dtype, channels_last=channels_last)))
     assert images.dtype == (dtype or torch.uint8)
     assert labels.dtype == torch.int64
@@ -87,7 +87,7 @@ def test_images_come_in_the_type_and_memory_format_that_is_asked_for(daemon, loa
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_normalised_images_are_those_of_the_formula(daemon, load, dtype, channels_last):
-    """Against float64, to half a unit of the type and what float32 loses on the way."""
+    """The reference is float64; the tolerance is half a unit of the type and float32's error."""
     images, _ = next(iter(load(normalize=(MEAN, STD), dtype=dtype, channels_last=channels_last)))
     pixels = bare(daemon)[0]["image"].transpose(0, 3, 1, 2).astype(np.float64)
     mean, std = (np.array(numbers).reshape(3, 1, 1) for numbers in (MEAN, STD))
@@ -98,7 +98,7 @@ def test_normalised_images_are_those_of_the_formula(daemon, load, dtype, channel
 
 
 def test_images_that_are_floats_or_have_channels_first_already_are_left_so(daemon, load):
-    """A normalised field is only laid out anew, and [3, 32, 32] is no [height, width, channels]."""
+    """A normalised field only changes layout, and [3, 32, 32] is not [height, width, channels]."""
     images, _ = next(iter(load("floats")))
     assert torch.equal(images, torch.from_numpy(bare(daemon, "floats")[0]["image"]).permute(0, 3, 1, 2))
     images, _ = next(iter(load("first")))
@@ -106,7 +106,7 @@ def test_images_that_are_floats_or_have_channels_first_already_are_left_so(daemo
 
 
 def test_fields_come_as_asked_for(load):
-    """In any order, as a tuple or a dict; a dict has the samples' numbers too."""
+    """They come in any order, as a tuple or a dict; a dict has the samples' numbers too."""
     labels, images, index = next(iter(load(fields=("label", "image", "index"))))
     batch = next(iter(load(as_dict=True)))
     assert list(batch) == ["image", "label", "index"]
@@ -118,15 +118,15 @@ def test_fields_come_as_asked_for(load):
 
 
 def test_a_hook_makes_the_batch_what_it_likes(load):
-    """It gets what the loop would get."""
+    """The hook gets the batch that the loop would get."""
     plain = next(iter(load()))
     halves = next(iter(load(transform=lambda batch: (batch[0][:, :, ::2, ::2], batch[1] + 1))))
     assert torch.equal(halves[0], plain[0][:, :, ::2, ::2])
     assert torch.equal(halves[1], plain[1] + 1)
 
 
-def test_a_hook_that_failed_gets_the_batch_anew(load):
-    """What it did to the tensors before it failed is not done to them twice."""
+def test_a_hook_that_failed_gets_the_batch_again(load):
+    """Its changes to the tensors before it failed are not applied twice."""
     fails = [True]
 
     def hook(batch):
@@ -157,14 +157,14 @@ def test_a_hook_that_failed_gets_the_batch_anew(load):
     ],
 )
 def test_the_schema_says_what_tensors_there_are(load, options):
-    """Types and shapes, as they come."""
+    """Types and shapes equal those of the batches."""
     loader = load(as_dict=True, **options)
     for name, tensor in next(iter(loader)).items():
         assert (tensor.dtype, tuple(tensor.shape[1:])) == loader.schema[name][:2]
 
 
 def test_it_says_how_long_it_is_and_where(load):
-    """``len`` is what one rank gets in an epoch; a position can be asked for to the end."""
+    """``len`` is one rank's batches in an epoch; the position works until the end."""
     loader = load()
     iterator = iter(loader)
     assert (len(loader), loader.batch_size, loader.stream.classes) == (5, 8, ("cat", "dog", "owl", "yak"))
@@ -184,7 +184,7 @@ def test_it_says_how_long_it_is_and_where(load):
 
 
 def indices(loader, batches=None):
-    """The numbers of the samples of what is left of the epoch, or of so many batches of it."""
+    """Return the samples' numbers of the rest of the epoch, or of so many batches of it."""
     iterator = iter(loader)
     taken = []
     while (batches is None or len(taken) < batches) and (batch := next(iterator, None)) is not None:
@@ -194,7 +194,7 @@ def indices(loader, batches=None):
 
 @pytest.mark.parametrize("taken", [0, 1, 4, 5, 7])
 def test_a_saved_state_goes_on_with_the_next_batch(load, taken):
-    """In another loader, given at its birth or later; also at the seam of two epochs."""
+    """Another loader gets it when it is made or later; the seam of two epochs works as well."""
     whole = load(as_dict=True)
     expected = indices(whole) + indices(whole) + indices(whole)
     first = load(as_dict=True)
@@ -209,7 +209,7 @@ def test_a_saved_state_goes_on_with_the_next_batch(load, taken):
 
 
 def test_another_streams_state_is_refused(load):
-    """And the loader stays where it is."""
+    """The loader keeps its position."""
     loader = load(as_dict=True)
     indices(loader, 2)
     before = loader.state_dict()
@@ -233,8 +233,8 @@ def test_setting_the_epoch_moves_to_its_beginning_and_never_back_within_it(load)
     assert indices(loader) == epochs[0]
 
 
-def test_a_loop_that_was_left_goes_on_unless_it_shall_begin_anew(load):
-    """Training wants the one, validation the other."""
+def test_a_loop_that_was_left_continues_unless_it_shall_restart(load):
+    """Training needs the first, validation the second."""
     going_on, anew = load(as_dict=True), load(as_dict=True, restart=True)
     whole = indices(load(as_dict=True))
     assert [indices(going_on, 2), indices(going_on)] == [whole[:2], whole[2:]]
@@ -242,7 +242,7 @@ def test_a_loop_that_was_left_goes_on_unless_it_shall_begin_anew(load):
 
 
 def test_after_the_last_epoch_there_is_nothing(load):
-    """As long as the training is."""
+    """The training has that many epochs."""
     loader = load(as_dict=True, epochs=1)
     assert len(indices(loader)) == 5
     assert indices(loader) == []
@@ -250,14 +250,14 @@ def test_after_the_last_epoch_there_is_nothing(load):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_share_an_epoch(load, world_size):
-    """Each sample goes to one of them, and all have as many batches."""
+    """Each sample goes to one of them, and all have the same number of batches."""
     shares = [indices(load(as_dict=True, rank=rank, world_size=world_size)) for rank in range(world_size)]
     assert len({len(share) for share in shares}) == 1
     assert sorted(number for share in shares for batch in share for number in batch) == list(range(EPOCH))
 
 
 def test_the_rank_comes_from_the_launcher(load, monkeypatch):
-    """As torchrun sets it."""
+    """Torchrun sets it in the environment."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert (load().stream.rank, load().stream.world_size) == (1, 2)
@@ -279,13 +279,13 @@ def test_the_rank_comes_from_the_launcher(load, monkeypatch):
     ],
 )
 def test_what_cannot_be_is_said_at_once(load, stream, options, message):
-    """Before the first batch, with the field and the reason."""
+    """The error comes before the first batch, with the field and the reason."""
     with pytest.raises(TensorsInvalid, match=message):
         load(stream, **options)
 
 
 def test_other_mistakes_are_those_of_the_client(load):
-    """A stream that is not there, a number that is none."""
+    """Examples are a stream that does not exist, and an invalid number."""
     with pytest.raises(StreamUnknown):
         load("fotos")
     with pytest.raises(PrefetchInvalid, match="prefetch=-1"):
@@ -293,7 +293,7 @@ def test_other_mistakes_are_those_of_the_client(load):
 
 
 def test_a_tensor_never_changes(daemon, load):
-    """All are kept while the ring is reused many times, and stay as they came."""
+    """All are kept while the ring is reused many times, and do not change."""
     kept = []
     loader = load(as_dict=True, window=1)
     for _ in range(20):

@@ -41,7 +41,7 @@ LOOKS = {
 
 
 def made(name, look, owned, *, length=None):
-    """A field of four samples with its schema: the loop's tensor, cut to ``length`` samples."""
+    """Make four samples of a field; return recipe, the loop's tensor and the array, both cut."""
     dtype, shape, _ = SHAPES[name]
     if name == "clip":
         look = look._replace(images=["clip"])
@@ -62,7 +62,7 @@ def made(name, look, owned, *, length=None):
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_tensors_are_dense_and_as_the_schema_says(name, look, owned):
-    """Also where samples are smaller than their room: the memory's layout is the same."""
+    """This includes samples smaller than their room: the layout of the memory is the same."""
     for length in (None, SHAPES[name][2]):
         recipe, tensor, array = made(name, LOOKS[look], owned, length=length)
         assert tensor.dtype == recipe.schema.dtype
@@ -79,7 +79,7 @@ def test_tensors_are_dense_and_as_the_schema_says(name, look, owned):
 @pytest.mark.parametrize("owned", [False, True], ids=["from the slot", "from the device"])
 @pytest.mark.parametrize("name", [name for name, (_dtype, _shape, length) in SHAPES.items() if length])
 def test_a_batch_whose_samples_are_all_empty_is_one_of_no_elements(name, owned):
-    """Images without boxes, texts without words: there are such batches."""
+    """Images without boxes and texts without words give such batches."""
     recipe, tensor, array = made(name, ImageLayout(), owned, length=0)
     assert tensor.numel() == 0
     assert tensor.dtype == recipe.schema.dtype
@@ -87,7 +87,7 @@ def test_a_batch_whose_samples_are_all_empty_is_one_of_no_elements(name, owned):
 
 
 def test_what_comes_from_the_slot_is_a_copy():
-    """Of every type and shape; what came from the device may be given out as it is."""
+    """Every type and shape is copied; a tensor from the device may be given out unchanged."""
     for name, (dtype, shape, _) in SHAPES.items():
         array = np.ones((4, *shape), dtype)
         recipe = Recipe(name, FieldSchema(np.dtype(dtype), shape, None), ImageLayout(), CPU)
@@ -98,13 +98,13 @@ def test_what_comes_from_the_slot_is_a_copy():
 
 @pytest.fixture
 def stream(tmp_path):
-    """A stream of images and labels from a fake daemon."""
+    """Return a stream of images and labels from a fake daemon."""
     with FakeDaemon(tmp_path / "run", FakeStream()) as fake, batchd_client.connect(fake.address) as daemon:
         yield daemon.stream("photos")
 
 
 def test_tensors_of_a_batch_are_views_that_keep_it_alive(stream):
-    """As its arrays are; after the last of them its memory returns."""
+    """Its arrays do so, too; after the last of them its memory returns."""
     batch = next(iter(stream))
     tensors = batch.to_torch()
 
@@ -123,7 +123,7 @@ def test_tensors_of_a_batch_are_views_that_keep_it_alive(stream):
 
 
 def test_copied_tensors_outlive_their_batch(stream):
-    """They may be written, and a released batch gives none."""
+    """The copies are writable, and a released batch gives none."""
     with next(iter(stream)) as batch:
         tensors = batch.to_torch(copy=True)
         labels = batch["label"].tolist()
@@ -137,7 +137,7 @@ def test_copied_tensors_outlive_their_batch(stream):
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_samples_of_different_shapes_are_tensors_of_their_own(tmp_path, copy):
-    """Of a ragged field a list; a padded one is cut to its largest sample."""
+    """A ragged field gives a list; a padded one is cut to its largest sample."""
     fields = (
         Field("image", "uint8", (4, 5, 3), Varying("ragged", (0, 1))),
         Field("image_shape", "int32", (2,)),
@@ -155,7 +155,7 @@ def test_samples_of_different_shapes_are_tensors_of_their_own(tmp_path, copy):
 
 
 def _page_of_sizes(stream):
-    """Slots with two images, and labels of one and four numbers."""
+    """Make slots with two images, and labels of one and four numbers."""
 
     def page(_epoch, _step):
         content = bytearray(stream.layout.slot_bytes)
