@@ -22,7 +22,7 @@ from support.kernel import RUN_VARIABLE, carriers, descriptors_of
 from support.waiting import wait_until
 
 RESTS_EVERY = 25
-"""So many faults, and then all trainers must get on."""
+"""So many faults are injected, and then all trainers must progress."""
 PROGRESS_EVERY = 100
 
 

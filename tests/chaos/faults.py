@@ -23,7 +23,7 @@ FREE_TIMEOUT_S = 20.0
 REFUSED_TIMEOUT_S = 10.0
 AGAIN_S = 0.05
 STARTING_MAX_S = 0.8
-"""A trainer, or a daemon, starts in about this."""
+"""A trainer, or a daemon, starts in about this time."""
 
 Pids = Callable[[int], set[int]]
 
@@ -36,7 +36,7 @@ class Faults:
         self._chance = run.chance
         self._is_full = False
         self._is_to_die = False
-        """Whether a second kill is due. The next daemon reads the present configuration."""
+        """Whether a second kill is due. The next daemon reads the current configuration."""
         self._deck: list[str] = []
         self._kinds: dict[str, tuple[int, Callable[[], bool]]] = {
             "kill a worker": (6, partial(self._kill, workers_of)),

@@ -36,7 +36,7 @@ from support.kernel import descriptors_of, reloads_of
 from support.waiting import wait_until
 
 JOBS = (("whole", "photos", 1), ("far", "photos", 1), ("ranks", "photos", 2), ("cached", "cached", 2))
-"""Name, stream and first world size. ``far`` is over TCP, and so is every second rank of ``ranks``."""
+"""Name, stream and first world size. ``far`` and every second rank of ``ranks`` use TCP."""
 HOSTS = 2
 """Worker hosts, of one worker each."""
 HOST_AWAY_MAX_S = 1.0

@@ -31,7 +31,7 @@ PHOTOS = {"cat": 30, "dog": 30, "owl": 20, "yak": 15}
 CONNECT_TIMEOUT_S = 60.0
 """A trainer may start without a daemon, and the next one may be killed before it connects."""
 DISK = "384k"
-"""The cached photographs alone would fill it."""
+"""The cached photographs alone fill it."""
 BALLAST_PART_BYTES = 1 << 14
 
 

@@ -26,7 +26,7 @@ REASONS = {
     "text": "not a JPEG, PNG, WebP, BMP or GIF",
     "truncated": "truncated",
 }
-"""What is wrong with the file of each name, as the operator reads it."""
+"""The reason of the file of each name, as the operator reads it."""
 
 
 def spoil(folder):

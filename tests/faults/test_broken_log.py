@@ -39,7 +39,7 @@ def test_a_log_that_cannot_be_written_stops_no_process(unlogged, redirection):
         with connection.stream("photos", epochs=1) as stream:
             assert see(stream) == expected.epoch(0)
         unlogged.kill_a_worker()
-        wait_until(lambda: connection.status()["daemon"]["worker_deaths"] == 1, "the death is known")
+        wait_until(lambda: connection.status()["daemon"]["worker_deaths"] == 1, "the daemon knows of the death")
         with connection.stream("photos", epochs=1) as stream:
             assert see(stream) == expected.epoch(0)
 
@@ -89,7 +89,7 @@ def test_each_part_of_a_life_is_said_once(start_daemon):
         with connection.stream("photos", epochs=1) as stream:
             see(stream)
         daemon.kill_a_worker()
-        wait_until(lambda: daemon.log_lines("worker started"), "the worker is back")
+        wait_until(lambda: daemon.log_lines("worker started"), "another worker is ready")
     wait_until(lambda: daemon.log_lines("trainer left"), "the trainer has left")
     assert daemon.terminate() == 0
 

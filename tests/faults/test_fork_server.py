@@ -20,9 +20,9 @@ def test_its_death_takes_the_workers_along_and_others_come(start_daemon):
         for _ in range(2):
             workers, server = daemon.worker_pids(), daemon.fork_server_pid()
             os.kill(server, signal.SIGKILL)
-            wait_until(lambda workers=workers: not any(map(is_alive, workers)), "its workers are gone")
+            wait_until(lambda workers=workers: not any(map(is_alive, workers)), "its workers have ended")
             seen += see(stream, 1)
-            wait_until(lambda: len(daemon.worker_pids()) == 2, "there are others")
+            wait_until(lambda: len(daemon.worker_pids()) == 2, "there are other workers")
         seen += [batch for _ in range(3) for batch in see(stream)]
 
     expected = Expected(daemon.config)
@@ -38,10 +38,10 @@ def test_a_sample_is_not_blamed_for_the_death_of_the_fork_server(start_daemon):
         stream = connection.stream("photos", epochs=1)
         for _ in range(4):
             stopped = wait_until(
-                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has it in hand"
+                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has the sample"
             )
             os.kill(daemon.fork_server_pid(), signal.SIGKILL)
-            wait_until(lambda pids=stopped: not any(map(is_alive, pids)), "it is gone")
+            wait_until(lambda pids=stopped: not any(map(is_alive, pids)), "the worker has ended")
         status = daemon.stream_status()
         assert status["quarantined_samples"] == status["bad_samples"] == 0
         del stream
@@ -75,7 +75,7 @@ def test_one_that_is_stopped_holds_up_no_trainer_while_its_workers_live(start_da
     (line,) = daemon.log_lines("worker ended")
     assert (line["pid"], line["how"]) == (victim, "signal 11 (SIGSEGV)")
     os.kill(server, signal.SIGCONT)
-    wait_until(lambda: len(daemon.worker_pids()) == 2, "another one is forked when it goes on")
+    wait_until(lambda: len(daemon.worker_pids()) == 2, "another worker is forked when the fork server continues")
     os.kill(server, signal.SIGSTOP)
     assert daemon.terminate() == 0
     assert not is_alive(server)

@@ -92,7 +92,7 @@ words = st.tuples(st.just(ZEROMQ), hostile_messages(TO_DAEMON)) | st.tuples(
     st.just(LIFELINE), hostile_messages(TO_DAEMON_LIFELINE)
 )
 conversations = st.tuples(st.booleans(), st.lists(words, min_size=1, max_size=12))
-"""Is the peer a session that holds a batch, and which messages it sends, in any order."""
+"""Whether the peer is a session that holds a batch, and its messages, in any order."""
 
 
 def converse(daemon, examples):
@@ -179,7 +179,7 @@ def test_the_good_messages_of_a_fuzzer_are_obeyed(daemon):
         first = peer.known["sequence"]
         for _ in range(3):
             peer.say(ZEROMQ, good_message(Pull, peer.known))
-        wait_until(lambda: peer.listen() or peer.known["sequence"] > first + 1, "the next batches come", PATIENCE_S)
+        wait_until(lambda: peer.listen() or peer.known["sequence"] > first + 1, "the next batches arrive", PATIENCE_S)
 
 
 def test_spoilt_messages_are_of_all_kinds():

@@ -39,9 +39,9 @@ GROWTH_BYTES_MAX = 2 << 20
 HANDSHAKE_PARTS = 2
 """Greeting and first command: an error in these ends the connection before any answer."""
 ANSWER_S = 0.004
-"""How long the daemon is silent before a peer goes on."""
+"""How long the daemon is silent before a peer continues."""
 ENDS_WITHIN_S = 10.0
-"""A daemon hangs up on who does not finish his handshake within five seconds."""
+"""A daemon disconnects a peer that does not finish its handshake within five seconds."""
 SELDOM = ("remote message rejected", "remote handshake failed", "remote peer not understood", "peer refused")
 SELDOM_S = 60.0
 NAMES = itertools.count()
@@ -56,7 +56,7 @@ class Served(NamedTuple):
 
 
 BEGUN = itertools.count()
-"""Sessions that were begun."""
+"""Number of sessions so far."""
 
 
 class RemoteFuzzer(Fuzzer):
@@ -151,7 +151,7 @@ def good_ones(served):
     with good_trainers(served.daemon, served.key) as good:
         before = descriptor_count(served.daemon.pid)
         yield good
-        wait_until(lambda: descriptor_count(served.daemon.pid) <= before, "the daemon has closed what it had opened")
+        wait_until(lambda: descriptor_count(served.daemon.pid) <= before, "the daemon has closed the others")
     minutes = 1 + int((time.monotonic() - served.started_s) / SELDOM_S)
     for event in SELDOM:
         said = Counter(line.get("host") for line in served.daemon.log_lines(event))
@@ -172,7 +172,7 @@ words = message.map(lambda one: [one]) | message.map(lambda one: [one]) | frames
 conversations = st.tuples(
     st.booleans(), st.none() | st.binary(min_size=1, max_size=240), st.lists(words, min_size=1, max_size=12)
 )
-"""Is the peer a session that gets batches, its name, and its messages, in any order."""
+"""Whether the peer is a session that gets batches, its name, and its messages, in any order."""
 
 
 def converse(served, context, examples):
@@ -371,7 +371,7 @@ def test_the_good_messages_of_a_fuzzer_are_obeyed(served, context):
         first = peer.known["sequence"]
         for _ in range(3):
             peer.tell(good_message(Pull, peer.known))
-        wait_until(lambda: peer.listen() or peer.known["sequence"] > first + 1, "the next batches come", PATIENCE_S)
+        wait_until(lambda: peer.listen() or peer.known["sequence"] > first + 1, "the next batches arrive", PATIENCE_S)
 
 
 def test_what_is_recorded_begins_a_session_when_it_is_played_again(plain):

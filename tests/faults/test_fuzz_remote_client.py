@@ -91,7 +91,7 @@ varying_layouts = st.builds(
     st.just([0, 1]) | st.lists(st.integers(-1, 3), max_size=3),
     st.just([2]) | st.sampled_from([[], [1], [3]]),
 )
-"""They fit the honest daemon's frames, so that its labels are taken for sizes of images."""
+"""They fit the honest daemon's frames, so that the client takes its labels for sizes of images."""
 FRAME_CHANGES = {
     "as they are": lambda frames: frames,
     "the first alone": lambda frames: frames[:1],

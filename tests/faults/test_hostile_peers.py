@@ -168,7 +168,7 @@ def test_descriptors_sent_to_the_daemon_are_closed(peer, when):
     assert peer.is_hung_up()
     peer.close()
     with pytest.raises(BrokenPipeError):
-        wait_until(lambda: os.write(writing, b"x" * 4096) is None, "nobody has the other end any more")
+        wait_until(lambda: os.write(writing, b"x" * 4096) is None, "no process has the other end")
     os.close(writing)
 
 

@@ -111,7 +111,7 @@ def test_producers_that_never_write_delay_no_other_producer(daemon):
     finally:
         for one in hostile:
             one.__exit__()
-    wait_until(lambda: daemon.stream_status("held")["live"]["lent_places"] == 0, "the places came back")
+    wait_until(lambda: daemon.stream_status("held")["live"]["lent_places"] == 0, "the places are free")
 
 
 IMPOSSIBLE = [(1 << 63, 1 << 63), ((1 << 64) - 1, 0), (1 << 20, 5), (0, 0), (3, 1 << 40), (0xDEADBEEF, 0xDEADBEEF)]

@@ -52,10 +52,10 @@ from support.hostile_streams import COMMAND, frame
 from support.waiting import PATIENCE_S, wait_until
 
 ROWS = frames_of(random_rows(16, seed=7), 0, 4)
-"""What the hostile host shall fill: rows 0 to 4, as order 9 of its worker 0."""
+"""The hostile host's task: rows 0 to 4, as order 9 of its worker 0."""
 GROWTH_BYTES_MAX = 128 << 20
 LOST_BYTES_MAX = 3 << 10
-"""Memory that libzmq 4.3.5 loses of a connection with another one's routing id; see SECURITY.md."""
+"""Memory that libzmq 4.3.5 leaks for a connection with a foreign routing id; see SECURITY.md."""
 GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00NULL").ljust(64, b"\0")
 READY = frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER", COMMAND)
 MORE, LONG = 1, 2
@@ -293,7 +293,7 @@ def test_a_flood_ends_and_its_memory_with_it(gateway, good, name, is_linked) -> 
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     if is_linked:
         wait_until(lambda: isinstance(gateway.hear_any(), LinkDown), "its link is down")
-    wait_until(lambda: private_bytes(gateway.child.pid) - before < GROWTH_BYTES_MAX, "its memory is given back")
+    wait_until(lambda: private_bytes(gateway.child.pid) - before < GROWTH_BYTES_MAX, "its memory is freed")
 
 
 def flood(connection, words) -> None:
@@ -388,7 +388,7 @@ def attack(gateway, say, chance, seconds) -> None:
         say(gateway, chance)
         gateway.hear_what_there_is()
         turns += 1
-    wait_until(lambda: descriptor_count(gateway.child.pid) <= descriptors, "its connections are gone")
+    wait_until(lambda: descriptor_count(gateway.child.pid) <= descriptors, "its connections are closed")
     may_be_lost = turns * LOST_BYTES_MAX if say is say_below_zeromq else 0
     assert private_bytes(gateway.child.pid) - before < GROWTH_BYTES_MAX + may_be_lost
 

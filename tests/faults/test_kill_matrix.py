@@ -23,13 +23,13 @@ WORKER_STEPS = [
     "worker.chunk.written",
     "worker.done.sent",
 ]
-"""In the order in which a new worker comes to them."""
+"""In the order in which a new worker reaches them."""
 PASSAGES = {
     step: min(number, 3) if step in {"worker.order.received", "worker.done.sent"} else number
     for number, step in enumerate(WORKER_STEPS, 1)
 }
-"""The passage at which a fault happens: each at another sample, so that none is met twice and taken
-for poison. There are fewer messages than samples."""
+"""The passage of each fault: each at another sample, so that no sample fails twice and counts as
+poison. There are fewer messages than samples."""
 DAEMON_START_STEPS = ["daemon.starting", "daemon.bound", "daemon.worker.spawned"]
 DAEMON_STEPS = [
     "daemon.subscribed",
@@ -40,7 +40,7 @@ DAEMON_STEPS = [
     "daemon.handle.sent",
     "daemon.release.received",
 ]
-"""In the order in which a new daemon comes to them."""
+"""In the order in which a new daemon reaches them."""
 EPOCHS = 2
 
 
@@ -84,7 +84,7 @@ def test_a_worker_killed_at_any_step_changes_nothing(start_pair, step):
 
     assert_exact(daemon, trainer)
     victim = daemon.wait_for_fault(step)
-    wait_until(lambda: daemon.log_lines("worker ended"), "the death is known")
+    wait_until(lambda: daemon.log_lines("worker ended"), "the daemon knows of the death")
     assert [line["pid"] for line in daemon.log_lines("worker ended")] == [victim]
 
 
@@ -126,7 +126,7 @@ def test_daemons_killed_at_every_step_cost_no_batch(start_pair):
     def end_at(step):
         assert daemon.wait() == -signal.SIGKILL, step
         daemon.wait_for_fault(step)
-        wait_until(lambda: not daemon.offspring(), f"the workers of the one killed at {step} are gone")
+        wait_until(lambda: not daemon.offspring(), f"the workers of the daemon killed at {step} have ended")
         daemon.start(ready=False)
 
     for step in DAEMON_START_STEPS:
@@ -143,7 +143,7 @@ def test_a_daemon_killed_at_the_last_handle_of_an_epoch_costs_no_batch(start_pai
     daemon, trainer = start_pair(faults={"daemon.handle.sent": "kill@10", "daemon.draining": "kill"})
     assert daemon.wait() == -signal.SIGKILL
     daemon.start()
-    wait_until(lambda: daemon.stream_status()["subscriptions"], "the trainer is back")
+    wait_until(lambda: daemon.stream_status()["subscriptions"], "the trainer is connected again")
     daemon.send(signal.SIGTERM)
     assert daemon.wait() == -signal.SIGKILL
     daemon.start()

@@ -43,7 +43,7 @@ def test_a_worker_that_cannot_see_the_end_of_its_channel_ends_with_the_daemon_to
         worker = daemon.wait_for_fault("worker.sample.read")
         daemon.kill()
 
-    wait_until(lambda: not is_alive(worker), "the worker is gone")
+    wait_until(lambda: not is_alive(worker), "the worker has ended")
 
 
 def test_without_a_successor_trainers_get_a_typed_error_keep_what_they_hold_and_may_go_on_later(
@@ -73,7 +73,7 @@ def test_without_a_successor_trainers_get_a_typed_error_keep_what_they_hold_and_
             other.take()
         state = stream.state_dict()
         position = divmod(len(seen), len(stream))
-        wait_until(lambda: not any(map(is_alive, workers)), "the workers are gone")
+        wait_until(lambda: not any(map(is_alive, workers)), "the workers have ended")
         assert [look_at(batch) for batch in held] == expected.epoch(0)[:2]
         daemon.start()
         while stream.epoch < 2:

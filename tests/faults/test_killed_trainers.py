@@ -58,7 +58,7 @@ def test_killed_trainer_gives_its_slots_back(daemon, expected, start_trainer):
         seen += see(survivor) + see(survivor)
 
     assert seen == expected.epoch(0) + expected.epoch(1)
-    wait_until(lambda: is_idle(daemon), "the slots are back")
+    wait_until(lambda: is_idle(daemon), "the slots are free")
 
 
 @pytest.mark.parametrize("moment", ["waiting", "taking", "holding", "subscribed"])
@@ -76,7 +76,7 @@ def test_a_trainer_may_die_at_any_moment(daemon, expected, start_trainer, moment
             trainer.begin(do="take")
     trainer.kill()
 
-    wait_until(lambda: is_idle(daemon), "the slots are back")
+    wait_until(lambda: is_idle(daemon), "the slots are free")
     with batchd_client.connect(daemon.address) as connection:
         assert see(connection.stream("photos", epochs=1)) == expected.epoch(0)
 
@@ -105,7 +105,7 @@ def test_stopped_trainer_that_is_killed_gives_its_slots_back(daemon, start_train
     assert daemon.stream_status()["leased_slots"] >= 2
     trainer.kill()
 
-    wait_until(lambda: is_idle(daemon), "the slots are back")
+    wait_until(lambda: is_idle(daemon), "the slots are free")
 
 
 def test_slots_stay_while_a_forked_child_of_a_dead_trainer_maps_them(daemon, start_trainer):
@@ -120,7 +120,7 @@ def test_slots_stay_while_a_forked_child_of_a_dead_trainer_maps_them(daemon, sta
 
     os.kill(child, signal.SIGKILL)
 
-    wait_until(lambda: is_idle(daemon), "the slots are back")
+    wait_until(lambda: is_idle(daemon), "the slots are free")
 
 
 @pytest.mark.parametrize("words", [0, 1, 2])
@@ -135,7 +135,7 @@ def test_a_trainer_that_dies_in_the_handshake_leaves_nothing(daemon, words):
             welcome, _ = receive_message(lifeline, TO_TRAINER_LIFELINE)
             assert isinstance(welcome, Welcome)
 
-    wait_until(lambda: is_idle(daemon), "the trainer is forgotten")
+    wait_until(lambda: is_idle(daemon), "the daemon has forgotten the trainer")
     wait_until(lambda: len(descriptors_of(daemon.pid)) <= before, "its descriptors are closed")
 
 

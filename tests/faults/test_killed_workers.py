@@ -82,12 +82,12 @@ def test_a_row_whose_worker_is_killed_five_times_in_a_row_makes_no_sample_guilty
         stream = connection.stream("photos", epochs=1)
         for _ in range(5):
             (victim,) = wait_until(
-                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has it in hand"
+                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has the sample"
             )
             os.kill(victim, signal.SIGKILL)
             wait_until(lambda victim=victim: victim not in daemon.worker_pids(), "it is dead")
         assert connection.status()["streams"][0]["quarantined_samples"] == 0
-        (victim,) = wait_until(lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "and once more")
+        (victim,) = wait_until(lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "one more has it")
         os.kill(victim, signal.SIGCONT)
         seen = see(stream)
         status = connection.status()
@@ -121,7 +121,7 @@ def test_any_death_of_a_worker_is_named_in_the_log(daemon, number):
     wait_until(lambda: [one for one in daemon.log_lines("worker ended") if one["pid"] == victim], "the death is logged")
     (line,) = [one for one in daemon.log_lines("worker ended") if one["pid"] == victim]
     assert signal.Signals(number).name in line["how"]
-    wait_until(lambda: len(daemon.worker_pids() - before) == 1, "another worker has come")
+    wait_until(lambda: len(daemon.worker_pids() - before) == 1, "another worker is ready")
 
 
 def test_a_stopped_worker_is_replaced_when_its_time_is_over(start_daemon):

@@ -19,10 +19,10 @@ from support.waiting import PATIENCE_S, wait_until
 LIMITS = [90, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (400, 1_024, 4_096))]
 OUR_LIMIT = 4 * 4_096
 TRAINERS = 30
-"""Ordinary ones, at once; each reads an epoch and goes."""
+"""Number of ordinary trainers at once; each reads an epoch and disconnects."""
 SOCKETS = {"lifeline.sock": socket.SOCK_SEQPACKET, "batchd.sock": socket.SOCK_STREAM}
 CONNECTING = "02"
-"""The state of a connection, in /proc/net/unix, that was not accepted yet."""
+"""The state, in /proc/net/unix, of a connection that is not yet accepted."""
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def test_a_connection_that_never_greets_is_closed_in_the_end(start_daemon):
         silent_connections(daemon, "batchd.sock", 3) as at_zeromq,
         silent_connections(daemon, "lifeline.sock", 3) as at_lifeline,
     ):
-        wait_until(lambda: good.status()["daemon"]["local"]["strangers"] == 6, "all are there")
+        wait_until(lambda: good.status()["daemon"]["local"]["strangers"] == 6, "all are connected")
         wait_until(lambda: good.status()["daemon"]["local"]["strangers"] == 0, "all are closed")
         assert good.status()["daemon"]["local"]["closed"] == 6
         for one in at_zeromq + at_lifeline:

@@ -11,7 +11,7 @@ from support.waiting import wait_until
 
 PORT = 7071
 VANISHED_S = 15.0
-"""As promised: heartbeats of 3 s, and 9 s without an answer."""
+"""The documented time: heartbeats of 3 s, and 9 s without an answer."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_pulled_cable_costs_time_and_no_batch(hosts, daemon, start_far):
     assert claims(daemon) == 1
     hosts.pull_cable()
     trainer.begin(do="take")
-    wait_until(lambda: claims(daemon) == 0, "the daemon gave it up", VANISHED_S)
+    wait_until(lambda: claims(daemon) == 0, "the daemon has ended its session", VANISHED_S)
     hosts.plug_in()
     expected = Expected(daemon.config)
     assert seen + trainer.finish()[0] == expected.epoch(0) + expected.epoch(1)

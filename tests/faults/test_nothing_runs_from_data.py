@@ -27,7 +27,7 @@ from support.settings import folder_stream
 
 AUDIT = Path(__file__).parents[1] / "support" / "audit"
 CODES_MAX = 40
-"""Above the number of every message that a daemon takes."""
+"""Above the number of every message that a daemon accepts."""
 
 
 class Burglar:

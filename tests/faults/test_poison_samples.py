@@ -34,7 +34,7 @@ BOMBS = (
     *(empty_gif, empty_bmp, flat_webp, endless_jpeg) * 2,
     *(starved_gif, starved_jpeg, starved_webp, enveloped_webp),
 )
-"""Twelve; the first kinds are at their formats' limits, and would take some 600 MB each."""
+"""Twelve files; the first kinds are at their formats' limits, and would take 600 MB each."""
 
 
 def worker_deaths(daemon):
@@ -172,7 +172,7 @@ def test_a_worker_that_is_refused_memory_says_so(start_daemon):
         stream = connection.stream("photos", epochs=1)
         for _ in range(2):
             (worker,) = wait_until(
-                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has it in hand"
+                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has the sample"
             )
             resource.prlimit(worker, resource.RLIMIT_AS, (1 << 30, 1 << 30))
             os.kill(worker, signal.SIGCONT)

@@ -88,7 +88,7 @@ def pool(start_daemon, start_host):
 def test_a_killed_worker_host_costs_no_batch_and_may_come_again(pool, start_host):
     daemon, hosts, reader = pool
     hosts[0].process.kill()
-    wait_until(lambda: len(links(daemon)) == 1, "the daemon knows")
+    wait_until(lambda: len(links(daemon)) == 1, "the daemon knows of its end")
     reader.goes_on()
     start_host(daemon, "--name", "again")
     wait_until(lambda: sum(link["state"] == "serving" for link in links(daemon)) == 2, "another one serves")
@@ -124,7 +124,7 @@ def test_a_killed_one_of_several_gateways_ends_its_links_alone_and_its_hosts_are
             wait_until(lambda: _spread(daemon) == [2, 2, 2], "two hosts come through each gateway")
             others = {link["link"] for link in links(daemon) if link["gateway"] != gateway}
             os.kill(_gateway_at(daemon, gateway), signal.SIGKILL)
-            wait_until(lambda gateway=gateway: gateway in daemon.status()["pool"]["gateways_down"], "the daemon knows")
+            wait_until(lambda gateway=gateway: gateway in daemon.status()["pool"]["gateways_down"], "its end is known")
             assert others <= {link["link"] for link in links(daemon)}
             reader.goes_on()
         wait_until(lambda: _spread(daemon) == [2, 2, 2], "two hosts come through each gateway")

@@ -68,12 +68,12 @@ def test_an_index_that_found_no_descriptor_changes_nothing(start):
     used = set(descriptors_of(daemon.pid))
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
     os.kill(reader, signal.SIGCONT)
-    (line,) = wait_until(lambda: daemon.log_lines("configuration not reloaded"), "it is over")
+    (line,) = wait_until(lambda: daemon.log_lines("configuration not reloaded"), "the reload has ended")
     assert "LimitNOFILE" in line["reason"]
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))
     assert serves(daemon) == {"photos", "old"}
     daemon.send(signal.SIGHUP)
-    wait_until(lambda: serves(daemon) == {"photos", "new"}, "the next one is done")
+    wait_until(lambda: serves(daemon) == {"photos", "new"}, "the next reload is done")
     assert_exact(daemon, trainer)
 
 
@@ -84,7 +84,7 @@ def test_daemons_killed_while_they_reload_cost_no_batch(start, photos):
         serve_beside(daemon, photos, step.replace(".", "-"))
         daemon.send(signal.SIGHUP)
         assert daemon.wait() == -signal.SIGKILL, step
-        wait_until(lambda: not daemon.offspring(), "its workers and the process that reads are gone")
+        wait_until(lambda: not daemon.offspring(), "its workers and the reading process have ended")
         daemon.start()
         assert serves(daemon) == {"photos", step.replace(".", "-")}
     assert_exact(daemon, trainer)
@@ -118,7 +118,7 @@ def test_workers_and_trainers_killed_during_a_reload_change_nothing_for_others(s
     victim.kill()
     os.kill(reader, signal.SIGCONT)
     wait_until(lambda: serves(daemon) == {"photos", "new"}, "it is done")
-    wait_until(lambda: not daemon.status()["daemon"]["ending_slots"], "the dead trainer's slots are given back")
+    wait_until(lambda: not daemon.status()["daemon"]["ending_slots"], "the dead trainer's slots are free")
     assert_exact(daemon, trainer)
     with batchd_client.connect(daemon.address) as connection:
         assert len(list(connection.stream("new", epochs=1))) == 10
@@ -130,6 +130,6 @@ def test_a_daemon_killed_while_the_sources_are_scanned_leaves_no_process(start):
     daemon.send(signal.SIGHUP)
     daemon.wait_for_fault("rescan.starting")
     daemon.kill()
-    wait_until(lambda: not daemon.offspring(), "nothing is left")
+    wait_until(lambda: not daemon.offspring(), "no process is left")
     daemon.start()
     assert_exact(daemon, trainer)

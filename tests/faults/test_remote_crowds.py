@@ -74,7 +74,7 @@ def test_more_sessions_than_a_host_may_have_are_refused_with_the_setting(start_d
             batchd_client.connect(daemon.tcp_address)
         assert see(first.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
         assert len(daemon.log_lines("remote message rejected")) == 1
-    wait_until(lambda: daemon.status()["daemon"]["tcp"]["connections"] == 0, "they are gone")
+    wait_until(lambda: daemon.status()["daemon"]["tcp"]["connections"] == 0, "they are closed")
     batchd_client.connect(daemon.tcp_address).close()
 
 
@@ -134,7 +134,7 @@ def test_a_connection_that_never_greets_is_closed_and_a_session_stays(start_daem
         old.sendall(ZMTP_1)
         refused.send(OLD_GREET)
         assert hear(refused).error == ErrorCode.UNSUPPORTED_VERSION
-        wait_until(lambda: daemon.status()["daemon"]["tcp"]["strangers"] == 3, "all three are there")
+        wait_until(lambda: daemon.status()["daemon"]["tcp"]["strangers"] == 3, "all three are connected")
         assert has_ended(old)
         assert all(end.poll(PATIENCE_MS) for end in ends)
         for one, end in zip((silent, refused), ends, strict=True):
@@ -152,14 +152,14 @@ def test_a_silent_crowd_is_thinned_out_at_once_and_disturbs_no_trainer(start_dae
         seen = see(stream, 1)
         with plain_connections(daemon, 600) as crowd:
             assert has_ended(crowd[0])
-            wait_until(lambda: daemon.status()["daemon"]["tcp"]["strangers"] <= 256, "most are gone")
+            wait_until(lambda: daemon.status()["daemon"]["tcp"]["strangers"] <= 256, "most are closed")
             assert daemon.status()["daemon"]["tcp"]["closed"] >= 300
             batchd_client.connect(daemon.tcp_address).close()
             assert seen + see(stream) == Expected(daemon.config).epoch(0)
 
 
 CROWD = 220
-"""More connections than descriptors; the kernel lets no more than these wait."""
+"""There are more connections than descriptors; the kernel queues no more than these."""
 
 
 @pytest.mark.parametrize("way", ["address", "tcp_address"], ids=["on this host", "over TCP"])

@@ -39,7 +39,7 @@ MORE = 1
 FLOOD_S = 0.4
 FLOODS = 4
 GROWTH_BYTES_MAX = 256 << 20
-"""Input between two audits is kept until it is read: at least 64 bytes a frame, four hosts."""
+"""The daemon keeps input between two audits: at least 64 bytes a frame, four hosts."""
 _hosts = (f"127.{number >> 8}.{number & 255}.9" for number in itertools.count(256))
 
 
@@ -177,7 +177,7 @@ def test_questions_are_answered_so_many_at_a_time(daemon):
             dealer.send(AskStatus(101).encode())
             return isinstance(hear(dealer), Status)
 
-        wait_until(answered, "the next tick has come", every_s=TICK_S / QUESTIONS_PER_TICK)
+        wait_until(answered, "the next tick has begun", every_s=TICK_S / QUESTIONS_PER_TICK)
 
 
 def test_a_session_has_so_many_claims_whatever_it_gives_up(daemon):
@@ -211,7 +211,7 @@ def test_the_host_of_a_flood_is_refused_for_a_while(daemon):
             pass
     with batchd_client.connect(daemon.tcp_address) as other:
         tcp = wait_until(
-            lambda: (counts := other.status()["daemon"]["tcp"])["connections"] == 1 and counts, "both are gone"
+            lambda: (counts := other.status()["daemon"]["tcp"])["connections"] == 1 and counts, "both are closed"
         )
         assert tcp["closed"] - before == 2, "the daemon must close it, and not ZeroMQ after five seconds"
 

@@ -19,7 +19,7 @@ GROUP_BYTES = RING_BYTES * 6 // 5
 ROWS = 8
 WINDOW = 64
 BATCHES = WINDOW + 1
-"""Of 16 MiB each: what the trainer then has mapped is more than the group has besides the ring. One
+"""Slots of 16 MiB each: a trainer then maps more than the cgroup has besides the ring. That is one
 more than can be ready when a daemon is killed: so the trainer waits, and frees the dead ring."""
 MANY_KILLS = 100
 NO_MEMORY_STATUS = 5

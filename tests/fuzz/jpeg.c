@@ -1,11 +1,13 @@
-/* Throws broken JPEGs at the extension, to decode boxes and to write them anew, for so many seconds: what `make fuzz-jpeg` runs.
+/* Feed broken JPEGs to the extension, which decodes boxes of them and transcodes them, for so many seconds.
+ * `make fuzz-jpeg` runs it.
  *
- *     jpeg SECONDS SEED FILE...        the last file that was tried is in jpeg-last.bin, with its box in the first 32 bytes
+ *     jpeg SECONDS SEED FILE...        jpeg-last.bin has the last file, with its box in the first 32 bytes
  *
- * The libjpeg of a system is not compiled with AddressSanitizer (for one that is: make fuzz-jpeg LIBJPEG=/path/to/libjpeg.a). So a file
- * lies in front of a page that cannot be read, and the pixels in front of one that cannot be written: a byte too many is a fault at once,
- * whoever reads or writes it. What is cut out of a file, and what is written anew, is in memory that AddressSanitizer guards: the code
- * that fills it is compiled with it. Nothing of Python is called: its symbols stay unresolved.
+ * A system's libjpeg is not compiled with AddressSanitizer (for one that is: make fuzz-jpeg
+ * LIBJPEG=/path/to/libjpeg.a). So an unreadable page follows each file, and an unwritable page follows the pixels:
+ * any code that reads or writes a byte too many fails at once. Cut and transcoded data is in memory that
+ * AddressSanitizer guards: the code that fills it is compiled with it. No function of Python is called: its symbols
+ * stay unresolved.
  */
 #include "../../batchd/pipeline/_jpeg.c"
 #include "../../batchd/pipeline/_jpeg_scan.c"
@@ -32,7 +34,7 @@ static uint32_t below(uint32_t end)
     return (uint32_t)((state >> 16) % end);
 }
 
-/* `bytes` of memory, whose last one is the last before a page that nobody may touch. */
+/* Return `bytes` of memory that end at a page which no code may touch. */
 static unsigned char *guarded(size_t bytes)
 {
     size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;
@@ -51,7 +53,7 @@ static size_t read_file(const char *path, unsigned char *into)
     return length;
 }
 
-/* Break it in one to six places: bits, bytes, lengths of segments, cuts, repetitions, markers. */
+/* Break a file in one to six places: bits, bytes, lengths of segments, cuts, repetitions, markers. */
 static size_t broken(unsigned char *file, size_t length)
 {
     for (uint32_t times = below(6); times-- > 0 && length > 64;) {
@@ -87,7 +89,7 @@ static size_t broken(unsigned char *file, size_t length)
     return length;
 }
 
-/* The size that its first frame announces, as `probe` would read it; sometimes a lie. */
+/* Read the size in its first frame, as `probe` does; sometimes store a wrong one. */
 static void measure(struct job *job, const unsigned char *file, size_t length)
 {
     for (size_t i = 2; i + 9 < length; i++)
@@ -115,7 +117,7 @@ static void choose(struct job *job)
     if (below(20) == 0) job->box.height = (int)below(1u << 31);
 }
 
-/* As much memory as the caller of the extension would give it, and rarely less. */
+/* Return the memory that the caller of the extension gives it, and rarely less. */
 static size_t bytes_for(const struct job *job)
 {
     const int whole = side(job->width, job->eighths), wanted = job->box.width + COLUMNS_BESIDE_MAX;
@@ -135,24 +137,24 @@ static void note(int descriptor, const struct job *job)
         abort();
 }
 
-/* Writes a file anew, and, where that can be, the result once more: it must be one that can be read. */
-static enum verdict write_anew(const struct job *job, struct transcoding *anew)
+/* Transcode a file, and then the result again, which must be readable. */
+static enum verdict transcode_twice(const struct job *job, struct transcoding *made)
 {
     enum verdict verdict;
-    memset(anew, 0, sizeof *anew);
-    anew->data = job->data.buf;
-    anew->length = (size_t)job->data.len;
-    anew->height = job->height;
-    anew->width = job->width;
-    anew->tile_width = 1 + (int)below(200);
-    verdict = transcode(anew);
+    memset(made, 0, sizeof *made);
+    made->data = job->data.buf;
+    made->length = (size_t)job->data.len;
+    made->height = job->height;
+    made->width = job->width;
+    made->tile_width = 1 + (int)below(200);
+    verdict = transcode(made);
     if (verdict == DONE) {
-        struct transcoding again = {.data = anew->made, .length = anew->made_length, .height = job->height, .width = job->width};
-        again.tile_width = anew->tile_width;
+        struct transcoding again = {.data = made->made, .length = made->made_length, .height = job->height, .width = job->width};
+        again.tile_width = made->tile_width;
         if (transcode(&again) != DONE) abort();
         end_transcoding(&again);
     }
-    end_transcoding(anew);
+    end_transcoding(made);
     return verdict;
 }
 
@@ -167,8 +169,8 @@ static int has_same_pixels(const struct job *one, const struct job *other)
     return 1;
 }
 
-/* Decodes the same box of a file of which only the part is there that the box needs; the rest is noise. Compares the pixels
- * with those of the whole, where `whole` is not NULL. */
+/* Decode the same box of a file with noise in place of the parts that the box does not need. Compare the pixels
+ * with those of the whole file if `whole` is not NULL. */
 static void decode_by_part(const struct job *with, const struct box *box, const struct job *whole)
 {
     struct splicing planned = {.record = with->record.buf, .record_length = (size_t)with->record.len, .height = with->height,
@@ -203,8 +205,8 @@ static void decode_by_part(const struct job *with, const struct box *box, const 
     free(file);
 }
 
-/* Walks a file for its access points, and decodes a box of it by them, or by broken ones with a right checksum, and compares
- * the pixels with those of the whole where both are there. */
+/* Walk a file for its access points. Decode a box of it with them, or with broken ones that have a right checksum,
+ * and compare the pixels with those of the whole file if both exist. */
 static enum verdict decode_by_points(const struct job *asked, unsigned char *memory)
 {
     static unsigned char pixels[PIXELS_BYTES_MAX];
@@ -272,13 +274,13 @@ int main(int count, char **arguments)
         end(&job);
         if (below(2) == 0) walked[decode_by_points(&asked, memory)]++;
         if (below(8) == 0) {
-            struct transcoding anew;
-            written[write_anew(&job, &anew)]++;
+            struct transcoding made;
+            written[transcode_twice(&job, &made)]++;
         }
     }
     printf("%lu files: %lu decoded, %lu broken, %lu for others, %lu with a wrong box, %lu with too little memory\n", tries,
            verdicts[DONE], verdicts[BROKEN], verdicts[NOT_MINE], verdicts[BAD_BOX], verdicts[BAD_BUFFER]);
-    printf("of %lu a part was cut out; written anew: %lu, %lu broken, %lu not of a kind that is\n", cuts, written[DONE], written[BROKEN],
+    printf("%lu with a part cut out; %lu transcoded, %lu broken, %lu of another kind\n", cuts, written[DONE], written[BROKEN],
            written[NOT_MINE]);
     printf("with access points: %lu, %lu broken or of another kind\n", walked[DONE], walked[NOT_MINE]);
     return 0;

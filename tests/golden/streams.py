@@ -6,7 +6,7 @@ from typing import Any
 DECODE = {"op": "decode"}
 SMALL = {"op": "resize", "size": [24, 32]}
 STILL = [DECODE, SMALL]
-"""The same in each epoch."""
+"""Steps with the same result in each epoch."""
 
 
 def golden_streams(folder: Path) -> dict[str, dict[str, Any]]:

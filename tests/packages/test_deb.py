@@ -9,7 +9,7 @@ from support.roots import PYTHON, TREE, WHEELHOUSE, Root, make
 
 OTHERS = {"/etc/.pwd.lock"}
 LOGS = ("/var/lib/dpkg/", "/var/log/", "/var/cache/debconf/")
-"""What dpkg and the tools for users write of themselves."""
+"""Files that dpkg and the tools for users write about themselves."""
 PHOTOS = "mkdir -p /tmp/photos && : > /tmp/photos/a.jpg"
 
 

@@ -11,7 +11,7 @@ PHOTOS = "mkdir -p /tmp/photos && : > /tmp/photos/a.jpg"
 CHECK = f"{PHOTOS} && batchd check /etc/batchd/batchd.toml --set streams.photos.source.path=/tmp/photos"
 USERS_FILES = {f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow")}
 BACKUPS = {f"{name}-" for name in USERS_FILES}
-"""What the tools for users write besides, each time; `/etc/.pwd.lock` is their lock."""
+"""Files that the tools for users write each time; `/etc/.pwd.lock` is their lock."""
 NOISE = BACKUPS | {"/etc/.pwd.lock"}
 
 

@@ -21,7 +21,7 @@ from support.waiting import PATIENCE_S, wait_until
 
 DEPLOY = TREE / "deploy"
 EXTENSIONS = {"scaling.yaml": "ScaledObject", "kuberay.yaml": "RayJob"}
-"""Manifests of other projects' kinds, for which there are no schemas here."""
+"""Manifests of other projects' kinds, which have no schemas here."""
 MANIFESTS = sorted(path for path in DEPLOY.glob("kubernetes/**/*.yaml") if path.name not in EXTENSIONS)
 SCRIPTS = [
     *DEPLOY.rglob("*.sh"),
@@ -31,7 +31,7 @@ SCRIPTS = [
 IMAGE = "localhost/batchd-of-test"
 BASE = "localhost/batchd-base-of-test"
 STORAGE = os.environ | {"STORAGE_DRIVER": "vfs"}
-"""Plain folders for the layers of images: the one way that works on every file system."""
+"""Plain folders for the layers of images: the only way that works on every file system."""
 
 
 def run(*command: str | Path) -> str:

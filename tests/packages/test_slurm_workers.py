@@ -78,7 +78,7 @@ class Slurm:
             self._processes = subprocess.Popen(
                 [*namespace, "sh", "-ec", START.format(**names)], env=self.environment, stdout=log, stderr=log
             )
-        wait_until(lambda: "idle" in self.run("sinfo", "--noheader", check=False), "the node is there", LONG_S)
+        wait_until(lambda: "idle" in self.run("sinfo", "--noheader", check=False), "the node is up", LONG_S)
 
     def run(self, *command: str | Path, check: bool = True, **environment: str) -> str:
         """Run a command of Slurm; return its output."""
@@ -125,12 +125,12 @@ def test_worker_hosts_of_slurm_serve_drain_and_come_again(slurm, start_daemon, t
         return {link["link"] for link in daemon.status()["pool"]["links"] if link["workers"] == 2}
 
     job = slurm.run("sbatch", *options, "--time=1", script, GPU_NODE="127.0.0.1", KEY=str(key)).strip()
-    wait_until(lambda: len(links()) == 2, "both worker hosts have come", LONG_S)
+    wait_until(lambda: len(links()) == 2, "both worker hosts are connected", LONG_S)
     first = links()
     slurm.run("scontrol", "requeue", f"{job}_2")
     wait_until(lambda: slurm.state(f"{job}_2") == "PENDING", "the second one is in the queue again", LONG_S)
     slurm.run("scontrol", "update", f"JobId={job}_2", "StartTime=now", "TimeLimit=60")
-    wait_until(lambda: links() - first, "the second one has come again", LONG_S)
+    wait_until(lambda: links() - first, "the second one is connected again", LONG_S)
     wait_until(lambda: slurm.state(f"{job}_1") == "COMPLETED", "the first one has drained", LONG_S)
     slurm.run("scancel", f"{job}_2")
     wait_until(lambda: not links(), "no worker host is left", LONG_S)

@@ -78,7 +78,7 @@ SHARING = {
     "encoded": (CACHE, {}, {"cache_memory": "17MiB"}),
     "decoded": (KINDS["resized"], {"pipeline": [*STEADY, RANDOM[0]]}, {"pipeline": [STEADY[0], *RANDOM]}),
 }
-"""Keys of a stream, and what others over its source may have: the same cache, or another one."""
+"""Keys of a stream, and two changes for others over its source: same cache, and another one."""
 
 
 def test_streams_share_a_cache(start_daemon, own_photos):
@@ -472,4 +472,4 @@ def test_no_points_are_sought_for_a_last_epoch(start_daemon, photos):
         for epochs, is_closed in ((1, True), (2, False)):
             with connection.stream("photos", epochs=epochs) as stream:
                 next(iter(stream)).release()
-                wait_until(lambda is_closed=is_closed: (allowed() < 1 << 20) is is_closed, "the daemon to look")
+                wait_until(lambda is_closed=is_closed: (allowed() < 1 << 20) is is_closed, "the daemon has set it")

@@ -34,7 +34,7 @@ logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 batchd_client.connect(connect_timeout_s=10.0).close()
 """
 USER_MAPS = {"of the same users": None, "as root": ["--map-root-user"], "as nobody": []}
-"""Arguments of `unshare --user`: who the user of a container is inside."""
+"""Arguments of `unshare --user`: the user of a container, as seen inside."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,7 +126,7 @@ def test_a_trainer_that_shares_only_the_runtime_directory_gets_shared_memory(sta
         trainer.release()
         assert seen + trainer.take() == Expected(daemon.config).epoch(0)
         trainer.close()
-        wait_until(lambda: not trainers(daemon), "it is gone")
+        wait_until(lambda: not trainers(daemon), "the killed trainer has no session")
 
 
 def test_a_trainers_container_and_the_daemon_outlive_each_other(start_daemon, start_inside):
@@ -140,7 +140,7 @@ def test_a_trainers_container_and_the_daemon_outlive_each_other(start_daemon, st
     killed.hold(3)
     assert daemon.stream_status()["leased_slots"] >= 3
     os.kill(process_inside(killed.pid), signal.SIGKILL)
-    wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
+    wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim has ended")
     assert daemon.stream_status()["leased_slots"] == 0
     trainer = start_inside(shares=shares).ready()
     seen = trainer.take(2)
@@ -217,7 +217,7 @@ def test_a_daemon_in_a_container_serves_trainers_outside_of_it_and_in_others(sta
     trainer.release()
     assert seen + trainer.take() == Expected(daemon.config).epoch(0)
     trainer.kill()
-    wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
+    wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim has ended")
     os.kill(process_inside(daemon.pid), signal.SIGTERM)
     assert daemon.wait() == 0
     assert daemon.files() == {"lock"}

@@ -34,7 +34,7 @@ FIELDS = {
     "own": {"image": (28, 28, 1), "label": ()},
     "camera": {"image": (48, 64, 3), "label": ()},
 }
-"""The shapes of a sample; of the streams that are not here, those of photographs."""
+"""The shapes of a sample; streams that are missing here have those of photographs."""
 PHOTOGRAPHS = {"image": (224, 224, 3), "label": ()}
 SAMPLES = 12
 

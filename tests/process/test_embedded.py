@@ -170,7 +170,7 @@ def test_the_death_of_the_script_ends_its_daemon(script, daemons_folder):
     assert process.wait() == -signal.SIGKILL
 
     marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"
-    wait_until(lambda: not carriers(marker), "daemon and workers are gone")
+    wait_until(lambda: not carriers(marker), "daemon and workers have ended")
     assert list(daemons_folder.iterdir()) == []
 
 

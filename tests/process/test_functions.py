@@ -356,9 +356,9 @@ def test_each_worker_runs_a_generator_with_a_seed_of_its_own(start_daemon, code,
                 seeds.update(zip(batch["worker"].tolist(), batch["x"].tolist(), strict=True))
             return daemon.worker_pids() <= seeds.keys()
 
-        wait_until(read_from_both_workers, "both workers have had a part in it")
+        wait_until(read_from_both_workers, "both workers have filled rows")
         os.kill(min(daemon.worker_pids()), signal.SIGKILL)
-        wait_until(lambda: read_from_both_workers() and len(seeds) > 2, "and so has the new one")
+        wait_until(lambda: read_from_both_workers() and len(seeds) > 2, "the new worker has filled rows")
         assert stream.steps == (1 << 40) // 8
     assert len(set(seeds.values())) == len(seeds) >= 3
 

@@ -184,7 +184,7 @@ def test_no_more_worker_hosts_are_admitted_than_the_rules_say() -> None:
         third = gateway.host()
         of_one = third.register()
         gateway.send(PoolRules(30.0, 2, 9))
-        of_all = wait_until(lambda: other_than(of_one, third.register()), "the new rules are in force")
+        of_all = wait_until(lambda: other_than(of_one, third.register()), "the new rules apply")
         hosts[0].close()
         gateway.hear(LinkDown)
 

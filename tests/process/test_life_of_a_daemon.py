@@ -114,9 +114,9 @@ def test_a_removed_runtime_directory_is_logged_and_connected_trainers_read_on(st
         stream = connection.stream("photos", epochs=1)
         seen = see(stream, 1)
         shutil.rmtree(daemon.runtime_dir)
-        (line,) = wait_until(lambda: daemon.log_lines("sockets are gone from the runtime directory"), "it is said")
+        (line,) = wait_until(lambda: daemon.log_lines("sockets are gone from the runtime directory"), "the log says it")
         other = start_daemon(runtime_dir=str(daemon.runtime_dir), ready=False)
-        wait_until((daemon.runtime_dir / "lifeline.sock").exists, "another one has taken the name")
+        wait_until((daemon.runtime_dir / "lifeline.sock").exists, "another daemon has taken the name")
         seen += see(stream)
     assert (line["level"], seen) == ("error", Expected(daemon.config).epoch(0))
     assert daemon.terminate() == 0
@@ -211,7 +211,7 @@ def test_ctrl_c_ends_daemon_and_workers_without_a_traceback(start_daemon, moment
     daemon.send(signal.SIGCONT)
 
     assert daemon.wait() == (1 if moment == "starting" else 0)
-    wait_until(lambda: not daemon.offspring(), "the workers are gone")
+    wait_until(lambda: not daemon.offspring(), "the workers have ended")
 
 
 def test_workers_that_are_ready_before_the_source_is_scanned_wait(start_daemon):
@@ -252,5 +252,5 @@ def test_sigterm_while_the_source_is_scanned_ends_everything(start_daemon):
     daemon.send(signal.SIGCONT)
 
     assert daemon.wait() in {0, -signal.SIGTERM}
-    wait_until(lambda: not daemon.offspring(), "the workers are gone")
+    wait_until(lambda: not daemon.offspring(), "the workers have ended")
     assert daemon.files() == {"lock"}

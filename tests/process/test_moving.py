@@ -26,7 +26,7 @@ PAGES = sorted(path.stem for path in FOLDER.glob("*.md"))
 CLASSES = ("cat", "dog", "owl")
 LIBRARIES = {"dataloader": "torchvision", "huggingface": "datasets", "tfdata": "tensorflow"}
 NOT_RUN = {"ffcv", "dali"}
-"""Pages that claim no comparison."""
+"""Pages that make no comparison."""
 WITHOUT_SHUFFLING = {
     "shuffle=True": "shuffle=False",
     "shardshuffle=100": "shardshuffle=False",
@@ -36,7 +36,7 @@ WITHOUT_SHUFFLING = {
 }
 IMAGES, IMAGE_MEAN, IMAGE_STD = 40, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DIFFERENCE_MAX = 2
-"""Of the mean channel of all pixels, of 255: what the pages say."""
+"""Tolerance of the mean channel of all pixels, of 255, as the pages say."""
 SAVE = """
 import numpy as np
 np.savez(SEEN_FILE, images=np.concatenate(SEEN[0]), labels=np.concatenate(SEEN[1]))
@@ -108,7 +108,7 @@ with MDSWriter(out="/data/mds", columns={"image": "bytes", "label": "int"}, exis
         writer.write({"image": file.read_bytes(), "label": classes.index(file.parent.name)})
 """,
 }
-"""How the data of a page is written with its own library, in place of the test's."""
+"""Programs that write a page's data with its own library, in place of the test's."""
 
 
 @pytest.fixture(scope="module")

@@ -63,10 +63,10 @@ def test_metrics_agree_with_the_status_and_with_what_trainers_counted(start_daem
             one["consumed_batches"] for one in claims
         ) == sorted(one["batches"] for one in counted)
 
-    wait_until(all_is_said, "the trainers' last words have come")
+    wait_until(all_is_said, "the trainers' last reports have arrived")
 
     wait_until(
-        lambda: scrape(daemon)["trainers{transport=shared memory}"] == 1, "whoever asked for the status has gone"
+        lambda: scrape(daemon)["trainers{transport=shared memory}"] == 1, "the session of the status query has ended"
     )
     metrics, status = scrape(daemon), daemon.status()
 
@@ -95,7 +95,7 @@ def test_what_a_stream_has_delivered_outlives_its_trainers(observed):
     """The trainers' own numbers end with the trainers."""
     with batchd_client.connect(observed.address) as connection:
         see(connection.stream("photos", epochs=1))
-    wait_until(lambda: not observed.stream_status()["subscriptions"], "the trainer is gone")
+    wait_until(lambda: not observed.stream_status()["subscriptions"], "the trainer has left")
 
     metrics = scrape(observed)
 
@@ -147,7 +147,7 @@ def test_a_stopped_daemon_is_told_of_by_its_observer(observed):
     assert not page["up"]
     assert page["silent_s"] >= 5
     daemon.send(signal.SIGCONT)
-    wait_until(lambda: fetch(daemon, "/healthz").status == 200, "it is well again")
+    wait_until(lambda: fetch(daemon, "/healthz").status == 200, "the daemon answers again")
     assert scrape(daemon)["up"] == 1
 
 
@@ -177,7 +177,7 @@ def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, s
     for _ in range(2):
         victims.append(observer_of(daemon))
         os.kill(victims[-1], signal.SIGKILL)
-        wait_until(lambda: len(daemon.log_lines("observer ended")) == len(victims), "its end is known")
+        wait_until(lambda: len(daemon.log_lines("observer ended")) == len(victims), "the daemon knows of its end")
         assert fetch(daemon, "/healthz").status == 200
 
     assert observer_of(daemon) not in victims
@@ -187,7 +187,7 @@ def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, s
     assert not daemon.log_lines("worker ended")
     observer = observer_of(daemon)
     daemon.kill()
-    wait_until(lambda: not is_alive(observer), "the observer is gone")
+    wait_until(lambda: not is_alive(observer), "the observer has ended")
 
 
 def test_an_address_that_was_asked_for_and_is_taken_is_refused(tmp_path, photos):

@@ -49,8 +49,8 @@ def test_the_page_shows_what_the_status_says(observed, start_trainer):
         (trainer,) = overview(observed)["trainers"] or [{"step": None}]
         return trainer if trainer["step"] == 3 else None
 
-    assert wait_until(shown, "the trainer is where it is")["name"] == "trainer_program.py"
-    found = wait_until(lambda: overview(observed) if overview(observed)["seconds"] else None, "there are two looks")
+    assert wait_until(shown, "the page shows the trainer's step")["name"] == "trainer_program.py"
+    found = wait_until(lambda: overview(observed) if overview(observed)["seconds"] else None, "there are rates")
     assert found["observer"]["up"]
     assert {worker["pid"] for worker in found["workers"]} == {one["pid"] for one in observed.status()["workers"]}
     kinds = {one["kind"] for one in json.loads(fetch(observed, "/history.json").text)["series"]}
@@ -59,7 +59,7 @@ def test_the_page_shows_what_the_status_says(observed, start_trainer):
 
 def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):
     """It is drawn once for any number of visitors, and the stream's ring gets its slot back."""
-    wait_until(lambda: not overview(observed)["trainers"], "the trainer of the test before is gone")
+    wait_until(lambda: not overview(observed)["trainers"], "the trainer of the test before has left")
     first = drawn(observed)
     assert (first.status, first.headers["Content-Type"]) == (200, "image/png")
     assert first.text.startswith("\ufffdPNG")
@@ -78,7 +78,7 @@ def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(observed, start_t
     """That batch is not the stream's first one, and the ring has it."""
     start_trainer(observed.address, "held").hold(1)
     start_trainer(observed.address, "held").hold(3)
-    wait_until(lambda: {one["step"] for one in overview(observed)["trainers"]} == {1, 3}, "they are where they are")
+    wait_until(lambda: {one["step"] for one in overview(observed)["trainers"]} == {1, 3}, "the steps are shown")
     before = observed.stream_status("held")["decoded_batches"]
 
     sheet = drawn(observed, "held").text

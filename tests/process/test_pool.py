@@ -59,7 +59,7 @@ def test_each_golden_stream_gives_its_bytes_with_worker_hosts(start_daemon, star
     streams = golden_streams(data)
     daemon = start_daemon(streams, python_path=[str(data)], **pool_keys(), chunk_rows=1)
     start_host(daemon, workers=2)
-    wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 2, "all workers have come")
+    wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 2, "all workers are connected")
     for name in streams:
         if name not in REPEATED:
             wait_serving(daemon, 1, name)
@@ -128,7 +128,7 @@ def test_a_worker_host_with_another_file_is_sent_away(start_daemon, start_host, 
     daemon = start_daemon(**pool_keys())
     expected = Expected(daemon.config)
     host = start_host(daemon, "--map", f"{photos}={there}")
-    wait_until(lambda: links(daemon), "the worker host has come")
+    wait_until(lambda: links(daemon), "the worker host is connected")
 
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos")
@@ -270,7 +270,7 @@ def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemo
     daemon = start_daemon(streams, python_path=[str(data)], **pool_keys(2), chunk_rows=1)
     for name in ("one", "two"):
         start_host(daemon, "--name", name, workers=1)
-    wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 2, "all workers have come")
+    wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 2, "all workers are connected")
     assert sorted(link["gateway"] for link in links(daemon)) == [0, 1]
     for name in streams:
         if name not in REPEATED:

@@ -174,7 +174,7 @@ def test_a_folder_belongs_to_one_command(config, tmp_path):
     """Another running command, other options or steps, and foreign files are each rejected."""
     file = config()
     command = start(file, "prepare.sample.begin:30=stop")
-    wait_until(lambda: len(digests(tmp_path / "out")) >= 1, "it is at work")
+    wait_until(lambda: len(digests(tmp_path / "out")) >= 1, "the command writes")
     assert "another batchd prepare is at work" in prepare(file, status=1).stderr
     command.kill()
     command.communicate()

@@ -172,7 +172,7 @@ def test_killed_producers_killed_workers_and_a_killed_trainer_lose_no_sample(sta
             for producer in producers:
                 producer.kill()
                 said += list(producer.said())
-            wait_until(lambda: daemon.stream_status("live")["live"]["producers"] == 0, "the producers are gone")
+            wait_until(lambda: daemon.stream_status("live")["live"]["producers"] == 0, "the producers have ended")
             left = daemon.stream_status("live")["live"]
             assert left["lent_places"] == 0
             while len(got) + 3 < left["pushed_samples"]:

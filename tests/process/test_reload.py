@@ -86,7 +86,7 @@ def test_streams_are_added_removed_and_left_alone(reloading):
         held.release()
         stream.close()
         connection.status()
-        wait_until(lambda: not it.daemon.status()["daemon"]["ending_slots"], "the last slot is given back")
+        wait_until(lambda: not it.daemon.status()["daemon"]["ending_slots"], "the last slot is released")
     assert it.serves() == {"photos"}
     assert it.reload({"photos": it.stream()}) == "nothing has changed"
     outcome = it.daemon.status()["daemon"]["reload"]
@@ -165,7 +165,7 @@ def test_workers_come_and_go_without_a_death(reloading):
         for workers in (4, 1):
             said = it.reload({"photos": it.stream()}, workers=workers)
             assert f"to {workers}" in said
-            wait_until(lambda count=workers: len(it.daemon.worker_pids()) == count, "there are so many")
+            wait_until(lambda count=workers: len(it.daemon.worker_pids()) == count, "the number of workers is right")
         trainer.ready()
         seen, _ = trainer.finish()
     finally:
@@ -274,14 +274,14 @@ def test_many_reloads_leave_two_trainers_exact_and_nothing_behind(reloading, rel
     with_more = {"photos": it.stream(), "more": it.stream(seed=5)}
     try:
         cycle(it, with_more, trainers, seen)
-        wait_until(lambda: settled(it), "the first stream is gone")
+        wait_until(lambda: settled(it), "the first stream has ended")
         before = possessions(daemon)
         for _ in range(reloads // 2 - 1):
             cycle(it, with_more, trainers, seen)
         wait_until(
             lambda: possessions(daemon) == before, f"nothing is left of the streams: {possessions(daemon)} {before}"
         )
-        wait_until(lambda: not has_strays(daemon), "the slots and indexes of streams that have gone are unmapped")
+        wait_until(lambda: not has_strays(daemon), "the slots and indexes of removed streams are unmapped")
     finally:
         for trainer in trainers:
             trainer.close()

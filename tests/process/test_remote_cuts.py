@@ -13,7 +13,7 @@ from support.seen import see
 from support.waiting import PATIENCE_S, wait_until
 
 CUTS = [0, 1, 10, 33, 63, 65, 80, 100, 130, 200, 233, 240, 270, 300, 350, 420, 600, 1_000, 5_000, 50_000]
-"""In the greeting (64 bytes), what CURVE says or the first messages, and the first batch."""
+"""In the greeting (64 bytes), CURVE's or the first messages, and the first batch."""
 FIRST_MESSAGES = 8
 """The daemon's parts: its greeting, CURVE, ``Greeted``, ``Subscribed``, and first batches."""
 

@@ -192,7 +192,7 @@ def test_a_session_ends_with_its_key(daemon, keys, files):
         stream = connection.stream("photos", window=1)
         see(stream, 1)
         keys.revoke("short")
-        wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
+        wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim has ended")
         with pytest.raises(KeyRefused, match="revoked"):
             see(stream)
 

@@ -45,7 +45,7 @@ def test_a_daemon_tells_of_its_life(
     trainer.hold(1)
     wait_until(lambda: manager.has_heard("STATUS=1 stream, 2 workers, 1 trainer,"), "its status has the trainer")
     fed = feedings(manager)
-    wait_until(lambda: feedings(manager) > fed, "the watchdog is fed while nothing happens")
+    wait_until(lambda: feedings(manager) > fed, "the idle daemon feeds the watchdog")
     assert daemon.terminate() == 0
     manager.heard()
     kinds = [message[0].partition("=")[0] for message in manager.history]

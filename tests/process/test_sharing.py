@@ -13,7 +13,7 @@ from support.waiting import PATIENCE_S, wait_until
 STEPS = 5
 """Forty samples in batches of eight."""
 WITHHELD_S = 1.0
-"""What does not come within this time is withheld."""
+"""A batch that does not arrive within this time is withheld."""
 KINDS = {
     "lockstep": {"lag": "lockstep", "max_skew": 2},
     "waits": {"lag": "lockstep", "max_skew": 2},
@@ -27,7 +27,7 @@ KINDS = {
     "ahead": {"batch_size": 4},
     "once": {},
 }
-"""What is special about each stream. Where batches are counted, no two tests read the same one."""
+"""The special options of each stream. Where batches are counted, no two tests read the same one."""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_several_streams_share_the_workers(daemon):
         opened = {name: connection.stream(name, epochs=1) for name in streams}
         seen = {name: see(opened[name], 1) for name in streams}
         workers = wait_until(
-            lambda: [one for one in daemon.status()["workers"] if one["state"] == "ready"][1:], "both workers are there"
+            lambda: [one for one in daemon.status()["workers"] if one["state"] == "ready"][1:], "both workers are ready"
         )
         for name, stream in opened.items():
             seen[name] += see(stream)

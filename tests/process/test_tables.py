@@ -14,7 +14,7 @@ SAMPLES = 50
 
 
 def write_sources(folder):
-    """Write equal numbers as table, arrays, archive, records: ``x`` float32 [3], ``label`` int64."""
+    """Write equal numbers as CSV, arrays, archive, records: ``x`` float32 [3], ``label`` int64."""
     x = np.random.default_rng(1).random((SAMPLES, 3), np.float32)
     label = np.arange(SAMPLES) * 3
     lines = [f'{number},"{" ".join(map(str, row.tolist()))}"' for number, row in zip(label.tolist(), x, strict=True)]

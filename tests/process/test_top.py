@@ -53,11 +53,8 @@ class Terminal:
             self.seen += os.read(self._ours, 65_536)
         return self.seen
 
-    def shows(self, words: str, *, anew: bool = False) -> None:
+    def shows(self, words: str) -> None:
         """Wait until the output has this text."""
-        if anew:
-            self.read()
-            self.seen = b""
         wait_until(lambda: words.encode() in self.read(), f"it shows {words!r}; it showed {self.seen[-2000:]!r}")
 
     def ended(self) -> int:

@@ -95,7 +95,7 @@ def reading(
         thread = threading.Thread(target=train)
         thread.start()
         try:
-            wait_until(lambda: stream.statistics().batches >= 3, "the first batches have come")
+            wait_until(lambda: stream.statistics().batches >= 3, "the first batches have arrived")
             yield stream
         finally:
             stop.set()

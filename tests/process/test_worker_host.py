@@ -49,7 +49,7 @@ from support.waiting import wait_until
 PROGRAM_MIB_MAX = 60
 LONG_NAME = "x" * 200
 LINES = 30_000
-"""Of such names: an index of more parts than are asked for ahead."""
+"""With such names, an index has more parts than a worker host requests ahead."""
 
 
 @pytest.fixture

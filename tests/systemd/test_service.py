@@ -26,7 +26,7 @@ def eat(sample, rng):
         b"1" * (2 << 30)
     return sample
 """
-"""A function that takes more memory than there is, once."""
+"""A function that once takes more memory than there is."""
 SLOW = """
 from time import sleep
 
@@ -41,7 +41,7 @@ class Data:
     def __getitem__(self, index):
         return index
 """
-"""A source that takes longer to be asked for its length than a reload usually may."""
+"""A source whose length takes longer than a reload usually may."""
 SLOW_STREAM = """
 [streams.slow]
 batch_size = 4
@@ -117,7 +117,7 @@ def test_a_daemon_that_gets_on_is_left_alone_by_the_watchdog(
     train(ADDRESS).take()
     wait_until(
         lambda: float(machine.show("batchd", "WatchdogTimestampMonotonic")) > fed + 2 * 8e6,
-        "the watchdog was fed twice its time later",
+        "the watchdog was fed for twice its time",
         every_s=0.5,
     )
     assert machine.show("batchd", "NRestarts") == "0"
@@ -169,7 +169,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_leaves_the_unit_active(
     wait_until(
         lambda: "killed by the OOM killer" in machine.said("batchd"), "systemd has seen it and says so", every_s=0.2
     )
-    wait_until(lambda: len(workers_of(machine)) == 2, "another worker has come", every_s=0.2)
+    wait_until(lambda: len(workers_of(machine)) == 2, "another worker is ready", every_s=0.2)
     assert is_active(machine)
     assert main_pid(machine) == daemon
     machine.run("rm", "-r", "/opt/hungry", "/var/lib/batchd/eaten")
@@ -183,7 +183,7 @@ def test_a_killed_worker_leaves_the_unit_active(started: Machine, train: Train) 
     victim = min(workers)
     started.signal(victim, "KILL")
     wait_until(
-        lambda: len(now := workers_of(started)) == 2 and victim not in now, "another worker has come", every_s=0.2
+        lambda: len(now := workers_of(started)) == 2 and victim not in now, "another worker is ready", every_s=0.2
     )
     assert [seen.step for seen in first + trainer.take()] == list(range(STEPS))
     assert is_active(started)

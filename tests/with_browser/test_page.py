@@ -179,7 +179,7 @@ def test_the_current_batch_is_drawn_when_a_visitor_opens_it(observed, start_trai
     pictures = []
     page.on("response", lambda one: pictures.append(one.url) if "sheet.png" in one.url and one.status == 200 else None)
     page.get_by_text("Current batch").click()
-    wait_until(lambda: page.evaluate(DRAWN), "the picture is there")
+    wait_until(lambda: page.evaluate(DRAWN), "the picture is shown")
     assert len(pictures) == 1, "the sheet is fetched twice"
     picture(page, "sheet")
 

@@ -31,7 +31,7 @@ TESTS = Path(__file__).parents[1]
 ADDRESS = "tcp://gpu1:7072"
 KEY_NAME = "ray-gpu1-7072"
 LONG_S = PATIENCE_S
-"""For what Ray itself takes time for, on a busy machine."""
+"""A timeout for Ray's own delays, on a busy machine."""
 
 
 class Hosts:
@@ -168,12 +168,12 @@ def test_a_daemon_gets_its_worker_hosts(start_cluster, start_daemon, tmp_path) -
     command = [sys.executable, "-m", "batchd", "ray", *options, "--min", "0", "--max", "1", "--cpus", "1"]
     with subprocess.Popen(command, env=cluster.environment) as driver:
         with reading(daemon.address):
-            wait_until(links, "a worker host has come", LONG_S)
+            wait_until(links, "a worker host is connected", LONG_S)
         listed = batchd_ray(cluster, "status")
         first = links()
         [actor] = [pid for pid in process_ids() if Path(f"/proc/{pid}/comm").read_text() == "ray::HostActor\n"]
         os.kill(actor, signal.SIGKILL)
-        wait_until(lambda: links() - first, "the killed one has come back", LONG_S)
+        wait_until(lambda: links() - first, "the killed one is connected again", LONG_S)
         with batchd_client.connect(daemon.address) as trainers:
             rows = sum(len(batch["index"]) for batch in trainers.stream("photos", epochs=1))
         batchd_ray(cluster, "down", "--keys-dir", str(keys))
@@ -217,7 +217,7 @@ def test_a_killed_actor_comes_back(start_cluster, start_driver, hosts, tmp_path)
 
     hosts.wait(1, besides=[host])
     wait_until(lambda: host in hosts.left, "the old worker host has finished")
-    wait_until(lambda: events(tmp_path).count("worker host started") == 2, "the driver knows it", LONG_S)
+    wait_until(lambda: events(tmp_path).count("worker host started") == 2, "the driver knows of its end", LONG_S)
 
 
 def test_worker_hosts_of_a_killed_raylet_come_back_on_another_node(
@@ -235,7 +235,7 @@ def test_worker_hosts_of_a_killed_raylet_come_back_on_another_node(
     cluster.add(1)
 
     hosts.wait(1, besides=[host])
-    wait_until(lambda: events(tmp_path).count("worker host started") == 2, "the driver knows it", LONG_S)
+    wait_until(lambda: events(tmp_path).count("worker host started") == 2, "the driver knows of its end", LONG_S)
     assert events(tmp_path).count("worker host asked for") == 1
 
 
@@ -267,7 +267,7 @@ def test_the_next_driver_finds_the_worker_hosts_of_a_killed_one(start_cluster, s
     driver.kill()
     driver.wait()
     again = start_driver(cluster)
-    wait_until(lambda: events(tmp_path).count("keeping worker hosts") == 2, "the next driver is there", LONG_S)
+    wait_until(lambda: events(tmp_path).count("keeping worker hosts") == 2, "the next driver runs", LONG_S)
     hosts.want(1)
     [(left, facts)] = hosts.wait(1).items()
 
@@ -325,7 +325,7 @@ def test_rays_autoscaler_follows_the_worker_hosts(start_cluster, start_driver, h
     hosts.want(0)
     hosts.wait(0)
 
-    wait_until(lambda: len(raylets()) == 1, "the nodes are gone", LONG_S)
+    wait_until(lambda: len(raylets()) == 1, "the nodes are removed", LONG_S)
     assert hosts.left == set(both)
 
 

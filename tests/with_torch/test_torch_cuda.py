@@ -80,7 +80,7 @@ def test_prefetch_batches_are_under_way_ahead_of_the_loop(daemon, cuda, load):
     loader = load(daemon, prefetch=2)
     next(iter(loader))
     prefetcher = loader._opened.prefetcher
-    wait_until(lambda: prefetcher._look_ahead() or len(prefetcher._queue) == 1 + 2, "two batches have come")
+    wait_until(lambda: prefetcher._look_ahead() or len(prefetcher._queue) == 1 + 2, "two batches have arrived")
     prefetcher._look_ahead()
     assert len(cuda.queue) == 2 * len(loader.schema)
     assert loader.state_dict()["step"] == 1

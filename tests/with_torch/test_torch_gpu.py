@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 EPOCHS = 20
 DELAY_CYCLES = 20_000_000
-"""Some ten milliseconds: longer than the daemon takes to fill a slot of the tests anew."""
+"""Some ten milliseconds: longer than the daemon takes to fill a slot of the tests again."""
 
 
 class DelayedRuntime(CudaRuntime):

@@ -235,10 +235,10 @@ def test_setting_the_epoch_moves_to_its_beginning_and_never_back_within_it(load)
 
 def test_a_loop_that_was_left_continues_unless_it_shall_restart(load):
     """Training needs the first, validation the second."""
-    going_on, anew = load(as_dict=True), load(as_dict=True, restart=True)
+    going_on, restarted = load(as_dict=True), load(as_dict=True, restart=True)
     whole = indices(load(as_dict=True))
     assert [indices(going_on, 2), indices(going_on)] == [whole[:2], whole[2:]]
-    assert [indices(anew, 2), indices(anew)] == [whole[:2], whole]
+    assert [indices(restarted, 2), indices(restarted)] == [whole[:2], whole]
 
 
 def test_after_the_last_epoch_there_is_nothing(load):
