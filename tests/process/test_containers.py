@@ -88,7 +88,7 @@ def start_contained(daemons_folder, container, photos):
 
 
 def trainers(daemon):
-    """Return the status of the sessions whose name is "trainer"."""
+    """Return the status of the test's trainers."""
     return [one for one in daemon.status()["trainers"] if one["name"] == "trainer_program.py"]
 
 

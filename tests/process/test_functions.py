@@ -61,7 +61,7 @@ def bad_reasons(connection, stream):
 
 
 def see_epochs(stream, count):
-    """Read epochs until the stream ends or stops."""
+    """Read so many epochs."""
     for _ in range(count):
         see(stream)
 

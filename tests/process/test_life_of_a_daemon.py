@@ -42,7 +42,7 @@ def test_a_second_daemon_is_refused_until_the_first_is_drained(start_daemon):
 
 
 def test_stop_ends_the_daemon_and_waits_until_it_is_gone(start_daemon):
-    """A trainer that holds a batch keeps it draining, unless `stop` has a limit."""
+    """A trainer's batch keeps it draining; `--timeout` ends the wait, and `--now` the daemon."""
     daemon = start_daemon()
     with batchd_client.connect(daemon.address) as connection:
         with next(iter(connection.stream("photos", epochs=1))):
@@ -128,7 +128,7 @@ def test_a_removed_runtime_directory_is_logged_and_connected_trainers_read_on(st
 @needs_mounts
 @pytest.mark.parametrize("inodes", [1, 2, 3], ids=["no lock", "no socket", "one socket"])
 def test_a_runtime_directory_without_inodes_is_refused_with_advice(start_daemon, inodes):
-    """The message names the file system's root."""
+    """The root of the file system takes the first inode."""
     mount = f'mkdir -p run && mount -t tmpfs -o nr_inodes={inodes} none run && exec "$@"'
     daemon = start_daemon(through=("unshare", "--mount", "sh", "-c", mount, "sh"), ready=False)
 
