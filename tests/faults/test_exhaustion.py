@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "exhaust" / "exhaust.py"
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed (apt install strace)")
 @pytest.mark.parametrize("error", ["EMFILE", "ENOBUFS", "ENOMEM"])
 def test_no_failing_accept_ends_the_daemon(error):
-    """This holds for every socket and process; libzmq's own ipc listener would abort."""
+    """No socket or process is an exception; libzmq's own ipc listener would abort."""
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "--roles", "server", "--calls", "accept4", "--errors", error],
         capture_output=True,
@@ -30,7 +30,7 @@ def test_no_failing_accept_ends_the_daemon(error):
 
 @pytest.mark.parametrize(("is_over_early", "outcome"), [(True, "ended"), (False, "refused")])
 def test_a_daemon_that_ends_while_it_serves_is_counted_as_bad(is_over_early, outcome):
-    """It counts with every message; a daemon may print one at a failed start or a requested end."""
+    """Any message counts then; a daemon may print one at a failed start or a requested end."""
     run = _judge(1, "batchd: No space left on device", has_begun=True, is_over_early=is_over_early)
 
     assert run.outcome == outcome

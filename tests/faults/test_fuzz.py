@@ -183,7 +183,7 @@ def test_the_good_messages_of_a_fuzzer_are_obeyed(daemon):
 
 
 def test_spoilt_messages_are_of_all_kinds():
-    """Some are no longer messages, others still are, and the whole corpus is valid."""
+    """Some bytes are no longer messages, others still are, and the whole corpus is valid."""
     chance = Random(1)
     whole = corpus(TO_DAEMON, known=PLAIN)
     assert [TO_DAEMON.decode(data) for data in whole]

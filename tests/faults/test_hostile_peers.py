@@ -311,7 +311,7 @@ def test_a_message_too_long_costs_the_connection(peer, daemon, kibibytes):
 
 
 def test_two_hundred_connections_opened_and_closed(daemon):
-    """All open at once, each with a session, and close; the daemon refuses and remembers none."""
+    """They open at once, each with a session; the daemon refuses and remembers no connection."""
     peers = []
     try:
         for _ in range(200):
@@ -363,7 +363,7 @@ def test_complaints_about_nonsense_are_written_once_a_minute(peer, shared):
 
 
 def test_a_process_that_is_cut_off_again_and_again_is_named_once_a_minute(daemon):
-    """Neither does a process that reconnects each time to send the same invalid message."""
+    """A process that reconnects to send one more invalid message does not fill the log either."""
     for _ in range(100):
         with RawPeer(daemon.runtime_dir) as peer:
             peer.lifeline.send(b"nonsense")

@@ -175,7 +175,7 @@ def test_flags_of_a_hostile_descriptor_are_its_own(daemon):
 
 
 def test_a_stopped_producer_keeps_its_place_until_it_is_dead(daemon):
-    """It may be in the middle of its sample."""
+    """The producer may be in the middle of its sample."""
     child = os.fork()
     if not child:
         try:

@@ -200,7 +200,7 @@ def test_a_peer_of_an_older_zeromq_is_not_heard(daemon, words):
 
 @pytest.mark.usefixtures("raw")
 def test_two_hundred_connections_cut_at_once_leave_nothing(daemon):
-    """They are reset, as a crashed host's connections are."""
+    """The connections are reset, as those of a crashed host."""
     connections = []
     with ExitStack() as stack:
         for _ in range(200):

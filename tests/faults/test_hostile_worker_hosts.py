@@ -205,7 +205,7 @@ def test_a_part_that_no_index_has_is_asked_for_once(gateway, hostile) -> None:
 
 
 def test_messages_of_foreign_links_change_nothing(gateway, hostile) -> None:
-    """It cannot guess the number of another link, and the right number has no effect either."""
+    """The host cannot guess another link's number, and the right number has no effect either."""
     others = [hostile.link - 1, hostile.link + 1, 0, 1 << LINK_NUMBER_BITS]
     for other in others:
         hostile.socket.send_multipart(
@@ -220,7 +220,7 @@ def test_messages_of_foreign_links_change_nothing(gateway, hostile) -> None:
 
 
 def test_more_workers_than_registered_are_too_many(gateway, hostile) -> None:
-    """It registered with four."""
+    """The host registered with four."""
     for worker in (1, 2, 3, 4):
         hostile.send(WorkerUp(hostile.link, worker, ""))
     for _ in range(3):
@@ -248,7 +248,7 @@ def test_a_frame_longer_than_any_is_not_read(gateway, hostile) -> None:
 
 
 def test_late_rows_of_any_length_are_dropped(gateway, hostile) -> None:
-    """They belong to a withdrawn order: the link stays."""
+    """The rows belong to a withdrawn order: the link stays."""
     gateway.send(RemoteWithdraw(hostile.link, 0, 9))
     gateway.hear_any()
     hostile.hear_all()
@@ -279,7 +279,7 @@ FLOODS = {
 @pytest.mark.parametrize("name", FLOODS)
 @pytest.mark.parametrize("is_linked", [True, False], ids=["registered", "a stranger"])
 def test_a_flood_ends_and_its_memory_with_it(gateway, good, name, is_linked) -> None:  # noqa: ARG001  it goes on
-    """It has no order, so it may have nothing large unread."""
+    """The host has no order, so it may have nothing large unread."""
     before = private_bytes(gateway.child.pid)
     with connect(gateway, next(_hosts)) as connection:
         link = 0

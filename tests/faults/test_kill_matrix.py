@@ -98,7 +98,7 @@ def test_workers_killed_at_every_step_one_after_the_other_change_nothing(start_p
 
 
 def test_a_worker_stopped_at_every_step_goes_on_where_it_stood(start_pair):
-    """It stops once at each step; no process kills it, as its timeout has not expired."""
+    """The worker stops once at each step; no process kills it, as its timeout has not expired."""
     daemon, trainer = start_pair(faults=dict.fromkeys(WORKER_STEPS, "stop"), workers=1)
     for step in WORKER_STEPS:
         go_on(daemon.wait_for_fault(step))
@@ -139,7 +139,7 @@ def test_daemons_killed_at_every_step_cost_no_batch(start_pair):
 
 
 def test_a_daemon_killed_at_the_last_handle_of_an_epoch_costs_no_batch(start_pair):
-    """Its successor serves the next epoch; killed while it drains, it leaves no remains either."""
+    """Its successor serves the next epoch; a kill while it drains leaves no remains either."""
     daemon, trainer = start_pair(faults={"daemon.handle.sent": "kill@10", "daemon.draining": "kill"})
     assert daemon.wait() == -signal.SIGKILL
     daemon.start()
@@ -152,7 +152,7 @@ def test_a_daemon_killed_at_the_last_handle_of_an_epoch_costs_no_batch(start_pai
 
 
 def test_a_daemon_stopped_at_every_step_goes_on_where_it_stood(start_pair):
-    """It stops during its start, while it serves, and during its end."""
+    """The daemon stops during its start, while it serves, and during its end."""
     steps = [*DAEMON_START_STEPS, *DAEMON_STEPS, "daemon.draining"]
     daemon, _ = start_pair(ready=False, faults=dict.fromkeys(steps, "stop"))
     for step in DAEMON_START_STEPS:

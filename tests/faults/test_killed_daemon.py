@@ -36,7 +36,7 @@ def test_trainers_finish_their_epochs_exactly_across_a_restart(start_daemon, sta
 
 @pytest.mark.parametrize("state", ["hang", "stop"])
 def test_a_worker_that_cannot_see_the_end_of_its_channel_ends_with_the_daemon_too(start_daemon, state):
-    """It hangs in a sample, or is stopped; the kernel ends it when the daemon dies."""
+    """The worker hangs in a sample, or is stopped; the kernel ends it when the daemon dies."""
     daemon = start_daemon(workers=1, faults={"worker.sample.read": f"{state}@3"})
     with batchd_client.connect(daemon.address) as connection:
         connection.stream("photos")

@@ -47,7 +47,7 @@ def is_idle(daemon):
 
 
 def test_killed_trainer_gives_its_slots_back(daemon, expected, start_trainer):
-    """It held three batches; another trainer reads on undisturbed."""
+    """The trainer held three batches; another one reads on undisturbed."""
     with batchd_client.connect(daemon.address) as connection:
         survivor = connection.stream("photos", epochs=2)
         victim = start_trainer(daemon.address, epochs=2)
@@ -63,7 +63,7 @@ def test_killed_trainer_gives_its_slots_back(daemon, expected, start_trainer):
 
 @pytest.mark.parametrize("moment", ["waiting", "taking", "holding", "subscribed"])
 def test_a_trainer_may_die_at_any_moment(daemon, expected, start_trainer, moment):
-    """Its death frees everything at any step, and the next trainer gets every batch."""
+    """A death at any step frees everything, and the next trainer gets every batch."""
     trainer = start_trainer(daemon.address, epochs=1000)
     match moment:
         case "taking":
@@ -125,7 +125,7 @@ def test_slots_stay_while_a_forked_child_of_a_dead_trainer_maps_them(daemon, sta
 
 @pytest.mark.parametrize("words", [0, 1, 2])
 def test_a_trainer_that_dies_in_the_handshake_leaves_nothing(daemon, words):
-    """It connects, perhaps greets, perhaps receives the answer, and dies."""
+    """The trainer connects, perhaps greets, perhaps receives the answer, and dies."""
     before = len(descriptors_of(daemon.pid))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as lifeline:
         lifeline.connect(str(daemon.runtime_dir / "lifeline.sock"))
@@ -140,7 +140,7 @@ def test_a_trainer_that_dies_in_the_handshake_leaves_nothing(daemon, words):
 
 
 def test_a_hoarder_is_told_and_goes_on_after_releasing(daemon):
-    """It gets all slots but those reserved for others, then an error with the numbers."""
+    """The hoarder gets all slots except reserved ones, then an error with the numbers."""
     expected = Expected(daemon.config, "hoarded")
     slots = daemon.stream_status("hoarded")["slots_max"]
 
@@ -182,7 +182,7 @@ def test_a_newcomer_finds_room_between_trainers_that_read_ahead(daemon):
 
 
 def test_a_newcomer_waits_for_memory_that_others_hold(daemon, pausing):
-    """It waits until they release it, or until its timeout, whose error says how much they hold."""
+    """The trainer waits for a release or its timeout, whose error says how much others hold."""
     with (
         batchd_client.connect(daemon.address) as one,
         batchd_client.connect(daemon.address, connect_timeout_s=PATIENCE_S) as other,

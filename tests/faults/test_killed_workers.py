@@ -48,7 +48,7 @@ def kill_through_an_epoch(daemon, kills, seed):
 
 @pytest.mark.parametrize(("division", "kills"), [({"workers": 2}, 25), ({"workers": 3, "chunk_rows": 1}, 15)])
 def test_many_killed_workers_lose_repeat_and_reorder_nothing(start_daemon, photos, tmp_path, division, kills):
-    """They die at random moments of one epoch; every sample arrives once, in its place."""
+    """Workers die at random moments of one epoch; every sample arrives once, in its place."""
     streams = long_epoch(photos, tmp_path, 1200, batch_size=16)
     daemon = start_daemon(streams, **division)
 
@@ -149,7 +149,7 @@ def test_a_stopped_worker_is_replaced_when_its_time_is_over(start_daemon):
 
 
 def test_a_daemon_whose_workers_cannot_start_stays_in_command(start_daemon):
-    """It retries again and again, answers queries meanwhile, and ends on request."""
+    """The daemon retries again and again, answers queries meanwhile, and ends on request."""
     daemon = start_daemon(workers=1, lasting_faults={"worker.starting": "kill"})
 
     deaths = wait_until(lambda: daemon.log_lines("worker ended")[2:], "three workers have died")

@@ -86,7 +86,7 @@ def test_ordinary_trainers_that_are_more_than_there_are_descriptors_wait_their_t
 
 @pytest.mark.parametrize("name", SOCKETS)
 def test_a_silent_crowd_keeps_no_trainer_out_for_long(daemon, name):
-    """It exceeds the descriptors: trainers read on, and ordinary ones connect meanwhile."""
+    """The crowd exceeds the descriptors: trainers read on, and ordinary ones connect."""
     with good_trainers(daemon) as good, silent_connections(daemon, name, limit_of(daemon)):
         for _ in range(50):
             good.read()
@@ -110,7 +110,7 @@ def test_crowds_at_both_sockets_leave_descriptors_for_what_the_daemon_has_to_do(
 
 
 def test_a_connection_that_never_greets_is_closed_in_the_end(start_daemon):
-    """Both sockets do so, even if no other connection waits; sessions stay."""
+    """Both sockets close it, even if no other connection waits; sessions stay."""
     daemon = start_daemon()
     with (
         good_trainers(daemon) as good,

@@ -230,7 +230,7 @@ def test_poison_samples_in_one_chunk_are_found_one_after_the_other(start_daemon,
 
 
 def test_a_poison_sample_is_treated_as_any_bad_one(start_daemon, photos):
-    """It is masked, or the stream stops with the reason."""
+    """The sample is masked, or the stream stops with the reason."""
     streams = {on_error: folder_stream(photos, on_error=on_error) for on_error in ("mask", "fail")}
     daemon = start_daemon(streams, lasting_faults={f"worker.sample.begin:{POISON}": "segv"})
     with batchd_client.connect(daemon.address) as connection:

@@ -132,7 +132,7 @@ def test_a_killed_one_of_several_gateways_ends_its_links_alone_and_its_hosts_are
 
 
 def test_a_stopped_one_of_several_gateways_delays_no_trainer(start_daemon, start_host):
-    """It answers no withdrawal, so the daemon kills it; its hosts return."""
+    """The gateway answers no withdrawal, so the daemon kills it; its hosts return."""
     daemon = start_daemon(**pool_keys(2), chunk_rows=2)
     for name in ("one", "two"):
         start_host(daemon, "--name", name)
@@ -154,7 +154,7 @@ def test_a_killed_daemon_gets_its_hosts_back(pool):
 
 
 def test_no_trainer_waits_for_a_worker_host_that_is_stopped(pool):
-    """Its orders are withdrawn; when it continues, its rows are dropped."""
+    """The host's orders are withdrawn; when it continues, its rows are dropped."""
     daemon, hosts, reader = pool
     for host in hosts:
         host.send(signal.SIGSTOP)

@@ -78,7 +78,7 @@ def test_an_index_that_found_no_descriptor_changes_nothing(start):
 
 
 def test_daemons_killed_while_they_reload_cost_no_batch(start, photos):
-    """They die at each step in turn: each successor reads the new configuration."""
+    """Daemons die at each step in turn: each successor reads the new configuration."""
     daemon, trainer = start(faults=dict.fromkeys(DAEMON_STEPS, "kill"))
     for step in DAEMON_STEPS:
         serve_beside(daemon, photos, step.replace(".", "-"))

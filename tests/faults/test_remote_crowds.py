@@ -79,7 +79,7 @@ def test_more_sessions_than_a_host_may_have_are_refused_with_the_setting(start_d
 
 
 def test_more_sessions_than_a_key_may_have_are_refused_and_other_keys_come_in(start_daemon, tmp_path):
-    """They use the same host: with keys the limit is per key."""
+    """All sessions use the same host: with keys the limit is per key."""
     keys = KeyDirectory(tmp_path / "keys")
     files = []
     for name in ("greedy", "modest"):

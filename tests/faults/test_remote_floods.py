@@ -143,7 +143,7 @@ def test_a_flood_ends_and_others_read_on(daemon, words):
 
 @pytest.mark.parametrize("words", ["a message that never ends", "a message of large frames that never ends"])
 def test_a_trickle_that_is_never_read_ends_too(daemon, words):
-    """Its speed does not matter: the unread bytes count."""
+    """The speed does not matter: the unread bytes count."""
     host = elsewhere()
     with good_trainers(daemon) as good, connect(daemon, host) as connection:
         connection.sendall(frame(Greet(PROTOCOL_VERSION, "trickle", 1, "").encode()))
@@ -160,7 +160,7 @@ def test_a_trickle_that_is_never_read_ends_too(daemon, words):
 
 
 def test_questions_are_answered_so_many_at_a_time(daemon):
-    """Their answers are long; the daemon defers more queries by number; the session continues."""
+    """The answers are long; the daemon refuses further queries, and the session continues."""
     with zmq_dealer(daemon) as dealer:
         dealer.send(Greet(PROTOCOL_VERSION, "curious", 1, "").encode())
         assert isinstance(hear(dealer), Greeted)
@@ -217,7 +217,7 @@ def test_the_host_of_a_flood_is_refused_for_a_while(daemon):
 
 
 def test_a_trainer_that_is_kept_out_is_told_so_by_its_deadline(daemon):
-    """It only knows that its connections are cut."""
+    """The trainer only knows that its connections are cut."""
     flood(daemon, FLOODING["questions"], greets=True, host="127.0.0.1")
     wait_until(lambda: lines_about(daemon, "127.0.0.1"), "it was disconnected")
     with pytest.raises(DaemonNotFound, match="cut"):

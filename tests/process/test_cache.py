@@ -429,7 +429,7 @@ def test_a_file_that_was_replaced_after_its_pixels_were_kept_is_not_mixed_with_t
 
 
 def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
-    """Some are progressive, one is broken where few crops read: pixels and bad samples match."""
+    """Some files are progressive, one is broken in part; pixels and bad samples are equal."""
     if not jpeg_box.IS_BUILT:
         pytest.skip("needs the extension that decodes crops")
     folder = tmp_path / "kinds" / "all"

@@ -193,7 +193,7 @@ def test_bad_says_that_there_is_none(daemon):
 
 @pytest.mark.parametrize("where", ["option", "variable", "plain path", "user's directory"])
 def test_commands_find_the_daemon(daemon, monkeypatch, tmp_path, where):
-    """They use ``--address``, the environment variable, or the usual directory."""
+    """Commands use ``--address``, the environment variable, or the usual directory."""
     address, options = None, ()
     match where:
         case "option":

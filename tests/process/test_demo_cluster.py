@@ -12,7 +12,7 @@ def test_the_demo_finds_the_same_bytes_with_nodes_and_without(tmp_path):
 
 
 def test_a_killed_demo_leaves_nothing(tmp_path):
-    """It leaves no processes (which the fixture of all tests looks for) and no files."""
+    """The demo leaves no processes (which the fixture of all tests looks for) and no files."""
     need_containers()
     with start_demo(tmp_path, "--plain") as demo:
         assert "1 local worker" in demo.stdout.readline()

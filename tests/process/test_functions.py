@@ -276,7 +276,7 @@ def test_a_wrong_name_is_told_by_the_check_with_the_folders(photos, code, write,
 
 
 def test_prepare_calls_functions_too(photos, code, write):
-    """Its list of bad samples has the places of exceptions; a failed import stops the command."""
+    """The list of bad samples has the places of exceptions; a failed import ends the command."""
     write(
         "mine.py",
         "def fn(sample, rng):\n    if sample['label'] == 1: raise ValueError('not this one')\n    return {'label': 7}",

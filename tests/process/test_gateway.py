@@ -103,7 +103,7 @@ def keys(tmp_path) -> KeyDirectory:
 
 
 def test_a_worker_host_is_told_of_all_that_it_may_fill(gateway) -> None:
-    """It receives the link first, then each stream with its quarantined samples and the limits."""
+    """The host gets the link, then each stream with its quarantined samples, and the limits."""
     gateway.serve(serve_message(2, "other"), b"another index")
     gateway.send(Quarantine(2, [7, 8]))
     gateway.send(UseStorage((4, 5, 6)))
@@ -120,7 +120,7 @@ def test_a_worker_host_is_told_of_all_that_it_may_fill(gateway) -> None:
 
 
 def test_a_worker_host_is_told_of_later_streams_samples_and_limits(gateway, host) -> None:
-    """It hears of the end of a stream, too; its later messages about that stream are ignored."""
+    """The host hears of a stream's end, too; the gateway ignores its later messages about it."""
     gateway.serve(serve_message(2, "other"), b"another index")
     assert host.hear(HostServe).digest == sha256(b"another index").hexdigest()
     gateway.send(Quarantine(2, [7]))
@@ -238,7 +238,7 @@ def test_with_keys_rows_come_encrypted_from_holders_of_a_workers_key(keys, slot)
 
 
 def test_a_key_of_a_trainer_fills_nothing(keys) -> None:
-    """Its connection ends in the handshake, before any message."""
+    """The trainer's connection ends in the handshake, before any message."""
     trainer, worker = keys.new("trainer"), keys.new("worker", None, Role.WORKER)
     with GatewayProcess(keys.path) as gateway:
         refused = gateway.host(trainer)
@@ -387,7 +387,7 @@ def test_the_orders_of_a_dead_worker_are_over_before_the_daemon_hears_of_it(gate
 
 
 def test_streams_and_slots_may_be_forgotten_while_withdrawn_orders_are_out(gateway, host, slot) -> None:
-    """Their rows arrive late, and complete them."""
+    """The rows of these orders arrive late, and complete them."""
     gateway.fill(host, 9, 0, 4)
     gateway.send(RemoteWithdraw(host.link, 0, 9))
     gateway.hear(RemoteWithdrawn)
@@ -435,7 +435,7 @@ def test_other_rows_are_named_and_the_bad_samples_counted_that_explain_them(gate
 
 
 def test_a_proof_beyond_the_orders_of_a_worker_is_sent_when_one_has_ended(gateway, host, slot) -> None:
-    """So the worker host cannot recognise a proof by its number."""
+    """The wait hides proofs: the worker host cannot recognise one by its number."""
     page = random_rows(16)
     slot.put(page)
     for number in range(ORDERS_MAX):
@@ -485,7 +485,7 @@ def test_a_proof_can_be_withdrawn(gateway, host) -> None:
 
 
 def test_a_proof_of_a_stream_that_is_forgotten_is_withdrawn(gateway, host) -> None:
-    """Its worker host sends no more rows of that stream, and the gateway does not blame it."""
+    """The worker host sends no more rows of that stream, and the gateway does not blame it."""
     gateway.prove(host, 9, 0, 1)
     gateway.hear(ReferenceTaken)
     host.hear(HostFill)

@@ -13,7 +13,7 @@ NOT_OURS = {"plugin"}
 
 
 def test_each_golden_stream_gives_the_bytes_that_it_always_gave(start_daemon, tmp_path):
-    """Its fingerprint is unchanged as well, so the daemon accepts saved states."""
+    """Each stream's fingerprint is unchanged as well, so the daemon accepts saved states."""
     data = tmp_path / "data"
     write_data(data)
     streams = golden_streams(data)

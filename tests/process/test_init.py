@@ -295,7 +295,7 @@ def test_arrays_of_one_length_belong_together(data: Path) -> None:
 
 
 def test_an_archive_of_arrays_has_a_training_part_as_well(data: Path) -> None:
-    """This is how Keras saves its data sets."""
+    """Keras saves its data sets in such archives."""
     arrays = {"x_train": np.zeros((5, 4)), "y_train": np.arange(5), "x_test": np.zeros((2, 4)), "y_test": np.arange(2)}
     np.savez(data / "all.npz", **arrays)
 

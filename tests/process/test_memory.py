@@ -49,7 +49,7 @@ def test_a_ring_without_two_slots_is_refused(tmp_path, photos, command):
 
 
 def test_slots_are_made_when_they_are_wanted_and_kept(start_daemon):
-    """No reader, no slots; one reader has its window's slots, however long it reads."""
+    """The ring is empty without a reader; one reader has its window's slots at any time."""
     daemon = start_daemon()
     assert daemon.status()["daemon"]["memory_bytes"] == 0
     slots = [number for number, name in descriptors_of(daemon.pid).items() if "batchd-slot" in name]
@@ -105,7 +105,7 @@ def limit_file_size(pid, bytes_max):
 
 
 def test_a_daemon_without_free_descriptors_goes_on_with_what_it_has(start_daemon):
-    """It logs that it can start no workers and accept no trainers, and does both once it can."""
+    """The daemon logs that it can start no worker and accept no trainer, and retries both."""
     daemon = start_daemon()
     expected = Expected(daemon.config)
     with batchd_client.connect(daemon.address) as connection:

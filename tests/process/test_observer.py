@@ -129,7 +129,7 @@ def test_a_daemon_with_no_worker_is_not_ready(start_daemon):
 
 
 def test_a_stopped_daemon_is_told_of_by_its_observer(observed):
-    """It shows the last numbers with their age; when the daemon continues, so does the observer."""
+    """The observer shows the last numbers with their age, until the daemon continues."""
     daemon = observed
     wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")
     daemon.send(signal.SIGSTOP)
@@ -167,7 +167,7 @@ def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
 
 
 def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, start_trainer):
-    """It returns at the same address; trainers notice nothing; waiting requests are answered.
+    """The new one has the same address; trainers notice nothing; waiting requests are answered.
 
     It takes no trainer's place: ``sessions_max`` is for trainers.
     """

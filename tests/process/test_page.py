@@ -42,7 +42,7 @@ def overview(daemon):
 
 
 def test_the_page_shows_what_the_status_says(observed, start_trainer):
-    """It has the same trainers and positions, and rates after the second sample of the counters."""
+    """The page has the same trainers and positions, and rates after two samples of counters."""
     start_trainer(observed.address).take(3)
 
     def shown():
@@ -58,7 +58,7 @@ def test_the_page_shows_what_the_status_says(observed, start_trainer):
 
 
 def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):
-    """It is drawn once for any number of visitors, and the stream's ring gets its slot back."""
+    """A sheet is drawn once for any number of visitors, and the ring gets its slot back."""
     wait_until(lambda: not overview(observed)["trainers"], "the trainer of the test before has left")
     first = drawn(observed)
     assert (first.status, first.headers["Content-Type"]) == (200, "image/png")

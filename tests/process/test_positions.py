@@ -32,7 +32,7 @@ def expected(daemon):
     [(1, 256), (5, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 1), (2, "auto"), (5, 256)])],
 )
 def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, workers, chunk_rows):
-    """This process computes two epochs from the files, one sample after the other."""
+    """The test's own process computes two epochs from the files, one sample after the other."""
     daemon = start_daemon(workers=workers, chunk_rows=chunk_rows)
     expected = Expected(daemon.config)
 

@@ -113,7 +113,7 @@ def test_a_sample_that_kills_two_writers_is_left_out(config, tmp_path):
 
 
 def test_a_sample_that_never_ends_is_left_out(photos, tmp_path):
-    """Its writer is killed after sample_timeout_s."""
+    """The command kills the sample's writer after sample_timeout_s."""
     stream = folder_stream(photos, pipeline=SHORTER)
     file = write_settings(tmp_path / "batchd.toml", {"photos": stream}, {"workers": 2, "sample_timeout_s": 1})
 
@@ -153,7 +153,7 @@ def test_bad_samples_are_left_out_and_listed(config, broken, tmp_path):
 
 
 def test_bad_samples_end_it_where_the_stream_says_so(config, broken):
-    """It stops at the first one, or when their share of the samples seen is too large."""
+    """The command stops at the first one, or when their share of the samples is too large."""
     source = {"type": "folder", "path": str(broken)}
 
     first = prepare(config(source=source, on_error="fail"), status=1)
@@ -161,7 +161,7 @@ def test_bad_samples_end_it_where_the_stream_says_so(config, broken):
 
 
 def test_a_shard_without_any_good_sample_is_named(config, broken, tmp_path):
-    """Such a shard cannot be served."""
+    """A shard without good samples cannot be served."""
     file = config(source={"type": "folder", "path": str(broken)}, max_bad_fraction=1.0)
 
     done = prepare(file, shard_samples=1)

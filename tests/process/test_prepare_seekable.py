@@ -40,7 +40,7 @@ def stored_images(folder):
 
 @needs_extension
 def test_seekable_shards_hold_the_same_pictures(config, start_daemon, photos, tmp_path):
-    """They get the missing markers without a run of the pipeline: all crops are equal."""
+    """Images get the missing markers without a run of the pipeline: all crops are equal."""
     summary = seekable(config()).stdout
     crop = [{"op": "decode"}, {"op": "random_resized_crop", "size": [24, 24]}]
     shards = {**folder_stream(photos), "pipeline": crop, "source": proposed(summary), "shuffle": False}
@@ -57,7 +57,7 @@ def test_seekable_shards_hold_the_same_pictures(config, start_daemon, photos, tm
 
 @needs_extension
 def test_seekable_shards_can_hold_smaller_pictures(config, tmp_path):
-    """They are resized to the shorter side, with markers; a lower quality makes fewer bytes."""
+    """Images are resized to the shorter side, with markers; a lower quality saves bytes."""
     small = seekable(config(), "--short-side", "20", "--quality", "60").stdout
     images = stored_images(tmp_path / "out")
     sides = [cv2.imdecode(np.frombuffer(image, np.uint8), 1).shape[:2] for image in images]

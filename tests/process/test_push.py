@@ -111,7 +111,7 @@ def test_peek_reports_that_there_is_no_sample_yet_and_draws_the_first_batch(daem
 
 
 def test_peek_that_waits_ends_with_ctrl_c(daemon, tmp_path):
-    """It ends at once, without a traceback."""
+    """The command ends at once, without a traceback."""
     with peeking(daemon.address, "never", tmp_path) as peek:
         peek.send_signal(signal.SIGINT)
         out, err = peek.communicate(timeout=PATIENCE_S)
@@ -286,7 +286,7 @@ def test_a_push_into_a_stream_that_is_not_live_is_an_error(daemon):
 
 
 def test_a_trainer_in_the_network_reads_what_is_pushed(daemon):
-    """Its batches arrive as bytes, as those of any stream; a mirror on the host gets the same."""
+    """TCP carries its batches, as those of any stream; a mirror on the host gets the same."""
     with (
         batchd_client.connect(daemon.tcp_address) as remote,
         batchd_client.connect(daemon.address) as local,

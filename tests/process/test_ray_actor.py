@@ -54,7 +54,7 @@ def running(folder, besides=()) -> tuple[int, dict]:
 
 
 def test_a_worker_host_gets_its_address_its_workers_and_the_further_arguments(start, tmp_path) -> None:
-    """They have this order; ``batchd worker`` precedes them where no stand-in replaces it."""
+    """The arguments have this order; ``batchd worker`` precedes them without a stand-in."""
     start(options(tmp_path, arguments=("--map", "/data=/mnt/data")))
 
     _, facts = running(tmp_path)
@@ -109,7 +109,7 @@ def test_a_killed_worker_host_is_started_again(start, tmp_path) -> None:
 
 
 def test_a_leaving_worker_host_finishes_and_is_not_started_again(start, tmp_path) -> None:
-    """It gets SIGTERM."""
+    """The actor sends it SIGTERM."""
     one = start(options(tmp_path))
     pid, _ = running(tmp_path)
 

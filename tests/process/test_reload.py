@@ -119,7 +119,7 @@ def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading
 
 
 def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloading):
-    """It gets each batch once, in order, and keeps its slots; descriptors suffice."""
+    """The trainer gets each batch once, in order, and keeps its slots; descriptors suffice."""
     it = reloading()
     with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos", epochs=2) as stream:
         expected = Expected(it.daemon.config)
@@ -176,7 +176,7 @@ def test_workers_come_and_go_without_a_death(reloading):
 
 
 def test_a_stopped_stream_restarts_with_a_reload_once_the_cause_is_mended(start_daemon, tmp_path):
-    """Neither its settings nor anything that a scan finds has changed."""
+    """Neither the stream's settings nor anything that a scan finds has changed."""
     write_photos(tmp_path, {"cat": 40}, height=72, width=96)
     spoilt = min((tmp_path / "cat").iterdir())
     good = spoilt.read_bytes()
@@ -197,7 +197,7 @@ def test_a_stopped_stream_restarts_with_a_reload_once_the_cause_is_mended(start_
 
 
 def test_keys_of_the_daemon_that_have_changed_are_named(reloading):
-    """They are named even if no stream has changed; some apply, others need a restart."""
+    """The command names them even if no stream changed; some apply, others need a restart."""
     it = reloading()
     said = it.reload({"photos": it.stream()}, sample_timeout_s=7.0, drain_timeout_s=1.0)
     assert said == "[daemon] sample_timeout_s, drain_timeout_s changed"
@@ -254,7 +254,7 @@ def test_a_change_that_is_taken_back_while_it_is_read_is_taken_back(reloading, p
 
 
 def test_reading_the_configuration_gives_way_to_workers_trainers_and_the_end(reloading):
-    """It yields from the start: imports take longest. A waiting user hears of the daemon's end."""
+    """The reader yields from the start of its imports. A waiting user hears of the daemon's end."""
     it = reloading(faults={"rescan.starting": "stop"})
     it.daemon.send(signal.SIGHUP)
     reader = it.daemon.wait_for_fault("rescan.starting")

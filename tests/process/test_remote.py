@@ -76,7 +76,7 @@ def test_remote_ranks_read_their_shares(daemon, world_size):
 
 
 def test_a_state_goes_from_a_local_trainer_to_a_remote_one_and_back(daemon, expected):
-    """It moves three times, at any step."""
+    """The state moves three times, at any step."""
     state, seen = None, []
     for address in (daemon.address, daemon.tcp_address, daemon.address):
         with batchd_client.connect(address) as connection:
@@ -125,7 +125,7 @@ def test_a_remote_hoarder_is_told(daemon):
 
 
 def test_status_shows_how_each_trainer_connected(daemon):
-    """It has shared memory or TCP, the peer's host, and the key."""
+    """The status has shared memory or TCP, the peer's host, and the key."""
     with batchd_client.connect(daemon.tcp_address) as far, batchd_client.connect(daemon.address) as near:
         see(far.stream("photos", epochs=1))
         trainers = {one["transport"]: one for one in near.status()["trainers"]}
@@ -155,7 +155,7 @@ def test_a_killed_remote_trainer_leaves_nothing(daemon, start_trainer):
 
 
 def test_a_stopped_remote_trainer_costs_others_nothing_and_goes_on(start_remote, start_trainer, photos):
-    """It may hold two slots at most; it finds its position again after SIGCONT."""
+    """The trainer holds two slots at most, and finds its position again after SIGCONT."""
     daemon = start_remote({"photos": folder_stream(photos, memory=6 * SLOT_BYTES)})
     expected = Expected(daemon.config)
     everything = expected.epoch(0) + expected.epoch(1)

@@ -101,7 +101,7 @@ def test_without_a_key_the_trainer_is_told_that_it_needs_one(daemon):
 
 
 def test_a_revoked_key_is_told_so(daemon, keys, files):
-    """It fits the daemon, which no longer accepts it."""
+    """The key fits the daemon, which no longer accepts it."""
     file = write_key(files, keys.new("gone", None))
     keys.revoke("gone")
     with pytest.raises(KeyRefused, match="does not know the key 'gone'"):
@@ -127,7 +127,7 @@ def test_a_key_made_for_another_daemon_is_told_so(daemon, tmp_path):
 
 
 def test_a_stopped_daemon_is_not_taken_for_something_else(daemon, good):
-    """Its kernel accepts the connection, and no greeting follows; later both continue."""
+    """The kernel accepts the connection, and no greeting follows; later both sides continue."""
     daemon.send(signal.SIGSTOP)
     with pytest.raises(
         DaemonNotFound, match="took the connection but says nothing: stopped, hung, or no batchd daemon"
@@ -157,7 +157,7 @@ def test_a_file_that_is_no_key_is_named(tmp_path, content):
 
 
 def test_a_key_that_others_may_read_is_not_used(tmp_path, good):
-    """It would not be secret."""
+    """A key that others can read is no secret."""
     file = tmp_path / "open.key"
     file.write_text(Path(good).read_text())
     file.chmod(0o644)
@@ -198,7 +198,7 @@ def test_a_session_ends_with_its_key(daemon, keys, files):
 
 
 def test_a_revoked_key_does_not_come_in_by_the_name_of_its_successor(daemon, keys):
-    """Its holder connected, sent nothing, and lost the key; now another key has its name."""
+    """The holder connected, sent nothing, and lost the key; now another key has its name."""
     old = keys.new("heir", None)
     context = zmq.Context()
     early = context.socket(zmq.DEALER)

@@ -65,7 +65,7 @@ def servers(web, bucket, google):
 
 
 def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, photos, tmp_path, servers):
-    """They are read by value and by row group, with class names; a worker is killed meanwhile."""
+    """Rows are read by value and by row group, with class names; a worker is killed meanwhile."""
     web, bucket, google = servers
     here = folder_stream(photos)
     streams = {"files": here}
@@ -122,7 +122,7 @@ def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, ph
 
 
 def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon, photos, tmp_path):
-    """Its trainer waits; after the outage, the batches are those that the files give."""
+    """The trainer waits; after the outage, the batches are those that the files give."""
     source = photo_shards(photos, tmp_path)
     with serving(contents(tmp_path)) as server:
         port = server.port
@@ -144,7 +144,7 @@ def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon
 
 
 def test_a_server_that_is_gone_for_good_stops_the_stream_with_the_reason(start_daemon, photos, tmp_path):
-    """It stops soon: the daemon does not request every possible substitute."""
+    """The stream stops soon: the daemon does not request every possible substitute."""
     source = photo_shards(photos, tmp_path)
     with serving(contents(tmp_path)) as server:
         stream = {**folder_stream(photos), "source": {**source, "root": server.url}, "max_bad_fraction": 1.0}
@@ -198,7 +198,7 @@ def test_what_changes_on_a_server_makes_bad_samples_that_say_so(start_daemon, ph
 
 
 def test_a_check_says_what_is_wrong_with_a_server(tmp_path, web: FileServer):
-    """It also reports a good server, with the URL as it was written."""
+    """The check also reports a good server, with the URL as it was written."""
     file = tmp_path / "batchd.toml"
     stream = folder_stream(tmp_path, source={"type": "webdataset", "root": f"{web.url}/x", "shards": ["a-{0..3}.tar"]})
     write_settings(file, {"a": stream}, {"runtime_dir": str(tmp_path / "run")})

@@ -69,7 +69,7 @@ def others(usual, found):
 
 
 def test_steps_make_the_same_on_a_processor_without_anything(inputs, usual):
-    """It has only the vectors of every x86-64: no IPP, and no fused multiply-add."""
+    """The processor has only the vectors of every x86-64: no IPP, no fused multiply-add."""
     assert others(usual, sums(inputs, BARE)) == []
 
 

@@ -37,7 +37,7 @@ def feedings(manager: NotifySocket) -> int:
 def test_a_daemon_tells_of_its_life(
     manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
 ) -> None:
-    """It reports in this order: scanning, ready with all workers, serving, progress, stopping."""
+    """The daemon reports in this order: scan, ready with all workers, serving, progress, end."""
     daemon = start_daemon(environment=variables(manager))
     wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
     assert {worker["state"] for worker in daemon.status()["workers"]} == {"ready"}
@@ -59,7 +59,7 @@ def test_a_daemon_tells_of_its_life(
 def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
     manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
 ) -> None:
-    """It reports its progress before that; a trainer gets the batches that were made ahead."""
+    """The daemon reports progress before that; a trainer gets batches that were made ahead."""
     daemon = start_daemon(environment=variables(manager), reserve="start")
     wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
     stream = daemon.stream_status()

@@ -86,7 +86,7 @@ def test_parts_go_over_all_connections(daemon):
 
 
 def test_when_one_of_the_connections_is_lost_the_session_is_and_the_trainer_goes_on(daemon):
-    """It continues at its own position, with the same number of new connections."""
+    """The trainer continues at its own position, with the same number of new connections."""
     expected = Expected(daemon.config, "large")
     with Proxy(port_of(daemon)) as proxy, batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}", connections=3) as far:
         stream = far.stream("large", epochs=2)

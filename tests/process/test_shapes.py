@@ -165,7 +165,7 @@ def test_a_sample_that_is_too_large_may_be_cut(daemon):
 
 
 def test_check_shows_what_varies_and_what_is_its_room(daemon):
-    """It prints them as users write them."""
+    """The command prints both as users write them."""
     printed = batchd("check", daemon.config).stdout
 
     assert "image uint8[8, <=40, <=56, 3] padded, image_shape int32[8, 2], label int64[8]" in printed

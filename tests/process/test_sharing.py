@@ -69,7 +69,7 @@ def test_a_lockstep_trainer_waits_for_the_slowest(daemon, let_pass):
 
 
 def test_trainers_far_apart_each_get_their_own(daemon):
-    """Neither waits for the other: a batch that left the ring is decoded again, and is equal."""
+    """Neither trainer waits: a batch that left the ring is decoded again, and is equal."""
     expected = Expected(daemon.config, "apart")
 
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
@@ -83,7 +83,7 @@ def test_trainers_far_apart_each_get_their_own(daemon):
 
 
 def test_a_trainer_that_stands_still_does_not_hold_others_up(daemon):
-    """It keeps its claims and its batch; the other one reads three epochs meanwhile."""
+    """The trainer keeps its claims and its batch; another one reads three epochs meanwhile."""
     expected = Expected(daemon.config, "plain")
 
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:

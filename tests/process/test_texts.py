@@ -73,7 +73,7 @@ def streams_of(files):
 
 
 def test_texts_are_the_same_on_any_number_of_workers(start_daemon, daemon, files):
-    """All three kinds are equal: shuffled, over epochs, with a worker killed meanwhile."""
+    """All three kinds of texts are equal: shuffled, over epochs, with a worker killed meanwhile."""
     seen = []
     for each in (daemon, start_daemon(streams_of(files), workers=1)):
         with batchd_client.connect(each.address) as connection:
@@ -100,7 +100,7 @@ def test_a_trainer_gets_what_plain_python_makes(daemon):
 
 
 def test_a_text_that_is_too_long_is_a_bad_sample_by_the_streams_policy(daemon):
-    """It is masked, and the reason has both lengths."""
+    """The sample is masked, and the reason has both lengths."""
     with batchd_client.connect(daemon.address) as connection:
         (batch,) = connection.stream("texts", epochs=1)
         assert batch["valid"].tolist() == [True, False]

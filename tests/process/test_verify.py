@@ -103,7 +103,7 @@ def test_a_byte_that_changes_on_the_wire_is_asked_for_again(daemon, expected, ca
 
 
 def test_without_checksums_it_would_go_unseen(daemon, expected):
-    """This shows that the checksums find the change."""
+    """The test shows that it is the checksums that find the change."""
     image = second_image(daemon)
     with bad_network(daemon) as (address, proxy), batchd_client.connect(address) as far:
         spoil(proxy, image, times=1)

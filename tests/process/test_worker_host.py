@@ -114,7 +114,7 @@ def stop_worker(pid):
 
 
 def test_a_worker_host_names_its_versions(gateway, start_host) -> None:
-    """It sends its version and that of the pixels, so that a gateway can refuse it."""
+    """The host sends its version and that of the pixels, so that a gateway can refuse it."""
     host = start_host("--name", "rack 7", workers=2)
 
     register = gateway.admit()
@@ -142,7 +142,7 @@ def test_a_worker_host_fills_the_rows_that_the_files_make(gateway, start_host, o
 
 
 def test_rows_with_gaps_come_one_behind_the_other(gateway, start_host, opened, photos) -> None:
-    """They arrive as the frames of an order with that many rows, with their checksums."""
+    """The rows arrive as the frames of an order with that many rows, with their checksums."""
     stream, expected = opened(folder_stream(photos, verify=True))
     start_host()
     gateway.admit()
@@ -222,7 +222,7 @@ def test_rows_name_the_parts_that_the_daemons_workers_have(gateway, start_host, 
 
 
 def test_the_program_beside_its_workers_stays_small(gateway, start_host, stream) -> None:
-    """It loads no decoder, and sends rows from the memory in which workers made them."""
+    """The program loads no decoder, and sends rows from the memory in which workers made them."""
     host = start_host()
     gateway.admit()
     gateway.opened(stream)
@@ -257,7 +257,7 @@ def test_paths_of_the_daemons_host_may_be_elsewhere(gateway, start_host, opened,
 
 
 def test_shards_of_another_time_are_not_the_daemons(gateway, start_host, opened, photos, tmp_path) -> None:
-    """All of their samples would be bad: the worker host reports it when it opens the stream."""
+    """All samples would be bad: the worker host reports it when it opens the stream."""
     folder = tmp_path / "shards"
     stream, _expected = opened(folder_stream(photos, source=photo_shards(photos, folder)))
     os.utime(folder / "train-01.tar", (1, 1))
@@ -273,7 +273,7 @@ def test_shards_of_another_time_are_not_the_daemons(gateway, start_host, opened,
 
 
 def test_missing_data_is_named_with_the_option_that_helps(gateway, start_host, opened, tmp_path, photos) -> None:
-    """Its other streams are served."""
+    """The worker host still serves its other streams."""
     write_photos(tmp_path / "gone", {"cat": 4})
     missing, _expected = opened(folder_stream(tmp_path / "gone"))
     (tmp_path / "gone").rename(tmp_path / "moved")
@@ -294,7 +294,7 @@ def test_missing_data_is_named_with_the_option_that_helps(gateway, start_host, o
 def test_users_functions_may_be_elsewhere_and_must_be_the_same(
     request, gateway, start_host, opened, photos, tmp_path
 ) -> None:
-    """They are found without an import; files with other content are not used."""
+    """Functions are found without an import; files with other content are not used."""
     there, here = tmp_path / "code", tmp_path / "mine"
     there.mkdir()
     (there / "my_steps.py").write_text("def fn(sample, rng):\n    return {'image': 255 - sample['image']}\n")
@@ -456,7 +456,7 @@ def test_withdrawing_what_is_over_does_nothing(gateway, start_host, stream) -> N
 
 
 def test_a_killed_worker_is_reported_and_another_one_started(gateway, start_host, opened, photos) -> None:
-    """Its orders end, as do those that wait for it; its replacement has a new number."""
+    """The worker's orders end, also those that wait; its replacement has a new number."""
     stream, expected = opened(folder_stream(photos))
     host = start_host()
     gateway.admit()
@@ -517,7 +517,7 @@ def test_a_worker_that_is_stuck_is_killed(gateway, start_host, stream, is_told_l
 
 
 def test_quarantined_samples_are_bad_without_decoding(gateway, start_host, opened, photos) -> None:
-    """Some are quarantined from the start, others later."""
+    """Some samples are quarantined from the start, others later."""
     stream, expected = opened(folder_stream(photos, on_error="mask", max_bad_fraction=1.0))
     first, second = (int(one) for one in expected._arrays(0, 0)["index"][:2])
     start_host()
@@ -535,7 +535,7 @@ def test_quarantined_samples_are_bad_without_decoding(gateway, start_host, opene
 
 
 def test_a_stream_that_ends_leaves_nothing_open(gateway, start_host, opened, photos) -> None:
-    """Its index and the memory of its rows are closed; limits of storage may follow."""
+    """The stream's index and the memory of its rows are closed; limits of storage may follow."""
     stream, _expected = opened(folder_stream(photos))
     host = start_host()
     gateway.admit()
@@ -720,7 +720,7 @@ def test_a_worker_host_registers_where_it_is_sent(gateway, second, start_host, s
 def test_a_worker_host_that_is_not_admitted_elsewhere_returns_to_the_first_gateway(
     gateway, start_host, stream, what, request
 ) -> None:
-    """It reports the refusal there; it does not stay disconnected."""
+    """The host reports the refusal there; it does not stay disconnected."""
     second = None if what == "closed" else request.getfixturevalue("second")
     host = start_host()
     moves(gateway, 1, [])
@@ -754,7 +754,7 @@ def test_a_worker_host_that_is_sent_to_impossible_gateways_tries_again_with_paus
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_orders_in_hand(gateway, start_host, opened, photos, number) -> None:
-    """Their rows are sent, also those that wait in the host; the exit status is 0."""
+    """The orders' rows are sent, also of those that wait in the host; the exit status is 0."""
     stream, expected = opened(folder_stream(photos))
     host = start_host()
     gateway.admit()
@@ -801,7 +801,7 @@ def test_a_signal_without_a_link_ends_at_once(start_host) -> None:
 
 
 def test_a_worker_host_gives_up_without_a_gateway(start_host) -> None:
-    """It ends after the configured time, and prints what it found."""
+    """The host ends after the configured time, and prints the reason."""
     address = f"tcp://127.0.0.1:{free_port()}"
     host = start_host("--give-up", "1", address=address)
 

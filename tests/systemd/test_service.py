@@ -124,7 +124,7 @@ def test_a_daemon_that_gets_on_is_left_alone_by_the_watchdog(
 
 
 def test_a_trainer_lives_through_a_restart(started: Machine, train: Train) -> None:
-    """It continues with exactly the next batch, and the bytes equal those without a restart."""
+    """The trainer continues with the next batch, and the bytes equal those without a restart."""
     undisturbed = train(ADDRESS).take()
     trainer = train(ADDRESS)
     first = trainer.take(3)

@@ -62,7 +62,7 @@ def test_the_page_loads_and_goes_on_by_itself(observed, start_trainer, open_page
 
 
 def test_a_trainer_that_stands_still_is_shown_as_such(observed, start_trainer, open_page, picture):
-    """It holds a batch and does not ask for another."""
+    """The trainer holds a batch and does not ask for another."""
     start_trainer(observed.address, epochs=100).hold(1)
     page = open_page(address_of(observed))
 
@@ -71,7 +71,7 @@ def test_a_trainer_that_stands_still_is_shown_as_such(observed, start_trainer, o
 
 
 def test_a_trainer_that_waits_in_vain_is_shown_as_such(observed, start_trainer, open_page):
-    """Its workers are stopped, so no batch arrives."""
+    """The workers are stopped, so no batch arrives."""
     trainer = start_trainer(observed.address, epochs=100)
     trainer.take(1)
     workers = {one["pid"] for one in observed.status()["workers"]}
@@ -103,7 +103,7 @@ def test_a_daemon_that_does_not_answer_is_shown_as_such(observed, open_page, pic
 
 
 def test_a_daemon_that_has_gone_is_shown_as_such(observed, open_page):
-    """Its last numbers do not look current."""
+    """The daemon's last numbers do not look current."""
     page = open_page(address_of(observed))
     shows(page, "serving")
     observed.terminate()
@@ -171,7 +171,7 @@ def test_hostile_names_are_text(start_daemon, photos, tmp_path, monkeypatch, ope
 
 
 def test_the_current_batch_is_drawn_when_a_visitor_opens_it(observed, start_trainer, open_page, picture):
-    """Its slot is released afterwards."""
+    """The slot of the batch is released afterwards."""
     start_trainer(observed.address, epochs=100).take(7)
     page = open_page(address_of(observed))
     shows(page, "Current batch")
@@ -203,7 +203,7 @@ def test_it_fits_on_a_phone_and_in_a_window(observed, start_trainer, open_page, 
 
 
 def test_without_javascript_there_are_tables(observed, start_trainer, open_page):
-    """They have the numbers of the moment when the page was loaded."""
+    """The tables have the numbers of the moment when the page was loaded."""
     start_trainer(observed.address, epochs=100).take(2)
     wait_until(lambda: observed.stream_status()["subscriptions"], "the trainer is known")
     page = open_page(address_of(observed), java_script_enabled=False)
@@ -250,7 +250,7 @@ def test_worker_hosts_are_a_section_of_the_page(open_with_pool, picture):
 
 
 def test_hostile_names_of_worker_hosts_are_text(open_with_pool):
-    """Their reports are text as well."""
+    """The reports of worker hosts are text as well."""
     page = open_with_pool(link(name=HOSTILE, refused=(f"photos: {HOSTILE}",)), sent_away=(HOSTILE,))
 
     shows(page, f"sent away: {HOSTILE}")
@@ -322,7 +322,7 @@ def test_numbers_beside_each_other_are_the_same(tmp_path, open_page):
 
 
 def test_lines_to_copy_connect_a_trainer_to_an_idle_daemon(observed, open_page, tmp_path):
-    """They run unchanged, and are hidden while a trainer reads."""
+    """The lines run unchanged, and are hidden while a trainer reads."""
     page = open_page(address_of(observed))
     page.locator("#connect").wait_for(state="visible", timeout=PATIENCE_MS)
     lines = page.locator("#connect-lines").text_content()

@@ -62,7 +62,7 @@ def whole(start, tmp_path_factory):
 
 
 def test_the_model_learns(whole):
-    """Otherwise it would not matter which data it gets."""
+    """A model that learns nothing would not show which data it got."""
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", whole[1])]
     assert len(losses) == EPOCHS
     assert losses[-1] < losses[0] - 0.1
@@ -86,7 +86,7 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(start, whole, tmp_path):
 
 
 def test_a_finished_run_has_nothing_to_do(start, whole):
-    """Its checkpoint stays."""
+    """The run's checkpoint stays."""
     folder, _ = whole
     before = saved(folder)
     assert len(finish(start(folder)).splitlines()) == 2

@@ -32,7 +32,7 @@ def daemon(start_shared_daemon, photos):
 
 @pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_with_everything_open", "exit_by_an_exception"])
 def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
-    """It exits within a second whatever it holds, and the daemon has its slots back."""
+    """The script exits within a second whatever it holds, and the daemon has its slots back."""
     said, status, errors = end(start("jax_program", program, daemon))
     assert said, errors
     assert status == (1 if program == "exit_by_an_exception" else 0)
@@ -67,7 +67,7 @@ def test_a_forked_child_does_not_disturb_its_parent(daemon):
 
 
 def test_threads_have_a_loader_each(daemon):
-    """All get the same whole epoch."""
+    """All threads get the same whole epoch."""
     ((said,), status, errors) = end(start("jax_program", "read_in_threads", daemon))
     assert status == 0, errors
     assert all(epoch == said["epochs"][0] for epoch in said["epochs"])
@@ -84,7 +84,7 @@ def test_a_loader_that_is_forgotten_is_closed(daemon):
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
-    """Its iterator and a batch are part of the cycle, and end with it."""
+    """The loader's iterator and a batch are part of the cycle, and end with it."""
 
     def make():
         loader = BatchdLoader("photos", address=daemon.address)

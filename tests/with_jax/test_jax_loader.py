@@ -140,7 +140,7 @@ def test_two_epochs_are_two_loops(daemon, load):
 
 
 def test_an_array_never_changes(daemon, load):
-    """All are kept while the ring is reused many times, and equal the bare client's."""
+    """Arrays are kept while the ring is reused many times, and equal the bare client's."""
     kept = []
     loader = load(window=1)
     for _ in range(20):
@@ -182,7 +182,7 @@ def test_batches_are_under_way_ahead_of_the_loop_to_a_device_with_memory_of_its_
 
 
 def test_what_has_come_is_under_way_while_the_loop_works(load, monkeypatch):
-    """Their number is the allowed one."""
+    """The number of batches under way is the allowed one."""
     monkeypatch.setattr(JaxTarget, "keeps_host_memory", lambda _self: False)
     monkeypatch.setattr(JaxTarget, "put", lambda _self, local: jnp.array(local, copy=True))
     for prefetch in (1, 3):
@@ -197,14 +197,14 @@ def test_what_has_come_is_under_way_while_the_loop_works(load, monkeypatch):
 
 
 def test_the_memory_of_an_array_is_that_of_the_one_copy(connection):
-    """It is aligned, so JAX makes no second copy."""
+    """The copy is aligned, so JAX makes no second one."""
     array = next(iter(batches(connection.stream("photos"))))["image"]
     assert array.unsafe_buffer_pointer() % 64 == 0
     assert np.asarray(array).ctypes.data == array.unsafe_buffer_pointer()
 
 
 def test_numbers_of_64_bits_come_as_jax_has_them(load):
-    """They are half as wide."""
+    """JAX's numbers are half as wide."""
     loader = load("numbers", fields=[name for name in NUMBERS if name != "large"])
     for step, batch in enumerate(loader):
         rows = slice(8 * step, 8 * step + 8)
@@ -275,7 +275,7 @@ def test_fields_come_as_asked_for(load):
 
 
 def test_the_schema_is_what_a_function_can_be_compiled_for(load):
-    """It is known before the first batch."""
+    """The schema is known before the first batch."""
     loader = load(fields=["image", "label"])
     schema = loader.schema
     compiled = jax.jit(lambda image, label: image.sum(dtype=jnp.int32) + label.sum()).lower(**schema).compile()
@@ -330,7 +330,7 @@ def test_another_streams_state_is_refused(load):
 
 
 def test_setting_the_epoch_moves_to_its_beginning_and_never_back_within_it(load):
-    """So the usual loop may call it each time, also right after a resume."""
+    """The usual loop may call it each time, also right after a resume."""
     expected = load()
     epochs = [indices(expected) for _ in range(3)]
     loader = load()

@@ -171,7 +171,7 @@ def test_only_devices_that_are_known_to_copy_are_let_into_the_slots(platform, ke
 
 
 def test_the_platform_is_that_of_the_default_device_at_the_time():
-    """It may be a name, a device, or unset."""
+    """The default device may be a name, a device, or unset."""
     target = JaxTarget(None, 8, 1)
     assert target.platform == "cpu"
     for device in (jax.devices()[0], "cpu"):

@@ -137,7 +137,7 @@ def test_overfitting_sees_the_same_batches_again_and_again(data, epochs):
 
 
 def test_validation_sees_the_same_from_its_beginning_each_time(data):
-    """This holds after the sanity check, with a limit and without: a rest is never used."""
+    """The sanity check and a limit do not matter: no validation starts with a rest."""
     every = [list(range(start, start + 8)) for start in range(0, EPOCH, 8)]
     whole = fit(data("photos", "still"), num_sanity_val_steps=2)
     assert whole.evaluated == every[:2] + every * EPOCHS
@@ -158,7 +158,7 @@ def test_a_stage_may_have_several_streams(data, epochs):
 
 
 def test_test_and_predict_read_their_streams(data, epochs):
-    """Both read the same twice."""
+    """Both stages read the same samples twice."""
     module, model, runner = data(test="photos", predict="still"), Witness(), trainer()
     for _ in range(2):
         runner.test(model, datamodule=module, verbose=False)
@@ -183,7 +183,7 @@ def test_a_checkpoint_may_be_written_when_all_is_over(data, epochs, tmp_path):
 
 
 def test_the_state_is_in_the_checkpoint_once(data, tmp_path):
-    """It has plain numbers, so that Lightning reads it with ``weights_only`` too."""
+    """The state has plain numbers, so that Lightning reads it with ``weights_only`` too."""
     file = tmp_path / "some.ckpt"
     fit(data("photos"), max_epochs=1, callbacks=[SaveAfter(2, file)])
     assert position_in(file) == ("photos", 0, 2)
@@ -191,7 +191,7 @@ def test_the_state_is_in_the_checkpoint_once(data, tmp_path):
 
 
 def test_a_loader_says_what_its_stream_is(data):
-    """This works without a trainer, before a model is made."""
+    """A loader does so without a trainer, before a model is made."""
     module = data("photos")
     loader = module.train_dataloader().loader
     assert loader.stream.classes == ("cat", "dog", "owl", "yak")
@@ -269,7 +269,7 @@ def test_without_lightning_it_says_what_to_install():
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_module_in_a_cycle_ends_with_it(daemon, data, tie):
-    """Its loaders, a trainer and a partly trained model end with it."""
+    """The module's loaders, a trainer and a partly trained model end with it."""
 
     def make():
         module, model = data("photos", "still"), Witness()

@@ -128,7 +128,7 @@ def events(folder: Path) -> list[str]:
 
 
 def test_worker_hosts_come_and_go_with_the_demand(start_cluster, start_driver, hosts, tmp_path) -> None:
-    """They have the key that was made for the pool, are listed, and leave drained."""
+    """Worker hosts have the pool's own key, are listed, and drain before they leave."""
     cluster = start_cluster()
     cluster.add(4)
     driver = start_driver(cluster, "--", "--map", "/data=/mnt/data")
@@ -206,7 +206,7 @@ def reading(address: str) -> Iterator[None]:
 
 
 def test_a_killed_actor_comes_back(start_cluster, start_driver, hosts, tmp_path) -> None:
-    """Its worker host finishes by itself."""
+    """The old actor's worker host finishes by itself."""
     cluster = start_cluster()
     cluster.add(2)
     start_driver(cluster)
@@ -240,7 +240,7 @@ def test_worker_hosts_of_a_killed_raylet_come_back_on_another_node(
 
 
 def test_a_worker_host_of_a_stopped_raylet_is_replaced(start_cluster, start_driver, hosts) -> None:
-    """It continues until its raylet learns that the cluster takes it for dead."""
+    """The old host continues until its raylet learns that the cluster takes it for dead."""
     cluster = start_cluster()
     raylet = cluster.add(1)
     start_driver(cluster)
@@ -257,7 +257,7 @@ def test_a_worker_host_of_a_stopped_raylet_is_replaced(start_cluster, start_driv
 
 
 def test_the_next_driver_finds_the_worker_hosts_of_a_killed_one(start_cluster, start_driver, hosts, tmp_path) -> None:
-    """It has their key, and starts none again."""
+    """The next driver has their key, and starts no second ones."""
     cluster = start_cluster()
     cluster.add(2)
     driver = start_driver(cluster)
@@ -298,7 +298,7 @@ def test_worker_hosts_with_a_revoked_key_are_replaced(start_cluster, start_drive
 
 
 def test_worker_hosts_outlive_the_death_of_the_gcs_for_a_while(start_cluster, start_driver, hosts, tmp_path) -> None:
-    """They end when the raylets give up; Ray ends the driver, with a message."""
+    """Worker hosts end when the raylets give up; Ray ends the driver, with a message."""
     cluster = start_cluster()
     cluster.add(1)
     driver = start_driver(cluster)

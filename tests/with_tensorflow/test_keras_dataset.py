@@ -217,7 +217,7 @@ def test_an_index_is_the_same_batch_until_the_epoch_ends(connection):
 
 
 def test_arrays_never_change(connection, daemon):
-    """All are kept while the ring is filled and emptied many times."""
+    """Arrays are kept while the ring is filled and emptied many times."""
     data = BatchdPyDataset(connection.stream("alone"), as_dict=True)
     claim = connection.stream("alone", epochs=20)
     kept = []
@@ -234,7 +234,7 @@ def test_arrays_never_change(connection, daemon):
 
 @pytest.mark.parametrize("options", [{"workers": 2}, {"use_multiprocessing": True}])
 def test_workers_of_keras_are_refused(connection, options):
-    """They are refused when it is made, and later."""
+    """The data set refuses them when it is made, and later."""
     with pytest.raises(WorkersInvalid, match=r"daemon's workers do that work already"):
         BatchdPyDataset(connection.stream("photos"), **options)
     data = BatchdPyDataset(connection.stream("photos"), workers=1, use_multiprocessing=False)

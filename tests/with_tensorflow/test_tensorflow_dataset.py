@@ -68,7 +68,7 @@ def bare_numbers(connection, epochs):
 
 
 def test_images_and_labels_are_those_of_the_stream(connection):
-    """They are tuples without the samples' numbers; the last batch is short."""
+    """Batches are tuples without the samples' numbers; the last batch is short."""
     given = list(dataset(connection.stream("short")))
     expected = bare(connection, "short")
     assert [len(labels) for _, labels in given] == [16, 16, 8]
@@ -79,7 +79,7 @@ def test_images_and_labels_are_those_of_the_stream(connection):
 
 
 def test_the_signature_is_the_schema_of_the_stream(connection):
-    """It leaves the number of samples and variable dimensions open."""
+    """The signature leaves the number of samples and variable dimensions open."""
     assert dataset(connection.stream("photos")).element_spec == (
         tf.TensorSpec([None, 32, 32, 3], tf.uint8),
         tf.TensorSpec([None], tf.int64),
@@ -89,7 +89,7 @@ def test_the_signature_is_the_schema_of_the_stream(connection):
 
 
 def test_fields_come_as_asked_for(connection):
-    """They come in any order, as a tuple or a dict; a dict has the samples' numbers too."""
+    """Fields have any order, as a tuple or a dict; a dict has the samples' numbers too."""
     labels, images = next(iter(dataset(connection.stream("photos"), fields=("label", "image"))))
     batch = next(iter(dataset(connection.stream("photos"), as_dict=True)))
     assert set(batch) == {"image", "label", "index"}
@@ -180,7 +180,7 @@ def test_the_state_behind_what_the_loop_has_counted_is_exact(connection, done):
 
 
 def test_a_data_set_may_be_made_within_a_function_of_tensorflow(connection):
-    """Then no object of the program keeps it."""
+    """No object of the program keeps such a data set."""
     made = tf.data.Dataset.range(1).flat_map(lambda _: dataset(connection.stream("photos"), as_dict=True))
     gc.collect()
     assert numbers(made) == bare_numbers(connection, 1)
@@ -205,7 +205,7 @@ def hold_all(connection, epochs):
 
 
 def test_a_tensor_never_changes(connection, daemon):
-    """All are kept while the ring is filled and emptied many times, and do not change."""
+    """Tensors are kept while the ring is filled and emptied many times, and do not change."""
     held, changed = hold_all(connection, 20)
     assert changed == 0
     assert daemon.stream_status()["slots"] < held / 4

@@ -49,7 +49,7 @@ def test_a_loader_goes_through_prepare_as_it_is(daemon, tmp_path):
 
 
 def test_a_data_loader_that_is_not_prepared_is_read_once(daemon):
-    """It has its rank's share already."""
+    """The loader already has its rank's share."""
     said = run(daemon, "data_loader_left_out")
     assert sorted(number for one in said for number in one["seen"]) == list(range(EPOCH))
 

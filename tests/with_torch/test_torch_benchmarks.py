@@ -47,7 +47,7 @@ def rehearse(photos, tmp_path, daemons_folder):
 
 @pytest.mark.jobs
 def test_a_rehearsal_goes_through_all_of_it_and_measures_nothing(rehearse):
-    """Its table has every row, says first that there is no GPU, and has no figures."""
+    """The table has every row, says first that there is no GPU, and has no figures."""
     done, lines = rehearse("--rehearse")
     assert done.returncode == 0, done.stdout + done.stderr
     caption = "Not measured on a GPU: none could be had; the code paths were run on a stand-in for the CUDA runtime ("
@@ -68,7 +68,7 @@ def test_without_a_gpu_nothing_is_measured_unless_a_rehearsal_is_asked_for(rehea
 
 
 def test_the_rehearsal_that_is_kept_says_that_it_is_one():
-    """It has no figures, folder or host name."""
+    """The rehearsal has no figures, folder or host name."""
     kept = (BENCHMARKS / "results" / "gpu_feed-rehearsal.md").read_text()
     assert "Not measured on a GPU: none could be had" in kept
     assert "/tmp" not in kept

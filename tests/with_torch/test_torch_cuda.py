@@ -53,7 +53,7 @@ def tiny(start_shared_daemon, photos, sizes):
 @pytest.mark.parametrize("where", ["address", "tcp_address"])
 @pytest.mark.parametrize("stream", ["photos", "padded", "ragged"])
 def test_every_tensor_is_the_bare_clients_batch(daemon, cuda, load, stream, where):
-    """It is copied from the ring, or from the memory that receives TCP batches. All are kept."""
+    """The source is the ring, or the memory that receives TCP batches. All tensors are kept."""
     expected = bare(daemon, stream, epochs=2)
     for prefetch in (0, 2, 7):
         loader = load(daemon, stream, prefetch=prefetch, address=getattr(daemon, where))
@@ -75,7 +75,7 @@ def test_what_is_done_to_images_is_done_on_the_device(daemon, load):
 
 
 def test_prefetch_batches_are_under_way_ahead_of_the_loop(daemon, cuda, load):
-    """Their copies are queued once the batches arrive; a checkpoint does not count them."""
+    """Copies are queued once the batches arrive; a checkpoint does not count such batches."""
     cuda.patience = NEVER
     loader = load(daemon, prefetch=2)
     next(iter(loader))
@@ -191,7 +191,7 @@ def test_no_copy_is_waited_for_where_the_next_batch_has_come(daemon, cuda, load)
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_loop_that_moves_in_the_smallest_ring_waits_for_its_own_copies(tiny, cuda, load, prefetch):
-    """Otherwise the slots that they hold would keep it from its new claim."""
+    """The slots under copy would otherwise keep the loop from its new claim."""
     cuda.patience = NEVER
     expected = bare(tiny, epochs=8)
     loader = load(tiny, prefetch=prefetch)
@@ -243,7 +243,7 @@ def test_an_interrupt_in_any_call_loses_and_repeats_nothing(tight, cuda, load, m
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_an_interrupted_close_can_be_done_again(daemon, cuda, load, after):
-    """Until then memory stays registered and mapped."""
+    """Memory stays registered and mapped until a close is complete."""
     cuda.patience = NEVER
     place, is_over = 0, False
     while not is_over:
@@ -266,7 +266,7 @@ def test_an_interrupted_close_can_be_done_again(daemon, cuda, load, after):
 
 
 def test_each_slot_is_registered_once(daemon, cuda, load):
-    """Its number of batches does not matter; it is read-only, as it is mapped."""
+    """The number of batches in a slot does not matter; it is read-only, as it is mapped."""
     loader = load(daemon)
     for _ in range(4):
         list(loader)
@@ -278,7 +278,7 @@ def test_each_slot_is_registered_once(daemon, cuda, load):
 
 
 def test_after_a_restart_of_the_daemon_its_new_slots_are_registered_and_the_old_ones_are_not(start_daemon, cuda, load):
-    """They are unregistered before they are unmapped, with copies under way; the loop continues."""
+    """Old slots are unregistered before they are unmapped, amid copies; the loop continues."""
     daemon = start_daemon()
     cuda.patience = 3
     expected = bare(daemon, epochs=3)
@@ -396,7 +396,7 @@ def test_the_memory_that_batches_over_tcp_are_received_into_is_registered(daemon
 
 
 def test_the_stand_in_notices_a_batch_that_is_given_back_too_early(daemon):
-    """Otherwise the tests above would show nothing."""
+    """The tests above would otherwise show nothing."""
     with batchd_client.connect(daemon.address, writable_slots=True) as connection:
         batch = next(iter(connection.stream("photos")))
         memory = batch.memory

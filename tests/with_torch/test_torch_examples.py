@@ -97,7 +97,7 @@ def test_the_resnet_trains_to_the_end(run, photos, tmp_path):
 
 @pytest.mark.jobs
 def test_the_resnet_goes_on_after_ctrl_c(start, photos, tmp_path):
-    """It continues with the step after its last checkpoint, perhaps amid an epoch."""
+    """The example continues with the step after its last checkpoint, perhaps amid an epoch."""
     out = tmp_path / "out"
     example = start(*resnet(photos, out, FOREVER))
     until(example, "epoch 0, step 3")

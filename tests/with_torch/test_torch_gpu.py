@@ -35,7 +35,7 @@ def daemon(request, start_shared_daemon, photos):
 
 @pytest.mark.parametrize("runtime", [CudaRuntime, DelayedRuntime], ids=["at once", "delayed"])
 def test_tensors_on_the_gpu_are_the_streams_and_never_change(daemon, monkeypatch, runtime):
-    """All are kept while the ring is reused, and compared at the end."""
+    """Tensors are kept while the ring is reused, and compared at the end."""
     monkeypatch.setattr(batchd_client.torch, "CudaRuntime", runtime)
     with BatchdLoader("photos", address=daemon.address, device="cuda", window=1) as loader:
         kept = [batch for _ in range(EPOCHS) for batch in loader]

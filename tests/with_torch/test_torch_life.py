@@ -45,7 +45,7 @@ def numbers_of(batches):
 
 @pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_by_an_exception"])
 def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
-    """It exits within a second whatever it holds, and the daemon has its slots back."""
+    """The script exits within a second whatever it holds, and the daemon has its slots back."""
     said, status, errors = end(start("torch_program", program, daemon))
     assert said, errors
     assert status == (1 if program == "exit_by_an_exception" else 0)
@@ -81,7 +81,7 @@ def test_a_forked_child_does_not_disturb_its_parent(daemon):
 
 
 def test_threads_have_a_loader_each(daemon):
-    """All get the same whole epoch."""
+    """All threads get the same whole epoch."""
     epochs = epochs_in_threads(4, lambda: BatchdLoader("photos", address=daemon.address, as_dict=True))
     assert all(epoch == epochs[0] for epoch in epochs)
     assert sorted(epochs[0]) == list(range(EPOCH))
@@ -121,7 +121,7 @@ def test_a_loader_that_is_forgotten_is_closed(daemon):
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
-    """Its iterator and a batch are part of the cycle, and end with it."""
+    """The loader's iterator and a batch are part of the cycle, and end with it."""
 
     def make():
         loader = BatchdLoader("photos", address=daemon.address)
@@ -149,7 +149,7 @@ def test_an_exception_in_the_loop_loses_nothing_but_the_batch_in_hand(load):
 
 
 def test_a_data_loader_passes_whole_batches_on(load):
-    """It has ``batch_size=None`` and no workers; length, epochs and state are the loader's."""
+    """With ``batch_size=None`` and no workers, length, epochs and state are the loader's."""
     dataset = BatchdDataset(load())
     through = DataLoader(dataset, batch_size=None, num_workers=0)
     assert len(through) == len(dataset) == 5

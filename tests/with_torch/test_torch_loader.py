@@ -50,7 +50,7 @@ def bare(daemon, stream="photos", epochs=1):
 
 
 def test_images_and_labels_are_those_of_the_stream(daemon, load):
-    """They are NCHW, in the stream's order; the loop owns the tensors, and may write into them."""
+    """Images are NCHW, in the stream's order; the loop owns the tensors and may write to them."""
     given = list(load())
     expected = bare(daemon)
     assert len(given) == len(expected) == 5
@@ -106,7 +106,7 @@ def test_images_that_are_floats_or_have_channels_first_already_are_left_so(daemo
 
 
 def test_fields_come_as_asked_for(load):
-    """They come in any order, as a tuple or a dict; a dict has the samples' numbers too."""
+    """Fields have any order, as a tuple or a dict; a dict has the samples' numbers too."""
     labels, images, index = next(iter(load(fields=("label", "image", "index"))))
     batch = next(iter(load(as_dict=True)))
     assert list(batch) == ["image", "label", "index"]
@@ -126,7 +126,7 @@ def test_a_hook_makes_the_batch_what_it_likes(load):
 
 
 def test_a_hook_that_failed_gets_the_batch_again(load):
-    """Its changes to the tensors before it failed are not applied twice."""
+    """The hook's changes to the tensors before it failed are not applied twice."""
     fails = [True]
 
     def hook(batch):
@@ -219,7 +219,7 @@ def test_another_streams_state_is_refused(load):
 
 
 def test_setting_the_epoch_moves_to_its_beginning_and_never_back_within_it(load):
-    """So the usual loop may call it each time, also right after a resume."""
+    """The usual loop may call it each time, also right after a resume."""
     expected = load(as_dict=True)
     epochs = [indices(expected) for _ in range(4)]
     loader = load(as_dict=True)
@@ -293,7 +293,7 @@ def test_other_mistakes_are_those_of_the_client(load):
 
 
 def test_a_tensor_never_changes(daemon, load):
-    """All are kept while the ring is reused many times, and do not change."""
+    """Tensors are kept while the ring is reused many times, and do not change."""
     kept = []
     loader = load(as_dict=True, window=1)
     for _ in range(20):

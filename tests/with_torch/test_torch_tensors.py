@@ -62,7 +62,7 @@ def made(name, look, owned, *, length=None):
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_tensors_are_dense_and_as_the_schema_says(name, look, owned):
-    """This includes samples smaller than their room: the layout of the memory is the same."""
+    """Samples smaller than their room are no exception: the memory has the same layout."""
     for length in (None, SHAPES[name][2]):
         recipe, tensor, array = made(name, LOOKS[look], owned, length=length)
         assert tensor.dtype == recipe.schema.dtype
@@ -104,7 +104,7 @@ def stream(tmp_path):
 
 
 def test_tensors_of_a_batch_are_views_that_keep_it_alive(stream):
-    """Its arrays do so, too; after the last of them its memory returns."""
+    """Arrays of a batch do so, too; after the last of them the memory is released."""
     batch = next(iter(stream))
     tensors = batch.to_torch()
 
