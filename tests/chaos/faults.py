@@ -124,7 +124,7 @@ class Faults:
         return True
 
     def _kill_daemon_twice(self) -> bool:
-        """Kill its successor, too, while that starts."""
+        """Kill the daemon, and its successor while that starts."""
         self._kill_daemon()
         self._is_to_die = True
 
@@ -136,7 +136,7 @@ class Faults:
         return True
 
     def _kill_trainer(self) -> bool:
-        """Its successor continues from the state that it last wrote.
+        """Kill a trainer; its successor continues from the state that it last wrote.
 
         Its slots are free as soon as the kernel reports its end.
         """
@@ -160,7 +160,7 @@ class Faults:
         return True
 
     def _kill_starting_trainer(self) -> bool:
-        """It may be importing, connecting, claiming, reading its first batches, or leaving."""
+        """Kill a new trainer while it imports, connects, claims, reads first batches or leaves."""
         visitor = self._run.visit()
         self._run.later(self._chance.uniform(0, STARTING_MAX_S), partial(self._kill_visitor, visitor))
         return True
@@ -176,7 +176,7 @@ class Faults:
         return bool(found) and self._stop(self._chance.choice(found))
 
     def _stop_host(self) -> bool:
-        """Its workers continue; the daemon gives its orders to others."""
+        """Stop a worker host; its workers continue, and the daemon gives its orders to others."""
         found = sorted({host.pid for host in self._run.hosts} - set(self._run.stopped))
         return bool(found) and self._stop(self._chance.choice(found))
 
@@ -230,7 +230,7 @@ class Faults:
         return True
 
     def _reload_what_is_wrong(self) -> bool:
-        """The daemon reports the problem, and nothing else changes.
+        """Reload a wrong configuration: the daemon reports the problem, and nothing else changes.
 
         Only a running daemon is asked: another would not start.
         """

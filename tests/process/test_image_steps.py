@@ -65,7 +65,7 @@ def test_masks_boxes_and_points_reach_the_trainer_in_step_with_their_image(start
 
 
 def check_rectangle(sample):
-    """The image is bright where the mask is 1: inside the box, between the points."""
+    """Check that the image is bright where the mask is 1: inside the box, between the points."""
     bright = sample["image"][0] > 0.6
     assert np.array_equal(bright, sample["mask"] == 1)
     rows, columns = np.nonzero(bright)
