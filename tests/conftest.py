@@ -61,7 +61,7 @@ settings.register_profile(
 settings.load_profile("usual")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # Shells ignore it for background jobs, and our children would inherit that.
+    # Shells ignore SIGINT for background jobs, and child processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.dont_write_bytecode = False  # otherwise each lane of each run compiles these modules again
 os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"

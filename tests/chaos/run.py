@@ -80,8 +80,7 @@ class Run:
         stack.callback(self._kill_members)
         stack.callback(self._kill_hosts)
 
-    # # --- the whole
-    # --------------------------------------------------------------------------------
+    # --- the whole run ----------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the daemon, and every job."""
@@ -177,7 +176,7 @@ class Run:
         self.past_dead_host.end(member.number, at)
 
     def _bury(self, member: Member) -> None:
-        """Check how it ended; restart one that shall continue, at its position."""
+        """Check how it ended; restart a lasting trainer at its position."""
         self._selector.unregister(member.output)
         del self.members[member.number]
         self.forget(member)

@@ -85,8 +85,7 @@ def daemon(start_shared_daemon):
     return start_shared_daemon()
 
 
-# # --- messages that are well formed, more or less
-# --------------------------------------------------
+# --- messages that are well formed, more or less --------------------------------------------------
 
 words = st.tuples(st.just(ZEROMQ), hostile_messages(TO_DAEMON)) | st.tuples(
     st.just(LIFELINE), hostile_messages(TO_DAEMON_LIFELINE)
@@ -125,8 +124,7 @@ def test_hostile_values_and_wrong_orders_change_nothing_for_long(daemon):
     converse(daemon, 10_000)
 
 
-# # --- bytes that were messages once
-# ----------------------------------------------------------------
+# --- damaged messages -----------------------------------------------------------------------------
 
 
 def throw(daemon, chance, messages):

@@ -206,7 +206,7 @@ def test_hostile_values_and_wrong_orders_change_nothing_for_long(served, context
     converse(served, context, 10_000)
 
 
-# --- bytes that were messages once ----------------------------------------------------------------
+# --- damaged messages -----------------------------------------------------------------------------
 
 
 def throw(served, context, chance, messages):

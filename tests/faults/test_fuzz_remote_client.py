@@ -159,7 +159,7 @@ def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours_for_long(fake):
     follow_scripts(fake, 5_000)
 
 
-# --- bytes that were messages once ----------------------------------------------------------------
+# --- damaged messages -----------------------------------------------------------------------------
 
 
 def meet_spoilt_bytes(fake, trainers):
@@ -189,8 +189,7 @@ def test_spoilt_bytes_end_in_an_error_of_ours_for_long(fake):
     meet_spoilt_bytes(fake, 5_000)
 
 
-# # --- some of it by name
-# ---------------------------------------------------------------------------
+# --- named cases ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["padded", "ragged"])

@@ -127,7 +127,7 @@ def test_a_flood_ends_and_others_read_on(daemon, words):
         before, closed_before = private_bytes(daemon.pid), closed(daemon)
         hosts = [elsewhere() for _ in range(FLOODS)]
         for number, host in enumerate(hosts):
-            # ZeroMQ answers each ping, so there are never too many
+            # ZeroMQ answers each ping, so pings never exceed a limit
             is_over = lambda count=closed_before + number: words == "pings" or closed(daemon) > count  # noqa: E731
             flood(daemon, FLOODING[words], greets=number % 2 == 0, host=host, is_over=is_over)
             good.read()

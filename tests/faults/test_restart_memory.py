@@ -61,7 +61,7 @@ def read_and_kill(daemon, trainer, kills):
 
 
 def has_started(daemon):
-    """Tell whether it serves; restart one that has waited in vain, as a service manager does."""
+    """Tell whether it serves; restart one that has exited for memory, as a service manager does."""
     try:
         daemon.wait_ready()
     except AssertionError:

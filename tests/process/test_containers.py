@@ -174,8 +174,7 @@ def test_a_trainer_that_has_neither_is_told_what_a_container_needs(start_inside)
     assert "BATCHD_ADDRESS=tcp://" in str(caught.value)
 
 
-# # --- what is said of the shorter way
-# --------------------------------------------------------------
+# --- the message about the shorter way ------------------------------------------------------------
 
 
 def test_a_contained_trainer_that_came_over_tcp_is_told_which_directory_to_share(start_daemon, container):

@@ -114,7 +114,7 @@ def test_a_killed_daemon_is_found_again_over_all_connections(start_daemon, photo
         assert remote_trainers(daemon)[0]["connections"] == 3
 
 
-# --- who may join ---------------------------------------------------------------------------------
+# --- joining a session ----------------------------------------------------------------------------
 
 
 class Peer:

@@ -46,8 +46,7 @@ def tiny(start_shared_daemon, photos, sizes):
     return start_shared_daemon(streams_over(photos, sizes, memory=2 * SLOT_BYTES))
 
 
-# # --- what comes
-# -----------------------------------------------------------------------------------
+# --- what arrives ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["address", "tcp_address"])
