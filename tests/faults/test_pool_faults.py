@@ -193,7 +193,7 @@ def test_a_network_that_is_cut_longer_than_every_time_out_heals(start_daemon, st
 
 @pytest.mark.parametrize(
     ("seed", "faults", "gateways"),
-    [(1, 12, 1), (6, 12, 2), *(pytest.param(seed, 250, 1 + seed % 2, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))],
+    [(6, 12, 2), *(pytest.param(seed, 250, 1 + seed % 2, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))],
 )
 def test_random_kills_stops_and_cuts_lose_and_repeat_nothing(start_daemon, start_host, seed, faults, gateways):
     """A thousand in the slow cases: hosts, their workers, local workers, gateway, daemon, links."""
