@@ -16,7 +16,7 @@ from batchd_wire.wording import counted
 BUSY_SHARE = 0.1
 """The part of the CPUs that others may use before it is said."""
 WORTH, AS_GOOD = 1.2, 0.9
-"""How many times the DataLoader's figure batchd's is: worth it from here on; as good from here on."""
+"""batchd's figure divided by the DataLoader's: worth it from here on; as good from here on."""
 
 
 @dataclass(slots=True)
@@ -24,8 +24,9 @@ class BenchResult:
     """All that was measured of one stream; None where it was not.
 
     ``sides``: with growing numbers of workers. ``later``: with as many as the last of them, from
-    epoch 1 on. ``loader_tools``: what the DataLoader works with; ``why_no_loader``: why there is
-    none. ``without_points``: of the JPEGs looked at, those whose crops need the whole file, and all.
+    epoch 1 on. ``loader_tools``: the libraries of the DataLoader; ``why_no_loader``: the reason if
+    there is none. ``without_points``: of the JPEGs looked at, those whose crops need the whole
+    file, and all.
     """
 
     name: str

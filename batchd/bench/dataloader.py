@@ -16,14 +16,14 @@ import mmap
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 from random import Random
 from threading import Thread
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -50,15 +50,17 @@ from batchd.pipeline.image.options import (
     To,
 )
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.samples.values import Value
 from batchd.sources.code.options import PluginSource, PythonSource
 from batchd.sources.composed.options import sources_in
-from batchd.sources.interface import open_reader
+from batchd.sources.interface import Reader, open_reader
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
+from batchd_wire.views import Array
 
-Array: TypeAlias = np.ndarray[Any, Any]
-Change: TypeAlias = Callable[[Any], Any]
+Change: TypeAlias = Callable[[Any], object]
+"""A step: a file's bytes, or an image of its library -> an image of its library, or a tensor."""
 
 KNOWN = (Decode, Resize, CenterCrop, RandomCrop, RandomResizedCrop, RandomFlip, Gray, Normalize, Layout, To)
 """Steps that both libraries can do; with torchvision there is color_jitter, too."""
@@ -68,6 +70,13 @@ ENDLESS = 1 << 30
 ATTEMPTS = 10
 WHITE = 255.0
 _RANDOM = Random()  # noqa: S311  crops, no secrets
+
+
+class _Tensor(Protocol):
+    """What is used of a ``torch.Tensor``."""
+
+    def numpy(self) -> Array:
+        """The same memory."""
 
 
 class Answer(NamedTuple):
@@ -103,7 +112,7 @@ def changes_of(steps: Sequence[ImageStep], *, with_pil: bool) -> Change:
     return partial(_changed, made)
 
 
-def _changed(changes: Sequence[Change], value: Any) -> Any:
+def _changed(changes: Sequence[Change], value: object) -> object:
     for change in changes:
         value = change(value)
     return value if hasattr(value, "numpy") else np.array(value)  # a tensor stays one
@@ -113,16 +122,16 @@ def _with_pil(step: ImageStep) -> Change:  # noqa: C901, PLR0912  one case for e
     from PIL import Image, ImageOps  # noqa: PLC0415  only if it is there
     from torchvision import transforms  # noqa: PLC0415  the same
 
-    def opened(decode: Decode, data: Any) -> Any:
-        image: Any = Image.open(BytesIO(data))
+    def opened(decode: Decode, data: memoryview) -> object:
+        image = Image.open(BytesIO(data))
         if decode.exif == "apply":
             image = ImageOps.exif_transpose(image)
         return image.convert("L" if decode.color == "gray" else "RGB")
 
-    def channels_first(value: Any) -> Any:
+    def channels_first(value: object) -> object:
         return value if hasattr(value, "numpy") else transforms.functional.pil_to_tensor(value)
 
-    made: Any
+    made: Change
     match step:
         case Decode():
             made = partial(opened, step)
@@ -152,7 +161,7 @@ def _with_pil(step: ImageStep) -> Change:  # noqa: C901, PLR0912  one case for e
             made = transforms.ToTensor()
         case _:
             made = channels_first
-    return made  # type: ignore[no-any-return,unused-ignore]
+    return made
 
 
 def _with_opencv(step: ImageStep) -> Change:  # noqa: C901  one case for each step
@@ -181,7 +190,7 @@ def _with_opencv(step: ImageStep) -> Change:  # noqa: C901  one case for each st
     raise AssertionError(step)
 
 
-def _decoded(color: str, data: Any) -> Any:
+def _decoded(color: str, data: memoryview) -> Array:
     import cv2  # noqa: PLC0415  in workers only
 
     how = {"rgb": cv2.IMREAD_COLOR_RGB, "bgr": cv2.IMREAD_COLOR_BGR, "gray": cv2.IMREAD_GRAYSCALE}[color]
@@ -191,14 +200,14 @@ def _decoded(color: str, data: Any) -> Any:
     return image if image.ndim == 3 else image[..., np.newaxis]  # noqa: PLR2004  with channels
 
 
-def _scaled(image: Array, height: int, width: int) -> Any:
+def _scaled(image: Array, height: int, width: int) -> Array:
     import cv2  # noqa: PLC0415  in workers only
 
     made = cv2.resize(image, (width, height))
     return made if made.ndim == 3 else made[..., np.newaxis]  # noqa: PLR2004  with channels
 
 
-def _resized(step: Resize, image: Array) -> Any:
+def _resized(step: Resize, image: Array) -> Array:
     if step.size is not None:
         return _scaled(image, *step.size)
     factor = (step.shorter_side or 1) / min(image.shape[:2])
@@ -229,7 +238,7 @@ def _cropped(step: RandomCrop, image: Array) -> Array:
     return _cut(image, top, left, *step.size)
 
 
-def _resized_crop(step: RandomResizedCrop, image: Array) -> Any:
+def _resized_crop(step: RandomResizedCrop, image: Array) -> Array:
     height, width = image.shape[:2]
     for _ in range(ATTEMPTS):
         area = height * width * _RANDOM.uniform(*step.scale)
@@ -283,8 +292,8 @@ class Samples:
         self._stream, self._counters = stream, counters
         self._storage = Storage()
         self._index = scan_source(stream.source, lambda _found: None, cache, self._storage)
-        self._reader: Any = None
-        self._count: Any = None
+        self._reader: Reader | None = None
+        self._count = np.zeros(1, np.int64)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -300,8 +309,9 @@ class Samples:
         )
         self._count = np.frombuffer(self._counters, np.int64, 1, worker * COUNTER_BYTES)
 
-    def __getitem__(self, sample: int) -> dict[str, Any]:
+    def __getitem__(self, sample: int) -> dict[str, object]:
         """One sample; instead of a bad one, the next one."""
+        assert self._reader is not None, "begin was called in this worker"
         for other in range(sample, sample + len(self)):
             try:
                 values = self._reader.read(other % len(self))
@@ -312,7 +322,7 @@ class Samples:
             return made
         raise ValueError("no sample is good")
 
-    def _made(self, name: str, value: Any) -> Any:
+    def _made(self, name: str, value: Value) -> object:
         change = self._changes.get(name)
         return change(value) if change is not None else np.array(value)
 
@@ -320,11 +330,13 @@ class Samples:
 def _begin(worker: int) -> None:
     from torch.utils.data import get_worker_info  # noqa: PLC0415  it takes seconds
 
-    info: Any = get_worker_info()
+    info = get_worker_info()
+    assert info is not None, "this is a worker"
+    assert isinstance(info.dataset, Samples), "it is this module's"
     info.dataset.begin(worker)
 
 
-def _take(batches: Any) -> None:
+def _take(batches: Iterable[Mapping[str, _Tensor]]) -> None:
     for batch in batches:
         for tensor in batch.values():
             touch(tensor.numpy())
@@ -344,7 +356,7 @@ def run(config: Path, name: str, workers: int, seconds: float) -> Answer:
     counters = mmap.mmap(-1, workers * COUNTER_BYTES)
     cache = IndexCache(settings.daemon.cache_dir or default_cache_dir())
     samples: Any = Samples(stream, cache, counters, with_pil=tools != "OpenCV")
-    loader: Any = DataLoader(
+    loader = DataLoader(
         samples,
         batch_size=stream.batch_size,
         sampler=RandomSampler(samples, replacement=True, num_samples=ENDLESS),

@@ -128,7 +128,7 @@ class OneStream:
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _cache(self) -> dict[str, object]:
-        """The cache in memory, also if it is on disk: the file of that belongs to another daemon."""
+        """The keys of a cache in memory, also for one on disk: that file may belong to a daemon."""
         stream = self.config
         if stream.cache_kind in {"off", "points"} or stream.cache_bytes is None:
             return {"cache": stream.cache_kind}

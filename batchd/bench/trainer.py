@@ -8,17 +8,17 @@ would, until it is killed.
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 import batchd_client
 from batchd.children import die_with_parent
+from batchd_wire.views import Array
 
 PAGE_BYTES = 4096
 
 
-def touch(array: np.ndarray[Any, Any]) -> None:
+def touch(array: Array) -> None:
     """Read a byte of each page of a contiguous array."""
     array.reshape(-1).view(np.uint8)[::PAGE_BYTES].max(initial=0)
 

@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
-from numpy.typing import NDArray
 
 from batchd.samples.columns import Column, Default
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.kept_files import DecodedFile, FilePart
+from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
-Value: TypeAlias = memoryview | DecodedFile | FilePart | str | npt.NDArray[Any] | np.generic | int | float | bool
-"""The bytes of an ``encoded`` column, or their pixels; a ``text``, or an ``array``; a number for one
-of shape []."""
+Value: TypeAlias = memoryview | DecodedFile | FilePart | str | Array | np.generic | int | float | bool
+"""The bytes of an ``encoded`` column, or their pixels; a ``text``, or an ``array``; a number for an
+array of shape []."""
 
 
 class Unfitting(SampleUnreadable):
@@ -61,7 +60,7 @@ def default_value(column: Column, default: Default) -> Value:
     return np.full(column.fixed_shape, default, column.dtype)
 
 
-def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
+def shaped(column: Column, numbers: Array) -> Array:
     """Numbers in their column's shape, last dimension fastest. Raises ``SampleUnreadable``."""
     known = int(np.prod([length for length in column.shape if length is not None], dtype=np.int64))
     is_open = None in column.shape
@@ -70,7 +69,7 @@ def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
     return numbers.reshape([numbers.size // known if length is None else length for length in column.shape])
 
 
-def from_plain(column: Column, value: object) -> NDArray[Any]:
+def from_plain(column: Column, value: object) -> Array:
     """Numbers from JSON or msgpack, in their own shape. Raises ``SampleUnreadable``."""
     try:
         numbers = np.asarray(value)
@@ -79,7 +78,7 @@ def from_plain(column: Column, value: object) -> NDArray[Any]:
     return converted(column, numbers if numbers.size else numbers.astype(column.dtype))
 
 
-def converted(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
+def converted(column: Column, numbers: Array) -> Array:
     """Numbers as their column's dtype, in their own shape. Raises ``Unfitting``."""
     wanted = np.dtype(column.dtype)
     if numbers.dtype == wanted:
@@ -111,11 +110,11 @@ def kind_problem(column: Column, dtype: np.dtype[Any]) -> str:
     return ""
 
 
-def _too_large(column: Column, numbers: NDArray[Any], place: int) -> Unfitting:
+def _too_large(column: Column, numbers: Array, place: int) -> Unfitting:
     return Unfitting(f"{column.name} is {numbers.flat[place]}, which no {column.dtype} can be", place)
 
 
-def array_of(column: Column, value: Value) -> NDArray[Any]:
+def array_of(column: Column, value: Value) -> Array:
     """The value as its column's dtype. Raises ``SampleUndecodable`` for another shape or kind."""
     array = np.asarray(value)
     if not column.takes(array.shape) or not np.can_cast(array.dtype, column.dtype, "same_kind"):

@@ -38,6 +38,7 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
 from batchd.suggestions import pip_command
+from batchd_wire.views import Array
 
 
 class Reader(Protocol):
@@ -79,7 +80,7 @@ class ReadsRows(Protocol):
     def reads_rows(self) -> bool:
         """False if these files must be read sample by sample."""
 
-    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, NDArray[Any]]) -> None:
+    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, Array]) -> None:
         """Write each column of the samples into its array, ``[samples, *shape]`` of its dtype.
 
         Raises ``SampleUnreadable`` if one of them cannot be read: ``read`` says which, and why.

@@ -10,7 +10,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.location import is_url
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
+from batchd_wire.views import Array
 
 
 class ArrayReader(PlainReader):
@@ -57,7 +57,7 @@ class ArrayReader(PlainReader):
             is_whole and not any(array.fortran for *_place, array in self._fields) and not any(map(is_url, self._files))
         )
 
-    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, NDArray[Any]]) -> None:
+    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, Array]) -> None:
         """See ``interface.ReadsRows``."""
         if len(self._parts) == 1:
             chosen = [(0, np.arange(len(samples)))]
@@ -116,7 +116,7 @@ class ArrayReader(PlainReader):
 
 
 def _whole_rows(
-    rows: Mapping[str, NDArray[Any]], fields: list[tuple[str, StoredArray]], size: int
+    rows: Mapping[str, Array], fields: list[tuple[str, StoredArray]], size: int
 ) -> NDArray[np.uint8] | None:
     """The memory of ``rows``, if a run reads one field unchanged: then it copies nothing."""
     (name, array), *others = fields

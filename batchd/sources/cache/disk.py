@@ -34,11 +34,10 @@ from errno import EIO, ENOSPC
 from struct import Struct
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 
 from batchd import failpoints
 from batchd.sources.cache.memory import (
@@ -53,7 +52,7 @@ from batchd.sources.cache.memory import (
     check_header,
     open_to_append,
 )
-from batchd.sources.cache.rows import Bytes, CacheRows, Starts
+from batchd.sources.cache.rows import Bytes, CacheRows, Heads, Starts
 from batchd.storage.rows import read_rows
 
 FILE_MAGIC = b"BATCHDD1"
@@ -156,13 +155,13 @@ class DiskCache(CacheRows):
         except OSError:  # ``find`` notes it
             return False
 
-    def _are_heads_whole(self, heads: npt.NDArray[Any]) -> bool:
+    def _are_heads_whole(self, heads: Heads) -> bool:
         known = heads.tobytes()
         starts = range(0, len(known), _RECORD_BYTES)
         crcs = [crc32(known[start : start + _FACTS.size], self._seed) for start in starts]
         return bool((heads["own_crc"] == crcs).all())
 
-    def _are_whole(self, heads: npt.NDArray[Any], facts: list[bytes], values: Bytes) -> bool:
+    def _are_whole(self, heads: Heads, facts: list[bytes], values: Bytes) -> bool:
         crcs = [crc32(row, crc32(one, self._seed)) for one, row in zip(facts, values, strict=True)]
         return bool((heads["crc"] == crcs).all())
 
@@ -178,7 +177,7 @@ class DiskCache(CacheRows):
         # daemon makes a new file.
         return self._records_start <= size <= self._header[ALLOWED_AT] - values_bytes
 
-    def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> bool:
+    def keep(self, sample: int, facts: bytes, values: Sequence[memoryview | bytes]) -> bool:
         """Keep a sample if budget and disk have room; true if it was kept.
 
         ``values``: contiguous buffers.
@@ -200,7 +199,7 @@ class DiskCache(CacheRows):
         failpoints.passing("worker.cache.entered", sample)
         return True
 
-    def _append(self, sample: int, facts: bytes, values: Sequence[Any], size: int) -> int:
+    def _append(self, sample: int, facts: bytes, values: Sequence[memoryview | bytes], size: int) -> int:
         """Append a record and return its offset, in bytes. Raises ``OSError``."""
         crc = crc32(facts, self._seed)
         for value in values:

@@ -32,7 +32,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +195,7 @@ class SampleCache(CacheRows):
         size = _rounded_up(_RECORD.size + values_bytes, RECORD_ALIGNMENT_BYTES)
         return self._room_start + size <= self._room_end or self._claimable(-(-size // self._extent_bytes))
 
-    def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> bool:
+    def keep(self, sample: int, facts: bytes, values: Sequence[memoryview | bytes]) -> bool:
         """Keep a sample if there is room and memory; true if it was kept.
 
         ``values``: contiguous buffers.

@@ -11,7 +11,7 @@ content. Only the bytes of a field with a rewriter differ, and the steps give th
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from batchd.sources.cache.record import (
     with_points,
 )
 from batchd.sources.interface import Reader, ReadsAhead, ReadsParts
+from batchd_wire.views import Array
 
 DISK_DESCRIPTORS = 3
 PlanPart: TypeAlias = Callable[[int, str, FileHead, memoryview], tuple[int, int] | None]
@@ -49,8 +50,8 @@ POINTS_PART = 100
 """A file's points take some 1/130 of what its pixels take, or less."""
 FORMS_MAX = 4096
 PART_SAVES_BYTES_MIN = 1 << 17
-"""A part of a file is read if it leaves out so much: some 60 us of a worker's CPU time and 1 ms at 1
-Gbit/s, and to plan the part takes some 30 us."""
+"""A part of a file is read if it leaves out this many bytes: some 60 us of a worker's CPU time and
+1 ms at 1 Gbit/s, while a plan of the part takes some 30 us."""
 REPLACED_MAX = 10_000
 """Number of samples whose points a worker replaces: a replaced record still takes room, and a
 source may return other bytes each time."""
@@ -194,7 +195,7 @@ class CachedReader:
         """True if all samples are in the cache, as far as its index tells."""
         return self._cache.has_all(samples)
 
-    def read_rows(self, samples: npt.NDArray[np.int64], rows: Mapping[str, npt.NDArray[Any]]) -> None:
+    def read_rows(self, samples: npt.NDArray[np.int64], rows: Mapping[str, Array]) -> None:
         """See ``interface.ReadsRows``, of samples that are all in the cache.
 
         Values that are one column alone are read straight into its rows.
@@ -228,7 +229,7 @@ class CachedReader:
                 out[...] = values[:, start : start + size].copy().view(out.dtype).reshape(out.shape)
         (self._whole,) = arrays if len(arrays) == 1 else [None]
 
-    def _form(self, facts: bytes, rows: Mapping[str, npt.NDArray[Any]]) -> RecordForm:
+    def _form(self, facts: bytes, rows: Mapping[str, Array]) -> RecordForm:
         """The form of records with these facts. Raises as ``record_form``."""
         if facts not in self._forms:
             if len(self._forms) >= FORMS_MAX:

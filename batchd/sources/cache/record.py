@@ -22,13 +22,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from batchd.samples.access_points import FileHead
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.kept_files import DecodedFile
 from batchd.samples.values import Value, array_of
+from batchd_wire.views import Array
 
 _BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD = range(7)
 WITH_VALUES = frozenset({_BYTES, _ARRAY, _POINTS, _PIXELS, _HEAD})
@@ -54,7 +54,7 @@ NO_VALUES = Record(msgpack.packb([]), [])
 
 def pack(values: Mapping[str, Value]) -> Record:
     """The record of a sample: views of bytes, and copies of arrays, which steps may write into."""
-    facts: list[tuple[Any, ...]] = []
+    facts: list[tuple[object, ...]] = []
     parts: list[memoryview | bytes] = []
     for name, value in values.items():
         if isinstance(value, memoryview):
@@ -148,7 +148,7 @@ def unpack(
             start += size
         elif kind == _ARRAY:
             dtype, shape, size = rest
-            array: npt.NDArray[Any] = np.frombuffer(parts[start : start + size], dtype)
+            array: Array = np.frombuffer(parts[start : start + size], dtype)
             values[name] = array.reshape(shape).copy()
             start += size
         elif kind == _PIXELS:
@@ -176,16 +176,16 @@ class RecordForm(NamedTuple):
     """
 
     arrays: Mapping[str, tuple[int, int]]
-    numbers: Mapping[str, Any]
+    numbers: Mapping[str, float]
 
 
-def record_form(facts: bytes, rows: Mapping[str, npt.NDArray[Any]]) -> RecordForm:
+def record_form(facts: bytes, rows: Mapping[str, Array]) -> RecordForm:
     """The form of a record, for the columns of ``rows``, ``[samples, *shape]`` of its dtype each.
 
     Raises ``SampleUnreadable`` or ``SampleUndecodable`` if a column is not one of these numbers.
     """
     arrays: dict[str, tuple[int, int]] = {}
-    numbers: dict[str, Any] = {}
+    numbers: dict[str, float] = {}
     start = 0
     for name, kind, *rest in facts_of(facts):
         if name in rows:

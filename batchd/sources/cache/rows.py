@@ -11,11 +11,12 @@ Invariant: what is found is what ``find`` gives for each of the samples.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+Heads: TypeAlias = NDArray[np.void]
 Starts: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
 FindRows: TypeAlias = Callable[[int], Bytes]
@@ -27,7 +28,7 @@ class CacheRows(ABC):
 
     _entries: NDArray[np.uint64]
     """The index: the first byte of each sample's record, 0 if it is absent."""
-    _head: np.dtype[Any]
+    _head: np.dtype[np.void]
     """What a record begins with: ``sample``, ``facts_bytes``, ``values_bytes``, and more."""
 
     def has_all(self, samples: NDArray[np.int64]) -> bool:
@@ -69,10 +70,10 @@ class CacheRows(ABC):
     def _copy(self, starts: Starts, rows: Bytes) -> bool:
         """Copy as many bytes as a row has from each start; False if that cannot be."""
 
-    def _are_heads_whole(self, _heads: NDArray[Any]) -> bool:
+    def _are_heads_whole(self, _heads: Heads) -> bool:
         """True if heads are as they were written: memory keeps them so."""
         return True
 
-    def _are_whole(self, _heads: NDArray[Any], _facts: list[bytes], _values: Bytes) -> bool:
+    def _are_whole(self, _heads: Heads, _facts: list[bytes], _values: Bytes) -> bool:
         """True if facts and values are as they were written: memory keeps them so."""
         return True

@@ -17,9 +17,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import BufferedReader
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
@@ -47,6 +48,7 @@ from batchd.storage.paths import below_root, blaming_the_sample, open_regular, r
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.values import ObjectUnreadable
+from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
 FILES_MAX = 64
@@ -127,7 +129,7 @@ class OpenFile:
                 raise SampleUnreadable("the file is another one than when the daemon started")
             where_it_fails.pop_all()
 
-    def read(self, group: int, title: str, bytes_max: int) -> Any:
+    def read(self, group: int, title: str, bytes_max: int) -> pa.ChunkedArray:
         """A column of a row group. Raises ``Unreadable`` for damage, else ``SampleUnreadable``."""
         if self._object is None:
             return self._file.read(group, title, bytes_max)
@@ -210,7 +212,7 @@ class ParquetReader:
         """See ``interface.ReadsRows``: single numbers are in the index."""
         return len(self._numbers) == len(self._columns)
 
-    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, NDArray[Any]]) -> None:
+    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, Array]) -> None:
         """See ``interface.ReadsRows``."""
         for name, numbers in self._numbers.items():
             rows[name][...] = numbers[samples]
@@ -262,7 +264,7 @@ class ParquetReader:
             return None
         return Extent(self._index.file(place.file), *extents[sample].tolist())
 
-    def _from_arrow(self, column: Column, values: Any, row: int, sample: int) -> Value:
+    def _from_arrow(self, column: Column, values: pa.ChunkedArray, row: int, sample: int) -> Value:
         value = values[row]
         if not value.is_valid:
             raise SampleUnreadable(f"there is no {column.name}")
@@ -300,10 +302,10 @@ class _RowGroups:
         self._cache_bytes = cache_bytes
         self._remote = remote
         self._opened: dict[int, OpenFile] = {}
-        self._kept: dict[tuple[int, int], tuple[Any, int]] = {}
+        self._kept: dict[tuple[int, int], tuple[str | pa.ChunkedArray, int]] = {}
         self._kept_bytes = 0
 
-    def column(self, place: ValuePlace, number: int, title: str) -> Any:
+    def column(self, place: ValuePlace, number: int, title: str) -> pa.ChunkedArray:
         """A column of the row group of a sample. Raises ``SampleUnreadable``."""
         key = (place.number, number)
         kept = self._kept.pop(key, None)

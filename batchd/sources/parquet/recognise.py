@@ -1,7 +1,9 @@
-"""Recognise Parquet and Arrow files: their columns, with what Hugging Face's `datasets` says of them. CLI."""
+"""Recognise Parquet and Arrow files: columns, with the types of Hugging Face's `datasets`. CLI."""
 
 import os
 from collections.abc import Sequence
+
+import pyarrow as pa
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import parse_column
@@ -9,7 +11,6 @@ from batchd.sources.interface import FoundFiles, Recognised
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.record_batches import TableFile, open_table
 from batchd.sources.parquet.row_groups import (
-    ArrowType,
     Unreadable,
     class_names,
     is_bytes,
@@ -39,7 +40,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     return Recognised(source, names, (*notes, *left_out_note("column", [one for one in found if one not in types])))
 
 
-def _type(file: TableFile, field: ArrowType) -> str | None:
+def _type(file: TableFile, field: pa.Field) -> str | None:
     """The type of a column, as users write it; None if none reads it."""
     kind, wanted = field.type, ["image", "text"]
     if is_bytes(kind):
@@ -52,12 +53,12 @@ def _type(file: TableFile, field: ArrowType) -> str | None:
     return next((text for text in wanted if _reads(text, kind)), None)
 
 
-def _dtype(kind: ArrowType) -> str:
+def _dtype(kind: pa.DataType) -> str:
     name: str = kind.to_pandas_dtype().__name__
     return name.removesuffix("_")
 
 
-def _reads(text: str, kind: ArrowType) -> bool:
+def _reads(text: str, kind: pa.DataType) -> bool:
     try:
         return not problem_of(parse_column("field", text), kind)
     except ValueError:

@@ -23,7 +23,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,6 @@ from pyarrow import ipc
 from batchd.sources.parquet.row_groups import (
     BYTES,
     NOWHERE,
-    ArrowType,
     Footer,
     ParquetFile,
     Unreadable,
@@ -66,13 +65,13 @@ class _Message(NamedTuple):
 class _Column(NamedTuple):
     """A column of a record batch in memory that is zero where nothing was read."""
 
-    values: Any
+    values: pa.Array
     memory: mmap.mmap
     address: int
     start: int
     """Where the first byte of the memory is in the file."""
 
-    def place(self, buffer: Any) -> int:
+    def place(self, buffer: pa.Buffer) -> int:
         """Where a buffer is in the file."""
         return int(buffer.address) - self.address + self.start
 
@@ -91,8 +90,8 @@ class ArrowFile:
             self._first, head, kind = self._message(self._start)
             if kind != SCHEMA:
                 raise Unreadable("does not begin with a schema")
-            self.schema: Any = ipc.read_schema(pa.BufferReader(head))
-            _names = self.schema.names, list(map(str, self.schema.types))  # raises for names that are not UTF-8
+            self.schema: pa.Schema = ipc.read_schema(pa.BufferReader(head))
+            _names = self.schema.names, list(map(str, self.schema.types))  # raises unless UTF-8
 
     @property
     def footer(self) -> Footer:
@@ -166,7 +165,7 @@ class ArrowFile:
 
         Reads the lengths of the values, and none of the values.
         """
-        kind: ArrowType = self.schema.field(title).type
+        kind: pa.DataType = self.schema.field(title).type
         if not is_stored_as_bytes(kind):
             return None
         column = self._column(group, title)
@@ -194,8 +193,8 @@ class ArrowFile:
         found[is_null] = NOWHERE, 0
         return array("q", found.tobytes())
 
-    def read(self, group: int, title: str, max_bytes: int) -> Any:
-        """One column of a record batch as a pyarrow ChunkedArray.
+    def read(self, group: int, title: str, max_bytes: int) -> pa.ChunkedArray:
+        """One column of a record batch.
 
         Raises ``Unreadable``, also beyond ``max_bytes``.
         """
@@ -209,7 +208,7 @@ class ArrowFile:
             column.values.validate(full=True)
             return pa.chunked_array([column.values])
 
-    def batches(self, group: int, title: str, rows: int) -> Iterator[Any]:
+    def batches(self, group: int, title: str, rows: int) -> Iterator[pa.Array]:
         """The same, in pieces of a number of rows."""
         column = self.read(group, title, self._size).chunk(0)
         for first in range(0, len(column), rows):
@@ -225,7 +224,7 @@ class ArrowFile:
             raise Unreadable("has a buffer that is not where its type needs it")
         return _Column(values, memory, buffer.address, message.start)
 
-    def _batch(self, message: _Message) -> tuple[Any, mmap.mmap, Any]:
+    def _batch(self, message: _Message) -> tuple[pa.RecordBatch, mmap.mmap, pa.Buffer]:
         """A record batch, the memory that it is in, and that memory as a buffer."""
         memory = mmap.mmap(-1, message.head_bytes + message.body_bytes, flags=MAP_FLAGS)
         memory[: message.head_bytes] = read_at(self._stream, message.start, message.head_bytes)
@@ -235,7 +234,7 @@ class ArrowFile:
             batch.validate()  # all buffers are as long as the rows need
         return batch, memory, buffer
 
-    def _read(self, column: _Column, buffers: Iterable[Any]) -> None:
+    def _read(self, column: _Column, buffers: Iterable[pa.Buffer | None]) -> None:
         """Read buffers of a column out of the file."""
         for buffer in buffers:
             if buffer is None or not buffer.size:
@@ -271,7 +270,7 @@ def open_table(stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> T
         return ArrowFile(stream, looked)
 
 
-def _buffers(values: Any) -> Iterator[Any]:
+def _buffers(values: pa.Array) -> Iterator[pa.Buffer]:
     return (buffer for buffer in values.buffers() if buffer is not None and buffer.size)
 
 

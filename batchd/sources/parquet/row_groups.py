@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,6 @@ from batchd.samples.values import kind_problem
 from batchd.storage.index import readable
 from batchd_wire.wording import counted
 
-ArrowType: TypeAlias = Any
-"""A ``pyarrow.DataType``; pyarrow has no annotations."""
 BYTES, PATH = "bytes", "path"
 """The fields of an image as Hugging Face stores it."""
 HUGGING_FACE = b"huggingface"
@@ -90,7 +88,7 @@ class ParquetFile:
                 pre_buffer=False,  # or a whole column chunk is read before its first value is there
                 page_checksum_verification=True,
             )
-            self.schema: Any = self._file.schema_arrow
+            self.schema: pa.Schema = self._file.schema_arrow
             self._leaves = [self._file.schema.column(leaf).path for leaf in range(self._metadata.num_columns)]
 
     @cached_property
@@ -127,13 +125,13 @@ class ParquetFile:
         """The numbers of the stored columns of a column of the schema, or of a field of one."""
         return [leaf for leaf, path in enumerate(self._leaves) if path == title or path.startswith(f"{title}.")]
 
-    def read(self, group: int, title: str, max_bytes: int) -> Any:
-        """One column of a row group as a pyarrow ChunkedArray.
+    def read(self, group: int, title: str, max_bytes: int) -> pa.ChunkedArray:
+        """One column of a row group.
 
         Raises ``Unreadable``, also beyond ``max_bytes``: a footer may be wrong about the size, and
         a few values of a dictionary may be repeated millions of times.
         """
-        pieces: list[Any] = []
+        pieces: list[pa.Array] = []
         size = 0
         for piece in self.batches(group, title, ROWS_AT_ONCE):
             pieces.append(piece)
@@ -142,7 +140,7 @@ class ParquetFile:
                 raise too_large(title, max_bytes)
         return pa.chunked_array(pieces)
 
-    def batches(self, group: int, title: str, rows: int) -> Iterator[Any]:
+    def batches(self, group: int, title: str, rows: int) -> Iterator[pa.Array]:
         """The same, in pieces of a number of rows, one of them in memory at a time."""
         pieces = self._file.iter_batches(rows, row_groups=[group], columns=[title], use_threads=False)
         found = 0
@@ -184,7 +182,7 @@ def use_one_thread() -> None:
     pa.set_io_thread_count(1)
 
 
-def _range_of(chunk: Any) -> tuple[int, int]:
+def _range_of(chunk: parquet.ColumnChunkMetaData) -> tuple[int, int]:
     """The first byte of a column of a row group, and the one behind its last."""
     start = max(0, min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset))
     return start, start + chunk.total_compressed_size
@@ -225,7 +223,7 @@ def _check_magic(stream: BinaryIO, end: bytes, size: int) -> None:
     raise Unreadable(f"is cut or damaged: it ends at byte {size} without the footer of a Parquet file; copy it again")
 
 
-def problem_of(column: Column, kind: ArrowType) -> str:
+def problem_of(column: Column, kind: pa.DataType) -> str:
     """Why a column of the file cannot be a column of a sample; "" where it can."""
     kind = _undictionary(kind)
     if column.kind == "encoded":
@@ -246,17 +244,17 @@ def problem_of(column: Column, kind: ArrowType) -> str:
     return kind_problem(column, np.dtype(number.to_pandas_dtype()))
 
 
-def is_bytes(kind: ArrowType) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
     """True if each value is a run of bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
-def is_image(kind: ArrowType) -> bool:
+def is_image(kind: pa.DataType) -> bool:
     """True for an image as Hugging Face stores it."""
     return bool(pa.types.is_struct(kind)) and kind.get_field_index(BYTES) >= 0 and is_bytes(kind.field(BYTES).type)
 
 
-def has_path(kind: ArrowType) -> bool:
+def has_path(kind: pa.DataType) -> bool:
     """True if such an image may be a file instead."""
     return is_image(kind) and kind.get_field_index(PATH) >= 0 and _is_text(kind.field(PATH).type)
 
@@ -266,7 +264,7 @@ def is_single_number(column: Column) -> bool:
     return column.kind == "array" and not column.shape
 
 
-def class_names(schema: Any, title: str) -> tuple[str, ...]:
+def class_names(schema: pa.Schema, title: str) -> tuple[str, ...]:
     """The names of a column's labels, if Hugging Face's `datasets` wrote them into the file."""
     try:
         feature = json.loads(schema.metadata[HUGGING_FACE])["info"]["features"][title]
@@ -277,31 +275,31 @@ def class_names(schema: Any, title: str) -> tuple[str, ...]:
     return tuple(names) if good else ()
 
 
-def is_stored_as_bytes(kind: ArrowType) -> bool:
+def is_stored_as_bytes(kind: pa.DataType) -> bool:
     """True if a page holds each value as a run of bytes."""
     kind = _undictionary(kind)
     return is_bytes(kind) or _is_text(kind) or is_image(kind)
 
 
-def _undictionary(kind: ArrowType) -> ArrowType:
+def _undictionary(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _is_text(kind: ArrowType) -> bool:
+def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def is_list(kind: ArrowType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     """True for lists of values, of one length or of several."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def is_number(kind: ArrowType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
     """True for whole numbers, floating-point numbers and booleans."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _advice(column: Column, kind: ArrowType) -> str:
+def _advice(column: Column, kind: pa.DataType) -> str:
     if is_bytes(kind) or is_image(kind):
         return 'declare it as "image", or as "uint8[?]"' if is_bytes(kind) else 'declare it as "image"'
     if _is_text(kind):
