@@ -131,7 +131,12 @@ def main() -> None:
         for name in classes(tree):
             homes[name].append(file.relative_to(root))
     several = sorted(name for name, places in homes.items() if len(places) > 1)
-    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md")]
+    pages = [
+        *root.glob("*.md"),
+        *(root / "docs").rglob("*.md"),
+        root / "client" / "README.md",
+        root / "benchmarks" / "README.md",
+    ]
     long_lines = sum(
         len(line) > PROSE_COLUMNS for file in [*python_files(root, *READ), *pages] for line in prose_lines(file)
     )

@@ -201,7 +201,7 @@ class _Bench:
             is_late = not child.has_ended()
             status = child.end()
         lines = said.splitlines()
-        answers = [line for line in lines if line.startswith("[")]  # its workers may say that it has ended
+        answers = [line for line in lines if line.startswith("[")]  # its workers may write, too
         if answers and not status:
             answer = Answer(*json.loads(answers[0]))
             result.loader, result.loader_tools = Figures(workers, *answer[:4]), answer.tools

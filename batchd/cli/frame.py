@@ -27,7 +27,7 @@ PART_SHADES = "█▓▒░"
 FRAME_LINES = 11
 """Lines besides the rows: headline, headings, empty lines, keys."""
 SORTS = ("", "name", "waits", "batches/s", "ahead")
-"""Orders of the trainers: the daemon's own, by name, the most waiting, the fastest, the shortest of batches."""
+"""Orders of the trainers: the daemon's, by name, most waiting, fastest, fewest batches ahead."""
 KEY_LINE = "q quit  s sort  / filter  p pause"
 
 

@@ -91,7 +91,7 @@ class LogLines:
 
 
 def set_up_logs(level: str, log_format: LogFormat = "auto", keep: Keep | None = None) -> None:
-    """Write events of ``level`` (a name of ``logging``) and above to standard error, and ``keep`` them."""
+    """Write events of ``level`` (a name of ``logging``) or above to standard error and ``keep``."""
     fill_standard_streams()
     lines = LogLines(STANDARD_ERROR)
     structlog.configure(

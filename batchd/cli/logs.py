@@ -32,8 +32,8 @@ FOLLOW_S = 0.5
 def command(address: str | None, lines: int, *, follow: bool) -> None:
     """Print the last lines of the daemon's log, and say where all of it is.
 
-    The daemon keeps its last 300 lines in memory, each of at most 400 characters, of the levels that
-    it logs. The place of the whole log goes to standard error.
+    The daemon keeps its last 300 lines in memory, each of at most 400 characters, of the levels
+    that it logs. The place of the whole log goes to standard error.
     """
     console = own_console()
     with running_daemon(address) as session:

@@ -146,7 +146,7 @@ def _print_once(address: str | None, interval_s: float, view: TopView) -> None:
 
 
 def _watch(source: Source, live: Live, wake: int, interval_s: float, view: TopView = EVERYTHING) -> None:
-    """Draw and wait until the user quits. A paused view asks for nothing, and goes on where it is."""
+    """Draw and wait until the user quits. A paused view does not ask the daemon."""
     due_s, shown = monotonic(), None
     while True:
         now = monotonic()

@@ -358,7 +358,7 @@ class Fleet:
         self._sort(worker)
 
     def arrived(self, worker: Worker, order: Order, work_s: float) -> None:
-        """The rows of a remote worker's order are here; it worked ``work_s`` on them. ``done`` follows."""
+        """Note that a remote worker's rows, ``work_s`` of work, arrived. ``done`` follows."""
         assert worker.window is not None, f"worker {worker.number} is a local one"
         now_s = self._moment.now_s
         worker.done_s = min(now_s, max(order.given_s, worker.done_s) + work_s)
@@ -382,7 +382,7 @@ class Fleet:
         return orders
 
     def usual_s(self, worker: Worker) -> float:
-        """How long an order of a remote worker takes, by its former ones; not less than the way to it now."""
+        """Seconds that an order of a remote worker takes, by earlier ones; at least the way now."""
         assert worker.window is not None, f"worker {worker.number} is a local one"
         return max(worker.usual_s, worker.window.way_s)
 
@@ -419,7 +419,7 @@ class Fleet:
                 self._sort(worker)
 
     def _sort(self, worker: Worker) -> None:
-        """Update the takers after a change of a worker's state or orders, or of its link's window."""
+        """Update the takers after a change of a worker's state or orders, or its link's window."""
         window = worker.window
         if window is None:
             self._file(worker)

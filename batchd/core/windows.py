@@ -103,11 +103,11 @@ class Windows:
         window.least_row_s = min(window.least_row_s, way_s / rows)
         if way_s > max(LATE_S, LATE_TIMES * window.least_row_s * rows):
             self.late(window, given_s, now_s)
-        elif window.orders >= window.limit or self.orders >= self.limit:  # else more would change nothing
+        elif window.orders >= window.limit or self.orders >= self.limit:  # only if it is full
             self.set_limit(window, min(window.orders_max, window.limit + window.growth))
 
     def late(self, window: Window, given_s: float, now_s: float) -> None:
-        """Note that the rows of an order are late; it is still counted, and was given ``given_s``."""
+        """Note late rows of an order, which was given at ``given_s`` and is still counted."""
         if given_s >= window.lowered_s:
             window.lowered_s, window.growth = now_s, GROWTH
             self.set_limit(window, min(window.limit, window.orders) * SHRINKING)

@@ -1,10 +1,10 @@
-"""The last lines of the log, in the daemon's memory: `batchd logs` and `batchd status`. DAEMON process.
+"""The last lines of the log, in memory, for `batchd logs` and `batchd status`. DAEMON process.
 
     a line is written --add--> lines     the last LINES_MAX of all levels
                           +--> warnings  the last WARNINGS_MAX, ALIKE_MAX at most of one event
 
-Invariant: memory and a ``Status`` message are bounded. A line is whole when it is added, and foreign
-text in it is escaped already.
+Invariant: memory and a ``Status`` message are bounded. A line is whole when it is added, and
+foreign text in it is escaped already.
 """
 
 from collections import deque

@@ -250,7 +250,7 @@ class Loop:
             status = replace(status, streams=shown, pool=pool)
             if not door.is_remote:  # lines name files, and other hosts
                 status = replace(status, warnings=self.log.warnings)
-            if not door.is_remote and message.log_after is not None:  # both together might not fit into a message
+            if not door.is_remote and message.log_after is not None:  # a message may not hold both
                 status = DaemonStatus(status.daemon, (), (), (), log=self.log.after(message.log_after))
             door.answer(query.session, Status(message.request, plain_status(status)))
 

@@ -249,8 +249,8 @@ def _stream(
 def parts_of_sample(work: WorkReading) -> tuple[tuple[str, float], ...]:
     """The parts of a sample's time: (name, ms), in order of the work.
 
-    Each part is measured by the clock, so time without a CPU is in all of them. It becomes a part of
-    its own, and the others lose it in proportion.
+    Each part is measured by the clock, so time without a CPU is in all of them. It becomes a part
+    of its own, and the others lose it in proportion.
     """
     if not work.samples:
         return ()

@@ -234,7 +234,7 @@ class StatusRecorder:
             return self._window.overview()
 
     def history(self, seconds: float = STEP_S * POINTS) -> dict[str, object]:
-        """All series of the last ``seconds``, as plain data, in the finest steps that reach so far."""
+        """All series of the last ``seconds`` as plain data, in the finest steps that reach it."""
         with self._lock:
             step_s = next((one for one, kept in self._histories.items() if one * kept.points >= seconds), STEP_S)
             kept = self._histories[step_s]
@@ -267,7 +267,7 @@ class History:
         self._series = {key: series for key, series in self._series.items() if not all(map(isnan, series))}
 
     def plain(self, tick: int, points: int | None = None) -> Iterator[dict[str, object]]:
-        """The last ``points`` of every series up to ``tick``, or to the one before without a point yet."""
+        """The last ``points`` of each series up to ``tick``, or up to the tick before it."""
         late = 0 if self.tick is None or tick - self.tick <= 1 else min(tick - self.tick, self.points)
         for key, series in self._series.items():
             shown = (series[late:] + self._empty[:late])[-(points or self.points) :]

@@ -126,7 +126,7 @@ class Pipeline:
     def part(
         self, epoch: int, sample: int, field: str, head: FileHead, points: memoryview | bytes
     ) -> tuple[int, int] | None:
-        """The bytes of the file in ``field`` that ``make`` reads for a sample; None: all of them."""
+        """(first, end) of the bytes of ``field``'s file that ``make`` reads; None: all of them."""
         stage = self._stages[0][0] if self._stages else None
         if not isinstance(stage, ImageStage):
             return None
@@ -149,7 +149,7 @@ def _stages(
     *,
     has_rows: bool,
 ) -> Iterator[tuple[Stage, RowsStage | None, int]]:
-    """The stages, for one sample and for many, with the part of the time that the last lap is of."""
+    """The stages, for one sample and for many, and the number of the part that the lap times."""
     made: Columns = {column.name: column for column in columns}
     runs = _runs(steps)
     for place, run in enumerate(runs):

@@ -110,7 +110,7 @@ class SampleMaker:
                 if self._rows_reader is not None and not (self._pipeline.runs_rows and self._rows_reader.reads_rows()):
                     self._rows_reader = None
                 self.reads_ahead = reads_ahead and (self._rows_reader is None or self._cached is not None)
-                """True if ``read_ahead`` saves time: rows of files are local, but a cache may lack some."""
+                """True if ``read_ahead`` saves time: rows are local, but a cache may lack some."""
                 self.columns = self._pipeline.columns
                 changed = changed_file(recipe.files)
             except (FunctionUnusable, StepInvalid) as error:

@@ -69,13 +69,13 @@ def connect(  # noqa: PLR0913  options of a connection, each by name
 
     ``address``: its runtime directory on this machine, as in ``ipc:///run/batchd``, or its network
     address, as in ``tcp://bigbox:7070``. Default: ``$BATCHD_ADDRESS``, else the first of
-    ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd`` where a daemon answers. ``name``: what the daemon
-    shows for this run, 1 to 64 printable characters; default: ``$BATCHD_NAME``, else the job's name
-    and number (Slurm, torchrun, Kubernetes), else the program and its process number. ``key``: the
-    connection file for a daemon in the network; default: ``$BATCHD_KEY``. ``connections``: the
-    number of TCP connections that carry batches; default: ``$BATCHD_CONNECTIONS``, else 1. More
-    help where one connection is the limit: encryption on one core, a long distance, or a network
-    that limits each connection.
+    ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd`` where a daemon answers. ``name``: what the
+    daemon shows for this run, 1 to 64 printable characters; default: ``$BATCHD_NAME``, else the
+    job's name and number (Slurm, torchrun, Kubernetes), else the program and its process number.
+    ``key``: the connection file for a daemon in the network; default: ``$BATCHD_KEY``.
+    ``connections``: the number of TCP connections that carry batches; default:
+    ``$BATCHD_CONNECTIONS``, else 1. More help where one connection is the limit: encryption on one
+    core, a long distance, or a network that limits each connection.
 
     If an address is given, here or in the environment, the daemon may still be starting: this waits
     for it up to ``connect_timeout_s``. Without an address, this fails at once if no daemon answers.

@@ -83,8 +83,8 @@ def push(  # noqa: PLR0913  options of a connection, each by name
     """Connect to the daemon on this host, to push samples into ``stream``: one of type "push".
 
     ``address``: the daemon's runtime directory, as in ``ipc:///run/batchd``; default: as for
-    ``connect``, which has ``name``, too. ``put_timeout_s``: how long ``put`` waits for room. ``reconnect_timeout_s``: how
-    long a daemon may be away meanwhile. All in seconds.
+    ``connect``, which has ``name``, too. ``put_timeout_s``: how long ``put`` waits for room.
+    ``reconnect_timeout_s``: how long a daemon may be away meanwhile. All in seconds.
 
     Raises ``StreamUnknown``, ``StreamNotLive``, ``PushNotLocal``, and what ``connect`` raises.
     """

@@ -187,8 +187,8 @@ class Unsubscribe(Message):
 class AskStatus(Message):
     """Ask for the daemon's status.
 
-    ``log_after``: for the lines of the log after this one, as far as the daemon keeps them, in place
-    of workers, trainers, streams and worker hosts.
+    ``log_after``: for the lines of the log after this one, as far as the daemon keeps them, in
+    place of workers, trainers, streams and worker hosts.
     """
 
     request: int

@@ -193,8 +193,9 @@ class StreamStatistics:
     its ``samples`` and ``steps`` have no meaning. ``own_source``: the source is the user's code.
     ``bgr_fields``: images with blue as their first channel. ``cache``: None without a cache.
     ``source``: equal for streams that read the same samples; "" if it is live, or not known.
-    ``filling_slots``: batches that workers fill for a trainer; ``partial_slots``: partly filled ones
-    that no trainer waits for any more (both None from an older daemon). ``description``: see there.
+    ``filling_slots``: batches that workers fill for a trainer; ``partial_slots``: partly filled
+    ones that no trainer waits for any more (both None from an older daemon). ``description``: see
+    ``StreamDescription``.
     """
 
     number: int

@@ -18,7 +18,8 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 autodoc_mock_imports = ["torch", "jax", "lightning", "tensorflow", "keras"]
 """The site is made without the frameworks."""
-_MockObject.__or__ = _MockObject.__ror__ = lambda mocked, _other: mocked  # "torch.Tensor | None" is evaluated
+# Sphinx evaluates "torch.Tensor | None".
+_MockObject.__or__ = _MockObject.__ror__ = lambda mocked, _other: mocked
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

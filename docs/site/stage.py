@@ -117,7 +117,7 @@ class Stage:
             return _file_page(path, target)
         text = self._relinked(target, path.read_text(), target)
         if target == INDEX:
-            front = self._relinked(target, (self._root / FRONT).read_text(), FRONT)  # shown in its place
+            front = self._relinked(target, (self._root / FRONT).read_text(), FRONT)  # replaces it
             return front + TITLE.sub(r"## \1", text, count=1) + _sidebar(path.read_text())
         return text if place_of(target).with_suffix("").as_posix() in self._in_sidebar else f"{ORPHAN}{text}"
 

@@ -165,6 +165,7 @@ def test_the_dataloader_makes_arrays_of_the_same_shape(
         pytest.importorskip("torchvision.transforms", exc_type=(ImportError, RuntimeError))
     made = np.asarray(changes_of([Decode(), *steps], with_pil=with_pil)(jpeg(photo(48, 64))))
 
-    assert sorted(np.squeeze(made).shape) == sorted(side for side in shape if side > 1)  # PIL's grey has no channels
+    # PIL's grey images have no channels
+    assert sorted(np.squeeze(made).shape) == sorted(side for side in shape if side > 1)
     assert made.dtype == dtype
     assert made.std() > 0

@@ -148,7 +148,7 @@ class Decoder:
     def _decoded_to_keep(
         self, data: memoryview, header: ImageHeader, factor: int, moves: Sequence[Move]
     ) -> DecodedFile | None:
-        """Decode all of a file if the cache keeps it; None if not, or if only boxes of it are good."""
+        """Decode all of a file if the cache keeps it; None if not, or if it is damaged."""
         field = self._step.field
         if field not in self._decoded.fields:
             return None

@@ -177,7 +177,7 @@ class ImageStage:
 
     @property
     def on_rows(self) -> RowsStage | None:
-        """Does the same to the images of many samples; None if the steps do more than convert them."""
+        """The same for the images of many samples; None if the steps do more than convert them."""
         is_more = self._decoder or self._planners or self._recolors or self._followers
         return None if is_more else self._convert_rows
 
@@ -226,7 +226,7 @@ class ImageStage:
             return ImageHeader(*value.header)
         if isinstance(value, FilePart):
             header = ImageHeader(*value.header)
-            self._decoder.check_limits(value.data, header)  # streams with other limits have the same points
+            self._decoder.check_limits(value.data, header)  # limits differ by stream
             return header
         assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
         header = probe_image(value)
