@@ -14,7 +14,7 @@ from batchd.orders.worker import BAD_PART, READ_PART
 from batchd_wire.wording import counted
 
 BUSY_SHARE = 0.1
-"""The part of the CPUs that others may use before it is said."""
+"""Other programs are reported if they use more than this part of the CPUs."""
 WORTH, AS_GOOD = 1.2, 0.9
 """batchd's figure divided by the DataLoader's: worth it from here on; as good from here on."""
 
@@ -68,7 +68,7 @@ def part_times(measurement: Measurement) -> list[tuple[str, float]]:
 
 
 def disturbances(result: BenchResult) -> list[str]:
-    """What makes the figures worse than they could be, or is not in them."""
+    """What makes the figures worse than they could be, or is missing from them."""
     measured = [side.figures for side in [*result.sides, *([result.later] if result.later else [])]]
     measured += [result.loader] if result.loader is not None else []
     found = list(result.notes)
@@ -76,11 +76,11 @@ def disturbances(result: BenchResult) -> list[str]:
     if others > BUSY_SHARE * result.cpus:
         found.append(
             f"other programs used up to {others:.1f} of {counted(result.cpus, 'CPU')} meanwhile, so samples/s are too low; "
-            "CPU time is what it is"
+            "CPU time changes little"
         )
     last = result.sides[-1] if result.sides else None
     if last is not None and not last.figures.samples:
-        found.append("no sample was finished in the time of a measurement; give it longer with --seconds")
+        found.append("no sample was finished in the time of a measurement; raise --seconds")
     if last is not None and result.config.cache_kind != "off" and result.later is None and not last.epoch:
         found.append("these are the first epoch's figures: the cache was still empty, and later epochs are faster")
     if last is not None and last.bad:

@@ -103,7 +103,7 @@ def why_none(stream: StreamConfig, tools: str = "") -> str:
 
 
 def changes_of(steps: Sequence[ImageStep], *, with_pil: bool) -> Change:
-    """What makes of a file's bytes, or an image as an array [height, width, channels], an array."""
+    """All steps as one: bytes, or uint8 [height, width, channels], -> an array or a tensor."""
     made = [(_with_pil if with_pil else _with_opencv)(step) for step in steps]
     if with_pil and steps and not isinstance(steps[0], Decode):
         from PIL import Image  # noqa: PLC0415  only if it is there

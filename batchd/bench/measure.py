@@ -56,7 +56,7 @@ Report = Callable[[int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One measurement. ``cpu_s``: CPU time of all processes that are there for the samples.
+    """One measurement. ``cpu_s``: CPU time of all processes of the measurement.
 
     ``others_cpus``: the CPUs that other programs used meanwhile, on average.
     """
@@ -69,7 +69,7 @@ class Figures:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples of a second."""
+        """Samples per second."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
@@ -192,7 +192,10 @@ def _measured(task: Task, session: Session, trainer: Child) -> Measurement:
 
 
 def _statuses(session: Session, trainer: Child, name: str) -> Iterator[tuple[DaemonStatus, StreamStatistics]]:
-    """The daemon's status again and again. Raises ``BatchdError`` if there is no point in it."""
+    """The daemon's status, every ``TICK_S``.
+
+    Raises ``BatchdError`` when the stream has stopped or the trainer has ended.
+    """
     while True:
         has_ended = trainer.has_ended(TICK_S)  # before the status, which then says why
         status = ask_status(session)

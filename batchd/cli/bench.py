@@ -1,7 +1,7 @@
 """``batchd bench``: how fast a stream is on this machine, and what would help. In the user's shell.
 
-Its daemons and trainers are children of its own (``batchd.bench``), so a daemon that runs is not
-disturbed, but for the CPUs.
+It measures with daemons and trainers of its own (``batchd.bench``), so a running daemon loses only
+CPU time.
 
 Invariant: it ends some seconds after ``--seconds``, and prints what it has if it is interrupted.
 """
@@ -20,14 +20,14 @@ from time import monotonic
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from batchd.bench.advice import BenchResult, disturbances, helps, part_times, verdict
 from batchd.bench.dataloader import Answer, why_none
 from batchd.bench.measure import Figures, Measurement, OneStream, Report, Task, measure
 from batchd.children import PIPE, STDOUT, start
-from batchd.cli.options import config_options
+from batchd.cli.options import config_options, stream_unknown
+from batchd.cli.tables import MIDDLE, TableColumn, own_console, table
 from batchd.cli.text import escaped
 from batchd.config.cpus import available_cpus
 from batchd.config.directories import default_cache_dir
@@ -49,15 +49,14 @@ from batchd_wire.wording import counted
 
 SECONDS = 20.0
 LATER_SHARE = 0.3
-"""Of the time of a measurement: what the first epoch of a part of the source takes."""
+"""Part of a measurement's time that the first epoch of the measured samples takes."""
 FILES_LOOKED_AT = 8
 BAR_CELLS = 30
-PIPED_COLUMNS = 100
 ANSWER_BYTES = 1 << 16
 LOADER_PATIENCE_S = 120.0
-"""For the start of torch and one batch, beyond the time of the measurement."""
+"""Time for the start of torch and one batch, beyond that of the measurement."""
 POWERS_MAX = 8
-"""Up to so many workers each power of two is measured, beyond that each power of four."""
+"""Measure with each power of two up to this number of workers, else with each power of four."""
 
 
 @click.command("bench")
@@ -67,7 +66,7 @@ POWERS_MAX = 8
     "--seconds", type=click.FloatRange(1, 3600), default=SECONDS, show_default=True, help="Time for all measurements."
 )
 @click.option(
-    "--workers", type=click.IntRange(1, 1024), help="Measure up to so many. [default: those of the configuration]"
+    "--workers", type=click.IntRange(1, 1024), help="Largest number of workers. [default: that of the configuration]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, for programs.")
 def command(  # noqa: PLR0917  one for each option
@@ -77,8 +76,9 @@ def command(  # noqa: PLR0917  one for each option
 
     Prints samples/s with 1 worker and more, the CPU time of each step of a sample, and the same of
     a torch DataLoader, if torch is installed here. Uses a daemon of its own. The first batches of
-    each measurement do not count; if other programs use the CPUs, it says so. Ctrl-C ends it, and
-    prints what was measured until then. Without a configuration, begin with `batchd init`.
+    each measurement do not count. If other programs use the CPUs, the report says so. Ctrl-C ends
+    the measurement and prints the figures so far. Without a configuration, begin with `batchd
+    init`.
     """
     with Storage(CHECK_LIMITS) as storage:
         reading = read_config(config_file, overrides)
@@ -99,20 +99,18 @@ def command(  # noqa: PLR0917  one for each option
     else:
         _show(result)
     if result.is_interrupted:
-        raise BatchdError("interrupted; the figures are those that there were by then")
+        raise BatchdError("interrupted; the figures are those measured so far")
 
 
 def _one_of(config: Config, stream: str | None) -> str:
     names = list(config.streams)
     if stream is None and len(names) > 1:
-        raise BatchdError(f"which stream? There are {', '.join(names)}")
+        raise BatchdError(f"name one of the streams: {', '.join(names)}")
     name = stream or names[0]
     if name not in names:
-        raise BatchdError(f"there is no stream {name!r}; there are {', '.join(names)}")
+        raise stream_unknown(name, names)
     if config.streams[name].source.is_live:
-        raise BatchdError(
-            f"the samples of stream {name!r} come from programs of your own, so their speed is that of these"
-        )
+        raise BatchdError(f"stream {name!r} is live: your own programs push its samples, so they set its speed")
     return name
 
 
@@ -206,7 +204,7 @@ class _Bench:
             answer = Answer(*json.loads(answers[0]))
             result.loader, result.loader_tools = Figures(workers, *answer[:4]), answer.tools
         elif is_late:
-            result.why_no_loader = f"it made nothing in {seconds + LOADER_PATIENCE_S:.0f} s"
+            result.why_no_loader = f"it made no sample in {seconds + LOADER_PATIENCE_S:.0f} s"
         else:
             result.why_no_loader = f"it ended: {lines[-1]}" if lines else f"it ended with exit status {status}"
 
@@ -239,7 +237,7 @@ def _rows(result: BenchResult) -> list[tuple[str, Figures]]:
 
 
 def _show(result: BenchResult) -> None:
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+    console = own_console()
     source = result.config.source
     console.print(
         f"stream {result.name}: {source.type} {escaped(source.place)}, {counted(result.samples, 'sample')}, "
@@ -249,21 +247,25 @@ def _show(result: BenchResult) -> None:
     rows = _rows(result)
     if rows:
         most = max(figures.samples_per_s for _name, figures in rows) or 1.0
-        table = _table("", "samples/s", "", "CPU of a sample")
-        for name, one in rows:
-            cpu = f"{one.cpu_ms:.2f} ms" if one.cpu_ms is not None else "-"
-            table.add_row(name, f"{one.samples_per_s:,.0f}", _bar(one.samples_per_s / most), cpu)
-        console.print(table)
+        speeds: list[TableColumn[tuple[str, Figures]]] = [
+            TableColumn("", 0, lambda row: row[0], is_text=True),
+            TableColumn("samples/s", 0, lambda row: f"{row[1].samples_per_s:,.0f}"),
+            TableColumn("", MIDDLE, lambda row: _bar(row[1].samples_per_s / most), is_text=True),
+            TableColumn("CPU of a sample", 0, lambda row: "-" if row[1].cpu_ms is None else f"{row[1].cpu_ms:.2f} ms"),
+        ]
+        console.print(table(speeds, rows, console.width))
     if result.loader is not None:
         console.print(f"the DataLoader: {result.loader_tools}", soft_wrap=True)
     best = result.best
     if best is not None and (parts := part_times(best)):
         longest = max(ms for _name, ms in parts) or 1.0
-        table = _table("step", "CPU of a sample", "")
-        for name, ms in parts:
-            table.add_row(name, f"{ms:.3f} ms", _bar(ms / longest))
+        steps: list[TableColumn[tuple[str, float]]] = [
+            TableColumn("step", 0, lambda part: part[0], is_text=True),
+            TableColumn("CPU of a sample", 0, lambda part: f"{part[1]:.3f} ms"),
+            TableColumn("", MIDDLE, lambda part: _bar(part[1] / longest), is_text=True),
+        ]
         console.print()
-        console.print(table)
+        console.print(table(steps, parts, console.width))
     for title, lines in (
         ("Is it worth it?", verdict(result)),
         ("What would help", helps(result)),
@@ -273,13 +275,6 @@ def _show(result: BenchResult) -> None:
             console.print(Text(f"\n{title}", "bold"))
         for line in lines:
             console.print(f"  {escaped(line)}", soft_wrap=True)
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, justify="right" if title not in ("", "step") else "left", no_wrap=True)
-    return table
 
 
 def _bar(share: float) -> Text:

@@ -11,11 +11,17 @@ from typing import TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from batchd.errors import BatchdError
 from batchd_wire.runtime import TcpAddress, parse_address
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
 DEFAULT_CONFIG_FILE = Path("batchd.toml")
+
+
+def stream_unknown(name: str, names: Iterable[str]) -> BatchdError:
+    """The error for a STREAM that is none of ``names``."""
+    return BatchdError(f"there is no stream {name!r}; there are {', '.join(names)}")
 
 
 def set_option(command: Command) -> Command:

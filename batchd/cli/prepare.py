@@ -133,7 +133,7 @@ def command(
             output = Output(folder, shard_samples, image_format, quality, is_seekable=seekable, as_files=as_files)
             prepared = prepare(work, output, show)
     except KeyboardInterrupt:
-        raise BatchdError("interrupted; the same command goes on where it was") from None
+        raise BatchdError("interrupted; the same command continues where it stopped") from None
     _summarise(folder, stream, stream_config.source, prepared)
 
 

@@ -13,13 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from batchd.cli.asking import running_daemon, running_streams
-from batchd.cli.options import address_option
+from batchd.cli.options import address_option, stream_unknown
 from batchd.cli.tables import MIDDLE, WIDE, TableColumn, echo, facts, name, own_console, paragraph, table
 from batchd.cli.text import duration, escaped
 from batchd.diagnosis.overview import parts_of_sample
 from batchd.diagnosis.pool import HOSTS_MAX, pool_view, summary
 from batchd.diagnosis.readings import work_since_start
-from batchd.errors import BatchdError
 from batchd.samples.sizes import round_bytes
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskStatus, Status
@@ -59,8 +58,7 @@ def command(stream: str | None, address: str | None, as_json: bool) -> None:
     status = read_status(plain)
     found = None if stream is None else status.stream(stream)
     if stream is not None and found is None:
-        names = ", ".join(one.name for one in status.streams)
-        raise BatchdError(f"there is no stream {stream!r}; there are {names}")
+        raise stream_unknown(stream, (one.name for one in status.streams))
     if as_json:
         streams = [one for one in _tables(plain["streams"]) if stream in (None, one["name"])]
         click.echo(json.dumps({**plain, "streams": streams}, indent=2))

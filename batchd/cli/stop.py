@@ -30,7 +30,7 @@ SAID_AFTER_S = 1.0
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait until it has ended; it goes on ending afterwards.",
+    help="How long to wait for its end. Afterwards it still finishes and ends.",
 )
 @click.option("--now", is_flag=True, help="Do not wait until trainers have what they were granted.")
 def command(address: str | None, timeout_s: float, *, now: bool) -> None:

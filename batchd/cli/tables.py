@@ -77,7 +77,7 @@ def name(text: str, width: int = MIDDLE) -> str:
 
 
 def facts(rows: Sequence[tuple[str, str]], width: int, indent: int = 2) -> Iterator[str]:
-    """Lines of names and texts; a long text goes on below its beginning."""
+    """Lines of names and texts; a long text continues below its beginning."""
     room = max(TEXT_COLUMNS_MIN, width - indent - GAP - max((len(one) for one, _text in rows), default=0))
     broken = [
         (one if at == 0 else "", part)

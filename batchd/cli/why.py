@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from batchd.cli.asking import running_daemon
-from batchd.cli.options import address_option
+from batchd.cli.options import address_option, stream_unknown
 from batchd.cli.tables import own_console, paragraph
 from batchd.cli.text import escaped
 from batchd.diagnosis.pool import pool_view, summary
@@ -46,7 +46,7 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
         after = ask_status(session)
     names = [one.name for one in after.streams]
     if stream is not None and stream not in names:
-        raise BatchdError(f"there is no stream {stream!r}; there are {', '.join(names)}")
+        raise stream_unknown(stream, names)
     reading = compare(before, after)
     if reading is None:
         raise BatchdError("the daemon restarted in between, so its numbers cannot be compared: try again")

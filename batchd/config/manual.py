@@ -33,12 +33,12 @@ MANUAL: dict[ProblemKind, Entry] = {
     ),
     ProblemKind.NOT_TOML: Entry(
         "The file is no TOML. The line is where reading ended, so the mistake is there or just before: a missing quote, "
-        "bracket or value. Strings need quotes, true and false are small, and an inline table stands on one line.",
+        "bracket or value. Strings need quotes, true and false are small, and an inline table is on one line.",
         "batch_size = sixty",
         "batch_size = 60",
     ),
     ProblemKind.KEY_TWICE: Entry(
-        "A key or a table stands twice in the file, and TOML has no rule which one counts. Join the two tables, or remove "
+        "A key or a table is twice in the file, and TOML has no rule which one counts. Join the two tables, or remove "
         "one of the keys. Two streams need two names.",
         "batch_size = 4\nbatch_size = 8",
         "batch_size = 8",
@@ -63,8 +63,8 @@ MANUAL: dict[ProblemKind, Entry] = {
         'pipeline = [{ op = "decode" }, { op = "resize", size = [224, 224] }]',
     ),
     ProblemKind.MISSING_KIND: Entry(
-        "A step does not say its op, or a source its type, so its other keys have no meaning. If the word stands at another "
-        "key, as other tools have it, the help says so.",
+        "A step does not say its op, or a source its type, so its other keys have no meaning. If another "
+        "key has the word, as in other tools, the help says so.",
         'source = { kind = "folder", path = "photos" }',
         'source = { type = "folder", path = "photos" }',
     ),

@@ -95,9 +95,12 @@ def test_a_stream_that_cannot_be_measured_is_an_error(folder: Path) -> None:
     (folder / "two.toml").write_text(PHOTOS + LIVE)
 
     assert "`batchd init PATH` writes one" in batchd("bench", "-c", "none.toml", folder=folder, status=2).stderr
-    assert "which stream? There are photos, live" in batchd("bench", "-c", "two.toml", folder=folder, status=1).stderr
+    assert "name one of the streams: photos, live" in batchd("bench", "-c", "two.toml", folder=folder, status=1).stderr
     assert "no stream 'foto'; there are photos" in batchd("bench", "foto", folder=folder, status=1).stderr
-    assert "come from programs of your own" in batchd("bench", "live", "-c", "two.toml", folder=folder, status=1).stderr
+    assert (
+        "your own programs push its samples"
+        in batchd("bench", "live", "-c", "two.toml", folder=folder, status=1).stderr
+    )
 
 
 def test_a_stream_of_bad_files_stops_the_measurement(folder: Path) -> None:
@@ -140,7 +143,7 @@ def test_an_interrupt_prints_what_there_is(folder: Path) -> None:
     assert process.returncode == 1
     assert [one["workers"] for one in found["measured"]] == [1]
     assert found["interrupted"] is True
-    assert errors.endswith("batchd: interrupted; the figures are those that there were by then\n")
+    assert errors.endswith("batchd: interrupted; the figures are those measured so far\n")
 
 
 STEPS: list[tuple[list[ImageStep], tuple[int, ...], str]] = [

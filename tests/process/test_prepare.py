@@ -81,7 +81,7 @@ def test_the_same_command_goes_on_where_it_was(number, config, whole, tmp_path):
     said = command.communicate()[0]
 
     assert command.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 1)
-    assert number == signal.SIGKILL or "interrupted; the same command goes on where it was" in said
+    assert number == signal.SIGKILL or "interrupted; the same command continues where it stopped" in said
     assert number == signal.SIGKILL or not list((tmp_path / "out").glob("*.unfinished"))
     assert 3 <= len(done) < 6
     prepare(config())

@@ -264,7 +264,7 @@ class Stream {
     this.plots.waits.now(Object.fromEntries(trainers.map((trainer) => [this.waitName(trainer.name, trainer.rank), trainer.wait_share === null ? null : 100 * trainer.wait_share])));
   }
 
-  // Of a part everywhere: also when another one comes or goes.
+  // A part keeps its colour everywhere, also when other parts appear or disappear.
   partColour(name) {
     if (name === NO_CPU) return NO_CPU_COLOUR;
     if (!this.partNames.includes(name)) this.partNames.push(name);

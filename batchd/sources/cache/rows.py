@@ -4,7 +4,7 @@
                             -> facts
 
 All of it is done with arrays, not sample by sample. If anything is not as expected, nothing is
-found: the caller reads the samples one by one then, which treats each as it is.
+found, and the caller reads the samples one by one.
 
 Invariant: what is found is what ``find`` gives for each of the samples.
 """

@@ -9,8 +9,8 @@ Daemon and workers. An Arrow stream is messages, one after the other:
 
 The other form, a file with a footer, has such a stream behind its first 8 bytes. A record batch
 counts as a row group. pyarrow wants the whole body of a record batch to find its buffers, so it
-gets one: anonymous memory of this size, of which only the buffers that are needed are read from
-the file. All other pages stay untouched and take no memory.
+gets anonymous memory of this size, and only the needed buffers are read into it. All other pages
+stay untouched and take no memory.
 
 Invariants: no file is mapped, so one that is cut ends no process. No value is looked at before
 pyarrow has validated its column. A file that cannot be read raises ``Unreadable``.
@@ -215,7 +215,7 @@ class ArrowFile:
             yield column[first : first + rows]
 
     def _column(self, group: int, title: str) -> _Column:
-        """A column of a record batch in memory, of which nothing is read yet."""
+        """A column of a record batch in memory; nothing of it is read yet."""
         message = self._messages[0][group]
         batch, memory, buffer = self._batch(message)
         values = batch.column(self.schema.get_field_index(title))
