@@ -86,7 +86,7 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
     """Print a summary of a valid configuration."""
     with Storage(CHECK_LIMITS) as storage:
         config, rings, found = _checked(config_file, overrides, storage)
-        width = own_console().width if sys.stdout.isatty() else sys.maxsize  # a pipe has whole lines
+        width = own_console().width if sys.stdout.isatty() else sys.maxsize  # a pipe: no limit
         workers = counted(config.daemon.worker_count(), "worker")
         click.echo(f"{config_file} is fine: {workers}, {_memory(config, rings)}\n")
         click.echo("\n".join(described(config, rings, width)))

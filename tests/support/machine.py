@@ -157,7 +157,7 @@ class Machine:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={"PATH": os.environ["PATH"]},  # without the marks by which the leak check finds what a test left behind
+            env={"PATH": os.environ["PATH"]},  # without the marks of the leak check
         )
         self._enter: list[str] = []
 

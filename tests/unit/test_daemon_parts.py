@@ -290,7 +290,7 @@ def test_a_child_neither_keeps_nor_releases_the_lock(tmp_path) -> None:
         survivor = subprocess.Popen(["/bin/cat"], close_fds=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         survivor.stdin.write(b"x")
         survivor.stdin.flush()
-        assert survivor.stdout.read(1) == b"x"  # it has started, so the kernel has closed descriptors
+        assert survivor.stdout.read(1) == b"x"  # it has started, with its descriptors closed
     with hold(tmp_path):
         assert survivor.poll() is None
     survivor.communicate()
