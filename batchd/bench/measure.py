@@ -32,15 +32,15 @@ from batchd_wire.status import DaemonStatus, StreamStatistics
 from batchd_wire.wording import counted
 
 WARM_UP_SHARE = 0.3
-"""Of the time of a measurement that is left once the daemon is there."""
+"""Part of a measurement's time, once its daemon is ready, that does not count."""
 MEASURED_S_MIN = 1.0
 PATIENCE_S = 20.0
-"""How much longer a measurement waits for the first samples that it counts."""
+"""A measurement without a sample is prolonged by at most this time."""
 ANSWER_BYTES = 4096
 TICK_S = 0.2
 BAD_SHOWN = 3
 CACHE_BYTES = 1 << 30
-"""Of a cache that is on disk in the configuration: here it is in memory."""
+"""Limit of the cache in memory that replaces one on disk."""
 _LEFT_OUT = {
     *("runtime_dir", "tcp", "worker_address", "http", "http_details", "http_names", "keys_dir", "workers", "memory"),
     *("writable_slots", "reserve"),
@@ -48,10 +48,10 @@ _LEFT_OUT = {
 }
 """Keys of [daemon] that the daemon of a measurement does not get: it serves one local trainer."""
 _REPLACED = {"memory", "cache_memory", "cache_dir", "cache_size"}
-"""Keys of the stream that it gets with other values."""
+"""Keys of the stream to which a measurement gives other values."""
 
 Report = Callable[[int, float], None]
-"""Called with the samples so far, and the seconds that they took."""
+"""Called as ``report(samples, seconds)`` with the counts so far, to show the progress."""
 
 
 @dataclass(frozen=True, slots=True)

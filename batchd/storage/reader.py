@@ -1,8 +1,9 @@
 """The bytes of files, records in files, and objects, one after the other. Workers only.
 
-A source is someone else's disk: files vanish, are replaced by a FIFO, shrink while they are read.
-Each of these is one ``SampleUnreadable`` with a short reason; what is wrong with this process
-instead (no descriptors, no memory) stays an ``OSError``, so that a good sample is never called bad.
+A source is on a disk that batchd does not own: files vanish, are replaced by a FIFO, shrink while
+they are read. Each of these is one ``SampleUnreadable`` with a short reason; what is wrong with
+this process instead (no descriptors, no memory) stays an ``OSError``, so that a good sample is
+never called bad.
 
 A file may be reached through links, but must not be outside of its source's root. The kernel can
 name the real path of an open file, which takes longer than to open it. So a folder that was found
