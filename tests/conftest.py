@@ -112,9 +112,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spread the files that mostly compute between those that mostly wait.
 
-    Tests of processes wait for starts and timeouts, and unit tests keep a CPU busy. If all lanes ran
-    one kind and then the other, the CPUs would idle first and be short later. Long files are first:
-    a lane that began one last would end after all others.
+    Tests of processes wait for starts and timeouts, and unit tests keep a CPU busy. If all lanes
+    ran one kind and then the other, the CPUs would idle first and be short later. Long files are
+    first: a lane that began one last would end after all others.
     """
     files = sorted({item.path for item in items}, key=lambda file: (-file.stat().st_size, file))
     kinds: dict[bool, list[Path]] = {False: [], True: []}

@@ -36,7 +36,7 @@ def main() -> int:
     with ExitStack() as stack:
         stack.enter_context(cleared_by("rm", "-rf", "--", str(folder)))
         stack.callback(shutil.rmtree, folder)
-        stack.enter_context(redirect_stdout(StringIO()))  # hides a daemon's whole log, which its end prints
+        stack.enter_context(redirect_stdout(StringIO()))  # a daemon's end prints its log
         held = set(descriptors_of("self"))
         with ExitStack() as inner:
             run = Run(folder, inner, options.seed)

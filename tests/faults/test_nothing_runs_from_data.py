@@ -77,7 +77,7 @@ def words_with(payload):
         for fields in range(12):
             yield msgpack.packb([code] + [payload] * fields)
         yield msgpack.packb([code, msgpack.ExtType(1, payload)])
-        if code not in {AskStatus.code, AskReload.code}:  # these have one field each, and the rest is skipped
+        if code not in {AskStatus.code, AskReload.code}:  # these skip all but one field
             yield msgpack.packb([code, 1, payload.decode("latin-1"), 0, 1, 2, 0, 0, 1, None, False])
 
 

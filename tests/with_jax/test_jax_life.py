@@ -52,7 +52,7 @@ def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon)
     with BatchdLoader("photos", address=daemon.address) as loader:
         while loader.state_dict() != said["state"]:
             before.append(next(iter(loader))["index"].tolist())
-    assert said["trained"] in (before, before[:-1])  # the loop had the last one when the signal came
+    assert said["trained"] in (before, before[:-1])  # the last one may be untrained
     gone(daemon)
 
 

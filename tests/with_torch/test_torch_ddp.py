@@ -63,7 +63,7 @@ def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path,
     for epoch in range(EPOCHS):
         read = [number for steps in said.values() for number in numbers(one for one in steps if one["epoch"] == epoch)]
         assert set(read) == set(range(EPOCH))
-        assert len(read) - EPOCH < ranks  # only a last batch of fewer rows than ranks has several readers
+        assert len(read) - EPOCH < ranks  # a last batch with few rows has several readers
 
 
 @pytest.mark.jobs

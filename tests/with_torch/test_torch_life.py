@@ -65,7 +65,7 @@ def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon,
     before = []
     while (loader.epoch, loader.state_dict()["step"]) != (said["state"]["epoch"], said["state"]["step"]):
         before.append(next(iter(loader))["index"].tolist())
-    assert said["trained"] in (before, before[:-1])  # the loop had the last one when the signal came
+    assert said["trained"] in (before, before[:-1])  # the last one may be untrained
     loader.close()
     gone(daemon)
 
