@@ -45,7 +45,7 @@ def numbers_of(batches):
 
 @pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_by_an_exception"])
 def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
-    """The script exits within a second whatever it holds, and the daemon has its slots back."""
+    """The script exits without waiting, whatever it holds, and the daemon has its slots back."""
     said, status, errors = end(start("torch_program", program, daemon))
     assert said, errors
     assert status == (1 if program == "exit_by_an_exception" else 0)
