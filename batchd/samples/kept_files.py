@@ -44,7 +44,7 @@ class DecodedFile(NamedTuple):
 
 
 class FilePart(NamedTuple):
-    """The value of an ``encoded`` column of which only what one crop needs was read.
+    """The value of an ``encoded`` column, read only as far as one crop needs it.
 
     ``header``: of the file, as its decoder has read it. ``data``: as long as the file, zeros where
     nothing was read. ``read_bytes``: how many bytes of it were read now.
