@@ -55,23 +55,30 @@ class Permutation:
         self._rows = np.uint64(-(-length // columns))
         self._round_keys = _round_keys(key, ROUNDS if length >= SMALL_LENGTH else ROUNDS_SMALL)
 
-    def __call__(self, indices: Indices) -> Indices:
-        """Return where ``indices`` go: uint64, each below ``length``, of the same shape."""
-        values = self._permute(indices)
+    def __call__(self, indices: Indices, tweaks: Indices | None = None) -> Indices:
+        """Return where ``indices`` go: uint64, each below ``length``, of the same shape.
+
+        ``tweaks``: a number for each index, which chooses one of many bijections; of their shape.
+        """
+        values = self._permute(indices, tweaks)
         outside = np.flatnonzero(values >= self.length)
         while outside.size:
-            values[outside] = self._permute(values[outside])
+            values[outside] = self._permute(values[outside], None if tweaks is None else tweaks[outside])
             outside = outside[values[outside] >= self.length]
         return values
 
-    def _permute(self, indices: Indices) -> Indices:
+    def _permute(self, indices: Indices, tweaks: Indices | None) -> Indices:
         """Walk through the network once, on [0, columns * rows)."""
         right, left = np.divmod(indices, self._columns)
         for first, second in self._round_keys:
-            left, right = right, (left + mixed_all(right, first)) % self._columns
-            left, right = right, (left + mixed_all(right, second)) % self._rows
+            left, right = right, (left + mixed_all(_tweaked(right, tweaks), first)) % self._columns
+            left, right = right, (left + mixed_all(_tweaked(right, tweaks), second)) % self._rows
         values: Indices = right * self._columns + left
         return values
+
+
+def _tweaked(values: Indices, tweaks: Indices | None) -> Indices:
+    return values if tweaks is None else values ^ (tweaks << np.uint64(32))
 
 
 def mixed_all(values: Indices, key: np.uint64) -> Indices:
@@ -121,13 +128,22 @@ def _mix_number(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The arithmetic of a stream. Samples, batch size and batches per epoch are at least 1."""
+    """The arithmetic of a stream. Samples, batch size and batches per epoch are at least 1.
+
+    ``documents``: of a packed stream the samples of its source; then ``samples`` are its packs.
+    """
 
     samples: int
     batch_size: int
     seed: int
     shuffle: bool
     drop_last: bool
+    documents: int | None = None
+
+    @property
+    def source_samples(self) -> int:
+        """The samples of the source."""
+        return self.samples if self.documents is None else self.documents
 
     @property
     def steps(self) -> int:

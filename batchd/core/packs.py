@@ -1,0 +1,213 @@
+r"""Which documents share a row of a batch: pure code, for the daemon and workers.
+
+A packed stream fills the rows of its batches with several samples each, its documents. A row, or
+**pack**, has room for a number of elements, such as tokens. The documents, in parts that fit, are
+sorted by their length, and the sorted table is cut into strata of N neighbours. A **window** takes
+one part from each stratum, so an epoch has N windows:
+
+    table     | long ........ | stratum 1 ... |      ...      | ... short |      N parts each
+                  |       \\        |    \\                          |    \
+    window        0  ...  N-1      0     N-1                       0     N-1
+
+    template  pack 0: strata 0, 317, 4071    pack 1: strata 1, 318, 2044, 4088    ...
+
+The **template** says which strata share a pack. It is made once for the longest part of each
+stratum, so it fits every window of every epoch, and all epochs have the same number of packs: the
+length of an epoch is known, ranks have equal steps, and a position needs no other position. The
+neighbours of a stratum have nearly the same length, so little room is lost by this: at most the
+range of all lengths in each window.
+
+The shuffle decides which part of a stratum is in which window, by another bijection of [0, N) for
+each stratum and epoch, and the order of all packs, by another bijection for each epoch.
+
+Invariant: an epoch has every part of the table exactly once, and no pack is longer than its room.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.core.plan import Permutation, mixed_all
+
+WINDOWS_MIN = 16
+"""Windows of an epoch, if that leaves ``WINDOW_MIN`` parts for each: with few windows, documents
+would often meet again in the next epoch."""
+WINDOW_MIN = 64
+PREFIX = "packs."
+"""Of the arrays that a packed stream adds to the index of its source."""
+_NAMES = "table", "later", "numbers", "strata", "splits"
+_STRATA_KEY = np.uint64(0x57A7)
+_WITHIN, _LAST, _PACKS = 1, 2, 3
+"""Which of the bijections of one epoch."""
+
+Long: TypeAlias = Literal["split", "crop", "drop"]
+
+
+class PackLimits(NamedTuple):
+    """``length``: elements of a pack. ``documents``: the most parts in it. ``window``: in parts."""
+
+    length: int
+    documents: int
+    window: int
+    too_long: Long
+
+
+class Packs:
+    """The packs of every epoch. See the drawing.
+
+    ``table``: the sample of each part, longest part first, int32 or int64 ``[parts]``. ``later``:
+    the parts that are not the first of their sample, int64 ``[later, 2]``, by their place in the
+    table: that place, and the first element. ``strata``: int32, those of pack 0, then of pack 1,
+    and so on; pack ``p`` of a window has those from ``splits[p]`` to ``splits[p + 1]``, int64.
+    ``numbers``: the windows, and the elements of all parts, int64 ``[2]``.
+    """
+
+    def __init__(
+        self,
+        table: NDArray[Any],
+        later: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        strata: NDArray[np.int32],
+        splits: NDArray[np.int64],
+    ) -> None:
+        self._arrays = table, later, numbers, strata, splits
+        self._table, self._later, self._strata, self._splits = table, later, strata, splits
+        self._windows = int(numbers[0])
+        self.elements = int(numbers[1])
+        """Of all parts together."""
+        self._of_a_window = len(splits) - 1
+
+    @classmethod
+    def plan(cls, lengths: NDArray[np.int64], limits: PackLimits) -> Self:
+        """Plan the packs of samples with these ``lengths``, int64 ``[samples]``.
+
+        A sample of length 0 or less is in no pack. Raises ``ValueError`` if no sample is in one.
+        """
+        samples, starts, costs = _parts(lengths, limits)
+        if not len(costs):
+            raise ValueError("no sample has a length that fits a pack")
+        order = np.argsort(-costs, kind="stable")
+        table, starts = samples[order], starts[order]
+        later = np.flatnonzero(starts)
+        windows = max(len(table) // limits.window, min(WINDOWS_MIN, len(table) // WINDOW_MIN), 1)
+        packs = template(costs[order][::windows].tolist(), limits)
+        splits = np.cumsum([0, *map(len, packs)], dtype=np.int64)
+        return cls(
+            table.astype(np.int32 if len(lengths) <= np.iinfo(np.int32).max else np.int64),
+            np.stack([later, starts[later]], axis=1),
+            np.array([windows, costs.sum()], np.int64),
+            np.concatenate(packs).astype(np.int32),
+            splits,
+        )
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self | None:
+        """The packs in the arrays of an index; None if its stream is not packed."""
+        if f"{PREFIX}table" not in arrays:
+            return None
+        return cls(*(arrays[f"{PREFIX}{name}"] for name in _NAMES))
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """The packs as arrays of an index, for ``from_arrays``."""
+        return {f"{PREFIX}{name}": array for name, array in zip(_NAMES, self._arrays, strict=True)}
+
+    def __len__(self) -> int:
+        """The packs of an epoch."""
+        return self._windows * self._of_a_window
+
+    @property
+    def documents_of_a_pack(self) -> tuple[int, int]:
+        """The least and the most documents in a pack."""
+        counts = np.diff(self._splits)
+        return int(counts.min()), int(counts.max())
+
+    @property
+    def parts(self) -> int:
+        """The parts of documents in an epoch."""
+        return len(self._table)
+
+    def contents(self, epoch: int, packs: NDArray[np.int64], seed: int, *, shuffle: bool) -> NDArray[np.int64]:
+        """Return the parts in some ``packs`` of an epoch, int64 ``[packs]``.
+
+        Returns int64 ``[parts, 3]``, pack by pack: the pack's place in ``packs``, the sample, and
+        the first of its elements.
+        """
+        places = packs
+        if shuffle:
+            places = Permutation(len(self), (seed, epoch, _PACKS))(packs.astype(np.uint64)).astype(np.int64)
+        windows, numbers = np.divmod(places, self._of_a_window)
+        begins, ends = self._splits[numbers], self._splits[numbers + 1]
+        strata = np.concatenate(
+            [self._strata[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        ).astype(np.int64)
+        members = np.repeat(windows, ends - begins)
+        last, members_of_last = divmod(len(self._table), self._windows)
+        is_whole = strata < last
+        is_there = is_whole | (members < members_of_last)
+        if shuffle:
+            key = seed, epoch
+            whole, shared = np.flatnonzero(is_whole), np.flatnonzero(is_there & ~is_whole)
+            members[whole] = _shuffled(self._windows, (*key, _WITHIN), members[whole], strata[whole])
+            if shared.size:
+                members[shared] = _shuffled(members_of_last, (*key, _LAST), members[shared], strata[shared])
+        found = (strata * self._windows + members)[is_there]
+        parts = np.zeros((len(found), 3), np.int64)
+        parts[:, 0] = np.repeat(np.arange(len(packs)), ends - begins)[is_there]
+        parts[:, 1] = self._table[found]
+        if len(self._later):
+            nearest = np.minimum(np.searchsorted(self._later[:, 0], found), len(self._later) - 1)
+            parts[:, 2] = np.where(self._later[nearest, 0] == found, self._later[nearest, 1], 0)
+        return parts
+
+
+def _shuffled(
+    length: int, key: tuple[int, ...], indices: NDArray[np.int64], strata: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Apply each stratum's bijection of [0, length) to its index."""
+    tweaks = mixed_all(strata.astype(np.uint64), _STRATA_KEY)
+    return Permutation(length, key)(indices.astype(np.uint64), tweaks).astype(np.int64)
+
+
+def _parts(
+    lengths: NDArray[np.int64], limits: PackLimits
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cut, shorten or leave out long samples: (sample, first element, length) of each part."""
+    room = limits.length
+    if limits.too_long == "split":
+        counts = np.maximum(-(-lengths // room), 0)
+        samples = np.repeat(np.arange(len(lengths)), counts)
+        starts = (np.arange(len(samples)) - np.repeat(np.cumsum(counts) - counts, counts)) * room
+        return samples, starts, np.minimum(lengths[samples] - starts, room)
+    fits = (lengths > 0) & ((lengths <= room) | (limits.too_long == "crop"))
+    samples = np.flatnonzero(fits)
+    return samples, np.zeros_like(samples), np.minimum(lengths[samples], room)
+
+
+def template(costs: Sequence[int], limits: PackLimits) -> list[list[int]]:
+    """Pack parts of ``costs``, descending, each where the least room is left that is enough.
+
+    Returns the numbers of the parts in each pack, which are at most ``documents``.
+    """
+    packs: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}
+    rooms: list[int] = []
+    """The keys of ``with_room``, ascending."""
+    for part, cost in enumerate(costs):
+        at = bisect_left(rooms, cost)
+        if at == len(rooms):
+            pack, left = len(packs), limits.length - cost
+            packs.append([])
+        else:
+            room = rooms[at]
+            pack, left = with_room[room].pop(), room - cost
+            if not with_room[room]:
+                del with_room[room], rooms[at]
+        packs[pack].append(part)
+        if left and len(packs[pack]) < limits.documents:
+            if left not in with_room:
+                insort(rooms, left)
+            with_room.setdefault(left, []).append(pack)
+    return packs

@@ -1,0 +1,128 @@
+"""The packs of an epoch: every document once, no row too long, any position by itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.core.packs import PackLimits, Packs
+
+ROOM = 64
+LENGTHS = st.lists(st.integers(-1, 3 * ROOM), min_size=1, max_size=700).filter(lambda them: max(them) > 0)
+
+
+def limits_of(documents=ROOM, window=100, too_long="split"):
+    return PackLimits(ROOM, documents, window, too_long)
+
+
+def contents(packs, epoch=0, seed=3, *, shuffle=True):
+    return packs.contents(epoch, np.arange(len(packs)), seed, shuffle=shuffle)
+
+
+def pieces_of(lengths, too_long):
+    """The parts (sample, first element) that an epoch must have, and the length of each."""
+    found = {}
+    for sample, length in enumerate(lengths):
+        if too_long == "split":
+            found |= {(sample, first): min(ROOM, length - first) for first in range(0, length, ROOM)}
+        elif length > 0 and (length <= ROOM or too_long == "crop"):
+            found[sample, 0] = min(ROOM, length)
+    return found
+
+
+@given(LENGTHS, st.sampled_from(["split", "crop", "drop"]), st.integers(1, ROOM), st.integers(1, 300), st.booleans())
+def test_each_epoch_has_each_document_once_and_no_row_is_too_long(lengths, too_long, documents, window, shuffle):
+    """Long documents are split, cropped or left out; empty ones and bad ones are in no row."""
+    wanted = pieces_of(lengths, too_long)
+    limits = limits_of(documents, window, too_long)
+    if not wanted:
+        with pytest.raises(ValueError, match="no sample has a length"):
+            Packs.plan(np.array(lengths), limits)
+        return
+    packs = Packs.plan(np.array(lengths), limits)
+
+    for epoch in range(2):
+        found = contents(packs, epoch, shuffle=shuffle)
+        parts = [(sample, first) for _pack, sample, first in found.tolist()]
+        assert sorted(parts) == sorted(wanted)
+        used = np.bincount(found[:, 0], weights=[wanted[part] for part in parts], minlength=len(packs))
+        assert used.max() <= ROOM
+        assert np.bincount(found[:, 0]).max() <= documents
+    assert packs.elements == sum(wanted.values())
+    assert packs.parts == len(wanted)
+
+
+@given(LENGTHS, st.integers(0, 5), st.data())
+def test_a_row_can_be_had_without_the_rows_before_it(lengths, epoch, data):
+    """Any rows, in any order and number, are those of the whole epoch."""
+    packs = Packs.plan(np.array(lengths), limits_of(window=40))
+    whole = contents(packs, epoch)
+    chosen = data.draw(st.lists(st.integers(0, len(packs) - 1), min_size=1, max_size=5))
+
+    found = packs.contents(epoch, np.array(chosen), 3, shuffle=True)
+
+    for place, pack in enumerate(chosen):
+        assert found[found[:, 0] == place, 1:].tolist() == whole[whole[:, 0] == pack, 1:].tolist()
+
+
+@given(LENGTHS)
+def test_packs_are_the_same_after_a_way_through_an_index(lengths):
+    packs = Packs.plan(np.array(lengths), limits_of())
+
+    again = Packs.from_arrays(packs.to_arrays())
+
+    assert again is not None
+    assert (len(again), again.parts, again.elements) == (len(packs), packs.parts, packs.elements)
+    assert np.array_equal(contents(again, 4), contents(packs, 4))
+    assert Packs.from_arrays({"other": np.zeros(3)}) is None
+
+
+def log_normal(samples):
+    """Lengths as of documents: median 500, at most 4,096."""
+    drawn = np.exp(np.random.default_rng(0).normal(np.log(500), 1.0, samples)).astype(np.int64)
+    return drawn.clip(1, 4096)
+
+
+@pytest.mark.parametrize(("samples", "window", "most"), [(40_000, 4096, 0.01), (200_000, 4096, 0.003)])
+def test_little_room_is_left_empty(samples, window, most):
+    """With so many documents in a window, half a percent and less; a padded batch leaves 80 %."""
+    packs = Packs.plan(log_normal(samples), PackLimits(4096, 256, window, "split"))
+
+    assert 1 - packs.elements / (len(packs) * 4096) < most
+
+
+def test_other_documents_share_a_row_in_the_next_epoch():
+    """Few of the pairs in one row meet again, although the lengths in a row stay the same."""
+    packs = Packs.plan(log_normal(40_000), PackLimits(4096, 256, 4096, "split"))
+
+    def pairs(epoch):
+        found = contents(packs, epoch, seed=0)
+        neighbours = found[1:, 0] == found[:-1, 0]
+        return {frozenset(pair) for pair in zip(found[1:, 1][neighbours], found[:-1, 1][neighbours], strict=True)}
+
+    first, second = pairs(0), pairs(1)
+    assert len(first & second) / len(first) < 2 / 16
+
+
+def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone():
+    """These numbers must never change: saved positions mean them."""
+    packs = Packs.plan(log_normal(5_000), PackLimits(4096, 256, 512, "split"))
+
+    assert len(packs) == 976
+    assert packs.contents(0, np.array([5, 400]), 7, shuffle=True).tolist() == [
+        [0, 4212, 0],
+        [0, 3204, 0],
+        [0, 4649, 0],
+        [1, 1567, 0],
+        [1, 2747, 0],
+    ]
+    assert packs.contents(1, np.array([5]), 7, shuffle=True)[:, 1].tolist() == [2059, 1500, 3728]
+    assert packs.contents(0, np.array([5]), 8, shuffle=True)[:, 1].tolist() == [4154, 373, 3651]
+
+
+def test_the_table_takes_four_bytes_a_document():
+    """So ten million documents take 40 MB, which all workers share."""
+    lengths = log_normal(100_000)
+    arrays = Packs.plan(lengths, PackLimits(4096, 256, 4096, "split")).to_arrays()
+
+    assert sum(array.nbytes for array in arrays.values()) <= 4 * len(lengths) + 64 * 1024
