@@ -15,6 +15,8 @@ from typing import NamedTuple
 from batchd.cli.text import aligned
 from batchd.config.directories import default_cache_dir
 from batchd.config.tree import DaemonConfig
+from batchd.core.packs import Packs
+from batchd.daemon.packing import packs_of
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect
 from batchd.pipeline.call.options import Call
@@ -24,7 +26,7 @@ from batchd.pipeline.image.jpeg_box import found_points
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.stages import ImagePlan
 from batchd.pipeline.options import StepOptions
-from batchd.pipeline.shapes.options import RoomStep
+from batchd.pipeline.shapes.options import LAST_STEPS
 from batchd.samples.access_points import has_points
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.sizes import round_bytes
@@ -43,18 +45,22 @@ _TURNS = ("transposed", "flipped upside down", "flipped left to right")
 def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Iterator[str]:
     """Lines for one stream: its first samples and their plans. Raises ``BatchdError``."""
     name, stream, whole, cut = plan.name, plan.config, plan.pipeline.steps, plan.pipeline.cut
-    steps = list(takewhile(lambda step: not isinstance(step, Call | RoomStep), whole))
+    steps = list(takewhile(lambda step: not isinstance(step, (Call, *LAST_STEPS)), whole))
     if stream.source.is_live:
         yield f"{name}: its samples are not there yet"
         return
+    cache = IndexCache(daemon.cache_dir or default_cache_dir())
+    if plan.pack is not None:
+        yield from _packed(plan, daemon, storage, cache)
     decode = next((step for step in steps if isinstance(step, Decode)), None)
+    if decode is None and plan.pack is not None:
+        return
     if decode is None:
         yield f"{name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
         return
-    cache = IndexCache(daemon.cache_dir or default_cache_dir())
     index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
     expect(plan.code.python_path, plan.code.digests)
-    epochs = epoch_plan(name, stream, len(index))
+    epochs = epoch_plan(name, stream, index)
     samples = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0))).tolist()
     if stream.cache_kind == "pixels":
         yield f"{name}: the cache keeps whole images as decoded, and access points of those without room"
@@ -81,6 +87,29 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     if good and stream.cache_kind in {"pixels", "decoded"}:
         budget = "cache_memory" if stream.cache_dir is None else "cache_size"
         yield f"{name}: {need}, if they are like these ({budget} =)"
+
+
+def _packed(plan: StreamPlan, daemon: DaemonConfig, storage: Storage, cache: IndexCache) -> Iterator[str]:
+    """How the rows of a packed stream are filled; measures all samples. Raises ``BatchdError``."""
+    pack, config = plan.pack, plan.config
+    assert pack is not None, "it is packed"
+    extension = packs_of(plan, daemon.worker_count(), daemon.sample_timeout_s, storage, lambda _found: None)
+    index = scan_source(config.source, lambda _found: None, cache, storage, daemon.python_path or (), extension)
+    packs = Packs.from_arrays(index.arrays)
+    assert packs is not None, "the extension adds them"
+    epochs = epoch_plan(plan.name, config, index)
+    empty = 1 - packs.elements / (len(packs) * pack.length)
+    padded = 1 - packs.elements / (packs.parts * pack.length)
+    least, most = packs.documents_of_a_pack
+    yield (
+        f"{plan.name}: {packs.elements:,} elements of {pack.field!r}, {counted(packs.parts, 'document')}, in "
+        f"{counted(len(packs), 'row')} of {pack.length:,} ({counted(epochs.steps, 'batch')} an epoch), "
+        f"{least:,} to {most:,} in each"
+    )
+    yield (
+        f"{plan.name}: {empty:.2%} of the room is empty; with one document in each row it would be {padded:.1%}, and "
+        f"{packs.parts / len(packs):.1f} times as many rows"
+    )
 
 
 class _Look(NamedTuple):

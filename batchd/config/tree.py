@@ -23,6 +23,7 @@ from batchd.config.cpus import available_cpus
 from batchd.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.options import StepOptions
+from batchd.pipeline.sample_fields import pack_of
 from batchd.samples.checks import Checks, OptionsInvalid
 from batchd.samples.kinds import IS_WHOLE, OneOf
 from batchd.samples.sizes import AMOUNT_PATTERN, parse_bytes
@@ -398,6 +399,7 @@ class StreamConfig(_Branch):
                 "and have them made in random order",
                 "shuffle",
             )
+        self._check_pack(checks)
         if isinstance(self.source, PushSource):
             self._check_push(checks, self.source)
         elif "max_skew" in self.model_fields_set and self.lag != "lockstep":
@@ -405,6 +407,19 @@ class StreamConfig(_Branch):
         self._check_cache(checks)
         checks.done()
         return self
+
+    def _check_pack(self, checks: Checks) -> None:
+        """Refuse to pack samples that are not there yet, and to mask documents of a row."""
+        pack = pack_of(self.pipeline)
+        if pack is None:
+            return
+        place = self.pipeline.index(pack)
+        if self.source.is_live:
+            text = f'samples of type "{self.source.type}" are not there yet when the rows of an epoch are planned'
+            checks.say(f'"pack" needs the lengths of all samples, and {text}', "pipeline", place)
+        if self.on_error == "mask":
+            text = 'a bad sample leaves its room in the row empty: use "substitute" (its usual meaning does not count) or "fail"'
+            checks.say(f'on_error = "mask" cannot be done with "pack": {text}', "on_error")
 
     def _check_cache(self, checks: Checks) -> None:
         """Refuse a cache for a live source or without a budget, and a budget without a cache."""

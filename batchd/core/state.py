@@ -317,8 +317,7 @@ class DaemonState:
             self._prove(order, actions)
         if order.doubter:
             bad = {sample for sample, _path, _reason in event.bad}
-            good = sum(sample not in bad for sample in stream.samples_of(order))
-            self.links.disagreed(order.doubter, good, actions)
+            self.links.disagreed(order.doubter, stream.good_rows(order, bad), actions)
 
     def _remote_done(self, worker: Worker, order: Order, event: ev.ChunkDone, actions: list[Action]) -> None:
         """Count what a remote worker has filled; one that can fill nothing gets no more orders."""

@@ -36,8 +36,8 @@ class Stream:
         self._moment = moment
         self.delivery = Delivery(spec, new_slot, moment)
         self.work = WorkDone()
-        self.bad = BadSamples(spec.plan.samples, spec.bad_fraction_max)
-        self.suspects = Suspects(spec.plan.samples if spec.live is None else 0)
+        self.bad = BadSamples(spec.plan.source_samples, spec.bad_fraction_max)
+        self.suspects = Suspects(spec.plan.source_samples if spec.live is None else 0)
         self.decoded_samples = 0
         self.sample_s = 0.0
         self.chunk_rows_max = chunk_rows_max
@@ -93,7 +93,7 @@ class Stream:
         bad = {sample for sample, _path, _reason in done.bad}
         samples = self.samples_of(order) if bad else []
         parts = [order.rows[at : at + 1] for at, sample in enumerate(samples) if sample in bad]
-        if done.hopeless:
+        if done.hopeless or (bad and not samples):
             parts = [order.rows]
         good_rows = len(order.rows) - sum(map(len, parts))
         if good_rows:
@@ -151,9 +151,17 @@ class Stream:
                 self._stalled[number] = state
 
     def samples_of(self, order: Order) -> list[int]:
-        """Return the samples of an order's rows by the plan."""
+        """Return the samples of an order's rows by the plan; of packs none, as they have many."""
+        if self.spec.plan.documents is not None:
+            return []
         samples: list[int] = self.spec.plan.indices_of(order.position, order.rows).tolist()
         return samples
+
+    def good_rows(self, order: Order, bad: set[int]) -> int:
+        """Count the rows of an order that have no bad sample, as far as the plan tells."""
+        if self.spec.plan.documents is not None:
+            return 0 if bad else len(order.rows)
+        return sum(sample not in bad for sample in self.samples_of(order))
 
     def _count(self, rows: int, done: ChunkDone) -> None:
         """Count rows that were filled, and the time that they took."""
@@ -255,9 +263,10 @@ class Stream:
 
     def _suspect(self, order: Order, note: Note | None) -> int | None:
         """Return the sample that a dead worker was decoding, if known."""
-        if note is not None and note.row in order.rows and note.sample < self.spec.plan.samples:
+        if note is not None and note.row in order.rows and note.sample < self.spec.plan.source_samples:
             return note.sample
-        return self.samples_of(order)[0] if len(order.rows) == 1 else None
+        samples = self.samples_of(order)
+        return samples[0] if len(samples) == 1 else None
 
     def _stop_if(self, text: str | None, actions: list[Action]) -> None:
         if text and self.delivery.stopped is None:

@@ -279,7 +279,7 @@ def _stream(
         return problems, unseen
     kind = ProblemKind.NO_BATCH
     try:
-        epoch_plan(name, stream, len(trial.whole))
+        epoch_plan(name, stream, trial.whole)
         kind = ProblemKind.UNUSABLE_SOURCE
         if stream.cache_kind != "off":
             spec = cache_spec(plan_stream(name, stream, ring.columns, python_path), trial.whole)

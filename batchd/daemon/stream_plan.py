@@ -24,6 +24,7 @@ from typing import NamedTuple
 from batchd.config.draft import StreamDraft
 from batchd.config.schema import problem_at
 from batchd.config.tree import StreamConfig
+from batchd.core.packs import Packs
 from batchd.core.plan import Plan
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
@@ -34,7 +35,8 @@ from batchd.pipeline.call.effects import GIVEN
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.kinds import step_to_plain
 from batchd.pipeline.options import StepOptions
-from batchd.pipeline.sample_fields import StepCheck, reserved_names
+from batchd.pipeline.sample_fields import StepCheck, pack_of, reserved_names
+from batchd.pipeline.shapes.options import Pack
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.samples.columns import Column
 from batchd.sources.code.options import FunctionOptions
@@ -44,6 +46,7 @@ from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
 from batchd.sources.source_checks import check_source, known_columns
 from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
 from batchd_wire.wording import counted
 
 LIVE_STEPS = 1 << 40
@@ -75,13 +78,18 @@ class StreamPlan:
     code: StreamCode
     runs_own_code: bool
 
+    @property
+    def pack(self) -> Pack | None:
+        """The last step of a packed stream."""
+        return pack_of(self.pipeline.steps)
+
     def recipe(self) -> SampleRecipe:
-        """How samples are made, for the processes that make them."""
+        """How samples are made, for the processes that make them; ``pack`` joins them to rows."""
         return SampleRecipe(
             seed=self.config.seed,
             source=source_to_plain(self.config.source),
             columns=[(column.name, column.text) for column in self.columns],
-            steps=[step_to_plain(step) for step in self.pipeline.steps],
+            steps=[step_to_plain(step) for step in self.pipeline.steps if not isinstance(step, Pack)],
             cut=self.pipeline.cut,
             record_bytes_max=self.pipeline.record_bytes_max,
             cropped=list(self.pipeline.cropped.items()),
@@ -147,15 +155,22 @@ def code_problems(
     return [(key, text) for key, name, given in named for text in function_problems(name, python_path, given)]
 
 
-def epoch_plan(name: str, config: StreamConfig, samples: int) -> Plan:
-    """Plan which sample is in which batch. Raises ``SourceInvalid`` if the stream has no batch."""
+def epoch_plan(name: str, config: StreamConfig, index: SourceIndex) -> Plan:
+    """Plan which sample is in which batch. Raises ``SourceInvalid`` if the stream has no batch.
+
+    ``index``: of a packed stream with its packs.
+    """
+    packs = Packs.from_arrays(index.arrays)
+    samples = len(index) if packs is None else len(packs)
     if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS
-    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last)
+    documents = None if packs is None else len(index)
+    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last, documents)
     if plan.steps == 0:
+        of_what = counted(samples, "sample" if packs is None else "pack")
         raise SourceInvalid(
-            f"streams.{name}: a source of {counted(samples, 'sample')} makes no batch of {config.batch_size}, and drop_last "
-            "= true drops the rest; set a smaller batch_size, or drop_last = false"
+            f"streams.{name}: a source of {of_what} makes no batch of {config.batch_size}, and drop_last = true drops the "
+            "rest; set a smaller batch_size, or drop_last = false"
         )
     return plan
 

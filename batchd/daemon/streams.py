@@ -23,10 +23,11 @@ from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
 from batchd.daemon.memory.rings import RingSize, kept_ahead, window_of
 from batchd.daemon.memory.slots import MailboxMemory
+from batchd.daemon.packing import packs_of
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream
 from batchd.errors import SourceInvalid
 from batchd.orders.worker import SampleRecipe, ServeStream
-from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.pipeline.kinds import CONTENT_VERSION, step_to_plain
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.step_files import named_by_content
@@ -139,10 +140,11 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     source = config.source
     plan = plan_stream(name, config, ring.columns, python_path)
     try:
-        index = scan_source(source, progress=found, cache=index_cache, storage=storage, python_path=python_path)
+        extension = packs_of(plan, whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found)
+        index = scan_source(source, found, index_cache, storage, python_path, extension)
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
-    epochs = epoch_plan(name, config, len(index))
+    epochs = epoch_plan(name, config, index)
     decodes_here = bool(config.why_here)
     made_by_any = not decodes_here and whole.daemon.worker_address is not None and whole.daemon.pool_accept == "any"
     repeats = not (config.shuffle or source.is_live or plan.pipeline.is_random)
@@ -162,7 +164,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         bad_fraction_max=config.max_bad_fraction,
         bgr_fields=tuple(bgr_fields),
         decodes_here=decodes_here,
-        shares_caches=config.cache_kind != "off" and whole.daemon.pool_cache == "shared",
+        shares_caches=config.cache_kind != "off" and whole.daemon.pool_cache == "shared" and plan.pack is None,
         live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
         own_source=plan.runs_own_code,
         source="" if source.is_live else source_digest(index),
@@ -181,6 +183,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         storage=storage.limits.to_wire(),
         layout=ring.layout.to_wire(),
         cache="off" if wanted_cache is None else wanted_cache.kind,
+        pack={} if plan.pack is None else step_to_plain(plan.pack),
     )
     classes = [name for name in index.class_names if name]
     are_too_many = len(classes) > CLASSES_MAX or sum(map(len, classes)) > CLASSES_CHARACTERS_MAX

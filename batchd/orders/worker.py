@@ -89,7 +89,8 @@ class ServeStream(Message):
     index, its notes, its file. ``cache`` names its content: "points" of JPEGs, "encoded" or
     "seekable" values of the source, their "pixels", or "decoded", the result of the first steps.
 
-    ``layout`` is a ``SlotLayout``. ``storage``: limits for file servers, as (ms without data,
+    ``pack``: the step of a packed stream, as plain data, else empty; then ``samples`` are packs, and
+    the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file servers, as (ms without data,
     number of retries, ms per sample).
     """
 
@@ -103,6 +104,7 @@ class ServeStream(Message):
     storage: tuple[int, int, int]
     layout: object
     cache: str
+    pack: dict[str, object]
 
 
 @message(32)

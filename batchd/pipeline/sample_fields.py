@@ -26,6 +26,7 @@ from batchd.pipeline.effects import (
 )
 from batchd.pipeline.kinds import import_families
 from batchd.pipeline.options import StepOptions
+from batchd.pipeline.shapes.options import Pack
 from batchd.pipeline.step_files import check_files
 from batchd.samples.columns import Column
 from batchd.suggestions import nearest
@@ -44,10 +45,16 @@ def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_er
     """The fields of one sample: those of valid steps, ``index``, and ``valid`` for "mask"."""
     made = columns_after(columns, steps).values()
     fields = [Field(column.name, column.dtype, column.fixed_shape, column.varying) for column in made]
-    fields.append(Field(INDEX, "int64", ()))
+    pack = pack_of(steps)
+    fields.append(Field(INDEX, "int64", () if pack is None else (pack.documents_max,)))
     if on_error == "mask":
         fields.append(Field(VALID, "bool", ()))
     return tuple(fields)
+
+
+def pack_of(steps: Sequence[StepOptions]) -> Pack | None:
+    """The step that fills a row with several samples; None if each sample has a row."""
+    return next((step for step in steps if isinstance(step, Pack)), None)
 
 
 def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> Columns:
@@ -90,6 +97,7 @@ class StepCheck:
         """Fields with a reported problem: each later step on them would report it again."""
         self._removed_by: dict[str, str] = {}
         """The step that removed each removed field."""
+        self._random: list[StepOptions] = []
 
     def check_step(self, place: int, step: StepOptions) -> None:
         """Check the next step, ``pipeline[place]``."""
@@ -100,12 +108,16 @@ class StepCheck:
             return
         before = self._columns
         try:
+            if isinstance(step, Pack):
+                _check_lengths(step, self._random)
             self._columns = _after(step, before)
         except StepInvalid as problem:
             self._report(place, problem, step)
             self._mark_wrong(step.touches)
             if isinstance(problem, NoSuchField):
                 self._mark_wrong(self._likely_fields(step, problem))
+        if step.is_random:
+            self._random.append(step)
         self._removed_by |= dict.fromkeys(before.keys() - self._columns.keys(), f'pipeline[{place}], "{step.op}",')
 
     def skip_step(self, place: int, op: str, field: str | None, touches: frozenset[str] | None) -> None:
@@ -177,9 +189,20 @@ class StepCheck:
             self._wrong |= touches
 
 
+def _check_lengths(pack: Pack, random: Sequence[StepOptions]) -> None:
+    """Raise ``StepInvalid`` if a sample may have another length in each epoch."""
+    for step in random:
+        if step.touches is None or pack.field in step.touches:
+            raise StepInvalid(
+                f'"pack" needs samples of the same length in all epochs, and "{step.op}" draws random numbers for {pack.field!r}'
+            )
+
+
 def _after(step: StepOptions, columns: Columns) -> Columns:
     """The columns after a step. Raises ``StepInvalid``, also after a step that must be the last."""
     for column in columns.values():
+        if column.made_by == "pack":
+            raise StepInvalid(f'"{step.op}" cannot come after "pack", which must be the last step; put it before')
         if column.varying is None:
             continue
         done = {column.name, sizes_column(column).name}

@@ -40,7 +40,7 @@ from batchd.orders.prepare import (
 from batchd.orders.worker import NOTE, NOTE_BYTES
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.sample_fields import columns_after
-from batchd.pipeline.shapes.options import RoomStep
+from batchd.pipeline.shapes.options import LAST_STEPS
 from batchd.pipeline.step_files import named_by_content
 from batchd.prepare.folder import FileSet, LeftOut, ShardFolder, gather
 from batchd.samples.columns import Column
@@ -120,7 +120,7 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     _check_source(work, output)
     columns = kind_of(work.config.source).columns(work.config.source, work.storage)
     # samples of a shard need not have one shape
-    steps = tuple(step for step in work.config.pipeline if not isinstance(step, RoomStep))
+    steps = tuple(step for step in work.config.pipeline if not isinstance(step, LAST_STEPS))
     try:
         made = dict(columns_after(columns, steps))
     except StepInvalid as problem:

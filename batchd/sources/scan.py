@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from batchd import children, failpoints
 from batchd.children import PIPE, Child, describe
@@ -44,15 +44,28 @@ LOOK_EVERY_S = 0.25
 """Longest delay between the end of a scan's time and the end of its process."""
 
 
-def scan_source(
+class Extension(NamedTuple):
+    """What a stream adds to the index of its source, and the ``key`` of it in the index cache.
+
+    ``extend`` raises ``SourceInvalid``.
+    """
+
+    key: str
+    extend: Callable[[SourceIndex], SourceIndex]
+
+
+def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
     source: SourceOptions,
     progress: ReportProgress,
     cache: IndexCache,
     storage: Storage,
     python_path: Sequence[Path] = (),
+    extension: Extension | None = None,
 ) -> SourceIndex:
     """Find all samples, or load an unchanged index. Raises ``SourceInvalid``."""
     kind, plain = kind_of(source), source_to_plain(source)
+    if extension is not None:
+        plain["extension"] = extension.key
     try:
         known = cache.load(plain, storage)
         if known is not None:
@@ -60,6 +73,8 @@ def scan_source(
             return known
         survey = Survey(progress, python_path, storage=storage)
         index = kind.scan(source, survey)
+        if extension is not None:
+            index = extension.extend(index)
         cache.keep(plain, index, survey)
         return index
     finally:

@@ -42,6 +42,7 @@ from batchd.orders import worker as orders
 from batchd.orders.rows import Rows, rows_of
 from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.image.decode import decoder_versions
+from batchd.pipeline.kinds import step_from_plain
 from batchd.pipeline.stages import Row
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -99,7 +100,7 @@ class WorkerLoop:
                 memory.madvise(mmap.MADV_DONTDUMP)
                 self._slots[message.slot] = memoryview(memory), {}
             case orders.ServeStream(), [index, *others]:
-                stream = self._streams[message.stream] = WorkerStream(message, index, others, self._note, self._storage)
+                stream = self._streams[message.stream] = _open_stream(message, index, others, self._note, self._storage)
                 for descriptor in [index, *(others if message.cache != "off" else [])]:
                     os.close(descriptor)
                 send_message(self._channel, orders.StreamMeasured(message.stream, stream.parts))
@@ -156,7 +157,8 @@ class WorkerStream:
     ) -> None:
         recipe = orders.SampleRecipe(*message.recipe)
         storage.limits = StorageLimits.from_wire(message.storage)
-        index = SourceIndex.from_descriptor(index_descriptor)
+        self._index = SourceIndex.from_descriptor(index_descriptor)
+        self._pack = step_from_plain(message.pack) if message.pack else None
         self.layout = layout_from_wire(message.layout)
         self.quarantined: set[int] = set()
         self._checksums = RowChecksums(self.layout)
@@ -170,7 +172,15 @@ class WorkerStream:
         self._opened.callback(run_queue.close)
         self._hopeless: str | None = None
         try:
-            self._maker = SampleMaker(recipe, index, self._stopwatch, storage, cache=message.cache, others=others)
+            self._maker = SampleMaker(
+                recipe,
+                self._index,
+                self._stopwatch,
+                storage,
+                cache=message.cache,
+                others=others,
+                has_rows=self._pack is None,
+            )
             self._opened.callback(self._maker.close)
         except RecipeUnusable as error:
             self._hopeless = str(error)
@@ -187,7 +197,11 @@ class WorkerStream:
         ``before_next`` is called before each chunk except the first.
         """
         chunks = [orders.Chunk(*chunk) for chunk in message.chunks]
-        planned = [self._rows.samples(Position(chunk.epoch, chunk.step), rows_of(chunk.runs)) for chunk in chunks]
+        ordered = [rows_of(chunk.runs) for chunk in chunks]
+        planned = [
+            self._plan_rows(Position(chunk.epoch, chunk.step), rows)
+            for chunk, rows in zip(chunks, ordered, strict=True)
+        ]
         self._stopwatch.begin()
         if self._hopeless is None:
             try:
@@ -195,13 +209,13 @@ class WorkerStream:
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
         filled: list[int] = []
-        for chunk, samples in zip(chunks, planned, strict=True):
+        for chunk, rows, samples in zip(chunks, ordered, planned, strict=True):
             if chunk is not chunks[0]:
                 before_next()
             page, arrays = slots[chunk.slot]
             if not arrays:  # a slot belongs to one stream, so it has one layout
                 arrays.update(slot_arrays(page, self.layout))
-            target = range(len(samples)) if message.is_packed else rows_of(chunk.runs)
+            target = range(len(rows)) if message.is_packed else rows
             bad, hopeless = self._fill_or_clear(chunk, samples, target, arrays, page)
             filled.append(chunk.order)
             is_due = chunk is chunks[-1] or self._stopwatch.elapsed_s >= orders.REPORT_AFTER_S
@@ -225,6 +239,10 @@ class WorkerStream:
             array[_places(target)] = 0
         return [], self._hopeless
 
+    def _plan_rows(self, position: Position, rows: Rows) -> NDArray[np.int64]:
+        """The sample of each row, int64 ``[rows]``."""
+        return self._rows.samples(position, rows)
+
     @property
     def parts(self) -> list[str]:
         """Names of the timed parts of its samples."""
@@ -245,10 +263,7 @@ class WorkerStream:
             fields = {name: array[row, ...] for name, array in arrays.items()}
             reason = self._fill_row(chunk.epoch, row, sample, 0, fields)
             if reason is not None:
-                bytes_max = (
-                    orders.LONG_REASON_BYTES_MAX if len(bad) < orders.LONG_REASONS_MAX else orders.REASON_BYTES_MAX
-                )
-                bad.append((sample, self._maker.shown_name(sample), shortened(reason, bytes_max)))
+                self._tell(bad, sample, reason)
                 if not self._treat(chunk.epoch, row, sample, fields):
                     name = self._maker.shown_name(sample)
                     hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
@@ -256,6 +271,11 @@ class WorkerStream:
         self._note.clear()
         failpoints.passing("worker.chunk.written")
         return bad, hopeless
+
+    def _tell(self, bad: Bad, sample: int, reason: str) -> None:
+        """Add a bad sample to those that are reported."""
+        bytes_max = orders.LONG_REASON_BYTES_MAX if len(bad) < orders.LONG_REASONS_MAX else orders.REASON_BYTES_MAX
+        bad.append((sample, self._maker.shown_name(sample), shortened(reason, bytes_max)))
 
     def _not_filled_at_once(
         self, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
@@ -306,6 +326,16 @@ class WorkerStream:
         if VALID in fields:
             fields[VALID][...] = False
         return self._on_error != "substitute"
+
+
+def _open_stream(
+    message: orders.ServeStream, index: int, others: list[int], note: NoteMemory, storage: Storage
+) -> WorkerStream:
+    if message.pack:
+        from batchd.worker.packs import PackedStream  # noqa: PLC0415  of these streams alone
+
+        return PackedStream(message, index, others, note, storage)
+    return WorkerStream(message, index, others, note, storage)
 
 
 class PlannedRows:

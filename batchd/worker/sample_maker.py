@@ -10,7 +10,7 @@ Invariant: a problem of one sample is a reason, and the next sample can be made;
 ``RecipeUnusable`` concerns all samples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter_ns
@@ -150,13 +150,23 @@ class SampleMaker:
 
         Raises ``StepInvalid`` and ``FunctionUnusable`` if no other sample can be made either.
         """
+        return self._try(epoch, sample, attempt, lambda values: self._pipeline.run(values, epoch, sample, attempt, row))
+
+    def make_for(self, epoch: int, sample: int, store: Callable[[Mapping[str, Value]], None]) -> str | None:
+        """Make the values of a sample, without a row, for ``store``; otherwise as ``fill``.
+
+        ``store`` may raise ``SampleUndecodable``.
+        """
+        return self._try(epoch, sample, 0, lambda values: store(self._pipeline.make(values, epoch, sample, 0)))
+
+    def _try(self, epoch: int, sample: int, attempt: int, use: Callable[[Mapping[str, Value]], None]) -> str | None:
         try:
             try:
-                self._pipeline.run(self._read(epoch, sample, attempt), epoch, sample, attempt, row)
+                use(self._read(epoch, sample, attempt))
             except PartUnfit:
                 assert self._cached is not None, "it has read a part"
                 self._cached.forget_part(sample)
-                self._pipeline.run(self._read(epoch, sample, attempt), epoch, sample, attempt, row)
+                use(self._read(epoch, sample, attempt))
             if self._cached is not None:
                 self._cached.keep()  # not before: a repaired file is to be read again
                 self._stopwatch.timings.lap(self._keeping)

@@ -75,6 +75,24 @@ class Ragged(NamedTuple):
         return CompactRagged(values, row_splits)
 
 
+class Packed(NamedTuple):
+    """A packed field over shared memory, not a copy: the rows of a batch, one after the other.
+
+    ``values``: ``[rows * length, ...]``, in the field's dtype, read-only. ``row_splits``: int32
+    ``[pieces + 1]``; a piece is a document, or what is left of a row after its last one, so they
+    cover all values, as attention with ``cu_seqlens`` needs it. ``is_document``: bool ``[pieces]``.
+    """
+
+    values: Array
+    row_splits: npt.NDArray[np.int32]
+    is_document: npt.NDArray[np.bool_]
+
+    @property
+    def max_length(self) -> int:
+        """The length of the longest piece."""
+        return int(np.diff(self.row_splits).max(initial=0))
+
+
 def ragged_view(array: Array, sizes: npt.NDArray[np.int64], varying: Varying) -> Ragged:
     """View a ragged field: contiguous ``[rows, *shape]``, with ``sizes`` of ``checked_sizes``."""
     shape = array.shape[1:]
@@ -236,6 +254,28 @@ class Batch(NotCopyable, Mapping[str, Any]):
         if field.varying is None or field.varying.kind != RAGGED:
             raise KeyError(f"{name!r} is not a ragged field: read it with batch[{name!r}]")
         return ragged_view(self._whole(lease, field), self._sizes(lease, field, field.varying), field.varying)
+
+    def packed(self, name: str) -> Packed:
+        """Return a packed field as one array.
+
+        Raises as ``[]``, ``KeyError`` if not packed, and ``ProtocolError`` if the documents exceed
+        their row.
+        """
+        lease, field = self._lease_of(name), self._field(name)
+        segments = self._fields.get("segment_ids")
+        if segments is None or "lengths" not in self._fields or field.shape[:1] != segments.shape:
+            raise KeyError(f"{name!r} is not a packed field: read it with batch[{name!r}]")
+        array, room = self._whole(lease, field), field.shape[0]
+        lengths = np.array(self["lengths"], np.int64)
+        rests = room - lengths.sum(axis=1, keepdims=True)
+        if (lengths < 0).any() or (rests < 0).any():
+            raise ProtocolError(f"{self._where}: the lengths of packed documents exceed the room of {room} in a row")
+        pieces = np.concatenate([lengths, rests], axis=1)
+        is_piece = pieces > 0
+        row_splits = np.zeros(int(is_piece.sum()) + 1, np.int32)
+        np.cumsum(pieces[is_piece], out=row_splits[1:])
+        is_document = np.broadcast_to(np.arange(pieces.shape[1]) < lengths.shape[1], pieces.shape)[is_piece]
+        return Packed(array.reshape(len(array) * room, *field.shape[1:]), row_splits, is_document)
 
     def dlpack(self, name: str) -> Array:
         """Export a field by DLPack, without a copy: ``torch.from_dlpack(batch.dlpack("image"))``.

@@ -248,6 +248,14 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
             {"op": "tokenize", "file": str(folder / "tokenizer.json"), "max_length": 9, "padding": "none"},
             {"op": "ragged", "field": "tokens", "max_shape": [9]},
         ],
+        "packed-tokens": [
+            {"op": "tokenize", "file": str(folder / "tokenizer.json"), "max_length": 9, "padding": "none"},
+            {"op": "pack", "field": "tokens", "length": 20, "documents": 3, "fill": -1},
+        ],
+        "split-tokens": [
+            {"op": "tokenize", "file": str(folder / "tokenizer.json"), "max_length": 9, "padding": "none"},
+            {"op": "pack", "field": "tokens", "length": 4, "window": 8},
+        ],
         "words": [
             {"op": "lowercase"},
             {"op": "remove_stopwords", "file": str(folder / "stopwords.txt")},

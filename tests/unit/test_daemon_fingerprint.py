@@ -31,7 +31,7 @@ from batchd.pipeline.image.options import (
 )
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
-from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.shapes.options import Pack, PadBatch, Ragged
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.sources.files.options import FolderSource
 from batchd.sources.interface import kind_of
@@ -39,6 +39,7 @@ from batchd.storage.access import Storage
 from support.configs import load
 
 STEPS = (
+    Pack(field="tokens", length=8),  # no random step may be before it
     Decode(),
     Resize(shorter_side=40),
     CenterCrop(size=(36, 36)),
@@ -105,6 +106,7 @@ OTHER_OPTIONS = {
     },
     "text_bytes": {"length": 9, "truncation": False},
     "pad_batch": {"max_shape": (32, 31, 3), "fill": 1.0, "too_large": "crop"},
+    "pack": {"length": 9, "too_long": "drop", "documents": 3, "window": 5, "fill": 1.0},
     "ragged": {"max_shape": (32, 31, 3), "too_large": "crop"},
     "follow": {"mask": "other mask", "mask_fill": 255, "boxes": "boxes", "points": "points"},
     "random_crop": {"size": (32, 31), "padding": 4, "fill": (1,)},
@@ -120,7 +122,7 @@ OTHER_OPTIONS = {
 WITHOUT_FIELD = {"drop", "call"}
 OTHER_WAYS = {"resize": {"size"}, "pad": {"size"}, "rotate": {"quarter_turns"}}
 """Options that exclude others, which the steps above have."""
-DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "mask"}
+DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "fail"}
 DECIDE_TIME = {"window": 9, "lag": "lockstep", "max_bad_fraction": 0.5, "memory": 1 << 20, "verify": True}
 BASE = {"source": FolderSource(path=Path("/data")), "pipeline": STEPS, "batch_size": 4}
 DIGEST = "5e" * 32

@@ -14,10 +14,11 @@ from batchd.sources.files.index import FilesIndex
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.interface import kind_of
 from batchd.sources.kinds import source_to_plain
-from batchd.sources.scan import scan_source
+from batchd.sources.scan import Extension, scan_source
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage import index_cache as cache_module
 from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import Survey
 from support.shards import write_shard
@@ -261,3 +262,25 @@ def test_where_a_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cache_dir() == Path("/home/x/.cache/batchd")
     monkeypatch.setattr("os.path.expanduser", lambda text: text)
     assert default_cache_dir() is None
+
+
+def test_what_a_stream_adds_to_an_index_is_kept_with_it(cache, scans, tmp_path):
+    """It is made once for each key; the index of the source alone does not have it."""
+    make(tmp_path / "folder", "a/1.jpg", "b/2.jpg")
+    source, made = FolderSource(path=tmp_path / "folder"), []
+
+    def scanned(key=None):
+        def extend(index):
+            made.append(key)
+            return SourceIndex.build(len(index), index.facts, {**index.arrays, "added": np.arange(2)}, index.place)
+
+        extension = None if key is None else Extension(key, extend)
+        return scan_source(source, nothing, cache, Storage(), extension=extension)
+
+    digests = [scanned(key).digest for key in ("a", "a", "b")]
+
+    assert made == ["a", "b"]
+    assert len(scans) == 2
+    assert len(set(digests)) == 1
+    assert "added" not in scanned().arrays
+    assert scanned("a").arrays["added"].tolist() == [0, 1]

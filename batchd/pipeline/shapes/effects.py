@@ -5,13 +5,29 @@ Daemon, workers and ``batchd check``; standard library only. With ``pad_batch`` 
     image: uint8 [?, ?, 3]  --> image: uint8 [<=512, <=512, 3]   image_shape: int32 [2]
     tokens: int32 [?]       --> tokens: int32 [<=128]            tokens_length: int32
 
+With ``pack``, of 4,096 elements and at most 256 documents, columns are those of a row:
+
+    tokens: int32 [?]       --> tokens: int32 [4096]    segment_ids, position_ids: int32 [4096]
+    label: int64            --> label: int64 [256]      lengths: int32 [256]
+
 Invariant: the column with the sizes directly follows each column that varies.
 """
 
 from dataclasses import replace
 
-from batchd.pipeline.effects import FLOAT_MAX, WHOLE, Columns, StepInvalid, column_of, effect, sizes_column
-from batchd.pipeline.shapes.options import PadBatch, Ragged, RoomStep
+from batchd.pipeline.effects import (
+    FLOAT_MAX,
+    WHOLE,
+    Columns,
+    NoSuchField,
+    StepInvalid,
+    column_of,
+    effect,
+    first_step_on,
+    sizes_column,
+)
+from batchd.pipeline.shapes.options import Pack, PadBatch, Ragged, RoomStep
+from batchd.samples.columns import Column
 from batchd_wire.fields import PADDED, RAGGED, Varying
 
 
@@ -27,6 +43,47 @@ def _pad_batch(step: PadBatch, columns: Columns) -> Columns:
 @effect.register
 def _ragged(step: Ragged, columns: Columns) -> Columns:
     return _with_room(step, columns, RAGGED)
+
+
+SEGMENTS, PLACES, LENGTHS = "segment_ids", "position_ids", "lengths"
+"""The fields that ``pack`` makes."""
+
+
+@effect.register
+def _pack(step: Pack, columns: Columns) -> Columns:
+    if step.field not in columns:
+        raise NoSuchField(f'"pack" is done to {step.field!r}', ("field",), [step.field], columns)
+    packed = columns[step.field]
+    if not is_packed(packed):
+        why = first_step_on(packed) if packed.kind == "encoded" else '"tokenize" makes numbers of a text'
+        raise StepInvalid(
+            f'"pack" needs numbers of which only the first dimension varies, and {packed.name!r} is {packed.text}'
+            + (f"; {why}" if packed.kind != "array" else ""),
+            ("field",),
+        )
+    if not _holds(packed.dtype, step.fill):
+        raise StepInvalid(f'"pack" has fill = {step.fill:g}, which {packed.dtype} cannot hold ({step.field!r})')
+    taken = [name for name in (SEGMENTS, PLACES, LENGTHS) if name in columns]
+    if taken:
+        raise StepInvalid(f'"pack" makes a field {taken[0]!r}, and the sample already has one of this name')
+    made = {}
+    for name, column in columns.items():
+        if not (column.is_fixed or is_packed(column)):
+            raise StepInvalid(
+                f'"pack" needs fields of one shape beside {step.field!r}, or of its length, and {name!r} is {column.text}; '
+                '"drop" leaves it out'
+            )
+        rows, inner = (step.length, column.shape[1:]) if is_packed(column) else (step.documents_max, column.shape)
+        fill = step.fill if name == step.field else 0.0
+        made[name] = replace(column, shape=(rows, *inner), made_by=step.op, fill=fill)
+    for name, rows in ((SEGMENTS, step.length), (PLACES, step.length), (LENGTHS, step.documents_max)):
+        made[name] = Column(name, dtype="int32", shape=(rows,), made_by=step.op)
+    return made
+
+
+def is_packed(column: Column) -> bool:
+    """True for numbers of which only the first dimension varies: ``pack`` joins those of a row."""
+    return column.kind == "array" and column.shape[:1] == (None,) and None not in column.shape[1:]
 
 
 def _with_room(step: RoomStep, columns: Columns, kind: str) -> Columns:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 try:
     import torch
@@ -45,7 +45,28 @@ from batchd_client.subscription import StreamState
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.tensors import HostPlacement, ImageLayout, Recipe, Tensors, TensorSchema, recipes_for
 
-__all__ = ["BatchdDataset", "BatchdLoader", "TensorSchema"]
+__all__ = ["BatchdDataset", "BatchdLoader", "TensorSchema", "Varlen", "varlen"]
+
+
+class Varlen(NamedTuple):
+    """Arguments of attention over documents of different length; see ``varlen``."""
+
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+
+
+def varlen(lengths: torch.Tensor, length: int) -> Varlen:
+    """Return the bounds of the documents in packed rows, for attention that keeps them apart.
+
+    ``lengths``: the field of this name, whole numbers ``[rows, documents]``; ``length``: of a row.
+    ``cu_seqlens``: int32 ``[pieces + 1]`` on the same device, for the rows as one sequence of
+    ``rows * length`` elements. A piece is a document, or what is left of a row after its last one.
+    """
+    rests = length - lengths.sum(1, keepdim=True)
+    pieces = torch.cat([lengths, rests], 1).flatten()
+    pieces = pieces[pieces > 0]
+    ends = pieces.cumsum(0, dtype=torch.int32)
+    return Varlen(torch.nn.functional.pad(ends, (1, 0)), int(pieces.max()))
 
 
 class BatchdLoader(Loader[Any]):

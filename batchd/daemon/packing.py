@@ -1,0 +1,201 @@
+"""The packs of a stream: measures its samples, plans the rows, and adds them to the index. Daemon.
+
+    index of the source --> helper processes (worker.lengths) --> lengths --> core.packs --> index
+                            make each sample once                                  with packs.*
+
+The result is kept by the index cache, like a scan, while no file of the source has changed. The
+digest of an index covers its arrays, so a stream's fingerprint covers its packs.
+
+Invariant: the helper processes are gone when ``packed_index`` returns or raises.
+"""
+
+import json
+import mmap
+import os
+from contextlib import ExitStack, suppress
+from functools import partial
+from time import monotonic
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from batchd import children
+from batchd.children import PIPE, STDOUT, Child, describe
+from batchd.core.packs import PackLimits, Packs
+from batchd.daemon.stream_plan import StreamPlan
+from batchd.errors import SourceInvalid
+from batchd.orders.lengths import BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
+from batchd.pipeline.step_files import named_by_content
+from batchd.sources.scan import Extension
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.survey import ReportProgress
+from batchd_wire.wording import counted
+
+_log = structlog.get_logger()
+LOOK_EVERY_S = 0.1
+DEATHS_MAX = 8
+"""Deaths of helper processes in one pass; then something else than a sample is wrong."""
+SAID_BYTES_MAX = 2000
+
+
+def packs_of(
+    plan: StreamPlan, workers: int, sample_timeout_s: float, storage: Storage, progress: ReportProgress
+) -> Extension | None:
+    """How the index of a packed stream is extended; None if its samples have a row each.
+
+    ``progress`` is called with the number of samples that have been measured.
+    """
+    pack = plan.pack
+    if pack is None:
+        return None
+    made_of = [
+        [named_by_content(step, plan.digests) for step in plan.pipeline.steps],
+        [(column.name, column.text) for column in plan.columns],
+        plan.code.digests,
+    ]
+    measure = partial(_measured, plan, workers, sample_timeout_s, storage, progress)
+
+    def extend(index: SourceIndex) -> SourceIndex:
+        lengths, example = measure(index)
+        limits = PackLimits(pack.length, pack.documents_max, pack.window, pack.too_long)
+        empty = int((lengths <= 0).sum())
+        dropped = int((lengths > pack.length).sum()) if pack.too_long == "drop" else 0
+        if empty or dropped:
+            _log.warning("samples in no row", stream=plan.name, bad_or_empty=empty, too_long=dropped, example=example)
+        if empty > plan.config.max_bad_fraction * len(lengths):
+            raise SourceInvalid(
+                f"{empty:,} of {counted(len(lengths), 'sample')} are bad or have no element of {pack.field!r}, more than "
+                f"max_bad_fraction = {plan.config.max_bad_fraction:g}" + (f"; for example {example}" if example else "")
+            )
+        try:
+            packs = Packs.plan(lengths, limits)
+        except ValueError as error:
+            raise SourceInvalid(f"{error}: no batch can be packed") from None
+        return SourceIndex.build(len(index), index.facts, {**index.arrays, **packs.to_arrays()}, index.place)
+
+    return Extension(json.dumps(made_of, sort_keys=True), extend)
+
+
+class _Helper:
+    """A process that measures the samples of one part."""
+
+    def __init__(self, part: int, child: Child) -> None:
+        self.part = part
+        self.child = child
+        self.said = b""
+        self._sample, self._since_s = -1, monotonic()
+        os.set_blocking(child.output.fileno(), False)
+
+    def listen(self) -> None:
+        """Keep the end of its output."""
+        with suppress(BlockingIOError):
+            while data := os.read(self.child.output.fileno(), SAID_BYTES_MAX):
+                self.said = (self.said + data)[-SAID_BYTES_MAX:]
+
+    def busy_for_s(self, sample: int) -> float:
+        """Seconds since it began ``sample``, in which it is now; -1 for none."""
+        if sample != self._sample or sample < 0:
+            self._sample, self._since_s = sample, monotonic()
+        return monotonic() - self._since_s
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its output, printable; "" without one."""
+        lines = self.said.decode("utf-8", "backslashreplace").strip().splitlines()
+        return readable(lines[-1].encode()) if lines else ""
+
+
+class _Measuring:
+    """One pass over all samples, by ``workers`` processes."""
+
+    def __init__(self, plan: StreamPlan, index: SourceIndex, storage: Storage, workers: int, timeout_s: float) -> None:
+        assert plan.pack is not None, "it is packed"
+        self._question = LengthsQuestion(
+            list(plan.recipe()),
+            storage.limits.to_wire(),
+            plan.pack.field,
+            part=0,
+            parts=max(1, min(workers, -(-len(index) // BLOCK_SAMPLES))),
+        )
+        self._timeout_s = timeout_s
+        self._deaths = 0
+        self.example = ""
+        """One bad sample, and why it is bad."""
+        self._opened = ExitStack()
+        with self._opened:
+            memory = os.memfd_create("batchd-lengths", os.MFD_CLOEXEC)
+            self._opened.callback(os.close, memory)
+            os.posix_fallocate(memory, 0, 8 * len(index))
+            self.lengths: NDArray[np.int64] = np.frombuffer(mmap.mmap(memory, 8 * len(index)), np.int64)
+            self.lengths[:] = UNKNOWN
+            descriptor = index.to_memfd()
+            self._opened.callback(os.close, descriptor)
+            self._descriptors = [memory, descriptor]
+            self._opened = self._opened.pop_all()
+
+    def run(self, progress: ReportProgress) -> None:
+        """Measure. Raises ``SourceInvalid``."""
+        with self._opened:
+            helpers = [self._start(part) for part in range(self._question.parts)]
+            while helpers:
+                progress(int((self.lengths >= 0).sum()))
+                in_work = np.flatnonzero(self.lengths == IN_WORK).tolist()
+                of_part = {sample // BLOCK_SAMPLES % self._question.parts: sample for sample in in_work}
+                if helpers[0].child.has_ended(LOOK_EVERY_S):
+                    pass  # others may have ended, too
+                for helper in list(helpers):
+                    helper.listen()
+                    sample = of_part.get(helper.part, -1)
+                    if helper.busy_for_s(sample) > self._timeout_s:
+                        helper.child.kill()
+                        helper.child.has_ended(None)
+                    if helper.child.has_ended():
+                        helpers.remove(helper)
+                        helpers += self._bury(helper)
+
+    def _start(self, part: int) -> _Helper:
+        child = children.start(
+            "batchd.worker.lengths",
+            *map(str, self._descriptors),
+            descriptors=self._descriptors,
+            given=json.dumps(self._question._replace(part=part)._asdict()).encode(),
+            stdout=PIPE,
+            stderr=STDOUT,
+        )
+        return _Helper(part, self._opened.enter_context(child))
+
+    def _bury(self, helper: _Helper) -> list[_Helper]:
+        """Take the result of an ended process; if a sample has ended it, start it again."""
+        helper.listen()
+        status = helper.child.reap()
+        if status == 0:
+            self.example = self.example or helper.last_line
+            return []
+        mine = np.arange(len(self.lengths)) // BLOCK_SAMPLES % self._question.parts == helper.part
+        killers = np.flatnonzero(mine & (self.lengths == IN_WORK)).tolist()
+        self._deaths += 1
+        if not killers or self._deaths > DEATHS_MAX:
+            why = helper.last_line or f"its process ended with {describe(status)}"
+            raise SourceInvalid(f"the lengths of samples cannot be measured: {why}")
+        self.lengths[killers] = 0
+        self.example = f"sample {killers[0]}: it ended its process by {describe(status)}"
+        return [self._start(helper.part)]
+
+
+def _measured(  # noqa: PLR0913, PLR0917  each is one thing that a pass needs
+    plan: StreamPlan,
+    workers: int,
+    timeout_s: float,
+    storage: Storage,
+    progress: ReportProgress,
+    index: SourceIndex,
+) -> tuple[NDArray[np.int64], str]:
+    """The length of each sample, int64 ``[samples]``; 0 for a bad one, and one of these.
+
+    Raises ``SourceInvalid``.
+    """
+    measuring = _Measuring(plan, index, storage, workers, timeout_s)
+    measuring.run(progress)
+    return measuring.lengths, measuring.example

@@ -1,0 +1,21 @@
+"""What the daemon asks of the processes that measure samples: see ``worker.lengths``."""
+
+from typing import Any, NamedTuple
+
+UNKNOWN, IN_WORK = -1, -2
+"""Of the lengths in shared memory: not measured yet, and being measured."""
+BLOCK_SAMPLES = 256
+"""Samples that are read ahead together. The processes take turns at such blocks."""
+
+
+class LengthsQuestion(NamedTuple):
+    """The question, in JSON: the fields of ``SampleRecipe``, the limits of storage, and the field.
+
+    A process measures the blocks ``part``, ``part + parts``, and so on.
+    """
+
+    recipe: list[Any]
+    storage: tuple[int, int, int]
+    field: str
+    part: int
+    parts: int

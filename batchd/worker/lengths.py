@@ -1,0 +1,67 @@
+"""HELPER process, ``python -m batchd.worker.lengths LENGTHS_FD INDEX_FD``: lengths of samples.
+
+A packed stream plans its rows by the length of each sample, so each sample is made once before the
+first batch. ``daemon.packing`` starts some of these processes and tells each, in JSON on standard
+input, which samples are its own. The answer is shared memory, int64 ``[samples]``:
+
+    UNKNOWN --> IN_WORK --> the length; 0: the sample is bad, or has no element
+
+If the process dies, the sample that was IN_WORK ended it. A process that is started again continues
+with the UNKNOWN ones. Standard error says in the last line why no sample can be made (status 1).
+"""
+
+import json
+import mmap
+import sys
+
+from batchd.orders.lengths import BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
+from batchd.worker.process import limit_threads, settle_in
+
+limit_threads()
+EPOCH = 0
+
+
+def main() -> int:
+    """Measure; the exit status."""
+    settle_in()
+    # after the environment is set
+    import numpy as np  # noqa: PLC0415
+
+    from batchd.functions.load import FunctionUnusable  # noqa: PLC0415
+    from batchd.orders.worker import SampleRecipe  # noqa: PLC0415
+    from batchd.pipeline.effects import StepInvalid  # noqa: PLC0415
+    from batchd.samples.values import array_of  # noqa: PLC0415
+    from batchd.storage.access import Storage  # noqa: PLC0415
+    from batchd.storage.index import SourceIndex  # noqa: PLC0415
+    from batchd.storage.values import StorageLimits  # noqa: PLC0415
+    from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker  # noqa: PLC0415
+    from batchd.worker.stopwatch import Stopwatch  # noqa: PLC0415
+
+    asked = LengthsQuestion(**json.load(sys.stdin))
+    lengths_descriptor, index_descriptor = map(int, sys.argv[1:])
+    lengths = np.frombuffer(mmap.mmap(lengths_descriptor, 0), np.int64)
+    storage = Storage(StorageLimits.from_wire(asked.storage))
+    try:
+        index = SourceIndex.from_descriptor(index_descriptor)
+        maker = SampleMaker(SampleRecipe(*asked.recipe), index, Stopwatch(), storage, has_rows=False)
+        column = maker.columns[asked.field]
+        for first in range(asked.part * BLOCK_SAMPLES, len(index), asked.parts * BLOCK_SAMPLES):
+            block = lengths[first : first + BLOCK_SAMPLES]
+            unknown = (first + np.flatnonzero(block == UNKNOWN)).tolist()
+            if unknown:
+                maker.read_ahead(unknown)
+            for sample in unknown:
+                lengths[sample] = IN_WORK
+                try:
+                    lengths[sample] = len(array_of(column, maker.make(EPOCH, sample)[asked.field]))
+                except BAD as error:
+                    lengths[sample] = 0
+                    sys.stderr.write(f"{maker.shown_name(sample)}: {' '.join(str(error).split())}\n")
+    except (FunctionUnusable, StepInvalid, RecipeUnusable) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

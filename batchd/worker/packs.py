@@ -1,0 +1,122 @@
+"""Orders of a packed stream: each row of a batch gets several documents. WORKER process.
+
+    core.packs: row -> documents      tokens        d1 d1 d1 d1 d2 d2 d3 d3 d3 .  .     ".": fill
+    for each: read -> pipeline --->   segment_ids   1  1  1  1  2  2  3  3  3  0  0
+              one after the other     position_ids  0  1  2  3  0  1  0  1  2  0  0
+                                      lengths       4  2  3  0 ...
+                                      index         its sample in the source; -1: no document
+
+A bad sample leaves its room empty: another one need not fit there.
+
+Invariant: every element of every ordered row is written, whatever happens to a sample.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd import failpoints
+from batchd.core.packs import Packs
+from batchd.orders import worker as orders
+from batchd.orders.rows import Rows
+from batchd.pipeline.effects import INDEX
+from batchd.pipeline.shapes.effects import LENGTHS, PLACES, SEGMENTS, is_packed
+from batchd.pipeline.shapes.options import Pack
+from batchd.pipeline.stages import Row
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
+from batchd.samples.values import Value, array_of
+from batchd.worker.loop import Arrays, Bad, WorkerStream
+from batchd_wire.position import Position
+
+
+class PackedStream(WorkerStream):
+    """A packed stream in a worker: plans and fills rows of documents."""
+
+    def _plan_rows(self, position: Position, rows: Rows) -> NDArray[np.int64]:
+        """The documents of the rows, as ``Packs.contents`` gives them."""
+        plan = self._plan
+        packs = Packs.from_arrays(self._index.arrays)
+        assert packs is not None, "the daemon has planned them"
+        numbers = position.step * plan.batch_size + np.asarray(rows, np.int64)
+        return packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle)
+
+    def _read_ahead(self, planned: list[NDArray[np.int64]], epochs: set[int]) -> None:
+        super()._read_ahead([parts[:, 1] for parts in planned], epochs)
+
+    def _fill(
+        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+    ) -> tuple[Bad, str]:
+        assert isinstance(self._pack, Pack), "the daemon sends it"
+        self._note.begin(chunk.order)
+        bad: Bad = []
+        of_row = np.split(samples[:, 1:], np.searchsorted(samples[:, 0], np.arange(1, len(target))))
+        for row, parts in zip(target, of_row, strict=True):
+            writer = PackWriter(self._pack, self._maker.columns, {name: array[row] for name, array in arrays.items()})
+            for sample, first in parts.tolist():
+                reason = self._add(chunk.epoch, row, sample, first, writer)
+                if reason is not None:
+                    self._tell(bad, sample, reason)
+            writer.finish()
+            self._checksums.write(page, row)
+        self._note.clear()
+        failpoints.passing("worker.chunk.written")
+        return bad, ""
+
+    def _add(self, epoch: int, row: int, sample: int, first: int, writer: "PackWriter") -> str | None:
+        """Make a document and add it to a row; says why it is bad, if it is."""
+        self._note.take(row, sample)
+        if sample in self.quarantined:
+            return "quarantined"
+        failpoints.passing("worker.sample.begin", sample)
+        return self._maker.make_for(epoch, sample, partial(writer.add, sample, first))
+
+
+class PackWriter:
+    """Writes the documents of one ``row``. ``columns``: of a sample, by name."""
+
+    def __init__(self, pack: Pack, columns: Mapping[str, Column], row: Row) -> None:
+        self._pack = pack
+        self._row = row
+        self._packed = [column for column in columns.values() if is_packed(column)]
+        self._single = [column for column in columns.values() if not is_packed(column)]
+        self._elements = 0
+        self._documents = 0
+
+    def add(self, sample: int, first: int, values: Mapping[str, Value]) -> None:
+        """Add the elements of a sample from ``first`` on. Raises ``SampleUndecodable``."""
+        arrays = {column.name: array_of(column, values[column.name]) for column in self._packed}
+        single = {column.name: array_of(column, values[column.name]) for column in self._single}
+        length = len(arrays[self._pack.field])
+        for name, array in arrays.items():
+            if len(array) != length:
+                raise SampleUndecodable(f"{name!r} has {len(array)} elements, and {self._pack.field!r} {length}")
+        count = min(length - first, self._pack.length)
+        begin, end = self._elements, self._elements + count
+        if count <= 0 or end > self._pack.length:
+            raise SampleUndecodable(
+                f"{self._pack.field!r} has {length} elements, another number than when its rows were planned: the sample "
+                "has changed; restart the daemon, so that it is measured again"
+            )
+        row, number = self._row, self._documents
+        for name, array in arrays.items():
+            row[name][begin:end] = array[first : first + count]
+        for name, array in single.items():
+            row[name][number] = array
+        row[SEGMENTS][begin:end] = number + 1
+        row[PLACES][begin:end] = np.arange(count)
+        row[INDEX][number] = sample
+        row[LENGTHS][number] = count
+        self._elements, self._documents = end, number + 1
+
+    def finish(self) -> None:
+        """Fill the room that is left."""
+        for column in self._packed:
+            self._row[column.name][self._elements :] = self._pack.fill if column.name == self._pack.field else 0
+        for name in (SEGMENTS, PLACES):
+            self._row[name][self._elements :] = 0
+        for name in (*(column.name for column in self._single), LENGTHS):
+            self._row[name][self._documents :] = 0
+        self._row[INDEX][self._documents :] = -1

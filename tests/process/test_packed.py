@@ -1,0 +1,232 @@
+"""Streams whose rows hold several documents, with real daemons, workers and trainers."""
+
+import signal
+import textwrap
+
+import numpy as np
+import pytest
+
+import batchd_client
+from support.pools import links, pool_keys, wait_serving, worker_hosts
+from support.seen import digest_of
+from support.waiting import wait_until
+
+DOCUMENTS = 300
+MODULE = """
+    import os, time
+    import numpy as np
+    class Texts:
+        def __init__(self, kills=None, hangs=None, fails=None):
+            self._kills, self._hangs, self._fails = kills, hangs, fails
+        def __len__(self): return 300
+        def __getitem__(self, i):
+            if i == self._kills: os._exit(7)
+            if i == self._hangs: time.sleep(3600)
+            if i == self._fails: raise ValueError("no such text")
+            length = 1 + i * i % 97
+            return {"tokens": 1000 * i + np.arange(length, dtype=np.int32), "label": i}
+"""
+LENGTHS = [1 + sample * sample % 97 for sample in range(DOCUMENTS)]
+
+
+def packed(**options):
+    return {
+        "source": {
+            "type": "python",
+            "function": "texts:Texts",
+            "fields": {"tokens": "int32[?]", "label": "int64"},
+            "options": options,
+        },
+        "batch_size": 4,
+        "pipeline": [{"op": "pack", "field": "tokens", "length": 64, "fill": -1}],
+    }
+
+
+@pytest.fixture
+def start_packed(start_daemon, code):
+    (code / "texts.py").write_text(textwrap.dedent(MODULE))
+
+    def start(*, ready=True, **keys):
+        options = {key: keys.pop(key) for key in ("kills", "hangs", "fails") if key in keys}
+        return start_daemon({"texts": packed(**options)}, python_path=[str(code)], ready=ready, **keys)
+
+    return start
+
+
+def documents_of(batch):
+    """The documents of a batch: (sample, its tokens). Check that the fields agree."""
+    found = []
+    for row in range(batch.samples):
+        tokens, segments, places = (batch[name][row] for name in ("tokens", "segment_ids", "position_ids"))
+        at = 0
+        for number, (sample, length) in enumerate(zip(batch["index"][row], batch["lengths"][row], strict=True)):
+            assert (sample < 0) == (length == 0)
+            if length:
+                assert (segments[at : at + length] == number + 1).all()
+                assert places[at : at + length].tolist() == list(range(length))
+                assert batch["label"][row][number] == sample
+                found.append((int(sample), tokens[at : at + length].tolist()))
+            at += length
+        assert not segments[at:].any()
+        assert (tokens[at:] == -1).all()
+    return found
+
+
+def epoch_of(stream):
+    """The tokens of each sample in the rest of an epoch, in order, and a digest of each batch."""
+    texts: dict[int, list[int]] = {}
+    digests = {}
+    for batch in stream:
+        with batch:
+            for sample, tokens in documents_of(batch):
+                texts[sample] = sorted([*texts.get(sample, []), *tokens])
+            digests[batch.epoch, batch.step] = digest_of(batch.items())
+    return texts, digests
+
+
+def whole_texts(*without):
+    return {
+        sample: [1000 * sample + place for place in range(length)]
+        for sample, length in enumerate(LENGTHS)
+        if sample not in without
+    }
+
+
+def test_each_epoch_has_every_token_of_every_document_once(start_packed):
+    """Documents that are longer than a row are in several; steps are the same in each epoch."""
+    daemon = start_packed()
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("texts", epochs=2)
+        first, first_digests = epoch_of(stream)
+        second, second_digests = epoch_of(stream)
+
+    assert first == second == whole_texts()
+    assert len(first_digests) == len(second_digests) == len(stream)
+    assert set(first_digests.values()).isdisjoint(second_digests.values())
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+def test_any_number_of_workers_gives_the_same_bytes(start_packed, workers):
+    one = start_packed(workers=workers, chunk_rows=1)
+    other = start_packed(workers=2)
+
+    with batchd_client.connect(one.address) as first, batchd_client.connect(other.address) as second:
+        assert epoch_of(first.stream("texts", epochs=1)) == epoch_of(second.stream("texts", epochs=1))
+
+
+def test_ranks_have_equal_steps_and_other_ranks_go_on_in_the_middle(start_packed):
+    """Two ranks read a part of an epoch, and three the rest: together every token.
+
+    Some ranks read the same row of a last batch that has fewer rows than there are ranks.
+    """
+    daemon = start_packed()
+    taken = []
+    with batchd_client.connect(daemon.address) as connection:
+        streams = [connection.stream("texts", rank=rank, world_size=2, epochs=1) for rank in range(2)]
+        assert len({len(stream) for stream in streams}) == 1
+        for _round in range(5):
+            for stream in streams:
+                with next(iter(stream)) as batch:
+                    taken += documents_of(batch)
+        state = streams[0].state_dict()
+        for stream in streams:
+            stream.close()
+        rest = [connection.stream("texts", rank=rank, world_size=3, epochs=1, state=state) for rank in range(3)]
+        for stream in rest:
+            for batch in stream:
+                with batch:
+                    taken += documents_of(batch)
+
+    texts: dict[int, set[int]] = {}
+    for sample, tokens in taken:
+        texts.setdefault(sample, set()).update(tokens)
+    assert {sample: sorted(tokens) for sample, tokens in texts.items()} == whole_texts()
+
+
+def test_worker_hosts_fill_rows_of_documents_with_the_same_bytes(start_packed, tmp_path):
+    local = start_packed()
+    daemon = start_packed(**pool_keys(), chunk_rows=1)
+    with worker_hosts(tmp_path) as start_host:
+        start_host(daemon, "--name", "one")
+        wait_serving(daemon, 1, "texts")
+        with batchd_client.connect(local.address) as here, batchd_client.connect(daemon.address) as both:
+            known, stream = here.stream("texts", epochs=6), both.stream("texts", epochs=6)
+            for _epoch in range(6):
+                assert epoch_of(stream) == epoch_of(known)
+        (link,) = links(daemon)
+    assert link["samples"] > 0
+    assert link["disagreements"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("fails", "no such text"), ("kills", "exit status 7"), ("hangs", "signal 9 (SIGKILL)")],
+)
+def test_a_sample_that_cannot_be_measured_is_in_no_row(start_packed, fault, says):
+    """Whether it raises an error, ends its process, or hangs: all others are served."""
+    daemon = start_packed(**{fault: 17}, sample_timeout_s=1.0)
+
+    with batchd_client.connect(daemon.address) as connection:
+        texts, _digests = epoch_of(connection.stream("texts", epochs=1))
+
+    assert texts == whole_texts(17)
+    (line,) = daemon.log_lines("samples in no row")
+    assert line["bad_or_empty"] == 1
+    assert says in line["example"]
+
+
+def test_a_sample_that_is_bad_later_leaves_its_room_empty(start_packed, code):
+    """The other documents of its row are where they always are."""
+    daemon = start_packed()
+    with batchd_client.connect(daemon.address) as connection, connection.stream("texts", epochs=1) as stream:
+        before = [documents_of(batch) for batch in stream]
+    worker = "if i == 17 and os.path.exists(os.path.dirname(__file__) + '/damaged'): raise ValueError('gone')"
+    (code / "texts.py").write_text(textwrap.dedent(MODULE).replace("if i == self._kills: os._exit(7)", worker))
+    daemon = start_packed()
+    (code / "damaged").touch()
+
+    with batchd_client.connect(daemon.address) as connection, connection.stream("texts", epochs=1) as stream:
+        after = [documents_of(batch) for batch in stream]
+        bad = wait_until(lambda: connection.bad("texts").samples, "the bad sample is listed")
+
+    assert after == [[one for one in batch if one[0] != 17] for batch in before]
+    assert [one.reason.partition(":")[0] for one in bad] == ["ValueError"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_that_measure_end_with_their_daemon(start_packed, number):
+    daemon = start_packed(hangs=17, ready=False)
+    wait_until(lambda: len(daemon.offspring()) >= 2, "it measures")
+
+    daemon.send(number)
+
+    assert daemon.wait() == -number
+
+
+def test_a_function_that_cannot_be_measured_is_said_at_the_start(start_daemon, code):
+    (code / "texts.py").write_text("class Texts:\n    def __len__(self): return 300\n    __getitem__ = None\n")
+    daemon = start_daemon({"texts": packed()}, python_path=[str(code)], ready=False)
+
+    assert daemon.wait() != 0
+    assert "300 of 300 samples are bad" in daemon.log
+
+
+def test_a_packed_field_is_one_array_for_attention_over_its_documents(start_packed):
+    """The pieces cover all values: documents, and what is left of each row."""
+    daemon = start_packed()
+    with (
+        batchd_client.connect(daemon.address) as connection,
+        connection.stream("texts", epochs=1) as stream,
+        next(iter(stream)) as batch,
+    ):
+        found = batch.packed("tokens")
+        pieces = np.split(found.values, found.row_splits[1:-1])
+        documents = [piece.tolist() for piece, is_one in zip(pieces, found.is_document, strict=True) if is_one]
+
+        assert documents == [tokens for _sample, tokens in documents_of(batch)]
+        assert not found.values.flags.writeable
+        assert found.row_splits[-1] == len(found.values) == 4 * 64
+        assert found.max_length == max(map(len, pieces))
+        with pytest.raises(KeyError, match="'label' is not a packed field"):
+            batch.packed("label")
