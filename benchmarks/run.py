@@ -36,6 +36,7 @@ BENCHMARKS = (
     "crops",
     "index",
     "torch_loader",
+    "batches",
     "reload",
     "restart",
     "scaling",

@@ -1,0 +1,157 @@
+"""Benchmark: several documents in one row: room lost, time of the plan, tokens/s.
+
+    plan      documents with a median length of 500 and at most 4,096, in rows of 4,096
+    tokens    tokens/s of a packed stream on two workers, divided by those of a torch DataLoader
+              with two workers whose collate function packs the documents of a batch (with PyTorch)
+
+Both sides of ``tokens`` read the same documents through the same Python object.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+from harness import Bench, Figure, Player, endless, orders, served, spread
+from numpy.typing import NDArray
+
+import batchd_client
+from batchd.core.packs import PackLimits, Packs, template
+
+ROOM, ROWS = 4096, 16
+LIMITS = PackLimits(ROOM, 256, 4096, "split")
+SAMPLES = 10_000_000
+DOCUMENTS = 40_000
+BATCHES = 200
+REPEATS = 50
+MODULE = """
+    import numpy as np
+
+    class Documents:
+        def __init__(self, folder):
+            self._ends = np.load(folder + "/ends.npy")
+            self._tokens = np.load(folder + "/tokens.npy", mmap_mode="r")
+
+        def __len__(self):
+            return len(self._ends) - 1
+
+        def __getitem__(self, sample):
+            return {"tokens": np.array(self._tokens[self._ends[sample] : self._ends[sample + 1]])}
+"""
+
+
+def run(bench: Bench) -> None:
+    """The plan of ten million documents, then both sides in turns."""
+    _plan(bench)
+    try:
+        import torch  # noqa: F401, PLC0415  one side needs it
+    except ImportError:
+        print("PyTorch is not installed here: pip install torch")
+        return
+    folder = bench.scratch / "documents"
+    folder.mkdir()
+    lengths = _lengths(DOCUMENTS)
+    np.save(folder / "ends.npy", np.cumsum([0, *lengths]))
+    np.save(folder / "tokens.npy", np.arange(lengths.sum(), dtype=np.int32))
+    (folder / "documents.py").write_text(dedent(MODULE))
+    config = folder / "batchd.toml"
+    config.write_text(
+        f'[daemon]\nworkers = 2\npython_path = ["{folder}"]\n[streams.documents]\nbatch_size = {ROWS}\n'
+        f'source = {{ type = "python", function = "documents:Documents", options = {{ folder = "{folder}" }}, '
+        'fields = { tokens = "int32[?]" } }\n'
+        f'pipeline = [ {{ op = "pack", field = "tokens", length = {ROOM} }} ]\n'
+    )
+    with ExitStack() as stack:
+        address = stack.enter_context(served(config))
+        ours = stack.enter_context(Player(_packed, address))
+        theirs = stack.enter_context(Player(_collated, str(folder)))
+        rounds = [
+            (bench.measure("batchd", partial(ours.ask, None)), bench.measure("DataLoader", partial(theirs.ask, None)))
+            for _ in range(bench.rounds)
+        ]
+    ratios = [our / their for our, their in rounds]
+    print(f"tokens/s of batchd / of DataLoader: {spread(ratios)}; batchd {spread([our for our, _ in rounds], 0)}")
+    bench.report(Figure("batches-tokens-to-dataloader", statistics.median(ratios), ">=", 1.5))
+
+
+def _lengths(samples: int) -> NDArray[np.int64]:
+    drawn = np.exp(np.random.default_rng(0).normal(np.log(500), 1.0, samples)).astype(np.int64)
+    return drawn.clip(1, ROOM)
+
+
+def _plan(bench: Bench) -> None:
+    lengths = _lengths(SAMPLES)
+    found = [bench.measure("plan", partial(_planned, lengths)) for _ in range(min(3, bench.rounds))]
+    packs = found[0][0]
+    seconds = [us for _packs, us in found]
+    table_mb = sum(array.nbytes for array in packs.to_arrays().values()) / 1e6
+    empty = 100 * (1 - packs.elements / (len(packs) * ROOM))
+    print(f"plan of {SAMPLES:,} documents: {spread(seconds, 3)} us a document; {empty:.2f} % of the room is empty")
+    bench.report(Figure("batches-room-empty-percent", empty, "<=", 0.5))
+    bench.report(Figure("batches-plan-us", statistics.median(seconds), "<=", 0.5))
+    bench.report(Figure("batches-plan-mb", table_mb, "<=", 50, 1))
+    begun_s = time.perf_counter()
+    for repeat in range(REPEATS):
+        packs.contents(repeat, np.arange(ROWS) + 1_000 * ROWS * repeat, 0, shuffle=True)
+    taken_us = (time.perf_counter() - begun_s) / REPEATS * 1e6
+    print(f"documents of a batch of {ROWS} rows at any position: {taken_us:.0f} us")
+
+
+def _planned(lengths: NDArray[np.int64]) -> tuple[Packs, float]:
+    begun_s = time.perf_counter()
+    packs = Packs.plan(lengths, LIMITS)
+    return packs, (time.perf_counter() - begun_s) / len(lengths) * 1e6
+
+
+def _packed(pipe: Connection, address: str) -> None:
+    with batchd_client.connect(address) as connection, connection.stream("documents") as stream:
+        batches = (int(batch["lengths"].sum()) for batch in endless(stream))
+        _answer(pipe, batches)
+
+
+def _collated(pipe: Connection, folder: str) -> None:
+    import sys  # noqa: PLC0415  of this side alone
+
+    from torch.utils.data import DataLoader  # noqa: PLC0415  the same
+
+    sys.path.insert(0, folder)
+    from documents import Documents  # type: ignore[import-not-found]  # noqa: PLC0415  the same
+
+    documents: Any = Documents(folder)
+    rows = ROWS * ROOM * len(documents) // int(np.load(Path(folder) / "ends.npy")[-1])
+    loader = DataLoader(documents, batch_size=rows, shuffle=True, num_workers=2, collate_fn=_collate)
+    _answer(pipe, (tokens for _epoch in range(1 << 30) for tokens, _rows in loader))
+
+
+def _collate(documents: list[dict[str, Any]]) -> tuple[int, Any]:
+    """Pack the documents by best fit, as many rows as that takes: int32 ``[rows, ROOM]`` each."""
+    import torch  # noqa: PLC0415  of this side alone
+
+    documents.sort(key=lambda one: -len(one["tokens"]))
+    packs = template([len(one["tokens"]) for one in documents], LIMITS)
+    rows = {name: np.zeros((len(packs), ROOM), np.int32) for name in ("tokens", "segment_ids", "position_ids")}
+    for row, pack in enumerate(packs):
+        end = 0
+        for number, document in enumerate(pack):
+            tokens = documents[document]["tokens"]
+            begin, end = end, end + len(tokens)
+            rows["tokens"][row, begin:end] = tokens
+            rows["segment_ids"][row, begin:end] = number + 1
+            rows["position_ids"][row, begin:end] = np.arange(len(tokens))
+    return sum(len(one["tokens"]) for one in documents), {name: torch.from_numpy(all_) for name, all_ in rows.items()}
+
+
+def _answer(pipe: Connection, batches: Iterator[int]) -> None:
+    """Answer each order with the tokens/s of the next batches."""
+    for _order in orders(pipe):
+        next(batches)
+        begun_s = time.perf_counter()
+        tokens = sum(islice(batches, BATCHES))
+        pipe.send(tokens / (time.perf_counter() - begun_s))
