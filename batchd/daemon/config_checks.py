@@ -49,6 +49,7 @@ from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, P
 from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.options import StepOptions
+from batchd.pipeline.sample_fields import pack_of
 from batchd.samples.sizes import format_bytes
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.source_checks import SAMPLES_MAX, try_source
@@ -279,7 +280,8 @@ def _stream(
         return problems, unseen
     kind = ProblemKind.NO_BATCH
     try:
-        epoch_plan(name, stream, trial.whole)
+        if pack_of(stream.pipeline) is None:  # else the daemon plans it, from the lengths of all samples
+            epoch_plan(name, stream, trial.whole)
         kind = ProblemKind.UNUSABLE_SOURCE
         if stream.cache_kind != "off":
             spec = cache_spec(plan_stream(name, stream, ring.columns, python_path), trial.whole)

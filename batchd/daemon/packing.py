@@ -34,7 +34,7 @@ from batchd.storage.survey import ReportProgress
 from batchd_wire.wording import counted
 
 _log = structlog.get_logger()
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.25
 DEATHS_MAX = 8
 """Deaths of helper processes in one pass; then something else than a sample is wrong."""
 SAID_BYTES_MAX = 2000
@@ -143,8 +143,7 @@ class _Measuring:
                 progress(int((self.lengths >= 0).sum()))
                 in_work = np.flatnonzero(self.lengths == IN_WORK).tolist()
                 of_part = {sample // BLOCK_SAMPLES % self._question.parts: sample for sample in in_work}
-                if helpers[0].child.has_ended(LOOK_EVERY_S):
-                    pass  # others may have ended, too
+                helpers[0].child.has_ended(LOOK_EVERY_S)
                 for helper in list(helpers):
                     helper.listen()
                     sample = of_part.get(helper.part, -1)
