@@ -47,7 +47,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     image = next((title for number, title in enumerate(titles) if _is_image(records, number)), None)
     image_root = None
     if image is not None:
-        image_root = _image_root(files, path, records[0][titles.index(image)], survey)
+        image_root = root_of_images(files, path, records[0][titles.index(image)], survey)
         image = None if image_root is None else image
     cells = {title: [record[number] for record in records] for number, title in enumerate(titles) if title != image}
     found = {title: _type(values) for title, values in cells.items() if titles.count(title) == 1}
@@ -99,7 +99,7 @@ def _is_image(records: Sequence[Sequence[str]], number: int) -> bool:
     return all(ending_of(os.fsencode(record[number])) in FolderSource.endings for record in records)
 
 
-def _image_root(files: FoundFiles, path: Path, value: str, survey: Survey) -> Path | None:
+def root_of_images(files: FoundFiles, path: Path, value: str, survey: Survey) -> Path | None:
     """The folder to which the paths of a table are relative; None if the first file is missing."""
     if not survey.storage.at(path).file_problems(path.parent / value, "the image"):
         return path.parent

@@ -45,7 +45,7 @@ BLOCK_BYTES = 256 << 10
 """Fits into the cache of a core, with the arrays that are made of it."""
 RECORD_BYTES_MAX = 64 << 20
 _LINE_FEED, _CARRIAGE_RETURN, _QUOTE = b"\n"[0], b"\r"[0], b'"'[0]
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 Places = NDArray[np.int64]
 
@@ -79,7 +79,7 @@ class RecordFinder:
     def pieces(self, stream: BinaryIO) -> Iterator[RecordRun]:
         """All records of the file, with the header. Raises ``SourceInvalid``."""
         start = stream.read(len(BYTE_ORDER_MARK))
-        if start.startswith(_UTF_16):
+        if start.startswith(UTF_16):
             raise SourceInvalid(f"{self._path} is UTF-16; save it as UTF-8")
         self._count(start)
         waiting = start.removeprefix(BYTE_ORDER_MARK)
@@ -116,7 +116,7 @@ class RecordFinder:
             ends = self._outside_quotes(characters, ends, first_byte, is_last=is_last)
         if is_last and data and (not len(ends) or ends[-1] != len(data) - 1):
             ends = np.append(ends, len(data))
-        return _starts(characters, ends), min(int(ends[-1]) + 1, len(data)) if len(ends) else 0
+        return record_starts(characters, ends), min(int(ends[-1]) + 1, len(data)) if len(ends) else 0
 
     def _outside_quotes(self, characters: NDArray[np.uint8], ends: Places, first_byte: int, *, is_last: bool) -> Places:
         """The ends of lines that are ends of records."""
@@ -146,12 +146,12 @@ class RecordFinder:
     def _refusal(self, characters: NDArray[np.uint8], before: Places, first_byte: int, reason: str) -> SourceInvalid:
         """The error about the record after those that end at ``before``."""
         start = first_byte + (int(before[-1]) + 1 if len(before) else 0)
-        number = self._found + len(_starts(characters, before))
+        number = self._found + len(record_starts(characters, before))
         record = f"record {number}" if number else "the header"
         return SourceInvalid(f"{self._path}: {record}, which begins at byte {start}, {reason}")
 
 
-def _starts(characters: NDArray[np.uint8], ends: Places) -> Places:
+def record_starts(characters: NDArray[np.uint8], ends: Places) -> Places:
     """The starts of the records that end at ``ends``, without blank lines."""
     starts: Places = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1] + 1])
     short = ends - starts <= 1
