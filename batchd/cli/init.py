@@ -80,9 +80,9 @@ def command(  # noqa: PLR0917  one for each option
     """Look at the data at PATH, write batchd.toml for it, and show a batch.
 
     PATH is a folder or a file: images (with or without a folder for each class), tar shards,
-    Parquet, TFRecords, CSV, npy, npz, videos, LMDB; or a pattern such as 'train-{000..123}.tar'; or
-    a URL of these, such as s3://bucket/train. Default: the current folder. Comments in the file
-    describe the data, and list the files that the stream leaves out.
+    Parquet, TFRecords, CSV, JSON Lines, npy, npz, videos, LMDB; or a pattern such as
+    'train-{000..123}.tar'; or a URL of these, such as s3://bucket/train. Default: the current
+    folder. Comments in the file describe the data, and list the files that the stream leaves out.
     """
     prints = dry_run or output == STANDARD_OUTPUT
     if sheet is not None and (prints or as_json):

@@ -69,6 +69,8 @@ EXAMPLES = {
     "lmdb.fields": '{ image = "image" }',
     "shards": '["train-{0000..0123}.tar"]',
     "csv.fields": '{ age = "float32", label = "int64" }',
+    "jsonl.fields": '{ text = "text" }',
+    "jsonl.shards": '["train-*.jsonl"]',
     "record": '{ label = "uint8", image = "uint8[3,32,32]" }',
     "tfrecord.fields": '{ image = "image", label = "int64" }',
     "video.files": '["train/**/*.mp4"]',

@@ -84,6 +84,7 @@ _KINDS: Mapping[str, str] = {
     ),
     "generator": "iterable iterable_dataset from_generator external_source iterator",
     "gray": "grayscale random_grayscale to_gray rgb_to_grayscale rgb2gray grey greyscale",
+    "jsonl": "json json_lines jsonlines ndjson json_dataset",
     "layout": "permute transpose channels_first chw hwc nchw nhwc to_chw",
     "list": "file_list files filelist image_list",
     "mix": "interleave sample_from_datasets interleave_datasets random_mix weighted",

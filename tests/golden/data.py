@@ -128,6 +128,17 @@ def _write_tables(folder: Path) -> None:
         f'{n},{n / 4},"{TEXTS[n % len(TEXTS)]}",{n} {-n} 3,images/{CLASSES[n % 3]}/{n:03}.jpg\n' for n in range(SAMPLES)
     ]
     (folder / "table.csv").write_text("Class Label,age,text,box,file\n" + "".join(rows))
+    lines = [
+        {
+            "text": TEXTS[n % len(TEXTS)],
+            "meta": {"label": n, "box": [n, -n]},
+            "files": [f"{CLASSES[other % 3]}/{other:03}.jpg" for other in range(n, min(n + n % 3, SAMPLES - 1) + 1)],
+        }
+        for n in range(SAMPLES)
+    ]
+    for part in range(2):
+        some = lines[part * SAMPLES // 2 :][: SAMPLES // 2]
+        (folder / f"lines-{part}.jsonl").write_text("".join(f"{json.dumps(line)}\n\n" for line in some))
     for part in range(2):
         numbers = range(part * SAMPLES // 2, (part + 1) * SAMPLES // 2)
         columns = {

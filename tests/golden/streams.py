@@ -72,6 +72,36 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
             },
             "pipeline": STILL,
         },
+        "jsonl": {
+            "source": {
+                "type": "jsonl",
+                "root": str(folder),
+                "shards": ["lines-*.jsonl"],
+                "image_root": str(folder / "images"),
+                "fields": {
+                    "image": "image",
+                    "second": "image",
+                    "images": "int64",
+                    "text": "text",
+                    "label": "int16",
+                    "box": "int32[2]",
+                },
+                "names": {
+                    "image": "files.0",
+                    "second": "files.1",
+                    "images": "files.#",
+                    "label": "meta.label",
+                    "box": "meta.box",
+                },
+                "defaults": {"second": "cat/000.jpg"},
+            },
+            "pipeline": [
+                *STILL,
+                {"op": "decode", "field": "second"},
+                {"op": "resize", "field": "second", "size": [16, 16]},
+                {"op": "text_bytes", "length": 32},
+            ],
+        },
         "npy": {
             "source": {"type": "npy", "root": str(folder), "arrays": {"image": "x.npy", "label": "y.npy"}},
         },

@@ -260,6 +260,27 @@ def test_parquet_of_tokens_gets_room_for_the_longest(data: Path) -> None:
     assert rooms == {"ids": [4], "text": 4, "raw": [2]}
 
 
+def test_lines_of_json_have_the_fields_that_all_of_them_have(data: Path) -> None:
+    """Keys within objects get names, and images are those in the folder that the keys name."""
+    write_photos(data, {"images": 2})
+    names = sorted(path.name for path in (data / "images").iterdir())
+    rows = [{"file": name, "meta": {"label": n}, "text": "é" * n, "rest": None} for n, name in enumerate(names)]
+    (data / "train.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+
+    whole = found(data)
+
+    assert whole["source"] == {
+        "type": "jsonl",
+        "root": str(data),
+        "shards": ["*.jsonl"],
+        "fields": {"image": "image", "label": "int64", "text": "text"},
+        "names": {"image": "file", "label": "meta.label"},
+        "image_root": str(data / "images"),
+    }
+    assert [step["op"] for step in whole["pipeline"]] == [*AUGMENTED, "text_bytes"]
+    assert (whole["samples"], whole["left_out_files"]) == (2, 0)
+
+
 def test_tfrecords_are_recognised_by_their_features(data: Path) -> None:
     """Names of files may end in their numbers, without an extension."""
     records = [

@@ -24,6 +24,7 @@ from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.interface import Reader, kind_of, open_reader
+from batchd.sources.jsonl.options import JsonlSource
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
@@ -98,6 +99,13 @@ def csv(root: Path) -> Made:
     return CsvSource(path=root / "a.csv", fields={"x": "float32", "name": "text"}), root / "a.csv"
 
 
+def jsonl(root: Path) -> Made:
+    rows = "".join(f'{{"x": {n}.5, "meta": {{"ids": [{n}, 7]}}, "name": "n{n}"}}\n' for n in range(4))
+    (root / "a.jsonl").write_text(rows)
+    fields = {"x": "float32", "ids": "int16[2]", "name": "text"}
+    return JsonlSource(root=root, shards=("*.jsonl",), fields=fields, names={"ids": "meta.ids"}), root / "a.jsonl"
+
+
 def npy(root: Path) -> Made:
     array = np.arange(24, dtype=np.int16).reshape(4, 6)
     np.save(root / "a.npy", array)
@@ -140,6 +148,7 @@ KINDS: dict[str, Callable[[Path], Made]] = {
         webdataset_fields,
         tfrecord,
         csv,
+        jsonl,
         npy,
         npz,
         raw,
@@ -311,6 +320,7 @@ RECORDS = {
     "webdataset": "a.tar: 2.jpg (byte 4608)",
     "tfrecord": "a.rec: record 2 (byte 179)",
     "csv": "a.csv: record 3 (byte 21)",
+    "jsonl": "a.jsonl: record 3 (byte 100)",
     "npy": "a.npy: sample 2 (byte 152)",
     "raw": "a.bin: sample 2 (byte 14)",
     "parquet": "a.parquet: row 2",

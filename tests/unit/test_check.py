@@ -340,6 +340,7 @@ _DECLARED = {
     "parquet": 'root = "photos", shards = ["*.parquet"]',
     "tfrecord": 'root = "photos", shards = ["*"]',
     "webdataset": 'root = "photos", shards = ["*.tar"]',
+    "jsonl": 'root = "photos", shards = ["*.jsonl"]',
     "lmdb": 'path = "photos", key = "{field}-*"',
 }
 
@@ -360,7 +361,7 @@ def test_fields_and_their_names_are_reported_together(check: Checker, kind: str)
     assert {line for line, _message in told.values()} == {4}
 
 
-@pytest.mark.parametrize("kind", ["tfrecord", "webdataset"])
+@pytest.mark.parametrize("kind", ["jsonl", "tfrecord", "webdataset"])
 def test_defaults_are_reported_together(check: Checker, kind: str) -> None:
     """Each is at its own line; the default of a field with an invalid type is not checked."""
     told = check(

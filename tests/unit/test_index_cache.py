@@ -13,6 +13,7 @@ from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.index import FilesIndex
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.interface import kind_of
+from batchd.sources.jsonl.options import JsonlSource
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.scan import Extension, scan_source
 from batchd.sources.webdataset.options import WebDatasetSource
@@ -52,6 +53,8 @@ def sources(root: Path) -> dict[str, tuple]:
     make(root / "glob", "a/1.jpg", "b/2.jpg")
     (root / "list.txt").write_text("a.jpg 1\nb.jpg 2\n")
     (root / "t.csv").write_text("a\n1\n2\n")
+    (root / "lines").mkdir()
+    (root / "lines/t.jsonl").write_text('{"a":1}\n{"a":2}\n')
     np.save(root / "x.npy", np.arange(3))
     np.savez(root / "x.npz", x=np.arange(3))
     (root / "x.bin").write_bytes(b"abc")
@@ -73,6 +76,10 @@ def sources(root: Path) -> dict[str, tuple]:
             CsvSource(path=root / "t.csv", fields={"a": "int64"}),
             lambda: (root / "t.csv").write_text("a\n1\n3\n"),
         ),
+        "jsonl": (
+            JsonlSource(root=root / "lines", shards=("t.jsonl",), fields={"a": "int64"}),
+            lambda: (root / "lines/t.jsonl").write_text('{"a":1}\n{"a":3}\n'),
+        ),
         "npy": (NpySource(path=root / "x.npy"), lambda: np.save(root / "x.npy", np.arange(1, 4))),
         "npz": (NpzSource(path=root / "x.npz"), lambda: np.savez(root / "x.npz", x=np.arange(1, 4))),
         "raw": (RawSource(path=root / "x.bin", record={"x": "int8"}), lambda: (root / "x.bin").write_bytes(b"abd")),
@@ -80,7 +87,7 @@ def sources(root: Path) -> dict[str, tuple]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["folder", "glob", "list", "webdataset", "webdataset fields", "csv", "npy", "npz", "raw"]
+    "kind", ["folder", "glob", "list", "webdataset", "webdataset fields", "csv", "jsonl", "npy", "npz", "raw"]
 )
 def test_a_source_is_scanned_once_until_it_changes(
     kind: str, tmp_path: Path, cache: IndexCache, scans: list[str]

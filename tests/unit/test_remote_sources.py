@@ -1,5 +1,6 @@
 """Sources over http and s3: samples and digest as from files, and errors of failing servers."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from batchd.sources.composed.options import ConcatSource, SubsetSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.interface import Reader, kind_of, open_reader, read_ahead
+from batchd.sources.jsonl.options import JsonlSource
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
@@ -53,6 +55,8 @@ def make_files(root: Path) -> None:
         (root / name).write_bytes(f"bytes of {name}".encode())
     (root / "list.txt").write_text("photos/cat/1.jpg 7\nphotos/dog/é ü.jpg 8\n")
     (root / "t.csv").write_text("file,age\ncat/1.jpg,3\n\ndog/é ü.jpg,4\n")
+    lines = ({"files": ["cat/1.jpg", "dog/é ü.jpg"], "n": [1, 2]}, {"files": ["cat/more/2.jpg"], "n": [3]})
+    (root / "t.jsonl").write_text("".join(f"{json.dumps(one, ensure_ascii=False)}\r\n\n" for one in lines))
     for shard in range(2):
         members = [(f"{row}.{ending}", f"{shard}{row}".encode()) for row in range(5) for ending in ("jpg", "cls")]
         write_shard(root / f"shards/s-{shard}.tar", members)
@@ -89,6 +93,14 @@ SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
         path=root / "t.csv", fields={"age": "int64"}, image="file", image_root=root / "photos"
     ),
     "csv files": lambda root: CsvSource(root=root, files=("t.csv",), fields={"age": "int64"}),
+    "jsonl": lambda root: JsonlSource(
+        root=root,
+        shards=("t.jsonl",),
+        fields={"image": "image", "other": "image", "n": "int64[?]"},
+        names={"image": "files.0", "other": "files.1"},
+        defaults={"other": "cat/1.jpg"},
+        image_root=root / "photos",
+    ),
     "npy": lambda root: NpySource(root=root / "arrays", arrays={"x": "x.npy", "f": "f.npy"}),
     "npz": lambda root: NpzSource(path=root / "arrays/xy.npz"),
     "raw": lambda root: RawSource(path=root / "arrays/raw.bin", record={"a": "uint8[10]"}),
@@ -220,13 +232,14 @@ def test_samples_are_called_by_the_url_as_it_was_written(served: FileServer, sto
     """The URL has both slashes."""
     names = {
         kind: opened(storage, SOURCES[kind](Path(served.url))).name(1)
-        for kind in ("list", "webdataset", "csv", "npy", "tfrecord")
+        for kind in ("list", "webdataset", "csv", "jsonl", "npy", "tfrecord")
     }
 
     assert names == {
         "list": f"{served.url}/photos/dog/é ü.jpg",
         "webdataset": f"{served.url}/shards/s-0.tar: 1.jpg (byte 2560)",
         "csv": f"{served.url}/t.csv: record 2 (byte 22)",
+        "jsonl": f"{served.url}/t.jsonl: record 2 (byte 57)",
         "npy": f"{served.url}/arrays/x.npy: sample 1 (byte 176)",
         "tfrecord": f"{served.url}/records/r-0: record 1 (byte 51)",
     }
@@ -234,7 +247,15 @@ def test_samples_are_called_by_the_url_as_it_was_written(served: FileServer, sto
 
 def test_a_chunk_is_read_in_a_few_requests(served: FileServer, storage: Storage) -> None:
     """Samples that are close to each other share a request."""
-    for kind, requests in {"webdataset": 2, "tfrecord": 2, "npy": 1, "csv": 3, "list": 2, "concat": 4}.items():
+    for kind, requests in {
+        "webdataset": 2,
+        "tfrecord": 2,
+        "npy": 1,
+        "csv": 3,
+        "jsonl": 4,
+        "list": 2,
+        "concat": 4,
+    }.items():
         source = SOURCES[kind](Path(served.url))
         index = scan(storage, source)
         reader = opened(storage, source, index)
@@ -270,7 +291,7 @@ class TestScansThatFail:
             scan(storage, source)
         assert SECRET not in str(problem.value)
 
-    @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "csv", "npy", "npz", "raw", "list"])
+    @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "csv", "jsonl", "npy", "npz", "raw", "list"])
     @pytest.mark.parametrize(
         ("fault", "reason"),
         [
@@ -284,8 +305,8 @@ class TestScansThatFail:
     ) -> None:
         """The error names the byte, and does not call the file damaged."""
         source = SOURCES[kind](Path(served.url))
-        heads = 2 if kind in ("webdataset", "tfrecord") else 1
-        names = {"webdataset": "shards/s-0.tar", "tfrecord": "records/r-0", "npy": "arrays/x.npy"}
+        heads = 2 if kind in ("webdataset", "tfrecord", "jsonl") else 1
+        names = {"webdataset": "shards/s-0.tar", "tfrecord": "records/r-0", "jsonl": "t.jsonl", "npy": "arrays/x.npy"}
         name = names.get(kind) or source.place.removeprefix(f"{served.url}/")
         served.faults[name] = [WELL] * heads + [fault] * 3
 
@@ -323,6 +344,10 @@ class TestScansThatFail:
         [
             (lambda root: CsvSource(path=root / "e", fields={"a": "int8"}), "/e is empty"),
             (lambda root: ListSource(path=root / "e"), "/e names no sample"),
+            (
+                lambda root: JsonlSource(root=root, shards=("e",), fields={"a": "text"}),
+                "/e has no line that is not blank",
+            ),
             (lambda root: NpySource(path=root / "e"), "/e is not a .npy file: it is empty"),
             (lambda root: NpzSource(path=root / "e"), "/e is not a .npz file"),
             (lambda root: TFRecordSource(root=root, shards=("e",), fields=TAR_FIELDS), "/e is empty"),
@@ -390,6 +415,7 @@ class TestSamplesThatFail:
             ("tfrecord", "records/r-0", r"cannot be read: "),
             ("raw", "arrays/raw.bin", r"cannot be read at byte 0 of its file: "),
             ("csv", "t.csv", r"cannot be read at byte 9 of its file: "),
+            ("jsonl", "t.jsonl", r"cannot be read at byte 0 of its file: "),
         ],
     )
     def test_servers_that_fail(
@@ -410,7 +436,7 @@ class TestSamplesThatFail:
         read_ahead(reader, [0])
         assert plain(reader.read(0)) == expected
 
-    @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "raw", "csv", "npy", "npz"])
+    @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "raw", "csv", "jsonl", "npy", "npz"])
     def test_objects_that_have_changed(self, served: FileServer, kind: str, storage: Storage) -> None:
         """A change of one byte is enough."""
         source = SOURCES[kind](Path(served.url))
@@ -442,6 +468,24 @@ class TestSamplesThatFail:
 
         for sample in range(2):
             with pytest.raises(SampleUnreadable, match="may lead out of the root"):
+                reader.read(sample)
+
+    def test_a_line_names_images_by_urls_below_their_root(self, served: FileServer, storage: Storage) -> None:
+        """Other URLs are bad samples, and no other server is asked."""
+        url = served.url
+        served.files["u.jsonl"] = "".join(
+            f'{{"x": "{one}"}}\n'
+            for one in (f"{url}/photos/cat/1.jpg", f"{url}/t.csv", f"{url}/photos/../t.csv", "http://other/1.jpg")
+        ).encode()
+        source = JsonlSource(
+            root=Path(url), shards=("u.jsonl",), fields={"x": "image"}, image_root=Path(f"{url}/photos")
+        )
+        reader = opened(storage, source)
+
+        read_ahead(reader, range(4))
+        assert plain(reader.read(0)) == {"x": b"bytes of photos/cat/1.jpg"}
+        for sample, text in ((1, "not below"), (2, "may lead out of the root"), (3, "not below")):
+            with pytest.raises(SampleUnreadable, match=text):
                 reader.read(sample)
 
 

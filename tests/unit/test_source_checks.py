@@ -14,6 +14,7 @@ from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import GlobSource
 from batchd.sources.interface import kind_of
+from batchd.sources.jsonl.options import JsonlSource
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.sources.lmdb.scan import MODULE
 from batchd.sources.options import SourceOptions
@@ -36,6 +37,7 @@ SHARDED: dict[str, Any] = {
     "parquet": lambda root, *shards: ParquetSource(root=root, shards=shards, fields={"x": "int64"}),
     "glob": lambda root, *shards: GlobSource(root=root, patterns=shards),
     "csv": lambda root, *shards: CsvSource(root=root, files=shards, fields={"x": "int64"}),
+    "jsonl": lambda root, *shards: JsonlSource(root=root, shards=shards, fields={"x": "int64"}),
     "raw": lambda root, *shards: RawSource(root=root, files=shards, record={"x": "uint8"}),
     "video": lambda root, *shards: VideoSource(root=root, files=shards),
 }

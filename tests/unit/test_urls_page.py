@@ -37,6 +37,8 @@ BESIDES: dict[tuple[str, str], dict[str, Any]] = {
     ("csv", "path"): {"fields": FIELDS},
     ("csv", "root"): {"files": ("*",), "fields": FIELDS},
     ("csv", "image_root"): {"path": HERE, "image": "file"},
+    ("jsonl", "root"): {"shards": ("*",), "fields": FIELDS},
+    ("jsonl", "image_root"): {"root": HERE, "shards": ("a",), "fields": FIELDS},
     ("npy", "path"): {},
     ("npy", "root"): {"arrays": {"x": "x.npy"}},
     ("npz", "path"): {},

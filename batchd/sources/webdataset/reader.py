@@ -15,7 +15,6 @@ array only the header is parsed, arrays of objects, which need pickle, are refus
 data.
 """
 
-import json
 import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -29,11 +28,12 @@ from numpy.typing import NDArray
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.samples.values import Value, converted, default_value, from_bytes, from_plain, shaped
+from batchd.samples.values import Value, converted, default_value, from_bytes
 from batchd.sources.arrays.index import read_header
 from batchd.sources.csv.values import cell_reader
 from batchd.sources.files.reader import FilesReader, padded_text
 from batchd.sources.interface import Reader
+from batchd.sources.jsonl.values import fitting, json_object, value_in_json
 from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, Coding, MemberField, WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import IndexMalformed, SourceIndex, readable
@@ -44,7 +44,7 @@ from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int) -> Value:
     """The value of a column that is a whole member. Raises ``SampleUnreadable``."""
     if coding == "npy":
-        return _fitting(column, converted(column, _array(column, content)))
+        return fitting(column, converted(column, _array(column, content)))
     if coding != "written":
         return from_bytes(column, content, max_bytes)
     try:
@@ -55,42 +55,6 @@ def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int
         raise SampleUnreadable(f"{column.name} {error}") from None
 
 
-def json_object(content: memoryview) -> Mapping[str, object]:
-    """The JSON object in a member. Raises ``SampleUnreadable``."""
-    try:
-        found = json.loads(bytes(content))
-    except RecursionError:
-        raise SampleUnreadable("is no JSON that can be read: it is nested too deeply") from None
-    except ValueError as error:
-        raise SampleUnreadable(f"is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise SampleUnreadable(f"is {_kind(found)} in JSON, not an object")
-    return found
-
-
-def value_in_json(column: Column, value: object) -> Value:
-    """The value of a column under a key. Raises ``SampleUnreadable``."""
-    is_numbers = isinstance(value, list) if column.shape else type(value) in (int, float, bool)
-    if column.kind == "text" and isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise SampleUnreadable(f"{column.name} has half a character in it, which no UTF-8 can hold")
-        return value
-    if column.kind != "array" or not is_numbers:
-        raise SampleUnreadable(f'{column.name} is {_kind(value)} in JSON, not "{column.text}"')
-    numbers = from_plain(column, value)
-    if column.shape and numbers.ndim == 1 and (column.shape.count(None) <= 1 or not numbers.size):
-        return shaped(column, numbers)  # one row fills a shape with at most one unknown length
-    return _fitting(column, numbers)
-
-
-def _fitting(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
-    """``numbers``, C-contiguous, if they have the column's shape. Raises ``SampleUnreadable``."""
-    lengths = zip(column.shape, numbers.shape, strict=False)
-    if numbers.ndim != len(column.shape) or any(length not in (None, there) for length, there in lengths):
-        raise SampleUnreadable(f'{column.name} has the shape {list(numbers.shape)}, and is declared as "{column.text}"')
-    return np.ascontiguousarray(numbers).reshape(numbers.shape)
-
-
 def _array(column: Column, content: memoryview) -> NDArray[Any]:
     try:
         stored = read_header(column.name, BytesIO(content))
@@ -98,11 +62,6 @@ def _array(column: Column, content: memoryview) -> NDArray[Any]:
     except SourceInvalid as error:
         raise SampleUnreadable(str(error)) from None
     return stored.numbers(column.name, content)
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
 
 
 class _Found(NamedTuple):
@@ -156,7 +115,7 @@ class MembersReader:
             try:
                 if part.coding == "json":
                     if part.slot not in objects:
-                        objects[part.slot] = json_object(content)
+                        objects[part.slot] = json_object(bytes(content))
                     place = f"{place}:{part.member.key}"
                 values[part.column.name] = self._value(part, content, objects)
             except SampleUnreadable as error:

@@ -1,0 +1,1 @@
+"""The source ``jsonl``: lines of JSON."""
