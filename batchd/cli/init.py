@@ -80,7 +80,7 @@ def command(  # noqa: PLR0917  one for each option
     """Look at the data at PATH, write batchd.toml for it, and show a batch.
 
     PATH is a folder or a file: images (with or without a folder for each class), tar shards,
-    Parquet, TFRecords, CSV, JSON Lines, npy, npz, videos, LMDB; or a pattern such as
+    Parquet, TFRecords, CSV, JSON Lines, tokens, npy, npz, videos, LMDB; or a pattern such as
     'train-{000..123}.tar'; or a URL of these, such as s3://bucket/train. Default: the current
     folder. Comments in the file describe the data, and list the files that the stream leaves out.
     """

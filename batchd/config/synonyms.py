@@ -105,6 +105,7 @@ _KINDS: Mapping[str, str] = {
     "resize": "scale_image rescale_image longest_max_size smallest_max_size shortest_edge resizing",
     "rotate": "random_rotation rotation random_rotate random_rotate90 affine shift_scale_rotate safe_rotate",
     "subset": "take skip slice split random_split shard",
+    "tokens": "bin indexed_dataset megatron nanogpt gpt_dataset token_files",
     "tfrecord": "tf_record tf_record_dataset tfrecords readers_tfrecord tfds",
     "to": "to_tensor to_tensor_v2 pil_to_tensor to_image to_float tensor totensor",
     "tokenize": "tokenizer text_vectorization auto_tokenizer bpe",

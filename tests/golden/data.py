@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from support.images import encode, jpeg, jpeg_with_exif
 from support.lmdb_files import write_lmdb
+from support.megatron import write_megatron
 from support.parquet_files import class_labels, hugging_face, write_arrow, write_parquet
 from support.shards import write_shard
 from support.texts import save, word_level, word_table
@@ -151,6 +152,12 @@ def _write_tables(folder: Path) -> None:
             folder / f"rows-{part}.parquet", columns, class_labels(**{"class": list(CLASSES)}), row_group_size=5
         )
         write_arrow(folder / f"rows-{part}.arrow", columns, class_labels(**{"class": list(CLASSES)}), rows=5)
+
+    words = np.arange(500) * 7919 % 50257
+    for part in range(2):
+        (folder / f"words-{part}.bin").write_bytes(words[part * 200 : 200 + part * 300].astype("<u2").tobytes())
+    documents = [[words[n * 9 : n * 9 + n % 7].tolist(), [n]] for n in range(SAMPLES)]
+    write_megatron(folder / "documents.bin", documents, "int32")
 
 
 def _write_records(folder: Path) -> None:

@@ -114,6 +114,26 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
                 "record": {"label": "uint8", "image": "uint8[8,8,3]"},
             },
         },
+        "token-windows": {
+            "source": {
+                "type": "tokens",
+                "root": str(folder),
+                "files": ["words-*.bin"],
+                "dtype": "uint16",
+                "length": 17,
+                "overlap": 1,
+            },
+            "pipeline": [{"op": "cast", "field": "tokens", "dtype": "int32"}],
+        },
+        "documents": {
+            "source": {
+                "type": "tokens",
+                "path": str(folder / "documents.bin"),
+                "format": "megatron",
+                "dtype": "int32",
+            },
+            "pipeline": [{"op": "pad_batch", "field": "tokens", "max_shape": [8], "fill": -1}],
+        },
         "tfrecord": {
             "source": {
                 "type": "tfrecord",

@@ -281,6 +281,23 @@ def test_lines_of_json_have_the_fields_that_all_of_them_have(data: Path) -> None
     assert (whole["samples"], whole["left_out_files"]) == (2, 0)
 
 
+def test_files_of_tokens_are_cut_into_windows(data: Path) -> None:
+    """A batch has inputs and targets; the assumptions are in a note."""
+    (data / "train.bin").write_bytes((np.arange(5000, dtype=np.uint16) % 100).tobytes())
+    (data / "val.bin").write_bytes(b"\0\0\1\0")
+
+    whole = found(data)
+
+    path = str(data / "train.bin")
+    assert whole["source"] == {"type": "tokens", "path": path, "dtype": "uint16", "length": 1025, "overlap": 1}
+    assert whole["samples"] == 4
+    assert "pipeline" not in whole
+    assert whole["notes"] == [
+        "the training part; make streams of their own of val",
+        "windows of 1,024 tokens and the one behind them, as uint16",
+    ]
+
+
 def test_tfrecords_are_recognised_by_their_features(data: Path) -> None:
     """Names of files may end in their numbers, without an extension."""
     records = [

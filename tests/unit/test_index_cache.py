@@ -16,12 +16,14 @@ from batchd.sources.interface import kind_of
 from batchd.sources.jsonl.options import JsonlSource
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.scan import Extension, scan_source
+from batchd.sources.tokens.options import TokensSource
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage import index_cache as cache_module
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import Survey
+from support.megatron import write_megatron
 from support.shards import write_shard
 from support.source_files import make, nothing
 
@@ -58,6 +60,7 @@ def sources(root: Path) -> dict[str, tuple]:
     np.save(root / "x.npy", np.arange(3))
     np.savez(root / "x.npz", x=np.arange(3))
     (root / "x.bin").write_bytes(b"abc")
+    write_megatron(root / "m.bin", [[[1, 2]], [[3]]], "uint16")
     (root / "shards").mkdir()
     write_shard(root / "shards/0.tar", [("1.jpg", b"one"), ("1.cls", b"7")])
     return {
@@ -82,12 +85,16 @@ def sources(root: Path) -> dict[str, tuple]:
         ),
         "npy": (NpySource(path=root / "x.npy"), lambda: np.save(root / "x.npy", np.arange(1, 4))),
         "npz": (NpzSource(path=root / "x.npz"), lambda: np.savez(root / "x.npz", x=np.arange(1, 4))),
+        "tokens": (
+            TokensSource(path=root / "m.bin", format="megatron", dtype="uint16"),
+            lambda: write_megatron(root / "m.bin", [[[1]], [[2, 3]]], "uint16"),
+        ),
         "raw": (RawSource(path=root / "x.bin", record={"x": "int8"}), lambda: (root / "x.bin").write_bytes(b"abd")),
     }
 
 
 @pytest.mark.parametrize(
-    "kind", ["folder", "glob", "list", "webdataset", "webdataset fields", "csv", "jsonl", "npy", "npz", "raw"]
+    "kind", ["folder", "glob", "list", "webdataset", "webdataset fields", "csv", "jsonl", "npy", "npz", "tokens", "raw"]
 )
 def test_a_source_is_scanned_once_until_it_changes(
     kind: str, tmp_path: Path, cache: IndexCache, scans: list[str]

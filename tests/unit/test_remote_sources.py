@@ -24,6 +24,7 @@ from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
 from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.tokens.options import TokensSource
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage import index_cache as cache_module
 from batchd.storage.access import Storage
@@ -31,6 +32,7 @@ from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.values import StorageLimits
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
+from support.megatron import write_megatron
 from support.parquet_files import hugging_face, write_parquet
 from support.s3_server import BucketServer
 from support.shards import write_shard
@@ -67,6 +69,7 @@ def make_files(root: Path) -> None:
     np.save(root / "arrays/f.npy", np.asfortranarray(np.arange(20.0).reshape(10, 2)))
     np.savez(root / "arrays/xy.npz", x=np.arange(10), y=np.arange(30).reshape(10, 3))
     (root / "arrays/raw.bin").write_bytes(bytes(range(100)))
+    write_megatron(root / "arrays/words.bin", [[[n] * (n + 1)] for n in range(8)], "uint16")
     (root / "numbers.txt").write_text("3\n1\n")
     for shard, compression in enumerate(("none", "snappy")):
         images = [None if row == 4 else f"{shard}{row}".encode() * 50 for row in range(5)]
@@ -104,6 +107,8 @@ SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
     "npy": lambda root: NpySource(root=root / "arrays", arrays={"x": "x.npy", "f": "f.npy"}),
     "npz": lambda root: NpzSource(path=root / "arrays/xy.npz"),
     "raw": lambda root: RawSource(path=root / "arrays/raw.bin", record={"a": "uint8[10]"}),
+    "tokens": lambda root: TokensSource(path=root / "arrays/words.bin", dtype="uint16", length=5, overlap=1),
+    "documents": lambda root: TokensSource(root=root, files=("arrays/words.bin",), format="megatron", dtype="uint16"),
     "subset": lambda root: SubsetSource(of=SOURCES["npy"](root), indices=root / "numbers.txt"),  # type: ignore[arg-type]
     "concat": lambda root: ConcatSource(sources=(SOURCES["webdataset"](root), ListSource(path=root / "list.txt"))),  # type: ignore[arg-type]
 }
@@ -253,6 +258,8 @@ def test_a_chunk_is_read_in_a_few_requests(served: FileServer, storage: Storage)
         "npy": 1,
         "csv": 3,
         "jsonl": 4,
+        "tokens": 1,
+        "documents": 1,
         "list": 2,
         "concat": 4,
     }.items():
@@ -436,7 +443,9 @@ class TestSamplesThatFail:
         read_ahead(reader, [0])
         assert plain(reader.read(0)) == expected
 
-    @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "raw", "csv", "jsonl", "npy", "npz"])
+    @pytest.mark.parametrize(
+        "kind", ["webdataset", "tfrecord", "raw", "tokens", "documents", "csv", "jsonl", "npy", "npz"]
+    )
     def test_objects_that_have_changed(self, served: FileServer, kind: str, storage: Storage) -> None:
         """A change of one byte is enough."""
         source = SOURCES[kind](Path(served.url))

@@ -179,6 +179,16 @@ def test_rows_of_arrays_are_made_at_once(worker, tmp_path):
     np.testing.assert_array_equal(rows["y"], values()["y"][3:11])
 
 
+def test_windows_of_tokens_are_made_at_once(worker, tmp_path):
+    """They overlap in the file, and a step may change their type."""
+    (tmp_path / "a.bin").write_bytes(np.arange(3 * SAMPLES + 1, dtype=np.uint16).tobytes())
+    source = f"{{ type = 'tokens', path = '{tmp_path}/a.bin', dtype = 'uint16', length = 4, overlap = 1 }}"
+    stream, at_once = worker(source, "{ op = 'cast', field = 'tokens', dtype = 'int64' }")
+    bad, rows = fill(stream)
+    assert (bad, at_once) == ([], [True])
+    np.testing.assert_array_equal(rows["tokens"], np.arange(SAMPLES)[:, None] * 3 + np.arange(4), strict=True)
+
+
 def test_a_bad_sample_among_them_costs_no_other_one(worker, tmp_path):
     """The rows are then made one by one, and every other sample keeps its own values."""
     stream, at_once = worker(files(tmp_path), "{ op = 'one_hot', field = 'label', classes = 11 }", "mask")

@@ -22,6 +22,7 @@ from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_apart
 from batchd.sources.source_checks import try_source
 from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.tokens.options import TokensSource
 from batchd.sources.video.options import VideoSource
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage import patterns
@@ -39,6 +40,7 @@ SHARDED: dict[str, Any] = {
     "csv": lambda root, *shards: CsvSource(root=root, files=shards, fields={"x": "int64"}),
     "jsonl": lambda root, *shards: JsonlSource(root=root, shards=shards, fields={"x": "int64"}),
     "raw": lambda root, *shards: RawSource(root=root, files=shards, record={"x": "uint8"}),
+    "tokens": lambda root, *shards: TokensSource(root=root, files=shards, dtype="uint16", length=2),
     "video": lambda root, *shards: VideoSource(root=root, files=shards),
 }
 

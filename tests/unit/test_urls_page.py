@@ -44,6 +44,8 @@ BESIDES: dict[tuple[str, str], dict[str, Any]] = {
     ("npz", "path"): {},
     ("raw", "path"): {"record": FIELDS},
     ("raw", "root"): {"files": ("*",), "record": FIELDS},
+    ("tokens", "path"): {"dtype": "uint16", "length": 8},
+    ("tokens", "root"): {"files": ("*",), "dtype": "uint16", "length": 8},
     ("subset", "indices"): {"of": ListSource(path=HERE)},
     ("lmdb", "path"): {"fields": FIELDS},
     ("video", "root"): {"files": ("*",)},

@@ -19,6 +19,7 @@ from batchd.samples.values import Value
 from batchd.sources.arrays.index import Run, StoredArray
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.interface import PlainReader
+from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.location import is_url
@@ -29,9 +30,7 @@ from batchd_wire.views import Array
 class ArrayReader(PlainReader):
     """Reads any sample of arrays in files."""
 
-    def __init__(
-        self, _source: NpySource | NpzSource | RawSource, index: SourceIndex, max_bytes: int, storage: Storage
-    ) -> None:
+    def __init__(self, _source: SourceOptions, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         parts = index.facts["parts"]
         self._index = index
         self._files = [os.fsencode(path) for path in index.place["files"]]

@@ -75,10 +75,10 @@ def _arrays_index(
         order = "F" if array.fortran else "C"
         fields.append([name, number, 0, array.dtype.str, list(array.shape[1:]), order])
     survey.progress(samples)
-    return _build_index([(samples, *runs)], fields, files, contents, survey)
+    return index_of_parts([(samples, *runs)], fields, files, contents, survey)
 
 
-def _build_index(
+def index_of_parts(
     parts: Sequence[tuple[int, *tuple[Run, ...]]],
     fields: Sequence[object],
     files: Sequence[Path],
@@ -218,7 +218,7 @@ def _raw_scan(source: RawSource, survey: Survey) -> SourceIndex:
         dtype = np.dtype(column.dtype).newbyteorder("<" if source.byte_order == "little" else ">")
         fields.append([column.name, 0, offset, dtype.str, list(column.fixed_shape), "C"])
         offset += dtype.itemsize * prod(column.fixed_shape)
-    return _build_index(parts, fields, files, contents, survey)
+    return index_of_parts(parts, fields, files, contents, survey)
 
 
 def _raw_records(source: RawSource, path: Path, size: int) -> int:

@@ -1,0 +1,1 @@
+"""The source ``tokens``: files of token numbers."""
