@@ -14,7 +14,7 @@ setup(
         Extension(
             "batchd.pipeline._jpeg",
             [f"batchd/pipeline/_jpeg{part}.c" for part in ("", "_cut", "_scan", "_splice", "_transcode", "_walk")],
-            depends=["batchd/pipeline/_jpeg.h", "batchd/pipeline/_jpeg_scan.h"],
+            depends=[f"batchd/pipeline/{name}.h" for name in ("_jpeg", "_jpeg_scan", "_pixels")],
             libraries=["jpeg"],
             extra_compile_args=FLAGS,
             py_limited_api=True,
@@ -23,6 +23,7 @@ setup(
         Extension(
             "batchd.pipeline._pixels",
             ["batchd/pipeline/_pixels.c"],
+            depends=["batchd/pipeline/_pixels.h"],
             extra_compile_args=[*FLAGS, "-O3"],
             py_limited_api=True,
             optional=True,

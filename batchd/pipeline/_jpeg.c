@@ -13,17 +13,22 @@
  *
  * What is unusual is left to other decoders, as is what libjpeg refuses by its header: decode() returns None.
  *
+ * The box may be resampled and flipped into a row of a batch in the same call (_pixels.c): a worker's Python code between two calls
+ * finds the processor's caches full of a photograph, and takes longer than it would alone.
+ *
  * Invariants: no Python object is touched without the GIL; libjpeg leaves run() only through its end or by longjmp to its begin;
  * nothing is written behind the end of the buffer, whatever the file says. What was cut has the pixels of the whole.
  */
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030b0000
+#define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "_jpeg.h"
+#include "_pixels.h"
 
 #include <jerror.h>
 
@@ -66,7 +71,12 @@ struct job {
     struct splicing splicing; /* by access points; its `made` is NULL where that is not done */
     int is_known; /* the header is read, and of a kind that this libjpeg decodes */
     int columns, before; /* result: how long a row of what was decoded is, and what of it is in front of the box */
+    struct image target; /* what the box is resampled into; without pixels: it is not */
+    int is_area, is_upside_down, is_mirrored;
+    int64_t decoded_ns; /* result: the time between the two, on the clock of time.perf_counter_ns() */
 };
+
+static const struct scaling *scaling; /* NULL where _pixels was not built */
 
 /* --- what libjpeg calls --- */
 
@@ -364,10 +374,32 @@ static enum verdict decode_spliced(struct job *job)
 
 /* Whatever is wrong with a cut, the file decides: it is decoded from its start, and its verdict counts. A part
  * of a file decides nothing. */
-static enum verdict run(struct job *job)
+static enum verdict decode_any(struct job *job)
 {
     if (job->record.buf && decode_spliced(job) == DONE) return DONE;
     return job->is_part ? NOT_MINE : decode_box(job);
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static enum verdict resample_box(struct job *job)
+{
+    const Py_ssize_t channels = job->color->channels, row_bytes = job->columns * channels;
+    uint8_t *const box = (uint8_t *)job->pixels.buf + job->before * channels;
+    const struct image from = {.pixels = box, .height = job->box.height, .width = job->box.width, .channels = channels, .stride = row_bytes};
+    job->decoded_ns = now_ns();
+    return scaling->scale(&from, &job->target, job->is_area ? AREA : LINEAR, job->is_upside_down, job->is_mirrored) ? DONE : NO_MEMORY;
+}
+
+static enum verdict run(struct job *job)
+{
+    const enum verdict verdict = decode_any(job);
+    return verdict == DONE && job->target.pixels ? resample_box(job) : verdict;
 }
 
 /* --- Python --- */
@@ -424,33 +456,53 @@ static PyObject *decoded(struct job *job, const char *color)
     verdict = checked_run(job);
     if (verdict == BAD_SCALE) return NULL;
     if (verdict == DONE)
-        return Py_BuildValue("(iiN)", job->columns, job->before, PyBool_FromLong(!job->record.buf || job->splicing.fits));
+        return Py_BuildValue("(iiNL)", job->columns, job->before, PyBool_FromLong(!job->record.buf || job->splicing.fits),
+                             (long long)job->decoded_ns);
     if (verdict != BAD_BUFFER) return told(&job->failure, verdict);
     return PyErr_Format(PyExc_ValueError, "%d rows of %d columns need more than the buffer's %zd bytes", job->box.height, job->columns,
                         job->pixels.len);
 }
 
 PyDoc_STRVAR(decode_doc,
-"decode(data, pixels, color, eighths, size, box, points=None, is_part=False) -> (columns, before, fits) | None\n\n"
+"decode(data, pixels, color, eighths, size, box, points=None, is_part=False, target=None, is_area=False, is_upside_down=False,\n"
+"       is_mirrored=False) -> (columns, before, fits, decoded_ns) | None\n\n"
 "Decode a box (top, left, height, width), in pixels of the scaled picture, into the writable buffer ``pixels``.\n\n"
 "``size`` is (height, width) of the whole picture, unscaled, as its header says. What is written: ``height`` rows of ``columns`` pixels,\n"
 "``before`` of which are in front of the box; at most COLUMNS_BESIDE_MAX are beside it. None: a file for another decoder.\n"
 "``points``: what ``access_points`` returned for the file, which takes less time; ``fits`` is False if it is not of the bytes down to\n"
 "the last row of the box, and then it was not used. The pixels are the same.\n"
 "``is_part``: of the file, its header is there, and what ``part`` returned; other bytes are not read. None also where more is needed.\n"
-"Raises JpegError where the file is broken down to the last row of the box, ValueError for a wrong box, color or buffer.");
+"``target``: an image that the box is resampled into, as ``_pixels.scale`` does with the arguments behind. That began at\n"
+"``decoded_ns`` on the clock of ``time.perf_counter_ns``, which is 0 without a target.\n"
+"Raises JpegError where the file is broken down to the last row of the box, ValueError for a wrong box, color, buffer or target.");
+
+static int take_target(PyObject *object, const char *color, struct image *target)
+{
+    const struct color *known = color_named(color);
+    if (object == Py_None) return 1;
+    if (!scaling) {
+        PyErr_SetString(PyExc_ValueError, "there is no _pixels to resample into a target");
+        return 0;
+    }
+    if (!scaling->take_image(object, PyBUF_WRITABLE, target)) return 0;
+    if (!known || target->channels == known->channels) return 1;
+    PyErr_SetString(PyExc_ValueError, "a target of other channels");
+    return 0;
+}
 
 static PyObject *decode(PyObject *self, PyObject *arguments)
 {
     struct job job;
     const char *color;
-    PyObject *result;
+    PyObject *result, *target = Py_None;
     (void)self;
     memset(&job, 0, sizeof job);
-    if (!PyArg_ParseTuple(arguments, "y*w*si(ii)(iiii)|z*p:decode", &job.data, &job.pixels, &color, &job.eighths, &job.height,
-                          &job.width, &job.box.top, &job.box.left, &job.box.height, &job.box.width, &job.record, &job.is_part))
+    if (!PyArg_ParseTuple(arguments, "y*w*si(ii)(iiii)|z*pOppp:decode", &job.data, &job.pixels, &color, &job.eighths, &job.height,
+                          &job.width, &job.box.top, &job.box.left, &job.box.height, &job.box.width, &job.record, &job.is_part, &target,
+                          &job.is_area, &job.is_upside_down, &job.is_mirrored))
         return NULL;
-    result = decoded(&job, color);
+    result = take_target(target, color, &job.target) ? decoded(&job, color) : NULL;
+    PyBuffer_Release(&job.target.buffer);
     PyBuffer_Release(&job.data);
     PyBuffer_Release(&job.pixels);
     if (job.record.obj) PyBuffer_Release(&job.record);
@@ -588,10 +640,22 @@ static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_jpeg", "Boxes of JPEGs, by libjpeg-turbo.", -1, METHODS, NULL, NULL, NULL, NULL,
 };
 
+/* Without _pixels, boxes are decoded all the same. */
+static void find_scaling(void)
+{
+    PyObject *pixels = PyImport_ImportModule("batchd.pipeline._pixels");
+    PyObject *capsule = pixels ? PyObject_GetAttrString(pixels, "SCALING") : NULL;
+    scaling = capsule ? PyCapsule_GetPointer(capsule, SCALING_NAME) : NULL;
+    Py_XDECREF(capsule);
+    Py_XDECREF(pixels); /* sys.modules has it */
+    PyErr_Clear();
+}
+
 PyMODINIT_FUNC PyInit__jpeg(void)
 {
     PyObject *module = PyModule_Create(&MODULE);
     if (!module) return NULL;
+    find_scaling();
     JpegError = PyErr_NewExceptionWithDoc("batchd.pipeline._jpeg.JpegError", "A broken JPEG, in libjpeg's words.",
                                           PyExc_ValueError, NULL);
     if (!JpegError || PyModule_AddObjectRef(module, "JpegError", JpegError) < 0

@@ -14,8 +14,12 @@ def decode(
     box: tuple[int, int, int, int],
     points: Buffer | None = None,
     is_part: bool = False,
+    target: Buffer | None = None,
+    is_area: bool = False,
+    is_upside_down: bool = False,
+    is_mirrored: bool = False,
     /,
-) -> tuple[int, int, bool] | None: ...
+) -> tuple[int, int, bool, int] | None: ...
 def part(
     header: Buffer, eighths: int, size: tuple[int, int], box: tuple[int, int, int, int], points: Buffer, /
 ) -> tuple[int, int] | None: ...

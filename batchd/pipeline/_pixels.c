@@ -1,6 +1,7 @@
 /* Pixels made of pixels, in whole numbers alone: every compiler and every processor makes the same. Worker process.
  *
  *     resample    each new pixel is a weighted sum of source pixels, first along the columns, then along the rows
+ *     scale       the same, with the weights of "linear" or "area"; also what _jpeg.c calls
  *     shift_hue   red, green and blue are changed as if it were hue that was
  *     warp        each new pixel is taken from where its centre comes from, in steps of 1/2^32 of a pixel
  *
@@ -13,9 +14,10 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "_pixels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -36,12 +38,6 @@
 
 enum { CHANNELS_MAX = 4, FRACTION_BITS = 11, PLACE_BITS = 32, WEIGHT_BITS = 2 * FRACTION_BITS, HUE_BITS = 16 };
 
-struct image {
-    Py_buffer buffer;
-    uint8_t *pixels;
-    Py_ssize_t height, width, channels, stride;
-};
-
 /* --- resample --- */
 
 struct taps {
@@ -50,7 +46,7 @@ struct taps {
     const int16_t *weights;
     Py_ssize_t targets, count;
     int shift;
-    void *reversed; /* memory of `first` and `weights`, where they are in another order than in the buffers */
+    void *memory; /* of `first` and `weights`, where they are not in the buffers */
 };
 
 /* The columns for vectors of eight new pixels, the same for all rows: the place of each pixel's first tap, and the weights of its taps,
@@ -366,6 +362,94 @@ static int resample_rows(const struct image *from, const struct image *into, con
     return is_made;
 }
 
+/* --- scale --- */
+
+enum { SHIFT_MAX = 22, BITS_BEHIND_THE_PIXEL = 23 };
+
+/* As `_linear_taps` of `resample.py`. */
+static void weigh_linear(const struct taps *taps, int64_t source, int64_t place, int32_t *first, int16_t *weights)
+{
+    const int64_t twice = 2 * (int64_t)taps->targets, last = (source - 1) * twice;
+    int64_t centre = (2 * place + 1) * source - (int64_t)taps->targets;
+    centre = centre < 0 ? 0 : centre > last ? last : centre;
+    *first = (int32_t)(centre / twice);
+    if (*first > source - taps->count) *first = (int32_t)(source - taps->count);
+    if (taps->count == 1) {
+        weights[0] = 1 << WHOLE_BITS;
+        return;
+    }
+    weights[1] = (int16_t)((((centre - *first * twice) << WHOLE_BITS) + (int64_t)taps->targets) / twice);
+    weights[0] = (int16_t)((1 << WHOLE_BITS) - weights[1]);
+}
+
+/* As `_area_taps` of `resample.py`. */
+static void weigh_area(const struct taps *taps, int64_t source, int64_t place, int32_t *first, int16_t *weights)
+{
+    const int64_t targets = (int64_t)taps->targets, begin = place * source, end = begin + source;
+    int64_t sum = 0, before = 0;
+    *first = (int32_t)(begin / targets);
+    if (*first > source - taps->count) *first = (int32_t)(source - taps->count);
+    for (Py_ssize_t tap = 0; tap < taps->count; tap++) {
+        const int64_t left = (*first + tap) * targets, right = left + targets;
+        const int64_t share = (end < right ? end : right) - (begin > left ? begin : left);
+        int64_t rounded;
+        if (share > 0) sum += share;
+        rounded = ((sum << taps->shift) + source / 2) / source;
+        weights[tap] = (int16_t)(rounded - before);
+        before = rounded;
+    }
+}
+
+/* Returns whether there was memory, which the caller frees. */
+static int make_taps(struct taps *taps, enum method method, Py_ssize_t source, Py_ssize_t targets, int is_reversed)
+{
+    int32_t *first;
+    int16_t *weights;
+    taps->targets = targets;
+    taps->shift = WHOLE_BITS;
+    taps->count = method == LINEAR ? 2 : (source + targets - 1) / targets + (source % targets > 0);
+    if (taps->count > source) taps->count = source;
+    for (Py_ssize_t left = source / targets; method == AREA && left > 1 && taps->shift < SHIFT_MAX; left /= 2) taps->shift++;
+    taps->memory = first = malloc((size_t)targets * (sizeof *first + (size_t)taps->count * sizeof *weights));
+    if (!first) return 0;
+    taps->first = first;
+    taps->weights = weights = (int16_t *)(first + targets);
+    for (Py_ssize_t place = 0; place < targets; place++, first++, weights += taps->count)
+        (method == LINEAR ? weigh_linear : weigh_area)(taps, source, is_reversed ? targets - 1 - place : place, first, weights);
+    return 1;
+}
+
+/* Of the same size: nothing is weighed. */
+static void copy_flipped(const struct image *from, const struct image *into, int is_upside_down, int is_mirrored)
+{
+    const size_t row_bytes = (size_t)(from->width * from->channels), pixel = (size_t)from->channels;
+    for (Py_ssize_t y = 0; y < into->height; y++) {
+        const uint8_t *row = from->pixels + (is_upside_down ? from->height - 1 - y : y) * from->stride;
+        uint8_t *made = into->pixels + y * into->stride;
+        if (!is_mirrored) memcpy(made, row, row_bytes);
+        for (Py_ssize_t x = from->width; is_mirrored && x > 0; made += pixel) memcpy(made, row + (size_t)--x * pixel, pixel);
+    }
+}
+
+static int scale(const struct image *from, const struct image *into, enum method method, int is_upside_down, int is_mirrored)
+{
+    struct taps rows, columns;
+    int is_made;
+    if (from->height == into->height && from->width == into->width) {
+        copy_flipped(from, into, is_upside_down, is_mirrored);
+        return 1;
+    }
+    memset(&rows, 0, sizeof rows), memset(&columns, 0, sizeof columns);
+    is_made = make_taps(&rows, method, from->height, into->height, is_upside_down)
+        && make_taps(&columns, method, from->width, into->width, is_mirrored);
+    if (is_made) {
+        const int room = BITS_BEHIND_THE_PIXEL - columns.shift;
+        is_made = resample_rows(from, into, &rows, &columns, room < KEPT_BITS_MAX ? room : KEPT_BITS_MAX);
+    }
+    free(rows.memory), free(columns.memory);
+    return is_made;
+}
+
 /* --- warp --- */
 
 struct warp {
@@ -458,7 +542,6 @@ static void shift_hues(const struct image *image, int32_t shift, int red, int bl
 
 /* --- what Python sees --- */
 
-/* [height, width, channels] of bytes, rows at any distance, the pixels of a row side by side. */
 static int take_image(PyObject *object, int flags, struct image *image)
 {
     Py_buffer *buffer = &image->buffer;
@@ -488,7 +571,7 @@ static int reverse_taps(struct taps *taps)
         first[place] = taps->first[from];
         memcpy(weights + place * taps->count, taps->weights + from * taps->count, weights_bytes);
     }
-    taps->first = taps->reversed = first;
+    taps->first = taps->memory = first;
     taps->weights = weights;
     return 1;
 }
@@ -528,7 +611,7 @@ static void release_taps(struct taps *taps)
 {
     PyBuffer_Release(&taps->first_buffer);
     PyBuffer_Release(&taps->weights_buffer);
-    free(taps->reversed);
+    free(taps->memory);
 }
 
 PyDoc_STRVAR(resample_doc,
@@ -570,6 +653,33 @@ static PyObject *resample(PyObject *self, PyObject *arguments)
         }
     }
     release_taps(&columns), release_taps(&rows), release_image(&into), release_image(&from);
+    if (!is_made) return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(scale_doc,
+"scale(source, target, is_area, is_upside_down=False, is_mirrored=False)\n\n"
+"As ``resample``, with the weights of \"area\", or else of \"linear\".");
+
+static PyObject *scale_images(PyObject *self, PyObject *arguments)
+{
+    struct image from, into;
+    PyObject *source, *target;
+    int is_area, is_upside_down = 0, is_mirrored = 0, is_made = 0;
+    (void)self;
+    memset(&from, 0, sizeof from), memset(&into, 0, sizeof into);
+    if (!PyArg_ParseTuple(arguments, "OOp|pp:scale", &source, &target, &is_area, &is_upside_down, &is_mirrored)) return NULL;
+    if (take_image(source, 0, &from) && take_image(target, PyBUF_WRITABLE, &into)) {
+        if (from.channels != into.channels)
+            PyErr_SetString(PyExc_ValueError, "other channels");
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            is_made = scale(&from, &into, is_area ? AREA : LINEAR, is_upside_down, is_mirrored);
+            Py_END_ALLOW_THREADS
+            if (!is_made) PyErr_NoMemory();
+        }
+    }
+    release_image(&into), release_image(&from);
     if (!is_made) return NULL;
     Py_RETURN_NONE;
 }
@@ -657,6 +767,7 @@ static PyObject *shift_hue(PyObject *self, PyObject *arguments)
 
 static PyMethodDef METHODS[] = {
     {"resample", resample, METH_VARARGS, resample_doc},
+    {"scale", scale_images, METH_VARARGS, scale_doc},
     {"shift_hue", shift_hue, METH_VARARGS, shift_hue_doc},
     {"use_avx2", use_avx2, METH_O, use_avx2_doc},
     {"warp", warp, METH_VARARGS, warp_doc},
@@ -669,8 +780,12 @@ static struct PyModuleDef MODULE = {
 
 PyMODINIT_FUNC PyInit__pixels(void)
 {
+    static struct scaling scaling = {take_image, scale};
+    PyObject *module = PyModule_Create(&MODULE), *capsule = PyCapsule_New(&scaling, SCALING_NAME, NULL);
 #ifdef HAS_VECTORS
     uses_avx2 = has_avx2 = __builtin_cpu_supports("avx2") != 0;
 #endif
-    return PyModule_Create(&MODULE);
+    if (!capsule || (module && PyModule_AddObjectRef(module, "SCALING", capsule) < 0)) Py_CLEAR(module);
+    Py_XDECREF(capsule);
+    return module;
 }

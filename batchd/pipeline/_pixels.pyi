@@ -15,6 +15,14 @@ def resample(
     is_mirrored: bool = False,
     /,
 ) -> None: ...
+def scale(
+    source: NDArray[Any],
+    target: NDArray[Any],
+    is_area: bool,
+    is_upside_down: bool = False,
+    is_mirrored: bool = False,
+    /,
+) -> None: ...
 def shift_hue(pixels: NDArray[Any], shift: int, is_bgr: bool, /) -> None: ...
 def use_avx2(is_used: bool, /) -> bool: ...
 def warp(

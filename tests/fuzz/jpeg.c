@@ -6,9 +6,14 @@
  * A system's libjpeg is not compiled with AddressSanitizer (for one that is: make fuzz-jpeg
  * LIBJPEG=/path/to/libjpeg.a). So an unreadable page follows each file, and an unwritable page follows the pixels:
  * any code that reads or writes a byte too many fails at once. Cut and transcoded data is in memory that
- * AddressSanitizer guards: the code that fills it is compiled with it. No function of Python is called: its symbols
- * stay unresolved.
+ * AddressSanitizer guards: the code that fills it is compiled with it. So is the code that resamples a box into a
+ * row. No function of Python is called: its symbols stay unresolved.
  */
+#define METHODS PIXELS_METHODS
+#define MODULE PIXELS_MODULE
+#include "../../batchd/pipeline/_pixels.c"
+#undef METHODS
+#undef MODULE
 #include "../../batchd/pipeline/_jpeg.c"
 #include "../../batchd/pipeline/_jpeg_scan.c"
 
@@ -22,7 +27,10 @@
 #define FILE_BYTES_MAX (1 << 17)
 #define PIXELS_BYTES_MAX (1 << 22)
 #define SIDE_MAX 2000
+#define TARGET_SIDE_MAX 300
 #define PAGE 4096
+
+static const struct scaling SCALING = {.scale = scale};
 
 static uint64_t state;
 
@@ -126,6 +134,20 @@ static size_t bytes_for(const struct job *job)
     bytes = (size_t)job->box.height * (size_t)(wanted < whole ? wanted : whole) * (size_t)job->color->channels;
     if (bytes > PIXELS_BYTES_MAX) bytes = PIXELS_BYTES_MAX;
     return below(16) ? bytes : 1 + below((uint32_t)bytes);
+}
+
+/* Let the box be resampled into a row that ends at a page which no code may touch. */
+static void aim(struct job *job, unsigned char *row_end)
+{
+    struct image *const target = &job->target;
+    target->height = 1 + (Py_ssize_t)below(TARGET_SIDE_MAX);
+    target->width = 1 + (Py_ssize_t)below(TARGET_SIDE_MAX);
+    target->channels = job->color->channels;
+    target->stride = target->width * target->channels;
+    target->pixels = row_end - target->height * target->stride;
+    job->is_area = (int)below(2);
+    job->is_upside_down = (int)below(2);
+    job->is_mirrored = (int)below(2);
 }
 
 static void note(int descriptor, const struct job *job)
@@ -247,10 +269,16 @@ int main(int count, char **arguments)
 {
     static unsigned char file[2 * FILE_BYTES_MAX];
     unsigned char *const files = guarded(2 * FILE_BYTES_MAX), *const memory = guarded(PIXELS_BYTES_MAX);
+    const size_t row_bytes = TARGET_SIDE_MAX * TARGET_SIDE_MAX * 3;
+    unsigned char *const row_end = guarded(row_bytes) + row_bytes;
     const int last = open("jpeg-last.bin", O_RDWR | O_CREAT | O_TRUNC, 0666);
     unsigned long verdicts[NO_MEMORY + 1] = {0}, written[NO_MEMORY + 1] = {0}, walked[NO_MEMORY + 1] = {0}, tries = 0, cuts = 0;
     time_t until;
     if (count < 4 || last < 0) return 2;
+    scaling = &SCALING;
+#ifdef HAS_VECTORS
+    has_avx2 = __builtin_cpu_supports("avx2") != 0;
+#endif
     until = time(NULL) + atoi(arguments[1]);
     state = 0x9e3779b97f4a7c15u + (uint64_t)atoi(arguments[2]);
     for (; tries % 256 || time(NULL) < until; tries++) {
@@ -269,6 +297,8 @@ int main(int count, char **arguments)
         job.pixels.len = (Py_ssize_t)bytes;
         note(last, &job);
         asked = job;
+        uses_avx2 = has_avx2 && below(2);
+        if (below(2)) aim(&job, row_end);
         verdicts[run(&job)]++;
         cuts += (unsigned long)job.is_cut;
         end(&job);

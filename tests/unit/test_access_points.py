@@ -62,7 +62,7 @@ def cropped(data, box, record=None, eighths=8, color="rgb"):
     channels = 1 if color == "gray" else 3
     memory = bytearray(box.height * min(width, box.width + _jpeg.COLUMNS_BESIDE_MAX) * channels)
     assert (box.top + box.height, box.left + box.width) <= (height, width)
-    columns, before, fits = _jpeg.decode(data, memory, color, eighths, size_of(data), box, record)
+    columns, before, fits, _ns = _jpeg.decode(data, memory, color, eighths, size_of(data), box, record)
     strides = (columns * channels, channels, 1)
     return np.ndarray((box.height, box.width, channels), np.uint8, memory, before * channels, strides).copy(), fits
 

@@ -203,6 +203,8 @@ def test_sines_are_exact_to_the_last_bits() -> None:
         ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, (*TAPS[:2], 40), 7)),
         ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, TAPS, 8)),
         ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, TAPS, -1)),
+        ("scale", lambda: (PIXELS, np.zeros((5, 4, 1), np.uint8), False)),
+        ("scale", lambda: (PIXELS[:, ::2], np.zeros((5, 4, 3), np.uint8), True)),
         ("warp", lambda: (PIXELS, np.zeros((4, 4, 1), np.uint8), (1, 0, 0), (0, 1, 0), True, b"1234")),
         ("warp", lambda: (PIXELS, PIXELS.copy(), (1, 0, 0), (0, 1, 0), True, b"123")),
         ("shift_hue", lambda: (np.zeros((4, 4, 4), np.uint8), 5, False)),

@@ -260,13 +260,13 @@ def test_nothing_is_written_behind_the_buffer():
     """A buffer that is one byte too small is rejected, and bytes behind the needed ones stay."""
     data, size, box = jpeg_of(TALL), (256, 64), (3, 20, 100, 9)
     enough = bytearray(b"\x55" * 20_000)
-    columns, before, _fits = _jpeg.decode(data, enough, "rgb", 8, size, box)
+    columns, before, *_ = _jpeg.decode(data, enough, "rgb", 8, size, box)
     needed = 100 * columns * 3
 
     assert 9 <= columns <= 9 + _jpeg.COLUMNS_BESIDE_MAX
     assert 0 <= before <= columns - 9
     assert enough[needed:] == b"\x55" * (20_000 - needed)
-    assert _jpeg.decode(data, bytearray(needed), "rgb", 8, size, box) == (columns, before, True)
+    assert _jpeg.decode(data, bytearray(needed), "rgb", 8, size, box) == (columns, before, True, 0)
     with pytest.raises(
         ValueError, match=f"100 rows of {columns} columns need more than the buffer's {needed - 1} bytes"
     ):

@@ -30,7 +30,7 @@ from batchd.pipeline.image.jpeg_box import BoxDecoder
 from batchd.pipeline.image.opencv import Pixels, Scratch, cv2
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import ImageHeader
-from batchd.pipeline.image.resample import cut_out
+from batchd.pipeline.image.resample import Scaling, cut_out
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.kept_files import DecodedFile, FilePart, KeptFiles
 
@@ -120,30 +120,39 @@ class Decoder:
         """Parts between restart markers that a box needs, and all of them; None without markers."""
         return self._boxes.tiles(data, header, factor, box) if self.decodes_boxes(header) else None
 
-    def decode(
+    def decode(  # noqa: PLR0913, PLR0917  each is one thing that decoding needs
         self,
         value: memoryview | DecodedFile | FilePart,
         header: ImageHeader,
         factor: int,
         box: Cut,
         moves: Sequence[Move] = (),
+        scaling: Scaling | None = None,
     ) -> Pixels:
         """Decode a box of a file with this ``header``, as stored, at 1/``factor``.
 
         ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``,
         whose sides are rounded up; it has pixels, and all are the image's. ``moves``: those behind
         the crop. Returns uint8 [box.height, box.width, channels], valid until the next call; not
-        writable if a cache has them. Raises ``SampleUndecodable``; of a ``DecodedFile``
+        writable if a cache has them. Or it returns the target of ``scaling``, if the decoder has
+        resampled the box into it. Raises ``SampleUndecodable``; of a ``DecodedFile``
         ``SampleUnreadable``, of a part ``PartUnfit``.
         """
         if isinstance(value, FilePart):
             self._check_memory(header, box.height * box.width)
-            return self._boxes.decode_part(value, header, factor, box)
+            pixels = self._boxes.decode(value, header, factor, box, scaling)
+            assert pixels is not None, "a part is decoded by the extension"
+            return pixels
         kept = value if isinstance(value, DecodedFile) else self._decoded_to_keep(value, header, factor, moves)
         if kept is not None and factor in kept.pixels:
             return cut_out(kept.pixels[factor], box)
         data = value.file() if isinstance(value, DecodedFile) else value
-        return self._decode_box(data, header, factor, box)
+        return self._decode_box(data, header, factor, box, scaling)
+
+    @property
+    def decoded_ns(self) -> int:
+        """When the last box was decoded that was resampled in the same call; see ``BoxDecoder``."""
+        return self._boxes.decoded_ns
 
     def _decoded_to_keep(
         self, data: memoryview, header: ImageHeader, factor: int, moves: Sequence[Move]
@@ -168,10 +177,12 @@ class Decoder:
         pixels = self._decode_box(data, header, factor, Cut(0, 0, *size))
         return np.frombuffer(pixels.tobytes(), np.uint8).reshape(pixels.shape)
 
-    def _decode_box(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels:
+    def _decode_box(
+        self, data: memoryview, header: ImageHeader, factor: int, box: Cut, scaling: Scaling | None = None
+    ) -> Pixels:
         if self.decodes_boxes(header):
             self._check_memory(header, box.height * box.width)
-            pixels = self._boxes.decode(data, header, factor, box)
+            pixels = self._boxes.decode(data, header, factor, box, scaling)
             if pixels is not None:
                 return pixels
         return cut_out(self._decode_whole(data, header, factor), box)

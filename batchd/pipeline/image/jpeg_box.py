@@ -16,11 +16,11 @@ bit for bit.
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.opencv import Pixels, Scratch
 from batchd.pipeline.image.probe import ImageHeader, probe_image
+from batchd.pipeline.image.resample import Scaling
 from batchd.samples.access_points import AccessPoints, FileHead, has_points, without_points
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.kept_files import FilePart, PartUnfit
@@ -51,42 +51,40 @@ class BoxDecoder:
         self._color = color
         self._channels = 1 if color == "gray" else 3
         self._scratch = scratch
+        self.decoded_ns = 0
+        """When the last box was decoded and not yet resampled, as of ``time.perf_counter_ns``."""
 
-    def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels | None:
+    def decode(
+        self, file: memoryview | FilePart, header: ImageHeader, factor: int, box: Cut, scaling: Scaling | None = None
+    ) -> Pixels | None:
         """Decode ``box``, in pixels of the image at 1/``factor``; not empty, and inside of it.
 
-        Returns uint8 ``[box.height, box.width, channels]``, valid until the next call, or None:
-        another decoder has to decode this file. Raises ``SampleUndecodable`` if the file is broken
-        above the box's last row.
+        Returns uint8 ``[box.height, box.width, channels]``, valid until the next call, or the
+        target of ``scaling`` with the box resampled into it; None: another decoder has to decode
+        this file. Raises ``SampleUndecodable`` if the file is broken above the box's last row, and
+        ``PartUnfit`` if a part of a file is not enough.
         """
+        if is_part := isinstance(file, FilePart):
+            assert self._points is not None, "the reader has planned the part by them"
+            data, points = file.data, self._points.known.get(self._field)
+        else:
+            data, points = file, self._points_of(file, header)
         columns_max = min(-(-header.width // factor), box.width + _jpeg.COLUMNS_BESIDE_MAX)
         memory = self._scratch.bytes("decode", box.height * columns_max * self._channels)
-        size = header.height, header.width
-        points = self._points_of(data, header)
+        size, eighths = (header.height, header.width), _EIGHTHS // factor
         try:
-            made = _jpeg.decode(data, memory.data, self._color, _EIGHTHS // factor, size, box, points)
+            made = _jpeg.decode(data, memory.data, self._color, eighths, size, box, points, is_part, *(scaling or ()))
         except _jpeg.JpegError as error:
             raise SampleUndecodable(f"a broken JPEG: {error}") from None
         if made is None:
+            if is_part:
+                raise PartUnfit
             return None
-        columns, before, fits = made
-        if not fits and self._points is not None:
+        columns, before, fits, self.decoded_ns = made
+        if not fits and not is_part and self._points is not None:
             self._find_points(self._points, data, header)
-        return self._pixels_in(memory, box, columns, before)
-
-    def decode_part(self, part: FilePart, header: ImageHeader, factor: int, box: Cut) -> Pixels:
-        """As ``decode``, of a part of a file. Raises ``PartUnfit`` if that is not enough."""
-        assert self._points is not None, "the reader has planned the part by them"
-        columns_max = min(-(-header.width // factor), box.width + _jpeg.COLUMNS_BESIDE_MAX)
-        memory = self._scratch.bytes("decode", box.height * columns_max * self._channels)
-        size, points = (header.height, header.width), self._points.known.get(self._field)
-        made = _jpeg.decode(part.data, memory.data, self._color, _EIGHTHS // factor, size, box, points, True)
-        if made is None:
-            raise PartUnfit
-        columns, before, _fits = made
-        return self._pixels_in(memory, box, columns, before)
-
-    def _pixels_in(self, memory: NDArray[np.uint8], box: Cut, columns: int, before: int) -> Pixels:
+        if scaling is not None:
+            return scaling.target
         shape, strides = (box.height, box.width, self._channels), (columns * self._channels, self._channels, 1)
         return np.ndarray(shape, np.uint8, memory, offset=before * self._channels, strides=strides)
 
@@ -129,7 +127,7 @@ def found_points(data: memoryview, header: ImageHeader) -> bytes:
 
 
 def part_of(head: FileHead, points: memoryview | bytes, factor: int, box: Cut) -> tuple[int, int] | None:
-    """The first byte of a file, and that behind the last, that ``decode_part`` needs for a box.
+    """The first byte of a file, and that behind the last, that ``BoxDecoder`` needs for a box.
 
     None: all of the file.
     """

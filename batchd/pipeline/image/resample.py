@@ -34,7 +34,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batchd.pipeline.image.geometry import UPRIGHT, Cut, Mirrored, Move, Orientation, Padding, Resampling, Warp
+from batchd.pipeline.image.geometry import (
+    UPRIGHT,
+    Cut,
+    DecodePlan,
+    Mirrored,
+    Move,
+    Orientation,
+    Padding,
+    Resampling,
+    Warp,
+)
 from batchd.pipeline.image.opencv import Pixels, Scratch, cv2, written
 from batchd.pipeline.options import Interpolation
 
@@ -48,6 +58,9 @@ else:
 AREA_FROM_REDUCTION: Final = 2
 """"auto" is "area" where source / target of a side, in pixels, is this or more, else "linear"."""
 
+SCALED: Final = frozenset({"linear", "area"})
+"""The methods whose weights the extension makes, too."""
+
 _CHANNELS_MAX = 4
 _FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
 
@@ -55,6 +68,34 @@ _FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
 def cut_out(pixels: Pixels, box: Cut) -> Pixels:
     """The box of ``pixels`` as a view: uint8 ``[box.height, box.width, channels]``."""
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+class Scaling(NamedTuple):
+    """The moves of a decoded box as one call: resample it into ``target``, and flip it there."""
+
+    target: Pixels
+    is_area: bool
+    is_upside_down: bool
+    is_mirrored: bool
+
+
+def plan_scaling(
+    decoding: DecodePlan, turn: Orientation, channels: int, scratch: Scratch, out: Pixels | None
+) -> Scaling | None:
+    """Plan what ``make_moves`` does to a box as one call of the extension; None if it takes more."""
+    _factor, box, moves = decoding
+    if not IS_BUILT or turn.transpose or len(moves) > 1:
+        return None
+    if not moves:
+        return Scaling(out, False, False, False) if out is not None and turn == UPRIGHT else None
+    move = moves[0]
+    if not isinstance(move, Resampling):
+        return None
+    method = _method(box.height, box.width, move)
+    if method not in SCALED:
+        return None
+    target = scratch.image(0, (move.height, move.width, channels)) if out is None else out
+    return Scaling(target, method == "area", turn.vertical, turn.horizontal)
 
 
 def make_moves(
@@ -69,7 +110,8 @@ def make_moves(
         is_last = place == last and not turn.transpose
         into = out if out is not None and is_last else scratch.image(place, (move.height, move.width, pixels.shape[2]))
         if isinstance(move, Resampling):
-            _scale(pixels, move, into, turn if is_last else UPRIGHT)
+            method = _method(pixels.shape[0], pixels.shape[1], move)
+            resample(pixels, into, method, move.mirrored, turn if is_last else UPRIGHT)
             if is_last:
                 return into
         elif isinstance(move, Padding):
@@ -121,13 +163,12 @@ def turned(
     return into
 
 
-def _scale(pixels: Pixels, move: Resampling, into: Pixels, turn: Orientation) -> None:
-    method = move.interpolation
-    if method == "auto":
-        height, width = pixels.shape[:2]
-        shrinks = height >= AREA_FROM_REDUCTION * move.height or width >= AREA_FROM_REDUCTION * move.width
-        method = "area" if shrinks else "linear"
-    resample(pixels, into, method, move.mirrored, turn)
+def _method(height: int, width: int, move: Resampling) -> Interpolation:
+    """The method of a move of ``height`` x ``width`` pixels: never "auto"."""
+    if move.interpolation != "auto":
+        return move.interpolation
+    shrinks = height >= AREA_FROM_REDUCTION * move.height or width >= AREA_FROM_REDUCTION * move.width
+    return "area" if shrinks else "linear"
 
 
 def _pad(pixels: Pixels, move: Padding, into: Pixels) -> None:
@@ -180,6 +221,9 @@ def resample(
             into[...] = pixels
         else:
             written(cv2.flip(pixels, _FLIP_CODES[turn.vertical, turn.horizontal], dst=into), into)
+        return
+    if IS_BUILT and method in SCALED:
+        _pixels.scale(side_by_side(pixels), into, method == "area", turn.vertical, turn.horizontal)
         return
     if not IS_BUILT:
         into = into[:: -1 if turn.vertical else 1, :: -1 if turn.horizontal else 1]

@@ -41,7 +41,7 @@ from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
 from batchd.pipeline.image.probe import ImageHeader, probe_image
 from batchd.pipeline.image.recolor import recolor_for
-from batchd.pipeline.image.resample import cut_out, make_moves
+from batchd.pipeline.image.resample import cut_out, make_moves, plan_scaling
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import Numbers, Row, RowsStage
@@ -155,13 +155,10 @@ class ImageStage:
         """Replace the image and what follows it. Raises ``SampleUndecodable``."""
         value = values[self._field]
         plan = self._plan(value, random)
-        pixels = self._decode(value, plan)
-        self._timings.lap(self._decoding)
-        failpoints.passing("worker.sample.decoded", random.sample)
         out = row[self._field] if self._row_shape is not None else None
         assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
         into = out if self._writes_pixels and self._moves_channels == self._channels else None
-        pixels = make_moves(pixels, plan.decoding.moves, plan.geometry.turn, self._scratch, into)
+        pixels = self._moved(value, plan, random.sample, into)
         self._timings.lap(self._moving)
         if self._recolors:
             pixels = self._own(pixels, value, into)
@@ -233,14 +230,24 @@ class ImageStage:
         self._decoder.check_limits(value, header)
         return header
 
-    def _decode(self, value: Value, plan: ImagePlan) -> Pixels:
+    def _moved(self, value: Value, plan: ImagePlan, sample: int, into: Pixels | None) -> Pixels:
+        """Decode, make the moves and turn, in one call if the decoder can; into ``into`` if given."""
+        decoding, turn = plan.decoding, plan.geometry.turn
         if self._decoder is None:
             assert isinstance(value, np.ndarray)
             pixels = value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value
-            return cut_out(pixels, plan.decoding.box)
-        assert isinstance(value, memoryview | DecodedFile | FilePart)
-        decoding = plan.decoding
-        return self._decoder.decode(value, plan.header, decoding.factor, decoding.box, decoding.moves)
+            pixels = cut_out(pixels, decoding.box)
+        else:
+            assert isinstance(value, memoryview | DecodedFile | FilePart)
+            scaling = plan_scaling(decoding, turn, self._moves_channels, self._scratch, into)
+            pixels = self._decoder.decode(value, plan.header, decoding.factor, decoding.box, decoding.moves, scaling)
+            if scaling is not None and pixels is scaling.target:
+                self._timings.lap(self._decoding, self._decoder.decoded_ns)
+                failpoints.passing("worker.sample.decoded", sample)
+                return pixels
+        self._timings.lap(self._decoding)
+        failpoints.passing("worker.sample.decoded", sample)
+        return make_moves(pixels, decoding.moves, turn, self._scratch, into)
 
     def _own(self, pixels: Pixels, value: Value, into: Pixels | None) -> Pixels:
         """Return the pixels in writable memory: ``into`` if given, else never the source's."""
