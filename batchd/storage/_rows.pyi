@@ -1,6 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+def read_file(folder: int, name: bytes, flags: int, memory: bytearray, bytes_max: int) -> int: ...
 def read_rows(
     descriptor: int, starts: NDArray[np.int64], places: NDArray[np.int64], rows: memoryview, size: int
 ) -> int: ...

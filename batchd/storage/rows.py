@@ -1,4 +1,4 @@
-"""Rows of a file, read into an array: by ``_rows.c``, or without it, in more time. Workers only."""
+"""Rows of a file, or all of it: by ``_rows.c``, or without it, in more time. Workers only."""
 
 import os
 
@@ -28,3 +28,12 @@ def read_rows(
         if os.preadv(descriptor, [rows[place * size : (place + 1) * size]], start) != size:
             return count
     return len(starts)
+
+
+def read_file(folder: int, name: bytes, flags: int, memory: bytearray, bytes_max: int) -> int:
+    """Read a regular file of at most ``bytes_max`` bytes that is shorter than ``memory``.
+
+    ``folder``: a descriptor that a relative ``name`` starts from. Returns the number of bytes, or 0
+    if ``BytesReader`` has to read the file, or to say what is wrong with it.
+    """
+    return _rows.read_file(folder, name, flags, memory, bytes_max) if IS_BUILT else 0

@@ -11,6 +11,7 @@ import pytest
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.files.reader import SampleReader
 from batchd.storage import reader as reader_module
+from batchd.storage import rows
 from batchd.storage.access import Storage
 from support.source_files import make, scan_list
 
@@ -46,9 +47,14 @@ def test_one_huge_file_does_not_cost_for_ever(tmp_path: Path) -> None:
     assert len(reader._buffer) <= 8 << 20
 
 
-def test_each_thing_that_is_no_readable_file_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No read hangs, and no such path is taken for a picture."""
+@pytest.mark.parametrize("is_built", [True, False])
+def test_each_thing_that_is_no_readable_file_has_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_built: bool
+) -> None:
+    """No read hangs, and no such path is taken for a picture, with the extension and without it."""
+    monkeypatch.setattr(rows, "IS_BUILT", is_built and rows.IS_BUILT)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "good").write_bytes(b"good")
     (tmp_path / "empty").touch()
     (tmp_path / "long").write_bytes(bytes(1001))
     (tmp_path / "folder").mkdir()
@@ -58,7 +64,8 @@ def test_each_thing_that_is_no_readable_file_has_its_reason(tmp_path: Path, monk
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
     names = ["gone", "empty", "long", "folder", "fifo", "device", "socket", "loop", "x" * 300, "empty/x"]
-    reader = reader_of(tmp_path, *names)
+    reader = reader_of(tmp_path, *names, "good")
+    assert bytes(reader.read(len(names))) == b"good"
 
     assert [reason(reader, sample) for sample in range(len(names))] == [
         "No such file or directory",
@@ -72,6 +79,61 @@ def test_each_thing_that_is_no_readable_file_has_its_reason(tmp_path: Path, monk
         "File name too long",
         "Not a directory",
     ]
+    assert bytes(reader.read(len(names))) == b"good"
+
+
+@pytest.mark.skipif(not rows.IS_BUILT, reason="the extension is not built")
+def test_files_after_the_first_are_read_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python opens only the first file of a folder; one that is as long as the buffer is read, too."""
+    sizes = [5, reader_module.FIRST_BUFFER_BYTES, 7]
+    for number, size in enumerate(sizes):
+        (tmp_path / str(number)).write_bytes(random.Random(number).randbytes(size))
+    reader = reader_of(tmp_path, "0", "1", "2", max_bytes=1 << 30)
+    reader.read(0)
+    assert bytes(reader.read(1)) == random.Random(1).randbytes(sizes[1])
+    before = descriptors()
+
+    monkeypatch.setattr(os, "open", None)
+
+    assert bytes(reader.read(0)) == random.Random(0).randbytes(5)
+    assert bytes(reader.read(2)) == random.Random(2).randbytes(7)
+    assert descriptors() == before
+
+
+@pytest.mark.skipif(not rows.IS_BUILT, reason="the extension is not built")
+def test_the_call_reads_whole_files_that_fit_and_no_others(tmp_path: Path) -> None:
+    """It leaves the others to Python, which says what is wrong."""
+    (tmp_path / "a").write_bytes(b"0123456789")
+    (tmp_path / "link").symlink_to("a")
+    folder = os.open(tmp_path, os.O_RDONLY)
+
+    def read(name: bytes, room: int, bytes_max: int = 100, flags: int = os.O_RDONLY) -> tuple[int, bytes]:
+        memory = bytearray(b"." * room)
+        return rows.read_file(folder, name, flags, memory, bytes_max), bytes(memory)
+
+    try:
+        assert read(b"a", 12) == (10, b"0123456789..")
+        assert read(b"a", 11, 10) == (10, b"0123456789.")
+        assert read(b"a", 10) == (0, b"." * 10)
+        assert read(b"a", 12, 9) == (0, b"." * 12)
+        assert read(b"link", 12) == (10, b"0123456789..")
+        assert read(b"link", 12, flags=os.O_NOFOLLOW) == (0, b"." * 12)
+        assert read(b"", 12) == read(b"b", 12) == read(b".", 12) == (0, b"." * 12)
+        with pytest.raises(TypeError, match="read-write"):
+            rows.read_file(folder, b"a", 0, b"." * 12, 100)  # type: ignore[arg-type]  it cannot be written to
+    finally:
+        os.close(folder)
+
+
+@pytest.mark.skipif(not Path("/sys/devices/system/cpu/possible").exists(), reason="needs sysfs")
+def test_a_file_with_fewer_bytes_than_its_length_is_a_bad_sample(tmp_path: Path) -> None:
+    """A file of sysfs is one that shrinks between two calls: it announces a page and has less."""
+    (tmp_path / "good").write_bytes(b"good")
+    (tmp_path / "link").symlink_to("/sys/devices/system/cpu/possible")
+    reader = reader_of(tmp_path, "good", "link", max_bytes=1 << 20)
+    reader.read(0)
+
+    assert reason(reader, 1).startswith("changed while it was read: ")
 
 
 def test_a_file_without_permission_is_a_bad_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
