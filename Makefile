@@ -113,7 +113,7 @@ fuzz-jpeg: setup ## Throw broken JPEGs at the extension, under AddressSanitizer 
 	$(BIN)/python tests/fuzz/jpeg_files.py build/fuzz/jpeg
 	gcc -std=gnu11 -O1 -g -Wall -Wextra -fno-pie -no-pie -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 		-I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') -Wl,--unresolved-symbols=ignore-all,-z,lazy \
-		tests/fuzz/jpeg.c $(patsubst %,batchd/pipeline/_jpeg_%.c,cut splice transcode walk) $(LIBJPEG) -o build/fuzz/jpeg-fuzz
+		tests/fuzz/jpeg.c $(patsubst %,batchd/pipeline/_jpeg_%.c,cut probe splice transcode walk) $(LIBJPEG) -o build/fuzz/jpeg-fuzz
 	cd build/fuzz && ./jpeg-fuzz $(SECONDS) $(SEED) jpeg/*.jpg
 
 exhaust: bytecode ## Let calls fail that take descriptors, memory or threads, and count what becomes of it (strace; ROLES, CALLS, ERRORS, SAMPLES)

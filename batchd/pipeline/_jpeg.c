@@ -509,6 +509,24 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
     return result;
 }
 
+PyDoc_STRVAR(probe_doc,
+"probe(data) -> (format, height, width, orientation, channels, pixels_max, held_bytes, scan) | None\n\n"
+"The header of a usual JPEG, as ``probe_image`` has it. None: that has to look at the file.");
+
+static PyObject *probe(PyObject *self, PyObject *data)
+{
+    Py_buffer file;
+    struct header header;
+    int is_usual_file;
+    (void)self;
+    if (PyObject_GetBuffer(data, &file, PyBUF_SIMPLE) < 0) return NULL;
+    is_usual_file = probe_jpeg(file.buf, (size_t)file.len, &header);
+    PyBuffer_Release(&file);
+    if (!is_usual_file) Py_RETURN_NONE;
+    return Py_BuildValue("(siiiiKin)", "JPEG", header.height, header.width, header.orientation, header.channels,
+                         (unsigned long long)header.pixels_max, 0, (Py_ssize_t)header.scan);
+}
+
 PyDoc_STRVAR(part_doc,
 "part(header, eighths, size, box, points) -> (first, end) | None\n\n"
 "The bytes of a file that ``decode`` reads for a box if it has the file's ``points``, beside its header: all in front of its image data.\n\n"
@@ -630,6 +648,7 @@ static PyObject *access_points(PyObject *self, PyObject *arguments)
 static PyMethodDef METHODS[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
     {"part", part, METH_VARARGS, part_doc},
+    {"probe", probe, METH_O, probe_doc},
     {"access_points", access_points, METH_VARARGS, points_doc},
     {"tiles", tiles, METH_VARARGS, tiles_doc},
     {"transcode", transcoded, METH_VARARGS, transcode_doc},

@@ -1,6 +1,7 @@
 /* What the parts of the extension share. Worker process, and the writers of `batchd prepare`.
  *
  *     _jpeg.c             decodes a box; what Python sees
+ *     _jpeg_probe.c       size, orientation and believable pixels of a usual JPEG, without libjpeg
  *     _jpeg_cut.c         a smaller JPEG out of the bytes of one with restart markers, without libjpeg
  *     _jpeg_walk.c        finds the access points of a JPEG (_jpeg_scan.h), without libjpeg
  *     _jpeg_splice.c      a smaller JPEG out of one with known access points, without libjpeg
@@ -13,6 +14,7 @@
 
 #include <setjmp.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
 #include <jpeglib.h>
@@ -53,6 +55,19 @@ struct box {
 
 /* The MCUs, of which each makes `pixels` of the scaled picture, under some of `whole` of its pixels. */
 struct span mcus_under(int first, int length, int whole, int pixels, int sampling);
+
+/* --- _jpeg_probe.c --- */
+
+/* Of a file, as `ImageHeader` of `probe.py` has it. */
+struct header {
+    int height, width, orientation, channels;
+    uint64_t blocks; /* of all components */
+    uint64_t pixels_max;
+    size_t scan; /* the first byte of its start of scan */
+};
+
+/* Returns 0 where `probe.py` has to look at the file. */
+int probe_jpeg(const unsigned char *data, size_t length, struct header *header);
 
 /* --- _jpeg_cut.c --- */
 

@@ -272,7 +272,7 @@ int main(int count, char **arguments)
     const size_t row_bytes = TARGET_SIDE_MAX * TARGET_SIDE_MAX * 3;
     unsigned char *const row_end = guarded(row_bytes) + row_bytes;
     const int last = open("jpeg-last.bin", O_RDWR | O_CREAT | O_TRUNC, 0666);
-    unsigned long verdicts[NO_MEMORY + 1] = {0}, written[NO_MEMORY + 1] = {0}, walked[NO_MEMORY + 1] = {0}, tries = 0, cuts = 0;
+    unsigned long verdicts[NO_MEMORY + 1] = {0}, written[NO_MEMORY + 1] = {0}, walked[NO_MEMORY + 1] = {0}, tries = 0, cuts = 0, probed = 0;
     time_t until;
     if (count < 4 || last < 0) return 2;
     scaling = &SCALING;
@@ -283,6 +283,7 @@ int main(int count, char **arguments)
     state = 0x9e3779b97f4a7c15u + (uint64_t)atoi(arguments[2]);
     for (; tries % 256 || time(NULL) < until; tries++) {
         struct job job, asked;
+        struct header header;
         size_t length = read_file(arguments[3 + below((uint32_t)count - 3)], file), bytes;
         if (below(4)) length = broken(file, length);
         memset(&job, 0, sizeof job);
@@ -296,6 +297,7 @@ int main(int count, char **arguments)
         job.pixels.buf = memory + PIXELS_BYTES_MAX - bytes;
         job.pixels.len = (Py_ssize_t)bytes;
         note(last, &job);
+        probed += (unsigned long)probe_jpeg(job.data.buf, length, &header);
         asked = job;
         uses_avx2 = has_avx2 && below(2);
         if (below(2)) aim(&job, row_end);
@@ -310,6 +312,7 @@ int main(int count, char **arguments)
     }
     printf("%lu files: %lu decoded, %lu broken, %lu for others, %lu with a wrong box, %lu with too little memory\n", tries,
            verdicts[DONE], verdicts[BROKEN], verdicts[NOT_MINE], verdicts[BAD_BOX], verdicts[BAD_BUFFER]);
+    printf("%lu with a usual header\n", probed);
     printf("%lu with a part cut out; %lu transcoded, %lu broken, %lu of another kind\n", cuts, written[DONE], written[BROKEN],
            written[NOT_MINE]);
     printf("with access points: %lu, %lu broken or of another kind\n", walked[DONE], walked[NOT_MINE]);

@@ -36,10 +36,10 @@ from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
 from batchd.pipeline.image.geometry import DecodePlan, Geometry, plan_decoding, planner_for
-from batchd.pipeline.image.jpeg_box import part_of
+from batchd.pipeline.image.jpeg_box import part_of, probe_file
 from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
-from batchd.pipeline.image.probe import ImageHeader, probe_image
+from batchd.pipeline.image.probe import ImageHeader
 from batchd.pipeline.image.recolor import recolor_for
 from batchd.pipeline.image.resample import cut_out, make_moves, plan_scaling
 from batchd.pipeline.options import PIXELS_MAX
@@ -226,7 +226,7 @@ class ImageStage:
             self._decoder.check_limits(value.data, header)  # limits differ by stream
             return header
         assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
-        header = probe_image(value)
+        header = probe_file(value)
         self._decoder.check_limits(value, header)
         return header
 
