@@ -13,7 +13,10 @@ setup(
     ext_modules=[
         Extension(
             "batchd.pipeline._jpeg",
-            [f"batchd/pipeline/_jpeg{part}.c" for part in ("", "_cut", "_probe", "_scan", "_splice", "_transcode", "_walk")],
+            [
+                f"batchd/pipeline/_jpeg{part}.c"
+                for part in ("", "_cut", "_probe", "_scan", "_splice", "_transcode", "_walk")
+            ],
             depends=[f"batchd/pipeline/{name}.h" for name in ("_jpeg", "_jpeg_scan", "_pixels")],
             libraries=["jpeg"],
             extra_compile_args=FLAGS,
