@@ -511,7 +511,7 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
 
 PyDoc_STRVAR(probe_doc,
 "probe(data) -> (format, height, width, orientation, channels, pixels_max, held_bytes, scan) | None\n\n"
-"The header of a usual JPEG, as ``probe_image`` has it. None: that has to look at the file.");
+"The header of a usual JPEG, as ``probe_image`` has it. None: ``probe_image`` has to look at the file.");
 
 static PyObject *probe(PyObject *self, PyObject *data)
 {

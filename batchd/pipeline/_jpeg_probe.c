@@ -1,8 +1,7 @@
-/* What is known of a usual JPEG before it is decoded, without libjpeg: `probe.py` in one call, for the files of which it has nothing
- * to say.
+/* The header of a usual JPEG, without libjpeg: the answer of `probe.py` in one call. Worker process.
  *
- * Invariant: where this gives an answer, it is that of `probe.py`. A file that is refused there, and every unusual one (several scans,
- * bytes between segments, no end mark at the very end), is left to it.
+ * Invariant: an answer is always that of `probe.py`. It has to look at files that it refuses, and at unusual ones: several scans, bytes
+ * between segments, no end mark at the very end.
  */
 #include "_jpeg.h"
 

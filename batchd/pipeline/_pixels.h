@@ -17,8 +17,8 @@ struct image {
 enum method { LINEAR, AREA };
 
 struct scaling {
-    /* [height, width, channels] of bytes, rows at any distance, the pixels of a row side by side. Returns 0 with an exception. Whoever
-     * calls it releases the buffer, in either case. */
+    /* [height, width, channels] of bytes, rows at any distance, the pixels of a row side by side. Returns 0 with an exception. The
+     * caller releases the buffer, in either case. */
     int (*take_image)(PyObject *object, int flags, struct image *image);
     /* Resamples, and flips; the channels are the same. Needs no GIL. Returns 0 where there is no memory. */
     int (*scale)(const struct image *from, const struct image *into, enum method method, int is_upside_down, int is_mirrored);

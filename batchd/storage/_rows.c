@@ -73,8 +73,8 @@ static PyObject *read_rows(PyObject *module, PyObject *arguments)
 PyDoc_STRVAR(read_file_doc,
              "read_file(folder, name, flags, memory, bytes_max) -> int\n\n"
              "Read a regular file into `memory`, a writable buffer. `folder`: a descriptor that a relative `name` (bytes) starts from.\n"
-             "Returns its length in bytes, or 0 where Python reads it and says what is wrong, if anything is: it cannot be opened, is no\n"
-             "regular file, is empty, has more than `bytes_max` bytes or as many as the buffer, or changed while it was read.");
+             "Returns its length in bytes, or 0: Python has to read it, or to say what is wrong. It cannot be opened, is no regular file,\n"
+             "is empty, has more than `bytes_max` bytes or as many as the buffer, or changed while it was read.");
 
 static int64_t read_opened(int descriptor, char *memory, int64_t room, int64_t bytes_max)
 {
