@@ -24,7 +24,7 @@ CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queu
 
 .DEFAULT_GOAL := help
 .PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
-.PHONY: install uninstall wheelhouse deb test-packages
+.PHONY: install uninstall wheelhouse deb manifests test-packages
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -196,6 +196,10 @@ wheelhouse: ## Collect in build/wheelhouse what `make install WHEELS=build/wheel
 
 deb: ## Build a Debian package in build/, for this machine's /usr/bin/python3 (DEB_PYTHON, EXTRAS, WHEELS)
 	@PYTHON='$(DEB_PYTHON)' WHEELS='$(WHEELS)' EXTRAS='$(EXTRAS)' deploy/debian/build.sh build
+
+manifests: setup ## Render deploy/kubernetes from the Helm chart, by Helm's own engine
+	@$(BIN)/python -m pip install -qq --group packages
+	$(BIN)/python deploy/helm/render.py deploy/kubernetes
 
 test-packages: setup ## Install, package and boot it in roots of their own (as root; what cannot be had here is skipped)
 	@$(BIN)/python -m pip install -qq --group packages

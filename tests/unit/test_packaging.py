@@ -77,10 +77,13 @@ def test_the_client_needs_exactly_three_distributions() -> None:
     assert needed("batchd-client") == {"msgpack", "numpy", "pyzmq"}
 
 
-def test_both_distributions_and_packages_have_one_version() -> None:
-    """The server requires the client of exactly its own version."""
+def test_both_distributions_their_packages_and_the_chart_have_one_version() -> None:
+    """The server requires the client of exactly its own version; the Helm chart has it, too."""
     versions = {*map(version, DISTRIBUTIONS), batchd.__version__, batchd_client.__version__}
+    chart = (Path(__file__).parents[2] / "deploy/helm/batchd/Chart.yaml").read_text()
+    of_chart = re.findall(r'^(?:version|appVersion): "?([^"\n]+)', chart, re.MULTILINE)
 
+    assert of_chart == [batchd.__version__] * 2
     assert len(versions) == 1
     assert f"batchd-client=={versions.pop()}" in (requires("batchd") or [])
 
