@@ -173,12 +173,13 @@ wheels: setup ## Build the wheels of both distributions into dist/, with libjpeg
 	@$(BIN)/python deploy/finish_wheel.py build/wheel dist
 	@ls dist
 
-dist: wheels ## Build all that is published into dist/, check it, and run it as uvx and pipx do (docs/release.md)
+dist: wheels ## Build all that is published into dist/, and an index of it; check it, and run it as uvx and pipx do (docs/release.md)
 	@$(BIN)/python -m pip install -qq --group release
 	$(BIN)/python -m build --quiet --sdist --outdir dist client
 	$(BIN)/python -m build --quiet --sdist --outdir dist .
 	rm -rf build/from-sdist build/pipx build/uv
-	$(BIN)/twine check --strict dist/*
+	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/python deploy/simple_index.py dist
 	$(BIN)/check-wheel-contents --ignore W009,W010 dist/*.whl # the client is two packages; batchd.libs is auditwheel's
 	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir build/from-sdist dist/*.tar.gz
 	UV_TOOL_DIR=build/uv $(BIN)/uvx --isolated --refresh-package batchd --refresh-package batchd-client \
