@@ -24,7 +24,7 @@ CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queu
 
 .DEFAULT_GOAL := help
 .PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
-.PHONY: install uninstall wheelhouse deb manifests test-packages
+.PHONY: install uninstall wheelhouse deb manifests test-packages test-image
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -205,6 +205,9 @@ manifests: setup ## Render deploy/kubernetes from the Helm chart, by Helm's own 
 test-packages: setup ## Install, package and boot it in roots of their own (as root; what cannot be had here is skipped)
 	@$(BIN)/python -m pip install -qq --group packages
 	$(BIN)/python -m pytest tests/packages $(ARGS)
+
+test-image: setup ## Build deploy/Dockerfile and run it (as root; apt-get install podman runc debootstrap; some ten minutes)
+	$(BIN)/python -m pytest tests/image $(ARGS)
 
 clean: ## Remove everything that the other targets made
 	rm -rf $(VENV) build client/build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
