@@ -20,6 +20,7 @@ from batchd.errors import EXIT_CODE_MEANINGS
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
 DESCRIPTION = "decodes training batches once, into shared memory, for every trainer on the machine"
+ELSEWHERE = "batchd config prints all keys of the configuration. The guides are in share/doc/batchd."
 
 
 def manual_pages() -> Iterator[tuple[str, str]]:
@@ -51,8 +52,8 @@ def _page(context: click.Context, command: click.Command, summary: str, more: It
     lines = [f'.TH {_quoted(name.upper())} 1 "" "batchd {__version__}" "batchd"']
     lines += [".SH NAME", f"{_text(name)} \\- {_text(summary[:1].lower() + summary[1:])}"]
     lines += [".SH SYNOPSIS", f".B {_text(context.command_path)}", _text(usage), ".SH DESCRIPTION"]
-    for paragraph in _PARAGRAPH.split(inspect.cleandoc(command.help or "")):
-        lines += [".PP", _text(" ".join(paragraph.split()))]
+    paragraphs = _PARAGRAPH.split(inspect.cleandoc(command.help or ""))
+    lines.append("\n.PP\n".join(_text(" ".join(paragraph.split())) for paragraph in paragraphs))
     options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
     records = [record for option in options if (record := option.get_help_record(context))]
     if records:
@@ -60,8 +61,8 @@ def _page(context: click.Context, command: click.Command, summary: str, more: It
         for names, meaning in records:
             lines += [".TP", f".B {_text(names)}", _text(" ".join(meaning.split()))]
     lines += more
-    others = "" if command is cli else ".BR batchd (1)\n"
-    return "\n".join(lines) + f"\n.SH SEE ALSO\n{others}Configuration: batchd config. Pages: the folder doc/batchd.\n"
+    others = [] if command is cli else [".BR batchd (1)", ".PP"]
+    return "\n".join([*lines, ".SH SEE ALSO", *others, ELSEWHERE, ""])
 
 
 def _overview() -> Iterator[str]:

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from support.deploy_tools import need
 from support.roots import PYTHON, TREE, WHEELHOUSE, Root, make
 
 OTHERS = {"/etc/.pwd.lock"}
@@ -61,6 +62,28 @@ def test_the_units_of_the_package_name_a_page_that_is_there(installed) -> None:
 def test_the_package_has_a_manual_page_for_the_command(installed) -> None:
     """Debian's `man` finds it."""
     assert '.TH "BATCHD" 1' in installed.run("zcat /usr/share/man/man1/batchd.1.gz")
+
+
+def test_the_manual_pages_of_the_package_are_well_made(package, tmp_path) -> None:
+    """Neither man nor mandoc warns of a page, except that it has no date.
+
+    A date would make other bytes of the same tree.
+    """
+    need("mandoc", "apt install mandoc")
+    need("man", "apt install man-db")
+    subprocess.run(["dpkg-deb", "--extract", package, tmp_path], check=True)
+    pages = sorted(tmp_path.glob("usr/share/man/man1/*.gz"))
+    lint, shown = (
+        [subprocess.run([*tool, page], capture_output=True, text=True, check=False) for page in pages]
+        for tool in (("mandoc", "-T", "lint", "-W", "warning"), ("man", "--warnings", "-l"))
+    )
+    found = [line for one in lint for line in one.stdout.splitlines()]
+
+    assert {"batchd.1.gz", "batchd-serve.1.gz", "batchd-keys-new.1.gz"} <= {page.name for page in pages}
+    assert [line for line in found if "missing date" not in line] == []
+    assert len(found) == len(pages)
+    assert "".join(one.stderr for one in shown) == ""
+    assert all("SYNOPSIS" in one.stdout for one in shown)
 
 
 def test_the_package_names_the_python_that_its_libraries_are_for(installed) -> None:

@@ -385,7 +385,7 @@ def test_every_exit_code_is_on_both_pages(errors_page):
 
 
 def test_every_command_has_a_manual_page_with_all_of_its_options():
-    """The text of a page contains no requests to roff."""
+    """A page's text contains no requests to roff, and no section begins with an empty paragraph."""
     pages = dict(load(DOCS / "make_manpages.py").manual_pages())
 
     assert set(pages) == {"batchd.1"} | {
@@ -397,6 +397,7 @@ def test_every_command_has_a_manual_page_with_all_of_its_options():
             assert option.opts[-1].replace("-", "\\-") in page, (path, option.opts)
     requests = {line.split()[0] for page in pages.values() for line in page.splitlines() if line[:1] in (".", "'")}
     assert requests == {".TH", ".SH", ".PP", ".TP", ".B", ".BR"}
+    assert [name for name, page in pages.items() if re.search(r"\.SH .*\n\.PP|\.PP\n(\n|\.PP|$)", page)] == []
 
 
 def commands_below(group, path):
