@@ -172,6 +172,14 @@ def forked_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan.children, "start", start_scan)
 
 
+@pytest.fixture
+def scans_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scan Parquet in this process: a fork cannot use this one's connections to servers."""
+    from batchd.sources.parquet import scan as parquet_scan  # noqa: PLC0415  pyarrow takes long to import
+
+    monkeypatch.setattr(parquet_scan, "scan_apart", lambda _module, source, survey: parquet_scan.scan(source, survey))
+
+
 @pytest.fixture(scope="session")
 def _network_library() -> None:
     """Start the library for URLs early: its threads live as long as the process."""

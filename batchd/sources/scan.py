@@ -1,28 +1,35 @@
 """Make the index of a source, in a process of its own where damaged files can end it. Daemon.
 
-    scan_apart   --- the source, JSON, stdin -->   python -m MODULE DESCRIPTOR   answer
+    scan_apart   --- JSON, stdin -------------->   python -m MODULE DESCRIPTOR   answer
+                     the source, StorageLimits
                  <-- lines of JSON, stdout ---     ["found", n], ["saw", …], ["done", n], …
+                 <-- text, stderr ------------     a library's last words, or a traceback
                  <========== memfd ===========     the index, of n bytes
 
 A library that maps a file dies of SIGBUS if the file is truncated meanwhile, and may die of SIGSEGV
-if its pages are damaged. The daemon then reports a source that cannot be used.
+if its pages are damaged. Another one aborts its process for some wrong bytes of a file. The daemon
+then reports a source that cannot be used.
 
 The daemon's survey records each file that the other process saw. If the process dies, the message
-names the last one. The caller of ``scan_apart`` records files that a library opens itself.
+names the last one. The caller of ``scan_apart`` records files that a library opens itself. Both
+processes have the same environment, and with it the same credentials for servers.
 
 A library may also hang in a file. Each line is progress: without one for longer than the caller
 allows, the process is ended. So a module has to report often, also within a long file. The process
 is ended as well if the survey ends the scan.
 
-Invariant: the other process is gone when ``scan_apart`` returns or raises.
+Invariants: the other process is gone when ``scan_apart`` returns or raises. No word of a library
+gets into the log by itself.
 """
 
 import json
 import mmap
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any, NamedTuple
@@ -37,11 +44,13 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable, write_all
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import ReportProgress, Survey
-from batchd.storage.values import Witness
+from batchd.storage.values import StorageLimits, Witness
 
 READ_BYTES = 64 << 10
 LOOK_EVERY_S = 0.25
 """Longest delay between the end of a scan's time and the end of its process."""
+WORDS_BYTES_MAX = 200
+"""Of the last line that a library wrote before it ended its process."""
 
 
 class Extension(NamedTuple):
@@ -86,14 +95,17 @@ def scan_apart(module: str, source: SourceOptions, survey: Survey, silence_max_s
 
     ``silence_max_s``: the longest time between two lines; None is no limit.
     """
-    memory = os.memfd_create("batchd-scan", os.MFD_CLOEXEC)
-    try:
-        given = json.dumps(source_to_plain(source)).encode()
-        with children.start(module, str(memory), descriptors=[memory], given=given, stdout=PIPE) as child:
-            size = _listen(child, source, survey, silence_max_s)
+    given = json.dumps([source_to_plain(source), survey.storage.limits]).encode()
+    with ExitStack() as until_scanned:
+        memory = os.memfd_create("batchd-scan", os.MFD_CLOEXEC)
+        until_scanned.callback(os.close, memory)
+        words = os.memfd_create("batchd-scan-words", os.MFD_CLOEXEC)
+        until_scanned.callback(os.close, words)
+        child = until_scanned.enter_context(
+            children.start(module, str(memory), descriptors=[memory], given=given, stdout=PIPE, stderr=words)
+        )
+        size = _listen(child, words, source, survey, silence_max_s)
         return SourceIndex.from_memory(memoryview(mmap.mmap(memory, size, mmap.MAP_SHARED, mmap.PROT_READ)))
-    finally:
-        os.close(memory)
 
 
 def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
@@ -105,13 +117,15 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
 
     # a library that hangs in a file does not see that the daemon is gone
     children.die_with_parent()
+    say("found", 0)
     failpoints.passing("scan.apart")
-    survey = _TellingSurvey(say)
-    try:
-        index = scan(source_from_plain(json.load(sys.stdin)), survey)
-    except SourceInvalid as error:
-        say("wrong", str(error))
-        return 0
+    plain, limits = json.load(sys.stdin)
+    with Storage(StorageLimits(*limits)) as storage:
+        try:
+            index = scan(source_from_plain(plain), _TellingSurvey(say, storage))
+        except SourceInvalid as error:
+            say("wrong", str(error))
+            return 0
     sections, size = index.sections()
     memory = int(sys.argv[1])
     os.ftruncate(memory, size)
@@ -124,8 +138,8 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
 class _TellingSurvey(Survey):
     """Reports everything to the daemon."""
 
-    def __init__(self, say: Callable[..., None]) -> None:
-        super().__init__(lambda found: say("found", found))
+    def __init__(self, say: Callable[..., None], storage: Storage) -> None:
+        super().__init__(lambda found: say("found", found), storage=storage)
         self._say = say
 
     def add(self, seen: Witness) -> None:
@@ -133,8 +147,11 @@ class _TellingSurvey(Survey):
         self._say("saw", *seen)
 
 
-def _listen(child: Child, source: SourceOptions, survey: Survey, silence_max_s: float | None) -> int:
-    """Listen until the process ends; returns the bytes of the index. Raises ``SourceInvalid``."""
+def _listen(child: Child, words: int, source: SourceOptions, survey: Survey, silence_max_s: float | None) -> int:
+    """Listen until the process ends; returns the bytes of the index. Raises ``SourceInvalid``.
+
+    ``words``: a descriptor of its standard error.
+    """
     size, at = 0, source.place
     try:
         for line in _lines(child.output, survey.looked, silence_max_s):
@@ -155,23 +172,35 @@ def _listen(child: Child, source: SourceOptions, survey: Survey, silence_max_s: 
             f"{at}: the scan got no further within {silence_max_s:g} s, and was ended: the file is damaged, or its storage "
             "hangs; copy it again or leave it out, or raise scan_timeout_s of the source where the storage is just slow"
         ) from None
-    if status < 0:
+    said = os.pread(words, os.fstat(words).st_size, 0)
+    if status == -signal.SIGKILL:
         raise SourceInvalid(
-            f"{at} is damaged, or was changed while it was scanned: looking at it ended a process by {describe(status)}; "
-            "copy it again"
+            f"{at} was not scanned to its end: the process was killed by {describe(status)}, as the kernel does where there is "
+            "no memory left; give it more memory, or begin again"
+        )
+    if status < 0:
+        reason = readable(said.rstrip().rpartition(b"\n")[2].strip()[:WORDS_BYTES_MAX])
+        raise SourceInvalid(
+            f"{at} is damaged, or was changed while it was scanned: looking at it ended a process by {describe(status)}"
+            f"{reason and f', {reason}'}; copy or write it again, or leave it out"
         )
     if status or not size:
+        os.write(2, said)  # a traceback of ours
         raise SourceInvalid(f"{source.place} cannot be scanned: the process that should ended with {describe(status)}")
     return size
 
 
 def _lines(stream: IO[bytes], looked: Callable[[], None], silence_max_s: float | None) -> Iterator[bytes]:
-    """The whole lines of the other process. Raises ``TimeoutError``, and what ``looked`` raises."""
+    """The whole lines of the other process. Raises ``TimeoutError``, and what ``looked`` raises.
+
+    ``looked`` is called from the first line on.
+    """
     poll = select.poll()
     poll.register(stream, select.POLLIN)
-    begun, heard_s = b"", monotonic()
+    begun, heard_s, is_running = b"", monotonic(), False
     while True:
-        looked()
+        if is_running:
+            looked()
         if not poll.poll(LOOK_EVERY_S * 1000):
             if silence_max_s is not None and monotonic() - heard_s >= silence_max_s:
                 raise TimeoutError
@@ -181,4 +210,4 @@ def _lines(stream: IO[bytes], looked: Callable[[], None], silence_max_s: float |
             return
         *lines, begun = (begun + data).split(b"\n")
         yield from lines
-        heard_s = monotonic()
+        heard_s, is_running = monotonic(), True

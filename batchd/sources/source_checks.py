@@ -14,6 +14,7 @@ Invariants: a source without problems has columns; a trial names the parts it di
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
@@ -102,13 +103,16 @@ class _Enough(Exception):  # noqa: N818  no error: it ends a scan
 
 
 class _Bound:
-    """Ends a scan after ``samples_max`` samples or ``SECONDS_MAX``."""
+    """Ends a scan after ``samples_max`` samples or ``SECONDS_MAX``, from its first report on.
+
+    The start of the process in which it may run does not count.
+    """
 
     def __init__(self, samples_max: int, clock: Callable[[], float]) -> None:
         self.found = 0
         self._samples_max = samples_max
         self._clock = clock
-        self._end_s = clock() + SECONDS_MAX
+        self._end_s = inf
 
     def progress(self, found: int) -> None:
         """Report the samples found so far. The last report ends nothing."""
@@ -119,8 +123,10 @@ class _Bound:
 
     def looked(self) -> None:
         """Report a step of the scan."""
-        if self._clock() > self._end_s:
+        now_s = self._clock()
+        if now_s > self._end_s:
             raise _Enough
+        self._end_s = min(self._end_s, now_s + SECONDS_MAX)
 
 
 def try_source(

@@ -1,14 +1,18 @@
 """Parquet files, served: the same batches as from the same files in folders."""
 
+import signal
 from contextlib import closing
+from pathlib import Path
 
+import pytest
 from pyarrow import parquet
 
 import batchd_client
+from batchd.errors import ExitCode
 from support.expected import Expected
-from support.parquet_files import photo_rows
+from support.parquet_files import FATAL_BYTES, photo_rows, write_fatal_parquet, write_parquet
 from support.seen import see
-from support.settings import folder_stream
+from support.settings import STILL_PIPELINE, folder_stream
 from support.waiting import wait_until
 
 
@@ -45,3 +49,36 @@ def test_rows_give_the_batches_that_the_same_files_give_until_a_page_is_damaged(
         bad = {one.path: one.reason for one in connection.bad("damaged").samples}
     assert bad.keys() == {f"{file}: row {row}" for row in range(8)}
     assert all("row group 0" in reason for reason in bad.values())
+
+
+def rows(folder):
+    """Return a stream of the images in a folder's Parquet files."""
+    source = {"type": "parquet", "root": str(folder), "shards": ["*.parquet"], "fields": {"image": "image"}}
+    return {"rows": {"source": source, "batch_size": 2, "pipeline": STILL_PIPELINE}}
+
+
+@pytest.mark.parametrize("wrong", FATAL_BYTES)
+def test_a_daemon_reports_a_footer_that_ends_pyarrows_process(start_daemon, tmp_path, wrong):
+    """The daemon ends with the exit status of a wrong source, and its log has no other words."""
+    file = write_fatal_parquet(tmp_path / "a.parquet", wrong)
+
+    daemon = start_daemon(rows(tmp_path), ready=False)
+
+    assert daemon.wait() == ExitCode.USAGE
+    assert f"{file} is damaged, or was changed while it was scanned" in daemon.log
+    assert "terminate called" not in daemon.log
+
+
+def test_a_scan_that_is_killed_or_interrupted_ends_the_start(start_daemon, tmp_path):
+    """No process is left; after a kill, the file is named."""
+    write_parquet(tmp_path / "a.parquet", {"image": [b"one"]})
+
+    killed = start_daemon(rows(tmp_path), ready=False, faults={"scan.parquet.opening": "kill"})
+    hanging = start_daemon(rows(tmp_path), ready=False, faults={"scan.parquet.opening": "hang"})
+
+    assert killed.wait() == ExitCode.USAGE
+    assert f"{tmp_path}/a.parquet was not scanned to its end: the process was killed by signal 9" in killed.log
+    scanner = hanging.wait_for_fault("scan.parquet.opening")
+    hanging.send(signal.SIGINT)
+    assert hanging.wait() == ExitCode.FAILED
+    assert not Path(f"/proc/{scanner}").exists()

@@ -20,10 +20,11 @@ from batchd.sources.scan import answer
 class Forked:
     """A fork that runs ``act``; it has what ``children.Child`` uses of a ``Popen``."""
 
-    def __init__(self, act: Callable[[], int], arguments: Sequence[str], given: bytes) -> None:
+    def __init__(self, act: Callable[[], int], arguments: Sequence[str], given: bytes, errors: int = 2) -> None:
         reading, writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            os.dup2(errors, 2)
             _run(act, arguments, given, writing)
         os.close(writing)
         self.stdout = os.fdopen(reading, "rb")
@@ -36,10 +37,10 @@ class Forked:
         return self.returncode
 
 
-def start_scan(module: str, *arguments: str, given: bytes, **_how: Any) -> Child:
+def start_scan(module: str, *arguments: str, given: bytes, stderr: int, **_how: Any) -> Child:
     """Fork for a separate scan. Replaces ``children.start``."""
     scan = import_module(module).scan
-    return Child(Forked(lambda: answer(scan), arguments, given))  # type: ignore[arg-type]
+    return Child(Forked(lambda: answer(scan), arguments, given, stderr))  # type: ignore[arg-type]
 
 
 def _run(act: Callable[[], int], arguments: Sequence[str], given: bytes, output: int) -> NoReturn:

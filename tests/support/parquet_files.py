@@ -44,6 +44,27 @@ def write_parquet(
     return file
 
 
+FATAL_BYTES = {
+    "column's kind": (b"\x25\x02\x18\x05image", 0, 0x24),
+    "column's repetition": (b"\x25\x02\x18\x05image", 1, 0x00),
+    "codec": (b"\x05image\x15\x00", 7, 0x10),
+    "histogram": (b"\x19\x06\x19\x26", 1, 0x46),
+}
+"""Bytes of a footer for which pyarrow 26 ends its process: what is before, its offset, its value."""
+
+
+def write_fatal_parquet(file: Path, wrong: str) -> Path:
+    """Write four rows with one wrong byte of ``FATAL_BYTES``."""
+    columns = {"image": pa.array([bytes([number]) * 40 for number in range(4)]), "label": list(range(4))}
+    data = bytearray(write_parquet(file, columns, compression="none", row_group_size=2).read_bytes())
+    known, offset, value = FATAL_BYTES[wrong]
+    place = data.index(known) + offset
+    assert data[place] != value
+    data[place] = value
+    file.write_bytes(data)
+    return file
+
+
 def write_arrow(
     file: Path, columns: dict[str, Any], metadata: dict[bytes, bytes] | None = None, *, rows: int = 7, **options: Any
 ) -> Path:

@@ -21,6 +21,7 @@ from support.source_files import nothing
 
 IMAGES = [f"image {number} ".encode() * (20 + 7 * number) for number in range(60)]
 BOTH = {"image": "image", "label": "int64"}
+pytestmark = pytest.mark.usefixtures("scans_here")
 
 
 def photographs(file: Path, images: list[bytes | None] = IMAGES, **options: object) -> Path:

@@ -27,6 +27,7 @@ WELL = IgnoreRange()
 IMAGES = [bytes([number]) * (1000 + 7 * number) for number in range(40)]
 LONG = [np.random.default_rng(seed).bytes(100_000) for seed in range(6)]
 BOTH = {"image": "image", "label": "int64"}
+pytestmark = pytest.mark.usefixtures("scans_here")
 Put = Callable[..., ParquetSource]
 
 

@@ -113,6 +113,7 @@ SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
     "concat": lambda root: ConcatSource(sources=(SOURCES["webdataset"](root), ListSource(path=root / "list.txt"))),  # type: ignore[arg-type]
 }
 ROW_FIELDS = {"image": "image", "caption": "text", "box": "int32[2]", "label": "int64"}
+pytestmark = pytest.mark.usefixtures("scans_here")
 LISTED: dict[str, Callable[[Path], SourceOptions]] = {
     "folder": lambda root: FolderSource(path=root / "photos"),
     "glob": lambda root: GlobSource(root=root, patterns=("photos/**/*.jpg", "*/s-?.tar")),

@@ -235,6 +235,7 @@ def test_any_array_gives_its_rows(worker, tmp_path, array, why):
     assert at_once == ([] if why else [True])
 
 
+@pytest.mark.usefixtures("scans_here")
 def test_rows_of_numbers_in_a_table_are_made_at_once(worker, tmp_path):
     """The numbers are in the index."""
     parquet.write_table(pa.table({"y": values()["y"], "label": values()["label"]}), tmp_path / "a.parquet")

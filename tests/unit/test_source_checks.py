@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchd.children import Child
 from batchd.errors import SourceInvalid
 from batchd.failpoints import VARIABLE
+from batchd.sources import scan as apart
 from batchd.sources import source_checks
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
@@ -142,22 +144,44 @@ def test_a_table_that_is_empty_or_lacks_a_title_is_found(tmp_path: Path) -> None
         assert source_problems(source) == [refused(source)] == [f"{tmp_path}/a.csv has no column 'x'; did you mean X?"]
 
 
-@pytest.mark.parametrize(("kind", "value"), [("bytes", b"some bytes"), ("int64", 7)])
-def test_a_trial_scan_ends_within_a_row_group(tmp_path: Path, kind: str, value: object) -> None:
+@pytest.mark.usefixtures("forked_scans")
+def test_a_trial_scan_ends_within_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row group may be a whole file, and progress is reported only after it."""
-    write_parquet(tmp_path / "a.parquet", {"x": [value] * 200_000}, compression="none", use_dictionary=False)
-    source = ParquetSource(root=tmp_path, shards=("*.parquet",), fields={"x": kind if kind == "int64" else "uint8[10]"})
+    write_parquet(tmp_path / "a.parquet", {"x": [7]})
+    source = ParquetSource(root=tmp_path, shards=("*.parquet",), fields={"x": "int64"})
+    monkeypatch.setenv(VARIABLE, "scan.parquet.opening=hang")
     clock = count(0, source_checks.SECONDS_MAX / 6)
 
-    left = try_source(source, (), Storage(), samples_max=1 << 30, clock=lambda: next(clock))
+    left = try_source(source, (), Storage(), clock=lambda: next(clock))
 
     assert left == (None, (), ("everything behind the first 0 samples",))
+
+
+@pytest.mark.usefixtures("forked_scans")
+def test_the_start_of_another_process_takes_no_time_of_a_trial_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The imports of a process may take longer than the whole trial on a busy machine."""
+    write_parquet(tmp_path / "a.parquet", {"x": [7]})
+    source = ParquetSource(root=tmp_path, shards=("*.parquet",), fields={"x": "int64"})
+    passed_s, start = [0.0], apart.children.start
+
+    def start_late(*arguments: Any, **how: Any) -> Child:
+        passed_s[0] += 10 * source_checks.SECONDS_MAX
+        return start(*arguments, **how)
+
+    monkeypatch.setattr(apart.children, "start", start_late)
+
+    trial = try_source(source, (), Storage(), clock=lambda: passed_s[0])
+
+    assert len(trial.whole or ()) == 1
 
 
 class _Over(Exception):  # noqa: N818  no error: it ends a scan
     """The time for a trial scan is over."""
 
 
+@pytest.mark.usefixtures("forked_scans")
 def test_a_trial_scan_in_another_process_ends_while_that_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

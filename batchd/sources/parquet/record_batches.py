@@ -21,7 +21,7 @@ import os
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import BinaryIO, NamedTuple, TypeAlias
 
@@ -77,13 +77,12 @@ class _Column(NamedTuple):
 
 
 class ArrowFile:
-    """One open file, which the caller closes. ``looked`` is called for each piece that is read."""
+    """One open file, which the caller closes."""
 
     fewer_rows = "write the file again with {rows} rows in each record batch (`max_chunksize`)"
 
-    def __init__(self, stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._looked = looked
         self._size = stream.seek(0, os.SEEK_END)
         self._start = len(FILE_MAGIC) if read_at(stream, 0, len(FILE_MAGIC)) == FILE_MAGIC else 0
         with reasons():
@@ -117,7 +116,6 @@ class ArrowFile:
                 raise Unreadable("has dictionary-encoded columns; cast them to plain ones, or write Parquet")
             if kind != RECORD_BATCH:
                 raise Unreadable(f"has at byte {place} a message that is no record batch")
-            self._looked()
             crc = zlib.crc32(head, crc)
             found.append(message)
             if message.rows <= 0:
@@ -202,7 +200,6 @@ class ArrowFile:
         buffers = list(_buffers(column.values))
         if sum(buffer.size for buffer in buffers) > max_bytes:
             raise too_large(title, max_bytes)
-        self._looked()
         self._read(column, buffers)
         with reasons():
             column.values.validate(full=True)
@@ -257,17 +254,17 @@ def is_arrow(stream: BinaryIO) -> bool:
     return start == FILE_MAGIC or start.startswith(MESSAGE_MAGIC)
 
 
-def open_table(stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> TableFile:
+def open_table(stream: BinaryIO) -> TableFile:
     """A Parquet or Arrow file. Raises ``Unreadable``.
 
     The end of a file, which is read first, tells Parquet: its beginning would be one more request.
     """
     try:
-        return ParquetFile(stream, looked)
+        return ParquetFile(stream)
     except Unreadable:
         if not is_arrow(stream):
             raise
-        return ArrowFile(stream, looked)
+        return ArrowFile(stream)
 
 
 def _buffers(values: pa.Array) -> Iterator[pa.Buffer]:

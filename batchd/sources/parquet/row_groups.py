@@ -19,7 +19,7 @@ raises; a fault of this process stays an ``OSError`` or a ``MemoryError``.
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import BinaryIO, NamedTuple
@@ -71,12 +71,11 @@ class ColumnChunk(NamedTuple):
 
 
 class ParquetFile:
-    """One open file, which the caller closes. ``looked`` is called for each piece that is read."""
+    """One open file, which the caller closes."""
 
     fewer_rows = "write the file again with row_group_size = {rows}, or without compression, where any size will do"
 
-    def __init__(self, stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> None:
-        self._looked = looked
+    def __init__(self, stream: BinaryIO) -> None:
         footer, size = _read_footer(stream)
         self.footer = Footer(size, zlib.crc32(footer))
         with reasons():
@@ -149,7 +148,6 @@ class ParquetFile:
                 piece = next(pieces, None)
             if piece is None:
                 break
-            self._looked()
             found += len(piece)
             column = piece.column(0)  # pandas' categories are numbers of values
             yield column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files become an index. Daemon, once at the start.
+"""Scans Parquet and Arrow files, in a process of its own: see ``sources.scan``.
 
     footers                       -> the rows, and the size of each row group
     columns of single numbers     -> read, and kept in the index: a worker need not read them
@@ -28,17 +28,20 @@ In an Arrow file (``record_batches``) the lengths of the values give all places;
 Invariants: no list with an entry for each sample is made; a sample is numbers in flat arrays. What
 a worker has to decode as a whole row group is, by what its footer says, no larger than
 ``cache_bytes``. The bytes of an extent are the bytes of the value, compared when it was found; a
-chunk in which one value is not found has no extents at all.
+chunk in which one value is not found has no extents at all. The daemon opens a file (``_problems``)
+and looks at no row group: pyarrow ends its process for some wrong bytes of one in the footer.
 """
 
+import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchd import failpoints
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.values import Unfitting, converted
@@ -58,6 +61,7 @@ from batchd.sources.parquet.row_groups import (
     problem_of,
     read_at,
 )
+from batchd.sources.scan import answer, scan_apart
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, blob, number_array
 from batchd.storage.paths import size_of
@@ -66,6 +70,7 @@ from batchd.storage.survey import Survey, quick_look
 from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
 
+MODULE = "batchd.sources.parquet.scan"
 ROWS_MAX = 1 << 27
 """The most rows of a row group; a footer that says more is damaged, or was not written for
 training."""
@@ -84,25 +89,24 @@ KEPT_BYTES_MAX = 256 << 20
 they are read again."""
 
 
-def _scan(source: ParquetSource, survey: Survey) -> SourceIndex:
-    """Find all rows of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
+def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
+    """Find all rows, by path, in the scanning process. Raises ``SourceInvalid``."""
     shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
     scanning = _Scan(source, survey)
     for number, shard in enumerate(shards):
         path = source.root / shard.decode("utf-8", "surrogateescape")
         with survey.open(path) as stream:
+            failpoints.passing("scan.parquet.opening")
             scanning.add(number, path, stream)
     return scanning.finish(shards)
 
 
-def check_columns(
-    source: ParquetSource, path: Path, stream: BinaryIO, looked: Callable[[], None] = lambda: None
-) -> TableFile:
+def check_columns(source: ParquetSource, path: Path, stream: BinaryIO) -> TableFile:
     """A file with all columns that are read. Raises ``SourceInvalid``."""
     if not size_of(stream):
         raise SourceInvalid(f"{path} is empty; leave it out of the shards")
     try:
-        file = open_table(stream, looked)
+        file = open_table(stream)
     except Unreadable as error:
         raise _unreadable(path, stream, error) from None
     for column in source.columns:
@@ -138,7 +142,7 @@ class _Scan:
 
     def add(self, number: int, path: Path, stream: BinaryIO) -> None:
         """Add the rows of a file."""
-        file = check_columns(self._source, path, stream, self._survey.looked)
+        file = check_columns(self._source, path, stream)
         try:
             groups = file.rows
         except Unreadable as error:
@@ -337,6 +341,10 @@ def _problems(source: ParquetSource, storage: Storage) -> list[str]:
 KINDS = {
     ParquetSource: BuiltInKind(
         problems=_problems,
-        scan=_scan,
+        scan=lambda source, survey: scan_apart(MODULE, source, survey),
     )
 }
+
+
+if __name__ == "__main__":
+    sys.exit(answer(scan))
