@@ -31,7 +31,7 @@ help: ## Show this list
 
 setup: $(STAMP) ## Make .venv with both distributions and the tools installed
 
-$(STAMP): pyproject.toml client/pyproject.toml setup.py $(wildcard batchd/pipeline/_*.[ch])
+$(STAMP): pyproject.toml client/pyproject.toml setup.py batchd/compiled.py $(wildcard batchd/pipeline/_*.[ch] batchd/storage/_*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "1 of 3: an environment in $(VENV)"
@@ -212,4 +212,4 @@ test-image: setup ## Build deploy/Dockerfile and run it (as root; apt-get instal
 clean: ## Remove everything that the other targets made
 	rm -rf $(VENV) build client/build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
-	rm -f batchd/pipeline/*.so
+	rm -f batchd/pipeline/*.so batchd/storage/*.so

@@ -2,12 +2,23 @@
 
 They are optional: without a compiler an installation succeeds, and numpy resamples, in more time;
 without the headers of libjpeg-turbo the wheels of simplejpeg and OpenCV decode whole JPEGs. One
-build is for all versions of Python from 3.11 on.
+build is for all versions of Python from 3.11 on. The build ID of each is the digest of its sources:
+see batchd/compiled.py.
 """
+
+from pathlib import Path
+from runpy import run_path
 
 from setuptools import Extension, setup
 
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"]
+sources_digest = run_path("batchd/compiled.py")["sources_digest"]
+
+
+def build_id(folder: str, name: str) -> list[str]:
+    """Options of the linker."""
+    return [f"-Wl,--build-id=0x{sources_digest(Path(folder), name)}"]
+
 
 setup(
     ext_modules=[
@@ -20,6 +31,7 @@ setup(
             depends=[f"batchd/pipeline/{name}.h" for name in ("_jpeg", "_jpeg_scan", "_pixels")],
             libraries=["jpeg"],
             extra_compile_args=FLAGS,
+            extra_link_args=build_id("batchd/pipeline", "_jpeg"),
             py_limited_api=True,
             optional=True,
         ),
@@ -28,6 +40,7 @@ setup(
             ["batchd/pipeline/_pixels.c"],
             depends=["batchd/pipeline/_pixels.h"],
             extra_compile_args=[*FLAGS, "-O3"],
+            extra_link_args=build_id("batchd/pipeline", "_pixels"),
             py_limited_api=True,
             optional=True,
         ),
@@ -35,6 +48,7 @@ setup(
             "batchd.storage._rows",
             ["batchd/storage/_rows.c"],
             extra_compile_args=FLAGS,
+            extra_link_args=build_id("batchd/storage", "_rows"),
             py_limited_api=True,
             optional=True,
         ),

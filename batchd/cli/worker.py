@@ -19,9 +19,10 @@ import click
 from batchd.children import fill_standard_streams, start_linked
 from batchd.cli.options import log_options, worker_address
 from batchd.cli.serve import hidden
+from batchd.compiled import outdated_extension
 from batchd.config.addresses import is_loopback
 from batchd.config.cpus import available_cpus
-from batchd.errors import KeysInvalid
+from batchd.errors import BatchdError, KeysInvalid
 from batchd.orders.link import WORKERS_MAX
 from batchd.samples.sizes import parse_bytes, round_bytes
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, read_connection_key
@@ -128,6 +129,8 @@ def command(
     if (cache_dir is None) != (not cache_size) or (cache_dir is not None and cache_memory):
         raise click.UsageError("set either --cache-memory, or --cache-dir and --cache-size")
     key = _key(key_file, place)
+    if outdated := outdated_extension():
+        raise BatchdError(outdated)
     fork_server = None
     with suppress(OSError):  # the first worker tries it again
         fork_server = start_linked("batchd.worker")

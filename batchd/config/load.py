@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from batchd.compiled import outdated_extension
 from batchd.config.problems import Place, key_places, problems_from
 from batchd.config.schema import change_paths, item_at, path_keys
 from batchd.config.tree import Config, DaemonConfig
-from batchd.errors import REMEDY, ConfigInvalid, KeyPath, Problem, ProblemKind, path_text
+from batchd.errors import REMEDY, BatchdError, ConfigInvalid, KeyPath, Problem, ProblemKind, path_text
 from batchd.storage.location import looks_like_url
 from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
@@ -106,7 +107,12 @@ def read_config(
 def parse_config(
     text: str, file: Path, overrides: Mapping[str, str] = _NOTHING, environment: Mapping[str, str] | None = None
 ) -> LoadedConfig:
-    """Read a text as if it were in ``file``, like ``read_config``."""
+    """Read a text as if it were in ``file``, like ``read_config``.
+
+    Raises ``BatchdError`` if an extension has to be compiled again before batchd can serve.
+    """
+    if outdated := outdated_extension():
+        raise BatchdError(outdated)
     data = _parse(text, file)
     _make_paths_absolute(data, file.absolute().parent)
     if isinstance(daemon := data.setdefault("daemon", {}), dict):

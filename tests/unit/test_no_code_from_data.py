@@ -29,6 +29,7 @@ ALLOWED = {
     ("batchd.mapped_files", "ctypes.c_size_t"): "it passes a length from that list",
     ("batchd.mapped_files", "ctypes.c_int"): "it passes the advice, which is constant",
     ("batchd.cli.bench", "importlib.util.find_spec"): "it looks for torch without loading it",
+    ("batchd.compiled", "importlib.util.find_spec"): "it looks for batchd's extensions without loading them",
     ("batchd.suggestions", "importlib.util.find_spec"): "it looks for pip, for a message that names the command",
     (
         "batchd.cli.main",
