@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from math import inf
 from typing import Any, cast
 
 import pytest
@@ -30,6 +31,8 @@ from support.waiting import PATIENCE_S, wait_until
 
 FRAMES_MAX = GuardLimits(pending_max=2).frames_max
 
+USED_AGAIN = bool
+"""Another connection, which is not reported yet, has the descriptor of a closed one."""
 LAYOUT = place_fields((Field("label", "int64", ()),), 4)
 
 
@@ -92,7 +95,7 @@ def greeting(remote: TcpDoor, peer: "zmq.Socket[bytes]") -> list[zmq.Frame]:
     return remote.router.recv_multipart(copy=False)
 
 
-def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(remote, events) -> None:
+def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(remote, events, monkeypatch) -> None:
     """That disconnect is reported only once. The session with a live connection stays."""
     remote.bind("tcp://127.0.0.1:0", "")
     with zmq.Context() as context, context.socket(zmq.DEALER) as staying:
@@ -101,6 +104,7 @@ def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(
             late = greeting(remote, leaving)
         wait_until(lambda: remote.note_ends() or len(remote._guard) == 1, "one connection is closed")
         remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
+        monkeypatch.setattr(remote._guard, "_is_open", USED_AGAIN)
         remote._take(late)
         assert len(remote.trainers()) == 2
         for _ in range(3):
@@ -110,7 +114,9 @@ def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(
         assert events == [SessionCutOff(2)]
 
 
-def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_same(remote, events) -> None:
+def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_same(
+    remote, events, monkeypatch
+) -> None:
     """The session is greeted after the disconnect, and the next connection reuses its number."""
     remote.bind("tcp://127.0.0.1:0", "")
     place = remote.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
@@ -120,6 +126,7 @@ def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_s
             late = greeting(remote, leaving)
         wait_until(lambda: remote.note_ends() or not len(remote._guard), "the connection is closed")
         remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
+        monkeypatch.setattr(remote._guard, "_is_open", USED_AGAIN)
         remote._take(late)
         for one in silent:
             one.connect(("127.0.0.1", int(place)))
@@ -193,6 +200,47 @@ def test_what_a_flood_leaves_unread_is_not_held_against_the_next_connection(remo
 
         assert remote._guard.pending() == {}
         assert remote._guard.closed == 0
+
+
+class CountingRouter(DeafRouter):
+    """A ROUTER that counts what it is asked to send."""
+
+    sent = 0
+
+    def send_multipart(self, *_message: object, **_options: object) -> None:
+        """Count the message, and drop it."""
+        self.sent += 1
+
+
+@pytest.mark.parametrize("greets", [True, False])
+def test_what_a_closed_connection_has_sent_is_dropped(remote, events, greets) -> None:
+    """ZeroMQ hands it over after it has reported the end; nobody would get an answer."""
+    remote.bind("tcp://127.0.0.1:0", "")
+    with come_from(remote, "127.0.0.2") as flooding:
+        if greets:
+            flooding.sendall(frame(Greet(PROTOCOL_VERSION, "flood", 1, "").encode()))
+        flooding.sendall(frame(AskStatus(1).encode()) * 2 * FRAMES_MAX)
+    wait_until(lambda: remote.note_ends() or remote.failed_handshakes, "the end is reported")
+    remote.router = router = CountingRouter(remote.router)
+
+    assert hosts(remote) == []
+
+    assert (router.sent, events) == (0, [])
+
+
+def test_what_a_banned_connection_has_sent_is_dropped_after_its_end_as_before(remote) -> None:
+    """It gets answers up to the ban, and none from there on."""
+    remote.bind("tcp://127.0.0.1:0", "")
+    remote._next_audit_s = inf  # a slow machine reads fewer frames than that between two audits
+    with come_from(remote, "127.0.0.2") as flooding:
+        flooding.sendall(frame(AskStatus(1).encode()) * 4 * FRAMES_MAX)
+        remote.router = router = CountingRouter(remote.router)
+        wait_until(lambda: hosts(remote) or remote._guard.closed, "it is banned")
+        wait_until(lambda: remote.note_ends() or not len(remote._guard), "the end is reported")
+
+        hosts(remote)
+
+    assert router.sent <= FRAMES_MAX
 
 
 @pytest.mark.parametrize(

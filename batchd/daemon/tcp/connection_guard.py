@@ -16,7 +16,8 @@ ZeroMQ keeps it in memory. Bytes that the kernel has received and the daemon has
 ZeroMQ's memory; they are limited, for each connection and for all of a host. This replaces ZeroMQ's
 own limit, the high-water mark, which counts messages: libzmq 4.3.5 aborts if a peer that has
 reached it sends a PING and resets its connection. Answers that were asked for (``expect``) may come
-faster than they are read, so they do not count.
+faster than they are read, so they do not count. What a closed connection had sent is still handed
+over: it is dropped, message by message, as its descriptor is closed.
 
 Invariant: the guard shuts down only a TCP connection to the daemon's port that was accepted under
 this descriptor, and is no session or sent too much.
@@ -180,16 +181,16 @@ class ConnectionGuard:
             connection.number.detach()
 
     def count_message(self, descriptor: int, host: str, wire_bytes: int, frames: int) -> bool:
-        """Count a message that was read; False if its connection was shut down: drop it.
+        """Count a message that was read; False if its connection is gone or shut down: drop it.
 
-        ZeroMQ may hand it over before the beginning of its connection is reported, or when another
-        host's connection has the descriptor. The former is not counted, the latter is dropped.
+        ZeroMQ may hand it over before the beginning of its connection is reported: then it is not
+        counted. It also hands over what a connection sent before its end, with a descriptor that is
+        closed by then, or names another host's connection.
         """
         connection = self._connections.get(descriptor)
-        if connection is None:
-            return True
-        if connection.is_closed or connection.host != host:
-            return not self._is_there(descriptor)
+        if connection is None or connection.is_closed or connection.host != host:
+            is_known = connection is not None and self._is_there(descriptor)
+            return not is_known and self._is_open(descriptor)
         connection.read += wire_bytes
         connection.frames += frames
         frames_max = self._limits.frames_max
@@ -259,6 +260,11 @@ class ConnectionGuard:
             return os.fstat(descriptor).st_ino == self._connections[descriptor].inode
         except OSError:
             return False
+
+    def _is_open(self, descriptor: int) -> bool:
+        """True if the number is that of a connection to our port."""
+        with self._held.on(descriptor) as held:
+            return held is not None and self._is_ours(held)
 
     def _ban(self, descriptor: int, reason: str) -> None:
         """Close a connection that sends too much, and ban its host for ``BAN_S``."""
