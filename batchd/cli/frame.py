@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from batchd.cli.tables import MIDDLE, NAME_CHARACTERS_MAX, WIDE, TableColumn, name, table
+from batchd.cli.tables import MIDDLE, NAME_CHARACTERS_MAX, WIDE, TableColumn, name, paragraph, table
 from batchd.cli.text import duration, escaped
 from batchd.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
 from batchd.diagnosis.pool import HostView, PoolView, summary
@@ -111,9 +111,12 @@ def frame(
     if room is not None and overview.pool is not None:
         room = max(4, room - len(pool) - min(len(overview.pool.hosts), max(2, room // 4)) - 1)
     workers = len(overview.workers)
+    rows = min(len(overview.trainers), 2) + min(workers, 2)
+    remedies = _remedies(overview.trainers, width, None if room is None else room - rows)
+    room = None if room is None else max(4, room - len(remedies))
     trainers_max = None if room is None else max(2, room - min(workers, room // 2))
     workers_max = None if room is None else max(2, room - min(len(overview.trainers), trainers_max or room))
-    lines += [Text(), *_trainers(overview.trainers, width, trainers_max)]
+    lines += [Text(), *_trainers(overview.trainers, width, trainers_max), *remedies]
     lines += [Text(), *_workers(overview.workers, width, workers_max)]
     lines += [Text(), *pool] if pool else []
     lines += [view.line()] if height is not None else []
@@ -219,11 +222,7 @@ def _trainers(trainers: Sequence[TrainerView], width: int, rows_max: int | None)
         ),
         TableColumn("verdict", 0, _state, is_text=True),
     ]
-    return [
-        table(columns, trainers[:rows_max], width),
-        *_more(len(trainers), rows_max, "trainer"),
-        *_remedies(trainers[:rows_max]),
-    ]
+    return [table(columns, trainers[:rows_max], width), *_more(len(trainers), rows_max, "trainer")]
 
 
 def _state(one: TrainerView) -> Text:
@@ -234,13 +233,22 @@ def _state(one: TrainerView) -> Text:
     return Text(one.verdict.kind, "green" if one.verdict.is_healthy else "bold yellow")
 
 
-def _remedies(trainers: Sequence[TrainerView]) -> list[RenderableType]:
-    return [
-        Text(f"  {name(one.name)}: {one.verdict.kind}: {escaped('; '.join(filter(None, said)))}", "yellow")
+def _remedies(trainers: Sequence[TrainerView], width: int, lines_max: int | None) -> list[Text]:
+    """Lines with the evidence and the remedy of each verdict; whole ones, within ``lines_max``."""
+    texts = [
+        f"{name(one.name)}: {one.verdict.kind}: {escaped('; '.join(filter(None, said)))}"
         for one in trainers
         if one.verdict is not None and not one.verdict.is_healthy
         for said in [(one.verdict.proof, one.verdict.remedy)]
     ]
+    lines: list[Text] = []
+    for at, text in enumerate(texts):
+        added = paragraph(text, width).splitlines()
+        is_last = at == len(texts) - 1
+        if lines_max is not None and len(lines) + len(added) + (not is_last) > lines_max:
+            return [*lines, Text(f"  and {counted(len(texts) - at, 'verdict')} more: batchd why", "dim")]
+        lines += [Text(line, "yellow") for line in added]
+    return lines
 
 
 # --- workers --------------------------------------------------------------------------------------

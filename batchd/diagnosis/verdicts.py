@@ -315,7 +315,8 @@ def _cpu_starved(trainer: TrainerReading, reading: Reading) -> Finding | None:
     if not work.samples or work.no_cpu_s < NO_CPU_MIN * work.total_s:
         return None
     proof = f"{_waits(trainer)}; workers were ready to run and had no CPU for {work.no_cpu_s / work.total_s:.0%} of their time"
-    sharing = f"{counted(reading.local_workers, 'worker')} share the rest (batchd doctor)"
+    share = "share" if reading.local_workers != 1 else "shares"
+    sharing = f"{counted(reading.local_workers, 'worker')} {share} the rest (batchd doctor)"
     return Kind.CPU_STARVED, proof, f"stop other programs, or raise the CPU quota: {sharing}"
 
 

@@ -94,6 +94,27 @@ def test_of_long_lists_so_much_is_shown_as_there_is_room_for():
     assert "more" in text
 
 
+@pytest.mark.parametrize("trainers", [1, 2, 12])
+def test_a_terminal_of_24_lines_has_room_for_workers_and_keys(trainers):
+    """Verdicts are shown as far as they fit; a line tells how many are left."""
+    overview = overview_between(
+        *two_looks(waits={"workers_s": 4.0}, trainer={"waiting": True}, work={"busy_s": 19.0, "cpu_s": 19.0})
+    )
+    text = drawn(replace(overview, trainers=overview.trainers * trainers), width=80, height=24)
+
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    assert lines[-1].startswith("q quit")
+    assert any(line.startswith("worker ") for line in lines)
+    assert text.count("train-01  photos") >= min(trainers, 2)
+    assert text.count("  train-01: decode-bound: ") == 1
+    assert [line.strip() for line in lines if "batchd why" in line] == {
+        1: [],
+        2: ["and 1 verdict more: batchd why"],
+        12: ["and 11 verdicts more: batchd why"],
+    }[trainers]
+
+
 def test_names_that_a_terminal_would_obey_are_written_out():
     """A trainer chooses its name freely."""
     before, after = two_looks(stream={"stopped": "\x1b]0;owned\x07"})

@@ -411,10 +411,14 @@ def test_bad_samples_that_cost_little_are_reported_beside_the_main_cause(numbers
 def test_workers_without_a_cpu_are_not_slow(cpu_wait_s: float | None) -> None:
     """Another process has the cores."""
     work = {"busy_s": 19.0, "cpu_s": 6.0, "cpu_wait_s": cpu_wait_s}
-    found = verdict(work=work, parts={"read": 1.0, "decode": 17.0}, waits=WAITING)
+    found, of_one = (
+        verdict(work=work, parts={"read": 1.0, "decode": 17.0}, waits=WAITING, workers=workers) for workers in (2, 1)
+    )
 
     assert found.kind is Kind.CPU_STARVED
     assert "workers were ready to run and had no CPU for 63% of their time" in found.proof
+    assert found.remedy.endswith(": 2 workers share the rest (batchd doctor)")
+    assert of_one.remedy.endswith(": 1 worker shares the rest (batchd doctor)")
 
 
 def test_reading_without_a_cpu_is_no_slow_storage() -> None:
