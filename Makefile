@@ -23,7 +23,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
+.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
 .PHONY: install uninstall wheelhouse deb manifests test-packages test-image
 
 help: ## Show this list
@@ -76,6 +76,11 @@ test-torch: torch ## Run the tests of the PyTorch adapter alone
 test-page: setup ## Run the tests of the page in a real browser (apt-get install chromium); pictures into build/page
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/python -m pip install --quiet --group page
 	$(BIN)/python -m pytest -m 'not slow' tests/with_browser $(ARGS)
+
+pictures: setup ## Draw the pictures of README and docs: page, top, why, a batch (Chromium; as root, or where users may make namespaces)
+	@$(BIN)/python -m pip install -qq --group page
+	@unshare --map-root-user --uts --net --mount --pid --fork --mount-proc --kill-child sh -euc \
+		'hostname bigbox; ip link set lo up; mount -t tmpfs pictures /srv; $(BIN)/python tools/draw_pictures.py'
 
 test-frameworks: $(FRAMEWORKS)/.ready ## Run the tests of all adapters with their frameworks, and look at their types
 	@for folder in $(FRAMEWORK_TESTS); do $(FRAMEWORKS)/bin/python -m pytest -m 'not slow' $$folder $(ARGS) || exit; done

@@ -6,7 +6,7 @@
     docs/X.md       ->  X.md
     Y/Z.md          ->  Y/Z.md, where a page links to it: ARCHITECTURE.md, SECURITY.md, ...
     Y/Z             ->  files/Y/Z.md: a file, or a folder, that a page links to, unchanged
-    Y/Z.png         ->  files/Y/Z.png: a picture of a page
+    Y/Z.png, .svg   ->  files/Y/Z.png, .svg: a picture of a page
 
 Pages are written for who reads them as they are in the repository, so their links are those of the
 repository, and are rewritten here. Standard library only. Invariant: a link that leads nowhere ends
@@ -32,7 +32,7 @@ TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 HEADING = re.compile(r"^## (.+)$")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash", ".sbatch": "bash", ".json": "json"}
 LANGUAGES |= {".service": "ini", ".conf": "ini"}
-PICTURE = ".png"
+PICTURES = (".png", ".svg")
 
 
 ORPHAN = "---\norphan: true\n---\n\n"
@@ -84,7 +84,7 @@ def place_of(target: PurePosixPath) -> PurePosixPath:
     """Where something of the repository is in the site's sources."""
     if target == INDEX:
         return PurePosixPath("index.md")
-    if target.suffix == PICTURE:
+    if target.suffix in PICTURES:
         return PurePosixPath("files", target)
     if target.suffix == ".md":
         return target.relative_to("docs") if target.is_relative_to("docs") else target
@@ -109,7 +109,7 @@ class Stage:
 
     def _page(self, target: PurePosixPath) -> str | bytes:
         path = self._root / target
-        if target.suffix == PICTURE:
+        if target.suffix in PICTURES:
             return path.read_bytes()
         if path.is_dir():
             return self._relinked(target, _folder_page(path, target), target / "any")

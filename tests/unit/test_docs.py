@@ -133,10 +133,25 @@ def test_the_site_has_every_page_and_all_linked_files():
     } <= set(staged)
     assert PurePosixPath("SECURITY.md") in staged
     assert staged[PurePosixPath("files/benchmarks/results/peers.png")].startswith(b"\x89PNG")
+    assert staged[PurePosixPath("files/docs/pictures/top.svg")].startswith(b"<svg")
     assert "[Unit]" in staged[PurePosixPath("files/deploy/batchd.service.md")]
     for place, text in staged.items():
         for link in stage.links_of(text) if isinstance(text, str) else ():
             assert not link.path or stage.target_of(place, link.path) in staged, f"{place}: {link.path}"
+
+
+def test_pictures_are_small_and_load_nothing():
+    """`make pictures` draws all that are shown; a page loads quickly, also without a network."""
+    pictures = [*(DOCS / "pictures").iterdir()]
+
+    assert {"batch.png", "page.png", "top.svg", "why.svg"} <= {path.name for path in pictures}
+    for path in pictures:
+        assert path.stat().st_size <= 100_000, path.name
+        if path.suffix == ".svg":
+            loaded = re.findall(r"(?:href|src)\s*=\s*\"(?!#)[^\"]*|url\((?!#)[^)]*|@import", path.read_text())
+            assert not loaded, path.name
+    shown = {path.name for path in pictures for page in PAGES if f"pictures/{path.name})" in (ROOT / page).read_text()}
+    assert shown == {path.name for path in pictures}
 
 
 def test_a_link_with_a_file_name_gets_the_title_on_the_site():
