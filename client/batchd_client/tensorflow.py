@@ -132,8 +132,8 @@ def state_after(stream: Stream, batches: int) -> StreamState:
 def share(context: tf.distribute.InputContext) -> RankShare:
     """Return the rank of a strategy's input pipeline: one pipeline for each of its processes.
 
-    strategy.distribute_datasets_from_function(lambda context: dataset(daemon.stream("photos",
-    *share(context))))
+    ``strategy.distribute_datasets_from_function`` gives the context to your function, which returns
+    ``dataset(daemon.stream("photos", *share(context)))``.
     """
     return RankShare(context.input_pipeline_id, context.num_input_pipelines)
 

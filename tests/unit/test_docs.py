@@ -23,6 +23,7 @@ from batchd.diagnosis import verdicts
 from batchd.errors import EXIT_CODE_MEANINGS
 from batchd_client import errors
 from batchd_wire.codes import ErrorCode
+from support.reference import programs
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -188,6 +189,35 @@ def test_links_in_code_are_none():
     text = "```sh\n[a](b)\n```\n~~~~\n[c](d)\n~~~\n[e](f)\n~~~~\n[g](h#i) and [j] (k) and [`l[m]`](n)\n"
 
     assert [(link.line, link.path, link.anchor) for link in stage.links_of(text)] == [(9, "h", "i"), (9, "n", "")]
+
+
+def test_the_reference_has_every_public_name():
+    """Each section has a program; `tests/support/reference.py` runs it."""
+    reference = (DOCS / "site" / "api.rst").read_text()
+    client = ROOT / "client" / "batchd_client"
+
+    missing = [
+        f"{path.parent.name}/{path.name}: {name}"
+        for path in (client / "__init__.py", client / "torch" / "__init__.py", *map(client.joinpath, ADAPTERS))
+        for name in public_names(path)
+        if name not in IN_AUTOMODULE
+        and not re.search(rf"^\.\. auto\w+:: batchd_client\.(\w+\.)?{name}$", reference, re.MULTILINE)
+    ]
+
+    assert not missing
+    assert all(programs().values()), "a section without a program"
+
+
+IN_AUTOMODULE = {"BatchdClientError", "errors"}
+ADAPTERS = ("jax.py", "keras.py", "lightning.py", "tensorflow.py")
+
+
+def public_names(path):
+    """The names in `__all__`; the frameworks may be missing, so the module is not imported."""
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return ast.literal_eval(statement.value)
+    raise AssertionError(path)
 
 
 # --- commands -------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from batchd_client.errors import (  # noqa: E402
 from batchd_client.jax import BatchdLoader, JaxPlacement, JaxTarget, batches  # noqa: E402  # noqa: E402
 from batchd_client.prefetch import Prefetcher  # noqa: E402
 from support.images import encode, photo  # noqa: E402
+from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
 
@@ -442,3 +443,10 @@ import batchd_client.jax
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "ImportError: batchd_client.jax needs JAX: pip install jax" in done.stderr
+
+
+def test_the_program_of_the_reference_runs(daemon, monkeypatch):
+    """It finds the daemon by its address in the environment."""
+    monkeypatch.setenv("BATCHD_ADDRESS", daemon.address)
+
+    run_programs("JAX")

@@ -21,6 +21,7 @@ from batchd_client.torch import BatchdLoader  # noqa: E402
 from support.garbage import CYCLES, collected  # noqa: E402
 from support.lightning_model import SaveAfter, StopAfter, Witness  # noqa: E402
 from support.programs import gone  # noqa: E402
+from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning gives its advice as warnings
@@ -281,3 +282,10 @@ def test_a_module_in_a_cycle_ends_with_it(daemon, data, tie):
 
     collected(make, tie)
     gone(daemon)
+
+
+def test_the_program_of_the_reference_runs(daemon, monkeypatch):
+    """It finds the daemon by its address in the environment."""
+    monkeypatch.setenv("BATCHD_ADDRESS", daemon.address)
+
+    run_programs("Lightning")

@@ -11,6 +11,7 @@ import keras  # noqa: E402
 import batchd_client  # noqa: E402
 from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid  # noqa: E402
 from batchd_client.keras import BatchdPyDataset, Progress  # noqa: E402
+from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
 EPOCH = 40
@@ -251,3 +252,10 @@ def test_what_cannot_be_is_said(connection):
         BatchdPyDataset(connection.stream("photos"), fields=["picture"])
     with pytest.raises(PositionInvalid, match="epoch 0 of stream 'photos' is beyond the epochs"):
         BatchdPyDataset(connection.stream("photos", epochs=0))[0]
+
+
+def test_the_program_of_the_reference_runs(daemon, monkeypatch):
+    """It finds the daemon by its address in the environment."""
+    monkeypatch.setenv("BATCHD_ADDRESS", daemon.address)
+
+    run_programs("Keras")

@@ -14,6 +14,7 @@ import batchd_client  # noqa: E402
 import batchd_client.tensorflow as adapter  # noqa: E402
 from batchd_client.errors import TensorsInvalid  # noqa: E402
 from batchd_client.tensorflow import dataset, share, state_after  # noqa: E402
+from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
 EPOCH = 40
@@ -239,3 +240,10 @@ def test_input_pipelines_share_an_epoch(connection, pipelines):
         shares.append(numbers(data))
     assert len({len(one) for one in shares}) == 1
     assert {number for one in shares for batch in one for number in batch} == set(range(EPOCH))
+
+
+def test_the_program_of_the_reference_runs(daemon, monkeypatch):
+    """It finds the daemon by its address in the environment."""
+    monkeypatch.setenv("BATCHD_ADDRESS", daemon.address)
+
+    run_programs("TensorFlow")

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make tes
 import batchd_client  # noqa: E402
 from batchd_client.errors import PrefetchInvalid, StateMismatch, StreamClosed, StreamUnknown, TensorsInvalid  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
+from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
 EPOCH = 40
@@ -303,3 +304,10 @@ def test_a_tensor_never_changes(daemon, load):
         assert torch.equal(batch["index"], numbers)
     assert daemon.stream_status()["slots"] < len(kept) / 4
     assert loader.statistics().batches_held <= 1
+
+
+def test_the_program_of_the_reference_runs(daemon, monkeypatch):
+    """It finds the daemon by its address in the environment."""
+    monkeypatch.setenv("BATCHD_ADDRESS", daemon.address)
+
+    run_programs("PyTorch")
