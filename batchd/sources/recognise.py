@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from batchd.errors import SourceInvalid
@@ -37,16 +38,17 @@ LOOKED_AT = 32
 """Number of records of a file that a recogniser reads."""
 NUMBERED = "-00000-of-00001"
 """Stands for the ending of a name like train-00003-of-00016, which has no other ending."""
+TAR = "mkdir {folder} && tar xf {file} -C {folder}"
 PACKED = {
-    ".zip": "unzip FILE",
-    ".gz": "gunzip FILE",
-    ".tgz": "tar xf FILE",
-    ".bz2": "bunzip2 FILE",
-    ".xz": "unxz FILE",
-    ".zst": "unzstd FILE",
-    ".7z": "7z x FILE",
+    ".zip": "python3 -m zipfile -e {file} {folder}",
+    ".7z": "7z x {file} -o{folder}",
+    ".tgz": TAR,
+    ".gz": "gunzip {file}",
+    ".bz2": "bunzip2 {file}",
+    ".xz": "unxz {file}",
+    ".zst": "unzstd {file}",
 }
-"""Endings of files that have to be unpacked, and the commands."""
+"""Endings of files that have to be unpacked, and the commands, which a shell runs."""
 _NUMBERS = re.compile(rb"-\d+-of-\d+$")
 _WILD = re.compile(r"[*?\[{]")
 _TRAINING = {"train", "training"}
@@ -95,13 +97,30 @@ def readable_endings() -> list[str]:
 def _unknown(path: Path, files: FoundFiles) -> SourceInvalid:
     """The error for a place without any file that a kind reads."""
     lines = [f"{path} has no files that batchd recognises, but {endings_text(files.names)}"]
-    advice = {PACKED[ending] for ending in map(ending_of, files.names) if ending in PACKED}
-    lines += [f"unpack it first: {text}" for text in sorted(advice)]
+    packed = sorted({ending for ending in map(ending_of, files.names) if ending in PACKED})
+    if packed and files.patterns == (path.name,):
+        return SourceInvalid(f"{path} is packed; unpack it first:\n  {_unpack(path)}")
+    if packed:
+        each = """find {} -iname '*{}' -exec sh -c '{}' {{}} ';' &&"""
+        commands = [PACKED[ending].format(file='"$0"', folder='"${0%.*}"') for ending in packed]
+        finds = [each.format(quote(str(files.root)), *one) for one in zip(packed, commands, strict=True)]
+        lines += ["unpack them first:", *(f"  {find}" for find in finds), f"  batchd init {quote(str(files.root))}"]
     lines += ["batchd recognises", *(f"  {line}" for line in readable_endings())]
     lines.append(
         "read binary records with a source of type raw, and other files with type python: `batchd config` has examples"
     )
     return SourceInvalid("\n".join(lines))
+
+
+def _unpack(file: Path) -> str:
+    """The command that unpacks a file and goes on with its content."""
+    stem = file.with_suffix("")
+    if stem.suffix.lower() == ".tar":
+        template, stem = TAR, stem.with_suffix("")
+    else:
+        template = PACKED[file.suffix.lower()]
+    file_text, folder = quote(str(file)), quote(str(stem))
+    return f"{template.format(file=file_text, folder=folder)} && batchd init {folder}"
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -126,6 +145,8 @@ def find_files(path: Path, survey: Survey) -> FoundFiles:
         if problems := store.file_problems(path, "the file"):
             raise SourceInvalid(problems[0])
         return FoundFiles(path.parent, [name], patterns=(path.name,))
+    if isinstance(path, Url) and ending_of(name) in PACKED:
+        raise SourceInvalid(f"{path} is packed; download it, and unpack it:\n  {_unpack(Path(path.name))}")
     if isinstance(path, Url) and not path.can_list:
         raise SourceInvalid(
             f"{path} cannot be listed: {path.scheme} servers cannot list files; name them, as in batchd init "

@@ -4,11 +4,15 @@ Every configuration passes the checks of `batchd check` before it is written. Th
 of them, too.
 """
 
+import gzip
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -489,16 +493,65 @@ def test_what_cannot_be_served_is_said(data: Path) -> None:
     assert refused(data) == f"batchd: {data} has no files\n"
 
     (data / "a.xyz").write_text("x")
-    (data / "b.zip").write_text("x")
     text = refused(data)
-    assert "has no files that batchd recognises, but 1 .xyz (a.xyz), 1 .zip (b.zip)" in text
-    assert "unpack it first: unzip FILE" in text
+    assert "has no files that batchd recognises, but 1 .xyz (a.xyz)\n" in text
     assert "  folder: .bmp .gif .jpeg .jpg .png .webp\n" in text
 
     (data / "c.jpg").write_text("no image")
     assert "none of 1 sample can be used, for example" in refused(data)
     assert "ftp" in batchd("init", "ftp://host/a", status=2).stderr
     assert batchd("init", data, "-o", data / "no" / "a.toml", status=1).stderr.endswith(f"no folder {data / 'no'}\n")
+
+
+@pytest.mark.parametrize("name", ["my photos.zip", "photos.TAR.GZ", "photos.tgz", "labels.csv.gz"])
+def test_a_packed_file_comes_with_the_command_that_unpacks_it(data: Path, name: str) -> None:
+    """The command unpacks next to the file, and goes on with the content."""
+    write_photos(data / "inside", {"cat": 2, "dog": 3})
+    file = data / name
+    if name.endswith(".zip"):
+        shutil.make_archive(str(file.with_suffix("")), "zip", data / "inside")
+    elif name.endswith(".csv.gz"):
+        file.write_bytes(gzip.compress(b"x,label\n1.5,1\n"))
+    else:
+        with tarfile.open(file, "w:gz") as archive:
+            archive.add(data / "inside", ".")
+
+    done = run_advice(refused(file), "is packed; unpack it first")
+
+    assert done["samples"] == (1 if name.endswith(".csv.gz") else 5)
+    assert list(done["classes"]) == ([] if name.endswith(".csv.gz") else ["cat", "dog"])
+
+
+def test_packed_files_in_folders_come_with_commands_for_all_of_them(data: Path) -> None:
+    """Each archive gets a folder of its own, so an archive for each class makes classes."""
+    write_photos(data.parent / "inside", {"": 2})
+    for name in ("cat", "dog's"):
+        shutil.make_archive(str(data / name), "zip", data.parent / "inside")
+    (data / "labels.txt.gz").write_bytes(gzip.compress(b"no image\n"))
+
+    done = run_advice(refused(data), "unpack them first")
+
+    assert done["classes"] == {"cat": 2, "dog's": 2}
+    assert done["left_out"] == ["cat.zip", "dog's.zip", "labels.txt"]
+
+
+def run_advice(text: str, words: str) -> dict[str, Any]:
+    """Run the commands below the words as a shell does; return what `batchd init` prints as JSON."""
+    lines = takewhile(lambda line: line.startswith("  "), text.partition(f"{words}:\n")[2].splitlines())
+    commands = "\n".join(lines)
+    script = f'batchd() {{ "{sys.executable}" -m batchd "$@" --json --dry-run; }}\n{commands}'
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=True, env=clean_environment())
+    return dict(json.loads(done.stdout))
+
+
+def test_a_packed_file_at_a_url_has_to_be_downloaded() -> None:
+    """No server is asked: the name says that it is packed."""
+    text = refused("https://example.com/photos.zip")
+
+    assert text.splitlines() == [
+        "batchd: https://example.com/photos.zip is packed; download it, and unpack it:",
+        "  python3 -m zipfile -e photos.zip photos && batchd init photos",
+    ]
 
 
 @pytest.mark.usefixtures("forked_scans")
