@@ -210,6 +210,16 @@ def test_shards_are_recognised_by_their_members(data: Path) -> None:
     assert whole["left_out"] == ["test-0000.tar"]
 
 
+def test_images_of_shards_with_an_ending_in_capitals_are_found(data: Path) -> None:
+    """Each class of ImageNet is a tar file of .JPEG files."""
+    write_shard(data / "n01440764.tar", [(f"n01440764_{number}.JPEG", PICTURES[number]) for number in range(3)])
+
+    text = batchd("init", data / "n01440764.tar", folder=data.parent).stdout
+
+    assert 'fields = { image = "image" }, names = { image = "JPEG" }' in text
+    assert "uint8[75, 75, 3]" in text
+
+
 def test_shards_with_captions_masks_and_json_have_fields(data: Path) -> None:
     """Each member has its type; a member that some samples lack is left out."""
     members = []

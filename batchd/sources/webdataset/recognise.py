@@ -56,10 +56,12 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
     """The type and the member of each field, and the endings of other members."""
     found: dict[str, tuple[str, str]] = {}
     left_out = []
-    if all(any(ending in sample.members for ending in IMAGE_ENDINGS) for sample in samples):
-        found["image"] = "image", ";".join(IMAGE_ENDINGS)
-    for ending in dict.fromkeys(ending for sample in samples for ending in sample.members):
-        if ending in IMAGE_ENDINGS and "image" in found:
+    endings = dict.fromkeys(ending for sample in samples for ending in sample.members)
+    images = [ending for ending in endings if ending.lower() in IMAGE_ENDINGS]  # .JPEG in shards of ImageNet
+    if all(any(ending in sample.members for ending in images) for sample in samples):
+        found["image"] = "image", ";".join(IMAGE_ENDINGS if set(images) <= set(IMAGE_ENDINGS) else images)
+    for ending in endings:
+        if ending in images and "image" in found:
             continue
         members = [sample.members[ending] for sample in samples if ending in sample.members]
         whole = len(members) == len(samples) and all(member.size <= LABEL_BYTES_MAX for member in members)
