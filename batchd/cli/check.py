@@ -29,7 +29,9 @@ from batchd_wire.wording import counted
 
 
 @click.command("check")
-@click.argument("config_file", metavar="[FILE]", type=click.Path(path_type=Path), default=DEFAULT_CONFIG_FILE)
+@click.argument(
+    "config_file", metavar="[FILE]", type=click.Path(path_type=Path, readable=False), default=DEFAULT_CONFIG_FILE
+)
 @set_option
 @click.option(
     "--explain",

@@ -59,7 +59,7 @@ class Draft(NamedTuple):
 
 
 @click.command("init")
-@click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path), default=Path())
+@click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path, readable=False), default=Path())
 @click.option(
     "-o",
     "--output",

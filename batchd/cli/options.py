@@ -44,7 +44,7 @@ def config_options(command: Command) -> Command:
         "--config",
         "config_file",
         metavar="FILE",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),
         default=DEFAULT_CONFIG_FILE,
         show_default=True,
         help="The configuration, as `batchd init` writes it and `batchd config` explains it.",

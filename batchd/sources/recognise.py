@@ -29,7 +29,7 @@ from batchd.sources.options import SourceOptions
 from batchd.storage.access import WantedNames
 from batchd.storage.index import readable
 from batchd.storage.location import Url
-from batchd.storage.paths import unreachable
+from batchd.storage.paths import absent, unreachable
 from batchd.storage.patterns import Pattern, resolve_braces
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
@@ -153,7 +153,7 @@ def find_files(path: Path, survey: Survey) -> FoundFiles:
             f"'{path}/train-{{000..123}}.tar'"
         )
     if not isinstance(path, Url) and not is_there:
-        raise SourceInvalid(f"there is no file or folder {path}")
+        raise SourceInvalid(absent("file or folder", path))
     if problems := store.folder_problems(path, is_listed=True):
         raise SourceInvalid(problems[0])
     return _files_below(path, survey)

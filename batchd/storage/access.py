@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 from batchd.errors import SourceInvalid
 from batchd.storage.index import readable
 from batchd.storage.location import Url, is_url
-from batchd.storage.paths import check_bound, open_regular, status_of, unreachable, unreadable
+from batchd.storage.paths import absent, check_bound, open_regular, status_of, unreachable, unreadable
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.values import (
     CHECK_LIMITS,
@@ -141,7 +141,7 @@ class LocalFiles:
         if (problem := unreachable(file)) is not None:
             return [problem]
         if not file.is_file():
-            return [f"{file} is not a file" if file.exists() else f"there is no file {file}"]
+            return [f"{file} is not a file" if file.exists() else absent("file", file)]
         if not os.access(file, os.R_OK):
             return [f"{what} {file} is not readable for this user"]
         return []
@@ -152,7 +152,7 @@ class LocalFiles:
         if (problem := unreachable(folder)) is not None:
             return [problem]
         if not folder.is_dir():
-            return [f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}"]
+            return [f"{folder} is not a folder" if folder.exists() else absent("folder", folder)]
         if not os.access(folder, os.R_OK | os.X_OK):
             return [f"the folder {folder} is not readable for this user"]
         return []

@@ -6,9 +6,11 @@ Invariant: at most ``SHARDS_MAX`` are open for one stream in one worker: the mos
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -18,7 +20,12 @@ from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
 from batchd.storage.index import readable
 from batchd.storage.location import is_url
 from batchd.storage.values import Version, version_of
+from batchd.suggestions import nearly
 
+_DIGITS = re.compile(r"\d")
+"""Names with other digits are other files, not typos."""
+NEIGHBOURS_MAX = 10_000
+"""Entries of a folder among which a name with a typo is looked for."""
 SHARDS_MAX = 64
 """Shards that one worker keeps open for one stream."""
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -33,6 +40,19 @@ def unreachable(path: Path) -> str | None:
     except OSError as error:
         return f"{path} cannot be reached: {error.strerror}"
     return None
+
+
+def absent(what: str, path: Path) -> str:
+    """The problem of a file or folder that is not there, with one whose name differs by a typo."""
+    there = next((parent for parent in path.parents if parent.is_dir()), None)
+    if there is not None:
+        name, *below = path.relative_to(there).parts
+        with suppress(OSError), os.scandir(there) as entries:
+            names = [entry.name for entry in islice(entries, NEIGHBOURS_MAX)]
+            near = nearly(name, (one for one in names if _DIGITS.findall(one) == _DIGITS.findall(name)))
+            if near is not None and (meant := there.joinpath(near, *below)).exists():
+                return f"there is no {what} {path}; did you mean {meant}?"
+    return f"there is no {what} {path}"
 
 
 def status_of(path: bytes) -> os.stat_result:

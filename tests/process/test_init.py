@@ -6,6 +6,7 @@ of them, too.
 
 import gzip
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -501,6 +502,7 @@ def test_what_cannot_be_served_is_said(data: Path) -> None:
     """Missing data, an empty folder, unknown files and unreadable files each have a message."""
     assert refused(data / "absent") == f"batchd: there is no file or folder {data / 'absent'}\n"
     assert refused(data) == f"batchd: {data} has no files\n"
+    assert refused(f"{data}s") == f"batchd: there is no file or folder {data}s; did you mean {data}?\n"
 
     (data / "a.xyz").write_text("x")
     text = refused(data)
@@ -511,6 +513,14 @@ def test_what_cannot_be_served_is_said(data: Path) -> None:
     assert "none of 1 sample can be used, for example" in refused(data)
     assert "ftp" in batchd("init", "ftp://host/a", status=2).stderr
     assert batchd("init", data, "-o", data / "no" / "a.toml", status=1).stderr.endswith(f"no folder {data / 'no'}\n")
+
+
+def test_data_without_permission_is_a_problem_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no wrong usage, and a packed file comes with no command that could not read it."""
+    (data / "a.zip").write_bytes(b"x")
+    monkeypatch.setattr(os, "access", lambda _path, mode, **_options: mode != os.R_OK)
+
+    assert refused(data / "a.zip") == f"batchd: the file {data / 'a.zip'} is not readable for this user\n"
 
 
 @pytest.mark.parametrize("name", ["my photos.zip", "photos.TAR.GZ", "photos.tgz", "labels.csv.gz"])

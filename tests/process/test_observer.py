@@ -202,7 +202,7 @@ def test_an_address_that_was_asked_for_and_is_taken_is_refused(tmp_path, photos)
 
         message = run_batchd("serve", "-c", config, status=2).stderr
 
-    assert f"daemon.http: {place} cannot be had: Address already in use" in message
+    assert f"daemon.http: cannot listen on {place}: address already in use" in message
     assert 'or to "off"' in message
 
 

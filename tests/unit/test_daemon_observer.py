@@ -42,13 +42,13 @@ def test_a_default_address_in_use_is_skipped(taken):
     assert door.address is None
     (line,) = lines
     assert line["log_level"] == "warning"
-    assert line["reason"] == f"{taken} cannot be had: Address already in use"
+    assert line["reason"] == f"cannot listen on {taken}: address already in use"
     assert "http in [daemon]" in line["advice"]
 
 
 def test_a_configured_address_in_use_is_an_error(taken):
     """Its user has a program that reads metrics there."""
-    with pytest.raises(ConfigInvalid, match=r"daemon\.http: .* cannot be had: Address already in use; set http"):
+    with pytest.raises(ConfigInvalid, match=r"daemon\.http: cannot listen on .*: address already in use; set http"):
         open_http(DaemonConfig(http=taken), is_embedded=False)
     with pytest.raises(ConfigInvalid, match=r"no-such-host\.invalid"):
         open_http(DaemonConfig(http="no-such-host.invalid:7071"), is_embedded=False)
@@ -177,6 +177,6 @@ def test_an_address_is_exclusive_from_the_first_moment() -> None:
     first = open_http(DaemonConfig(http="127.0.0.1:0"), is_embedded=False)
     assert first.address is not None
     same = first.address.removeprefix("http://")
-    with pytest.raises(ConfigInvalid, match="cannot be had"):
+    with pytest.raises(ConfigInvalid, match="cannot listen on"):
         open_http(DaemonConfig(http=same), is_embedded=False)
     first.close()

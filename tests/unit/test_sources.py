@@ -311,6 +311,13 @@ def test_what_is_not_there_is_found_without_a_scan(tmp_path: Path) -> None:
     assert problems(ListSource(path=tmp_path / "list.txt", root=tmp_path / "photos")) == []
     assert problems(FolderSource(path=tmp_path / "list.txt")) == [f"{tmp_path}/list.txt is not a folder"]
     assert problems(FolderSource(path=tmp_path / "none")) == [f"there is no folder {tmp_path}/none"]
+    for name in ("pictures/train", "part-1"):
+        (tmp_path / name).mkdir(parents=True)
+    assert problems(FolderSource(path=tmp_path / "picture/train")) == [
+        f"there is no folder {tmp_path}/picture/train; did you mean {tmp_path}/pictures/train?"
+    ]
+    assert problems(FolderSource(path=tmp_path / "picture/val")) == [f"there is no folder {tmp_path}/picture/val"]
+    assert problems(FolderSource(path=tmp_path / "part-2")) == [f"there is no folder {tmp_path}/part-2"]
     assert problems(ListSource(path=tmp_path / "none", root=tmp_path / "gone")) == [
         f"there is no folder {tmp_path}/gone",
         f"there is no file {tmp_path}/none",

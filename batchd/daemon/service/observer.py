@@ -80,7 +80,7 @@ def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
         names = place[0], *(daemon.http_names or ())
         return HttpSocket(_bind_soon(*place), names, daemon.http_details, is_asked_for)
     except OSError as error:
-        reason = f"{daemon.http} cannot be had: {error.strerror or error}"
+        reason = f"cannot listen on {daemon.http}: {(error.strerror or str(error)).lower()}"
         advice = 'set http in [daemon] to another address, or to "off"'
         if is_asked_for:
             raise ConfigInvalid(
