@@ -62,10 +62,15 @@ def _slips(one: str, other: str) -> int:
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """Help with an unknown name: a similar ``known`` one, or the only one that begins with it."""
-    begun = [one for one in known if name and one.isidentifier() and one.lower().startswith(name.lower())]
-    meant = nearest(name, known) or (begun[0] if len(begun) == 1 else None)
+    """Help with an unknown name: the one that was probably meant, or all ``known`` ones."""
+    meant = probably_meant(name, known)
     return f"did you mean {meant}?" if meant is not None else known_here(known)
+
+
+def probably_meant(name: str, known: Sequence[str]) -> str | None:
+    """A similar ``known`` name, or the only one that begins with it; None if there is none."""
+    begun = [one for one in known if name and one.isidentifier() and one.lower().startswith(name.lower())]
+    return nearest(name, known) or (begun[0] if len(begun) == 1 else None)
 
 
 def known_here(known: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from batchd.config.synonyms import key_meant, kind_meant
 from batchd.errors import KeyPath, Problem, ProblemKind, path_text
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.samples.checks import OptionsInvalid
-from batchd.suggestions import known_here, nearest, suggestion
+from batchd.suggestions import known_here, nearest, probably_meant, suggestion
 
 VALUE_CHARACTERS_MAX = 60
 _MUST_BE = "must be "
@@ -104,8 +104,8 @@ def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, P
         case "union_tag_invalid":
             key = context["discriminator"].strip("'")
             known = context["expected_tags"].replace("'", "").split(", ")
-            meant = kind_meant(str(context["tag"]), known)
-            helps = f"did you mean {meant}?" if meant is not None else suggestion(str(context["tag"]), known)
+            meant = kind_meant(str(context["tag"]), known) or probably_meant(str(context["tag"]), known)
+            helps = f'did you mean {key} = "{meant}"?' if meant is not None else known_here(known)
             return (*path, key), ProblemKind.UNKNOWN_KIND, f'"{context["tag"]}" is unknown; {helps}'
         case "union_tag_not_found":
             key = context["discriminator"].strip("'")

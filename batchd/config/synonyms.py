@@ -2,7 +2,7 @@
 
     num_workers    in [streams.photos]   did you mean workers in [daemon]?
     p              in random_flip        did you mean probability?
-    ToTensor       as an op              did you mean to?
+    ToTensor       as an op              did you mean op = "to"?
     shuffle_buffer                       not needed: ...
 
 A word is compared without capitals, "_" and "-". Words are those of torch and torchvision, tf.data

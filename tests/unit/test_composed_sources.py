@@ -407,5 +407,5 @@ def test_problems_of_nested_sources_have_their_place(tmp_path: Path) -> None:
         load(tmp_path, text)
 
     told = {problem.path: problem.message for problem in refused.value.problems}
-    assert "did you mean folder?" in told["streams.a.source.of.sources[0].type"]
+    assert 'did you mean type = "folder"?' in told["streams.a.source.of.sources[0].type"]
     assert "did you mean path?" in told["streams.a.source.of.sources[1].pth"]
