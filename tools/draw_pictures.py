@@ -111,7 +111,7 @@ def train(address: str, name: str, stream: str, seconds: float) -> None:
 
 
 def batchd_command(name: str, address: str) -> list[str]:
-    """Return the command line, without the colours of the user's environment."""
+    """Return the command line, for this address."""
     return [sys.executable, "-m", "batchd", name, "--address", address]
 
 
@@ -160,7 +160,7 @@ def drawn_page(browser: str) -> bytes:
 
 
 def fewer_colours(picture: Image.Image, size: tuple[int, int]) -> bytes:
-    """Return a PNG file of a picture, scaled to ``size`` in pixels, with at most ``COLOURS`` colours."""
+    """Return a PNG file of a picture, scaled to ``size`` in pixels, of ``COLOURS`` colours."""
     scaled = picture.convert("RGB").resize(size, Image.Resampling.LANCZOS)
     file = BytesIO()
     scaled.quantize(COLOURS, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)

@@ -123,7 +123,7 @@ def _with_pil(step: ImageStep) -> Change:  # noqa: C901, PLR0912  one case for e
     from torchvision import transforms  # noqa: PLC0415  the same
 
     def opened(decode: Decode, data: memoryview) -> object:
-        image = Image.open(BytesIO(data))
+        image: Image.Image = Image.open(BytesIO(data))
         if decode.exif == "apply":
             image = ImageOps.exif_transpose(image)
         return image.convert("L" if decode.color == "gray" else "RGB")

@@ -556,7 +556,7 @@ def test_packed_files_in_folders_come_with_commands_for_all_of_them(data: Path) 
 
 
 def run_advice(text: str, words: str) -> dict[str, Any]:
-    """Run the commands below the words as a shell does; return what `batchd init` prints as JSON."""
+    """Run the commands below the words in a shell; return the JSON that `batchd init` prints."""
     lines = takewhile(lambda line: line.startswith("  "), text.partition(f"{words}:\n")[2].splitlines())
     commands = "\n".join(lines)
     script = f'batchd() {{ "{sys.executable}" -m batchd "$@" --json --dry-run; }}\n{commands}'

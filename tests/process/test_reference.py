@@ -1,4 +1,4 @@
-"""The programs of the API reference that need no framework; those of `tests/with_*` run the others."""
+"""The programs of the API reference without a framework; `tests/with_*` run the others."""
 
 import pytest
 

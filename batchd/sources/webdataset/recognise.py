@@ -57,7 +57,7 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
     found: dict[str, tuple[str, str]] = {}
     left_out = []
     endings = dict.fromkeys(ending for sample in samples for ending in sample.members)
-    images = [ending for ending in endings if ending.lower() in IMAGE_ENDINGS]  # .JPEG in shards of ImageNet
+    images = [ending for ending in endings if ending.lower() in IMAGE_ENDINGS]  # ImageNet has .JPEG
     if all(any(ending in sample.members for ending in images) for sample in samples):
         found["image"] = "image", ";".join(IMAGE_ENDINGS if set(images) <= set(IMAGE_ENDINGS) else images)
     for ending in endings:
